@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// bindings.cpp: the only file that knows Python. Holds no logic.
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "boundary.h"
+#include "boxed_kernel.h"
+#include "errors.h"
+#include "level.h"
+#include "pressure.h"
+
+namespace py = pybind11;
+
+namespace rematfn {
+namespace {
+
+// The Python classes, borrowed for the life of the process.
+PyObject* budget_error = nullptr;
+PyObject* replay_error = nullptr;
+
+// torch turns these into Python exceptions wherever an operator is called from.
+struct PythonError final : torch::PyTorchError {
+  PythonError(PyObject* kind, const std::string& message)
+      : torch::PyTorchError(message), kind_(kind) {}
+  PyObject* python_type() override { return kind_; }
+
+ private:
+  PyObject* kind_;
+};
+
+void raise_python(ErrorKind kind, const std::string& message) {
+  throw PythonError(kind == ErrorKind::kBudget ? budget_error : replay_error, message);
+}
+
+void set_errors(const py::object& budget, const py::object& replay) {
+  budget_error = py::object(budget).release().ptr();
+  replay_error = py::object(replay).release().ptr();
+  set_raiser(&raise_python);
+}
+
+Score score_named(const std::string& name) {
+  static const std::unordered_map<std::string, Score> names{
+      {"on", Score::kOn},       {"dtr", Score::kDtr}, {"eq", Score::kEq},
+      {"local", Score::kLocal}, {"lru", Score::kLru}, {"largest", Score::kLargest}};
+  return names.at(name);
+}
+
+std::shared_ptr<LevelHandle> push(std::optional<std::size_t> budget, const std::string& score,
+                                  bool evict_everything, bool timed, const std::string& name) {
+  register_new_operators();
+  return push_level({budget.value_or(kNoBudget), score_named(score), evict_everything, timed, name});
+}
+
+}  // namespace
+}  // namespace rematfn
+
+PYBIND11_MODULE(_C, m) {
+  using namespace rematfn;
+  const auto nogil = py::call_guard<py::gil_scoped_release>();
+
+  m.attr("built_torch_version") = REMATFN_BUILT_TORCH;
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (PythonError& e) {
+      PyErr_SetString(e.python_type(), e.what());
+    }
+  });
+
+  py::class_<LevelHandle, std::shared_ptr<LevelHandle>>(m, "Level")
+      .def("read", [](const LevelHandle& handle) {
+        const Level& level = handle.level();
+        const Statistics& s = level.statistics;
+        py::dict record;
+        record["budget"] = level.budget == kNoBudget ? py::object(py::none()) : py::cast(level.budget);
+        record["peak_bytes"] = s.peak_bytes;
+        record["resident_bytes"] = level.resident_bytes;
+        record["operators"] = s.operators;
+        record["evictions"] = s.evictions;
+        record["replays"] = s.replays;
+        record["replayed_cost"] = s.base_cost > 0 ? s.replayed_cost / s.base_cost : 0.0;
+        record["min_budget"] = s.min_budget;
+        return record;
+      });
+  m.def("set_errors", &set_errors);
+  m.def("register_kernels", &register_kernels);
+  m.def("push_level", &push);
+  m.def("pop_level", [](LevelHandle& handle) { pop_level(handle); }, nogil);
+  m.def("settle", [](LevelHandle& handle) { settle(handle); }, nogil);
+  m.def("seal", [](const at::Tensor& t, LevelHandle& handle) { seal(t, handle.level()); }, nogil);
+  m.def("seal_leaf_gradients",
+        [](LevelHandle& handle) { seal_leaf_gradients(handle.level()); }, nogil);
+  py::class_<Candidate>(m, "Candidate")
+      .def(py::init([](double nbytes, double cost, double neighbours, double last_access,
+                       bool consumed, bool pinned, bool pending) {
+        return Candidate{nbytes, cost, neighbours, last_access, consumed, pinned, pending};
+      }));
+  m.def("score", [](const std::string& kind, const Candidate& candidate, double now) {
+    return score(score_named(kind), candidate, now);
+  });
+  m.def("choose_victim", [](const std::string& kind, const std::vector<Candidate>& candidates,
+                            double now, bool spare_pending) {
+    const std::size_t victim = choose_victim(score_named(kind), candidates, now, spare_pending);
+    return victim == kNoVictim ? std::nullopt : std::optional<std::size_t>(victim);
+  });
+  m.def("materialize", &materialize, nogil);
+  m.def("has_key", &has_key);
+  m.def("memory_left", &memory_left);
+  m.def("pretend_memory_left", &pretend_memory_left);
+  m.def("check", &check_all, nogil);
+  m.def("live_levels", &live_levels, nogil);
+  m.def("live_operations", &live_operations, nogil);
+  m.def("stack_depth", &stack_depth);
+}

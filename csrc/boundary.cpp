@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <ATen/functorch/TensorWrapper.h>
+
+#include "boundary.h"
+
+#include <ATen/FunctionalTensorWrapper.h>
+#include <ATen/ops/alias.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "torch_compat.h"
+
+namespace rematfn {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+std::optional<at::Tensor> unwrap_once(const at::Tensor& tensor) {
+  if (const auto* wrapper = at::functorch::maybeGetTensorWrapper(tensor)) return wrapper->value();
+  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) return batched->value();
+  if (at::functionalization::impl::isFunctionalTensor(tensor)) {
+    return at::functionalization::impl::unsafeGetFunctionalWrapper(tensor)->value();
+  }
+  return std::nullopt;
+}
+
+// Visits the tensor and what functorch's wrappers hold, from the outside in; returns the innermost.
+template <class Visit>
+at::Tensor for_each_layer(const at::Tensor& tensor, Visit&& visit) {
+  at::Tensor layer = tensor;
+  for (;;) {
+    visit(layer);
+    const std::optional<at::Tensor> inner = unwrap_once(layer);
+    if (!inner.has_value()) return layer;
+    layer = *inner;
+  }
+}
+
+// Gives the cell to `heir`, or to the caller if there is none.
+void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
+  Level& level = *cell.level;
+  const DomainLock lock(level.domain);
+  TensorVersion& version = *cell.version;
+  if (heir != nullptr) {
+    if (version.table) {
+      version.table->expel(version);
+      heir->admit(version);
+    }
+    cell.level = Ref<Level>(heir);
+    return;
+  }
+  if (!version.resident) {
+    Version* wanted = &version;
+    materialize_for(level, wanted, "a result");
+  }
+  level.tensor_domain().make_outside(version);
+  detach(tensor);
+  // A caller that overwrites its result must not change what is replayed from it.
+  if (!tensor.is_inference()) {
+    version.counter = tensor.version_counter();
+    version.counted = version.counter.current_version();
+  }
+}
+
+void seal_cell(c10::TensorImpl& tensor, Level& level) {
+  Cell* cell = cell_of(tensor);
+  if (cell == nullptr) return;
+  // Another tree's tensor that came through here: its own level lets go of it.
+  Level& leaving = cell->level->domain == level.domain ? level : *cell->level;
+  if (cell->level->depth < leaving.depth) return;  // an enclosing level's, which it stays
+  give_cell(tensor, *cell, leaving.heir());
+}
+
+// ---- edges that leave the region --------------------------------------------------------------
+
+// AccumulateGrad nodes have the greatest number of all, so that they run as early as they can. They
+// are in nobody's region, whoever made their leaf.
+constexpr std::uint64_t kAccumulator = std::numeric_limits<std::uint64_t>::max();
+
+bool in_region(std::uint64_t node, const Level& level) {
+  return node >= level.first_node && node != kAccumulator;
+}
+
+void cut_graph(const at::Tensor& tensor, Level& level);
+
+// Note [Seals are hooks on the target]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A node that gradients reach from inside a level has a hook that seals what arrives. Why there, and
+// not a hook or a node on each edge: autograd adds up in a node's input buffer what all edges bring,
+// in the order in which it comes. Floating-point sums depend on that order and on how they are
+// bracketed, so nothing may be put between, or x.grad would differ in its last bits. And until they
+// are added up the parts are the level's to evict; sealed one by one they would pile up uncounted.
+//
+// The hook of an AccumulateGrad node lives with its leaf, and stays there: it knows no level and
+// leaves alone whatever is not a level tensor.
+class SealHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit SealHook(const Node& target) : target_(target.sequence_nr()) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    for (const at::Tensor& gradient : gradients) {
+      if (gradient.defined()) seal_arriving(gradient);
+    }
+    return gradients;
+  }
+
+  // Nothing for compiled autograd to trace: what it runs are no level tensors.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+
+ private:
+  void seal_arriving(const at::Tensor& gradient) const {
+    const at::Tensor inner = innermost(gradient);
+    Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+    if (cell == nullptr || in_region(target_, *cell->level)) return;
+    // Out of each level up to the one whose region the target is in. A leaf has none: an enclosing
+    // level that still runs takes over.
+    Level* heir = cell->level.get();
+    do {
+      for_each_layer(gradient, [&](const at::Tensor& layer) { cut_graph(layer, *heir); });
+      heir = heir->enclosing_level();
+    } while (heir != nullptr &&
+             !(target_ == kAccumulator ? heir->active : in_region(target_, *heir)));
+    give_cell(*inner.unsafeGetTensorImpl(), *cell, heir);
+  }
+
+  const std::uint64_t target_;
+};
+
+// Sits on the node of an output, and seals a gradient that is taken from there: asked for with
+// autograd.grad(z, y), y an output too, or retained. It would never cross an edge out of the region.
+class OutputSealHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit OutputSealHook(Node& owner) : owner_(owner) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (!is_taken()) return gradients;
+    for (const at::Tensor& gradient : gradients) {
+      if (!gradient.defined()) continue;
+      const at::Tensor inner = innermost(gradient);
+      const Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+      if (cell != nullptr) seal(gradient, *cell->level);
+    }
+    return gradients;
+  }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+
+ private:
+  bool is_taken() const {
+    if (!owner_.retains_grad_hooks().empty()) return true;
+    const auto* plan = torch::autograd::get_current_graph_task_exec_info();
+    if (plan == nullptr) return false;
+    const auto found = plan->find(&owner_);
+    return found != plan->end() && found->second.captures_ != nullptr;
+  }
+
+  Node& owner_;  // owns this hook
+};
+
+void watch(Node& target) {
+  auto& hooks = target.tensor_pre_hooks();
+  for (const auto& hook : hooks) {
+    if (dynamic_cast<const SealHook*>(hook.get()) != nullptr) return;
+  }
+  hooks.push_back(std::make_unique<SealHook>(target));
+}
+
+// Whether autograd, at any level of functorch's, records what is done to the tensor.
+bool has_graph(const at::Tensor& tensor) {
+  bool recorded = false;
+  for_each_layer(tensor, [&](const at::Tensor& layer) { recorded |= layer.requires_grad(); });
+  return recorded;
+}
+
+// See Note [Gradients enter tagged]
+class EntryHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit EntryHook(std::shared_ptr<LevelHandle> level) : level_(std::move(level)) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    variable_list tagged = gradients;
+    for (at::Tensor& gradient : tagged) {
+      if (!gradient.defined()) continue;
+      const at::Tensor inner = innermost(gradient);
+      if (cell_of(*inner.unsafeGetTensorImpl()) != nullptr ||
+          !is_plain(*inner.unsafeGetTensorImpl()) || has_graph(gradient)) {
+        continue;
+      }
+      const LevelScope scope(level_->level(), /*tagging=*/true);
+      gradient = at::alias(gradient);
+    }
+    return tagged;
+  }
+
+ private:
+  std::shared_ptr<LevelHandle> level_;
+};
+
+// Numbers are a thread's own; the pair is unique while the process lasts.
+std::uint64_t name_of(const Node& node) {
+  return node.sequence_nr() * 0x9E3779B97F4A7C15ULL ^ node.thread_id();
+}
+
+// Note [Reading a graph must not change it]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Tensor::grad_fn() makes a new node for a view whose base was written since. Made here, as `f`
+// returns, it would have a lower number than the one the program makes when it uses the view, the
+// backward would run in another order, and sums would differ in their last bits. The node to be made
+// will lead to the base's; so that is where the walk starts for such a view.
+Node* root_of(const at::Tensor& tensor) {
+  auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
+  if (view != nullptr && view->has_bw_view() && !tensor.is_inference() &&
+      view->get_attr_version() != tensor._version()) {
+    return root_of(view->get_backward_view().base_);
+  }
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta == nullptr ? nullptr : meta->grad_fn_.get();
+}
+
+void cut_graph(const at::Tensor& tensor, Level& level) {
+  Node* root = root_of(tensor);  // See Note [Reading a graph must not change it]
+  if (root == nullptr || !in_region(root->sequence_nr(), level)) return;
+  const DomainLock lock(level.domain);
+  const auto handle = std::make_shared<LevelHandle>(level);
+  if (level.visited_nodes.insert(~name_of(*root)).second) {
+    root->add_tensor_pre_hook(std::make_unique<OutputSealHook>(*root));
+    root->add_pre_hook(std::make_unique<EntryHook>(handle));
+  }
+  std::vector<Node*> todo;
+  const auto visit = [&](Node& node) {
+    if (level.visited_nodes.insert(name_of(node)).second) todo.push_back(&node);
+  };
+  visit(*root);
+  while (!todo.empty()) {
+    Node& node = *todo.back();
+    todo.pop_back();
+    for (const Edge& edge : node.next_edges()) {
+      if (!edge.is_valid()) continue;
+      if (in_region(edge.function->sequence_nr(), level)) {
+        visit(*edge.function);
+      } else {
+        watch(*edge.function);  // See Note [Seals are hooks on the target]
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// See Note [What leaves is sealed]
+void seal(const at::Tensor& tensor, Level& level) {
+  const at::Tensor inner = for_each_layer(tensor, [&](const at::Tensor& layer) {
+    const at::Tensor& tangent = layer._fw_grad(/*level=*/0);
+    if (tangent.defined()) seal(tangent, level);
+    cut_graph(layer, level);
+  });
+  seal_cell(*inner.unsafeGetTensorImpl(), level);
+}
+
+void note_leaf(Level& level, c10::TensorImpl& tensor) {
+  if (!level.known_leaves.insert(&tensor).second) return;
+  level.leaves.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&tensor));
+}
+
+void seal_leaf_gradients(Level& level) {
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
+  {
+    const DomainLock lock(level.domain);
+    leaves.swap(level.leaves);
+    level.known_leaves.clear();
+  }
+  Level* heir = level.heir();
+  for (const auto& weak : leaves) {
+    auto impl = weak.lock();
+    if (!impl) continue;
+    const at::Tensor leaf{std::move(impl)};
+    if (leaf.grad().defined()) seal(leaf.grad(), level);
+    if (heir != nullptr) {
+      const DomainLock lock(heir->domain);
+      note_leaf(*heir, *leaf.unsafeGetTensorImpl());
+    }
+  }
+}
+
+at::Tensor innermost(const at::Tensor& tensor) {
+  return for_each_layer(tensor, [](const at::Tensor&) {});
+}
+
+bool has_key(const at::Tensor& tensor) {
+  return tensor.defined() && innermost(tensor).key_set().has(kLevelKey);
+}
+
+void materialize(const at::Tensor& tensor) {
+  const at::Tensor inner = innermost(tensor);
+  Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+  if (cell == nullptr) return;
+  const DomainLock lock(cell->level->domain);
+  if (cell->version->resident) return;
+  Version* wanted = cell->version.get();
+  materialize_for(*cell->level, wanted, "materialize(x)");
+}
+
+}  // namespace rematfn

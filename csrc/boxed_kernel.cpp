@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "boxed_kernel.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "call.h"
+#include "level_call.h"
+
+namespace rematfn {
+namespace {
+
+void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack);
+
+// ---- registration -----------------------------------------------------------------------------
+
+struct Registrations {
+  std::mutex mutex;
+  std::vector<c10::OperatorName> pending;  // defined, not looked at yet
+  std::atomic<bool> any_pending{false};
+  std::vector<c10::RegistrationHandleRAII> handles;
+};
+
+Registrations& registrations() {
+  static auto* const instance = new Registrations;  // the dispatcher outlives static destructors
+  return *instance;
+}
+
+// The dispatcher holds its lock while it calls back, so new operators are queued here and
+// registered when the next operator comes by or the next level is pushed.
+class Listener final : public c10::OpRegistrationListener {
+ public:
+  void onOperatorRegistered(const c10::OperatorHandle& op) override {
+    const std::lock_guard guard(registrations().mutex);
+    registrations().pending.push_back(op.operator_name());
+    registrations().any_pending = true;
+  }
+  void onOperatorDeregistered(const c10::OperatorHandle&) override { end_operator_generation(); }
+};
+
+// See Note [Which key we borrow]: a default kernel beats a fallback on our key, unless the operator
+// decomposes anyway.
+bool needs_kernel_of_its_own(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  return (op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+          op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)) &&
+         !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(kLevelKey);
+}
+
+void register_operators(const std::vector<c10::OperatorName>& names) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard registering(one_at_a_time);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : names) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op.has_value()) continue;
+    if (!op->hasKernelForAnyDispatchKey(c10::DispatchKeySet(c10::DispatchKeySet::FULL)) &&
+        !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
+        !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+      // Defined but not implemented yet: look again when the next one is defined or level pushed.
+      const std::lock_guard guard(registrations().mutex);
+      registrations().pending.push_back(name);
+      continue;
+    }
+    if (!needs_kernel_of_its_own(*op)) continue;
+    registrations().handles.push_back(
+        dispatcher.registerImpl(name, kLevelKey,
+                                c10::KernelFunction::makeFromBoxedFunction<&level_kernel>(),
+                                std::nullopt, nullptr, "rematfn"));
+  }
+}
+
+void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+  const BelowLevels below;
+  if (registrations().any_pending.load(std::memory_order_relaxed)) register_new_operators();
+  FoundTensors found;
+  bool opaque = false;
+  const std::size_t count = op.schema().arguments().size();
+  const c10::ArrayRef<c10::IValue> arguments(stack->data() + stack->size() - count, count);
+  Level* level = find_level(arguments, found, opaque);
+  if (level == nullptr) {
+    run_below(op, keys, facts_of(op).selects_backend, stack);
+    return;
+  }
+  const DomainLock lock(level->domain);
+  LevelCall(op, keys, stack, *level, std::move(found), opaque).run();
+}
+
+}  // namespace
+
+void register_kernels() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  TORCH_CHECK(!dispatcher.hasBackendFallbackForDispatchKey(kLevelKey),
+              "rematfn needs the dispatch key ", c10::toString(kLevelKey),
+              ", and another library in this process has a fallback on it (torchcsprng does). "
+              "The two cannot be used together.");
+  registrations().handles.push_back(dispatcher.registerFallback(
+      kLevelKey, c10::KernelFunction::makeFromBoxedFunction<&level_kernel>(), "rematfn"));
+  register_operators(dispatcher.getAllOpNames());
+  registrations().handles.push_back(
+      dispatcher.addRegistrationListener(std::make_unique<Listener>()));
+  // The listener is told of all operators there are, which we have just seen to.
+  const std::lock_guard guard(registrations().mutex);
+  registrations().pending.clear();
+  registrations().any_pending = false;
+}
+
+void register_new_operators() {
+  std::vector<c10::OperatorName> names;
+  {
+    const std::lock_guard guard(registrations().mutex);
+    names.swap(registrations().pending);
+    registrations().any_pending = false;
+  }
+  register_operators(names);
+}
+
+}  // namespace rematfn

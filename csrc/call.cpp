@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "call.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/clone.h>
+#include <c10/core/DefaultDtype.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "errors.h"
+#include "meter.h"
+#include "stack_utils.h"
+
+namespace rematfn {
+namespace {
+
+// A written version that was recomputed for this call alone may be overwritten in place.
+bool may_overwrite(const TensorVersion& version) {
+  return version.slot != kNoSlot && !version.program && version.pending <= 1 && version.storage;
+}
+
+// See Note [Replay restores what a kernel can see]
+class SurroundingsScope {
+ public:
+  explicit SurroundingsScope(const Surroundings& then) : grad_mode_(then.grad_mode) {
+    const Surroundings now;
+    if (now.default_dtype != then.default_dtype) {
+      dtype_ = now.default_dtype;
+      c10::set_default_dtype(c10::scalarTypeToTypeMeta(then.default_dtype));
+    }
+    if (now.deterministic != then.deterministic) {
+      deterministic_ = now.deterministic;
+      at::globalContext().setDeterministicAlgorithms(then.deterministic, false);
+    }
+  }
+  ~SurroundingsScope() {
+    if (dtype_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(*dtype_));
+    if (deterministic_) at::globalContext().setDeterministicAlgorithms(*deterministic_, false);
+  }
+  SurroundingsScope(const SurroundingsScope&) = delete;
+  SurroundingsScope& operator=(const SurroundingsScope&) = delete;
+
+ private:
+  const c10::AutoGradMode grad_mode_;
+  std::optional<c10::ScalarType> dtype_;
+  std::optional<bool> deterministic_;
+};
+
+}  // namespace
+
+View::View(c10::TensorImpl& tensor)
+    : geometry(tensor.sizes_and_strides()),
+      offset(tensor.storage_offset()),
+      dtype(tensor.dtype()),
+      keys(tensor.key_set() - kLevelKeySet),
+      wrapped_number(tensor.is_wrapped_number()) {}
+
+at::Tensor View::over(const c10::Storage& storage) const {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, dtype);
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(geometry.sizes_arrayref(), geometry.strides_arrayref(), offset);
+  if (wrapped_number) impl->set_wrapped_number(true);
+  return tensor;
+}
+
+Surroundings::Surroundings()
+    : grad_mode(c10::GradMode::is_enabled()),
+      deterministic(at::globalContext().deterministicAlgorithms()),
+      default_dtype(c10::get_default_dtype_as_scalartype()) {}
+
+// See Note [A recorded call holds no tensors]
+void Call::take_arguments(c10::ArrayRef<c10::IValue> stack) {
+  arguments.reserve(stack.size());
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) {
+      arguments.emplace_back();
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      list.resize(value.toListRef().size());
+      arguments.emplace_back(std::move(list));
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      list.resize(value.toListRef().size());
+      arguments.emplace_back(std::move(list));
+    } else {
+      arguments.push_back(value);
+    }
+  }
+}
+
+void Call::take_tensor(Ref<Version> version, c10::TensorImpl& tensor, std::uint16_t position,
+                       std::int32_t index, bool written) {
+  tensors.push_back({View(tensor), position, index, written});
+  // A constant that lineage reads must outlive the program's tensors on it.
+  if (auto& v = static_cast<TensorVersion&>(*version); !v.producer && !v.storage) {
+    v.storage = v.current_storage();
+  }
+  add_input(std::move(version));
+}
+
+const TensorVersion& Call::input(std::size_t i) const {
+  return static_cast<const TensorVersion&>(*inputs[i].version);
+}
+
+std::size_t Call::replay_bytes() const {
+  std::size_t sum = output_bytes + scratch_bytes;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].written && !may_overwrite(input(i))) sum += input(i).nbytes;
+  }
+  return sum;
+}
+
+// See Note [A replay writes to copies]
+std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain) {
+  std::vector<c10::Storage> own(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].written || own[i]) continue;
+    auto& version = static_cast<TensorVersion&>(*inputs[i].version);
+    c10::Storage storage;
+    if (may_overwrite(version)) {
+      storage = version.storage;
+      version.storage = c10::Storage();
+      domain.leave(version);
+    } else {
+      storage = bytes_of(version.current_storage()).clone().storage();
+    }
+    // The call may have been given the same storage more than once: x.add_(x).
+    for (std::size_t k = 0; k < tensors.size(); ++k) {
+      if (inputs[k].version.get() == &version) own[k] = storage;
+    }
+  }
+  return own;
+}
+
+void Call::replay(TensorDomain& domain) {
+  const BackendScope backend;
+  const SurroundingsScope scope(surroundings);
+  const RandomScope randomness(random);
+
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const TensorVersion& v = input(i);
+    if (v.outside == nullptr || !v.counter.enabled()) continue;
+    check_replay(v.counter.current_version() == v.counted,
+                 "an argument of `" + op.schema().name() +
+                     "` that no level made was overwritten after it was read. Write to a clone, "
+                     "or run the backward first");
+  }
+  const Meter meter(*table, replay_bytes(), op);
+  const std::vector<c10::Storage> own = prepare_writes(domain);
+  torch::jit::Stack stack(arguments.begin(), arguments.end());
+  for (c10::IValue& value : stack) {
+    if (value.isTensorList()) value = value.toTensorList().copy();
+    if (value.isOptionalTensorList()) value = value.toOptionalTensorList().copy();
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const TensorArgument& argument = tensors[i];
+    at::Tensor tensor = argument.view.over(own[i] ? own[i] : input(i).current_storage());
+    c10::IValue& place = stack[argument.position];
+    if (argument.index < 0) {
+      place = std::move(tensor);
+    } else if (place.isTensorList()) {
+      place.toTensorList().set(argument.index, std::move(tensor));
+    } else {
+      place.toOptionalTensorList().set(argument.index, std::move(tensor));
+    }
+  }
+  run_below(op, keys, selects_backend, &stack);
+
+  for (std::size_t k = 0; k < outputs.size(); ++k) {
+    auto* version = static_cast<TensorVersion*>(outputs[k]);
+    if (version == nullptr || version->resident || !Domain::is_wanted(*version)) continue;
+    const OutputPlace& place = places[k];
+    c10::Storage storage;
+    if (place.written) {
+      storage = own[place.position];
+    } else {
+      for_each_tensor(stack.at(place.position), [&](const at::Tensor& tensor, int index) {
+        if (index == place.index) storage = tensor.storage();
+      });
+    }
+    check_replay(storage && storage.nbytes() == version->nbytes,
+                 "`" + op.schema().name() + "` returned other sizes than on its first run");
+    refill(*version, std::move(storage));
+    domain.arrive(*version);
+  }
+}
+
+void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, bool selects_backend,
+               torch::jit::Stack* stack) {
+  if (!selects_backend) {
+    op.redispatchBoxed(keys & kBelowLevels, stack);
+    return;
+  }
+  // A factory's backend follows from its options alone, and BackendSelect knows how.
+  const c10::impl::ExcludeDispatchKeyGuard above(kAboveLevels);
+  op.callBoxed(stack);
+}
+
+}  // namespace rematfn

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// call.h: one recorded call of an operator on tensors, and how to run it again.
+//
+// Note [A recorded call holds no tensors]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A copy of an argument tensor would hold its storage, so the program's dropping it would free
+// nothing. A call keeps a version and the view the operator had of it (sizes, strides, offset, dtype,
+// keys) and builds the tensor anew when it is replayed.
+//
+// Note [Replay restores what a kernel can see]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A kernel's result depends on more than its arguments: on the generator it draws from, on grad mode
+// (mkldnn_rnn_layer returns its workspace only with it on), on the default dtype (factories), on
+// whether deterministic algorithms are asked for. A replay puts all of these back to what they were,
+// runs below everything that interprets operators, and restores the present.
+//
+// Note [A replay writes to copies]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The replay of `x.add_(y)` needs the old contents of x and destroys them, and that of a batch norm
+// must not move the running statistics again. So what a call writes is handed to its replay as a
+// storage of its own: the old version's, if it was recomputed for this call alone, else a copy.
+
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/impl/SizesAndStrides.h>
+#include <c10/util/SmallVector.h>
+
+#include <memory>
+#include <vector>
+
+#include "level_tensor.h"
+#include "operator_facts.h"
+#include "rng.h"
+
+namespace rematfn {
+
+struct View {
+  explicit View(c10::TensorImpl& tensor);
+  [[nodiscard]] at::Tensor over(const c10::Storage& storage) const;
+
+  c10::impl::SizesAndStrides geometry;
+  std::int64_t offset;
+  caffe2::TypeMeta dtype;
+  c10::DispatchKeySet keys;
+  bool wrapped_number;
+};
+
+// Argument `position` (element `index` of it, if a list), reading inputs[i] for the i-th of these.
+struct TensorArgument {
+  View view;
+  std::uint16_t position;
+  std::int32_t index;
+  bool written;
+};
+
+// Where outputs[i] is found after the call: in its result `position` (element `index`), or, if
+// `written`, in the storage of tensor argument `position`.
+struct OutputPlace {
+  std::uint16_t position;
+  std::int32_t index;
+  bool written;
+};
+
+// See Note [Replay restores what a kernel can see]
+struct Surroundings {
+  Surroundings();
+  bool grad_mode;
+  bool deterministic;
+  c10::ScalarType default_dtype;
+};
+
+struct Call final : Operation {
+  explicit Call(const c10::OperatorHandle& op) : op(op) {}
+
+  // Keeps the arguments without their tensors, whose places take_tensor() fills in.
+  void take_arguments(c10::ArrayRef<c10::IValue> stack);
+  void take_tensor(Ref<Version> version, c10::TensorImpl& tensor, std::uint16_t position,
+                   std::int32_t index, bool written);
+
+  [[nodiscard]] std::size_t replay_bytes() const;
+  void replay(TensorDomain& domain);
+
+  c10::OperatorHandle op;
+  c10::DispatchKeySet keys;
+  bool selects_backend = false;
+  c10::SmallVector<c10::IValue, 4> arguments;
+  c10::SmallVector<TensorArgument, 3> tensors;
+  c10::SmallVector<OutputPlace, 2> places;
+  Surroundings surroundings;
+  std::shared_ptr<const RandomState> random;
+
+ private:
+  [[nodiscard]] const TensorVersion& input(std::size_t i) const;
+  // Storages to be overwritten, by tensor argument; empty where the argument is only read.
+  std::vector<c10::Storage> prepare_writes(TensorDomain& domain);
+};
+
+// Redispatches below our key: the way every operator goes on, first run or replay.
+void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, bool selects_backend,
+               torch::jit::Stack* stack);
+
+}  // namespace rematfn

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "domain.h"
+
+#include <algorithm>
+
+namespace rematfn {
+namespace {
+
+// Note [Closure walks are capped]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The default score sums the cost of a candidate's evicted ancestors. After some thousand evictions
+// that closure can be most of the program, and walking it for every candidate would make eviction
+// quadratic. The first 256 operations decide: what lies beyond only says "very expensive" more
+// loudly. h_DTR is the reference and walks all of it.
+constexpr std::size_t kWalkCap = 256;
+
+}  // namespace
+
+// ---- making room ------------------------------------------------------------------------------
+
+void Domain::make_room(Table& table, std::size_t nbytes) {
+  for (Table* t = &table; t != nullptr; t = t->enclosing.get()) {
+    while (t->budget != kNoBudget && t->resident_bytes + nbytes > t->budget) {
+      if (!evict_one(*t)) {
+        t->note_need(t->resident_bytes + nbytes);
+        throw NoRoom{t, t->resident_bytes + nbytes, t->resident_bytes};
+      }
+    }
+  }
+}
+
+bool Domain::evict_one(Table& table) {
+  return evict_one(table, /*spare_pending=*/true) || evict_one(table, /*spare_pending=*/false);
+}
+
+bool Domain::evict_one(Table& table, bool spare_pending) {
+  if (const std::size_t victim = choose(table, spare_pending); victim != kNoVictim) {
+    evict(*table.candidate_versions[victim]);
+    return true;
+  }
+  return std::any_of(table.inner.begin(), table.inner.end(),
+                     [&](Table* inner) { return evict_one(*inner, spare_pending); });
+}
+
+std::size_t Domain::choose(Table& table, bool spare_pending) {
+  const bool exact = table.score == Score::kDtr || table.score == Score::kEq;
+  if (exact || table.score == Score::kOn) {
+    for (std::size_t i = 0; i < table.candidates.size(); ++i) {
+      Candidate& c = table.candidates[i];
+      if (!c.stale || c.pinned) continue;
+      c.neighbours = neighbourhood(*table.candidate_versions[i], table.score);
+      c.stale = exact;
+    }
+  }
+  bool refused = false;
+  std::size_t victim = kNoVictim;
+  for (;;) {
+    victim = choose_victim(table.score, table.candidates, clock, spare_pending);
+    if (victim == kNoVictim || !held_elsewhere(*table.candidate_versions[victim])) break;
+    table.candidates[victim].refused = refused = true;
+  }
+  if (refused) {
+    for (Candidate& c : table.candidates) c.refused = false;
+  }
+  return victim;
+}
+
+void Domain::evict(Version& version) {
+  drop(version);
+  ++version.table->statistics.evictions;
+  leave(version);
+}
+
+void Domain::leave(Version& version) {
+  version.table->delist(version);
+  version.table->discharge(version.nbytes);
+  version.resident = false;
+  if (version.producer && version.table->score == Score::kEq) join_component(*version.producer);
+  mark_dependents_stale(version);
+}
+
+void Domain::evict_all(Table& table) {
+  for (std::size_t i = table.candidates.size(); i-- > 0;) {
+    // Evicting the last candidate keeps the places of those before it.
+    Version& version = *table.candidate_versions[i];
+    if (version.pins == 0 && version.pending == 0 && !held_elsewhere(version)) evict(version);
+  }
+  for (Table* inner : table.inner) evict_all(*inner);
+}
+
+void Domain::arrive(Version& version) {
+  version.resident = true;
+  version.table->charge(version.nbytes);
+  version.table->enlist(version);
+  if (version.table->score == Score::kEq) leave_component(*version.producer);
+  mark_dependents_stale(version);
+}
+
+void Domain::cut(Version& version) {
+  if (version.table) version.table->delist(version);
+  auto& outputs = version.producer->outputs;
+  std::replace(outputs.begin(), outputs.end(), &version, static_cast<Version*>(nullptr));
+  keep_alive(version);
+  version.producer.reset();
+}
+
+void Domain::trim(Table& table) {
+  for (Version* v = table.oldest; v != nullptr && live_operations > most_operations / 2;
+       v = v->next) {
+    if (v->resident && v->producer) cut(*v);
+  }
+}
+
+// ---- evicted neighbourhoods -------------------------------------------------------------------
+
+double Domain::neighbourhood(const Version& version, Score kind) {
+  if (!version.producer) return 0;
+  if (kind == Score::kEq) {
+    double sum = 0;
+    std::vector<std::uint32_t> seen;
+    const auto visit = [&](const Operation* operation) {
+      if (operation == nullptr || operation->component == 0) return;
+      const std::uint32_t root = component_root(operation->component);
+      if (std::find(seen.begin(), seen.end(), root) != seen.end()) return;
+      seen.push_back(root);
+      sum += components_[root].second;
+    };
+    for (const Input& input : version.producer->inputs) visit(input.version->producer.get());
+    for (const Use& use : version.readers) visit(use.operation);
+    return sum;
+  }
+  ++mark_;
+  double sum = 0;
+  const std::size_t cap = kind == Score::kDtr ? kNoSlot : kWalkCap;
+  walk_.clear();
+  version.producer->mark = mark_;
+  const auto push_ancestors = [&](const Operation& operation) {
+    for (const Input& input : operation.inputs) {
+      Operation* producer = input.version->producer.get();
+      if (input.version->resident || producer->mark == mark_) continue;
+      producer->mark = mark_;
+      sum += producer->cost;
+      walk_.push_back(producer);
+    }
+  };
+  push_ancestors(*version.producer);
+  for (std::size_t i = 0; i < walk_.size() && i < cap; ++i) push_ancestors(*walk_[i]);
+  if (kind != Score::kDtr) return sum;
+  // What cannot be had back without this version: the descendants already evicted.
+  walk_.clear();
+  const auto push_descendants = [&](const Version& v) {
+    for (const Use& use : v.readers) {
+      if (use.operation->mark == mark_) continue;
+      const auto& outputs = use.operation->outputs;
+      if (std::none_of(outputs.begin(), outputs.end(),
+                       [](const Version* o) { return o != nullptr && !o->resident; })) {
+        continue;
+      }
+      use.operation->mark = mark_;
+      sum += use.operation->cost;
+      walk_.push_back(use.operation);
+    }
+  };
+  push_descendants(version);
+  for (std::size_t i = 0; i < walk_.size(); ++i) {
+    for (const Version* output : walk_[i]->outputs) {
+      if (output != nullptr && !output->resident) push_descendants(*output);
+    }
+  }
+  return sum;
+}
+
+// See Note [Closure walks are capped]
+void Domain::mark_dependents_stale(const Version& version) {
+  ++mark_;
+  walk_.clear();
+  const auto push_readers = [&](const Version& v) {
+    for (const Use& use : v.readers) {
+      if (use.operation->mark == mark_ || walk_.size() >= kWalkCap) continue;
+      use.operation->mark = mark_;
+      walk_.push_back(use.operation);
+    }
+  };
+  push_readers(version);
+  for (std::size_t i = 0; i < walk_.size(); ++i) {
+    for (const Version* output : walk_[i]->outputs) {
+      if (output == nullptr) continue;
+      if (!output->resident) {
+        push_readers(*output);
+      } else if (output->slot != kNoSlot) {
+        output->table->candidates[output->slot].stale = true;
+      }
+    }
+  }
+}
+
+std::uint32_t Domain::component_root(std::uint32_t component) {
+  while (components_[component].first != component) {
+    components_[component].first = components_[components_[component].first].first;
+    component = components_[component].first;
+  }
+  return component;
+}
+
+void Domain::join_component(Operation& operation) {
+  if (operation.component != 0) return;
+  auto root = static_cast<std::uint32_t>(components_.size());
+  components_.emplace_back(root, operation.cost);
+  operation.component = root;
+  const auto merge = [&](const Operation* neighbour) {
+    if (neighbour == nullptr || neighbour->component == 0) return;
+    const std::uint32_t other = component_root(neighbour->component);
+    if (other == root) return;
+    components_[other].second += components_[root].second;
+    components_[root].first = other;
+    root = other;
+  };
+  for (const Input& input : operation.inputs) merge(input.version->producer.get());
+  for (const Version* output : operation.outputs) {
+    if (output == nullptr) continue;
+    for (const Use& use : output->readers) merge(use.operation);
+  }
+}
+
+// Union-find cannot split: the cost leaves the component, its links stay (Kirisame 2021, C.2).
+void Domain::leave_component(Operation& operation) {
+  if (operation.component == 0) return;
+  components_[component_root(operation.component)].second -= operation.cost;
+  operation.component = 0;
+}
+
+// ---- the lock and the queue of the released ---------------------------------------------------
+
+void Domain::release(Ref<Version> version, Ref<Table> level) {
+  const std::shared_ptr<Domain> alive = shared_from_this();
+  // See Note [The program may drop a tensor at any time]
+  if (mutex_.try_lock()) {
+    const bool busy = depth_ > 0;
+    if (!busy) {
+      bury_contents(std::move(version));
+      level.reset();
+      drain();
+      mutex_.unlock();
+      drain_if_free();
+      return;
+    }
+    mutex_.unlock();
+  }
+  {
+    const std::lock_guard guard(released_mutex_);
+    released_.emplace_back(std::move(version), std::move(level));
+    any_released_ = true;
+  }
+  drain_if_free();
+}
+
+void Domain::bury_contents(Ref<Version> version) {
+  if (!version) return;
+  version->program = false;
+  if (forget(*version) && version->table && version->resident) leave(*version);
+}
+
+void Domain::drain_if_free() {
+  while (any_released_ && mutex_.try_lock()) {
+    const bool busy = depth_ > 0;
+    if (!busy) drain();
+    mutex_.unlock();
+    if (busy) break;
+  }
+}
+
+void Domain::drain() {
+  while (any_released_) {
+    std::vector<std::pair<Ref<Version>, Ref<Table>>> batch;
+    {
+      const std::lock_guard guard(released_mutex_);
+      batch.swap(released_);
+      any_released_ = false;
+    }
+    for (auto& [version, level] : batch) bury_contents(std::move(version));
+  }
+}
+
+DomainLock::DomainLock(std::shared_ptr<Domain> domain) : domain_(std::move(domain)) {
+  domain_->mutex_.lock();
+  if (domain_->depth_ == 0) domain_->drain();
+  ++domain_->depth_;
+}
+
+DomainLock::~DomainLock() {
+  if (--domain_->depth_ == 0) domain_->drain();
+  domain_->mutex_.unlock();
+  domain_->drain_if_free();
+}
+
+}  // namespace rematfn

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// domain.h: a tree of nested levels that share one lineage, one clock and one lock.
+//
+// A domain decides: what to evict to make room, what to replay to have a version again. What doing
+// so means is left to the class that derives from it; tensors are one answer, numbers another.
+//
+// Note [The program may drop a tensor at any time]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A tensor may die on any thread, in the middle of an operator, while its thread holds Python's
+// lock. Waiting for the domain's lock there could deadlock with an operator that waits for Python's,
+// and changing the table there would pull it away from under the code that walks it. So release()
+// only queues the version; the queue is drained whenever the lock is free: at once by the releasing
+// thread, or by whoever holds the lock as it lets go.
+
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <span>
+
+#include "lineage.h"
+
+namespace rematfn {
+
+// Thrown when room cannot be made: what `table` would have to allow for, and what stands in the way.
+struct NoRoom {
+  Table* table;
+  std::size_t smallest_budget;
+  std::size_t unevictable;  // resident bytes left when nothing more could go
+  bool thrashing = false;   // replays evict each other's inputs without end; the bytes are a guess
+};
+
+class Domain : public std::enable_shared_from_this<Domain> {
+ public:
+  virtual ~Domain() = default;
+
+  double clock = 0;  // See Note [Staleness is counted in program time]
+  std::uint64_t next_order = 1;
+  std::size_t live_operations = 0;
+  // Past this many live operations the oldest resident versions become constants, so that a loop
+  // that feeds on its own result does not remember every step it ever made.
+  std::size_t most_operations = std::size_t{1} << 18;
+
+  // Evicts until `table` and every table around it can hold `nbytes` more. Throws NoRoom.
+  void make_room(Table& table, std::size_t nbytes);
+  // Evicts one version of `table` or, when it has none left, of a table inside it.
+  bool evict_one(Table& table);
+  // Evicts everything evictable of `table` and of the tables inside it.
+  void evict_all(Table& table);
+  void evict(Version& version);
+  // `version` has its bytes again.
+  void arrive(Version& version);
+  // `version` becomes a constant: it keeps its bytes and forgets how it was made.
+  void cut(Version& version);
+  void trim(Table& table);
+
+  // Makes all of `wanted` resident at once, by replays in program order. Throws NoRoom.
+  void materialize(std::span<Version* const> wanted);
+  // Would a version just recomputed be read again, by a planned replay or by the program?
+  [[nodiscard]] static bool is_wanted(const Version& version);
+
+  // The program's last tensor on `version`, a cell of `level`, is gone. Any thread, lock held or not.
+  void release(Ref<Version> version, Ref<Table> level);
+  // `version` has lost its bytes; it stays as lineage.
+  void leave(Version& version);
+
+  // Cost of replaying what `version` waits for, per the definition of `kind`.
+  double neighbourhood(const Version& version, Score kind);
+
+ protected:
+  // Runs `operation` again. Its inputs are resident; wanted outputs must be passed to arrive().
+  virtual void replay(Operation& operation) = 0;
+  // Bytes a replay allocates, copies of inputs it would overwrite included.
+  [[nodiscard]] virtual std::size_t replay_bytes(const Operation& operation) = 0;
+  // Frees the bytes of an evictable version.
+  virtual void drop(Version& version) = 0;
+  // Whether somebody we do not know of holds the version's storage.
+  [[nodiscard]] virtual bool held_elsewhere(const Version& version) = 0;
+  // The program let go of `version`. True if its bytes went with the tensor.
+  virtual bool forget(Version& version) = 0;
+  // `version`, now a constant, must outlive the program's tensors on it.
+  virtual void keep_alive(Version& version) = 0;
+
+ private:
+  friend class DomainLock;
+
+  std::size_t choose(Table& table, bool spare_pending);
+  bool evict_one(Table& table, bool spare_pending);
+  void mark_dependents_stale(const Version& version);
+  void join_component(Operation& operation);
+  void leave_component(Operation& operation);
+  std::uint32_t component_root(std::uint32_t component);
+  void bury_contents(Ref<Version> version);
+  void drain();
+  void drain_if_free();
+
+  // replay.cpp
+  struct Later {
+    bool operator()(const Ref<Operation>& a, const Ref<Operation>& b) const {
+      return a->order > b->order;
+    }
+  };
+  void plan(Version& missing);
+  void run_plan();
+  void replay_now(Operation& operation);
+  void abandon_plan();
+  void discard_if_useless(Version& version);
+  void make_room_to_replay(Operation& operation);
+  void hold(Version& version, const Operation* reader);
+  void let_go_of_inputs(const Operation* reader);
+  void let_go_of_all();
+
+  std::vector<Ref<Operation>> heap_;
+  // Pins of Rule 4, innermost plan last: whose they are, and on what.
+  std::vector<std::pair<const Operation*, Ref<Version>>> held_;
+  int retries_ = 0;               // Rule 5
+  std::size_t replays_left_ = 0;  // Rule 6
+  std::uint64_t mark_ = 0;
+  std::vector<Operation*> walk_;
+  std::vector<std::pair<std::uint32_t, double>> components_{{0, 0.0}};  // parent, sum of costs
+
+  std::recursive_mutex mutex_;
+  int depth_ = 0;
+  std::mutex released_mutex_;
+  std::vector<std::pair<Ref<Version>, Ref<Table>>> released_;
+  std::atomic<bool> any_released_{false};
+};
+
+// Holds a domain's lock for a scope, and drains what was released meanwhile.
+class DomainLock {
+ public:
+  explicit DomainLock(std::shared_ptr<Domain> domain);
+  ~DomainLock();
+  DomainLock(const DomainLock&) = delete;
+  DomainLock& operator=(const DomainLock&) = delete;
+
+ private:
+  std::shared_ptr<Domain> domain_;
+};
+
+}  // namespace rematfn

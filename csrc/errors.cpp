@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "errors.h"
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+namespace rematfn {
+namespace {
+
+Raiser the_raiser = nullptr;
+
+}  // namespace
+
+void set_raiser(Raiser raiser) { the_raiser = raiser; }
+
+void raise(ErrorKind kind, const std::string& message) {
+  if (the_raiser != nullptr) the_raiser(kind, message);
+  TORCH_CHECK(false, message);
+}
+
+void check_replay(bool holds, const std::string& what) {
+  if (!holds) raise(ErrorKind::kReplay, "rematfn could not replay: " + what + ".");
+}
+
+// As rematfn.format_bytes does: rounded up, so that what is printed is enough when typed back in.
+std::string format_bytes(std::size_t nbytes) {
+  constexpr std::array<const char*, 5> kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(nbytes);
+  std::size_t unit = 0;
+  while (value >= 1024 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  value = std::ceil(value * 100) / 100;
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.2f", value);
+  std::string digits(text.data());
+  while (digits.back() == '0') digits.pop_back();
+  if (digits.back() == '.') digits.pop_back();
+  return digits + " " + kUnits[unit];
+}
+
+}  // namespace rematfn

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// errors.h: raising rematfn's own exceptions from code that knows no Python.
+
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <string>
+
+namespace rematfn {
+
+enum class ErrorKind { kBudget, kReplay };
+
+// Throws the C++ exception that becomes rematfn.BudgetError or rematfn.ReplayError. bindings.cpp
+// sets the raiser; until then, c10::Error is thrown.
+using Raiser = void (*)(ErrorKind, const std::string&);
+void set_raiser(Raiser raiser);
+[[noreturn]] void raise(ErrorKind kind, const std::string& message);
+
+// A replay cannot give what the first run gave.
+void check_replay(bool holds, const std::string& what);
+
+[[nodiscard]] std::string format_bytes(std::size_t nbytes);
+
+}  // namespace rematfn

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// eviction.h: which version to give up next.
+//
+// Nothing here knows what a tensor is. The table describes each version that may go as a Candidate;
+// the functions below compare numbers. That keeps the scores small enough to test by hand.
+//
+// Note [Staleness is counted in program time]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// DTR divides by the seconds since a tensor was last touched, replays included. Then a busy machine
+// evicts other tensors than an idle one, and every replay makes its own intermediates look fresh,
+// so that they crowd out what the program will read next. Our clock is the summed cost of the
+// program's own operators, each counted once, when it first runs: replays neither advance it nor
+// refresh a value. With the deterministic cost model the same program therefore evicts the same
+// versions on every run and every machine.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace rematfn {
+
+// The price of the smallest operator, in seconds of the cost model. It is also the least age: a
+// value touched just now is as old as one small operator, never infinitely fresh.
+inline constexpr double kOperatorCost = 5e-6;
+
+enum class Score : std::uint8_t {
+  kOn,       // (cost + ancestors / 2) / (bytes * age^0.6), four times that until first consumed
+  kDtr,      // (cost + evicted ancestors and descendants) / (bytes * age)        Kirisame 2021, h_DTR
+  kEq,       // the same over undirected components kept by union-find            Kirisame 2021, h_DTR^eq
+  kLocal,    // cost / (bytes * age)                                              Kirisame 2021, h_local
+  kLru,      // the oldest access
+  kLargest,  // the most bytes
+};
+
+struct Candidate {
+  double nbytes = 0;
+  double cost = 0;         // of the operation that would be replayed, seconds
+  double neighbours = 0;   // cost of the evicted neighbourhood, as the score in force defines it
+  double last_access = 0;  // program time, seconds
+  bool consumed = false;   // some operator of the program has read it
+  bool pinned = false;     // a running operator needs it: never a victim
+  bool pending = false;    // a planned replay will read it: a victim only when nothing else is left
+  bool refused = false;    // its storage turned out to be held by somebody else
+  bool stale = true;       // `neighbours` must be computed anew before it is compared
+};
+
+// The lowest score goes first. `now` is the program time, at least every last_access.
+[[nodiscard]] double score(Score kind, const Candidate& c, double now);
+
+inline constexpr std::size_t kNoVictim = static_cast<std::size_t>(-1);
+
+// Index of the candidate to evict, or kNoVictim. Candidates with pending readers are considered
+// only with `spare_pending` off. The first of equals wins, so the choice is deterministic.
+[[nodiscard]] std::size_t choose_victim(Score kind, std::span<const Candidate> candidates,
+                                        double now, bool spare_pending);
+
+}  // namespace rematfn

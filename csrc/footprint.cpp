@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "footprint.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+#include <bit>
+#include <exception>
+#include <optional>
+#include <sstream>
+#include <string_view>
+
+#include "level_tensor.h"
+#include "stack_utils.h"
+
+namespace rematfn {
+namespace {
+
+using Arguments = c10::ArrayRef<c10::IValue>;
+
+constexpr std::size_t kMostSignatures = std::size_t{1} << 16;
+
+ska::flat_hash_map<Signature, Footprint>& known() {
+  thread_local ska::flat_hash_map<Signature, Footprint> map;
+  return map;
+}
+
+// ---- signatures -------------------------------------------------------------------------------
+
+struct Hash {
+  std::uint64_t state = 0x243F6A8885A308D3ULL;
+
+  void add(std::uint64_t value) {
+    state = (state ^ value) * 0x9E3779B97F4A7C15ULL;
+    state ^= state >> 32U;
+  }
+  void add(c10::IntArrayRef values) {
+    for (const std::int64_t value : values) add(static_cast<std::uint64_t>(value));
+  }
+  void add(const c10::TensorImpl& tensor) {
+    add(static_cast<std::uint64_t>(c10::typeMetaToScalarType(tensor.dtype())) |
+        static_cast<std::uint64_t>(tensor.dim()) << 8U |
+        static_cast<std::uint64_t>(tensor.is_wrapped_number()) << 16U |
+        static_cast<std::uint64_t>(tensor.key_set().has_backend(c10::BackendComponent::CPUBit))
+            << 17U);
+    if (!tensor.has_symbolic_sizes_strides() && tensor.layout() == c10::kStrided) {
+      add(tensor.sizes());
+      add(tensor.strides());
+    }
+  }
+  void add(const c10::IValue& value) {
+    if (value.isInt()) return add(static_cast<std::uint64_t>(value.toInt()));
+    if (value.isDouble()) return add(std::bit_cast<std::uint64_t>(value.toDouble()));
+    if (value.isBool()) return add(static_cast<std::uint64_t>(value.toBool()) + 2);
+    if (value.isNone()) return add(std::uint64_t{0x6E6F6E65});
+    if (value.isIntList()) {
+      const auto list = value.toIntList();
+      add(list.size());
+      for (const std::int64_t item : list) add(static_cast<std::uint64_t>(item));
+      return;
+    }
+    if (value.isTensor() || value.isTensorList() || value.isOptionalTensorList()) {
+      for_each_tensor(value, [&](const at::Tensor& tensor, int index) {
+        add(static_cast<std::uint64_t>(index));
+        add(*tensor.unsafeGetTensorImpl());
+      });
+      return;
+    }
+    if (value.isGenerator()) return;
+    // Strings, devices, scalar lists, complex numbers: rare, so by their printed form.
+    std::ostringstream text;
+    text << value;
+    add(std::hash<std::string>{}(text.str()));
+  }
+};
+
+// ---- shape inference --------------------------------------------------------------------------
+
+// The call's arguments with every tensor on the meta device.
+class MetaArguments {
+ public:
+  MetaArguments(const c10::OperatorHandle& op, Arguments arguments) {
+    for (const c10::IValue& value : arguments) stack.push_back(convert(value));
+    const auto& schema = op.schema().arguments();
+    for (std::size_t i = 0; i < schema.size(); ++i) {
+      if (stack[i].isDevice() || (storages_.empty() && schema[i].name() == "device")) {
+        stack[i] = c10::Device(c10::kMeta);
+      } else if (schema[i].name() == "pin_memory") {
+        stack[i] = c10::IValue();
+      }
+    }
+  }
+
+  // Bytes the call added: fresh outputs, and inputs that it made larger.
+  [[nodiscard]] std::size_t added() const {
+    std::size_t sum = 0;
+    std::vector<const c10::StorageImpl*> seen;
+    for (const auto& [storage, before] : storages_) {
+      seen.push_back(storage.unsafeGetStorageImpl());
+      if (storage.nbytes() > before) sum += storage.nbytes() - before;
+    }
+    for (const c10::IValue& value : stack) {
+      for_each_tensor(value, [&](const at::Tensor& tensor, int) {
+        if (!tensor.has_storage()) return;
+        const auto* storage = tensor.storage().unsafeGetStorageImpl();
+        if (std::find(seen.begin(), seen.end(), storage) != seen.end()) return;
+        seen.push_back(storage);
+        sum += storage->nbytes();
+      });
+    }
+    return sum;
+  }
+
+  torch::jit::Stack stack;
+
+ private:
+  at::Tensor convert(const at::Tensor& tensor) {
+    const auto options = at::TensorOptions().dtype(tensor.dtype()).device(c10::kMeta);
+    // A Python number stays where it is: shape functions read its value.
+    at::Tensor meta = tensor.unsafeGetTensorImpl()->is_wrapped_number()
+                          ? tensor
+                          : at::empty_strided(tensor.sizes(), tensor.strides(), options);
+    storages_.emplace_back(meta.storage(), meta.storage().nbytes());
+    return meta;
+  }
+
+  c10::IValue convert(const c10::IValue& value) {
+    if (value.isTensor()) {
+      return value.toTensor().defined() ? c10::IValue(convert(value.toTensor())) : value;
+    }
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        list.push_back(tensor.defined() ? convert(tensor) : tensor);
+      }
+      return list;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+        list.push_back(tensor.has_value() && tensor->defined() ? convert(*tensor) : tensor);
+      }
+      return list;
+    }
+    return value;
+  }
+
+  std::vector<std::pair<c10::Storage, std::size_t>> storages_;
+};
+
+// Upper bounds where the output's size depends on data.
+std::size_t bound_of(const c10::OperatorHandle& op, Arguments arguments) {
+  if (arguments.empty() || !arguments[0].isTensor() || !arguments[0].toTensor().defined()) return 0;
+  const at::Tensor& self = arguments[0].toTensor();
+  const auto elements = static_cast<std::size_t>(self.numel());
+  const std::string_view name = op.schema().name();
+  if (name == "aten::nonzero" || name == "aten::argwhere") {
+    return elements * static_cast<std::size_t>(self.dim()) * sizeof(std::int64_t);
+  }
+  if (name == "aten::masked_select") {
+    const auto mask = static_cast<std::size_t>(arguments[1].toTensor().numel());
+    return std::max(elements, mask) * self.itemsize();
+  }
+  if (name.find("unique") != std::string_view::npos) {
+    return elements * (self.itemsize() + 2 * sizeof(std::int64_t));
+  }
+  return self.nbytes();
+}
+
+Footprint infer(const c10::OperatorHandle& op, const OperatorFacts& facts, Arguments arguments) {
+  if (facts.dynamic_shape) {
+    // index is tagged too, but only boolean masks make its shape depend on data.
+    const bool mask = op.schema().name() != "aten::index" ||
+                      std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& v) {
+                        bool boolean = false;
+                        for_each_tensor(v, [&](const at::Tensor& t, int index) {
+                          boolean |= index >= 0 && (t.scalar_type() == at::kBool ||
+                                                    t.scalar_type() == at::kByte);
+                        });
+                        return boolean;
+                      });
+    if (mask) return {bound_of(op, arguments), 0};
+  }
+  try {
+    const BackendScope scope;
+    MetaArguments meta(op, arguments);
+    op.callBoxed(meta.stack);
+    return {meta.added(), 0};
+  } catch (const std::exception&) {
+    return {};  // no shape function; the first run will tell
+  }
+}
+
+}  // namespace
+
+Signature signature_of(const c10::OperatorHandle& op, Arguments arguments) {
+  Hash hash;
+  // See Note [Operators are known by an address]
+  hash.add(reinterpret_cast<std::uintptr_t>(&op.schema()));
+  hash.add(operator_generation());
+  hash.add(static_cast<std::uint64_t>(c10::get_default_dtype_as_scalartype()));
+  for (const c10::IValue& value : arguments) hash.add(value);
+  return hash.state;
+}
+
+Footprint predict(Signature signature, const c10::OperatorHandle& op, const OperatorFacts& facts,
+                  Arguments arguments) {
+  auto& map = known();
+  if (const auto found = map.find(signature); found != map.end()) return found->second;
+  const Footprint inferred = infer(op, facts, arguments);
+  if (map.size() >= kMostSignatures) map.clear();
+  known()[signature] = inferred;
+  return inferred;
+}
+
+void remember(Signature signature, const OperatorFacts& facts, Footprint seen) {
+  Footprint& entry = known()[signature];
+  entry.scratch_bytes = std::max(entry.scratch_bytes, seen.scratch_bytes);
+  entry.output_bytes =
+      facts.dynamic_shape ? std::max(entry.output_bytes, seen.output_bytes) : seen.output_bytes;
+}
+
+std::size_t view_bytes(const c10::TensorImpl& tensor) {
+  return static_cast<std::size_t>(tensor.numel()) * tensor.itemsize();
+}
+
+// See Note [Cost is a model]
+Flops flops_of(const OperatorFacts& facts, Arguments arguments) {
+  const auto tensor = [&](std::size_t i) -> const at::Tensor& { return arguments[i].toTensor(); };
+  const auto per_channel = [](const at::Tensor& weight) {
+    return static_cast<double>(weight.numel()) /
+           static_cast<double>(std::max<std::int64_t>(weight.size(0), 1));
+  };
+  switch (facts.work) {
+    case Work::kBytes:
+      return {};
+    case Work::kMatmul: {
+      // addmm and baddbmm take the summand first.
+      const bool summand = arguments.size() > 2 && arguments[2].isTensor();
+      return {0, 2 * static_cast<double>(tensor(summand ? 1 : 0).size(-1))};
+    }
+    case Work::kConvolution:
+      return {0, 2 * per_channel(tensor(1))};
+    case Work::kConvolutionBackward:
+      return {4 * static_cast<double>(tensor(0).numel()) * per_channel(tensor(2)), 0};
+    case Work::kAttention:
+      // Two products of queries with all keys; the backward's five are judged by their operands.
+      if (tensor(0).dim() < 2 || tensor(1).dim() < 2) return {};
+      return {4 * static_cast<double>(tensor(0).numel()) * static_cast<double>(tensor(1).size(-2)),
+              0};
+  }
+  return {};
+}
+
+double modelled_cost(Flops flops, std::size_t bytes_moved, std::int64_t output_elements) {
+  constexpr double kBytesPerSecond = 10e9;
+  constexpr double kFlopsPerSecond = 50e9;
+  const double work =
+      flops.fixed + flops.per_output_element * static_cast<double>(output_elements);
+  return kOperatorCost + std::max(work / kFlopsPerSecond,
+                                  static_cast<double>(bytes_moved) / kBytesPerSecond);
+}
+
+}  // namespace rematfn

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// footprint.h: what a call will allocate, known before it runs; and what it costs.
+
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "operator_facts.h"
+
+namespace rematfn {
+
+struct Footprint {
+  std::size_t output_bytes = 0;
+  std::size_t scratch_bytes = 0;  // beyond inputs and outputs, at the worst moment of the kernel
+};
+
+// A call's operator, shapes, dtypes, strides and plain arguments, as one number.
+using Signature = std::uint64_t;
+[[nodiscard]] Signature signature_of(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
+// What the call did when the same signature was seen before; else the output bytes that shape
+// inference on meta tensors gives; else, where the shape depends on data, an upper bound or nothing.
+[[nodiscard]] Footprint predict(Signature signature, const c10::OperatorHandle& op,
+                                const OperatorFacts& facts,
+                                c10::ArrayRef<c10::IValue> arguments);
+// What the call really did. Operators whose output size depends on data keep their bound.
+void remember(Signature signature, const OperatorFacts& facts, Footprint seen);
+
+// Note [Cost is a model]
+// ~~~~~~~~~~~~~~~~~~~~~~
+// Timers would make a program's evictions differ from run to run, and an accelerator's from the
+// moment its queue fills. The default cost of a call is a roofline: the greater of its FLOPs (for
+// matrix products, convolutions and attention) and the bytes it moves, each at a fixed rate, plus a
+// launch. Only ratios matter, and not precisely: costs wrong by 30 % at random change what is
+// recomputed by a percent or two. `cost="time"` measures instead.
+struct Flops {
+  double fixed = 0;
+  double per_output_element = 0;
+};
+// Of the call about to run.
+[[nodiscard]] Flops flops_of(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments);
+[[nodiscard]] double modelled_cost(Flops flops, std::size_t bytes_moved, std::int64_t output_elements);
+
+// A tensor argument's bytes as the kernel reads them: the view's, not the storage's.
+[[nodiscard]] std::size_t view_bytes(const c10::TensorImpl& tensor);
+
+}  // namespace rematfn

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "level.h"
+
+#include <ATen/SequenceNumber.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "errors.h"
+#include "meter.h"
+
+namespace rematfn {
+namespace {
+
+struct ThreadStack {
+  std::vector<Level*> levels;
+  bool tagging = false;
+};
+thread_local ThreadStack this_thread;
+
+// Every live domain, for check_all().
+struct Registry {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<TensorDomain>> domains;
+};
+Registry& registry() {
+  static auto* const instance = new Registry;  // outlives the tensors of a dying process
+  return *instance;
+}
+
+std::shared_ptr<TensorDomain> make_domain() {
+  auto domain = std::make_shared<TensorDomain>();
+  const std::lock_guard guard(registry().mutex);
+  std::erase_if(registry().domains, [](const auto& entry) { return entry.expired(); });
+  registry().domains.push_back(domain);
+  return domain;
+}
+
+template <class Visit>
+void for_each_live_domain(Visit&& visit) {
+  std::vector<std::weak_ptr<TensorDomain>> domains;
+  {
+    const std::lock_guard guard(registry().mutex);
+    domains = registry().domains;
+  }
+  for (const auto& entry : domains) {
+    const auto domain = entry.lock();
+    if (!domain) continue;
+    const DomainLock lock(domain);
+    visit(*domain);
+  }
+}
+
+// BackendSelect: see Note [Which key we borrow].
+constexpr c10::DispatchKeySet kBackendSelect{c10::DispatchKey::BackendSelect};
+
+void set_intercepting(bool on) {
+  auto keys = c10::impl::tls_local_dispatch_key_set();
+  if (on) {
+    keys.included_ = keys.included_ | kLevelKeySet;
+    keys.excluded_ = keys.excluded_ | kBackendSelect;
+  } else {
+    keys.included_ = keys.included_ - kLevelKeySet;
+    keys.excluded_ = keys.excluded_ - kBackendSelect;
+  }
+  c10::impl::_force_tls_local_dispatch_key_set(keys);
+}
+
+void push(Level& level) {
+  this_thread.levels.push_back(&level);
+  if (this_thread.levels.size() == 1) set_intercepting(true);
+}
+
+void pop() {
+  this_thread.levels.pop_back();
+  if (this_thread.levels.empty()) set_intercepting(false);
+}
+
+}  // namespace
+
+Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, Level* outer)
+    : Table(std::move(owner), outer, options.budget, options.score),
+      name(options.name),
+      evict_everything(options.evict_everything),
+      timed(options.timed),
+      first_node(at::sequence_number::peek()) {
+  tensor_domain().levels.push_back(this);
+}
+
+Level::~Level() { std::erase(tensor_domain().levels, this); }
+
+Level* Level::heir() const {
+  Level* level = enclosing_level();
+  while (level != nullptr && !level->active) level = level->enclosing_level();
+  return level;
+}
+
+LevelHandle::LevelHandle(Level& level) : level_(&level) {}
+
+// See Note [The program may drop a tensor at any time]
+LevelHandle::~LevelHandle() {
+  Domain& domain = *level_->domain;
+  domain.release({}, std::move(level_));
+}
+
+Level* current_level() {
+  return this_thread.levels.empty() ? nullptr : this_thread.levels.back();
+}
+
+std::size_t stack_depth() { return this_thread.levels.size(); }
+
+std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
+  if (options.budget != kNoBudget) install_counting_allocator();
+  Level* enclosing = current_level();
+  auto domain = enclosing == nullptr
+                    ? make_domain()
+                    : std::static_pointer_cast<TensorDomain>(enclosing->domain);
+  const DomainLock lock(domain);
+  const Ref<Level> level(new Level(options, domain, enclosing));
+  auto handle = std::make_shared<LevelHandle>(*level);
+  level->active = true;
+  push(*level);
+  return handle;
+}
+
+void pop_level(LevelHandle& handle) {
+  TORCH_INTERNAL_ASSERT(current_level() == &handle.level(),
+                        "rematfn: levels must be popped in the order they were pushed");
+  pop();
+  const DomainLock lock(handle.level().domain);
+  handle.level().active = false;
+}
+
+void settle(LevelHandle& handle) {
+  Level& level = handle.level();
+  const DomainLock lock(level.domain);
+  for (Version* v = level.newest; v != nullptr; v = v->previous) {
+    if (!v->program || v->resident) continue;
+    try {
+      level.domain->materialize({&v, 1});
+    } catch (const NoRoom&) {
+      return;
+    }
+  }
+}
+
+LevelScope::LevelScope(Level& level, bool tagging) : was_tagging_(this_thread.tagging) {
+  push(level);
+  this_thread.tagging = tagging;
+}
+
+LevelScope::~LevelScope() {
+  this_thread.tagging = was_tagging_;
+  pop();
+}
+
+bool is_tagging() { return this_thread.tagging; }
+
+BelowLevels::BelowLevels() : saved_(c10::impl::tls_local_dispatch_key_set()) {
+  auto keys = saved_;
+  keys.excluded_ = (keys.excluded_ | kLevelKeySet) - kBackendSelect;
+  c10::impl::_force_tls_local_dispatch_key_set(keys);
+}
+
+BelowLevels::~BelowLevels() { c10::impl::_force_tls_local_dispatch_key_set(saved_); }
+
+void check_all() {
+  for_each_live_domain([](TensorDomain& domain) {
+    for (const Level* level : domain.levels) level->check();
+  });
+}
+
+std::size_t live_levels() {
+  std::size_t count = 0;
+  for_each_live_domain([&](TensorDomain& domain) {
+    for (const Level* level : domain.levels) count += level->active || level->oldest != nullptr;
+  });
+  return count;
+}
+
+std::size_t live_operations() {
+  std::size_t count = 0;
+  for_each_live_domain([&](TensorDomain& domain) { count += domain.live_operations; });
+  return count;
+}
+
+void raise_budget_error(const NoRoom& why, const std::string& what) {
+  const auto& level = static_cast<const Level&>(*why.table);
+  const std::string budget = format_bytes(level.budget);
+  const std::string enough = format_bytes(why.smallest_budget);
+  const std::string message =
+      why.thrashing
+          ? level.name + ": the inputs of " + what + " were evicted, and within " + budget +
+                " their replays evict each other without end.\nRaise the budget to at least " +
+                enough + "."
+          : level.name + ": " + what + " needs " + enough + " resident at once, the budget is " +
+                budget + ".\n  kept        " + format_bytes(why.unevictable) +
+                ", pinned or not replayable\n  to allocate " +
+                format_bytes(why.smallest_budget - why.unevictable) +
+                "\nRaise the budget to at least " + enough + ".";
+  raise(ErrorKind::kBudget, message);
+}
+
+void materialize_for(Level& level, c10::ArrayRef<Version*> wanted, const std::string& what) {
+  try {
+    level.domain->materialize({wanted.data(), wanted.size()});
+  } catch (const NoRoom& why) {
+    raise_budget_error(why, what);
+  }
+}
+
+}  // namespace rematfn

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// level.h: one active application of a transform, and the thread's stack of them.
+//
+// Note [Why the backward finds its level again]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A level is active while its function runs, but its tensors live on in what autograd saved. When
+// the backward reads them their key brings the operator to us, and it is processed by their level
+// although that is long off the stack: gradients in flight are governed too. This holds inside a
+// backward only. A level tensor met anywhere else has left through a side effect (`self.cache = h`,
+// a constant captured by a tracer); it is sealed then and there, or else whatever is computed from it
+// would belong to a level that nobody is running.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "level_tensor.h"
+
+namespace rematfn {
+
+struct LevelOptions {
+  std::size_t budget = kNoBudget;
+  Score score = Score::kOn;
+  bool evict_everything = false;  // after every operator
+  bool timed = false;             // cost is measured, not modelled
+  std::string name;               // the call as the user wrote it, for messages
+};
+
+class Level final : public Table {
+ public:
+  Level(const LevelOptions& options, std::shared_ptr<TensorDomain> domain, Level* enclosing);
+  ~Level() override;
+
+  [[nodiscard]] TensorDomain& tensor_domain() const { return static_cast<TensorDomain&>(*domain); }
+  [[nodiscard]] Level* enclosing_level() const { return static_cast<Level*>(enclosing.get()); }
+  // The level around this one that still runs, if any: heir to what this one hands out.
+  [[nodiscard]] Level* heir() const;
+
+  const std::string name;
+  const bool evict_everything;
+  const bool timed;
+  bool active = false;
+  std::size_t made_since_asked = 0;  // pressure.h
+  // Autograd nodes from this number on were made since the level began.
+  const std::uint64_t first_node;
+
+  // boundary.cpp
+  std::unordered_set<std::uint64_t> visited_nodes;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
+  std::unordered_set<const c10::TensorImpl*> known_leaves;
+};
+
+// A level as Python or an autograd hook holds it.
+class LevelHandle {
+ public:
+  explicit LevelHandle(Level& level);
+  ~LevelHandle();
+  LevelHandle(const LevelHandle&) = delete;
+  LevelHandle& operator=(const LevelHandle&) = delete;
+
+  [[nodiscard]] Level& level() const { return *level_; }
+
+ private:
+  Ref<Level> level_;
+};
+
+// This thread's innermost active level, or null.
+[[nodiscard]] Level* current_level();
+[[nodiscard]] std::size_t stack_depth();
+
+// Makes a new level inside the current one and puts it on this thread's stack.
+std::shared_ptr<LevelHandle> push_level(const LevelOptions& options);
+void pop_level(LevelHandle& handle);
+// After an exception: makes resident what of the level's tensors is still alive, as far as the
+// budget allows, for whoever kept them.
+void settle(LevelHandle& handle);
+
+// For a scope: `level` is on top of this thread's stack, `tagging` or as usual.
+class LevelScope {
+ public:
+  LevelScope(Level& level, bool tagging);
+  ~LevelScope();
+  LevelScope(const LevelScope&) = delete;
+  LevelScope& operator=(const LevelScope&) = delete;
+
+ private:
+  bool was_tagging_;
+};
+
+// Whether aliases of tensors from outside become the level's (boundary.cpp says why).
+[[nodiscard]] bool is_tagging();
+
+// For a scope: operators do not come to us, and factories find their backend as usual.
+class BelowLevels {
+ public:
+  BelowLevels();
+  ~BelowLevels();
+  BelowLevels(const BelowLevels&) = delete;
+  BelowLevels& operator=(const BelowLevels&) = delete;
+
+ private:
+  c10::impl::LocalDispatchKeySet saved_;
+};
+
+// Asserts the invariants of every live table; the number of live tables and operations.
+void check_all();
+[[nodiscard]] std::size_t live_levels();
+[[nodiscard]] std::size_t live_operations();
+
+// Makes all of `wanted` resident for `level`, or raises BudgetError. `what` reads them.
+void materialize_for(Level& level, c10::ArrayRef<Version*> wanted, const std::string& what);
+[[noreturn]] void raise_budget_error(const NoRoom& why, const std::string& what);
+
+}  // namespace rematfn

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "level_call.h"
+
+#include <ATen/Context.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "boundary.h"
+#include "errors.h"
+#include "meter.h"
+#include "pressure.h"
+#include "stack_utils.h"
+
+namespace rematfn {
+namespace {
+
+bool is_leaf_with_gradient(const c10::TensorImpl& tensor) {
+  const auto* meta = static_cast<torch::autograd::AutogradMeta*>(tensor.autograd_meta());
+  return meta != nullptr && meta->requires_grad_ && !meta->grad_fn_;
+}
+
+// The generator a random operator draws from: the one passed in, else its device's own.
+at::Generator generator_of(c10::ArrayRef<c10::IValue> arguments) {
+  c10::Device device(c10::kCPU);
+  for (const c10::IValue& value : arguments) {
+    if (value.isGenerator()) return value.toGenerator();
+    if (value.isDevice()) device = value.toDevice();
+    for_each_tensor(value, [&](const at::Tensor& tensor, int) {
+      if (!tensor.is_cpu()) device = tensor.device();
+    });
+  }
+  return at::globalContext().defaultGenerator(device);
+}
+
+}  // namespace
+
+Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, bool& opaque) {
+  Level* level = current_level();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const c10::IValue& value = arguments[i];
+    opaque |= value.isObject() || value.isCapsule() || value.isPyObject();
+    const bool readable = for_each_tensor(value, [&](const at::Tensor& tensor, int index) {
+      c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+      if (!is_plain(*impl)) {
+        opaque = true;
+        return;
+      }
+      Cell* cell = cell_of(*impl);
+      if (cell != nullptr) {
+        Level& owner = *cell->level;
+        const bool foreign = level != nullptr && owner.domain != level->domain;
+        // See Note [Why the backward finds its level again]
+        if (foreign || (!owner.active && torch::autograd::get_current_node() == nullptr)) {
+          seal(tensor, owner);
+          cell = cell_of(*impl);
+        }
+        if (cell != nullptr && (level == nullptr || cell->level->depth > level->depth)) {
+          level = cell->level.get();
+        }
+      }
+      found.push_back({tensor.getIntrusivePtr(), cell, impl->unsafe_storage().unsafeGetStorageImpl(),
+                       static_cast<std::uint16_t>(i), index});
+    });
+    opaque |= !readable;
+  }
+  return level;
+}
+
+LevelCall::LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack, Level& level, FoundTensors found, bool opaque)
+    : op_(op),
+      keys_(keys),
+      stack_(stack),
+      level_(level),
+      domain_(level.tensor_domain()),
+      facts_(facts_of(op)),
+      found_(std::move(found)),
+      recordable_(!opaque && !facts_.never_replayed) {
+  for (const Table* t = &level; t != nullptr; t = t->enclosing.get()) {
+    bounded_ |= t->budget != kNoBudget;
+  }
+}
+
+// The journey of one operator.
+void LevelCall::run() {
+  if (facts_.is_view) {
+    if (op_.schema().name() == "aten::lift_fresh") settle_raw_memory();
+    run_kernel();
+    sort_results();
+    return;
+  }
+  mark_writes();
+  try {
+    if (facts_.changes_metadata) {
+      make_resident();
+      for (const FoundTensor& f : found_) {
+        // The version counter is about to be bumped for a change that is none of the contents.
+        TensorVersion* outside = f.cell == nullptr ? domain_.known_outside(*f.storage) : nullptr;
+        if (outside != nullptr) outside->counter = {};
+      }
+      run_kernel();
+      sort_results();
+      unpin_all();
+      return;
+    }
+    if (bounded_) foresee();
+    settle_raw_memory();
+    save_what_is_overwritten();
+    make_resident();
+    record_arguments();
+    if (bounded_) domain_.make_room(level_, granted_);
+    run_kernel();
+    sort_results();
+    record_results();
+    unpin_all();
+    account();
+  } catch (const NoRoom& why) {
+    unpin_all();
+    raise_budget_error(why, name());
+  } catch (...) {
+    unpin_all();
+    throw;
+  }
+}
+
+c10::ArrayRef<c10::IValue> LevelCall::arguments() const {
+  const std::size_t count = op_.schema().arguments().size();
+  return c10::ArrayRef<c10::IValue>(stack_->data() + stack_->size() - count, count);
+}
+
+c10::ArrayRef<c10::IValue> LevelCall::results() const {
+  const std::size_t count = op_.schema().returns().size();
+  return c10::ArrayRef<c10::IValue>(stack_->data() + stack_->size() - count, count);
+}
+
+std::string LevelCall::name() const { return "`" + c10::toString(op_.operator_name()) + "`"; }
+
+void LevelCall::mark_writes() {
+  if (facts_.writes.empty()) return;
+  if (facts_.training_argument >= 0) {
+    const c10::IValue& training = arguments()[facts_.training_argument];
+    if (training.isBool() && !training.toBool()) return;
+  }
+  for (FoundTensor& f : found_) {
+    f.written = std::find(facts_.writes.begin(), facts_.writes.end(), f.position) !=
+                facts_.writes.end();
+  }
+}
+
+void LevelCall::pin_for_call(const Ref<TensorVersion>& version) {
+  pin(*version);
+  pinned_.push_back(version);
+}
+
+void LevelCall::unpin_all() {
+  for (const Ref<Version>& version : pinned_) unpin(*version);
+  pinned_.clear();
+}
+
+void LevelCall::make_resident() {
+  const auto is_missing = [](const FoundTensor& f) {
+    return f.cell != nullptr && !f.cell->version->resident;
+  };
+  if (std::any_of(found_.begin(), found_.end(), is_missing)) {
+    std::vector<Version*> wanted;
+    for (const FoundTensor& f : found_) {
+      if (f.cell != nullptr) wanted.push_back(f.cell->version.get());
+    }
+    domain_.materialize(wanted);
+  }
+  for (const FoundTensor& f : found_) {
+    if (f.cell != nullptr) pin_for_call(f.cell->version);
+  }
+}
+
+// See Note [Uninitialised memory is kept]
+void LevelCall::settle_raw_memory() {
+  for (const FoundTensor& f : found_) {
+    if (f.cell == nullptr || !f.cell->version->raw || (f.written && facts_.overwrites)) continue;
+    TensorVersion& version = *f.cell->version;
+    version.raw = false;
+    if (version.producer) domain_.cut(version);
+  }
+}
+
+// Note [Mutation is a new version]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// After h = x.sin(); x.add_(1) a replay of the sine must see the old x. For a cell that costs
+// nothing: the old version stays as lineage and can be replayed into a storage of its own. But the
+// contents of an argument, of a parameter or of anything else that cannot be replayed are gone once
+// overwritten. If recorded operations have read them, this very call included, they are copied first
+// and the copy takes the version's place.
+void LevelCall::save_what_is_overwritten() {
+  bool replayable_write = false;
+  for (const FoundTensor& f : found_) {
+    replayable_write |= f.written && f.cell != nullptr && f.cell->version->producer;
+  }
+  if (recordable_ && (facts_.makes_fresh || replayable_write)) call_ = Ref<Call>(new Call(op_));
+  for (const FoundTensor& f : found_) {
+    if (!f.written) continue;
+    Ref<TensorVersion> version;
+    if (f.cell != nullptr) {
+      version = f.cell->version;
+    } else if (call_) {
+      version = domain_.outside_version(*f.tensor);
+    } else {
+      version = Ref<TensorVersion>(domain_.known_outside(*f.storage));
+    }
+    if (!version || version->producer) continue;
+    const bool saved_before = std::any_of(
+        saved_.begin(), saved_.end(), [&](const Saved& s) { return s.storage == f.storage; });
+    if (saved_before || (!call_ && version->readers.empty())) continue;
+    domain_.snapshot(*version, level_);
+    pin_for_call(version);
+    saved_.push_back({f.storage, version});
+  }
+}
+
+void LevelCall::record_arguments() {
+  for (const FoundTensor& f : found_) input_bytes_ += view_bytes(*f.tensor);
+  if (level_.active) {
+    for (const FoundTensor& f : found_) {
+      if (f.cell == nullptr && is_leaf_with_gradient(*f.tensor)) note_leaf(level_, *f.tensor);
+    }
+  }
+  if (!call_) return;
+  call_->keys = keys_;
+  call_->table = Ref<Table>(&level_);
+  call_->order = domain_.next_order++;
+  call_->selects_backend = facts_.selects_backend;
+  ++domain_.live_operations;
+  call_->take_arguments(arguments());
+  call_->inputs.reserve(found_.size());
+  call_->tensors.reserve(found_.size());
+  for (const FoundTensor& f : found_) {
+    Ref<Version> version;
+    for (const Saved& saved : saved_) {
+      if (saved.storage == f.storage) version = saved.copy;
+    }
+    if (!version && f.cell != nullptr) version = f.cell->version;
+    if (!version) version = domain_.outside_version(*f.tensor);
+    call_->take_tensor(std::move(version), *f.tensor, f.position, f.index, f.written);
+  }
+  if (facts_.draws_random) call_->random = RandomState::of(generator_of(arguments()));
+}
+
+// Note [Before, not after]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// A budget that evicts once an operator has run is exceeded by that operator's outputs each time.
+// So what a call will allocate is found out first, room for it is made, and an operator that cannot
+// fit is refused before it has touched anything.
+void LevelCall::foresee() {
+  signature_ = signature_of(op_, arguments());
+  foreseen_ = predict(signature_, op_, facts_, arguments());
+  granted_ = foreseen_.output_bytes + foreseen_.scratch_bytes;
+  for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
+    const std::size_t inputs = input_bytes_in(*t);
+    const std::size_t needed = inputs + granted_;
+    t->statistics.min_budget = std::max(t->statistics.min_budget, needed);
+    if (needed > t->budget) throw NoRoom{t, needed, inputs};
+  }
+}
+
+// Bytes of the versions the operator reads or writes that count in `table`.
+std::size_t LevelCall::input_bytes_in(const Table& table) const {
+  std::size_t sum = 0;
+  for (std::size_t i = 0; i < found_.size(); ++i) {
+    if (found_[i].cell == nullptr) continue;
+    const TensorVersion* version = found_[i].cell->version.get();
+    const bool counted_before = std::any_of(
+        found_.begin(), found_.begin() + static_cast<std::ptrdiff_t>(i),
+        [&](const FoundTensor& f) { return f.cell != nullptr && f.cell->version.get() == version; });
+    if (version->table && version->table->depth >= table.depth && !counted_before) {
+      sum += version->nbytes;
+    }
+  }
+  return sum;
+}
+
+void LevelCall::run_kernel() {
+  if (facts_.work != Work::kBytes) flops_ = flops_of(facts_, arguments());
+  const auto start = level_.timed ? std::chrono::steady_clock::now()
+                                  : std::chrono::steady_clock::time_point();
+  const auto is_on_cpu = [](const FoundTensor& f) { return f.tensor->device().is_cpu(); };
+  const bool on_cpu =
+      !found_.empty() && std::all_of(found_.begin(), found_.end(), is_on_cpu);
+  if (bounded_ && !facts_.is_view) {
+    Meter meter(level_, granted_, op_);
+    try {
+      on_cpu ? run_below(op_, keys_, facts_.selects_backend, stack_) : run_until_it_fits();
+    } catch (...) {
+      // See Note [Scratch is made room for as it is asked for]
+      if (meter.refused() > granted_) {
+        remember(signature_, facts_,
+                 {foreseen_.output_bytes, meter.refused() - foreseen_.output_bytes});
+      }
+      throw;
+    }
+    peak_ = meter.peak();
+  } else {
+    on_cpu ? run_below(op_, keys_, facts_.selects_backend, stack_) : run_until_it_fits();
+  }
+  if (level_.timed) {
+    seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+}
+
+// See Note [Passive levels]
+void LevelCall::run_until_it_fits() {
+  const torch::jit::Stack before = *stack_;
+  for (;;) {
+    try {
+      run_below(op_, keys_, facts_.selects_backend, stack_);
+      return;
+    } catch (const c10::OutOfMemoryError&) {
+      if (!evict_after_failure(level_, std::max(granted_, input_bytes_))) throw;
+      *stack_ = before;
+    }
+  }
+}
+
+}  // namespace rematfn

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// level_call.h: one operator under its level, from arguments to recorded results.
+
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include "call.h"
+#include "footprint.h"
+#include "level.h"
+
+namespace rematfn {
+
+// A tensor among the arguments, as found on the stack. Held, since the stack may be its only owner
+// and the kernel takes its arguments off the stack.
+struct FoundTensor {
+  c10::intrusive_ptr<c10::TensorImpl> tensor;
+  Cell* cell;  // null: a tensor from outside
+  const c10::StorageImpl* storage;
+  std::uint16_t position;
+  std::int32_t index;
+  bool written = false;
+};
+
+using FoundTensors = c10::SmallVector<FoundTensor, 6>;
+
+// The tensors among `arguments`, and the level they and the thread's stack put the operator under:
+// the innermost of all. Tensors of levels that nobody runs are sealed on the way, see
+// Note [Why the backward finds its level again]. `opaque` is set if some argument is no plain tensor.
+Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, bool& opaque);
+
+class LevelCall {
+ public:
+  LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
+            Level& level, FoundTensors found, bool opaque);
+
+  void run();
+
+ private:
+  [[nodiscard]] c10::ArrayRef<c10::IValue> arguments() const;
+  [[nodiscard]] c10::ArrayRef<c10::IValue> results() const;
+  [[nodiscard]] std::string name() const;
+  void mark_writes();
+  void make_resident();
+  void settle_raw_memory();
+  void save_what_is_overwritten();
+  void record_arguments();
+  void foresee();
+  [[nodiscard]] std::size_t input_bytes_in(const Table& table) const;
+  void run_kernel();
+  void run_until_it_fits();
+  void sort_results();
+  bool put_handle_on(c10::TensorImpl& tensor);
+  void record_results();
+  void record_write(std::size_t argument);
+  void record_fresh(c10::TensorImpl& tensor, OutputPlace place);
+  void account();
+  void pin_for_call(const Ref<TensorVersion>& version);
+  void unpin_all();
+
+  struct Fresh {
+    c10::TensorImpl* tensor;
+    OutputPlace place;
+  };
+  // A constant's old contents, copied because this call overwrites them.
+  struct Saved {
+    const c10::StorageImpl* storage;
+    Ref<TensorVersion> copy;
+  };
+
+  const c10::OperatorHandle& op_;
+  const c10::DispatchKeySet keys_;
+  torch::jit::Stack* stack_;
+  Level& level_;
+  TensorDomain& domain_;
+  const OperatorFacts facts_;  // a copy: a kernel in Python may end a generation of operators
+  FoundTensors found_;
+  const bool recordable_;
+  bool bounded_ = false;  // some level around has a budget
+
+  c10::SmallVector<Ref<Version>, 6> pinned_;
+  c10::SmallVector<Saved, 1> saved_;
+  Ref<Call> call_;  // null: nothing that comes of this operator can be replayed
+  c10::SmallVector<Fresh, 4> fresh_;
+  Signature signature_ = 0;
+  Footprint foreseen_;
+  std::size_t granted_ = 0;  // what room was made for
+  std::size_t peak_ = 0;     // what the kernel allocated at once
+  std::size_t input_bytes_ = 0;
+  std::size_t output_bytes_ = 0;
+  Flops flops_;
+  double seconds_ = 0;  // as measured, if the level is timed
+};
+
+}  // namespace rematfn

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// level_results.cpp: the second half of an operator's journey: what its results are to the level.
+
+#include <algorithm>
+
+#include "level_call.h"
+#include "pressure.h"
+#include "stack_utils.h"
+
+namespace rematfn {
+
+// Puts handles on results that stand on an argument's storage; the others are fresh. Whether an
+// output aliases an argument is read off the storage, never off the schema.
+// See Note [Which key we borrow]: view kernels copy the key, not the handle.
+void LevelCall::sort_results() {
+  if (facts_.changes_metadata) {
+    // `x.set_(y)` moved x to y's storage: it is a tensor of y's cell now, or of none.
+    for (const FoundTensor& f : found_) {
+      if (!put_handle_on(*f.tensor) && f.cell != nullptr) detach(*f.tensor);
+    }
+  }
+  const c10::ArrayRef<c10::IValue> all = results();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for_each_tensor(all[i], [&](const at::Tensor& tensor, int index) {
+      c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+      if (!is_plain(*impl) || put_handle_on(*impl)) return;
+      fresh_.push_back({impl, {static_cast<std::uint16_t>(i), index, false}});
+    });
+  }
+}
+
+bool LevelCall::put_handle_on(c10::TensorImpl& tensor) {
+  const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+  for (const FoundTensor& f : found_) {
+    if (f.storage != storage) continue;
+    if (f.cell != nullptr) {
+      attach(tensor, c10::intrusive_ptr<Cell>::reclaim_copy(f.cell));
+    } else if (is_tagging()) {
+      // See Note [Gradients enter tagged]
+      attach(tensor, c10::make_intrusive<Cell>(level_, domain_.outside_version(tensor),
+                                               tensor.storage()));
+    } else if (tensor.key_set().has(kLevelKey)) {
+      detach(tensor);
+    }
+    return true;
+  }
+  return false;
+}
+
+void LevelCall::record_results() {
+  // Somebody else's storage: an operator handed out a tensor that it keeps.
+  const auto owners = [&](const Fresh& fresh) {
+    return static_cast<std::size_t>(
+        std::count_if(fresh_.begin(), fresh_.end(), [&](const Fresh& other) {
+          return other.tensor->unsafe_storage().unsafeGetStorageImpl() ==
+                 fresh.tensor->unsafe_storage().unsafeGetStorageImpl();
+        }));
+  };
+  std::int64_t elements = 0;
+  for (const Fresh& fresh : fresh_) {
+    output_bytes_ += fresh.tensor->unsafe_storage().nbytes();
+    elements = std::max(elements, fresh.tensor->numel());
+  }
+  std::size_t written_bytes = 0;
+  for (const FoundTensor& f : found_) {
+    if (!f.written) continue;
+    written_bytes += view_bytes(*f.tensor);
+    elements = std::max(elements, f.tensor->numel());
+    if (f.cell != nullptr && f.storage->nbytes() > f.cell->version->nbytes) {
+      output_bytes_ += f.storage->nbytes() - f.cell->version->nbytes;
+    }
+  }
+  const std::size_t scratch_bytes = peak_ > output_bytes_ ? peak_ - output_bytes_ : 0;
+  level_.note_peak(peak_);
+  if (peak_ > granted_) level_.note_need(input_bytes_in(level_) + peak_);
+  const double cost =
+      level_.timed ? std::max(seconds_, kOperatorCost)
+                   : modelled_cost(flops_, input_bytes_ + output_bytes_ + written_bytes, elements);
+  domain_.clock += cost;
+  for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
+    ++t->statistics.operators;
+    t->statistics.base_cost += cost;
+  }
+  if (call_) {
+    call_->cost = cost;
+    call_->output_bytes = output_bytes_;
+    call_->scratch_bytes = scratch_bytes;
+  }
+  for (const FoundTensor& f : found_) {
+    if (f.cell == nullptr) continue;
+    f.cell->version->consumed = true;
+    touch(*f.cell->version, domain_.clock);
+  }
+  for (std::size_t i = 0; i < found_.size(); ++i) {
+    if (found_[i].written && found_[i].cell != nullptr) record_write(i);
+  }
+  for (const Fresh& fresh : fresh_) {
+    if (fresh.tensor->unsafe_storage().use_count() == owners(fresh)) {
+      record_fresh(*fresh.tensor, fresh.place);
+    }
+  }
+  if (bounded_) remember(signature_, facts_, {output_bytes_, scratch_bytes});
+}
+
+// See Note [Mutation is a new version]
+void LevelCall::record_write(std::size_t argument) {
+  const FoundTensor& f = found_[argument];
+  const Ref<TensorVersion> old = f.cell->version;
+  const bool again = std::any_of(
+      found_.begin(), found_.begin() + static_cast<std::ptrdiff_t>(argument),
+      [&](const FoundTensor& other) { return other.written && other.cell == f.cell; });
+  if (again) return;
+  const bool saved = std::any_of(saved_.begin(), saved_.end(),
+                                 [&](const Saved& s) { return s.copy.get() == old.get(); });
+  if (old->outside != nullptr) return;  // the caller's bytes, before and after
+
+  const Ref<TensorVersion> contents(new TensorVersion);
+  contents->nbytes = f.storage->nbytes();
+  contents->consumed = old->consumed;
+  contents->last_access = domain_.clock;
+  if (!saved) {
+    old->cell = nullptr;
+    old->program = false;
+    old->storage = c10::Storage();
+    domain_.leave(*old);
+  }
+  if (call_ && (old->producer || saved)) {
+    call_->add_output(*contents);
+    call_->places.push_back({static_cast<std::uint16_t>(argument), -1, true});
+  }
+  contents->cell = f.cell;
+  contents->program = true;
+  f.cell->version = contents;
+  f.cell->level->admit(*contents);
+  pin_for_call(contents);
+}
+
+void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
+  const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+  for (const Fresh& earlier : fresh_) {
+    if (earlier.tensor == &tensor) break;
+    if (earlier.tensor->unsafe_storage().unsafeGetStorageImpl() != storage) continue;
+    attach(tensor, c10::intrusive_ptr<Cell>::reclaim_copy(cell_of(*earlier.tensor)));
+    return;
+  }
+  Ref<TensorVersion> contents(new TensorVersion);
+  contents->nbytes = storage->nbytes();
+  contents->last_access = domain_.clock;
+  contents->raw = facts_.leaves_raw;
+  if (call_) {
+    call_->add_output(*contents);
+    call_->places.push_back(place);
+  }
+  attach(tensor, c10::make_intrusive<Cell>(level_, contents, tensor.storage()));
+  level_.admit(*contents);
+}
+
+// The operator is done and nothing is pinned: what was not foreseen is made good now.
+void LevelCall::account() {
+  if (domain_.live_operations > domain_.most_operations) domain_.trim(level_);
+  if (bounded_) {
+    domain_.make_room(level_, 0);
+  } else {
+    relieve_pressure(level_, output_bytes_);
+  }
+  for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
+    if (static_cast<Level*>(t)->evict_everything) domain_.evict_all(*t);
+  }
+}
+
+}  // namespace rematfn

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "level_tensor.h"
+
+#include <ATen/ops/clone.h>
+
+#include "call.h"
+#include "errors.h"
+#include "level.h"
+#include "torch_compat.h"
+
+namespace rematfn {
+namespace {
+
+constexpr const char* kEvicted =
+    "This tensor was evicted by rematfn.remat and its bytes were asked for outside of the "
+    "dispatcher. Call rematfn.materialize(x) first, or return the tensor from the transformed "
+    "function.";
+
+// Tensors without bytes of their own, or whose bytes are not what their metadata says.
+constexpr c10::DispatchKeySet kNotPlain({
+    c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr, c10::DispatchKey::Quantized,
+    c10::DispatchKey::NestedTensor, c10::DispatchKey::ZeroTensor, c10::DispatchKey::Python,
+    c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
+    c10::DispatchKey::FuncTorchGradWrapper});
+
+// key_set_ is protected; a pointer to the member, named through a derived class, is the legal way in.
+struct KeySet : c10::TensorImpl {
+  static c10::DispatchKeySet& of(c10::TensorImpl& tensor) { return tensor.*(&KeySet::key_set_); }
+};
+
+}  // namespace
+
+TensorVersion::~TensorVersion() {
+  if (outside != nullptr) outside->erase_outside(*this);
+}
+
+c10::Storage TensorVersion::current_storage() const {
+  if (storage) return storage;
+  TORCH_INTERNAL_ASSERT(cell != nullptr);
+  return c10::Storage(cell->storage.lock());
+}
+
+Cell::Cell(Level& owner, Ref<TensorVersion> contents, const c10::Storage& bytes)
+    : level(&owner), version(std::move(contents)), storage(bytes.getWeakStorageImpl()) {
+  if (version->outside == nullptr) {
+    version->cell = this;
+    version->program = true;
+  }
+}
+
+// Any thread, any time. See Note [The program may drop a tensor at any time]
+Cell::~Cell() {
+  Domain& domain = *level->domain;
+  domain.release(std::move(version), std::move(level));
+}
+
+// See Note [The handle and the key]
+Cell* cell_of(const c10::TensorImpl& tensor) {
+  if (!tensor.key_set().has(kLevelKey)) return nullptr;
+  auto& impl = const_cast<c10::TensorImpl&>(tensor);  // the getter is not const
+  auto* cell = static_cast<Cell*>(impl.get_backend_meta());
+  // `x.data = y` and `set_` may leave a handle behind on a tensor that has moved to another storage.
+  if (cell == nullptr || !tensor.has_storage() ||
+      cell->storage._unsafe_get_target() != tensor.unsafe_storage().unsafeGetStorageImpl()) {
+    return nullptr;
+  }
+  return cell;
+}
+
+void attach(c10::TensorImpl& tensor, const c10::intrusive_ptr<Cell>& cell) {
+  if (tensor.get_backend_meta() != cell.get()) tensor.set_backend_meta(cell);
+  c10::DispatchKeySet& keys = KeySet::of(tensor);
+  keys = keys.add(kLevelKey);
+}
+
+void detach(c10::TensorImpl& tensor) {
+  c10::DispatchKeySet& keys = KeySet::of(tensor);
+  keys = keys.remove(kLevelKey);
+  tensor.set_backend_meta(nullptr);
+}
+
+bool is_plain(const c10::TensorImpl& tensor) {
+  return !tensor.key_set().has_any(kNotPlain) && !tensor.is_meta() && tensor.has_storage() &&
+         tensor.layout() == c10::kStrided && !tensor.has_symbolic_sizes_strides();
+}
+
+// ---- what a domain does to tensors ------------------------------------------------------------
+
+Ref<TensorVersion> TensorDomain::outside_version(c10::TensorImpl& tensor) {
+  const c10::Storage& storage = tensor.unsafe_storage();
+  TensorVersion*& entry = outside_[storage.unsafeGetStorageImpl()];
+  if (entry == nullptr) {
+    entry = new TensorVersion;
+    entry->storage = storage;
+    entry->nbytes = storage.nbytes();
+    entry->outside = this;
+    // functionalize bumps the counters of tensors it does not write.
+    const bool counts =
+        !tensor.is_inference() &&
+        !c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Functionalize);
+    if (counts) {
+      entry->counter = tensor.version_counter();
+      entry->counted = entry->counter.current_version();
+    }
+  }
+  return Ref<TensorVersion>(entry);
+}
+
+TensorVersion* TensorDomain::known_outside(const c10::StorageImpl& storage) const {
+  const auto found = outside_.find(&storage);
+  return found == outside_.end() ? nullptr : found->second;
+}
+
+void TensorDomain::erase_outside(const TensorVersion& version) {
+  const auto found = outside_.find(version.storage.unsafeGetStorageImpl());
+  if (found != outside_.end() && found->second == &version) outside_.erase(found);
+}
+
+void TensorDomain::snapshot(TensorVersion& version, Level& level) {
+  make_room(level, version.nbytes);
+  const BackendScope scope;
+  const c10::Storage copy = bytes_of(version.current_storage()).clone().storage();
+  if (version.outside != nullptr) {
+    erase_outside(version);
+    version.outside = nullptr;
+    version.counter = {};
+  } else {
+    version.table->expel(version);
+    version.cell = nullptr;
+    version.program = false;
+  }
+  version.storage = copy;
+  level.admit(version);
+}
+
+void TensorDomain::make_outside(TensorVersion& version) {
+  if (version.outside != nullptr) return;
+  version.storage = version.current_storage();
+  if (version.producer) cut(version);
+  if (version.table) version.table->expel(version);
+  version.cell = nullptr;
+  version.program = false;
+  // Two versions cannot share a storage: a cell has one current version, and the map no other.
+  version.outside = this;
+  outside_[version.storage.unsafeGetStorageImpl()] = &version;
+}
+
+void TensorDomain::replay(Operation& operation) { static_cast<Call&>(operation).replay(*this); }
+
+std::size_t TensorDomain::replay_bytes(const Operation& operation) {
+  return static_cast<const Call&>(operation).replay_bytes();
+}
+
+void TensorDomain::drop(Version& version) {
+  auto& v = static_cast<TensorVersion&>(version);
+  if (v.storage) {
+    v.storage = c10::Storage();
+    return;
+  }
+  const auto storage = v.cell->storage.lock();
+  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, storage->device()));
+  forbid_access(*storage, kEvicted);
+}
+
+bool TensorDomain::held_elsewhere(const Version& version) {
+  const auto& v = static_cast<const TensorVersion&>(version);
+  if (v.storage) return v.storage.use_count() > 1;
+  const auto storage = v.cell->storage.lock();
+  // tensor.numpy() leaves the storage unresizable: an array may stand on its bytes.
+  return !storage || !storage->resizable() || storage.use_count() - 1 > c10::raw::intrusive_ptr::use_count(v.cell);
+}
+
+bool TensorDomain::forget(Version& version) {
+  auto& v = static_cast<TensorVersion&>(version);
+  v.cell = nullptr;
+  return !v.storage;
+}
+
+void TensorDomain::keep_alive(Version& version) {
+  auto& v = static_cast<TensorVersion&>(version);
+  if (!v.storage) v.storage = v.current_storage();
+}
+
+void refill(TensorVersion& version, c10::Storage from) {
+  if (version.cell == nullptr) {
+    version.storage = std::move(from);
+    return;
+  }
+  const auto storage = version.cell->storage.lock();
+  check_replay(storage && storage->nbytes() == from.nbytes(),
+               "a replay produced another number of bytes than the first run");
+  allow_access(*storage);
+  storage->set_data_ptr_noswap(
+      from.set_data_ptr(c10::DataPtr(nullptr, storage->device())));
+}
+
+at::Tensor bytes_of(const c10::Storage& storage) {
+  const auto device = storage.device();
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet(c10::computeDispatchKey(
+                                 c10::kByte, c10::kStrided, device)),
+      c10::scalarTypeToTypeMeta(c10::kByte));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(storage.nbytes())});
+  return tensor;
+}
+
+BackendScope::BackendScope() : saved_(c10::impl::tls_local_dispatch_key_set()) {
+  c10::impl::LocalDispatchKeySet bare = saved_;
+  bare.included_ = c10::default_included_set;
+  bare.excluded_ = c10::default_excluded_set | kAboveLevels;
+  c10::impl::_force_tls_local_dispatch_key_set(bare);
+}
+
+BackendScope::~BackendScope() { c10::impl::_force_tls_local_dispatch_key_set(saved_); }
+
+}  // namespace rematfn

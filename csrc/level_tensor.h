@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// level_tensor.h: cells, handles and storages: what ties the program's tensors to their lineage.
+//
+// Note [The handle and the key]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A level tensor is the backend kernel's own tensor with two things added: our dispatch key in its
+// key set, so that operators on it come to us, and a handle in its backend meta, so that we know
+// what it is. Nothing is wrapped: while it is resident, whatever works on a tensor works on it.
+//
+// The handle is the cell itself, one for all tensors on a storage. Copies of a tensor that autograd
+// makes (`detach`, saved variables) share the handle, as c10 copies backend meta by reference. Hence
+//   - the cell dies exactly when the program's last tensor on the storage does, and
+//   - its reference count is the number of tensors we know of on the storage. When the storage has
+//     more holders than that, somebody else (an UntypedStorage object) has it, and evicting would
+//     pull it from under them. NumPy holds the tensor instead, but makes the storage unresizable.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/flat_hash_map.h>
+
+#include "dispatch_key.h"
+#include "domain.h"
+
+namespace rematfn {
+
+class Level;
+struct Cell;
+class TensorDomain;
+
+struct TensorVersion final : Version {
+  ~TensorVersion() override;
+
+  Cell* cell = nullptr;  // whose current contents these are
+  // Ours alone: recomputed without a cell, a snapshot, a constant that lineage reads, or the storage
+  // of a tensor from outside.
+  c10::Storage storage;
+
+  // For a tensor from outside: whose map it stands in, and how to tell that it was written.
+  TensorDomain* outside = nullptr;
+  c10::VariableVersion counter;
+  std::uint32_t counted = 0;
+
+  [[nodiscard]] c10::Storage current_storage() const;
+};
+
+// One storage as its level knows it. Lives in the backend meta of every tensor on it.
+struct Cell final : c10::BackendMeta {
+  Cell(Level& level, Ref<TensorVersion> version, const c10::Storage& storage);
+  ~Cell() override;
+
+  Ref<Level> level;
+  Ref<TensorVersion> version;  // the current contents
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+};
+
+// The cell a tensor stands on, if it is a level tensor.
+[[nodiscard]] Cell* cell_of(const c10::TensorImpl& tensor);
+// Makes `tensor`, whose storage is the cell's, a level tensor.
+void attach(c10::TensorImpl& tensor, const c10::intrusive_ptr<Cell>& cell);
+void detach(c10::TensorImpl& tensor);
+
+// A dense tensor with bytes of its own; anything else passes through untracked.
+[[nodiscard]] bool is_plain(const c10::TensorImpl& tensor);
+
+class TensorDomain final : public Domain {
+ public:
+  // The contents of a tensor that no level made, as of now.
+  Ref<TensorVersion> outside_version(c10::TensorImpl& tensor);
+  // The same if some operation has read it, else null.
+  [[nodiscard]] TensorVersion* known_outside(const c10::StorageImpl& storage) const;
+  // Keeps a copy of a constant or outside version that is about to be overwritten.
+  void snapshot(TensorVersion& version, Level& level);
+  // `version` becomes the caller's: resident, uncounted, a constant.
+  void make_outside(TensorVersion& version);
+
+  std::vector<Level*> levels;  // the domain's, alive in Python or in a tensor
+
+ private:
+  friend struct Call;
+  friend struct TensorVersion;
+
+  void erase_outside(const TensorVersion& version);
+  void replay(Operation& operation) override;
+  std::size_t replay_bytes(const Operation& operation) override;
+  void drop(Version& version) override;
+  bool held_elsewhere(const Version& version) override;
+  bool forget(Version& version) override;
+  void keep_alive(Version& version) override;
+
+  ska::flat_hash_map<const c10::StorageImpl*, TensorVersion*> outside_;
+};
+
+// The level's own bytes: puts those of `from` where the program's tensors look for them.
+void refill(TensorVersion& version, c10::Storage from);
+
+// A one-dimensional tensor of bytes over a storage.
+[[nodiscard]] at::Tensor bytes_of(const c10::Storage& storage);
+
+// For a scope: operators run as kernels do, with nothing that interprets them above the backends.
+class BackendScope {
+ public:
+  BackendScope();
+  ~BackendScope();
+  BackendScope(const BackendScope&) = delete;
+  BackendScope& operator=(const BackendScope&) = delete;
+
+ private:
+  c10::impl::LocalDispatchKeySet saved_;
+};
+
+}  // namespace rematfn

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lineage.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "domain.h"
+
+namespace rematfn {
+
+// See Note [Lineage owns inputs, never outputs]
+void bury(Node* node) {
+  constinit thread_local static Node* dead = nullptr;
+  constinit thread_local static bool digging = false;
+  node->next_dead = dead;
+  dead = node;
+  if (digging) return;
+  digging = true;
+  while (dead != nullptr) {
+    Node* next = dead;
+    dead = next->next_dead;
+    delete next;
+  }
+  digging = false;
+}
+
+Version::~Version() {
+  if (table) table->expel(*this);
+  if (producer) {
+    auto& outputs = producer->outputs;
+    std::replace(outputs.begin(), outputs.end(), this, static_cast<Version*>(nullptr));
+  }
+}
+
+Operation::~Operation() {
+  for (Input& input : inputs) {
+    auto& readers = input.version->readers;
+    const Use moved = readers.back();
+    readers[input.reader] = moved;
+    moved.operation->inputs[moved.input].reader = input.reader;
+    readers.pop_back();
+  }
+  if (table) --table->domain->live_operations;
+}
+
+void Operation::add_input(Ref<Version> version) {
+  const auto position = static_cast<std::uint32_t>(inputs.size());
+  auto& readers = version->readers;
+  readers.push_back({this, position});
+  inputs.push_back({std::move(version), static_cast<std::uint32_t>(readers.size() - 1)});
+}
+
+void Operation::add_output(Version& version) {
+  version.producer = Ref<Operation>(this);
+  outputs.push_back(&version);
+}
+
+Table::Table(std::shared_ptr<Domain> owner, Table* outer, std::size_t bytes, Score kind)
+    : domain(std::move(owner)),
+      enclosing(outer),
+      budget(bytes),
+      score(kind),
+      depth(outer == nullptr ? 1 : outer->depth + 1) {
+  if (outer != nullptr) outer->inner.push_back(this);
+}
+
+Table::~Table() {
+  if (enclosing) std::erase(enclosing->inner, this);
+}
+
+void Table::admit(Version& version) {
+  version.table = Ref<Table>(this);
+  version.previous = newest;
+  (newest == nullptr ? oldest : newest->next) = &version;
+  newest = &version;
+  if (version.resident) {
+    charge(version.nbytes);
+    enlist(version);
+  }
+}
+
+void Table::expel(Version& version) {
+  delist(version);
+  if (version.resident) discharge(version.nbytes);
+  (version.previous == nullptr ? oldest : version.previous->next) = version.next;
+  (version.next == nullptr ? newest : version.next->previous) = version.previous;
+  version.previous = version.next = nullptr;
+  version.table.reset();
+}
+
+void Table::charge(std::size_t nbytes) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->resident_bytes += nbytes;
+  note_peak(0);
+}
+
+void Table::discharge(std::size_t nbytes) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->resident_bytes -= nbytes;
+}
+
+void Table::note_peak(std::size_t in_flight) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
+    t->statistics.peak_bytes = std::max(t->statistics.peak_bytes, t->resident_bytes + in_flight);
+  }
+}
+
+void Table::note_need(std::size_t nbytes) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
+    t->statistics.min_budget = std::max(t->statistics.min_budget, nbytes);
+  }
+}
+
+void Table::enlist(Version& version) {
+  if (!version.producer || version.nbytes == 0 || version.raw) return;
+  version.slot = candidates.size();
+  candidates.push_back({.nbytes = static_cast<double>(version.nbytes),
+                        .cost = version.producer->cost,
+                        .last_access = version.last_access,
+                        .consumed = version.consumed,
+                        .pinned = version.pins > 0,
+                        .pending = version.pending > 0});
+  candidate_versions.push_back(&version);
+}
+
+void Table::delist(Version& version) {
+  const std::size_t slot = version.slot;
+  if (slot == kNoSlot) return;
+  candidates[slot] = candidates.back();
+  candidate_versions[slot] = candidate_versions.back();
+  candidate_versions[slot]->slot = slot;
+  candidates.pop_back();
+  candidate_versions.pop_back();
+  version.slot = kNoSlot;
+}
+
+void pin(Version& version) {
+  ++version.pins;
+  if (version.slot != kNoSlot) version.table->candidates[version.slot].pinned = true;
+}
+
+void unpin(Version& version) {
+  if (--version.pins == 0 && version.slot != kNoSlot) {
+    version.table->candidates[version.slot].pinned = false;
+  }
+}
+
+void expect(Version& version) {
+  ++version.pending;
+  if (version.slot != kNoSlot) version.table->candidates[version.slot].pending = true;
+}
+
+void unexpect(Version& version) {
+  if (--version.pending == 0 && version.slot != kNoSlot) {
+    version.table->candidates[version.slot].pending = false;
+  }
+}
+
+void touch(Version& version, double now) {
+  version.last_access = now;
+  if (version.slot != kNoSlot) {
+    Candidate& c = version.table->candidates[version.slot];
+    c.last_access = now;
+    c.consumed = version.consumed;
+  }
+}
+
+namespace {
+
+void require(bool holds, const char* invariant) {
+  if (!holds) {
+    throw std::logic_error(std::string("rematfn: invariant broken, please report it: ") +
+                           invariant);
+  }
+}
+
+}  // namespace
+
+void Table::check() const {
+  std::size_t own = 0;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const Version& v = *candidate_versions[i];
+    require(v.slot == i && v.table.get() == this, "L2: a candidate is listed by its table");
+    require(v.resident && v.producer && v.nbytes > 0, "L2: a candidate can be evicted");
+    require(candidates[i].pinned == (v.pins > 0), "L4: a candidate knows its pins");
+  }
+  for (const Version* v = oldest; v != nullptr; v = v->next) {
+    require(v->resident || v->producer, "L1: an evicted version has a producer");
+    require(v->pins == 0 || v->resident, "L4: pins imply residency");
+    if (v->resident) own += v->nbytes;
+    for (const Use& use : v->readers) {
+      require(use.operation->inputs[use.input].version.get() == v, "L6: readers mirror inputs");
+    }
+    if (v->producer) {
+      const auto& outputs = v->producer->outputs;
+      require(std::find(outputs.begin(), outputs.end(), v) != outputs.end(),
+              "L6: outputs mirror producers");
+      for (const Input& input : v->producer->inputs) {
+        const Operation* earlier = input.version->producer.get();
+        require(earlier == nullptr || earlier->order < v->producer->order,
+                "L3: inputs come before their readers");
+      }
+    }
+  }
+  for (const Table* table : inner) own += table->resident_bytes;
+  require(own == resident_bytes, "L5: bytes are the sum over resident versions");
+}
+
+}  // namespace rematfn

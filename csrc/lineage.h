@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// lineage.h: versions, the operations that produce them, and the table that counts their bytes.
+//
+// Nothing here knows a tensor. level_tensor.h adds the storages, call.h the recorded calls; the
+// arithmetic below also serves a recorded trace.
+//
+// Note [Lineage owns inputs, never outputs]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Strong references run from a version to its producer and from an operation to the versions it
+// read. What points forward (`readers`, `outputs`) is a plain pointer that the pointee clears when
+// it dies. So lineage dies by itself with the last version that needs it, and following owners never
+// comes back. A chain of 10^5 operations dies too: bury() works through a list, since destructors
+// that call destructors would need a stack frame for each link.
+//
+// Invariants, asserted by Table::check():
+//   L1  A version is resident or evicted; an evicted version has a producer.
+//   L2  A candidate is resident, has a producer and bytes, and belongs to the table that lists it.
+//   L3  Every input of a producer was in the program before it: input.producer.order < order.
+//   L4  pins > 0 implies resident.
+//   L5  A table's bytes are the sum over its own resident versions and its inner tables' bytes.
+//   L6  readers and inputs mirror each other, as do outputs and producers.
+
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/util/SmallVector.h>
+
+#include "eviction.h"
+
+namespace rematfn {
+
+class Domain;
+class Table;
+struct Operation;
+
+// Intrusive counting without atomics: every reference is taken and dropped under the domain's lock.
+class Node {
+ public:
+  Node() = default;
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+  virtual ~Node() = default;
+
+  std::uint32_t references = 0;
+  Node* next_dead = nullptr;
+};
+
+// Destroys a node nobody refers to any more, and what dies with it, without recursion.
+void bury(Node* node);
+
+template <class T>
+class Ref {
+ public:
+  Ref() = default;
+  explicit Ref(T* node) : node_(node) {
+    if (node_ != nullptr) ++node_->references;
+  }
+  Ref(const Ref& other) : Ref(other.node_) {}
+  template <class U>
+    requires std::convertible_to<U*, T*>
+  Ref(const Ref<U>& other) : Ref(other.get()) {}
+  Ref(Ref&& other) noexcept : node_(std::exchange(other.node_, nullptr)) {}
+  // Hands the reference over without counting, so it may run outside the domain's lock.
+  template <class U>
+    requires std::convertible_to<U*, T*>
+  Ref(Ref<U>&& other) noexcept : node_(other.give_up()) {}
+  Ref& operator=(Ref other) noexcept {
+    std::swap(node_, other.node_);
+    return *this;
+  }
+  ~Ref() { reset(); }
+  void reset() {
+    if (T* node = std::exchange(node_, nullptr); node != nullptr && --node->references == 0) {
+      bury(node);
+    }
+  }
+  T* give_up() { return std::exchange(node_, nullptr); }
+  T* get() const { return node_; }
+  T* operator->() const { return node_; }
+  T& operator*() const { return *node_; }
+  explicit operator bool() const { return node_ != nullptr; }
+
+ private:
+  T* node_ = nullptr;
+};
+
+inline constexpr std::size_t kNoSlot = static_cast<std::size_t>(-1);
+
+struct Use {
+  Operation* operation;
+  std::uint32_t input;  // which of the operation's inputs
+};
+
+// The contents of one storage after its k-th write: the unit of residency and of eviction.
+struct Version : Node {
+  ~Version() override;
+
+  Ref<Table> table;         // whose bytes these are; none for what came from outside
+  Version* previous = nullptr;  // the table's list of its versions, oldest first
+  Version* next = nullptr;
+  Ref<Operation> producer;  // none: a constant, never evicted
+  c10::SmallVector<Use, 2> readers;
+
+  std::size_t nbytes = 0;
+  double last_access = 0;      // program time
+  std::size_t slot = kNoSlot;  // place among the table's candidates
+  std::uint32_t pins = 0;
+  std::uint32_t pending = 0;  // planned replays, and the waiting operator, that will read it
+  bool resident = true;
+  bool raw = false;       // uninitialised memory, perhaps being filled where we cannot see: kept
+  bool program = false;   // some tensor of the program stands on these very contents
+  bool consumed = false;  // an operator of the program has read it
+};
+
+struct Input {
+  Ref<Version> version;
+  std::uint32_t reader;  // where in version->readers this input stands
+};
+
+// One recorded call of an operator.
+struct Operation : Node {
+  ~Operation() override;
+
+  void add_input(Ref<Version> version);
+  // Makes `version` an output; its bytes can now be had again by replaying.
+  void add_output(Version& version);
+
+  Ref<Table> table;     // the level that ran it
+  std::uint64_t order;  // place in the program
+  double cost = 0;      // seconds of the cost model
+  std::size_t output_bytes = 0;   // what running it allocates
+  std::size_t scratch_bytes = 0;  // and, beyond that, needs for the while
+  c10::SmallVector<Input, 3> inputs;
+  c10::SmallVector<Version*, 2> outputs;  // by position; null once dead
+  bool planned = false;           // waits in the replay heap
+  std::uint64_t mark = 0;         // visited by the closure walk of this number
+  std::uint32_t component = 0;    // evicted component of h_eq; 0: not evicted
+};
+
+// What a call of a transformed function did. Read by `stats`.
+struct Statistics {
+  std::size_t peak_bytes = 0;
+  std::size_t min_budget = 0;
+  std::uint64_t operators = 0;
+  std::uint64_t evictions = 0;
+  std::uint64_t replays = 0;
+  double base_cost = 0;
+  double replayed_cost = 0;
+};
+
+inline constexpr std::size_t kNoBudget = std::numeric_limits<std::size_t>::max();
+
+// A level's versions: which may go, and how many bytes they hold together.
+class Table : public Node {
+ public:
+  Table(std::shared_ptr<Domain> domain, Table* enclosing, std::size_t budget, Score score);
+  ~Table() override;
+
+  const std::shared_ptr<Domain> domain;
+  const Ref<Table> enclosing;
+  std::vector<Table*> inner;
+  std::size_t budget;
+  const Score score;
+  const std::uint32_t depth;
+  std::size_t resident_bytes = 0;  // inner tables' included
+  Statistics statistics;
+  Version* oldest = nullptr;
+  Version* newest = nullptr;
+
+  std::vector<Candidate> candidates;
+  std::vector<Version*> candidate_versions;  // in step with `candidates`
+
+  // The version's bytes count here from now on. It must not belong to a table yet.
+  void admit(Version& version);
+  void expel(Version& version);
+
+  // The bytes of a version of this table come or go.
+  void charge(std::size_t nbytes);
+  void discharge(std::size_t nbytes);
+  // `in_flight` bytes beyond the resident ones are in use, here and in the enclosing tables.
+  void note_peak(std::size_t in_flight);
+  void note_need(std::size_t nbytes);
+
+  void enlist(Version& version);
+  void delist(Version& version);
+  void check() const;
+};
+
+void pin(Version& version);
+void unpin(Version& version);
+void expect(Version& version);  // one more pending reader
+void unexpect(Version& version);
+// The program reads or makes `version`.
+void touch(Version& version, double now);
+
+}  // namespace rematfn

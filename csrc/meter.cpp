@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "meter.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+
+#include <mutex>
+#include <utility>
+
+namespace rematfn {
+namespace {
+
+constinit thread_local Meter* running = nullptr;
+
+// torch's default CPU allocator, with each block's size in front of it. The profiler is told of the
+// bytes that were asked for, as without us.
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t nbytes) override {
+    const c10::Device kCpu(c10::kCPU);
+    if (nbytes == 0) return {nullptr, nullptr, &release, kCpu};
+    if (running != nullptr) running->allocated(nbytes);
+    auto* block = static_cast<char*>(c10::alloc_cpu(nbytes + kHeader));
+    *reinterpret_cast<std::size_t*>(block) = nbytes;
+    void* data = block + kHeader;
+    c10::profiledCPUMemoryReporter().New(data, nbytes);
+    return {data, data, &release, kCpu};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+
+  void copy_data(void* dest, const void* src, std::size_t count) const override {
+    default_copy_data(dest, src, count);
+  }
+
+ private:
+  static constexpr std::size_t kHeader = 64;  // keeps the alignment that torch promises
+
+  static void release(void* data) {
+    if (data == nullptr) return;
+    char* block = static_cast<char*>(data) - kHeader;
+    if (running != nullptr) running->freed(*reinterpret_cast<std::size_t*>(block));
+    c10::profiledCPUMemoryReporter().Delete(data);
+    c10::free_cpu(block);
+  }
+};
+
+}  // namespace
+
+Meter::Meter(Table& level, std::size_t granted, const c10::OperatorHandle& op)
+    : level_(level),
+      granted_(static_cast<std::int64_t>(granted)),
+      op_(op),
+      outer_(std::exchange(running, this)) {}
+
+Meter::~Meter() { running = outer_; }
+
+// See Note [Scratch is made room for as it is asked for]
+void Meter::allocated(std::size_t nbytes) {
+  const std::int64_t live = live_ + static_cast<std::int64_t>(nbytes);
+  if (live > granted_) {
+    running = nullptr;  // what eviction frees is not the operator's
+    try {
+      level_.domain->make_room(level_, static_cast<std::size_t>(live));
+    } catch (const NoRoom& why) {
+      running = this;
+      refused_ = live;
+      raise_budget_error(why, "`" + c10::toString(op_.operator_name()) + "`");
+    }
+    running = this;
+    granted_ = live;
+  }
+  live_ = live;
+  peak_ = std::max(peak_, live_);
+}
+
+void install_counting_allocator() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    // Somebody else's allocator stays: then shape inference alone bounds the peak.
+    if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return;
+    c10::SetCPUAllocator(new CountingAllocator, /*priority=*/255);
+  });
+}
+
+}  // namespace rematfn

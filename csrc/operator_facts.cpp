@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "operator_facts.h"
+
+#include <ATen/core/enum_tag.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string_view>
+
+namespace rematfn {
+namespace {
+
+std::atomic<std::uint64_t> generation{0};
+
+// Note [Writes that schemas do not mention]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The batch norms that predate functionalization update the running statistics they are given, and
+// their schemas say nothing of it. Replaying one as it is recorded would move the statistics twice.
+// Of the operators torch tests on a CPU, native_batch_norm is the only such one; the others are its
+// siblings on other backends and for synchronised batch norm.
+struct HiddenWrite {
+  std::string_view name;
+  std::array<std::uint8_t, 2> arguments;
+  int training_argument;
+};
+constexpr std::array<HiddenWrite, 6> kHiddenWrites{{
+    {"aten::native_batch_norm", {3, 4}, 5},
+    {"aten::cudnn_batch_norm", {3, 4}, 5},
+    {"aten::miopen_batch_norm", {3, 4}, 5},
+    {"aten::batch_norm_update_stats", {1, 2}, -1},
+    {"aten::batch_norm_gather_stats", {3, 4}, -1},
+    {"aten::batch_norm_gather_stats_with_counts", {3, 4}, -1},
+}};
+
+// Aliases without a word in the schema; made by reshaping alone.
+constexpr std::array<std::string_view, 3> kHiddenViews{
+    "aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"};
+
+// A second run of these is not the first one's twin, bit for bit.
+constexpr std::array<std::string_view, 2> kNotReproducible{"aten::_ctc_loss", "aten::linalg_lstsq"};
+
+// Collectives talk to other processes, which do not replay with us.
+constexpr std::array<std::string_view, 7> kCommunication{
+    "c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::",
+    "_dtensor::", "symm_mem::", "fsdp::"};
+
+// Note [Uninitialised memory is kept]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Programs fill the result of `empty` by raw pointer, where no dispatcher sees it: torch.tensor([..])
+// does, and so does every extension that is passed data_ptr(). Evicting it and replaying `empty`
+// would lose the contents without a word. So such a version is not evicted while an operator has
+// not written it. If the first operator to touch it only overwrites (`copy_`, `fill_`, `out=`), its
+// contents were garbage, and replaying `empty` gives as good. If it reads, they were not: the version
+// becomes a constant. `lift_fresh`, torch.tensor's last act, counts as a reader.
+constexpr std::array<std::string_view, 11> kOverwriting{
+    "aten::copy_",         "aten::fill_",        "aten::zero_",       "aten::index_put_",
+    "aten::index_copy_",   "aten::index_fill_",  "aten::scatter_",    "aten::masked_fill_",
+    "aten::_foreach_copy_", "aten::_foreach_zero_", "aten::masked_scatter_"};
+
+template <std::size_t n>
+bool contains(const std::array<std::string_view, n>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+Work work_of(std::string_view name) {
+  static constexpr std::array<std::string_view, 6> kMatmuls{
+      "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_addmm_activation",
+      "aten::mkldnn_linear"};
+  static constexpr std::array<std::string_view, 5> kConvolutions{
+      "aten::convolution", "aten::_convolution", "aten::mkldnn_convolution",
+      "aten::convolution_overrideable", "aten::cudnn_convolution"};
+  if (contains(kMatmuls, name)) return Work::kMatmul;
+  if (contains(kConvolutions, name)) return Work::kConvolution;
+  if (name == "aten::convolution_backward") return Work::kConvolutionBackward;
+  if (name.starts_with("aten::_scaled_dot_product")) return Work::kAttention;
+  return Work::kBytes;
+}
+
+bool mentions_tensor(const c10::Type& type) {
+  if (type.kind() == c10::TypeKind::TensorType) return true;
+  const auto contained = type.containedTypes();
+  return std::any_of(contained.begin(), contained.end(),
+                     [](const c10::TypePtr& t) { return mentions_tensor(*t); });
+}
+
+OperatorFacts read_facts(const c10::OperatorHandle& op) {
+  OperatorFacts facts;
+  const c10::FunctionSchema& schema = op.schema();
+  const std::string& name = schema.name();
+
+  const auto& arguments = schema.arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const c10::AliasInfo* alias = arguments[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) facts.writes.push_back(static_cast<std::uint8_t>(i));
+  }
+  bool any_alias = false;
+  for (const c10::Argument& result : schema.returns()) {
+    const c10::AliasInfo* alias = result.alias_info();
+    any_alias |= alias != nullptr;
+    facts.makes_fresh |= alias == nullptr && mentions_tensor(*result.real_type());
+  }
+  facts.changes_metadata = op.hasTag(at::Tag::inplace_view) && !name.starts_with("aten::resize");
+  facts.is_view = (any_alias && facts.writes.empty() && !facts.makes_fresh) ||
+                  contains(kHiddenViews, std::string_view(name));
+  // See Note [Writes that schemas do not mention]
+  for (const HiddenWrite& hidden : kHiddenWrites) {
+    if (hidden.name != name) continue;
+    facts.writes.append(hidden.arguments.begin(), hidden.arguments.end());
+    facts.training_argument = hidden.training_argument;
+  }
+  if (facts.changes_metadata) facts.writes.clear();
+  // See Note [Uninitialised memory is kept]
+  facts.leaves_raw = name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
+  facts.overwrites =
+      contains(kOverwriting, std::string_view(name)) ||
+      std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.is_out(); }) ||
+      (op.hasTag(at::Tag::nondeterministic_seeded) && !facts.writes.empty());
+  facts.draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
+  facts.dynamic_shape = op.hasTag(at::Tag::dynamic_output_shape);
+  facts.never_replayed =
+      contains(kNotReproducible, std::string_view(name)) ||
+      std::any_of(kCommunication.begin(), kCommunication.end(),
+                  [&](std::string_view prefix) { return name.starts_with(prefix); });
+  facts.selects_backend = op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect);
+  facts.work = work_of(name);
+  return facts;
+}
+
+}  // namespace
+
+const OperatorFacts& facts_of(const c10::OperatorHandle& op) {
+  thread_local ska::flat_hash_map<const c10::FunctionSchema*, std::unique_ptr<OperatorFacts>> known;
+  thread_local std::uint64_t known_generation = 0;
+  // See Note [Operators are known by an address]
+  if (const std::uint64_t now = operator_generation(); now != known_generation) {
+    known.clear();
+    known_generation = now;
+  }
+  std::unique_ptr<OperatorFacts>& entry = known[&op.schema()];
+  if (!entry) entry = std::make_unique<OperatorFacts>(read_facts(op));
+  return *entry;
+}
+
+std::uint64_t operator_generation() { return generation.load(std::memory_order_relaxed); }
+void end_operator_generation() { ++generation; }
+
+}  // namespace rematfn

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// operator_facts.h: what a schema and its tags say about an operator, looked up once.
+
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+
+namespace rematfn {
+
+enum class Work : std::uint8_t { kBytes, kMatmul, kConvolution, kConvolutionBackward, kAttention };
+
+struct OperatorFacts {
+  c10::SmallVector<std::uint8_t, 2> writes;  // arguments whose contents change
+  int training_argument = -1;     // the writes happen only if this argument is true
+  bool is_view = false;           // every output is an alias, nothing is written: no bytes touched
+  bool changes_metadata = false;  // `t_`, `set_`: the tensor changes, its storage does not
+  bool makes_fresh = false;       // some output may have bytes of its own
+  bool leaves_raw = false;  // `empty`: the output's contents are whatever was there
+  bool overwrites = false;  // what it writes does not depend on the old contents
+  bool draws_random = false;
+  bool never_replayed = false;
+  bool selects_backend = false;   // has a BackendSelect kernel: a factory
+  bool dynamic_shape = false;     // the size of an output depends on data
+  Work work = Work::kBytes;
+};
+
+// Facts of `op`; the reference stays valid on this thread until the next call.
+[[nodiscard]] const OperatorFacts& facts_of(const c10::OperatorHandle& op);
+// Note [Operators are known by an address]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What is known of an operator is filed under the address of its schema. A library that goes takes
+// its operators with it, and the next operator may come to lie at the same address, with another
+// schema. So whatever is filed also belongs to a generation, which ends when an operator goes.
+[[nodiscard]] std::uint64_t operator_generation();
+void end_operator_generation();
+
+}  // namespace rematfn

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// replay.cpp: the part of Domain that has evicted versions made again.
+//
+// Note [Replay runs in program order]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The textbook way is recursion: to make a version, first make its producer's inputs, each locked
+// until the producer has run. On a chain of 10^5 operators that overflows the stack, and on a U-Net
+// the locks of all unfinished recursions together exceed a small budget. Instead:
+//   1. Collect the closure of missing producers and run it from a heap, by place in the program.
+//   2. Each version counts its pending readers; when the last has run and the program does not hold
+//      the version, it goes at once, unless a reader that is still evicted will want it again.
+//   3. Pending readers protect softly: such a version is evicted when nothing else is left, and
+//      found missing when its reader's turn comes. The closure is then planned again.
+//   4. Whoever had to plan again pins the inputs it still has until it has run. Each plan for an
+//      operation thus pins one more input than the last, so the loop ends.
+//   5. Such pins can themselves be what leaves no room. They are then let go, all of them, a limited
+//      number of times: what they kept is planned for again when its turn comes, in another order.
+//      Only then does NoRoom say that the inputs do not fit together.
+//   6. Just above the least budget, replays can be exponentially many. One operator may cause twenty
+//      for each recorded operation; then NoRoom says that it thrashes.
+
+#include <algorithm>
+
+#include "domain.h"
+
+namespace rematfn {
+namespace {
+
+constexpr int kMostRetries = 8;
+constexpr std::size_t kReplaysPerOperation = 20;
+
+}  // namespace
+
+bool Domain::is_wanted(const Version& version) {
+  if (version.pending > 0 || version.program) return true;
+  return std::any_of(version.readers.begin(), version.readers.end(), [](const Use& use) {
+    const auto& outputs = use.operation->outputs;
+    return std::any_of(outputs.begin(), outputs.end(),
+                       [](const Version* o) { return o != nullptr && !o->resident; });
+  });
+}
+
+void Domain::materialize(std::span<Version* const> wanted) {
+  const auto missing = [](const Version* v) { return !v->resident; };
+  if (std::none_of(wanted.begin(), wanted.end(), missing)) return;
+  for (Version* v : wanted) expect(*v);
+  retries_ = kMostRetries;
+  replays_left_ = 1000 + kReplaysPerOperation * live_operations;
+  try {
+    for (bool again = false; std::any_of(wanted.begin(), wanted.end(), missing); again = true) {
+      for (Version* v : wanted) {
+        if (!v->resident) plan(*v);
+        if (v->resident && again) hold(*v, nullptr);  // Rule 4
+      }
+      run_plan();
+    }
+  } catch (...) {
+    abandon_plan();
+    for (Version* v : wanted) unexpect(*v);
+    throw;
+  }
+  let_go_of_all();
+  for (Version* v : wanted) unexpect(*v);
+}
+
+void Domain::plan(Version& missing) {
+  std::vector<Version*> todo{&missing};
+  while (!todo.empty()) {
+    Operation& operation = *todo.back()->producer;
+    todo.pop_back();
+    if (operation.planned) continue;
+    operation.planned = true;
+    heap_.emplace_back(&operation);
+    std::push_heap(heap_.begin(), heap_.end(), Later{});
+    for (Input& input : operation.inputs) {
+      expect(*input.version);
+      if (!input.version->resident) todo.push_back(input.version.get());
+    }
+  }
+}
+
+void Domain::run_plan() {
+  while (!heap_.empty()) {
+    const Ref<Operation> operation = heap_.front();
+    const auto& outputs = operation->outputs;
+    const bool needed = std::any_of(outputs.begin(), outputs.end(), [](const Version* o) {
+      return o != nullptr && !o->resident && o->pending > 0;
+    });
+    if (needed) {
+      const auto missing = [](const Input& input) { return !input.version->resident; };
+      if (std::any_of(operation->inputs.begin(), operation->inputs.end(), missing)) {
+        for (Input& input : operation->inputs) {
+          if (input.version->resident) hold(*input.version, operation.get());  // Rule 4
+        }
+        for (Input& input : operation->inputs) {
+          if (!input.version->resident) plan(*input.version);
+        }
+        continue;
+      }
+      replay_now(*operation);
+    }
+    // Planning only ever adds earlier operations, which have run by now: ours is on top again.
+    std::pop_heap(heap_.begin(), heap_.end(), Later{});
+    heap_.pop_back();
+    operation->planned = false;
+    let_go_of_inputs(operation.get());
+    for (Input& input : operation->inputs) unexpect(*input.version);
+    for (Input& input : operation->inputs) discard_if_useless(*input.version);
+  }
+}
+
+void Domain::hold(Version& version, const Operation* reader) {
+  pin(version);
+  held_.emplace_back(reader, Ref<Version>(&version));
+}
+
+void Domain::let_go_of_inputs(const Operation* reader) {
+  while (!held_.empty() && held_.back().first == reader) {
+    unpin(*held_.back().second);
+    held_.pop_back();
+  }
+}
+
+void Domain::let_go_of_all() {
+  for (auto& [reader, version] : held_) unpin(*version);
+  held_.clear();
+}
+
+void Domain::replay_now(Operation& operation) {
+  if (replays_left_-- == 0) {  // Rule 6
+    const Table& table = *operation.table;
+    throw NoRoom{operation.table.get(), table.budget + table.budget / 8 + 1, table.resident_bytes,
+                 /*thrashing=*/true};
+  }
+  for (Input& input : operation.inputs) pin(*input.version);
+  try {
+    make_room_to_replay(operation);
+    replay(operation);
+  } catch (...) {
+    for (Input& input : operation.inputs) unpin(*input.version);
+    throw;
+  }
+  for (Input& input : operation.inputs) unpin(*input.version);
+  ++operation.table->statistics.replays;
+  operation.table->statistics.replayed_cost += operation.cost;
+}
+
+void Domain::make_room_to_replay(Operation& operation) {
+  for (;;) {
+    try {
+      make_room(*operation.table, replay_bytes(operation));
+      return;
+    } catch (const NoRoom&) {
+      if (held_.empty() || retries_ == 0) throw;
+      --retries_;
+      let_go_of_all();  // Rule 5
+    }
+  }
+}
+
+void Domain::discard_if_useless(Version& version) {
+  if (version.slot == kNoSlot || version.pins > 0 || is_wanted(version)) return;
+  drop(version);
+  leave(version);
+}
+
+void Domain::abandon_plan() {
+  for (Ref<Operation>& operation : heap_) {
+    operation->planned = false;
+    for (Input& input : operation->inputs) unexpect(*input.version);
+  }
+  heap_.clear();
+  let_go_of_all();
+}
+
+}  // namespace rematfn

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// torch_compat.h: every difference between the torch versions we compile against, 2.11 to 2.15.
+
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+#include <torch/version.h>
+
+#include <string>
+
+#define REMATFN_TORCH_AT_LEAST(minor) \
+  (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= (minor)))
+
+namespace rematfn {
+
+// 2.11 can set the message but not clear it, so there an evicted storage is merely null.
+inline void forbid_access(c10::StorageImpl& storage, const char* message) {
+#if REMATFN_TORCH_AT_LEAST(12)
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(message));
+#else
+  (void)storage;
+  (void)message;
+#endif
+}
+
+inline void allow_access(c10::StorageImpl& storage) {
+#if REMATFN_TORCH_AT_LEAST(12)
+  storage.clear_data_ptr_access_error_msg_();
+#else
+  (void)storage;
+#endif
+}
+
+}  // namespace rematfn
