@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory budgets for PyTorch, as function transforms."""
+
+from . import _compat
+from ._errors import BudgetError as BudgetError
+from ._errors import RematError as RematError
+from ._errors import ReplayError as ReplayError
+
+_C = _compat.load_extension()
+_C.set_errors(BudgetError, ReplayError)
+_C.register_kernels()
+
+from ._inspect import Stats as Stats  # noqa: E402  (needs the extension)
+from ._inspect import check as check  # noqa: E402
+from ._inspect import materialize as materialize  # noqa: E402
+from ._policy import DTR as DTR  # noqa: E402
+from ._policy import LRU as LRU  # noqa: E402
+from ._policy import ON as ON  # noqa: E402
+from ._policy import Eq as Eq  # noqa: E402
+from ._policy import EvictEverything as EvictEverything  # noqa: E402
+from ._policy import Largest as Largest  # noqa: E402
+from ._policy import Local as Local  # noqa: E402
+from ._policy import Policy as Policy  # noqa: E402
+from ._transform import remat as remat  # noqa: E402
+
+__all__ = [
+    "DTR",
+    "LRU",
+    "ON",
+    "BudgetError",
+    "Eq",
+    "EvictEverything",
+    "Largest",
+    "Local",
+    "Policy",
+    "RematError",
+    "ReplayError",
+    "Stats",
+    "check",
+    "materialize",
+    "remat",
+]

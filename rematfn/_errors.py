@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors that rematfn raises. Each docstring is its error's page in the documentation."""
+
+
+class RematError(Exception):
+    """The base of every error of rematfn's own.
+
+    Each of them is also one of Python's: catch :class:`MemoryError` and you catch a
+    :class:`BudgetError`. A malformed argument is none of these; it raises :class:`ValueError` or
+    :class:`TypeError`, and the message shows the accepted forms.
+    """
+
+    __module__ = "rematfn"
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\nSee help(rematfn.{type(self).__name__})."
+
+
+class BudgetError(RematError, MemoryError):
+    """One operator needs more bytes at once than the budget has.
+
+    A running operator needs its inputs and its outputs resident together. What that comes to is
+    known before it runs, and the error is raised then: the budget has not been exceeded. Two cases
+    are found out later. The inputs may not fit together while one of them is replayed. And a
+    kernel's scratch memory is learnt when the kernel first asks for it, in the middle of its run;
+    from then on such a call is refused beforehand.
+
+    Example:
+        The sine of 256 KiB is 256 KiB, and 64 KiB are not enough to hold it:
+
+        >>> import rematfn, torch
+        >>> def loss(x):
+        ...     return x.sin().sum()
+        >>> x = torch.ones(256, 256)
+        >>> rematfn.remat(loss, budget="64KiB")(x)
+        Traceback (most recent call last):
+        rematfn.BudgetError: ...
+
+    The fix:
+        Raise the budget at least to the number in the message, the least that this operator can do
+        with; another operator may need more. ``stats.min_budget`` is the largest such need so far.
+        Or let the operator do less at once: split the batch, or compute the loss in chunks.
+
+        >>> rematfn.remat(loss, budget="1MiB")(x) == loss(x)
+        tensor(True)
+    """
+
+    __module__ = "rematfn"
+
+
+class ReplayError(RematError, RuntimeError):
+    """A value is needed again, and what it was computed from is no longer there.
+
+    An evicted value is rematerialised by replaying the operators it came from. Those may read
+    tensors that rematfn does not own: arguments, parameters, captured tensors. rematfn sees it when
+    they are written while the function runs. When they are written elsewhere, a replay would give
+    another value than the first time; it raises instead.
+
+    Example:
+        Between the forward and the backward pass, ``w`` is overwritten in place. The backward pass
+        needs ``x + w`` as it was::
+
+            def loss(x, w):
+                return (x + w).sin().sum()
+
+            value = rematfn.remat(loss, budget="12KiB")(x, w)
+            with torch.no_grad():
+                w.mul_(0.5)
+            value.backward()  # ReplayError, if x + w had been evicted
+
+    The fix:
+        Write after the backward pass, as optimisers do; or give the function a copy,
+        ``remat(loss, budget)(x, w.clone())``; or rebind instead of writing, ``w = w * 0.5``.
+    """
+
+    __module__ = "rematfn"

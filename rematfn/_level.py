@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running a function under a level, and sealing what comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optree
+import torch
+
+from . import _C
+
+# The namespace's registrations are torch's own containers; None is a leaf, as in torch's pytrees.
+_NAMESPACE = "torch"
+
+
+@dataclasses.dataclass(frozen=True)
+class LevelOptions:
+    """Decided arguments of `_C.push_level`, but for the budget."""
+
+    score: str
+    evict_everything: bool
+    timed: bool
+    name: str
+
+
+def call(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    budget: int | None,
+    options: LevelOptions,
+    started: Callable[[_C.Level], None],
+) -> Any:
+    """Run ``f`` under a new level; ``started`` is given the level before ``f`` begins."""
+    level = _C.push_level(
+        budget, options.score, options.evict_everything, options.timed, options.name
+    )
+    started(level)
+    try:
+        result = f(*args, **kwargs)
+    except BaseException:
+        _C.pop_level(level)
+        _C.settle(level)
+        raise
+    _C.pop_level(level)
+    _C.seal_leaf_gradients(level)
+    for tensor in tensors_of((result, args, kwargs)):  # `x.set_(y)` makes an argument the level's
+        _C.seal(tensor, level)
+    return result
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors of any pytree, in order.
+
+    Dataclasses and mappings that no registry knows are looked into as well: a result that is not
+    sealed would stay the level's.
+    """
+    found: list[torch.Tensor] = []
+    for leaf in optree.tree_leaves(tree, namespace=_NAMESPACE):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for field in dataclasses.fields(leaf):
+                found += tensors_of(getattr(leaf, field.name, None))
+        elif isinstance(leaf, Mapping):
+            for value in leaf.values():
+                found += tensors_of(value)
+    return found

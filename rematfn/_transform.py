@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transform `remat`, in all its spellings."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+
+from torch import nn
+
+from . import _C
+from ._budget import Budget, BudgetLike, parse_budget
+from ._inspect import Stats
+from ._level import LevelOptions, call
+from ._policy import ON, Policy
+from ._signature import Signature, signature_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=nn.Module)
+Cost = Literal["model", "time"]
+
+_DEFAULT = ON()
+
+
+class Rematted(Generic[P, R]):
+    """A function under a budget, as :func:`remat` returns it.
+
+    Attributes:
+        budget: The budget as it was parsed.
+        policy: What is evicted when room is needed.
+        stats: What the last call did, live (:class:`Stats`).
+    """
+
+    def __init__(self, f: Callable[P, R], budget: Budget, policy: Policy, cost: Cost) -> None:
+        functools.update_wrapper(self, f)
+        self.budget = budget
+        self.policy = policy
+        self.stats = Stats()
+        self._f = f
+        self._cost = cost
+        # The level of each signature's first call, whose peak a fraction refers to.
+        self._measured: dict[Signature, _C.Level] = {}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        budget, measuring = self._resolve(args, kwargs)
+        options = LevelOptions(
+            self.policy.score, self.policy.evict_everything, self._cost == "time", self._describe()
+        )
+
+        def started(level: _C.Level) -> None:
+            self.stats = Stats(level)
+            if measuring is not None:
+                self._measured[measuring] = level
+
+        try:
+            result: R = call(self._f, args, kwargs, budget, options, started)
+        except BaseException:
+            if measuring is not None:  # what was seen of the peak is no measure of it
+                self._measured.pop(measuring, None)
+            raise
+        return result
+
+    def _resolve(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int | None, Signature | None]:
+        """Return the budget in bytes, and the signature if this call has to measure its peak."""
+        if self.budget.fraction is None:
+            return self.budget.bytes, None
+        signature = signature_of(args, kwargs)
+        level = self._measured.get(signature)
+        if level is None:
+            return None, signature
+        peak = level.read()["peak_bytes"]
+        assert isinstance(peak, int)
+        return max(1, int(self.budget.fraction * peak)), None
+
+    def _describe(self) -> str:
+        name = getattr(self, "__name__", type(self._f).__name__)
+        return f"remat({name}, budget={self.budget})"
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
+        return self if instance is None else functools.partial(self, instance)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return f"<{self._describe()} at {id(self):#x}>"
+
+
+@overload
+def remat(  # type: ignore[overload-overlap]  # a module is callable, and stays a module
+    f: M, budget: BudgetLike = None, *, policy: Policy = _DEFAULT, cost: Cost = "model"
+) -> M: ...
+@overload
+def remat(
+    f: Callable[P, R],
+    budget: BudgetLike = None,
+    *,
+    policy: Policy = _DEFAULT,
+    cost: Cost = "model",
+) -> Rematted[P, R]: ...
+@overload
+def remat(
+    f: None = None, budget: BudgetLike = None, *, policy: Policy = _DEFAULT, cost: Cost = "model"
+) -> Callable[[Callable[P, R]], Rematted[P, R]]: ...
+def remat(
+    f: Any = None,
+    budget: BudgetLike = None,
+    *,
+    policy: Policy = _DEFAULT,
+    cost: Cost = "model",
+) -> Any:
+    """Return a function equal to ``f`` whose intermediates occupy at most ``budget`` bytes.
+
+    While the returned function runs, and until the graph it leaves behind is freed, tensors that do
+    not fit are evicted, and rematerialised from their lineage when they are read again (Kirisame et
+    al., *Dynamic Tensor Rematerialization*, ICLR 2021). Values and gradients are bitwise those of
+    ``f``; random operators draw what they drew, and writes to tensors from outside happen once.
+
+    ``remat`` is a transform: it nests with itself, with :mod:`torch.func` (``grad``, ``vjp``,
+    ``jvp``, ``vmap``, ...) in either order, and with ``.backward()``.
+
+    Args:
+        f: A function of tensors, a method, or an ``nn.Module``. Arguments and results may be any
+            pytree. Without ``f``, a decorator is returned.
+        budget: The most bytes of tensors made inside that may be resident at once, those of the
+            running operator included. Arguments, parameters and results do not count. Bytes
+            (``4096``), a string with a unit (``"1.5GiB"``, ``"200MB"``), a float in (0, 1] (that
+            fraction of the unconstrained peak, which the first call of each signature measures by
+            running without a cap), or None (no cap).
+        policy: What to evict first; :class:`ON` unless given.
+        cost: ``"model"`` estimates an operator's cost from bytes and FLOPs, the same on every run
+            and machine; ``"time"`` measures it.
+
+    Returns:
+        A function with the signature of ``f`` and an attribute ``stats``. For a module: a module of
+        the same class that shares all of its state with ``f`` (parameters, buffers, submodules,
+        hooks, mode), whose ``forward`` alone is transformed.
+
+    Raises:
+        TypeError: ``f`` is not callable, or an option is of the wrong type.
+        ValueError: The budget or ``cost`` means nothing.
+        BudgetError: (from a call or its backward) one operator needs more than the budget at once.
+        ReplayError: (from a call or its backward) a tensor from outside that a replay would read
+            was overwritten meanwhile.
+
+    Example:
+        >>> import torch, rematfn
+        >>> def loss(x):
+        ...     return x.sin().cos().exp().sum()
+        >>> x = torch.linspace(0, 1, 1024)
+        >>> g = torch.func.grad(rematfn.remat(loss, budget="16KiB"))
+        >>> torch.equal(g(x), torch.func.grad(loss)(x))
+        True
+    """
+    if f is None:
+        return functools.partial(remat, budget=budget, policy=policy, cost=cost)
+    parsed = parse_budget(budget)
+    if not isinstance(policy, Policy):
+        raise TypeError(
+            f"remat(f, policy=...): a policy such as rematfn.ON() is needed, got {policy!r}."
+        )
+    if cost not in ("model", "time"):
+        raise ValueError(f'remat(f, cost=...): "model" or "time" is needed, got {cost!r}.')
+    if isinstance(f, nn.Module):
+        return _remat_module(f, parsed, policy, cost)
+    if not callable(f):
+        raise TypeError(
+            f"remat(f): a function or an nn.Module is needed, got {f!r}. To give only options, "
+            f"name them: @remat(budget=...)."
+        )
+    return Rematted(f, parsed, policy, cost)
+
+
+def _remat_module(module: M, budget: Budget, policy: Policy, cost: Cost) -> M:
+    """Return a module that is ``module`` in everything but its ``forward``.
+
+    The two share one ``__dict__``: what is set on one is set on the other, names and state dicts
+    are the same, and nothing has to be kept in step. What is the twin's own sits in its class.
+    """
+    forward: Rematted[..., Any] = Rematted(module.forward, budget, policy, cost)
+
+    class Twin(type(module)):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return forward(*args, **kwargs)
+
+        @property
+        def stats(self) -> Stats:
+            return forward.stats
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            return _remat_module(copy.deepcopy(module, memo), budget, policy, cost)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _remat_module, (module, budget, policy, cost)
+
+    Twin.__name__ = type(module).__name__
+    Twin.__qualname__ = type(module).__qualname__
+    Twin.__module__ = type(module).__module__
+    twin = object.__new__(Twin)
+    object.__setattr__(twin, "__dict__", module.__dict__)
+    return twin

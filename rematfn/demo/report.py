@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo measured, and which of rematfn's promises that breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rematfn._budget import format_bytes
+
+
+@dataclass(frozen=True)
+class Report:
+    """The figures of one run; bytes are of intermediates (neither parameters nor results)."""
+
+    device: str
+    parameters: int  # how many numbers
+    budget: int | None  # bytes
+    own_peak: int  # rematfn's table, over all steps
+    counted_peak: int  # the allocator's events, over one rematted step
+    eager_peak: int  # the same counter, over an eager step
+    replayed_cost: float
+    time_ratios: Sequence[float]  # rematted / eager, pairs of steps side by side
+    eager_seconds: float  # median
+    unequal: Sequence[str]  # what differed from eager: "call 1: head.weight"
+    compared: int  # tensors compared
+    losses: Sequence[float]
+
+    @property
+    def time_ratio(self) -> float:
+        """The median time of a rematted step, in eager steps."""
+        return median(self.time_ratios)
+
+    @property
+    def last_loss(self) -> float:
+        """The mean over the last tenth of the steps: one batch's loss is noisy."""
+        tail = self.losses[-max(1, len(self.losses) // 10) :]
+        return sum(tail) / len(tail)
+
+    def broken_promises(self) -> list[str]:
+        """Return a sentence for each promise that the figures break."""
+        broken = []
+        if self.unequal:
+            names = ", ".join(self.unequal[:3]) + (", ..." if len(self.unequal) > 3 else "")
+            broken.append(
+                f"bitwise equality: {len(self.unequal)} of {self.compared} compared tensors are"
+                f" not eager's ({names})"
+            )
+        if self.budget is not None:
+            peaks = {"the allocator": self.counted_peak, "rematfn itself": self.own_peak}
+            broken += [
+                f"budget: {source} counts a peak of {peak:,} bytes, {peak - self.budget:,} above"
+                f" the budget of {self.budget:,}"
+                for source, peak in peaks.items()
+                if peak > self.budget
+            ]
+        if not self.last_loss < 0.8 * self.losses[0]:  # "not <": a loss of NaN is no success
+            broken.append(
+                f"training: the loss went from {self.losses[0]:.3f} to {self.last_loss:.3f} in"
+                f" {len(self.losses)} steps; it should fall below {0.8 * self.losses[0]:.3f}"
+            )
+        return broken
+
+    def __str__(self) -> str:
+        """Return a table for people."""
+        pairs = len(self.time_ratios)
+        rows = [
+            ("parameters", f"{self.parameters:,} on {self.device}", ""),
+            ("budget", _bytes(self.budget), self._of_eager(self.budget)),
+            ("peak, rematted, allocator", _bytes(self.counted_peak), self._against_budget()),
+            ("peak, rematted, own count", _bytes(self.own_peak), "largest over all steps"),
+            ("peak, eager, allocator", _bytes(self.eager_peak), ""),
+            ("peak, rematted / eager", f"{self.counted_peak / self.eager_peak:.3f}", ""),
+            ("replayed cost", f"{self.replayed_cost:.1%}", "of the cost of one eager step"),
+            ("step, eager", f"{self.eager_seconds:.3f} s", f"median of {pairs}"),
+            ("step, rematted / eager", f"{self.time_ratio:.3f}", f"median of {pairs} pairs"),
+            ("bitwise eager's", "no" if self.unequal else "yes", f"{self.compared} tensors"),
+            ("loss", f"{self.losses[0]:.3f} -> {self.last_loss:.3f}", f"{len(self.losses)} steps"),
+        ]
+        return "\n".join(f"{name:<26} {value:>20}  {note}".rstrip() for name, value, note in rows)
+
+    def _of_eager(self, nbytes: int | None) -> str:
+        return "" if nbytes is None else f"{nbytes / self.eager_peak:.3f} of eager's peak"
+
+    def _against_budget(self) -> str:
+        return "" if self.budget is None else f"{self.counted_peak / self.budget:.3f} of the budget"
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the middle of ``values``, the upper one of two."""
+    return sorted(values)[len(values) // 2]
+
+
+def _bytes(nbytes: int | None) -> str:
+    return "none" if nbytes is None else format_bytes(nbytes)

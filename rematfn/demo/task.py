@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo and the benchmarks run: a model with its data, timed and counted step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rematfn._memory import MemoryTimeline
+from rematfn.demo.chargpt import Params, Sizes, make_chargpt
+from rematfn.demo.text import Corpus
+
+Gradients = tuple[Params, Tensor]  # gradients, loss
+Step = Callable[[Params, Tensor], Gradients]
+
+
+@dataclass
+class Task:
+    """A model, its data, and steps that start from the same random numbers as often as wanted."""
+
+    loss_fn: Callable[[Params, Tensor], Tensor]
+    params: Params
+    batches: Iterator[Tensor]
+    device: torch.device
+    seed: int
+
+    @classmethod
+    def of_python_manual(
+        cls,
+        *,
+        layers: int = 6,
+        width: int = 384,
+        heads: int = 6,
+        context: int = 256,
+        batch: int = 8,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> Task:
+        """Return the task of learning to write Python's reference manual."""
+        corpus = Corpus.of_python_manual()
+        torch.manual_seed(seed)
+        sizes = Sizes(len(corpus.vocabulary), layers, width, heads, context)
+        loss_fn, params = make_chargpt(sizes, device)
+        batches = (tokens.to(device) for tokens in corpus.batches(batch, context, seed))
+        return cls(loss_fn, params, batches, torch.device(device), seed)
+
+    def run(self, step: Step, tokens: Tensor, number: int) -> tuple[Gradients, float]:
+        """Run training step ``number``; return its results and the seconds it took.
+
+        Dropout draws the same numbers for the same ``number``, whichever step runs.
+        """
+        torch.manual_seed(self.seed + number)
+        self._finish_queued_work()
+        start = time.perf_counter()
+        results = step(self.params, tokens)
+        self._finish_queued_work()
+        return results, time.perf_counter() - start
+
+    def count(self, step: Step, tokens: Tensor, number: int) -> tuple[Gradients, Count]:
+        """Run training step ``number``; return its results and its memory at the allocator."""
+        with MemoryTimeline(self.device) as timeline:
+            results, _ = self.run(step, tokens, number)
+        return results, Count.of(timeline, results)
+
+    def _finish_queued_work(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@dataclass(frozen=True)
+class Count:
+    """The memory of one step's intermediates, over time."""
+
+    seconds: list[float]
+    bytes: list[int]
+    peak: int
+
+    @classmethod
+    def of(cls, timeline: MemoryTimeline, results: Gradients) -> Count:
+        """Tell intermediates from results: results are what is left at the end, and no more.
+
+        Blocks that outlive the step without belonging to a result are something that leaked, or
+        is kept for later. They count as intermediates all along, so that keeping memory does not
+        look like saving it.
+        """
+        gradients, loss = results
+        storages = [t.untyped_storage() for t in (loss, *gradients.values())]
+        handed_over = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+        kept = max(0, timeline.survivors - handed_over)
+        over_time = [nbytes + kept for nbytes in timeline.bytes_excluding_survivors]
+        return cls(timeline.times, over_time, max(over_time, default=0))
