@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The oracle (bitwise equality with the untransformed function) and the ways to transform.
+
+A test is written as `run(transform)`, which builds everything from fixed seeds, applies
+`transform` where `remat` stands, and returns all that the caller ends up holding. The oracle is
+`run(untransformed)`; a mode is another way to choose `transform`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import optree
+import torch
+from programs import Case
+from torch import Tensor
+
+import rematfn
+from rematfn import _C
+from rematfn._budget import format_bytes, parse_budget
+
+Transform = Callable[..., Any]
+Run = Callable[[Transform], Any]
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+# --- the oracle ---------------------------------------------------------------------------------
+
+
+def bits(t: Tensor) -> Tensor:
+    """Return the bit pattern of `t`: NaN payloads and signed zeros are told apart."""
+    t = t.detach().resolve_conj().resolve_neg()
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    return t.contiguous().view(_BITS[t.element_size()])
+
+
+def difference(actual: Any, expected: Any) -> str:
+    """Return in what two leaves differ, or nothing."""
+    if not isinstance(expected, Tensor):
+        same = type(actual) is type(expected) and actual == expected
+        return "" if same else f"{actual!r} instead of {expected!r}"
+    if type(actual) is not type(expected):
+        return f"{type(actual)} instead of {type(expected)}"
+    for name in ("dtype", "device", "shape", "requires_grad", "is_leaf"):
+        if getattr(actual, name) != getattr(expected, name):
+            return f"{name} {getattr(actual, name)} instead of {getattr(expected, name)}"
+    for name in ("stride", "storage_offset", "is_conj", "is_neg", "is_inference"):
+        if getattr(actual, name)() != getattr(expected, name)():
+            return f"{name} {getattr(actual, name)()} instead of {getattr(expected, name)()}"
+    unequal = int((bits(actual) != bits(expected)).sum())
+    return f"{unequal} elements differ in {expected.numel()}" if unequal else ""
+
+
+def sharing(tensors: list[Tensor]) -> list[int]:
+    """Return for each tensor the first one on the same storage: what aliases what."""
+    pointers = [t.untyped_storage().data_ptr() for t in tensors]
+    return [pointers.index(p) if p else -1 for p in pointers]
+
+
+def assert_bitwise_equal(actual: Any, expected: Any) -> None:
+    """Assert that two pytrees agree in structure, in every bit, and in what aliases what."""
+    ours, theirs = optree.tree_paths(actual), optree.tree_paths(expected)
+    assert ours == theirs, f"structure {ours} instead of {theirs}"
+    leaves, others = optree.tree_leaves(actual), optree.tree_leaves(expected)
+    for path, a, e in zip(theirs, leaves, others, strict=True):
+        found = difference(a, e)
+        assert not found, f"at {path}: {found}"
+    aliases = sharing([t for t in leaves if isinstance(t, Tensor)])
+    assert aliases == sharing([t for t in others if isinstance(t, Tensor)]), "aliasing differs"
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a pytree, each followed by its gradients of any order."""
+    for leaf in optree.tree_leaves(tree):
+        while isinstance(leaf, Tensor):
+            yield leaf
+            leaf = leaf.grad if leaf.is_leaf else None
+
+
+def assert_nothing_keyed(tree: Any) -> None:
+    """Assert that no tensor the caller holds belongs to a level."""
+    keyed = [tuple(t.shape) for t in tensors_in(tree) if _C.has_key(t)]
+    assert not keyed, f"{len(keyed)} tensors still carry the key, of shapes {keyed}"
+
+
+# --- the ways to transform ------------------------------------------------------------------------
+
+
+def untransformed(f: Transform) -> Transform:
+    return f
+
+
+EVERYTHING = functools.partial(rematfn.remat, policy=rematfn.EvictEverything())
+
+
+NO_LIMIT = 1 << 50  # bytes; with a budget the level records what its operators need
+ROUNDS = 20
+
+
+def asked_for(error: rematfn.BudgetError) -> int:
+    """Return the bytes that a BudgetError advises."""
+    found = re.search(r"at least ([\d.]+ ?\w+)(?: \((\d+) bytes\))?", str(error))
+    assert found, f"no advice in: {error}"
+    exact = int(found[2]) if found[2] else parse_budget(found[1].removesuffix("ytes")).bytes
+    assert exact
+    return exact
+
+
+def smallest_budgets(run: Run, fraction: float = 0.0) -> list[int]:
+    """Return, for each function that `run` transforms, about the smallest budget that does.
+
+    The largest need of a single operator is where to start, or a fraction of the unconstrained
+    peak if that is more. Two inputs of one operator may not fit together while the second one is
+    replayed; then a BudgetError says what would.
+    """
+    transformed: list[Any] = []
+
+    def probe(f: Transform, how: Transform) -> Transform:
+        transformed.append(how(f))
+        return transformed[-1]
+
+    run(lambda f: probe(f, functools.partial(EVERYTHING, budget=NO_LIMIT)))
+    needs = [g.stats.min_budget for g in transformed]
+    transformed.clear()
+    run(lambda f: probe(f, rematfn.remat))
+    peaks = [int(fraction * g.stats.peak_bytes) for g in transformed]
+    transformed.clear()
+    budgets = [max(1, need, peak) for need, peak in zip(needs, peaks, strict=True)]
+    for _ in range(ROUNDS):
+        error = shortage(run, budgets)
+        if error is None:
+            return budgets
+        asked = asked_for(error)
+        named = [f"budget={format_bytes(b)}" in str(error) for b in budgets]
+        assert any(named), f"no budget of {budgets} in: {error}"
+        assert all(asked > b for b, n in zip(budgets, named, strict=True) if n), str(error)
+        # At least by a fifth, since advice for the next operator alone can rise in small steps.
+        budgets = [max(asked, b * 6 // 5) if n else b for b, n in zip(budgets, named, strict=True)]
+    raise AssertionError(f"still not enough after {ROUNDS} rounds of advice: {budgets}")
+
+
+def shortage(run: Run, budgets: list[int]) -> rematfn.BudgetError | None:
+    """Return the BudgetError that `run` meets within `budgets`, if any, without its traceback."""
+    try:
+        run(within(budgets))
+    except rematfn.BudgetError as error:
+        return error.with_traceback(None)
+    return None
+
+
+def within(budgets: list[int]) -> Transform:
+    """Return a transform that gives the k-th function it meets the k-th budget."""
+    left = iter(budgets)
+    return lambda f: rematfn.remat(f, budget=next(left))
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to put `remat` into a program: no cap, hardly enough room, or none to spare."""
+
+    name: str
+    fraction: float = 0.0  # the least budget, as a fraction of the unconstrained peak
+
+    def __call__(self, run: Run) -> Any:
+        """Return `run` under this mode."""
+        if self.name == "plain":
+            return run(rematfn.remat)
+        if self.name == "everything":
+            return run(EVERYTHING)
+        return run(within(smallest_budgets(run, self.fraction)))
+
+
+PLAIN, TIGHT, EVERY = Mode("plain"), Mode("tight"), Mode("everything")
+MODES = [PLAIN, TIGHT, EVERY]
+# For hundreds of operators: the smallest budget of all would cost them far too many replays.
+SNUG = Mode("snug", 0.3)
+
+
+def assert_same_as_eager(run: Run, mode: Mode) -> Any:
+    """Assert that `run` under `mode` is bitwise the untransformed run; return what it gave."""
+    expected = run(untransformed)
+    actual = mode(run)
+    assert_nothing_keyed(actual)
+    assert_bitwise_equal(actual, expected)
+    return actual
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def scalar(outputs: Any) -> Tensor:
+    """Reduce outputs to one number whose gradient tells every element from every other."""
+    total = torch.zeros(())
+    for leaf in optree.tree_leaves(outputs):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            real = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
+            weights = torch.linspace(0.5, 1.5, real.numel(), dtype=real.dtype).view(real.shape)
+            total = total + (real * weights).sum().float()
+    return total
+
+
+def loss_of(case: Case, transform: Transform) -> Tensor:
+    """Call the case's function under `transform`, seeded, and reduce what it returns."""
+    g = transform(case.f)
+    torch.manual_seed(7)
+    return scalar(g(*case.args))
+
+
+# --- a chain whose values are of one size ---------------------------------------------------------
+
+UNIT = 4096  # bytes of each
+
+
+def leaf() -> Tensor:
+    return torch.linspace(-1, 1, UNIT // 4).requires_grad_()
+
+
+def inner(x: Tensor) -> Tensor:
+    for _ in range(4):
+        x = (x.sin() * x).exp()
+    return x

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators that users define, before a level is active and while one is, are governed alike."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import EVERYTHING, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from torch import Tensor
+
+import rematfn
+
+NAMESPACE = "rematfn_tests"
+_numbers = itertools.count()
+
+
+def fresh_name() -> str:
+    """Return an operator name of its own: definitions last as long as the process."""
+    return f"operator_{next(_numbers)}"
+
+
+def define_wave(with_fake: bool = True, calls: list[int] | None = None) -> Callable[..., Tensor]:
+    """Define a differentiable operator; its kernel notes that it ran."""
+
+    @torch.library.custom_op(f"{NAMESPACE}::{fresh_name()}", mutates_args=())
+    def wave(x: Tensor, scale: float) -> Tensor:
+        if calls is not None:
+            calls.append(1)
+        return (x * scale).sin()
+
+    if with_fake:
+        wave.register_fake(lambda x, scale: torch.empty_like(x))
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return grad * (x * ctx.scale).cos() * ctx.scale, None
+
+    def setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, ctx.scale = inputs
+        ctx.save_for_backward(x)
+
+    wave.register_autograd(backward, setup_context=setup)
+    return wave
+
+
+@pytest.mark.parametrize("with_fake", [True, False], ids=["with-fake", "without-fake"])
+@pytest.mark.parametrize("when", ["before", "inside"])
+def test_a_python_operator_is_replayed_and_differentiated(
+    when: str, with_fake: bool, mode: Mode
+) -> None:
+    def run(transform: Transform) -> Any:
+        wave = define_wave(with_fake) if when == "before" else None
+
+        def f(x: Tensor) -> Tensor:
+            used = wave or define_wave(with_fake)
+            y = used(x.exp(), 2.0)
+            return (used(y * x, 3.0) * y).cos()
+
+        x = torch.linspace(-1, 1, 12, requires_grad=True)
+        out = transform(f)(x)
+        (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        return out, first, second
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("when", ["before", "inside"])
+def test_the_kernel_runs_again_when_its_result_was_evicted(when: str) -> None:
+    calls: list[int] = []
+    wave = define_wave(calls=calls) if when == "before" else None
+
+    def f(x: Tensor) -> Tensor:
+        used = wave or define_wave(calls=calls)
+        y = used(x, 2.0)
+        return y.cos() * y
+
+    x = torch.linspace(-1, 1, 12)
+    assert_bitwise_equal(rematfn.remat(f)(x), f(x))
+    assert len(calls) == 2, "once in the level, once without"
+    EVERYTHING(f)(x)
+    if when == "before":  # else the level sees what the kernel calls, and replays that
+        assert len(calls) > 3, "once to begin with, and again for the product"
+
+
+def test_an_operator_is_one_operation_however_many_its_kernel_calls() -> None:
+    wave = define_wave()
+    g = rematfn.remat(lambda x: wave(x, 2.0))
+    g(torch.ones(12))
+    assert g.stats.operators == 1
+
+
+def test_a_kernel_does_not_run_when_its_result_does_not_fit() -> None:
+    calls: list[int] = []
+    wave = define_wave(calls=calls)
+    with pytest.raises(rematfn.BudgetError, match=NAMESPACE):
+        rematfn.remat(lambda x: wave(x, 2.0), budget=32)(torch.ones(12))
+    assert calls == []
+
+
+def test_an_operator_that_draws_numbers_draws_them_again(mode: Mode) -> None:
+    name = f"{NAMESPACE}::{fresh_name()}"
+
+    @torch.library.custom_op(name, mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+    def jitter(x: Tensor) -> Tensor:
+        return x + torch.rand_like(x) * torch.randn(())
+
+    jitter.register_fake(torch.empty_like)
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(7)
+        x = torch.linspace(-1, 1, 12)
+        out = transform(lambda x: (jitter(x.sin()) * jitter(x)).cos() * torch.rand(12))(x)
+        return out, torch.rand(3)
+
+    assert_same_as_eager(run, mode)
+
+
+def test_an_operator_that_writes_makes_a_version(mode: Mode) -> None:
+    @torch.library.custom_op(f"{NAMESPACE}::{fresh_name()}", mutates_args={"x"})
+    def add_twice_(x: Tensor, y: Tensor) -> None:
+        x.add_(y).add_(y)
+
+    def f(x: Tensor) -> Any:
+        y = x.sin()
+        old = y * 2
+        add_twice_(y, x)
+        new = y.cos()
+        add_twice_(y[1:], x[1:])
+        add_twice_(x, y)  # outside: once
+        return old + 1, new + old, y, x
+
+    def run(transform: Transform) -> Any:
+        return transform(f)(torch.linspace(-1, 1, 12))
+
+    assert_same_as_eager(run, mode)
+
+
+KERNELS: dict[str, tuple[str, Callable[..., Any], str]] = {
+    "cpu": ("(Tensor x) -> Tensor", lambda x: x * 2, "CPU"),
+    "composite-implicit": (
+        "(Tensor x) -> Tensor",
+        lambda x: x.sin() * x,
+        "CompositeImplicitAutograd",
+    ),
+    "composite-explicit": (
+        "(Tensor x) -> Tensor",
+        lambda x: x.sin() * x,
+        "CompositeExplicitAutograd",
+    ),
+    "list": ("(Tensor x) -> Tensor[]", lambda x: [x * 2, x.sin()], "CPU"),
+    "several": ("(Tensor x) -> (Tensor, int, Tensor)", lambda x: (x * 2, 3, x.sin()), "CPU"),
+    "writing": ("(Tensor(a!) x) -> Tensor(a!)", lambda x: x.mul_(2), "CPU"),
+    "view": ("(Tensor(a) x) -> Tensor(a)", lambda x: x.view(3, -1), "CPU"),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
+@pytest.mark.parametrize("when", ["before", "inside"])
+def test_operators_of_a_library(
+    kernel: tuple[str, Callable[..., Any], str], when: str, mode: Mode
+) -> None:
+    """The older way to define operators, which says which dispatch key a kernel is for."""
+    schema, function, key = kernel
+    libraries = []
+
+    def define() -> Any:
+        name = fresh_name()
+        library = torch.library.Library(NAMESPACE, "FRAGMENT")
+        libraries.append(library)  # its operators go when it goes
+        library.define(name + schema)
+        library.impl(name, function, key)
+        return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+    def run(transform: Transform) -> Any:
+        operator = define() if when == "before" else None
+
+        def f(x: Tensor) -> Any:
+            used = operator or define()
+            y = x.exp()
+            old = y + 1
+            found = used(y)
+            again = used(y.clone())
+            return found, again, old * 2, y.cos()
+
+        with torch.no_grad():
+            return transform(f)(torch.linspace(-1, 1, 12))
+
+    assert_same_as_eager(run, mode)
+
+
+def test_what_was_known_of_an_operator_goes_with_it() -> None:
+    """An operator that takes the address of one that is gone takes none of its sizes."""
+
+    def need(schema: str, kernel: Callable[..., Any]) -> int | None:
+        name = fresh_name()
+        library = torch.library.Library(NAMESPACE, "FRAGMENT")
+        library.define(name + schema)
+        library.impl(name, kernel, "CPU")
+        operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+        g = rematfn.remat(operator, budget=1 << 30)
+        g(torch.ones(12))
+        library._destroy()
+        return g.stats.min_budget
+
+    writes = "(Tensor(a!) x) -> Tensor(a!)", lambda x: x.mul_(2)
+    makes = "(Tensor x) -> Tensor", lambda x: x.new_ones(1000)
+    first = need(*writes), need(*makes)
+    assert first[0] != first[1]
+    assert [(need(*writes), need(*makes)) for _ in range(30)] == [first] * 30
+
+
+def test_vmap_over_an_operator(mode: Mode) -> None:
+    wave = define_wave()
+    wave.register_vmap(lambda info, dims, x, scale: (wave(x, scale), dims[0]))  # type: ignore[attr-defined]
+
+    def run(transform: Transform) -> Any:
+        x = torch.linspace(-1, 1, 12).view(3, 4)
+        inside = transform(torch.func.vmap(lambda x: wave(x.exp(), 2.0) * x))
+        around = torch.func.vmap(transform(lambda x: wave(x.exp(), 2.0) * x))
+        return inside(x), around(x)
+
+    assert_same_as_eager(run, mode)

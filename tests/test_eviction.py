@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores and the choice of a victim, on numbers: no tensors needed."""
+
+import pytest
+
+from rematfn import _C
+
+TICK = 5e-6  # the cost of the smallest operator, and the least age
+
+
+def candidate(
+    nbytes=1.0,
+    cost=1.0,
+    neighbours=0.0,
+    last_access=0.0,
+    consumed=True,
+    pinned=False,
+    pending=False,
+):
+    return _C.Candidate(nbytes, cost, neighbours, last_access, consumed, pinned, pending)
+
+
+def test_on_is_cost_and_half_the_ancestors_over_bytes_and_age_to_the_three_fifths():
+    c = candidate(nbytes=8, cost=3, neighbours=4)
+    assert _C.score("on", c, 2 - TICK) == pytest.approx((3 + 4 / 2) / (8 * 2**0.6), rel=1e-6)
+
+
+def test_on_counts_four_times_until_somebody_has_read_the_value():
+    fresh, read = candidate(consumed=False), candidate(consumed=True)
+    assert _C.score("on", fresh, 1.0) == pytest.approx(4 * _C.score("on", read, 1.0))
+
+
+@pytest.mark.parametrize("kind", ["dtr", "eq"])
+def test_dtr_and_eq_are_cost_and_neighbourhood_over_bytes_and_age(kind):
+    c = candidate(nbytes=8, cost=3, neighbours=4)
+    assert _C.score(kind, c, 2 - TICK) == pytest.approx((3 + 4) / (8 * 2))
+
+
+def test_local_leaves_the_neighbourhood_out():
+    assert _C.score("local", candidate(8, 3, 100), 2 - TICK) == pytest.approx(3 / (8 * 2))
+
+
+def test_the_least_age_is_one_small_operator():
+    assert _C.score("local", candidate(), 0.0) == pytest.approx(1 / TICK)
+
+
+def test_lru_takes_the_oldest_and_largest_the_largest():
+    candidates = [candidate(nbytes=4, last_access=3), candidate(2, last_access=1), candidate(9)]
+    candidates[2] = candidate(nbytes=9, last_access=2)
+    assert _C.choose_victim("lru", candidates, 5.0, True) == 1
+    assert _C.choose_victim("largest", candidates, 5.0, True) == 2
+
+
+def test_the_first_of_equals_goes():
+    assert _C.choose_victim("on", [candidate(), candidate()], 1.0, True) == 0
+
+
+def test_cheap_and_large_goes_before_dear_and_small():
+    candidates = [candidate(nbytes=1, cost=5), candidate(nbytes=5, cost=1)]
+    for kind in ("on", "dtr", "eq", "local"):
+        assert _C.choose_victim(kind, candidates, 1.0, True) == 1
+
+
+def test_what_would_need_many_ancestors_stays_longer():
+    candidates = [candidate(neighbours=10), candidate(cost=2)]
+    assert _C.choose_victim("on", candidates, 1.0, True) == 1
+    assert _C.choose_victim("local", candidates, 1.0, True) == 0
+
+
+def test_a_pinned_candidate_is_never_a_victim():
+    assert _C.choose_victim("on", [candidate(pinned=True)], 1.0, False) is None
+    assert _C.choose_victim("on", [candidate(pinned=True), candidate(cost=9)], 1.0, True) == 1
+
+
+def test_pending_readers_protect_softly():
+    candidates = [candidate(pending=True), candidate(cost=9)]
+    assert _C.choose_victim("on", candidates, 1.0, True) == 1
+    assert _C.choose_victim("on", candidates, 1.0, False) == 0
+    assert _C.choose_victim("on", candidates[:1], 1.0, True) is None
+
+
+def test_nobody_is_the_victim_of_nobody():
+    assert _C.choose_victim("on", [], 1.0, False) is None

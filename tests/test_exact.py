@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`remat(f)` computes what `f` computes, bit for bit, and leaves the same world behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from helpers import Mode, Transform, assert_same_as_eager
+from programs import Program, mlp, transformer
+from torch import Tensor, nn
+
+
+def world(program: Program, transform: Transform, calls: int = 1) -> dict[str, Any]:
+    """Call the program and return all that can be seen of it afterwards."""
+    case = program.make()
+    g = transform(case.f)
+    torch.manual_seed(7)
+    outputs = [g(*case.args) for _ in range(calls)]
+    return {
+        "outputs": outputs,
+        "arguments": case.args,  # mutated alike
+        "held": case.held,  # a BatchNorm's buffers: written once a call
+        "grads": [t.grad for t in case.held if t.is_leaf],
+        "next draw": torch.rand(3),  # the stream of random numbers goes on where eager's does
+        "stream": torch.get_rng_state(),
+        "generators": [g.get_state() for g in case.generators],
+    }
+
+
+def test_outputs_and_the_world_after_the_call_are_those_of_eager(
+    program: Program, mode: Mode
+) -> None:
+    assert_same_as_eager(lambda transform: world(program, transform), mode)
+
+
+def test_a_second_call_is_as_good_as_the_first(program: Program, mode: Mode) -> None:
+    assert_same_as_eager(lambda transform: world(program, transform, calls=2), mode)
+
+
+def test_buffers_of_batchnorm_are_written_once_though_its_replay_runs_again(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        norm = nn.BatchNorm1d(5)
+        g = transform(lambda x: norm(norm(x.sin()).exp()).square().sum())
+        x = torch.randn(6, 5, requires_grad=True)
+        g(x).backward()
+        return x.grad, list(norm.buffers()), [p.grad for p in norm.parameters()]
+
+    _, buffers, _ = assert_same_as_eager(run, mode)
+    assert int(buffers[2]) == 2, "num_batches_tracked counts calls, not replays"
+
+
+CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "set_grad_enabled": lambda: torch.set_grad_enabled(True),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS.keys())
+@pytest.mark.parametrize("build", [mlp, transformer])
+def test_contexts_around_the_call_are_respected(
+    context: Callable[[], AbstractContextManager[Any]], build: Callable[[], Any], mode: Mode
+) -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        case = build()
+        g = transform(case.f)
+        torch.manual_seed(7)
+        with context():
+            return g(*case.args)
+
+    assert_same_as_eager(run, mode)
+
+
+def test_contexts_within_the_call_are_respected_by_replays(mode: Mode) -> None:
+    """Each operator is replayed under the settings it was recorded under."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = x.sin()
+        with torch.autocast("cpu", torch.bfloat16):
+            z = y @ w
+        with torch.no_grad():
+            scale = y.abs().amax(0)
+        lstm = nn.LSTM(4, 4)  # its fused kernel has another number of outputs without grad mode
+        with torch.inference_mode(False), torch.enable_grad():
+            a, _ = lstm(y)
+        with torch.no_grad():
+            b, _ = lstm(y)
+        return (z.float() / scale + a * b).cos() + y
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        x, w = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+        y = transform(f)(x, w)
+        y.sum().backward()
+        return y, x.grad, w.grad
+
+    assert_same_as_eager(run, mode)
+
+
+def test_a_view_of_an_argument_comes_back_as_a_view_of_it(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+        g = transform(lambda x: (x, x.t(), x[1:], x.sin(), x.detach()))
+        outputs = g(x)
+        outputs[1].mul_(2)  # writes into x, seen by its other views
+        return x, outputs, outputs[0] is x
+
+    assert_same_as_eager(run, mode)
+
+
+def test_outputs_may_be_written_after_they_left(mode: Mode) -> None:
+    """A result is the caller's: to write into it changes nothing that a replay reads."""
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        x = torch.randn(4, 3, requires_grad=True)
+
+        def f(x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x.sin()
+            z = y.detach() * 2
+            return (y * z).cos(), z.clone()
+
+        out, copy = transform(f)(x)
+        copy.fill_(100.0)
+        out.sum().backward()
+        return out, copy, x.grad
+
+    assert_same_as_eager(run, mode)
+
+
+def test_results_are_the_same_with_two_threads(mode: Mode) -> None:
+    torch.set_num_threads(2)
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        x = torch.randn(64, 64, 32, requires_grad=True)
+        w = torch.randn(32, 32, requires_grad=True)
+        y = transform(lambda x, w: torch.softmax((x @ w).tanh(), -1).sum(0))(x, w)
+        y.square().sum().backward()
+        return y, x.grad, w.grad
+
+    assert_same_as_eager(run, mode)

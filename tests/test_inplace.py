@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A write makes a new version: replays read the contents that were, and never write outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import EVERYTHING, PLAIN, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from torch import Tensor, nn
+
+import rematfn
+from rematfn import _C
+
+
+def compare(f: Callable[..., Any], mode: Mode, *more: Callable[[], Tensor]) -> None:
+    """Assert equality of `f(x, ...)`, without gradients; every argument is compared as well."""
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        args = [torch.randn(4, 6), *(make() for make in more)]
+        with torch.no_grad():
+            return transform(f)(*args), args, torch.rand(2)
+
+    assert_same_as_eager(run, mode)
+
+
+WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "mul_": lambda y, x: y.mul_(0.5),
+    "add_ itself": lambda y, x: y.add_(y),
+    "iadd": lambda y, x: y.__iadd__(x),
+    "copy_": lambda y, x: y.copy_(x),
+    "copy_ converts": lambda y, x: y.copy_(x.double()),
+    "fill_": lambda y, x: y.fill_(3.0),
+    "zero_": lambda y, x: y.zero_(),
+    "setitem": lambda y, x: y.__setitem__(slice(1, 3), x[0]),
+    "setitem mask": lambda y, x: y.__setitem__(y > 0, 0.25),
+    "index_put_": lambda y, x: y.index_put_((torch.tensor([0, 0]),), x[1], accumulate=True),
+    "view": lambda y, x: y.view(-1)[3:9].mul_(2),
+    "view of view": lambda y, x: y.t()[1:3].unsqueeze(0).sub_(1),
+    "diagonal": lambda y, x: y.diagonal().exp_(),
+    "shifted within": lambda y, x: y[1:].copy_(y[:-1].clone()),
+    "out": lambda y, x: torch.sub(x, 1, out=y),
+    "out of itself": lambda y, x: torch.mul(y, x, out=y),
+    "out view": lambda y, x: torch.sum(x, 1, out=y[:, 2]),
+    "foreach": lambda y, x: torch._foreach_add_([y[:2], y[2:]], [x[:2], x[2:]]),
+    "foreach zero": lambda y, x: torch._foreach_zero_([y]),
+    "normal_": lambda y, x: y.normal_(),
+    "bernoulli_": lambda y, x: y.bernoulli_(0.5),
+    "dropout": lambda y, x: nn.functional.dropout(y, 0.5, inplace=True),
+    "relu_": lambda y, x: y.relu_(),
+    "clamp_": lambda y, x: y.clamp_(x.abs().neg(), x.abs()),
+    "scatter_reduce_": lambda y, x: y.scatter_reduce_(1, x.argsort(1), x, "amax"),
+    "sort out": lambda y, x: torch.sort(x, out=(y, torch.empty(0, dtype=torch.long))),
+    "set data": lambda y, x: y.data.add_(1),
+    "detached": lambda y, x: y.detach().t().mul_(x.t()),
+    "resize": lambda y, x: y.resize_(2, 6).add_(1),
+    "set_": lambda y, x: y.set_(rematfn.materialize(x * 2).untyped_storage(), 0, (3, 2), (1, 3)),
+    "transposed": lambda y, x: y.t_().mul_(2),
+    "batch norm buffers": lambda y, x: nn.functional.batch_norm(x, y[0], y[1], training=True),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+def test_readers_of_the_old_contents_replay_after_the_write(
+    write: Callable[[Tensor, Tensor], Any], mode: Mode
+) -> None:
+    def f(x: Tensor) -> Any:
+        y = x.sin()
+        seen = y.view(6, 4)
+        old, older = y * 2, seen.cos()
+        write(y, x)
+        middle = y.exp() if y.is_contiguous() else y.contiguous()
+        late = old + 1  # its lineage leads to the old contents
+        write(y, x)
+        return late, older * 2, middle + 1, y + 1, y, old, seen
+
+    compare(f, mode)
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+def test_a_write_into_an_argument_happens_once(
+    write: Callable[[Tensor, Tensor], Any], mode: Mode
+) -> None:
+    def f(x: Tensor, y: Tensor) -> Any:
+        old = y.contiguous() * 2
+        write(y, x)
+        new = y.contiguous().sin()
+        late = old + 1
+        write(y, x)
+        return late * 2, new.cos(), new, old
+
+    compare(f, mode, lambda: torch.rand(4, 6))
+
+
+def test_a_write_reads_back_what_was_evicted(mode: Mode) -> None:
+    def f(x: Tensor) -> Any:
+        base = torch.zeros(4, 6)
+        for k in range(4):
+            row = (x[k] * k).exp()
+            base[k] += row
+            base[:, k].sub_(row[:4])
+        return base, base.t()[1:].sum()
+
+    compare(f, mode)
+
+
+def test_long_chains_of_writes(mode: Mode) -> None:
+    """Each version is read by something that is read at the end."""
+
+    def f(x: Tensor) -> Any:
+        y, versions = x.clone(), []
+        for k in range(12):
+            versions.append(y.sum(1) + k)
+            y.mul_(0.9).add_(x[k % 4])
+        return torch.stack(versions[::-1]), y
+
+    compare(f, mode)
+
+
+def test_buffers_made_inside_and_kept_outside_go_on(mode: Mode) -> None:
+    """A module that makes its state on the first call and writes it on the next ones."""
+
+    class Averaged(nn.Module):
+        mean: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.mean is None:
+                self.mean = torch.zeros(6)
+            self.mean.mul_(0.5).add_(x.detach().mean(0))
+            return x - self.mean
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        net, x = Averaged(), torch.randn(4, 6, requires_grad=True)
+        g = transform(lambda x: net(x.sin()).exp().sum())
+        for _ in range(3):
+            g(x).backward()
+        assert net.mean is not None
+        return x.grad, rematfn.materialize(net.mean).tolist()
+
+    assert_same_as_eager(run, mode)
+
+
+# --- writes that no level sees --------------------------------------------------------------------
+
+UNSEEN: dict[str, Callable[[Tensor], Any]] = {
+    "in place": lambda w: w.mul_(0.5),
+    "through a view": lambda w: w.view(-1)[:3].zero_(),
+    "foreach": lambda w: torch._foreach_mul_([w], 0.5),
+    "optimiser": lambda w: torch.optim.SGD([w], lr=0.1).step(),
+    "copy_": lambda w: w.copy_(torch.zeros(4, 6)),
+}
+
+
+def forward(transform: Transform) -> tuple[Tensor, Tensor, Tensor, Any]:
+    torch.manual_seed(3)
+    x = torch.randn(4, 6, requires_grad=True)
+    w = torch.randn(4, 6, requires_grad=True)
+    w.grad = torch.ones(4, 6)  # for the optimiser
+    g = transform(lambda x: (x + w).sin().sum())  # saves x + w, and neither of the two
+    return g(x), x, w, g
+
+
+@pytest.mark.parametrize("target", [0, 1], ids=["argument", "captured"])
+@pytest.mark.parametrize("write", UNSEEN.values(), ids=UNSEEN.keys())
+def test_a_replay_that_would_read_what_was_overwritten_is_refused(
+    write: Callable[[Tensor], Any], target: int
+) -> None:
+    loss, x, w, _ = forward(EVERYTHING)
+    with torch.no_grad():
+        (x, w)[target].grad = torch.ones(4, 6)
+        write((x, w)[target])
+    x.grad = None
+    with pytest.raises(rematfn.ReplayError):
+        loss.backward()
+    assert x.grad is None
+    assert _C.stack_depth() == 0
+    del loss
+
+
+@pytest.mark.parametrize("write", UNSEEN.values(), ids=UNSEEN.keys())
+def test_the_same_write_does_no_harm_when_nothing_was_evicted(
+    write: Callable[[Tensor], Any],
+) -> None:
+    loss, x, w, g = forward(rematfn.remat)
+    expected = (x + w).detach().cos()
+    with torch.no_grad():
+        write(w)
+    loss.backward()
+    assert g.stats.replays == 0
+    assert_bitwise_equal(x.grad, expected)
+
+
+def test_a_new_tensor_in_the_place_of_an_old_one_is_no_write() -> None:
+    """`del`, rebinding and `.data =` leave the old contents to those who still hold them."""
+    loss, x, w, _ = forward(EVERYTHING)
+    expected = (x + w).detach().cos()
+    w.data = torch.zeros(4, 6)
+    del w
+    loss.backward()
+    assert_bitwise_equal(x.grad, expected)
+
+
+def test_gradients_that_accumulate_into_what_was_read_are_such_a_write() -> None:
+    """The argument's own `.grad` is read in the forward, and written by the first backward."""
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        x = torch.randn(4, 6, requires_grad=True)
+        x.grad = torch.ones(4, 6)
+        read = x.grad
+        g = transform(lambda x: (x * read.detach().clone()).sin().sum())
+        a, b = g(x), g(x)
+        a.backward()
+        b.backward()
+        return x.grad, x.grad is read
+
+    assert_same_as_eager(run, PLAIN)
+    with pytest.raises(rematfn.ReplayError):
+        run(EVERYTHING)
+
+
+def test_a_result_that_the_caller_overwrites_is_not_replayed_from() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x.detach() + 1).exp()
+        return y, (x * (y * 2).cos()).sum()
+
+    x = torch.linspace(0, 1, 24, requires_grad=True)
+    y, z = rematfn.remat(f, policy=rematfn.EvictEverything())(x)
+    y.zero_()
+    with pytest.raises(rematfn.ReplayError, match="overwritten"):
+        z.backward()
+
+
+def test_an_array_of_an_intermediate_keeps_it_from_being_evicted() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Any]:
+        y = x.sin()
+        array = rematfn.materialize(y).numpy()
+        for _ in range(20):
+            x = x * 1.5
+        return y * 1, array.copy()
+
+    out, array = rematfn.remat(f, policy=rematfn.EvictEverything())(torch.linspace(0, 1, 4096))
+    assert (out.numpy() == array).all()

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The budget is a promise: counted at the allocator, the level's bytes never exceed it.
+
+The allocator also sees what the promise leaves out; each such part is measured without rematfn's
+table, and is nothing or next to nothing for most programs.
+"""
+
+from __future__ import annotations
+
+from numbers import Number
+from typing import Any
+
+import optree
+import torch
+from helpers import Transform, assert_bitwise_equal, scalar, smallest_budgets, untransformed
+from programs import Case, Program
+from torch import Tensor, is_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rematfn
+from rematfn import _C
+from rematfn._memory import MemoryTimeline
+
+# The gradients of sort, topk, max and median begin with zeros of the input's size, made inside a
+# composite operator, where `Ungoverned` does not look.
+ZEROS = {"several-outputs": 4 * 5 * 4 * 4}
+
+
+class WrappedNumbers(TorchDispatchMode):
+    """Count the Python numbers that torch wraps into tensors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        declared = zip(func._schema.arguments, args, strict=False)
+        self.count += sum(str(a.type) == "Tensor" and isinstance(v, Number) for a, v in declared)
+        return func(*args, **kwargs or {})
+
+
+class Ungoverned(TorchDispatchMode):
+    """Add up the storages that operators make of the caller's tensors only, or of none."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        given, made = (
+            {t.untyped_storage().data_ptr(): t for t in optree.tree_leaves(tree) if is_tensor(t)}
+            for tree in ([args, kwargs], result)
+        )
+        fresh = [t for pointer, t in made.items() if pointer not in given]
+        self.nbytes += sum(t.nbytes for t in fresh if not _C.has_key(t))
+        return result
+
+
+def step(case: Case, transform: Transform, one: Tensor) -> list[Tensor | None]:
+    """Run forward and backward so that only the results survive, all else being the level's."""
+    g = transform(lambda *args: scalar(case.f(*args)))
+    torch.manual_seed(7)
+    loss = g(*case.args)
+    loss.backward(one)
+    return [loss.detach(), *(t.grad for t in case.leaves())]
+
+
+def measured(program: Program, transform: Transform) -> tuple[MemoryTimeline, list[Tensor | None]]:
+    case, one = program.make(), torch.ones(())
+    with MemoryTimeline() as timeline:
+        results = step(case, transform, one)
+    return timeline, results
+
+
+def ungoverned(program: Program) -> int:
+    """Return the bytes of what the backward makes without reading a level tensor.
+
+    Only such an input tells an operator of the backward that it has a level: sin's backward takes
+    the cosine of an argument, and sort's begins with zeros.
+    """
+    case = program.make()
+    loss = rematfn.remat(lambda *args: scalar(case.f(*args)))(*case.args)
+    with Ungoverned() as found:
+        loss.backward(torch.ones(()))
+    return found.nbytes + ZEROS.get(program.name, 0)
+
+
+def wrapped_numbers(program: Program) -> int:
+    """Return the bytes of the numbers that lineage holds as tensors, eight for each."""
+    with WrappedNumbers() as found:
+        step(program.make(), untransformed, torch.ones(()))
+    return 8 * found.count
+
+
+def smallest(program: Program) -> int:
+    (least,) = smallest_budgets(lambda transform: step(program.make(), transform, torch.ones(())))
+    return least
+
+
+def test_the_allocator_never_sees_more_than_the_budget(differentiable: Program) -> None:
+    """At the smallest budget that would do, and above it."""
+    expected = step(differentiable.make(), untransformed, torch.ones(()))
+    slack = sum(of(differentiable) for of in (wrapped_numbers, ungoverned))
+    least = smallest(differentiable)
+    for times in (1.0, 1.3, 2.0, 4.0):
+        budget = int(times * least)
+        made: list[Any] = []
+
+        def capped(f: Any, budget: int = budget, made: list[Any] = made) -> Any:
+            made.append(rematfn.remat(f, budget=budget))
+            return made[0]
+
+        timeline, results = measured(differentiable, capped)
+        assert_bitwise_equal(results, expected)
+        assert made[0].stats.peak_bytes <= budget
+        storages = {t.untyped_storage().data_ptr(): t for t in results if t is not None}
+        kept = sum(t.untyped_storage().nbytes() for t in storages.values())
+        assert timeline.survivors == kept, "something besides the results outlived the step"
+        assert timeline.peak_excluding_survivors <= budget + slack, f"{times} x {least}"
+
+
+def test_the_table_and_the_allocator_count_the_same_bytes() -> None:
+    """Without a cap, and with nothing leaving until the end, the two counts are one number."""
+    x = torch.randn(64, 16, requires_grad=True)
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        return (y.exp() * y).cos().sum()
+
+    g = rematfn.remat(f)
+    with MemoryTimeline() as timeline:
+        loss = g(x)
+    assert g.stats.peak_bytes == timeline.peak
+    assert g.stats.peak_bytes >= 4 * x.numel() * 4, "four intermediates were saved"
+    assert g.stats.budget is None
+    assert (g.stats.evictions, g.stats.replays) == (0, 0)
+    assert timeline.final == g.stats.resident_bytes + loss.nbytes, "the result does not count"
+    del loss
+    assert g.stats.resident_bytes == 0

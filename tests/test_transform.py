@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`remat` as a transform: what it takes, what it gives back, and how it says no."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import optree
+import pytest
+import torch
+from helpers import EVERYTHING, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from torch import Tensor
+
+import rematfn
+from rematfn import _C
+
+remat = rematfn.remat
+
+
+def wave(x: Tensor, scale: float = 2.0) -> Tensor:
+    """Return a wave."""
+    return (x.sin() * scale).exp()
+
+
+X = torch.linspace(-1, 1, 64)
+
+FORMS = {
+    "remat(f)": lambda f: remat(f),
+    "remat(f, bytes)": lambda f: remat(f, 4096),
+    "remat(f, budget=text)": lambda f: remat(f, budget="4KiB"),
+    "remat(f, None)": lambda f: remat(f, None),
+    "@remat()": lambda f: remat()(f),
+    "@remat(budget=fraction)": lambda f: remat(budget=0.5)(f),
+    "@remat(budget=text)": lambda f: remat(budget="4 KiB")(f),
+    "@remat(policy=LRU())": lambda f: remat(policy=rematfn.LRU())(f),
+    "policy=DTR()": lambda f: remat(f, 2048, policy=rematfn.DTR()),
+    "policy=Eq()": lambda f: remat(f, 2048, policy=rematfn.Eq()),
+    "policy=Local()": lambda f: remat(f, 2048, policy=rematfn.Local()),
+    "policy=Largest()": lambda f: remat(f, 2048, policy=rematfn.Largest()),
+    "policy=ON()": lambda f: remat(f, 2048, policy=rematfn.ON()),
+    "cost=time": lambda f: remat(f, 2048, cost="time"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_every_spelling_gives_the_same_function(form: Transform) -> None:
+    def f(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = wave(x).cos() * x
+        return x.sum()
+
+    g = form(f)
+    for _ in range(2):
+        x, y = (X.clone().requires_grad_() for _ in range(2))
+        g(x).backward()
+        f(y).backward()
+        assert_bitwise_equal(x.grad, y.grad)
+
+
+def test_the_function_keeps_its_name_and_its_text() -> None:
+    g = remat(wave, 4096)
+    assert g.__wrapped__ is wave
+    assert (g.__name__, g.__doc__, g.__module__) == ("wave", "Return a wave.", __name__)
+    assert_bitwise_equal(g(X, scale=3.0), wave(X, scale=3.0))
+    assert_bitwise_equal(g(x=X), wave(X))
+
+
+def test_what_has_no_name_is_taken_too() -> None:
+    class Callable:
+        def __call__(self, x: Tensor) -> Tensor:
+            return wave(x)
+
+    for f in (functools.partial(wave, scale=3.0), Callable(), torch.sin, torch.nn.functional.gelu):
+        assert_bitwise_equal(remat(f)(X), f(X))  # type: ignore[operator]
+
+
+class Model:
+    def __init__(self) -> None:
+        self.w = torch.ones(64) * 3
+
+    @remat
+    def bare(self, x: Tensor) -> Tensor:
+        return wave(x) * self.w
+
+    @remat(budget="4KiB")
+    def capped(self, x: Tensor, *, scale: float) -> Tensor:
+        return wave(x, scale) * self.w
+
+
+def test_methods_are_bound_to_their_object() -> None:
+    model = Model()
+    assert_bitwise_equal(model.bare(X), wave(X) * model.w)
+    assert_bitwise_equal(model.capped(X, scale=4.0), wave(X, 4.0) * model.w)
+    assert_bitwise_equal(Model.bare(model, X), wave(X) * model.w)
+    assert_bitwise_equal(remat(model.bare)(X), wave(X) * model.w)
+
+
+# --- pytrees --------------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    low: Any
+    high: Any
+
+
+@optree.dataclasses.dataclass(namespace="")
+class Registered:
+    value: Any
+    name: str = optree.dataclasses.field(default="", pytree_node=False)
+
+
+@dataclasses.dataclass
+class Plain:
+    value: Any
+    name: str = ""
+
+
+def test_arguments_and_results_are_any_pytree(mode: Mode) -> None:
+    def f(tree: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        y = tree["x"].sin() * rest[0][1] + named["pair"].low
+        return {
+            "list": [y, (y * 2, [y.cos()])],
+            "pair": Pair(y[:2], None),
+            "node": Registered(y.exp(), name="kept"),
+            "none": None,
+            "number": 3,
+            "text": "text",
+            ("tuple", "key"): tree["x"],
+        }
+
+    def run(transform: Transform) -> Any:
+        x, y, z = (torch.linspace(0, 1, 5).add(k).requires_grad_() for k in range(3))
+        out = transform(f)({"x": x, "flag": True}, (None, y), pair=Pair(z, "text"))
+        out["list"][1][0].sum().backward()
+        out["node"] = [out["node"].value, out["node"].name, type(out["node"]) is Registered]
+        return out, x.grad, y.grad, z.grad
+
+    assert_same_as_eager(run, mode)
+
+
+def test_results_in_a_dataclass_nobody_registered_are_sealed_too() -> None:
+    out = EVERYTHING(lambda x: Plain({"y": x.sin()}, "name"))(X)
+    assert isinstance(out, Plain)
+    assert not _C.has_key(out.value["y"])
+    assert_bitwise_equal(out.value["y"], X.sin())
+
+
+def test_no_tensors_at_all() -> None:
+    assert remat(lambda n: n + 1)(2) == 3
+    assert remat(lambda: None)() is None
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def test_statistics_are_of_the_last_call_and_its_backward() -> None:
+    def f(x: Tensor, n: int) -> Tensor:
+        for _ in range(n):
+            x = x.sin()
+        return x.sum()
+
+    g = remat(f, budget=5 * X.nbytes)
+    x = X.clone().requires_grad_()
+    loss = g(x, 10)
+    forward = g.stats.operators
+    assert forward == 11
+    assert g.stats.budget == 5 * X.nbytes
+    assert 0 < g.stats.min_budget <= g.stats.peak_bytes <= g.stats.budget
+    assert 0 < g.stats.resident_bytes <= g.stats.peak_bytes
+    assert g.stats.evictions >= 5
+    loss.backward()
+    assert g.stats.operators > forward, "live: the backward counts too"
+    assert g.stats.replays > 0
+    assert 0 < g.stats.replayed_cost < 10
+    del loss
+    assert g.stats.resident_bytes == 0
+    g(X, 2)
+    assert (g.stats.operators, g.stats.evictions, g.stats.replays) == (3, 0, 0)
+    assert g.stats.replayed_cost == 0
+
+
+def test_statistics_print_readably() -> None:
+    g = remat(lambda x: x.sin().cos().sum(), budget="1MiB")
+    g(X)
+    text = str(g.stats)
+    assert "1 MiB" in text
+    for word in ("budget", "peak", "operators", "evictions", "replays"):
+        assert word in text.lower(), text
+
+
+# --- saying no ------------------------------------------------------------------------------------
+
+MALFORMED: list[tuple[Any, type[Exception]]] = [
+    *[(value, ValueError) for value in ("lots", "12 parsecs", "-4KiB", "", "0", 0, -1)],
+    *[(value, ValueError) for value in (0.0, -0.5, 1.5, float("nan"), float("inf"))],
+    *[(value, TypeError) for value in (True, [4096], b"4KiB", object(), 1j)],
+]
+
+
+@pytest.mark.parametrize(("budget", "error"), MALFORMED, ids=lambda value: repr(value)[:20])
+def test_a_malformed_budget_shows_the_accepted_forms(budget: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"1\.5GiB") as caught:
+        remat(wave, budget)
+    assert "4096" in str(caught.value)
+    assert "0.3" in str(caught.value)
+
+
+def test_other_arguments_are_checked_when_they_are_given() -> None:
+    with pytest.raises(TypeError, match="function"):
+        remat(3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="function"):
+        remat("4KiB")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="policy"):
+        remat(wave, policy="lru")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="policy"):
+        remat(wave, policy=rematfn.LRU)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="cost"):
+        remat(wave, cost="speed")  # type: ignore[call-overload]
+    with pytest.raises(TypeError):
+        remat(wave, 4096, rematfn.LRU())  # type: ignore[call-overload]
+
+
+def test_materialize_and_check_take_what_any_program_has() -> None:
+    assert rematfn.materialize(X) is X
+    rematfn.check()
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        rematfn.check()
+        assert rematfn.materialize(y) is y
+        assert y.numpy().shape == (64,)
+        return y * 2
+
+    assert_bitwise_equal(EVERYTHING(f)(X), X.sin() * 2)
