@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks share: fair timing in one process, and tables that say where they ran."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def interleaved(
+    candidates: Mapping[str, Callable[[], float]], repeats: int
+) -> dict[str, list[float]]:
+    """Run the candidates in turn, ``repeats`` times; return the seconds that each call reports.
+
+    Every round starts with another candidate, so that a machine that warms up, slows down or is
+    shared treats all alike. Compare entries of one round with each other, then take the median.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    names = list(candidates)
+    for round_ in tqdm(range(repeats), desc=" / ".join(names), leave=False):
+        start = round_ % len(names)
+        for name in names[start:] + names[:start]:
+            seconds[name].append(candidates[name]())
+    return seconds
+
+
+def machine() -> dict[str, object]:
+    """Return what a reader has to know to judge a figure."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def save(name: str, title: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """Print the rows as a table; write them to ``results/`` as Markdown and as JSON."""
+    where = machine()
+    fullest_first = sorted(rows, key=len, reverse=True)
+    columns = list(dict.fromkeys(column for row in fullest_first for column in row))
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[_cell(row.get(column)) for column in columns] for row in rows]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    place = ", ".join(f"{key.replace('_', ' ')}: {value}" for key, value in where.items())
+    text = f"# {title}\n\n{table}\n\n{place}\n"
+    print(text)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.md").write_text(text)
+    record = {"title": title, "machine": where, "rows": list(rows)}
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _cpu_model() -> str:
+    try:
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found.group(1) if found else platform.processor() or "unknown"

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The price of a level that has nothing to evict, as a ratio to plain eager.
+
+Two programs: a chain of additions of four numbers, where nearly all the time is dispatch, and the
+gradient step of the demo's model, where nearly none is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from measure import interleaved, save
+from torch import Tensor
+
+import rematfn
+from rematfn.demo.task import Task
+
+PLENTY = 2**50  # bytes: a budget with its bookkeeping, and never a reason to evict
+
+
+def chain(additions: int) -> Callable[[Tensor, Tensor], tuple[Tensor, float]]:
+    """Return a function that adds so often, and tells how long the additions took.
+
+    It looks at the clock inside, so that entering and leaving a level is not part of the figure.
+    """
+
+    def f(h: Tensor, c: Tensor) -> tuple[Tensor, float]:
+        start = time.perf_counter()
+        for _ in range(additions):
+            h = h + c
+        return h, time.perf_counter() - start
+
+    return f
+
+
+def measure_chain(additions: int, repeats: int) -> dict[str, list[float]]:
+    """Time the chain plain, without cap and with a large budget."""
+    f = chain(additions)
+    h, c = torch.zeros(4), torch.ones(4)
+    functions = {"eager": f, "no cap": rematfn.remat(f), "budget": rematfn.remat(f, PLENTY)}
+    for g in functions.values():  # warms up, and would show a chain that computes something else
+        assert g(h, c)[0].tolist() == [additions] * 4
+    return interleaved({k: lambda g=g: g(h, c)[1] for k, g in functions.items()}, repeats)
+
+
+def measure_demo_step(layers: int, batch: int, repeats: int) -> dict[str, list[float]]:
+    """Time the demo's gradient step plain, without cap and with a large budget."""
+    task = Task.of_python_manual(layers=layers, batch=batch)
+    tokens = next(task.batches)
+    losses = {
+        "eager": task.loss_fn,
+        "no cap": rematfn.remat(task.loss_fn),
+        "budget": rematfn.remat(task.loss_fn, PLENTY),
+    }
+    steps = {name: torch.func.grad_and_value(loss_fn) for name, loss_fn in losses.items()}
+    for step in steps.values():
+        task.run(step, tokens, 0)
+    return interleaved(
+        {k: lambda s=s: task.run(s, tokens, 0)[1] for k, s in steps.items()}, repeats
+    )
+
+
+def rows(program: str, unit: float, seconds: dict[str, list[float]]) -> list[dict[str, object]]:
+    """Return a row for each way to run a program; ``unit`` turns seconds into microseconds each."""
+    return [
+        {
+            "program": program,
+            "level": name,
+            "microseconds": round(median(times) * unit, 3),
+            "ratio to eager": round(
+                median(t / e for t, e in zip(times, seconds["eager"], strict=True)), 3
+            ),
+        }
+        for name, times in seconds.items()
+    ]
+
+
+def main() -> None:
+    """Measure both programs and save the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--additions", type=int, default=500, help="in a call of the chain")
+    parser.add_argument("--chain-repeats", type=int, default=60)
+    parser.add_argument("--step-repeats", type=int, default=15)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=8)
+    options = parser.parse_args()
+    added = measure_chain(options.additions, options.chain_repeats)
+    stepped = measure_demo_step(options.layers, options.batch, options.step_repeats)
+    table = rows("an addition of 4 numbers", 1e6 / options.additions, added)
+    table += rows("the demo's gradient step", 1e6, stepped)
+    save("overhead", "Overhead of a level with nothing to evict", table)
+
+
+if __name__ == "__main__":
+    main()
