@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# `make test` and `make demo` do their own set-up: all they need is Python 3.10 or newer with pip,
+# and a C++20 compiler. They install into a virtual environment in this folder, and nowhere else.
+
+# The interpreter that makes the environment, where that is, and the torch that goes into it.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= 2.13.0
+# The package index to take torch from, for a build of it other than pip's default.
+TORCH_INDEX ?=
+# Arguments for the target's program: `make test ARGS="-k budget"`, `make demo ARGS="--steps 20"`.
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/third_party_shims/*/*)
+TORCH_READY := $(VENV)/.torch-$(TORCH)
+INSTALLED := $(VENV)/.installed
+
+# ninja is a program of the environment, and has to be on the path when the extension is built.
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help setup venv build test demo bench-overhead lint clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: setup
+
+setup: $(INSTALLED)  ## make .venv, install torch and the rest, build the extension
+
+build: $(TORCH_READY)  ## build what has changed in csrc/, showing the compiler's output
+	$(BIN)/python setup.py --quiet build_ext --inplace
+
+test: $(INSTALLED)  ## run all tests, doctests included
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: $(INSTALLED)  ## train a character-level GPT inside a byte budget
+	$(BIN)/python -m rematfn demo $(ARGS)
+
+bench-overhead: $(INSTALLED)  ## the price of a level that has nothing to evict
+	$(BIN)/python benchmarks/overhead.py $(ARGS)
+
+lint: $(INSTALLED)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:  ## remove what was built, and keep the environment
+	rm -rf build dist *.egg-info rematfn/_C*.so rematfn/_built_with.py $(INSTALLED)
+	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+# Where Python comes without ensurepip (Debian keeps it in a package of its own), the pip that is
+# there installs one into the environment.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and \
+	  "rematfn needs Python 3.10 or newer; name one with: make PYTHON=python3.x")'
+	@echo "Making the virtual environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV) > /dev/null 2>&1 || { \
+	  $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	  $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+
+$(TORCH_READY): | $(BIN)/python
+	@echo "Installing torch $(TORCH)"
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$(TORCH)'
+	@$(PIP) 'setuptools>=77' ninja
+	@rm -f $(VENV)/.torch-*
+	@touch $@
+
+# torch is named once more so that no dependency moves it.
+$(INSTALLED): $(TORCH_READY) pyproject.toml setup.py $(SOURCES)
+	@echo "Building rematfn (a minute or two the first time)"
+	@$(PIP) --no-build-isolation -e '.[demo,test,lint]' 'torch==$(TORCH)'
+	@touch $@
