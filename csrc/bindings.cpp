@@ -48,9 +48,11 @@ Score score_named(const std::string& name) {
 }
 
 std::shared_ptr<LevelHandle> push(std::optional<std::size_t> budget, const std::string& score,
-                                  bool evict_everything, bool timed, const std::string& name) {
+                                  bool evict_everything, bool timed, bool verify,
+                                  const std::string& name) {
   register_new_operators();
-  return push_level({budget.value_or(kNoBudget), score_named(score), evict_everything, timed, name});
+  return push_level(
+      {budget.value_or(kNoBudget), score_named(score), evict_everything, timed, verify, name});
 }
 
 }  // namespace

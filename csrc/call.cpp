@@ -100,6 +100,27 @@ void Call::take_tensor(Ref<Version> version, c10::TensorImpl& tensor, std::uint1
   add_input(std::move(version));
 }
 
+void Call::add_result(Version& version, OutputPlace place, const at::Tensor* result) {
+  add_output(version);
+  places.push_back(place);
+  if (result == nullptr) return;
+  if (!fingerprints) fingerprints = std::make_unique<std::vector<Fingerprint>>();
+  fingerprints->resize(places.size());
+  fingerprints->back() = Fingerprint(*result);
+}
+
+void Call::verify(std::size_t output, const at::Tensor& again) const {
+  if (!fingerprints || output >= fingerprints->size()) return;
+  const auto differs = (*fingerprints)[output].first_difference(again);
+  check_replay(!differs.has_value(),
+               "`" + c10::toString(op.operator_name()) +
+                   "` gave other bits on its second run than on its first, beginning with " +
+                   (differs ? describe_element(again, *differs) : "") +
+                   ". Make its kernel deterministic; or if it draws random numbers, take them from "
+                   "torch's generators and tag it nondeterministic_seeded; or have its results kept "
+                   "by the tag nondeterministic_bitwise");
+}
+
 const TensorVersion& Call::input(std::size_t i) const {
   return static_cast<const TensorVersion&>(*inputs[i].version);
 }
@@ -154,9 +175,11 @@ void Call::replay(TensorDomain& domain) {
     if (value.isTensorList()) value = value.toTensorList().copy();
     if (value.isOptionalTensorList()) value = value.toOptionalTensorList().copy();
   }
+  std::vector<at::Tensor> written(fingerprints ? tensors.size() : 0);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const TensorArgument& argument = tensors[i];
     at::Tensor tensor = argument.view.over(own[i] ? own[i] : input(i).current_storage());
+    if (fingerprints && argument.written) written[i] = tensor;
     c10::IValue& place = stack[argument.position];
     if (argument.index < 0) {
       place = std::move(tensor);
@@ -173,15 +196,20 @@ void Call::replay(TensorDomain& domain) {
     if (version == nullptr || version->resident || !Domain::is_wanted(*version)) continue;
     const OutputPlace& place = places[k];
     c10::Storage storage;
+    at::Tensor result;
     if (place.written) {
       storage = own[place.position];
+      if (fingerprints) result = written[place.position];
     } else {
       for_each_tensor(stack.at(place.position), [&](const at::Tensor& tensor, int index) {
-        if (index == place.index) storage = tensor.storage();
+        if (index != place.index) return;
+        storage = tensor.storage();
+        result = tensor;
       });
     }
     check_replay(storage && storage.nbytes() == version->nbytes,
                  "`" + op.schema().name() + "` returned other sizes than on its first run");
+    verify(k, result);
     refill(*version, std::move(storage));
     domain.arrive(*version);
   }

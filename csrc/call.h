@@ -34,6 +34,7 @@
 #include "level_tensor.h"
 #include "operator_facts.h"
 #include "rng.h"
+#include "verify.h"
 
 namespace rematfn {
 
@@ -80,6 +81,9 @@ struct Call final : Operation {
   void take_tensor(Ref<Version> version, c10::TensorImpl& tensor, std::uint16_t position,
                    std::int32_t index, bool written);
 
+  // Makes `version` an output. With `result` replays are held to what it is now.
+  void add_result(Version& version, OutputPlace place, const at::Tensor* result);
+
   [[nodiscard]] std::size_t replay_bytes() const;
   void replay(TensorDomain& domain);
 
@@ -91,8 +95,11 @@ struct Call final : Operation {
   c10::SmallVector<OutputPlace, 2> places;
   Surroundings surroundings;
   std::shared_ptr<const RandomState> random;
+  // One for each output, if the level verifies. See Note [What a fingerprint can tell]
+  std::unique_ptr<std::vector<Fingerprint>> fingerprints;
 
  private:
+  void verify(std::size_t output, const at::Tensor& again) const;
   [[nodiscard]] const TensorVersion& input(std::size_t i) const;
   // Storages to be overwritten, by tensor argument; empty where the argument is only read.
   std::vector<c10::Storage> prepare_writes(TensorDomain& domain);

@@ -83,6 +83,7 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       name(options.name),
       evict_everything(options.evict_everything),
       timed(options.timed),
+      verify(options.verify || (outer != nullptr && outer->verify)),
       first_node(at::sequence_number::peek()) {
   tensor_domain().levels.push_back(this);
 }
@@ -140,6 +141,9 @@ void settle(LevelHandle& handle) {
       level.domain->materialize({&v, 1});
     } catch (const NoRoom&) {
       return;
+    } catch (const std::exception&) {
+      // It cannot be had again. An exception is on its way already; whoever reads this tensor later
+      // will hear why.
     }
   }
 }

@@ -29,6 +29,7 @@ struct LevelOptions {
   Score score = Score::kOn;
   bool evict_everything = false;  // after every operator
   bool timed = false;             // cost is measured, not modelled
+  bool verify = false;            // replays are compared with first runs
   std::string name;               // the call as the user wrote it, for messages
 };
 
@@ -45,6 +46,7 @@ class Level final : public Table {
   const std::string name;
   const bool evict_everything;
   const bool timed;
+  const bool verify;
   bool active = false;
   std::size_t made_since_asked = 0;  // pressure.h
   // Autograd nodes from this number on were made since the level began.

@@ -57,6 +57,7 @@ class LevelCall {
   void record_results();
   void record_write(std::size_t argument);
   void record_fresh(c10::TensorImpl& tensor, OutputPlace place);
+  void record_result(TensorVersion& contents, OutputPlace place, c10::TensorImpl& tensor);
   void account();
   void pin_for_call(const Ref<TensorVersion>& version);
   void unpin_all();

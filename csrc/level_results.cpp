@@ -126,8 +126,7 @@ void LevelCall::record_write(std::size_t argument) {
     domain_.leave(*old);
   }
   if (call_ && (old->producer || saved)) {
-    call_->add_output(*contents);
-    call_->places.push_back({static_cast<std::uint16_t>(argument), -1, true});
+    record_result(*contents, {static_cast<std::uint16_t>(argument), -1, true}, *f.tensor);
   }
   contents->cell = f.cell;
   contents->program = true;
@@ -148,12 +147,18 @@ void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
   contents->nbytes = storage->nbytes();
   contents->last_access = domain_.clock;
   contents->raw = facts_.leaves_raw;
-  if (call_) {
-    call_->add_output(*contents);
-    call_->places.push_back(place);
-  }
+  if (call_) record_result(*contents, place, tensor);
   attach(tensor, c10::make_intrusive<Cell>(level_, contents, tensor.storage()));
   level_.admit(*contents);
+}
+
+void LevelCall::record_result(TensorVersion& contents, OutputPlace place,
+                              c10::TensorImpl& tensor) {
+  const bool specified =
+      (facts_.unspecified & (place.written ? ~0U : 1U << place.position)) == 0;
+  if (!level_.verify || !specified) return call_->add_result(contents, place, nullptr);
+  const at::Tensor result(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&tensor));
+  call_->add_result(contents, place, &result);
 }
 
 // The operator is done and nothing is pinned: what was not foreseen is made good now.

@@ -60,6 +60,22 @@ constexpr std::array<std::string_view, 11> kOverwriting{
     "aten::index_copy_",   "aten::index_fill_",  "aten::scatter_",    "aten::masked_fill_",
     "aten::_foreach_copy_", "aten::_foreach_zero_", "aten::masked_scatter_"};
 
+// Workspaces that a forward kernel leaves for its backward, and does not fill. The first is what the
+// zoo found on a CPU; the others are results that the schemas call reserve, rng_state and the like.
+struct Workspace {
+  std::string_view name;
+  std::uint32_t results;
+};
+constexpr std::array<Workspace, 7> kWorkspaces{{
+    {"aten::mkldnn_rnn_layer", 1U << 3U},
+    {"aten::_cudnn_rnn", 1U << 3U},
+    {"aten::cudnn_batch_norm", 1U << 3U},
+    {"aten::_scaled_dot_product_flash_attention", 7U << 6U},
+    {"aten::_scaled_dot_product_cudnn_attention", 7U << 6U},
+    {"aten::_scaled_dot_product_efficient_attention", 3U << 2U},
+    {"aten::_flash_attention_forward", 7U << 2U},
+}};
+
 template <std::size_t n>
 bool contains(const std::array<std::string_view, n>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -77,6 +93,14 @@ Work work_of(std::string_view name) {
   if (name == "aten::convolution_backward") return Work::kConvolutionBackward;
   if (name.starts_with("aten::_scaled_dot_product")) return Work::kAttention;
   return Work::kBytes;
+}
+
+std::uint32_t unspecified_results(std::string_view name, bool leaves_raw) {
+  if (leaves_raw || name.starts_with("aten::resize")) return ~0U;
+  for (const Workspace& workspace : kWorkspaces) {
+    if (workspace.name == name) return workspace.results;
+  }
+  return 0;
 }
 
 bool mentions_tensor(const c10::Type& type) {
@@ -114,6 +138,7 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   if (facts.changes_metadata) facts.writes.clear();
   // See Note [Uninitialised memory is kept]
   facts.leaves_raw = name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
+  facts.unspecified = unspecified_results(name, facts.leaves_raw);
   facts.overwrites =
       contains(kOverwriting, std::string_view(name)) ||
       std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.is_out(); }) ||
@@ -122,6 +147,7 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   facts.dynamic_shape = op.hasTag(at::Tag::dynamic_output_shape);
   facts.never_replayed =
       contains(kNotReproducible, std::string_view(name)) ||
+      op.hasTag(at::Tag::nondeterministic_bitwise) ||
       std::any_of(kCommunication.begin(), kCommunication.end(),
                   [&](std::string_view prefix) { return name.starts_with(prefix); });
   facts.selects_backend = op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect);

@@ -20,6 +20,8 @@ struct OperatorFacts {
   bool changes_metadata = false;  // `t_`, `set_`: the tensor changes, its storage does not
   bool makes_fresh = false;       // some output may have bytes of its own
   bool leaves_raw = false;  // `empty`: the output's contents are whatever was there
+  // Results, a bit for each, whose contents are whatever was there, at least in part.
+  std::uint32_t unspecified = 0;
   bool overwrites = false;  // what it writes does not depend on the old contents
   bool draws_random = false;
   bool never_replayed = false;

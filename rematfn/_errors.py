@@ -56,6 +56,12 @@ class ReplayError(RematError, RuntimeError):
     they are written while the function runs. When they are written elsewhere, a replay would give
     another value than the first time; it raises instead.
 
+    With ``remat(..., verify=True)`` it is also raised when an operator, given what it was given the
+    first time, computed something else. The message names the operator and the first element that
+    differs. Such a kernel can be made deterministic, or tagged ``nondeterministic_seeded`` if it
+    draws its random numbers from torch's generators, or ``nondeterministic_bitwise``
+    (:class:`torch.Tag`), by which its results are kept and never replayed.
+
     Example:
         Between the forward and the backward pass, ``w`` is overwritten in place. The backward pass
         needs ``x + w`` as it was::

@@ -23,6 +23,7 @@ class LevelOptions:
     score: str
     evict_everything: bool
     timed: bool
+    verify: bool
     name: str
 
 
@@ -36,7 +37,12 @@ def call(
 ) -> Any:
     """Run ``f`` under a new level; ``started`` is given the level before ``f`` begins."""
     level = _C.push_level(
-        budget, options.score, options.evict_everything, options.timed, options.name
+        budget,
+        options.score,
+        options.evict_everything,
+        options.timed,
+        options.verify,
+        options.name,
     )
     started(level)
     try:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
@@ -25,6 +26,16 @@ Cost = Literal["model", "time"]
 _DEFAULT = ON()
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `remat` was asked for, beside the function."""
+
+    budget: Budget
+    policy: Policy
+    cost: Cost
+    verify: bool
+
+
 class Rematted(Generic[P, R]):
     """A function under a budget, as :func:`remat` returns it.
 
@@ -34,20 +45,24 @@ class Rematted(Generic[P, R]):
         stats: What the last call did, live (:class:`Stats`).
     """
 
-    def __init__(self, f: Callable[P, R], budget: Budget, policy: Policy, cost: Cost) -> None:
+    def __init__(self, f: Callable[P, R], options: Options) -> None:
         functools.update_wrapper(self, f)
-        self.budget = budget
-        self.policy = policy
+        self.budget = options.budget
+        self.policy = options.policy
         self.stats = Stats()
         self._f = f
-        self._cost = cost
+        self._options = options
         # The level of each signature's first call, whose peak a fraction refers to.
         self._measured: dict[Signature, _C.Level] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         budget, measuring = self._resolve(args, kwargs)
         options = LevelOptions(
-            self.policy.score, self.policy.evict_everything, self._cost == "time", self._describe()
+            score=self.policy.score,
+            evict_everything=self.policy.evict_everything,
+            timed=self._options.cost == "time",
+            verify=self._options.verify,
+            name=self._describe(),
         )
 
         def started(level: _C.Level) -> None:
@@ -90,7 +105,12 @@ class Rematted(Generic[P, R]):
 
 @overload
 def remat(  # type: ignore[overload-overlap]  # a module is callable, and stays a module
-    f: M, budget: BudgetLike = None, *, policy: Policy = _DEFAULT, cost: Cost = "model"
+    f: M,
+    budget: BudgetLike = None,
+    *,
+    policy: Policy = _DEFAULT,
+    cost: Cost = "model",
+    verify: bool = False,
 ) -> M: ...
 @overload
 def remat(
@@ -99,10 +119,16 @@ def remat(
     *,
     policy: Policy = _DEFAULT,
     cost: Cost = "model",
+    verify: bool = False,
 ) -> Rematted[P, R]: ...
 @overload
 def remat(
-    f: None = None, budget: BudgetLike = None, *, policy: Policy = _DEFAULT, cost: Cost = "model"
+    f: None = None,
+    budget: BudgetLike = None,
+    *,
+    policy: Policy = _DEFAULT,
+    cost: Cost = "model",
+    verify: bool = False,
 ) -> Callable[[Callable[P, R]], Rematted[P, R]]: ...
 def remat(
     f: Any = None,
@@ -110,6 +136,7 @@ def remat(
     *,
     policy: Policy = _DEFAULT,
     cost: Cost = "model",
+    verify: bool = False,
 ) -> Any:
     """Return a function equal to ``f`` whose intermediates occupy at most ``budget`` bytes.
 
@@ -132,6 +159,10 @@ def remat(
         policy: What to evict first; :class:`ON` unless given.
         cost: ``"model"`` estimates an operator's cost from bytes and FLOPs, the same on every run
             and machine; ``"time"`` measures it.
+        verify: Compare the results of each replay with those of the operator's first run, and raise
+            a :class:`ReplayError` that names the operator and the first element that differs. For
+            trying out kernels of your own, best with ``policy=EvictEverything()``. It reads every
+            result once more, and keeps two bytes for each of its elements, outside of the budget.
 
     Returns:
         A function with the signature of ``f`` and an attribute ``stats``. For a module: a module of
@@ -143,7 +174,8 @@ def remat(
         ValueError: The budget or ``cost`` means nothing.
         BudgetError: (from a call or its backward) one operator needs more than the budget at once.
         ReplayError: (from a call or its backward) a tensor from outside that a replay would read
-            was overwritten meanwhile.
+            was overwritten meanwhile; or, with ``verify``, an operator gave other bits when it
+            was replayed.
 
     Example:
         >>> import torch, rematfn
@@ -155,31 +187,33 @@ def remat(
         True
     """
     if f is None:
-        return functools.partial(remat, budget=budget, policy=policy, cost=cost)
-    parsed = parse_budget(budget)
+        return functools.partial(remat, budget=budget, policy=policy, cost=cost, verify=verify)
     if not isinstance(policy, Policy):
         raise TypeError(
             f"remat(f, policy=...): a policy such as rematfn.ON() is needed, got {policy!r}."
         )
     if cost not in ("model", "time"):
         raise ValueError(f'remat(f, cost=...): "model" or "time" is needed, got {cost!r}.')
+    if not isinstance(verify, bool):
+        raise TypeError(f"remat(f, verify=...): True or False is needed, got {verify!r}.")
+    options = Options(parse_budget(budget), policy, cost, verify)
     if isinstance(f, nn.Module):
-        return _remat_module(f, parsed, policy, cost)
+        return _remat_module(f, options)
     if not callable(f):
         raise TypeError(
             f"remat(f): a function or an nn.Module is needed, got {f!r}. To give only options, "
             f"name them: @remat(budget=...)."
         )
-    return Rematted(f, parsed, policy, cost)
+    return Rematted(f, options)
 
 
-def _remat_module(module: M, budget: Budget, policy: Policy, cost: Cost) -> M:
+def _remat_module(module: M, options: Options) -> M:
     """Return a module that is ``module`` in everything but its ``forward``.
 
     The two share one ``__dict__``: what is set on one is set on the other, names and state dicts
     are the same, and nothing has to be kept in step. What is the twin's own sits in its class.
     """
-    forward: Rematted[..., Any] = Rematted(module.forward, budget, policy, cost)
+    forward: Rematted[..., Any] = Rematted(module.forward, options)
 
     class Twin(type(module)):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -190,10 +224,10 @@ def _remat_module(module: M, budget: Budget, policy: Policy, cost: Cost) -> M:
             return forward.stats
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-            return _remat_module(copy.deepcopy(module, memo), budget, policy, cost)
+            return _remat_module(copy.deepcopy(module, memo), options)
 
         def __reduce__(self) -> tuple[Any, ...]:
-            return _remat_module, (module, budget, policy, cost)
+            return _remat_module, (module, options)
 
     Twin.__name__ = type(module).__name__
     Twin.__qualname__ = type(module).__qualname__

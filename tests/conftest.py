@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import warnings
 from collections.abc import Iterator
 
@@ -32,6 +33,12 @@ def remains() -> dict[str, int]:
         torch.ones((), requires_grad=True).sin().backward()
         gc.collect()
     return {"levels": _C.live_levels(), "operations": _C.live_operations()}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts_are_served() -> None:
+    """A process that a script started in the background ignores Ctrl-C, and Python with it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

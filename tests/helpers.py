@@ -96,7 +96,7 @@ def untransformed(f: Transform) -> Transform:
     return f
 
 
-EVERYTHING = functools.partial(rematfn.remat, policy=rematfn.EvictEverything())
+EVERYTHING = functools.partial(rematfn.remat, policy=rematfn.EvictEverything(), verify=True)
 
 
 NO_LIMIT = 1 << 50  # bytes; with a budget the level records what its operators need

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`remat(..., verify=True)` finds operators whose replay is not their first run, and no others."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import EVERYTHING as VERIFIED  # every replay of every test is verified
+from helpers import Transform, assert_bitwise_equal, scalar, untransformed
+from programs import Program
+from torch import Tensor
+
+import rematfn
+
+_numbers = itertools.count()
+
+
+def define(spoil: Callable[[Tensor, int], None], *, writes: bool = False, **options: Any) -> Any:
+    """Define the sine as an operator, whose result `spoil` may change, given the run's number."""
+    runs = itertools.count()
+
+    def fresh(x: Tensor) -> Tensor:
+        y = x.sin()
+        spoil(y, next(runs))
+        return y
+
+    def in_place(x: Tensor) -> None:
+        x.sin_()
+        spoil(x, next(runs))
+
+    name = f"rematfn_tests::verified_{next(_numbers)}"
+    kernel, mutates = (in_place, {"x"}) if writes else (fresh, set())
+    op = torch.library.custom_op(name, kernel, mutates_args=mutates, **options)
+    op.register_fake(lambda x: None if writes else torch.empty_like(x))
+    return op
+
+
+def spoil_element(y: Tensor, run: int) -> None:
+    if run > 0:
+        y[1, 2:] += 1
+
+
+def leave(y: Tensor, run: int) -> None:
+    pass
+
+
+def with_operator(op: Any) -> Callable[[Tensor], Tensor]:
+    def f(x: Tensor) -> Tensor:
+        y = op(x)
+        return y.cos() * y
+
+    return f
+
+
+X = torch.linspace(-1, 1, 12).view(3, 4)
+
+
+def test_an_operator_that_computes_something_else_is_named_with_the_element() -> None:
+    op = define(spoil_element)
+    with pytest.raises(rematfn.ReplayError, match=re.escape("element [1, 2] of Float[3, 4]")) as e:
+        VERIFIED(with_operator(op))(X)
+    assert str(op._opoverload.name()) in str(e.value)
+
+
+def test_without_verification_it_goes_unnoticed() -> None:
+    f = with_operator(define(spoil_element))
+    g = rematfn.remat(f, policy=rematfn.EvictEverything())
+    assert not torch.equal(g(X), with_operator(torch.sin)(X))
+
+
+def test_a_replay_that_fails_does_not_hide_the_exception_before_it() -> None:
+    kept: list[Tensor] = []
+    op = define(spoil_element)
+
+    def f(x: Tensor) -> None:
+        kept.append(op(x))
+        torch.ones(3).sin()  # the first is evicted
+        raise LookupError("of the function's own")
+
+    with pytest.raises(LookupError, match="own"):
+        VERIFIED(f)(X)
+    with pytest.raises(rematfn.ReplayError, match=r"element \[1, 2\]"):
+        kept[0].cos()
+
+
+def test_an_operator_that_always_computes_the_same_passes() -> None:
+    assert_bitwise_equal(VERIFIED(with_operator(define(leave)))(X), with_operator(torch.sin)(X))
+
+
+def test_what_is_written_in_place_is_verified() -> None:
+    op = define(spoil_element, writes=True)
+
+    def f(x: Tensor) -> Tensor:
+        y = x.clone()
+        op(y)
+        return y.cos() * y
+
+    with pytest.raises(rematfn.ReplayError, match=re.escape("element [1, 2] of Float[3, 4]")):
+        VERIFIED(f)(X)
+
+
+def test_only_the_written_view_is_verified() -> None:
+    op = define(leave, writes=True)
+
+    def f(x: Tensor) -> Tensor:
+        y = x.exp()
+        op(y.t()[1:])
+        return y.cos() * y
+
+    assert_bitwise_equal(VERIFIED(f)(X), f(X))
+
+
+def test_a_difference_found_in_the_backward_raises_there() -> None:
+    op = define(spoil_element)
+    op.register_autograd(lambda ctx, grad: grad)
+    x = X.clone().requires_grad_()
+    g = VERIFIED(lambda x: op(x).exp().sin().sum())
+    with pytest.raises(rematfn.ReplayError, match=r"element \[1, 2\]"):
+        g(x).backward()
+
+
+def test_a_verifying_level_verifies_what_runs_in_levels_inside() -> None:
+    inner = rematfn.remat(with_operator(define(spoil_element)), policy=rematfn.EvictEverything())
+    with pytest.raises(rematfn.ReplayError, match=r"element \[1, 2\]"):
+        rematfn.remat(inner, verify=True)(X)
+
+
+def test_an_operator_tagged_as_not_reproducible_is_never_replayed() -> None:
+    op = define(spoil_element, tags=(torch.Tag.nondeterministic_bitwise,))
+    assert_bitwise_equal(VERIFIED(with_operator(op))(X), with_operator(torch.sin)(X))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "change"),
+    [
+        (torch.float16, 1),
+        (torch.bfloat16, 1),
+        (torch.float64, 2.0**-50),
+        (torch.complex64, 1j),
+        (torch.complex128, 1j),
+        (torch.int8, 1),
+        (torch.bool, True),
+    ],
+    ids=str,
+)
+def test_every_kind_of_element_is_verified(dtype: torch.dtype, change: Any) -> None:
+    runs = itertools.count()
+    name = f"rematfn_tests::verified_{next(_numbers)}"
+
+    @torch.library.custom_op(name, mutates_args=())
+    def op(x: Tensor) -> Tensor:
+        y = x.to(dtype).clone()
+        if next(runs):
+            y[2, 3] = y[2, 3].logical_not() if dtype == torch.bool else y[2, 3] + change
+        return y
+
+    op.register_fake(lambda x: torch.empty_like(x, dtype=dtype))
+
+    def f(x: Tensor) -> Any:
+        y = op(x)
+        return y.clone(), y
+
+    with pytest.raises(rematfn.ReplayError, match=r"element \[2, 3\]"):
+        VERIFIED(f)(X)
+
+
+def test_one_nan_is_told_from_another() -> None:
+    def spoil(y: Tensor, run: int) -> None:
+        y.view(torch.int32)[0, 1] = 0x7FC00000 + (run > 0)
+
+    with pytest.raises(rematfn.ReplayError, match=r"element \[0, 1\]"):
+        VERIFIED(with_operator(define(spoil)))(X)
+
+
+def test_torchs_own_operators_pass(program: Program) -> None:
+    def run(transform: Transform) -> Any:
+        case = program.make()
+        torch.manual_seed(7)
+        outputs = transform(case.f)(*case.args)
+        if program.differentiable and case.leaves():
+            return outputs, torch.autograd.grad(scalar(outputs), case.leaves(), allow_unused=True)
+        return outputs
+
+    assert_bitwise_equal(run(VERIFIED), run(untransformed))
+
+
+def test_the_option_is_checked() -> None:
+    with pytest.raises(TypeError, match="verify"):
+        rematfn.remat(torch.sin, verify=1)  # type: ignore[call-overload]
