@@ -79,6 +79,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   [[nodiscard]] virtual bool held_elsewhere(const Version& version) = 0;
   // The program let go of `version`. True if its bytes went with the tensor.
   virtual bool forget(Version& version) = 0;
+  // Whether the bytes of a resident version are gone without a word of it.
+  [[nodiscard]] virtual bool lost(const Version& version) = 0;
   // `version`, now a constant, must outlive the program's tensors on it.
   virtual void keep_alive(Version& version) = 0;
 
@@ -101,6 +103,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
       return a->order > b->order;
     }
   };
+  [[nodiscard]] bool is_missing(Version& version);
   void plan(Version& missing);
   void run_plan();
   void replay_now(Operation& operation);

@@ -158,6 +158,7 @@ void TensorDomain::drop(Version& version) {
     return;
   }
   const auto storage = v.cell->storage.lock();
+  if (!storage) return;  // See Note [A handle may outlive its storage]
   storage->set_data_ptr_noswap(c10::DataPtr(nullptr, storage->device()));
   forbid_access(*storage, kEvicted);
 }
@@ -167,7 +168,15 @@ bool TensorDomain::held_elsewhere(const Version& version) {
   if (v.storage) return v.storage.use_count() > 1;
   const auto storage = v.cell->storage.lock();
   // tensor.numpy() leaves the storage unresizable: an array may stand on its bytes.
-  return !storage || !storage->resizable() || storage.use_count() - 1 > c10::raw::intrusive_ptr::use_count(v.cell);
+  if (!storage) return false;
+  return !storage->resizable() ||
+         storage.use_count() - 1 > c10::raw::intrusive_ptr::use_count(v.cell);
+}
+
+// See Note [A handle may outlive its storage]
+bool TensorDomain::lost(const Version& version) {
+  const auto& v = static_cast<const TensorVersion&>(version);
+  return !v.storage && (v.cell == nullptr || v.cell->storage.expired());
 }
 
 bool TensorDomain::forget(Version& version) {
@@ -182,6 +191,10 @@ void TensorDomain::keep_alive(Version& version) {
 }
 
 void refill(TensorVersion& version, c10::Storage from) {
+  if (version.cell != nullptr && version.cell->storage.expired()) {
+    version.cell = nullptr;  // See Note [A handle may outlive its storage]
+    version.program = false;
+  }
   if (version.cell == nullptr) {
     version.storage = std::move(from);
     return;

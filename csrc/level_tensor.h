@@ -14,6 +14,15 @@
 //   - its reference count is the number of tensors we know of on the storage. When the storage has
 //     more holders than that, somebody else (an UntypedStorage object) has it, and evicting would
 //     pull it from under them. NumPy holds the tensor instead, but makes the storage unresizable.
+//
+// Note [A handle may outlive its storage]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// c10 copies backend meta along with sizes and strides, so a tensor can come to hold the handle of
+// a storage on which it does not stand: functionalize's wrapper, which mirrors the value it wraps
+// and is later given another one; a tensor that `x.data = y` has moved. cell_of() looks at the
+// storage and is not taken in. But the cell of the storage lives on with such a tensor, and when the
+// storage dies nobody says so. So before a replay counts on a version of the program's, it asks
+// whether it was lost, and an eviction finds nothing to free.
 
 #pragma once
 
@@ -89,6 +98,7 @@ class TensorDomain final : public Domain {
   void drop(Version& version) override;
   bool held_elsewhere(const Version& version) override;
   bool forget(Version& version) override;
+  bool lost(const Version& version) override;
   void keep_alive(Version& version) override;
 
   ska::flat_hash_map<const c10::StorageImpl*, TensorVersion*> outside_;

@@ -64,6 +64,15 @@ void Domain::materialize(std::span<Version* const> wanted) {
   for (Version* v : wanted) unexpect(*v);
 }
 
+// See Note [A handle may outlive its storage]
+bool Domain::is_missing(Version& version) {
+  if (version.resident && lost(version)) {
+    version.program = false;
+    if (forget(version)) leave(version);
+  }
+  return !version.resident;
+}
+
 void Domain::plan(Version& missing) {
   std::vector<Version*> todo{&missing};
   while (!todo.empty()) {
@@ -75,7 +84,7 @@ void Domain::plan(Version& missing) {
     std::push_heap(heap_.begin(), heap_.end(), Later{});
     for (Input& input : operation.inputs) {
       expect(*input.version);
-      if (!input.version->resident) todo.push_back(input.version.get());
+      if (is_missing(*input.version)) todo.push_back(input.version.get());
     }
   }
 }
@@ -88,7 +97,7 @@ void Domain::run_plan() {
       return o != nullptr && !o->resident && o->pending > 0;
     });
     if (needed) {
-      const auto missing = [](const Input& input) { return !input.version->resident; };
+      const auto missing = [&](const Input& input) { return is_missing(*input.version); };
       if (std::any_of(operation->inputs.begin(), operation->inputs.end(), missing)) {
         for (Input& input : operation->inputs) {
           if (input.version->resident) hold(*input.version, operation.get());  // Rule 4

@@ -86,6 +86,7 @@ LETTERS: dict[str, Callable[[Function], Function]] = {
     "hessian": lambda f: func.hessian(total(f)),
     "linearize": linearized,
     "functional_call": called_functionally,
+    "functionalize": func.functionalize,
 }
 WORDS = [w for n in (1, 2, 3) for w in product(["remat", *LETTERS], repeat=n) if "remat" in w]
 
@@ -95,8 +96,12 @@ NESTED = "torch: Nested forward mode AD is not supported at the moment"
 REFUSED = {(letter, "linearize"): NESTED for letter in FORWARD}
 REFUSED |= {("linearize", letter): NESTED for letter in FORWARD}
 REFUSED[("vmap", "linearize")] = "torch: Batching rule not implemented for aten::_make_dual"
+REFUSED[("functionalize", "functionalize")] = "torch: .*isFunctionalTensor.* INTERNAL ASSERT FAILED"
 # Here torch raises nothing, but reads the constants it folded before they are filled.
 GARBAGE = {(letter, "linearize") for letter in ("grad", "vjp", "jacrev")}
+# Here torch does not know the derivative or the batching rule of what a write becomes.
+WRITELESS = {("functionalize", letter) for letter in ("grad", "vjp", "jvp", "jacrev", *FORWARD)}
+WRITELESS |= {(letter, "functionalize") for letter in ("vmap", "jacrev", "jacfwd", "hessian")}
 
 
 def base(x: Tensor, w: Tensor) -> Tensor:
@@ -127,16 +132,21 @@ def program_of(word: tuple[str, ...]) -> Callable[[Transform], Any]:
         if "linearize" in word:  # it fails on captured tensors that require gradients
             return spell(word, lambda x: base(x, w), transform)(x), x, w
         w.requires_grad_()  # closed over by every level
-        out = spell(word, lambda x: writing(x, w), transform)(x)
+        f = base if any(pair in WRITELESS for pair in neighbours(word)) else writing
+        out = spell(word, lambda x: f(x, w), transform)(x)
         (grad,) = torch.autograd.grad(scalar(out), w)
         return out, grad, x, w
 
     return run
 
 
+def neighbours(word: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return the pairs (outer, inner) of a word, with remat left out."""
+    return list(pairwise(letter for letter in word if letter != "remat"))
+
+
 def possible(word: tuple[str, ...]) -> bool:
-    letters = [letter for letter in word if letter != "remat"]
-    return not any(pair in REFUSED or pair in GARBAGE for pair in pairwise(letters))
+    return not any(pair in REFUSED or pair in GARBAGE for pair in neighbours(word))
 
 
 # linearize builds an fx graph, and fx warns about the constants that linearize itself puts in it.
