@@ -67,6 +67,39 @@ def test_a_level_within_a_level(around: Transform, within: Transform) -> None:
         assert sum(g.stats.evictions for g in made) > 0, "the outer level made them evict"
 
 
+@pytest.mark.parametrize("around", BUDGETS.values(), ids=BUDGETS.keys())
+@pytest.mark.parametrize("within", BUDGETS.values(), ids=BUDGETS.keys())
+def test_a_gradient_between_two_levels(around: Transform, within: Transform) -> None:
+    """remat(grad(remat(f))): the allocator counts for the inner level alone while it works."""
+    x, one = leaf().detach(), torch.ones(())
+    windows: list[MemoryTimeline] = []
+
+    def f(x: Tensor, g: Any) -> Tensor:
+        y = (x.sin() * x).exp()
+        if windows:
+            with windows[-1]:
+                dx = torch.func.vjp(g, x)[1](one)[0]
+        else:
+            dx = torch.func.vjp(g, x)[1](one)[0]
+        return (dx.cos() * y).exp() * dx
+
+    inside, outer = within(lambda x: inner(x * 0.5).sum()), around(f)
+    assert_bitwise_equal(outer(x, inside), f(x, lambda x: inner(x * 0.5).sum()))
+    for g in (inside, outer):
+        assert g.stats.budget is None or g.stats.peak_bytes <= g.stats.budget
+
+    # The profiler cannot look at two windows at once: the same again, once for each level.
+    windows.append(MemoryTimeline())
+    around(f)(x, inside)
+    if inside.stats.budget is not None:
+        assert windows[0].peak <= inside.stats.budget + UNIT, "the gradient is the outer level's"
+    windows.clear()
+    with MemoryTimeline() as timeline:
+        around(f)(x, inside)
+    if outer.stats.budget is not None:
+        assert timeline.peak_excluding_survivors <= outer.stats.budget
+
+
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_three_levels_and_a_level_that_calls_itself(mode: Mode) -> None:
     def run(transform: Transform) -> Any:
