@@ -15,7 +15,7 @@
 //   - It is one of autograd's "other backends", so an operator's CompositeExplicit kernel beats a
 //     fallback; such operators get our kernel one by one (boxed_kernel.cpp).
 //   - BackendSelect, which is above us, recomputes the key set of factories and so loses the
-//     thread's included keys; it is excluded while a level is active (level.cpp).
+//     thread's included keys; it is not included while a level is active (level.cpp).
 //   - View kernels copy a tensor's key set but not its backend meta, where our handle sits; the
 //     kernel puts the handle on (boxed_kernel.cpp).
 

@@ -56,13 +56,8 @@ constexpr c10::DispatchKeySet kBackendSelect{c10::DispatchKey::BackendSelect};
 
 void set_intercepting(bool on) {
   auto keys = c10::impl::tls_local_dispatch_key_set();
-  if (on) {
-    keys.included_ = keys.included_ | kLevelKeySet;
-    keys.excluded_ = keys.excluded_ | kBackendSelect;
-  } else {
-    keys.included_ = keys.included_ - kLevelKeySet;
-    keys.excluded_ = keys.excluded_ - kBackendSelect;
-  }
+  keys.included_ = on ? (keys.included_ | kLevelKeySet) - kBackendSelect
+                      : (keys.included_ - kLevelKeySet) | kBackendSelect;
   c10::impl::_force_tls_local_dispatch_key_set(keys);
 }
 
@@ -160,9 +155,22 @@ LevelScope::~LevelScope() {
 
 bool is_tagging() { return this_thread.tagging; }
 
+// Note [Keys that come back]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Some guards of torch's restore a thread's keys as they found them. One made in `f` (repr has one)
+// lives on in the traceback if an exception is raised under it, and may go long after the level. Two
+// kinds are known. The first restores the excluded keys alone; so a level changes none of these, and
+// takes BackendSelect out of the included ones instead. The second restores all: our key is then
+// included on a thread whose stack is empty. Every operator comes to us in that state, factories
+// too, and the first one puts the keys right.
 BelowLevels::BelowLevels() : saved_(c10::impl::tls_local_dispatch_key_set()) {
+  if (this_thread.levels.empty() && saved_.included_.has(kLevelKey)) {
+    set_intercepting(false);
+    saved_ = c10::impl::tls_local_dispatch_key_set();
+  }
   auto keys = saved_;
-  keys.excluded_ = (keys.excluded_ | kLevelKeySet) - kBackendSelect;
+  keys.included_ = keys.included_ | kBackendSelect;
+  keys.excluded_ = keys.excluded_ | kLevelKeySet;
   c10::impl::_force_tls_local_dispatch_key_set(keys);
 }
 

@@ -99,6 +99,7 @@ class LevelScope {
 [[nodiscard]] bool is_tagging();
 
 // For a scope: operators do not come to us, and factories find their backend as usual.
+// See Note [Keys that come back]
 class BelowLevels {
  public:
   BelowLevels();
