@@ -10,6 +10,7 @@
 #include "errors.h"
 #include "level.h"
 #include "pressure.h"
+#include "raw_access.h"
 
 namespace py = pybind11;
 

@@ -300,14 +300,4 @@ bool has_key(const at::Tensor& tensor) {
   return tensor.defined() && innermost(tensor).key_set().has(kLevelKey);
 }
 
-void materialize(const at::Tensor& tensor) {
-  const at::Tensor inner = innermost(tensor);
-  Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-  if (cell == nullptr) return;
-  const DomainLock lock(cell->level->domain);
-  if (cell->version->resident) return;
-  Version* wanted = cell->version.get();
-  materialize_for(*cell->level, wanted, "materialize(x)");
-}
-
 }  // namespace rematfn

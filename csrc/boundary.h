@@ -45,7 +45,5 @@ void note_leaf(Level& level, c10::TensorImpl& tensor);
 // The innermost tensor behind functorch's wrappers.
 [[nodiscard]] at::Tensor innermost(const at::Tensor& tensor);
 [[nodiscard]] bool has_key(const at::Tensor& tensor);
-// Makes the bytes of a level tensor resident.
-void materialize(const at::Tensor& tensor);
 
 }  // namespace rematfn

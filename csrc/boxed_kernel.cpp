@@ -9,6 +9,7 @@
 
 #include "call.h"
 #include "level_call.h"
+#include "raw_access.h"
 
 namespace rematfn {
 namespace {
@@ -103,6 +104,7 @@ void register_kernels() {
   registrations().handles.push_back(dispatcher.registerFallback(
       kLevelKey, c10::KernelFunction::makeFromBoxedFunction<&level_kernel>(), "rematfn"));
   register_operators(dispatcher.getAllOpNames());
+  register_announcements(registrations().handles);
   registrations().handles.push_back(
       dispatcher.addRegistrationListener(std::make_unique<Listener>()));
   // The listener is told of all operators there are, which we have just seen to.

@@ -35,13 +35,39 @@ at::Generator generator_of(c10::ArrayRef<c10::IValue> arguments) {
   return at::globalContext().defaultGenerator(device);
 }
 
+// A tensor on the storage of a level's cell, made where no level saw it; or of a bare storage.
+// See Note [An evicted storage knows its cell]
+Cell* adopt(c10::TensorImpl& tensor) {
+  Cell* cell = cell_evicted_from(*tensor.unsafe_storage().unsafeGetStorageImpl());
+  if (cell != nullptr) attach(tensor, c10::intrusive_ptr<Cell>::reclaim_copy(cell));
+  return cell;
+}
+
+// A tensor over the storage that `set_` is given, with the handle of the storage's cell; or none.
+at::Tensor stand_in_for(const c10::Storage& storage, const Level& level) {
+  const DomainLock lock(level.domain);
+  Cell* cell = level.tensor_domain().cell_on(*storage.unsafeGetStorageImpl());
+  if (cell == nullptr) return {};
+  const at::Tensor tensor = bytes_of(storage);
+  attach(*tensor.unsafeGetTensorImpl(), c10::intrusive_ptr<Cell>::reclaim_copy(cell));
+  return tensor;
+}
+
 }  // namespace
 
 Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, bool& opaque) {
   Level* level = current_level();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& value = arguments[i];
-    opaque |= value.isObject() || value.isCapsule() || value.isPyObject();
+    if (value.isStorage() && level != nullptr) {
+      const at::Tensor tensor = stand_in_for(value.toStorage(), *level);
+      if (tensor.defined()) {
+        found.push_back({tensor.getIntrusivePtr(), cell_of(*tensor.unsafeGetTensorImpl()),
+                         tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(),
+                         static_cast<std::uint16_t>(i), -1});
+      }
+    }
+    opaque |= value.isStorage() || value.isObject() || value.isCapsule() || value.isPyObject();
     const bool readable = for_each_tensor(value, [&](const at::Tensor& tensor, int index) {
       c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
       if (!is_plain(*impl)) {
@@ -49,6 +75,7 @@ Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, boo
         return;
       }
       Cell* cell = cell_of(*impl);
+      if (cell == nullptr) cell = adopt(*impl);
       if (cell != nullptr) {
         Level& owner = *cell->level;
         const bool foreign = level != nullptr && owner.domain != level->domain;
@@ -86,14 +113,17 @@ LevelCall::LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 
 // The journey of one operator.
 void LevelCall::run() {
-  if (facts_.is_view) {
-    if (op_.schema().name() == "aten::lift_fresh") settle_raw_memory();
-    run_kernel();
-    sort_results();
-    return;
-  }
   mark_writes();
   try {
+    if (facts_.is_view || facts_.announces_address) {
+      if (op_.schema().name() == "aten::lift_fresh") settle_raw_memory();
+      if (facts_.announces_read) make_resident();
+      if (facts_.announces_address) keep_arguments();
+      run_kernel();
+      sort_results();
+      unpin_all();
+      return;
+    }
     if (facts_.changes_metadata) {
       make_resident();
       for (const FoundTensor& f : found_) {
@@ -173,6 +203,13 @@ void LevelCall::make_resident() {
   }
   for (const FoundTensor& f : found_) {
     if (f.cell != nullptr) pin_for_call(f.cell->version);
+  }
+}
+
+// See Note [What is asked before bytes are read]
+void LevelCall::keep_arguments() {
+  for (const FoundTensor& f : found_) {
+    if (f.cell != nullptr && f.cell->version->producer) domain_.cut(*f.cell->version);
   }
 }
 

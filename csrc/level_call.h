@@ -45,6 +45,7 @@ class LevelCall {
   [[nodiscard]] std::string name() const;
   void mark_writes();
   void make_resident();
+  void keep_arguments();
   void settle_raw_memory();
   void save_what_is_overwritten();
   void record_arguments();

@@ -16,6 +16,14 @@ constexpr const char* kEvicted =
     "dispatcher. Call rematfn.materialize(x) first, or return the tensor from the transformed "
     "function.";
 
+// See Note [An evicted storage knows its cell]
+void let_go_of_cell(void* cell) { c10::intrusive_ptr<Cell>::reclaim(static_cast<Cell*>(cell)); }
+
+c10::DataPtr instead_of_bytes(Cell& cell, c10::Device device) {
+  Cell* const owned = c10::intrusive_ptr<Cell>::reclaim_copy(&cell).release();
+  return c10::DataPtr(nullptr, owned, &let_go_of_cell, device);
+}
+
 // Tensors without bytes of their own, or whose bytes are not what their metadata says.
 constexpr c10::DispatchKeySet kNotPlain({
     c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr, c10::DispatchKey::Quantized,
@@ -67,6 +75,12 @@ Cell* cell_of(const c10::TensorImpl& tensor) {
   return cell;
 }
 
+// See Note [An evicted storage knows its cell]
+Cell* cell_evicted_from(const c10::StorageImpl& storage) {
+  const auto& bytes = const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks();
+  return bytes.get_deleter() == &let_go_of_cell ? static_cast<Cell*>(bytes.get_context()) : nullptr;
+}
+
 void attach(c10::TensorImpl& tensor, const c10::intrusive_ptr<Cell>& cell) {
   if (tensor.get_backend_meta() != cell.get()) tensor.set_backend_meta(cell);
   c10::DispatchKeySet& keys = KeySet::of(tensor);
@@ -104,6 +118,17 @@ Ref<TensorVersion> TensorDomain::outside_version(c10::TensorImpl& tensor) {
     }
   }
   return Ref<TensorVersion>(entry);
+}
+
+Cell* TensorDomain::cell_on(const c10::StorageImpl& storage) const {
+  if (Cell* cell = cell_evicted_from(storage)) return cell;
+  for (const Level* level : levels) {
+    for (const Version* v = level->newest; v != nullptr; v = v->previous) {
+      Cell* cell = static_cast<const TensorVersion*>(v)->cell;
+      if (cell != nullptr && cell->storage._unsafe_get_target() == &storage) return cell;
+    }
+  }
+  return nullptr;
 }
 
 TensorVersion* TensorDomain::known_outside(const c10::StorageImpl& storage) const {
@@ -159,7 +184,7 @@ void TensorDomain::drop(Version& version) {
   }
   const auto storage = v.cell->storage.lock();
   if (!storage) return;  // See Note [A handle may outlive its storage]
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, storage->device()));
+  storage->set_data_ptr_noswap(instead_of_bytes(*v.cell, storage->device()));
   forbid_access(*storage, kEvicted);
 }
 
@@ -199,12 +224,17 @@ void refill(TensorVersion& version, c10::Storage from) {
     version.storage = std::move(from);
     return;
   }
-  const auto storage = version.cell->storage.lock();
+  const auto cell = c10::intrusive_ptr<Cell>::reclaim_copy(version.cell);
+  auto storage = cell->storage.lock();
   check_replay(storage && storage->nbytes() == from.nbytes(),
                "a replay produced another number of bytes than the first run");
   allow_access(*storage);
   storage->set_data_ptr_noswap(
       from.set_data_ptr(c10::DataPtr(nullptr, storage->device())));
+  if (cell.use_count() > 1) return;
+  // No tensor is left on the storage, which somebody holds by itself.
+  version.cell = nullptr;
+  version.storage = c10::Storage(std::move(storage));
 }
 
 at::Tensor bytes_of(const c10::Storage& storage) {

@@ -23,6 +23,13 @@
 // storage and is not taken in. But the cell of the storage lives on with such a tensor, and when the
 // storage dies nobody says so. So before a replay counts on a version of the program's, it asks
 // whether it was lost, and an eviction finds nothing to free.
+//
+// Note [An evicted storage knows its cell]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A tensor may be made over a level tensor's storage without us: `set_` takes a Storage, and so do
+// deepcopy, pickle and share_memory_ beneath. It has no handle, and if the storage is evicted, no
+// bytes. So what an evicted storage holds in the place of its bytes is a reference to its cell, and
+// the first operator that finds such a tensor puts the handle on it.
 
 #pragma once
 
@@ -68,6 +75,8 @@ struct Cell final : c10::BackendMeta {
 
 // The cell a tensor stands on, if it is a level tensor.
 [[nodiscard]] Cell* cell_of(const c10::TensorImpl& tensor);
+// The cell whose bytes `storage` has lost, if it is an evicted one.
+[[nodiscard]] Cell* cell_evicted_from(const c10::StorageImpl& storage);
 // Makes `tensor`, whose storage is the cell's, a level tensor.
 void attach(c10::TensorImpl& tensor, const c10::intrusive_ptr<Cell>& cell);
 void detach(c10::TensorImpl& tensor);
@@ -81,6 +90,8 @@ class TensorDomain final : public Domain {
   Ref<TensorVersion> outside_version(c10::TensorImpl& tensor);
   // The same if some operation has read it, else null.
   [[nodiscard]] TensorVersion* known_outside(const c10::StorageImpl& storage) const;
+  // The cell of a storage, resident or not: a walk over all versions.
+  [[nodiscard]] Cell* cell_on(const c10::StorageImpl& storage) const;
   // Keeps a copy of a constant or outside version that is about to be overwritten.
   void snapshot(TensorVersion& version, Level& level);
   // `version` becomes the caller's: resident, uncounted, a constant.

@@ -129,6 +129,8 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   facts.changes_metadata = op.hasTag(at::Tag::inplace_view) && !name.starts_with("aten::resize");
   facts.is_view = (any_alias && facts.writes.empty() && !facts.makes_fresh) ||
                   contains(kHiddenViews, std::string_view(name));
+  facts.announces_address = name == "aten::is_pinned";
+  facts.announces_read = facts.announces_address || name == "aten::detach";
   // See Note [Writes that schemas do not mention]
   for (const HiddenWrite& hidden : kHiddenWrites) {
     if (hidden.name != name) continue;

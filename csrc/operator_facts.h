@@ -17,6 +17,8 @@ struct OperatorFacts {
   c10::SmallVector<std::uint8_t, 2> writes;  // arguments whose contents change
   int training_argument = -1;     // the writes happen only if this argument is true
   bool is_view = false;           // every output is an alias, nothing is written: no bytes touched
+  bool announces_read = false;    // whoever calls it is about to read the bytes by address
+  bool announces_address = false;  // and may keep that address
   bool changes_metadata = false;  // `t_`, `set_`: the tensor changes, its storage does not
   bool makes_fresh = false;       // some output may have bytes of its own
   bool leaves_raw = false;  // `empty`: the output's contents are whatever was there

@@ -104,7 +104,7 @@ def materialize(x: torch.Tensor) -> torch.Tensor:
     """Make the bytes of ``x`` resident, and return it.
 
     Operators find an evicted tensor's bytes by themselves. What goes past the dispatcher
-    (``x.numpy()``, ``x.data_ptr()``, pickling) does not, and needs this first.
+    (``x.data_ptr()``, pickling, ``torch.save``) does not, and needs this first.
 
     Args:
         x: Any tensor. One that no level made, or that is resident, is returned as it is.

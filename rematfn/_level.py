@@ -12,6 +12,14 @@ import torch
 
 from . import _C
 
+# What torch says when a legacy constructor reads the device off a key set that has our key in it.
+_KEY_WITHOUT_DEVICE = "CustomRNGKeyId doesn't correspond to a device"
+_LEGACY_CONSTRUCTOR = (
+    "x.new_tensor(data) and x.new(...) do not work on a tensor made inside the function.\n"
+    "Write torch.tensor(data, dtype=x.dtype, device=x.device), or x.new_zeros(size), "
+    "x.new_full(size, value), x.new_empty(size)."
+)
+
 # The namespace's registrations are torch's own containers; None is a leaf, as in torch's pytrees.
 _NAMESPACE = "torch"
 
@@ -47,9 +55,11 @@ def call(
     started(level)
     try:
         result = f(*args, **kwargs)
-    except BaseException:
+    except BaseException as error:
         _C.pop_level(level)
         _C.settle(level)
+        if _KEY_WITHOUT_DEVICE in str(error):
+            raise RuntimeError(f"{options.name}: {_LEGACY_CONSTRUCTOR}") from error
         raise
     _C.pop_level(level)
     _C.seal_leaf_gradients(level)

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "raw_access.h"
+
+#include <ATen/ops/resolve_conj_native.h>
+#include <ATen/ops/resolve_neg_native.h>
+
+#include "boundary.h"
+#include "level.h"
+
+namespace rematfn {
+namespace {
+
+at::Tensor resolve_conj(const at::Tensor& tensor) {
+  materialize(tensor);
+  return at::native::resolve_conj(tensor);
+}
+
+at::Tensor resolve_neg(const at::Tensor& tensor) {
+  materialize(tensor);
+  return at::native::resolve_neg(tensor);
+}
+
+}  // namespace
+
+void materialize(const at::Tensor& tensor) {
+  const at::Tensor inner = innermost(tensor);
+  Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+  if (cell == nullptr) return;
+  const DomainLock lock(cell->level->domain);
+  if (cell->version->resident) return;
+  Version* wanted = cell->version.get();
+  materialize_for(*cell->level, wanted, "materialize(x)");
+}
+
+// See Note [What is asked before bytes are read]
+void register_announcements(std::vector<c10::RegistrationHandleRAII>& handles) {
+  const auto add = [&](const char* name, at::Tensor (*kernel)(const at::Tensor&)) {
+    // Without autograd (inference mode) our own key's turn comes first.
+    for (const c10::DispatchKey key :
+         {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradOther, kLevelKey}) {
+      handles.push_back(c10::Dispatcher::singleton().registerImpl(
+          {name, ""}, key, c10::KernelFunction::makeFromUnboxedRuntimeFunction(kernel),
+          c10::impl::CppSignature::make<at::Tensor(const at::Tensor&)>(), nullptr, "rematfn"));
+    }
+  };
+  add("aten::resolve_conj", &resolve_conj);
+  add("aten::resolve_neg", &resolve_neg);
+}
+
+}  // namespace rematfn

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// raw_access.h: bytes that are read behind the dispatcher.
+//
+// Note [What is asked before bytes are read]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// `numpy()` and `tolist()` (and so `repr`) take an address and read. No operator does that reading;
+// an evicted tensor has nothing there, and c10 offers no way to step in but an error. But what comes
+// just before goes through the dispatcher, and makes the tensor resident:
+//   - `detach`, before `numpy()`. A view otherwise touches no bytes, but few programs detach what
+//     they then do not read.
+//   - `resolve_conj` and `resolve_neg`, before `tolist()`. They decompose above us, so they have
+//     kernels of ours among autograd's.
+//   - `is_pinned`, before `torch.from_dlpack` asks for the address, which it keeps. The version is
+//     kept too.
+// No operator runs between these and the reading, so nothing is evicted again meanwhile. What asks
+// nothing (`data_ptr()`, an UntypedStorage, a DLPack capsule) gets an error that says what to do.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <vector>
+
+namespace rematfn {
+
+// Makes the bytes of a level tensor resident.
+void materialize(const at::Tensor& tensor);
+
+// Registers the kernels of the operators that decompose above us.
+void register_announcements(std::vector<c10::RegistrationHandleRAII>& handles);
+
+}  // namespace rematfn

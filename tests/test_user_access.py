@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors as users treat them: printed, converted, copied, saved, compared, handed on.
+
+A level tensor that has been evicted becomes resident by itself, or the error says what to call.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import EVERYTHING, MODES, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from torch import Tensor, nn
+
+import rematfn
+
+Access = Callable[[Tensor], Any]
+
+
+def saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def loaded(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data))
+
+
+def plain(array: Any) -> tuple[str, tuple[int, ...], bytes]:
+    """Return a NumPy array as a value that compares bit for bit."""
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+WORKS: dict[str, Access] = {
+    "repr": repr,
+    "str": str,
+    "format": lambda x: f"{x} {x[0, 0]:.3f}",
+    "numpy": lambda x: plain(x.numpy()),
+    "numpy(force=True)": lambda x: plain(x.numpy(force=True)),
+    "np.asarray": lambda x: plain(np.asarray(x)),
+    "__array__": lambda x: plain(x.__array__()),
+    "tolist": lambda x: x.tolist(),
+    "tolist of a view": lambda x: x.t()[1:].tolist(),
+    "tolist of a row": lambda x: x[1].tolist(),
+    "item": lambda x: x[1, 2].item(),
+    "bool": lambda x: bool(x[0, 0]),
+    "int": lambda x: int(x[0, 1] * 100),
+    "float": lambda x: float(x[0, 1]),
+    "complex": lambda x: complex(x[0, 1]),
+    "index": lambda x: ["a", "b"][(x[0, 0] * 0 + 1).long()],
+    "len": len,
+    "iteration": lambda x: [[float(v) for v in row] for row in x],
+    "in": lambda x: 2.0 in x,
+    "==": lambda x: (x == x.clone()).tolist(),
+    "hash": lambda x: hash(x) == hash(x) and {x: 1}[x],
+    "id in a dict": lambda x: x in {x},
+    "dlpack": lambda x: torch.from_dlpack(x).clone(),
+    "new_zeros": lambda x: x.new_zeros(3),
+    "new_ones, new_full, new_empty": lambda x: x.new_ones(2) + x.new_full((2,), 3.0),
+    "torch.tensor": lambda x: torch.tensor(x.tolist()),
+    "torch.tensor of elements": lambda x: torch.tensor([x[0, 0], x[1, 1]]),
+    "torch.as_tensor": lambda x: torch.as_tensor(x).clone(),
+    "torch.as_tensor converts": lambda x: torch.as_tensor(x, dtype=torch.float64),
+    "torch.asarray": lambda x: torch.asarray(x).clone(),
+    "torch.Tensor": lambda x: torch.Tensor(x).clone(),
+    "torch.stack of rows": lambda x: torch.stack(list(x)),
+    "type": lambda x: x.type(),
+    "type of": lambda x: (type(x).__name__, isinstance(x, Tensor), torch.is_tensor(x)),
+    "type(dtype)": lambda x: x.type(torch.float64),
+    "type(str)": lambda x: x.type("torch.DoubleTensor"),
+    "type_as": lambda x: x.type_as(torch.zeros(1, dtype=torch.float64)),
+    "to": lambda x: x.to("cpu", torch.float64),
+    "cpu": lambda x: x.cpu().clone(),
+    "double, long, bool": lambda x: (x.double(), x.long(), x.bool()),
+    "shape and layout": lambda x: (x.shape, x.stride(), x.storage_offset(), x.nbytes, x.layout),
+    "untyped_storage().nbytes()": lambda x: x.untyped_storage().nbytes(),
+    "set_(tensor)": lambda x: torch.empty(0).set_(x).clone(),
+    "nn.Parameter": lambda x: nn.Parameter(x).detach().clone(),
+    "as_subclass": lambda x: x.as_subclass(Tensor).clone(),
+    "view(dtype)": lambda x: x.view(torch.int32).clone(),
+    "torch.equal": lambda x: torch.equal(x, x.clone()) and torch.allclose(x, x.clone()),
+    "torch.testing": lambda x: torch.testing.assert_close(x, x.clone()),
+    "indexed by an array": lambda x: x[np.array([0, 1])],
+    "times a NumPy number": lambda x: x * np.float32(2),
+    "given a NumPy array": lambda x: torch.from_numpy(np.ones(4, dtype=np.float32)) + x,
+    "is_pinned": lambda x: x.is_pinned(),
+    "parameters_to_vector": lambda x: nn.utils.parameters_to_vector([x]),
+}
+
+# They ask for the storage, and then make a tensor over it. Only an active level sees that.
+STORAGE: dict[str, Access] = {
+    "copy.copy": lambda x: copy.copy(x).clone(),
+    "untyped_storage()[0]": lambda x: x.untyped_storage()[0],
+    "untyped_storage().tolist()": lambda x: x.untyped_storage().tolist(),
+    "set_(storage)": lambda x: torch.empty(0).set_(x.untyped_storage(), 0, x.shape).clone(),
+}
+
+# They ask for the address of the bytes, and the dispatcher hears nothing of it.
+NEEDS_MATERIALIZE: dict[str, Access] = {
+    "data_ptr": lambda x: x.data_ptr() != 0,
+    "np.from_dlpack": lambda x: plain(np.from_dlpack(x)),
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "torch.save": lambda x: loaded(saved({"x": x}))["x"],
+    "share_memory_": lambda x: x.share_memory_().clone(),
+    "multiprocessing": lambda x: pickle.loads(bytes(ForkingPickler.dumps(x))).clone(),
+    "untyped_storage().data_ptr()": lambda x: x.untyped_storage().data_ptr() != 0,
+    "untyped_storage().clone()": lambda x: x.untyped_storage().clone().tolist(),
+}
+
+EVICTED = "its bytes were asked for outside of the dispatcher. Call rematfn.materialize\\(x\\)"
+
+
+def start() -> Tensor:
+    return torch.linspace(0.1, 1.0, 12).view(3, 4).clone()
+
+
+def inside(access: Access, transform: Transform) -> Any:
+    """Access an intermediate, after another operator has run."""
+
+    def f(x: Tensor) -> Any:
+        y = x.sin()
+        z = y.cos()
+        return access(y), y * z
+
+    return transform(f)(start())
+
+
+def after(access: Access, transform: Transform) -> Any:
+    """Access what has left through a side effect, when the level is gone."""
+    kept: list[Tensor] = []
+
+    def f(x: Tensor) -> Tensor:
+        kept.append(x.sin())
+        return x.cos()
+
+    out = transform(f)(start())
+    return access(kept[0]), out
+
+
+PLACES: list[Callable[[Access, Transform], Any]] = [inside, after]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+@pytest.mark.parametrize("access", WORKS.values(), ids=WORKS.keys())
+def test_an_access_works_whether_or_not_the_tensor_was_evicted(
+    access: Access, place: Callable[[Access, Transform], Any], mode: Mode
+) -> None:
+    assert_same_as_eager(lambda transform: place(access, transform), mode)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+@pytest.mark.parametrize("access", NEEDS_MATERIALIZE.values(), ids=NEEDS_MATERIALIZE.keys())
+def test_an_access_behind_the_dispatcher_works_on_a_resident_tensor(
+    access: Access, place: Callable[[Access, Transform], Any], mode: Mode
+) -> None:
+    def resident(x: Tensor) -> Any:
+        return access(rematfn.materialize(x))
+
+    assert_same_as_eager(lambda transform: place(resident, transform), mode)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+@pytest.mark.parametrize("access", NEEDS_MATERIALIZE.values(), ids=NEEDS_MATERIALIZE.keys())
+def test_the_same_access_on_an_evicted_tensor_says_what_to_call(
+    access: Access, place: Callable[[Access, Transform], Any]
+) -> None:
+    with pytest.raises(RuntimeError, match=EVICTED):
+        place(access, EVERYTHING)
+
+
+@pytest.mark.parametrize("access", STORAGE.values(), ids=STORAGE.keys())
+def test_a_tensor_made_over_the_storage_finds_its_cell_inside(access: Access, mode: Mode) -> None:
+    assert_same_as_eager(lambda transform: inside(access, transform), mode)
+
+
+@pytest.mark.parametrize("access", STORAGE.values(), ids=STORAGE.keys())
+def test_a_tensor_made_over_the_storage_of_an_escaped_one_says_what_to_call(access: Access) -> None:
+    with pytest.raises(RuntimeError, match=EVICTED):
+        after(access, EVERYTHING)
+
+
+LEGACY: dict[str, Access] = {
+    "new_tensor": lambda x: x.new_tensor([1.0, 2.0]),
+    "new": lambda x: x.new(2, 3),
+    "new of a list": lambda x: x.new([1.0, 2.0]),
+}
+
+
+@pytest.mark.parametrize("access", LEGACY.values(), ids=LEGACY.keys())
+def test_legacy_constructors_say_what_to_write_instead(access: Access) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"budget=no cap\): x.new_tensor.*\nWrite torch.tensor\("
+    ):
+        inside(access, rematfn.remat)
+
+
+def test_with_grad_a_tensor_prints_its_node(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Any:
+            y = x.sin()
+            z = y.cos()
+            return repr(y), f"{z}", y.tolist(), y.detach().numpy().tolist(), y * z
+
+        return transform(f)(start().requires_grad_())
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_printing_under_torch_func_shows_the_wrapped_value(mode: Mode) -> None:
+    shown: list[str] = []
+
+    def run(transform: Transform) -> Any:
+        shown.clear()
+
+        def f(x: Tensor) -> Tensor:
+            y = x.sin()
+            z = y.cos()
+            shown.append(repr(y))
+            return (y * z).sum()
+
+        return torch.func.grad(transform(f))(start()), list(shown)
+
+    assert_same_as_eager(run, mode)
+
+
+def test_a_tensor_in_shared_memory_stays_there(mode: Mode) -> None:
+    """What another process may write is not evicted any more."""
+
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Any:
+            y = rematfn.materialize(x.sin()).share_memory_()
+            twin = pickle.loads(bytes(ForkingPickler.dumps(y)))
+            for _ in range(3):
+                x = x * 1.5
+            twin.fill_(7)
+            return y + x, y.is_shared()
+
+        return transform(f)(start())
+
+    assert_same_as_eager(run, mode)
+
+
+GUARDS: dict[str, Callable[[], Any]] = {
+    "of the excluded keys": torch._C._DisableFuncTorch,  # as in repr
+    "of all keys": lambda: torch._C._ForceDispatchKeyGuard(
+        torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    ),
+}
+
+
+@pytest.mark.parametrize("make_guard", GUARDS.values(), ids=GUARDS.keys())
+def test_a_guard_that_an_exception_keeps_alive_does_not_bring_the_level_back(
+    make_guard: Callable[[], Any],
+) -> None:
+    """It restores the thread's keys, long after the level, as they were inside."""
+
+    def f(x: Tensor) -> Tensor:
+        guard = make_guard()
+        raise ValueError("a guard is held", guard)
+
+    expected = torch.ones(3) + torch.arange(3)
+    for _ in range(2):
+        try:
+            EVERYTHING(f)(start())
+        except ValueError as error:
+            held = error
+        del held
+        assert_bitwise_equal(torch.ones(3) + torch.arange(3), expected)
+        assert "CustomRNGKeyId" not in str(torch._C._dispatch_tls_local_include_set())
+        assert "BackendSelect" not in str(torch._C._dispatch_tls_local_exclude_set())
