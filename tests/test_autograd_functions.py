@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torch.autograd.Function`s of the user inside `remat`: what they save, write and define."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import Mode, Transform, assert_same_as_eager
+from torch import Tensor, func
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+Unary = Callable[[Tensor], Tensor]
+
+
+class OldStyle(Function):
+    """`forward` takes the context: saves an input, an intermediate and an output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, power: float) -> Tensor:
+        square = x * x
+        out = square * x * power
+        ctx.save_for_backward(x, square, out)
+        ctx.power = power
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, square, out = ctx.saved_tensors
+        return grad * (square * ctx.power + out / x + ctx.power * x * x), None
+
+
+class NewStyle(Function):
+    """`setup_context` beside a `forward` without one, and a `vmap` that torch derives."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, power: float) -> tuple[Tensor, Tensor]:
+        square = x * x
+        return square * x * power, square
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, ctx.power = inputs
+        out, square = output
+        ctx.save_for_backward(x, square, out)
+        ctx.save_for_forward(x, square, out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_square: Tensor) -> Any:
+        x, square, out = ctx.saved_tensors
+        both = grad * (square * ctx.power + out / x + ctx.power * x * x)
+        return both + grad_square * 2 * x, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: Any) -> Any:
+        x, square, _ = ctx.saved_tensors
+        return 3 * ctx.power * square * tangent, 2 * x * tangent
+
+
+class OwnVmap(Function):
+    """Defines the rule of `vmap` and the derivative by other functions of its own."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        order = x.argsort(-1)
+        return x.take_along_dim(order, -1).exp(), order
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        out, order = output
+        ctx.mark_non_differentiable(order)
+        ctx.save_for_backward(out, order)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Tensor:
+        out, order = ctx.saved_tensors
+        return Scattered.apply(grad * out, order)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+        return OwnVmap.apply(x.movedim(in_dims[0], 0)), (0, 0)
+
+
+class Scattered(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad: Tensor, order: Tensor) -> Tensor:
+        return torch.zeros_like(grad).scatter(-1, order, grad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad.take_along_dim(ctx.saved_tensors[0], -1), None
+
+
+class KeepsOnContext(Function):
+    """Puts tensors on the context itself, as one should not: an intermediate and a list of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.cosine = x.cos()
+        ctx.powers = [x, x * x, x[1:].exp()]
+        return x.sin() * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        x, square, tail = ctx.powers
+        slope = grad * (ctx.cosine * x + square * 0.5)
+        slope[1:] += tail
+        return slope
+
+
+class WritesItsInput(Function):
+    """Doubles in place, and says so."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x.mul_(2)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * 2 + 0 * x
+
+
+class ReturnsView(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view(2, -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.reshape(-1)
+
+
+class OnceOnly(Function):
+    """Leaves autograd for its backward; keeps undefined gradients undefined."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        y = x.tanh()
+        ctx.save_for_backward(y)
+        rank = y.argsort()
+        ctx.mark_non_differentiable(rank)
+        return y, y * 3, rank
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, other: Tensor | None, _: Any) -> Tensor | None:
+        (y,) = ctx.saved_tensors
+        terms = [g * w for g, w in ((grad, 1), (other, 3)) if g is not None]
+        return sum(terms) * (1 - y * y) if terms else None  # type: ignore[return-value]
+
+
+class PassesOn(Function):
+    """Returns its input as it is, and reads in the backward what the forward left on a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.x = x
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad + ctx.x.sin()
+
+
+class BackwardByAutograd(Function):
+    """Runs autograd inside the forward and again inside the backward, as checkpoints do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x.detach())
+        with torch.enable_grad():
+            y = x.detach().requires_grad_()
+            (ctx.slope,) = torch.autograd.grad((y.sin() * y).sum(), y)
+        return x * ctx.slope
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            y = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad((y.cos() * ctx.slope).sum(), y)
+        return grad * slope
+
+
+def middle(f: Unary) -> Unary:
+    """Put `f` between operators of its own level, so that what it gets and gives can go."""
+    return lambda x: f((x * x).exp()).sin() * x.sum()
+
+
+def writing(x: Tensor) -> Tensor:
+    y, z = x.sin(), x.cos()
+    w = z + y
+    WritesItsInput.apply(y[2:4])
+    return WritesItsInput.apply(z) * y + w
+
+
+FUNCTIONS: dict[str, Unary] = {
+    "old-style": lambda x: OldStyle.apply(x, 1.5),
+    "new-style": lambda x: sum(NewStyle.apply(x, 1.5)),
+    "own-vmap": lambda x: OwnVmap.apply(x)[0] * OwnVmap.apply(x.sin())[1],
+    "keeps-on-context": KeepsOnContext.apply,
+    "writes-its-input": writing,
+    "returns-view": lambda x: (ReturnsView.apply(x) * x[:3]).view(-1),
+    "once-only": lambda x: OnceOnly.apply(x)[0] + OnceOnly.apply(x)[1].sin(),
+    "passes-on": lambda x: PassesOn.apply(PassesOn.apply(x.sin()).exp()),
+    "autograd-inside": BackwardByAutograd.apply,
+}
+TWICE = ["old-style", "new-style", "own-vmap", "returns-view"]
+SEPARATE = ["new-style", "own-vmap"]  # with setup_context, as torch.func demands
+
+
+def start() -> Tensor:
+    return torch.linspace(0.3, 1.1, 6)
+
+
+@pytest.mark.parametrize("f", FUNCTIONS.values(), ids=FUNCTIONS.keys())
+def test_a_backward_pass_reads_what_was_saved(f: Unary, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = start().requires_grad_()
+        y = transform(middle(f))(x)
+        y.sum().backward()
+        return y, x.grad
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("f", FUNCTIONS.values(), ids=FUNCTIONS.keys())
+def test_a_gradient_within_the_function(f: Unary, mode: Mode) -> None:
+    def gradient(x: Tensor) -> Any:
+        y = middle(f)(x)
+        return torch.autograd.grad(y.sum(), x, retain_graph=True), y
+
+    assert_same_as_eager(lambda transform: transform(gradient)(start().requires_grad_()), mode)
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_second_derivative(name: str, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = start().requires_grad_()
+        (first,) = torch.autograd.grad(
+            transform(middle(FUNCTIONS[name]))(x).sum(), x, create_graph=True
+        )
+        first.square().sum().backward()
+        return first, x.grad
+
+    assert_same_as_eager(run, mode)
+
+
+def test_once_differentiable_stays_so(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = start().requires_grad_()
+        y = transform(middle(FUNCTIONS["once-only"]))(x)
+        (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            first.sum().backward()
+        return y
+
+    assert_same_as_eager(run, mode)
+
+
+def total(f: Unary) -> Unary:
+    return lambda x: f(x).sum()
+
+
+NESTINGS: dict[str, Callable[[Unary, Transform], Unary]] = {
+    "grad-remat": lambda f, remat: func.grad(total(remat(f))),
+    "remat-grad": lambda f, remat: remat(func.grad(total(f))),
+    "grad-remat-grad": lambda f, remat: func.grad(total(remat(func.grad(total(f))))),
+    "vmap-remat": lambda f, remat: func.vmap(remat(f)),
+    "remat-vmap": lambda f, remat: remat(func.vmap(f)),
+    "vmap-grad-remat": lambda f, remat: func.vmap(func.grad(total(remat(f)))),
+    "remat-vmap-grad": lambda f, remat: remat(func.vmap(func.grad(total(f)))),
+    "grad-remat-vmap": lambda f, remat: func.grad(total(remat(func.vmap(f)))),
+    "jacrev-remat": lambda f, remat: func.jacrev(remat(f)),
+    "remat-jacrev": lambda f, remat: remat(func.jacrev(f)),
+}
+FORWARD_NESTINGS: dict[str, Callable[[Unary, Transform], Unary]] = {
+    "jvp-remat": lambda f, remat: lambda x: func.jvp(remat(f), (x,), (x.cos(),)),
+    "remat-jvp": lambda f, remat: remat(lambda x: func.jvp(f, (x,), (x.cos(),))),
+    "jacfwd-remat": lambda f, remat: func.jacfwd(remat(f)),
+    "remat-jacfwd-vmap": lambda f, remat: remat(func.jacfwd(func.vmap(f))),
+}
+
+
+def batch() -> Tensor:
+    return start().view(2, 3)
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+@pytest.mark.parametrize("nest", NESTINGS.values(), ids=NESTINGS.keys())
+def test_functions_under_transforms(nest: Any, name: str, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        return nest(middle(FUNCTIONS[name]), transform)(batch())
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("nest", FORWARD_NESTINGS.values(), ids=FORWARD_NESTINGS.keys())
+def test_functions_with_a_jvp_under_forward_transforms(nest: Any, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        return nest(middle(FUNCTIONS["new-style"]), transform)(batch())
+
+    assert_same_as_eager(run, mode)
+
+
+def test_a_jvp_of_a_function_by_dual_numbers(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = start()
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, x.cos())
+            out = transform(middle(FUNCTIONS["new-style"]))(dual)
+            primal, tangent = torch.autograd.forward_ad.unpack_dual(out)
+            return primal.clone(), tangent.clone()
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_function_may_transform(where: str, mode: Mode) -> None:
+    """`remat` inside of a Function, in the way that a library would use it."""
+
+    def run(transform: Transform) -> Any:
+        inner = transform(lambda x: (x.sin() * x).exp().cos())
+
+        class Uses(Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                out = inner(x) if where == "forward" else x.exp()
+                ctx.save_for_backward(x, out)
+                return out
+
+            @staticmethod
+            def backward(ctx: Any, grad: Tensor) -> Tensor:
+                x, out = ctx.saved_tensors
+                return grad * (inner(x) if where == "backward" else x) * out
+
+        x = start().requires_grad_()
+        y = Uses.apply(x.sin()).exp()
+        y.sum().backward()
+        return y, x.grad
+
+    assert_same_as_eager(run, mode)
+
+
+def test_needs_input_grad_and_undefined_gradients_arrive_as_in_eager(mode: Mode) -> None:
+    seen: list[Any] = []
+
+    class Asks(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+            ctx.save_for_backward(x, y, None)
+            return x * y, y * z
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> Any:
+            x, y, nothing = ctx.saved_tensors
+            seen.append((ctx.needs_input_grad, nothing, [g is None for g in grads]))
+            first, second = grads
+            assert first is not None
+            assert second is not None
+            return first * y, first * x + second, None
+
+    def run(transform: Transform) -> Any:
+        seen.clear()
+        x = start().requires_grad_()
+        y, _ = transform(lambda x: Asks.apply(x.sin(), x.exp(), x.detach().cos()))(x)
+        y.sum().backward()
+        return x.grad, list(seen)
+
+    assert_same_as_eager(run, mode)
