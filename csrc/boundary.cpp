@@ -8,10 +8,13 @@
 #include <ATen/ops/alias.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -101,11 +104,17 @@ void cut_graph(const at::Tensor& tensor, Level& level);
 // bracketed, so nothing may be put between, or x.grad would differ in its last bits. And until they
 // are added up the parts are the level's to evict; sealed one by one they would pile up uncounted.
 //
+// The user's hooks on the same tensor are to see a sealed gradient, and what they return (a product
+// with something that `f` stored away) is to leave sealed as well: so one of ours comes first, and
+// one comes last.
+//
 // The hook of an AccumulateGrad node lives with its leaf, and stays there: it knows no level and
-// leaves alone whatever is not a level tensor.
-class SealHook final : public torch::autograd::FunctionPreHook {
+// leaves alone whatever is not a level tensor. But Python throws a leaf's hooks away when it
+// registers the first one of its own. So a level remembers the leaves it has watched and looks at
+// them again when a backward enters it.
+class SealHook : public torch::autograd::FunctionPreHook {
  public:
-  explicit SealHook(const Node& target) : target_(target.sequence_nr()) {}
+  explicit SealHook(std::uint64_t target) : target_(target) {}
 
   variable_list operator()(const variable_list& gradients) override {
     for (const at::Tensor& gradient : gradients) {
@@ -134,6 +143,27 @@ class SealHook final : public torch::autograd::FunctionPreHook {
   }
 
   const std::uint64_t target_;
+};
+
+// Note [Hooks may write parameters]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A hook that runs after a gradient was accumulated may step an optimiser and free the gradient: in
+// eager code nothing reads the parameter any more. We may have to: the gradient on its way to the
+// layer below was made from the parameter, and can be evicted. Nothing in such a step belongs to a
+// level, so no operator of it would come to us. Hence the key is included from just before a leaf
+// with such hooks accumulates until its node is done (the engine restores the thread's state for
+// each node), and the kernel saves the old contents of what is written for those who have read them.
+class LeafHook final : public SealHook {
+ public:
+  explicit LeafHook(Node& owner) : SealHook(kAccumulator), owner_(owner) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (owner_.tensor_post_acc_grad_hooks() != nullptr) see_writes();
+    return SealHook::operator()(gradients);
+  }
+
+ private:
+  Node& owner_;  // owns this hook
 };
 
 // Sits on the node of an output, and seals a gradient that is taken from there: asked for with
@@ -167,12 +197,46 @@ class OutputSealHook final : public torch::autograd::FunctionPreHook {
   Node& owner_;  // owns this hook
 };
 
+bool is_seal(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook) {
+  return dynamic_cast<const SealHook*>(hook.get()) != nullptr;
+}
+
+// See Note [Seals are hooks on the target]
 void watch(Node& target) {
   auto& hooks = target.tensor_pre_hooks();
-  for (const auto& hook : hooks) {
-    if (dynamic_cast<const SealHook*>(hook.get()) != nullptr) return;
+  if (hooks.empty() || !is_seal(hooks.back())) {
+    hooks.push_back(std::make_unique<SealHook>(target.sequence_nr()));
   }
-  hooks.push_back(std::make_unique<SealHook>(target));
+  if (!is_seal(hooks.front())) {
+    hooks.insert(hooks.begin(), std::make_unique<SealHook>(target.sequence_nr()));
+  }
+  if (target.sequence_nr() != kAccumulator) return;
+  const auto& own = target.pre_hooks();
+  if (std::any_of(own.begin(), own.end(), is_seal)) return;
+  target.add_pre_hook(std::make_unique<LeafHook>(target));
+}
+
+void remember_leaf(Node& target, Level& level) {
+  const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&target);
+  if (leaf == nullptr || !leaf->variable.defined()) return;
+  // A weak reference keeps a tensor from being destroyed, and with it its handle and our lineage.
+  if (has_key(leaf->variable)) return;
+  level.watched_leaves.try_emplace(leaf->variable.unsafeGetTensorImpl(),
+                                   leaf->variable.getIntrusivePtr());
+}
+
+void watch_leaves_again(Level& level) {
+  decltype(level.watched_leaves) leaves;
+  {
+    const DomainLock lock(level.domain);
+    leaves = level.watched_leaves;
+  }
+  for (const auto& [impl, weak] : leaves) {
+    auto leaf = weak.lock();
+    if (!leaf) continue;
+    const auto node = torch::autograd::impl::try_get_grad_accumulator(at::Tensor(std::move(leaf)));
+    if (node) watch(*node);
+  }
 }
 
 // Whether autograd, at any level of functorch's, records what is done to the tensor.
@@ -188,6 +252,7 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
   explicit EntryHook(std::shared_ptr<LevelHandle> level) : level_(std::move(level)) {}
 
   variable_list operator()(const variable_list& gradients) override {
+    watch_leaves_again(level_->level());
     variable_list tagged = gradients;
     for (at::Tensor& gradient : tagged) {
       if (!gradient.defined()) continue;
@@ -250,6 +315,7 @@ void cut_graph(const at::Tensor& tensor, Level& level) {
         visit(*edge.function);
       } else {
         watch(*edge.function);  // See Note [Seals are hooks on the target]
+        remember_leaf(*edge.function, level);
       }
     }
   }

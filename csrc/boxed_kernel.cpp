@@ -86,7 +86,12 @@ void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const c10::ArrayRef<c10::IValue> arguments(stack->data() + stack->size() - count, count);
   Level* level = find_level(arguments, found, opaque);
   if (level == nullptr) {
-    run_below(op, keys, facts_of(op).selects_backend, stack);
+    const OperatorFacts& facts = facts_of(op);
+    mark_writes(facts, arguments, found);
+    for (const FoundTensor& f : found) {
+      if (f.written) save_for_readers(*f.storage, "`" + op.schema().name() + "`");
+    }
+    run_below(op, keys, facts.selects_backend, stack);
     return;
   }
   const DomainLock lock(level->domain);

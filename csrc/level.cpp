@@ -2,6 +2,7 @@
 #include "level.h"
 
 #include <ATen/SequenceNumber.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <mutex>
@@ -15,6 +16,7 @@ namespace {
 struct ThreadStack {
   std::vector<Level*> levels;
   bool tagging = false;
+  const torch::autograd::Node* writer = nullptr;  // the last node that see_writes() was called in
 };
 thread_local ThreadStack this_thread;
 
@@ -61,6 +63,12 @@ void set_intercepting(bool on) {
   c10::impl::_force_tls_local_dispatch_key_set(keys);
 }
 
+// See Note [Hooks may write parameters]
+bool is_writer_running() {
+  return this_thread.writer != nullptr &&
+         torch::autograd::get_current_node().get() == this_thread.writer;
+}
+
 void push(Level& level) {
   this_thread.levels.push_back(&level);
   if (this_thread.levels.size() == 1) set_intercepting(true);
@@ -68,7 +76,9 @@ void push(Level& level) {
 
 void pop() {
   this_thread.levels.pop_back();
-  if (this_thread.levels.empty()) set_intercepting(false);
+  if (!this_thread.levels.empty()) return;
+  set_intercepting(false);
+  if (is_writer_running()) see_writes();
 }
 
 }  // namespace
@@ -155,6 +165,26 @@ LevelScope::~LevelScope() {
 
 bool is_tagging() { return this_thread.tagging; }
 
+void see_writes() {
+  this_thread.writer = torch::autograd::get_current_node().get();
+  auto keys = c10::impl::tls_local_dispatch_key_set();
+  keys.included_ = keys.included_ | kLevelKeySet;
+  c10::impl::_force_tls_local_dispatch_key_set(keys);
+}
+
+void save_for_readers(const c10::StorageImpl& storage, const std::string& writer) {
+  for_each_live_domain([&](TensorDomain& domain) {
+    TensorVersion* version = domain.known_outside(storage);
+    if (version == nullptr || version->readers.empty()) return;
+    auto& reader = static_cast<Level&>(*version->readers.front().operation->table);
+    try {
+      domain.snapshot(*version, reader);
+    } catch (const NoRoom& why) {
+      raise_budget_error(why, writer);
+    }
+  });
+}
+
 // Note [Keys that come back]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Some guards of torch's restore a thread's keys as they found them. One made in `f` (repr has one)
@@ -162,9 +192,9 @@ bool is_tagging() { return this_thread.tagging; }
 // kinds are known. The first restores the excluded keys alone; so a level changes none of these, and
 // takes BackendSelect out of the included ones instead. The second restores all: our key is then
 // included on a thread whose stack is empty. Every operator comes to us in that state, factories
-// too, and the first one puts the keys right.
+// too, and the first one puts the keys right, unless see_writes() wanted it so.
 BelowLevels::BelowLevels() : saved_(c10::impl::tls_local_dispatch_key_set()) {
-  if (this_thread.levels.empty() && saved_.included_.has(kLevelKey)) {
+  if (this_thread.levels.empty() && saved_.included_.has(kLevelKey) && !is_writer_running()) {
     set_intercepting(false);
     saved_ = c10::impl::tls_local_dispatch_key_set();
   }

@@ -17,6 +17,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -56,6 +57,8 @@ class Level final : public Table {
   std::unordered_set<std::uint64_t> visited_nodes;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
   std::unordered_set<const c10::TensorImpl*> known_leaves;
+  std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>>
+      watched_leaves;
 };
 
 // A level as Python or an autograd hook holds it.
@@ -97,6 +100,13 @@ class LevelScope {
 
 // Whether aliases of tensors from outside become the level's (boundary.cpp says why).
 [[nodiscard]] bool is_tagging();
+
+// Until the thread's state is restored, operators come to us though no level runs.
+// See Note [Hooks may write parameters]
+void see_writes();
+// `writer`, which no level sees, is about to overwrite `storage`: keeps a copy wherever recorded
+// operations have read it.
+void save_for_readers(const c10::StorageImpl& storage, const std::string& writer);
 
 // For a scope: operators do not come to us, and factories find their backend as usual.
 // See Note [Keys that come back]

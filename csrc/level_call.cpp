@@ -96,6 +96,19 @@ Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, boo
   return level;
 }
 
+void mark_writes(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments,
+                 FoundTensors& found) {
+  if (facts.writes.empty()) return;
+  if (facts.training_argument >= 0) {
+    const c10::IValue& training = arguments[facts.training_argument];
+    if (training.isBool() && !training.toBool()) return;
+  }
+  for (FoundTensor& f : found) {
+    f.written =
+        std::find(facts.writes.begin(), facts.writes.end(), f.position) != facts.writes.end();
+  }
+}
+
 LevelCall::LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack, Level& level, FoundTensors found, bool opaque)
     : op_(op),
@@ -113,7 +126,7 @@ LevelCall::LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 
 // The journey of one operator.
 void LevelCall::run() {
-  mark_writes();
+  mark_writes(facts_, arguments(), found_);
   try {
     if (facts_.is_view || facts_.announces_address) {
       if (op_.schema().name() == "aten::lift_fresh") settle_raw_memory();
@@ -167,18 +180,6 @@ c10::ArrayRef<c10::IValue> LevelCall::results() const {
 }
 
 std::string LevelCall::name() const { return "`" + c10::toString(op_.operator_name()) + "`"; }
-
-void LevelCall::mark_writes() {
-  if (facts_.writes.empty()) return;
-  if (facts_.training_argument >= 0) {
-    const c10::IValue& training = arguments()[facts_.training_argument];
-    if (training.isBool() && !training.toBool()) return;
-  }
-  for (FoundTensor& f : found_) {
-    f.written = std::find(facts_.writes.begin(), facts_.writes.end(), f.position) !=
-                facts_.writes.end();
-  }
-}
 
 void LevelCall::pin_for_call(const Ref<TensorVersion>& version) {
   pin(*version);

@@ -32,6 +32,10 @@ using FoundTensors = c10::SmallVector<FoundTensor, 6>;
 // Note [Why the backward finds its level again]. `opaque` is set if some argument is no plain tensor.
 Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, bool& opaque);
 
+// Notes which of the tensors found among its arguments the operator overwrites.
+void mark_writes(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments,
+                 FoundTensors& found);
+
 class LevelCall {
  public:
   LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
@@ -43,7 +47,6 @@ class LevelCall {
   [[nodiscard]] c10::ArrayRef<c10::IValue> arguments() const;
   [[nodiscard]] c10::ArrayRef<c10::IValue> results() const;
   [[nodiscard]] std::string name() const;
-  void mark_writes();
   void make_resident();
   void keep_arguments();
   void settle_raw_memory();
