@@ -8,6 +8,7 @@
 #include "boundary.h"
 #include "boxed_kernel.h"
 #include "errors.h"
+#include "interpreter.h"
 #include "level.h"
 #include "pressure.h"
 #include "raw_access.h"
@@ -35,6 +36,24 @@ void raise_python(ErrorKind kind, const std::string& message) {
   throw PythonError(kind == ErrorKind::kBudget ? budget_error : replay_error, message);
 }
 
+// See Note [Who waits does not hold the interpreter]
+void* let_go_of_interpreter() {
+  return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
+}
+
+void take_interpreter_back(void* token) {
+  PyEval_RestoreThread(static_cast<PyThreadState*>(token));
+}
+
+// See Note [Interrupts are served between replays]
+void serve_signals() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() == 0) return;
+  python_error error;
+  error.persist();
+  throw std::move(error);
+}
+
 void set_errors(const py::object& budget, const py::object& replay) {
   budget_error = py::object(budget).release().ptr();
   replay_error = py::object(replay).release().ptr();
@@ -48,13 +67,40 @@ Score score_named(const std::string& name) {
   return names.at(name);
 }
 
-std::shared_ptr<LevelHandle> push(std::optional<std::size_t> budget, const std::string& score,
-                                  bool evict_everything, bool timed, bool verify,
-                                  const std::string& name) {
-  register_new_operators();
-  return push_level(
-      {budget.value_or(kNoBudget), score_named(score), evict_everything, timed, verify, name});
-}
+// Note [Levels are entered and left in C]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Python looks for signals after every call. Were a level pushed by one and popped in a `finally`, a
+// KeyboardInterrupt between the call and the `try` would leave the level on the stack for good, and
+// with it every later operator of the thread inside it. The interpreter does not look between
+// `__enter__` and the block, nor between the block and `__exit__`, provided that both are in C.
+class ActiveLevel {
+ public:
+  explicit ActiveLevel(LevelOptions options) : options_(std::move(options)) {}
+
+  std::shared_ptr<LevelHandle> enter() {
+    register_new_operators();
+    return handle_ = push_level(options_);
+  }
+
+  void exit(const py::object& error, const py::object&, const py::object&) {
+    const std::shared_ptr<LevelHandle> handle = std::move(handle_);
+    const bool failed = !error.is_none();
+    try {
+      const py::gil_scoped_release no_gil;
+      pop_level(*handle);
+      if (failed) settle(*handle);
+    } catch (python_error& e) {
+      // The error that is on its way says more; unless this one is an interrupt.
+      if (!failed || !PyErr_GivenExceptionMatches(e.type, PyExc_Exception)) throw;
+    } catch (const std::exception&) {
+      if (!failed) throw;
+    }
+  }
+
+ private:
+  const LevelOptions options_;
+  std::shared_ptr<LevelHandle> handle_;
+};
 
 }  // namespace
 }  // namespace rematfn
@@ -63,6 +109,7 @@ PYBIND11_MODULE(_C, m) {
   using namespace rematfn;
   const auto nogil = py::call_guard<py::gil_scoped_release>();
 
+  set_interpreter({&let_go_of_interpreter, &take_interpreter_back, &serve_signals});
   m.attr("built_torch_version") = REMATFN_BUILT_TORCH;
   py::register_exception_translator([](std::exception_ptr error) {
     try {
@@ -86,12 +133,23 @@ PYBIND11_MODULE(_C, m) {
         record["replayed_cost"] = s.base_cost > 0 ? s.replayed_cost / s.base_cost : 0.0;
         record["min_budget"] = s.min_budget;
         return record;
-      });
+      })
+      .def("evict", [](LevelHandle& handle) {
+        const DomainLock lock(handle.level().domain);
+        handle.level().domain->evict_all(handle.level());
+      }, nogil);
+  py::class_<ActiveLevel>(m, "ActiveLevel")
+      .def(py::init([](std::optional<std::size_t> budget, const std::string& score,
+                       bool evict_everything, bool timed, bool verify,
+                       const std::string& name) {
+        return ActiveLevel(
+            {budget.value_or(kNoBudget), score_named(score), evict_everything, timed, verify,
+             name});
+      }))
+      .def("__enter__", &ActiveLevel::enter)
+      .def("__exit__", &ActiveLevel::exit);
   m.def("set_errors", &set_errors);
   m.def("register_kernels", &register_kernels);
-  m.def("push_level", &push);
-  m.def("pop_level", [](LevelHandle& handle) { pop_level(handle); }, nogil);
-  m.def("settle", [](LevelHandle& handle) { settle(handle); }, nogil);
   m.def("seal", [](const at::Tensor& t, LevelHandle& handle) { seal(t, handle.level()); }, nogil);
   m.def("seal_leaf_gradients",
         [](LevelHandle& handle) { seal_leaf_gradients(handle.level()); }, nogil);
@@ -109,6 +167,7 @@ PYBIND11_MODULE(_C, m) {
     return victim == kNoVictim ? std::nullopt : std::optional<std::size_t>(victim);
   });
   m.def("materialize", &materialize, nogil);
+  m.def("evict", &evict, nogil);
   m.def("has_key", &has_key);
   m.def("memory_left", &memory_left);
   m.def("pretend_memory_left", &pretend_memory_left);

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -51,8 +52,9 @@ at::Tensor for_each_layer(const at::Tensor& tensor, Visit&& visit) {
 
 // Gives the cell to `heir`, or to the caller if there is none.
 void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
+  const DomainLock lock(cell.level->domain);
+  if (lock.waited() && cell_of(tensor) != &cell) return;  // another thread has sealed it
   Level& level = *cell.level;
-  const DomainLock lock(level.domain);
   TensorVersion& version = *cell.version;
   if (heir != nullptr) {
     if (version.table) {
@@ -201,8 +203,12 @@ bool is_seal(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook) {
   return dynamic_cast<const SealHook*>(hook.get()) != nullptr;
 }
 
+// Levels of several threads may share a leaf.
+std::mutex watching;
+
 // See Note [Seals are hooks on the target]
 void watch(Node& target) {
+  const std::lock_guard guard(watching);
   auto& hooks = target.tensor_pre_hooks();
   if (hooks.empty() || !is_seal(hooks.back())) {
     hooks.push_back(std::make_unique<SealHook>(target.sequence_nr()));
@@ -364,6 +370,14 @@ at::Tensor innermost(const at::Tensor& tensor) {
 
 bool has_key(const at::Tensor& tensor) {
   return tensor.defined() && innermost(tensor).key_set().has(kLevelKey);
+}
+
+bool evict(const at::Tensor& tensor) {
+  const at::Tensor inner = innermost(tensor);
+  Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+  if (cell == nullptr) return false;
+  const DomainLock lock(cell->level->domain);
+  return cell->level->domain->evict_if_free(*cell->version);
 }
 
 }  // namespace rematfn

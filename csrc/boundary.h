@@ -45,5 +45,7 @@ void note_leaf(Level& level, c10::TensorImpl& tensor);
 // The innermost tensor behind functorch's wrappers.
 [[nodiscard]] at::Tensor innermost(const at::Tensor& tensor);
 [[nodiscard]] bool has_key(const at::Tensor& tensor);
+// Evicts a level tensor, for tests. False if it is none, is evicted already, or has to stay.
+bool evict(const at::Tensor& tensor);
 
 }  // namespace rematfn

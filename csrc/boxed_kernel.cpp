@@ -3,8 +3,6 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <algorithm>
-#include <array>
 #include <atomic>
 #include <mutex>
 #include <vector>
@@ -45,22 +43,14 @@ class Listener final : public c10::OpRegistrationListener {
   void onOperatorDeregistered(const c10::OperatorHandle&) override { end_operator_generation(); }
 };
 
-constexpr std::array kBackends{c10::DispatchKey::CPU,  c10::DispatchKey::CUDA,
-                               c10::DispatchKey::HIP,  c10::DispatchKey::XPU,
-                               c10::DispatchKey::MPS,  c10::DispatchKey::PrivateUse1};
-
-// See Note [Which key we borrow]: a default kernel beats a fallback on our key. An operator that
-// decomposes anyway is left to do so, unless some backend has a kernel for it nevertheless: the
-// decomposition would give other bits than that kernel (silu_backward).
+// See Note [Which key we borrow]: a default kernel beats a fallback on our key, unless the operator
+// decomposes anyway.
 bool needs_kernel_of_its_own(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  const auto has = [&](DispatchKey key) { return op.hasKernelForDispatchKey(key); };
-  if (has(kLevelKey)) return false;
-  if (has(DispatchKey::CompositeImplicitAutograd)) {
-    return std::any_of(kBackends.begin(), kBackends.end(), has);
-  }
-  return has(DispatchKey::CompositeExplicitAutograd) ||
-         has(DispatchKey::CompositeExplicitAutogradNonFunctional);
+  return (op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+          op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)) &&
+         !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(kLevelKey);
 }
 
 void register_operators(const std::vector<c10::OperatorName>& names) {
@@ -90,22 +80,27 @@ void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) {
   const BelowLevels below;
   if (registrations().any_pending.load(std::memory_order_relaxed)) register_new_operators();
-  FoundTensors found;
-  bool opaque = false;
   const std::size_t count = op.schema().arguments().size();
   const c10::ArrayRef<c10::IValue> arguments(stack->data() + stack->size() - count, count);
-  Level* level = find_level(arguments, found, opaque);
-  if (level == nullptr) {
-    const OperatorFacts& facts = facts_of(op);
-    mark_writes(facts, arguments, found);
-    for (const FoundTensor& f : found) {
-      if (f.written) save_for_readers(*f.storage, "`" + op.schema().name() + "`");
+  for (;;) {
+    FoundTensors found;
+    bool opaque = false;
+    Level* level = find_level(arguments, found, opaque);
+    if (level == nullptr) {
+      const OperatorFacts& facts = facts_of(op);
+      mark_writes(facts, arguments, found);
+      for (const FoundTensor& f : found) {
+        if (f.written) save_for_readers(*f.storage, "`" + op.schema().name() + "`");
+      }
+      run_below(op, keys, facts.selects_backend, stack);
+      return;
     }
-    run_below(op, keys, facts.selects_backend, stack);
+    const DomainLock lock(level->domain);
+    // Another thread had the lock, and may have sealed what we found.
+    if (lock.waited() && !is_still_so(*level, found)) continue;
+    LevelCall(op, keys, stack, *level, std::move(found), opaque).run();
     return;
   }
-  const DomainLock lock(level->domain);
-  LevelCall(op, keys, stack, *level, std::move(found), opaque).run();
 }
 
 }  // namespace

@@ -158,6 +158,8 @@ std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain) {
 void Call::replay(TensorDomain& domain) {
   const BackendScope backend;
   const SurroundingsScope scope(surroundings);
+  std::optional<RandomTurn> turn;
+  if (random) turn.emplace();
   const RandomScope randomness(random);
 
   for (std::size_t i = 0; i < tensors.size(); ++i) {

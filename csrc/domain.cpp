@@ -2,6 +2,9 @@
 #include "domain.h"
 
 #include <algorithm>
+#include <stdexcept>
+
+#include "interpreter.h"
 
 namespace rematfn {
 namespace {
@@ -82,10 +85,16 @@ void Domain::leave(Version& version) {
 void Domain::evict_all(Table& table) {
   for (std::size_t i = table.candidates.size(); i-- > 0;) {
     // Evicting the last candidate keeps the places of those before it.
-    Version& version = *table.candidate_versions[i];
-    if (version.pins == 0 && version.pending == 0 && !held_elsewhere(version)) evict(version);
+    evict_if_free(*table.candidate_versions[i]);
   }
   for (Table* inner : table.inner) evict_all(*inner);
+}
+
+bool Domain::evict_if_free(Version& version) {
+  const bool free = version.slot != kNoSlot && version.pins == 0 && version.pending == 0 &&
+                    !held_elsewhere(version);
+  if (free) evict(version);
+  return free;
 }
 
 void Domain::arrive(Version& version) {
@@ -231,7 +240,7 @@ void Domain::leave_component(Operation& operation) {
 
 // ---- the lock and the queue of the released ---------------------------------------------------
 
-void Domain::release(Ref<Version> version, Ref<Table> level) {
+void Domain::release(Ref<Version> version, Ref<Table> level, Bytes bytes) {
   const std::shared_ptr<Domain> alive = shared_from_this();
   // See Note [The program may drop a tensor at any time]
   if (mutex_.try_lock()) {
@@ -248,7 +257,7 @@ void Domain::release(Ref<Version> version, Ref<Table> level) {
   }
   {
     const std::lock_guard guard(released_mutex_);
-    released_.emplace_back(std::move(version), std::move(level));
+    released_.push_back({std::move(bytes), std::move(version), std::move(level)});
     any_released_ = true;
   }
   drain_if_free();
@@ -271,18 +280,30 @@ void Domain::drain_if_free() {
 
 void Domain::drain() {
   while (any_released_) {
-    std::vector<std::pair<Ref<Version>, Ref<Table>>> batch;
+    std::vector<Released> batch;
     {
       const std::lock_guard guard(released_mutex_);
       batch.swap(released_);
       any_released_ = false;
     }
-    for (auto& [version, level] : batch) bury_contents(std::move(version));
+    for (Released& released : batch) bury_contents(std::move(released.version));
   }
 }
 
+// See Note [A fork loses the domains of other threads]
+void Domain::after_fork() {
+  lost_to_fork_ = !mutex_.try_lock();
+  if (!lost_to_fork_) mutex_.unlock();
+}
+
 DomainLock::DomainLock(std::shared_ptr<Domain> domain) : domain_(std::move(domain)) {
-  domain_->mutex_.lock();
+  if (domain_->lost_to_fork_) {
+    throw std::runtime_error(
+        "rematfn: this tensor's level was running an operator on another thread when the process "
+        "forked, and is lost to the child. Fork while no other thread is in the level, or pass a "
+        "clone made outside of it.");
+  }
+  waited_ = lock_without_interpreter(domain_->mutex_);
   if (domain_->depth_ == 0) domain_->drain();
   ++domain_->depth_;
 }

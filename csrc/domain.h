@@ -11,13 +11,24 @@
 // lock. Waiting for the domain's lock there could deadlock with an operator that waits for Python's,
 // and changing the table there would pull it away from under the code that walks it. So release()
 // only queues the version; the queue is drained whenever the lock is free: at once by the releasing
-// thread, or by whoever holds the lock as it lets go.
+// thread, or by whoever holds the lock as it lets go. Until then the version is what it was, for who
+// holds the lock: its bytes are queued along with it, and its cell, though nobody's, is not gone.
+//
+// Note [A fork loses the domains of other threads]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A forked child has one thread. What another thread of the parent held locked stays locked in the
+// child for good, and what it was about to change stays half changed. To wait for all locks before a
+// fork would be to wait for kernels, which may wait for the interpreter, which the forking thread
+// holds. So a domain that is busy on another thread at that moment is lost to the child: its tensors
+// may be dropped there, and using them is an error. All others go on.
 
 #pragma once
 
 #include <atomic>
 #include <mutex>
 #include <span>
+
+#include <c10/util/intrusive_ptr.h>
 
 #include "lineage.h"
 
@@ -48,6 +59,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   bool evict_one(Table& table);
   // Evicts everything evictable of `table` and of the tables inside it.
   void evict_all(Table& table);
+  // Evicts `version` if it is resident and nobody needs it to stay. True if it did.
+  bool evict_if_free(Version& version);
   void evict(Version& version);
   // `version` has its bytes again.
   void arrive(Version& version);
@@ -60,8 +73,14 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // Would a version just recomputed be read again, by a planned replay or by the program?
   [[nodiscard]] static bool is_wanted(const Version& version);
 
+  // In a forked child: is this domain lost? See Note [A fork loses the domains of other threads].
+  void after_fork();
+  [[nodiscard]] bool lost_to_fork() const { return lost_to_fork_; }
+
   // The program's last tensor on `version`, a cell of `level`, is gone. Any thread, lock held or not.
-  void release(Ref<Version> version, Ref<Table> level);
+  // `bytes` live until that has been noted.
+  using Bytes = c10::intrusive_ptr<c10::intrusive_ptr_target>;
+  void release(Ref<Version> version, Ref<Table> level, Bytes bytes);
   // `version` has lost its bytes; it stays as lineage.
   void leave(Version& version);
 
@@ -117,6 +136,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   std::vector<Ref<Operation>> heap_;
   // Pins of Rule 4, innermost plan last: whose they are, and on what.
   std::vector<std::pair<const Operation*, Ref<Version>>> held_;
+  bool planning_ = false;
   int retries_ = 0;               // Rule 5
   std::size_t replays_left_ = 0;  // Rule 6
   std::uint64_t mark_ = 0;
@@ -125,8 +145,14 @@ class Domain : public std::enable_shared_from_this<Domain> {
 
   std::recursive_mutex mutex_;
   int depth_ = 0;
+  bool lost_to_fork_ = false;
   std::mutex released_mutex_;
-  std::vector<std::pair<Ref<Version>, Ref<Table>>> released_;
+  struct Released {
+    Bytes bytes;
+    Ref<Version> version;
+    Ref<Table> level;
+  };
+  std::vector<Released> released_;
   std::atomic<bool> any_released_{false};
 };
 
@@ -138,8 +164,12 @@ class DomainLock {
   DomainLock(const DomainLock&) = delete;
   DomainLock& operator=(const DomainLock&) = delete;
 
+  // Another thread had the lock: what was read before may no longer hold.
+  [[nodiscard]] bool waited() const { return waited_; }
+
  private:
   std::shared_ptr<Domain> domain_;
+  bool waited_ = false;
 };
 
 }  // namespace rematfn

@@ -4,11 +4,15 @@
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 
 #include "errors.h"
 #include "meter.h"
+#include "rng.h"
 
 namespace rematfn {
 namespace {
@@ -30,7 +34,48 @@ Registry& registry() {
   return *instance;
 }
 
+// BackendSelect: see Note [Which key we borrow].
+constexpr c10::DispatchKeySet kBackendSelect{c10::DispatchKey::BackendSelect};
+
+void set_intercepting(bool on) {
+  auto keys = c10::impl::tls_local_dispatch_key_set();
+  keys.included_ = on ? (keys.included_ | kLevelKeySet) - kBackendSelect
+                      : (keys.included_ - kLevelKeySet) | kBackendSelect;
+  c10::impl::_force_tls_local_dispatch_key_set(keys);
+}
+
+// Note [A forked child is under no level]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A worker of a DataLoader that is made inside a level is a program of its own: its tensors are no
+// intermediates of `f`, and it hands them to torch's shared memory. So the levels of the parent are
+// over in the child. A child that goes on with `f` computes the same, without the budget.
+// `forks` counts: a level that is to be popped may have been pushed before one.
+std::atomic<std::uint64_t> forks{0};
+
+// See Note [A fork loses the domains of other threads]
+void before_fork() { registry().mutex.lock(); }
+void after_fork_in_parent() { registry().mutex.unlock(); }
+// See Note [A forked child is under no level]
+void after_fork_in_child() {
+  for (const auto& entry : registry().domains) {
+    const auto domain = entry.lock();
+    if (!domain) continue;
+    domain->after_fork();
+    for (Level* level : domain->levels) level->active = false;
+  }
+  registry().mutex.unlock();
+  if (!this_thread.levels.empty()) {
+    this_thread.levels.clear();
+    set_intercepting(false);
+  }
+  ++forks;
+  forget_turns_after_fork();
+}
+
 std::shared_ptr<TensorDomain> make_domain() {
+  static const int watching_forks =
+      pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
+  TORCH_INTERNAL_ASSERT(watching_forks == 0);
   auto domain = std::make_shared<TensorDomain>();
   const std::lock_guard guard(registry().mutex);
   std::erase_if(registry().domains, [](const auto& entry) { return entry.expired(); });
@@ -47,20 +92,10 @@ void for_each_live_domain(Visit&& visit) {
   }
   for (const auto& entry : domains) {
     const auto domain = entry.lock();
-    if (!domain) continue;
+    if (!domain || domain->lost_to_fork()) continue;
     const DomainLock lock(domain);
     visit(*domain);
   }
-}
-
-// BackendSelect: see Note [Which key we borrow].
-constexpr c10::DispatchKeySet kBackendSelect{c10::DispatchKey::BackendSelect};
-
-void set_intercepting(bool on) {
-  auto keys = c10::impl::tls_local_dispatch_key_set();
-  keys.included_ = on ? (keys.included_ | kLevelKeySet) - kBackendSelect
-                      : (keys.included_ - kLevelKeySet) | kBackendSelect;
-  c10::impl::_force_tls_local_dispatch_key_set(keys);
 }
 
 // See Note [Hooks may write parameters]
@@ -89,6 +124,7 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       evict_everything(options.evict_everything),
       timed(options.timed),
       verify(options.verify || (outer != nullptr && outer->verify)),
+      forks_before(forks),
       first_node(at::sequence_number::peek()) {
   tensor_domain().levels.push_back(this);
 }
@@ -106,7 +142,7 @@ LevelHandle::LevelHandle(Level& level) : level_(&level) {}
 // See Note [The program may drop a tensor at any time]
 LevelHandle::~LevelHandle() {
   Domain& domain = *level_->domain;
-  domain.release({}, std::move(level_));
+  domain.release({}, std::move(level_), {});
 }
 
 Level* current_level() {
@@ -130,6 +166,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
 }
 
 void pop_level(LevelHandle& handle) {
+  if (handle.level().forks_before != forks) return;  // See Note [A forked child is under no level]
   TORCH_INTERNAL_ASSERT(current_level() == &handle.level(),
                         "rematfn: levels must be popped in the order they were pushed");
   pop();

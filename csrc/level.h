@@ -49,6 +49,7 @@ class Level final : public Table {
   const bool timed;
   const bool verify;
   bool active = false;
+  const std::uint64_t forks_before;  // See Note [A forked child is under no level]
   std::size_t made_since_asked = 0;  // pressure.h
   // Autograd nodes from this number on were made since the level began.
   const std::uint64_t first_node;
@@ -81,7 +82,7 @@ class LevelHandle {
 
 // Makes a new level inside the current one and puts it on this thread's stack.
 std::shared_ptr<LevelHandle> push_level(const LevelOptions& options);
-void pop_level(LevelHandle& handle);
+void pop_level(LevelHandle& handle);  // See Note [A forked child is under no level]
 // After an exception: makes resident what of the level's tensors is still alive, as far as the
 // budget allows, for whoever kept them.
 void settle(LevelHandle& handle);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "boundary.h"
 #include "errors.h"
@@ -109,6 +110,18 @@ void mark_writes(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> argument
   }
 }
 
+bool is_still_so(const Level& level, const FoundTensors& found) {
+  const Level* innermost = current_level();
+  for (const FoundTensor& f : found) {
+    const Cell* cell = cell_of(*f.tensor);
+    if (cell != f.cell) return false;
+    if (cell == nullptr) continue;
+    const Level* owner = cell->level.get();
+    if (innermost == nullptr || owner->depth > innermost->depth) innermost = owner;
+  }
+  return innermost == &level;
+}
+
 LevelCall::LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack, Level& level, FoundTensors found, bool opaque)
     : op_(op),
@@ -126,6 +139,8 @@ LevelCall::LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 
 // The journey of one operator.
 void LevelCall::run() {
+  std::optional<RandomTurn> turn;
+  if (facts_.draws_random) turn.emplace();
   mark_writes(facts_, arguments(), found_);
   try {
     if (facts_.is_view || facts_.announces_address) {

@@ -35,6 +35,8 @@ Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, boo
 // Notes which of the tensors found among its arguments the operator overwrites.
 void mark_writes(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments,
                  FoundTensors& found);
+// Whether the tensors are still of the cells, and the cells of the level, that find_level() found.
+[[nodiscard]] bool is_still_so(const Level& level, const FoundTensors& found);
 
 class LevelCall {
  public:

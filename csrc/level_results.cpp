@@ -38,7 +38,7 @@ bool LevelCall::put_handle_on(c10::TensorImpl& tensor) {
       attach(tensor, c10::intrusive_ptr<Cell>::reclaim_copy(f.cell));
     } else if (is_tagging()) {
       // See Note [Gradients enter tagged]
-      attach(tensor, c10::make_intrusive<Cell>(level_, domain_.outside_version(tensor),
+      attach(tensor, make_cell(level_, domain_.outside_version(tensor),
                                                tensor.storage()));
     } else if (tensor.key_set().has(kLevelKey)) {
       detach(tensor);
@@ -120,7 +120,7 @@ void LevelCall::record_write(std::size_t argument) {
   contents->consumed = old->consumed;
   contents->last_access = domain_.clock;
   if (!saved) {
-    old->cell = nullptr;
+    old->leave_cell();
     old->program = false;
     old->storage = c10::Storage();
     domain_.leave(*old);
@@ -128,8 +128,7 @@ void LevelCall::record_write(std::size_t argument) {
   if (call_ && (old->producer || saved)) {
     record_result(*contents, {static_cast<std::uint16_t>(argument), -1, true}, *f.tensor);
   }
-  contents->cell = f.cell;
-  contents->program = true;
+  contents->enter(c10::intrusive_ptr<Cell>::reclaim_copy(f.cell));
   f.cell->version = contents;
   f.cell->level->admit(*contents);
   pin_for_call(contents);
@@ -148,7 +147,7 @@ void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
   contents->last_access = domain_.clock;
   contents->raw = facts_.leaves_raw;
   if (call_) record_result(*contents, place, tensor);
-  attach(tensor, c10::make_intrusive<Cell>(level_, contents, tensor.storage()));
+  attach(tensor, make_cell(level_, contents, tensor.storage()));
   level_.admit(*contents);
 }
 

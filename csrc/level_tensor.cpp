@@ -5,6 +5,7 @@
 
 #include "call.h"
 #include "errors.h"
+#include "interpreter.h"
 #include "level.h"
 #include "torch_compat.h"
 
@@ -19,9 +20,9 @@ constexpr const char* kEvicted =
 // See Note [An evicted storage knows its cell]
 void let_go_of_cell(void* cell) { c10::intrusive_ptr<Cell>::reclaim(static_cast<Cell*>(cell)); }
 
-c10::DataPtr instead_of_bytes(Cell& cell, c10::Device device) {
-  Cell* const owned = c10::intrusive_ptr<Cell>::reclaim_copy(&cell).release();
-  return c10::DataPtr(nullptr, owned, &let_go_of_cell, device);
+c10::DataPtr instead_of_bytes(c10::intrusive_ptr<Cell> cell, c10::Device device) {
+  if (!cell) return c10::DataPtr(nullptr, device);
+  return c10::DataPtr(nullptr, cell.release(), &let_go_of_cell, device);
 }
 
 // Tensors without bytes of their own, or whose bytes are not what their metadata says.
@@ -44,22 +45,35 @@ TensorVersion::~TensorVersion() {
 
 c10::Storage TensorVersion::current_storage() const {
   if (storage) return storage;
-  TORCH_INTERNAL_ASSERT(cell != nullptr);
-  return c10::Storage(cell->storage.lock());
+  TORCH_INTERNAL_ASSERT(cell() != nullptr);
+  return c10::Storage(cell()->storage.lock());
+}
+
+void TensorVersion::enter(const c10::intrusive_ptr<Cell>& cell) {
+  cell_ = c10::weak_intrusive_ptr<Cell>(cell);
+  program = true;
 }
 
 Cell::Cell(Level& owner, Ref<TensorVersion> contents, const c10::Storage& bytes)
-    : level(&owner), version(std::move(contents)), storage(bytes.getWeakStorageImpl()) {
-  if (version->outside == nullptr) {
-    version->cell = this;
-    version->program = true;
-  }
+    : level(&owner), version(std::move(contents)), storage(bytes.getWeakStorageImpl()) {}
+
+c10::intrusive_ptr<Cell> make_cell(Level& level, Ref<TensorVersion> version,
+                                   const c10::Storage& storage) {
+  auto cell = c10::make_intrusive<Cell>(level, std::move(version), storage);
+  if (cell->version->outside == nullptr) cell->version->enter(cell);
+  return cell;
 }
 
+// A version that stands on the cell refers to it weakly: c10 then calls the latter, and keeps the
+// memory. Nobody does: the former.
+Cell::~Cell() { let_go(); }
+void Cell::release_resources() { let_go(); }
+
 // Any thread, any time. See Note [The program may drop a tensor at any time]
-Cell::~Cell() {
+void Cell::let_go() {
+  if (!level) return;
   Domain& domain = *level->domain;
-  domain.release(std::move(version), std::move(level));
+  domain.release(std::move(version), std::move(level), storage.lock());
 }
 
 // See Note [The handle and the key]
@@ -124,7 +138,7 @@ Cell* TensorDomain::cell_on(const c10::StorageImpl& storage) const {
   if (Cell* cell = cell_evicted_from(storage)) return cell;
   for (const Level* level : levels) {
     for (const Version* v = level->newest; v != nullptr; v = v->previous) {
-      Cell* cell = static_cast<const TensorVersion*>(v)->cell;
+      Cell* cell = static_cast<const TensorVersion*>(v)->cell();
       if (cell != nullptr && cell->storage._unsafe_get_target() == &storage) return cell;
     }
   }
@@ -151,7 +165,7 @@ void TensorDomain::snapshot(TensorVersion& version, Level& level) {
     version.counter = {};
   } else {
     version.table->expel(version);
-    version.cell = nullptr;
+    version.leave_cell();
     version.program = false;
   }
   version.storage = copy;
@@ -163,14 +177,20 @@ void TensorDomain::make_outside(TensorVersion& version) {
   version.storage = version.current_storage();
   if (version.producer) cut(version);
   if (version.table) version.table->expel(version);
-  version.cell = nullptr;
+  version.leave_cell();
   version.program = false;
   // Two versions cannot share a storage: a cell has one current version, and the map no other.
   version.outside = this;
   outside_[version.storage.unsafeGetStorageImpl()] = &version;
 }
 
-void TensorDomain::replay(Operation& operation) { static_cast<Call&>(operation).replay(*this); }
+void TensorDomain::replay(Operation& operation) {
+  {
+    const BelowLevels below;
+    serve_signals_now_and_then();  // See Note [Interrupts are served between replays]
+  }
+  static_cast<Call&>(operation).replay(*this);
+}
 
 std::size_t TensorDomain::replay_bytes(const Operation& operation) {
   return static_cast<const Call&>(operation).replay_bytes();
@@ -182,31 +202,32 @@ void TensorDomain::drop(Version& version) {
     v.storage = c10::Storage();
     return;
   }
-  const auto storage = v.cell->storage.lock();
+  const auto storage = v.cell()->storage.lock();
   if (!storage) return;  // See Note [A handle may outlive its storage]
-  storage->set_data_ptr_noswap(instead_of_bytes(*v.cell, storage->device()));
+  storage->set_data_ptr_noswap(instead_of_bytes(v.own_cell(), storage->device()));
   forbid_access(*storage, kEvicted);
 }
 
 bool TensorDomain::held_elsewhere(const Version& version) {
   const auto& v = static_cast<const TensorVersion&>(version);
   if (v.storage) return v.storage.use_count() > 1;
-  const auto storage = v.cell->storage.lock();
+  const auto storage = v.cell()->storage.lock();
   // tensor.numpy() leaves the storage unresizable: an array may stand on its bytes.
   if (!storage) return false;
-  return !storage->resizable() ||
-         storage.use_count() - 1 > c10::raw::intrusive_ptr::use_count(v.cell);
+  const auto tensors = c10::raw::intrusive_ptr::use_count(v.cell());
+  const auto queue = tensors == 0 ? 1 : 0;  // the program let go of it while the lock was held
+  return !storage->resizable() || storage.use_count() - 1 > tensors + queue;
 }
 
 // See Note [A handle may outlive its storage]
 bool TensorDomain::lost(const Version& version) {
   const auto& v = static_cast<const TensorVersion&>(version);
-  return !v.storage && (v.cell == nullptr || v.cell->storage.expired());
+  return !v.storage && (v.cell() == nullptr || v.cell()->storage.expired());
 }
 
 bool TensorDomain::forget(Version& version) {
   auto& v = static_cast<TensorVersion&>(version);
-  v.cell = nullptr;
+  v.leave_cell();
   return !v.storage;
 }
 
@@ -216,24 +237,22 @@ void TensorDomain::keep_alive(Version& version) {
 }
 
 void refill(TensorVersion& version, c10::Storage from) {
-  if (version.cell != nullptr && version.cell->storage.expired()) {
-    version.cell = nullptr;  // See Note [A handle may outlive its storage]
+  const c10::intrusive_ptr<Cell> cell = version.own_cell();
+  auto storage = cell ? cell->storage.lock() : c10::intrusive_ptr<c10::StorageImpl>();
+  if (!storage) {  // See Note [A handle may outlive its storage]
+    version.leave_cell();
     version.program = false;
-  }
-  if (version.cell == nullptr) {
     version.storage = std::move(from);
     return;
   }
-  const auto cell = c10::intrusive_ptr<Cell>::reclaim_copy(version.cell);
-  auto storage = cell->storage.lock();
-  check_replay(storage && storage->nbytes() == from.nbytes(),
+  check_replay(storage->nbytes() == from.nbytes(),
                "a replay produced another number of bytes than the first run");
   allow_access(*storage);
   storage->set_data_ptr_noswap(
       from.set_data_ptr(c10::DataPtr(nullptr, storage->device())));
   if (cell.use_count() > 1) return;
   // No tensor is left on the storage, which somebody holds by itself.
-  version.cell = nullptr;
+  version.leave_cell();
   version.storage = c10::Storage(std::move(storage));
 }
 

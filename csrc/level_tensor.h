@@ -44,13 +44,32 @@
 namespace rematfn {
 
 class Level;
-struct Cell;
+struct TensorVersion;
 class TensorDomain;
+
+// One storage as its level knows it. Lives in the backend meta of every tensor on it.
+struct Cell final : c10::BackendMeta {
+  Cell(Level& level, Ref<TensorVersion> version, const c10::Storage& storage);
+  ~Cell() override;
+  void release_resources() override;
+
+  Ref<Level> level;
+  Ref<TensorVersion> version;  // the current contents
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+
+ private:
+  void let_go();
+};
 
 struct TensorVersion final : Version {
   ~TensorVersion() override;
 
-  Cell* cell = nullptr;  // whose current contents these are
+  // Whose current contents these are, or null. It may be dying on another thread: own_cell() is null then.
+  [[nodiscard]] Cell* cell() const { return cell_._unsafe_get_target(); }
+  [[nodiscard]] c10::intrusive_ptr<Cell> own_cell() const { return cell_.lock(); }
+  void enter(const c10::intrusive_ptr<Cell>& cell);
+  void leave_cell() { cell_.reset(); }
+
   // Ours alone: recomputed without a cell, a snapshot, a constant that lineage reads, or the storage
   // of a tensor from outside.
   c10::Storage storage;
@@ -61,17 +80,14 @@ struct TensorVersion final : Version {
   std::uint32_t counted = 0;
 
   [[nodiscard]] c10::Storage current_storage() const;
+
+ private:
+  c10::weak_intrusive_ptr<Cell> cell_{c10::intrusive_ptr<Cell>()};
 };
 
-// One storage as its level knows it. Lives in the backend meta of every tensor on it.
-struct Cell final : c10::BackendMeta {
-  Cell(Level& level, Ref<TensorVersion> version, const c10::Storage& storage);
-  ~Cell() override;
-
-  Ref<Level> level;
-  Ref<TensorVersion> version;  // the current contents
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-};
+// The cell of the program's tensors on `storage`, whose contents are `version`.
+[[nodiscard]] c10::intrusive_ptr<Cell> make_cell(Level& level, Ref<TensorVersion> version,
+                                                 const c10::Storage& storage);
 
 // The cell a tensor stands on, if it is a level tensor.
 [[nodiscard]] Cell* cell_of(const c10::TensorImpl& tensor);

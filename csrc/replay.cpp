@@ -21,6 +21,7 @@
 //      for each recorded operation; then NoRoom says that it thrashes.
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "domain.h"
 
@@ -44,6 +45,12 @@ bool Domain::is_wanted(const Version& version) {
 void Domain::materialize(std::span<Version* const> wanted) {
   const auto missing = [](const Version* v) { return !v->resident; };
   if (std::none_of(wanted.begin(), wanted.end(), missing)) return;
+  if (planning_) {
+    throw std::runtime_error(
+        "rematfn: an evicted tensor was asked for in the middle of the replays of its level, by a "
+        "kernel or by a signal handler. Make it resident before, or pass it as an argument.");
+  }
+  planning_ = true;
   for (Version* v : wanted) expect(*v);
   retries_ = kMostRetries;
   replays_left_ = 1000 + kReplaysPerOperation * live_operations;
@@ -60,6 +67,7 @@ void Domain::materialize(std::span<Version* const> wanted) {
     for (Version* v : wanted) unexpect(*v);
     throw;
   }
+  planning_ = false;
   let_go_of_all();
   for (Version* v : wanted) unexpect(*v);
 }
@@ -181,6 +189,7 @@ void Domain::abandon_plan() {
   }
   heap_.clear();
   let_go_of_all();
+  planning_ = false;
 }
 
 }  // namespace rematfn

@@ -3,8 +3,9 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
-#include <mutex>
 #include <optional>
+
+#include "interpreter.h"
 
 namespace rematfn {
 namespace {
@@ -61,6 +62,29 @@ std::shared_ptr<const RandomState> RandomState::of(const at::Generator& generato
   const std::lock_guard guard(held.mutex());
   if (held.device().is_cpu()) return std::make_shared<CpuState>(held);
   return std::make_shared<AnyState>(held);
+}
+
+namespace {
+
+// On the heap, since a forked child may have to do without the one it inherits.
+std::recursive_mutex*& turn_mutex() {
+  static auto* instance = new std::recursive_mutex;
+  return instance;
+}
+
+}  // namespace
+
+// See Note [Random operators take turns]
+RandomTurn::RandomTurn() : mutex_(*turn_mutex()) { lock_without_interpreter(mutex_); }
+
+RandomTurn::~RandomTurn() { mutex_.unlock(); }
+
+void forget_turns_after_fork() {
+  if (turn_mutex()->try_lock()) {
+    turn_mutex()->unlock();
+  } else {
+    turn_mutex() = new std::recursive_mutex;
+  }
 }
 
 RandomScope::RandomScope(const std::shared_ptr<const RandomState>& state) {

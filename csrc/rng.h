@@ -2,12 +2,21 @@
 //
 // rng.h: the state a random operator drew from, so that a replay draws the same.
 
+//
+// Note [Random operators take turns]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A replay puts the generator back, draws, and puts the present back. A thread that drew from the
+// same generator in between would get numbers that were drawn before, and the replay others than the
+// first time. So operators under a level that draw, replays or not, run one at a time, whatever
+// their level. Threads that are under no level at all we cannot stop.
+
 #pragma once
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <mutex>
 
 namespace rematfn {
 
@@ -20,6 +29,20 @@ class RandomState {
   virtual void restore() const = 0;
   [[nodiscard]] virtual std::shared_ptr<const RandomState> present() const = 0;
 };
+
+// For a scope: no other thread runs a random operator under a level.
+class RandomTurn {
+ public:
+  RandomTurn();
+  ~RandomTurn();
+  RandomTurn(const RandomTurn&) = delete;
+  RandomTurn& operator=(const RandomTurn&) = delete;
+
+ private:
+  std::recursive_mutex& mutex_;
+};
+// In a forked child: nobody else has a turn.
+void forget_turns_after_fork();
 
 // For a scope: the generator is in `state`; afterwards, where it was before.
 class RandomScope {

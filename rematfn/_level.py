@@ -26,7 +26,7 @@ _NAMESPACE = "torch"
 
 @dataclasses.dataclass(frozen=True)
 class LevelOptions:
-    """Decided arguments of `_C.push_level`, but for the budget."""
+    """Decided arguments of `_C.ActiveLevel`, but for the budget."""
 
     score: str
     evict_everything: bool
@@ -44,7 +44,7 @@ def call(
     started: Callable[[_C.Level], None],
 ) -> Any:
     """Run ``f`` under a new level; ``started`` is given the level before ``f`` begins."""
-    level = _C.push_level(
+    active = _C.ActiveLevel(
         budget,
         options.score,
         options.evict_everything,
@@ -52,20 +52,23 @@ def call(
         options.verify,
         options.name,
     )
-    started(level)
     try:
-        result = f(*args, **kwargs)
-    except BaseException as error:
-        _C.pop_level(level)
-        _C.settle(level)
+        with active as level:  # See Note [Levels are entered and left in C]
+            started(level)
+            result = f(*args, **kwargs)
+    except RuntimeError as error:
         if _KEY_WITHOUT_DEVICE in str(error):
             raise RuntimeError(f"{options.name}: {_LEGACY_CONSTRUCTOR}") from error
         raise
-    _C.pop_level(level)
-    _C.seal_leaf_gradients(level)
-    for tensor in tensors_of((result, args, kwargs)):  # `x.set_(y)` makes an argument the level's
-        _C.seal(tensor, level)
+    seal(level, (result, args, kwargs))  # `x.set_(y)` makes an argument the level's
     return result
+
+
+def seal(level: _C.Level, leaving: Any) -> None:
+    """Make the tensors of the pytree ``leaving`` the caller's: ``level`` has ended."""
+    _C.seal_leaf_gradients(level)
+    for tensor in tensors_of(leaving):
+        _C.seal(tensor, level)
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:

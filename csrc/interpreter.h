@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// interpreter.h: what the core asks of the interpreter that it runs under, knowing nothing of it.
+//
+// Note [Who waits does not hold the interpreter]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A domain's lock is held while kernels run, and a kernel written in Python waits for the
+// interpreter's lock. Most of torch's bindings let go of that one before they call an operator, but
+// not all: `x[0]` and `x.T` do not. So a thread that holds it and has to wait for one of our locks
+// lets go of it for the while; then whoever holds ours can always get the interpreter's, and the two
+// threads do not wait for each other.
+//
+// Note [Interrupts are served between replays]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Python looks for Ctrl-C between its own instructions. One operator of a program may cause replays
+// for minutes, so we look too, some ten times a second. What a signal handler does of its own with
+// tensors of the level happens in the middle of a plan: it runs below the levels, and finds evicted
+// tensors unreadable.
+
+#pragma once
+
+namespace rematfn {
+
+struct Interpreter {
+  // Lets go of the interpreter's lock; returns what take_back() wants, or null if this thread does
+  // not hold it.
+  void* (*let_go)();
+  void (*take_back)(void* token);
+  // Throws if the user wants the program to stop.
+  void (*serve_signals)();
+};
+
+// Without one, nothing is asked.
+void set_interpreter(const Interpreter& interpreter);
+
+// Serves signals if that was last done on this thread a tenth of a second ago.
+void serve_signals_now_and_then();
+
+// Locks `mutex`. True if it had to wait: see Note [Who waits does not hold the interpreter].
+template <class Mutex>
+bool lock_without_interpreter(Mutex& mutex);
+
+namespace detail {
+// For a scope: this thread does not hold the interpreter's lock.
+class WithoutInterpreter {
+ public:
+  WithoutInterpreter();
+  ~WithoutInterpreter();
+  WithoutInterpreter(const WithoutInterpreter&) = delete;
+  WithoutInterpreter& operator=(const WithoutInterpreter&) = delete;
+
+ private:
+  void* token_;
+};
+}  // namespace detail
+
+template <class Mutex>
+bool lock_without_interpreter(Mutex& mutex) {
+  if (mutex.try_lock()) return false;
+  const detail::WithoutInterpreter scope;
+  mutex.lock();
+  return true;
+}
+
+}  // namespace rematfn

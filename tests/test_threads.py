@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Levels and their tensors on several threads at once, and in forked children."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import (
+    EVERYTHING,
+    UNIT,
+    Run,
+    Transform,
+    assert_bitwise_equal,
+    assert_nothing_keyed,
+    inner,
+    leaf,
+    untransformed,
+)
+from torch import Tensor, nn
+
+import rematfn
+from rematfn import _C
+
+remat = rematfn.remat
+HERE = Path(__file__).parent
+
+
+# What two threads hold at once depends on who comes first, so no smallest budget is asked for.
+ROOMY = partial(remat, budget=16 * UNIT)
+parallel = pytest.mark.parametrize(
+    "transform", [remat, ROOMY, EVERYTHING], ids=["plain", "bounded", "everything"]
+)
+
+
+def assert_same(run: Run, transform: Transform) -> None:
+    actual = run(transform)
+    assert_nothing_keyed(actual)
+    assert_bitwise_equal(actual, run(untransformed))
+
+
+def together(*works: Callable[[], Any]) -> list[Any]:
+    """Run all at once, each on a thread of its own; return what they return."""
+    start = threading.Barrier(len(works), timeout=60)
+
+    def run(work: Callable[[], Any]) -> Any:
+        start.wait()
+        return work()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(len(works)) as pool:
+            return [future.result(120) for future in [pool.submit(run, w) for w in works]]
+    finally:
+        sys.setswitchinterval(before)
+
+
+# --- backward -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("levels", [1, 2], ids=["one-level", "two-levels"])
+@parallel
+def test_two_backwards_at_once(levels: int, transform: Transform) -> None:
+    """Graphs that share what one level saved, or of a level each."""
+
+    def run(transform: Transform) -> Any:
+        x, y = leaf(), leaf()
+
+        def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            shared = x.detach().sin().exp()
+            return inner(x * shared), inner(y * shared)
+
+        if levels == 1:
+            outs = transform(f)(x, y)
+        else:
+            outs = [transform(lambda t: inner(t * t.sin()))(t) for t in (x, y)]
+        losses = [out.sum() for out in outs]
+        together(*(partial(loss.backward, retain_graph=True) for loss in losses))
+        together(*(loss.backward for loss in losses))
+        return losses, x.grad, y.grad
+
+    assert_same(run, transform)
+
+
+def test_many_backwards_into_the_same_leaves() -> None:
+    """Sums into one `.grad` come in any order, so the addends are equal."""
+    x, y = leaf(), leaf()
+    works = [partial(lambda: EVERYTHING(inner)(x).sum().backward()) for _ in range(4)]
+    together(*works)
+    for _ in range(4):
+        inner(y).sum().backward()
+    assert_bitwise_equal(x.grad, y.grad)
+    assert_nothing_keyed(x)
+
+
+def test_a_backward_on_a_thread_with_a_level_of_its_own() -> None:
+    x, y = leaf(), leaf()
+    loss = EVERYTHING(inner)(x).sum()
+    seen: list[Tensor] = []
+
+    def f(z: Tensor) -> Tensor:
+        h = z.sin()
+        loss.backward()
+        seen.append(x.grad)
+        return h.cos() * h
+
+    z = leaf().detach()
+    (found,) = together(lambda: EVERYTHING(f)(z))
+    inner(y).sum().backward()
+    assert_bitwise_equal([found, x.grad], [z.sin().cos() * z.sin(), y.grad])
+    assert_nothing_keyed([x, seen])
+
+
+# --- levels at once -------------------------------------------------------------------------------
+
+
+def test_levels_of_many_threads_keep_to_their_budgets() -> None:
+    net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.Tanh())
+    inputs = [torch.rand(16, 32, generator=torch.Generator().manual_seed(k)) for k in range(4)]
+    budgets = [26_000, 30_000, 40_000, None]
+
+    def loss_fn(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        # A copy of its own: functional_call swaps the module's parameters, for all threads.
+        y = torch.func.functional_call(copy.deepcopy(net), params, (x,))
+        return (y.sin() * y).exp().sum()
+
+    params = {k: v.detach() for k, v in net.named_parameters()}
+    functions = [remat(loss_fn, budget=b) for b in budgets]
+
+    def work(k: int) -> list[Any]:
+        return [torch.func.grad(functions[k])(params, inputs[k]) for _ in range(10)]
+
+    found = together(*(partial(work, k) for k in range(4)))
+    for k in range(4):
+        expected = torch.func.grad(loss_fn)(params, inputs[k])
+        for grads in found[k]:
+            assert_bitwise_equal(grads, expected)
+        stats, budget = functions[k].stats, budgets[k]
+        assert budget is None or stats.peak_bytes <= budget
+        assert budget is None or budget > 30_000 or stats.replays > 0
+
+
+def test_dropout_on_many_threads_is_replayed_from_its_own_draw() -> None:
+    """The numbers are anybody's, but a mask is the same in forward and backward."""
+
+    def work() -> None:
+        for _ in range(30):
+            x = torch.ones(64, requires_grad=True)
+            dropped: list[Tensor] = []
+
+            def f(x: Tensor, dropped: list[Tensor] = dropped) -> Tensor:
+                y = nn.functional.dropout(x * 2, 0.5)
+                dropped.append(y.detach().clone())
+                return (y * y).sin()
+
+            loss = EVERYTHING(f)(x).sum()
+            mask = dropped[0].clone()
+            loss.backward()
+            expected = mask.square().cos() * 2 * mask * (mask / 2) * 2
+            assert torch.equal(x.grad == 0, expected == 0)
+            torch.testing.assert_close(x.grad, expected)
+
+    together(*[work] * 4)
+
+
+@parallel
+def test_a_level_in_every_task_of_a_pool(transform: Transform) -> None:
+    def run(transform: Transform) -> Any:
+        def task(k: int) -> Tensor:
+            x = leaf()
+            transform(lambda x: inner(x * k).sum())(x).backward()
+            return x.grad
+
+        with ThreadPoolExecutor(3) as pool:
+            return list(pool.map(task, range(6)))
+
+    assert_same(run, transform)
+
+
+# --- one level's tensors elsewhere ----------------------------------------------------------------
+
+
+@parallel
+def test_tensors_of_a_level_are_read_on_other_threads(transform: Transform) -> None:
+    """A pool inside the function: its threads have no level, its operators have."""
+
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Tensor:
+            h = [x.sin(), x.cos(), x.exp()]
+            h.append(h[0] * h[1])
+            with ThreadPoolExecutor(4) as pool:
+                made = list(pool.map(lambda t: (t * t).sum(), h * 2))
+            return torch.stack(made) * h[2].sum()
+
+        # No gradients: autograd adds them up in the order of the threads' node numbers.
+        return transform(f)(leaf().detach())
+
+    assert_same(run, transform)
+
+
+def test_a_tensor_that_escaped_is_used_by_many_threads_at_once() -> None:
+    """The first use of it seals it; whoever comes second finds it sealed."""
+    x = leaf().detach()
+    for _ in range(20):
+        kept: list[Tensor] = []
+
+        def f(x: Tensor, kept: list[Tensor] = kept) -> None:
+            kept.append((x.sin() * x).exp())
+
+        EVERYTHING(f)(x)
+        found = together(*[lambda kept=kept: kept[0].cos()] * 4)
+        expected = (x.sin() * x).exp()
+        assert_bitwise_equal(kept[0], expected)
+        for y in found:
+            assert_bitwise_equal(y, expected.cos())
+
+
+def test_a_reader_that_outlives_the_function() -> None:
+    for _ in range(20):
+        x = leaf().detach()
+        read: list[Tensor] = []
+
+        def f(x: Tensor, read: list[Tensor] = read) -> tuple[Tensor, threading.Thread]:
+            y = x.sin() * x
+            thread = threading.Thread(target=lambda: read.extend(y.cos() for _ in range(20)))
+            thread.start()
+            return y, thread
+
+        y, thread = EVERYTHING(f)(x)
+        thread.join()
+        assert_bitwise_equal(y, x.sin() * x)
+        for z in read:
+            assert_bitwise_equal(z, (x.sin() * x).cos())
+
+
+# --- the two locks --------------------------------------------------------------------------------
+
+
+def in_a_process(program: str, timeout: float = 120, **options: Any) -> str:
+    """Run a function of this file in an interpreter of its own; a deadlock ends it."""
+    code = f"import test_threads; test_threads.{program}()"
+    paths = os.pathsep.join([str(HERE), str(Path(rematfn.__file__).parent.parent)])
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        timeout=timeout,
+        capture_output=True,
+        text=True,
+        **options,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def read_while_kernels_run_in_python() -> None:
+    """One thread holds the level's lock and wants Python's, the other the reverse."""
+
+    @torch.library.custom_op("rematfn_tests::slow_twice", mutates_args=())
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    done = threading.Event()
+
+    def read(h: Tensor) -> None:
+        while not done.is_set():
+            h[0].sum(), h.T  # bindings that keep Python's lock
+
+    def f(x: Tensor) -> Tensor:
+        h = x.sin().view(4, 4)
+        thread = threading.Thread(target=read, args=(h,))
+        thread.start()
+        for _ in range(500):
+            y = twice(h)
+        done.set()
+        thread.join()
+        return y
+
+    sys.setswitchinterval(1e-5)
+    x = torch.linspace(-1, 1, 16)
+    assert_bitwise_equal(EVERYTHING(f)(x), x.sin().view(4, 4) * 2)
+
+
+def test_kernels_in_python_do_not_deadlock_with_bindings_that_hold_its_lock() -> None:
+    in_a_process("read_while_kernels_run_in_python")
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def in_a_child(work: Callable[[], None]) -> int:
+    """Fork, run `work`, and return the child's exit status."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+forking = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+@forking
+@pytest.mark.parametrize("transform", [remat, EVERYTHING], ids=["plain", "everything"])
+def test_a_fork_inside_a_level(transform: Transform) -> None:
+    """The child goes on inside the level, alone."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        z = y * y
+
+        def child() -> None:
+            assert torch.equal(z + y, x.sin() * x.sin() + x.sin())
+            assert torch.equal(transform(inner)(x), inner(x))
+            rematfn.check()
+
+        assert in_a_child(child) == 0
+        return z.exp()
+
+    x = leaf().detach()
+    assert_bitwise_equal(transform(f)(x), (x.sin() * x.sin()).exp())
+
+
+@forking
+def test_a_graph_is_differentiated_in_a_child_and_in_the_parent() -> None:
+    x, y = leaf(), leaf()
+    loss = EVERYTHING(inner)(x).sum()
+    inner(y).sum().backward()
+
+    def child() -> None:
+        loss.backward()
+        assert torch.equal(x.grad, y.grad)
+
+    assert in_a_child(child) == 0
+    assert x.grad is None
+    loss.backward()
+    assert_bitwise_equal(x.grad, y.grad)
+
+
+def fork_while_another_thread_is_in_a_kernel() -> None:
+    """The other thread's domain is lost to the child; nothing else is."""
+    entered, leave = threading.Event(), threading.Event()
+
+    @torch.library.custom_op("rematfn_tests::waiting", mutates_args=())
+    def waiting(x: Tensor) -> Tensor:
+        entered.set()
+        leave.wait(60)
+        return x + torch.rand(())
+
+    shared: list[Tensor] = []
+
+    def busy(x: Tensor) -> Tensor:
+        shared.append(x.sin())
+        return waiting(x) * 2
+
+    thread = threading.Thread(target=lambda: remat(busy)(leaf().detach()))
+    thread.start()
+    entered.wait(60)
+
+    def child() -> None:
+        rematfn.check()
+        dropout = partial(nn.functional.dropout, p=0.5)
+        assert EVERYTHING(lambda x: dropout(x.sin()).sum() * 2)(leaf()).isfinite()
+        with pytest.raises(RuntimeError, match="is lost to the child"):
+            shared[0].add(1)
+        shared.clear()
+
+    assert in_a_child(child) == 0
+    leave.set()
+    thread.join()
+
+
+def test_a_fork_while_another_thread_runs_an_operator() -> None:
+    in_a_process("fork_while_another_thread_is_in_a_kernel")
+
+
+class Samples(torch.utils.data.Dataset[Tensor]):
+    """Samples that take torch operators to make, inside a level of the worker's or not."""
+
+    def __init__(self, transform: Transform) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, k: int) -> Tensor:
+        x = torch.linspace(0, 1, 16) * k
+        return self.transform(lambda x: (x.sin() * x).exp())(x)
+
+
+@forking
+@pytest.mark.parametrize("transform", [remat, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize("where", ["outside", "inside"])
+def test_loader_workers(transform: Transform, where: str) -> None:
+    """Workers forked while the parent holds level tensors, or from within its level."""
+
+    def batches() -> Tensor:
+        loader = torch.utils.data.DataLoader(Samples(transform), batch_size=4, num_workers=2)
+        return torch.stack(list(loader))
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        found = batches() if where == "inside" else made
+        return (y[:16] * found).sum() * y.cos().sum()
+
+    x, z = leaf(), leaf()
+    held = transform(inner)(z).sum()  # its graph is alive while the workers run
+    made = batches() if where == "outside" else torch.empty(0)
+    out = transform(f)(x)
+    out.backward()
+    held.backward()
+    rows = torch.stack([Samples(lambda f: f)[k] for k in range(8)]).view(2, 4, 16)
+    y = leaf()
+    h = y.sin()
+    expected = (h[:16] * rows).sum() * h.cos().sum()
+    expected.backward()
+    assert_bitwise_equal([out, x.grad], [expected, y.grad])
+    assert _C.stack_depth() == 0
+
+
+def test_units_are_what_the_budgets_here_assume() -> None:
+    assert leaf().nbytes == UNIT
