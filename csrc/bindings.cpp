@@ -11,6 +11,7 @@
 #include "interpreter.h"
 #include "level.h"
 #include "pressure.h"
+#include "weight_cache.h"
 #include "raw_access.h"
 
 namespace py = pybind11;
@@ -153,6 +154,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("seal", [](const at::Tensor& t, LevelHandle& handle) { seal(t, handle.level()); }, nogil);
   m.def("seal_leaf_gradients",
         [](LevelHandle& handle) { seal_leaf_gradients(handle.level()); }, nogil);
+  m.def("seal_cached_casts",
+        [](LevelHandle& handle) { seal_cached_casts(handle.level()); }, nogil);
   py::class_<Candidate>(m, "Candidate")
       .def(py::init([](double nbytes, double cost, double neighbours, double last_access,
                        bool consumed, bool pinned, bool pending) {

@@ -58,6 +58,7 @@ class Level final : public Table {
   std::unordered_set<std::uint64_t> visited_nodes;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
   std::unordered_set<const c10::TensorImpl*> known_leaves;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> cast_leaves;  // weight_cache.cpp
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>>
       watched_leaves;
 };

@@ -14,6 +14,7 @@
 #include "meter.h"
 #include "pressure.h"
 #include "stack_utils.h"
+#include "weight_cache.h"
 
 namespace rematfn {
 namespace {
@@ -276,7 +277,9 @@ void LevelCall::record_arguments() {
   for (const FoundTensor& f : found_) input_bytes_ += view_bytes(*f.tensor);
   if (level_.active) {
     for (const FoundTensor& f : found_) {
-      if (f.cell == nullptr && is_leaf_with_gradient(*f.tensor)) note_leaf(level_, *f.tensor);
+      if (f.cell != nullptr || !is_leaf_with_gradient(*f.tensor)) continue;
+      note_leaf(level_, *f.tensor);
+      if (op_.schema().name() == "aten::_to_copy") note_cast(level_, *f.tensor);
     }
   }
   if (!call_) return;

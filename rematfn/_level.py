@@ -67,6 +67,7 @@ def call(
 def seal(level: _C.Level, leaving: Any) -> None:
     """Make the tensors of the pytree ``leaving`` the caller's: ``level`` has ended."""
     _C.seal_leaf_gradients(level)
+    _C.seal_cached_casts(level)
     for tensor in tensors_of(leaving):
         _C.seal(tensor, level)
 
