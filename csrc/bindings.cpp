@@ -61,6 +61,18 @@ void set_errors(const py::object& budget, const py::object& replay) {
   set_raiser(&raise_python);
 }
 
+PyObject* inner_tensors = nullptr;
+
+std::vector<at::Tensor> ask_for_inner_tensors(const at::Tensor& tensor) {
+  const py::gil_scoped_acquire gil;
+  return py::cast<std::vector<at::Tensor>>(py::handle(inner_tensors)(tensor));
+}
+
+void set_inner_tensors(const py::object& function) {
+  inner_tensors = py::object(function).release().ptr();
+  set_unwrapper(&ask_for_inner_tensors);
+}
+
 Score score_named(const std::string& name) {
   static const std::unordered_map<std::string, Score> names{
       {"on", Score::kOn},       {"dtr", Score::kDtr}, {"eq", Score::kEq},
@@ -150,6 +162,7 @@ PYBIND11_MODULE(_C, m) {
       .def("__enter__", &ActiveLevel::enter)
       .def("__exit__", &ActiveLevel::exit);
   m.def("set_errors", &set_errors);
+  m.def("set_inner_tensors", &set_inner_tensors);
   m.def("register_kernels", &register_kernels);
   m.def("seal", [](const at::Tensor& t, LevelHandle& handle) { seal(t, handle.level()); }, nogil);
   m.def("seal_leaf_gradients",

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
 #include <limits>
@@ -48,6 +49,14 @@ at::Tensor for_each_layer(const at::Tensor& tensor, Visit&& visit) {
     if (!inner.has_value()) return layer;
     layer = *inner;
   }
+}
+
+Unwrapper the_unwrapper = nullptr;
+
+// A wrapper subclass has no bytes of its own: what a level sees are the tensors that it holds.
+std::vector<at::Tensor> held_by_subclass(const at::Tensor& tensor) {
+  if (the_unwrapper == nullptr || !tensor.key_set().has(c10::DispatchKey::Python)) return {};
+  return the_unwrapper(tensor);
 }
 
 // Gives the cell to `heir`, or to the caller if there is none.
@@ -130,18 +139,19 @@ class SealHook : public torch::autograd::FunctionPreHook {
 
  private:
   void seal_arriving(const at::Tensor& gradient) const {
-    const at::Tensor inner = innermost(gradient);
-    Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-    if (cell == nullptr || in_region(target_, *cell->level)) return;
-    // Out of each level up to the one whose region the target is in. A leaf has none: an enclosing
-    // level that still runs takes over.
-    Level* heir = cell->level.get();
-    do {
-      for_each_layer(gradient, [&](const at::Tensor& layer) { cut_graph(layer, *heir); });
-      heir = heir->enclosing_level();
-    } while (heir != nullptr &&
-             !(target_ == kAccumulator ? heir->active : in_region(target_, *heir)));
-    give_cell(*inner.unsafeGetTensorImpl(), *cell, heir);
+    for_each_innermost(gradient, [&](const at::Tensor& inner) {
+      Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+      if (cell == nullptr || in_region(target_, *cell->level)) return;
+      // Out of each level up to the one whose region the target is in. A leaf has none: an enclosing
+      // level that still runs takes over.
+      Level* heir = cell->level.get();
+      do {
+        for_each_layer(gradient, [&](const at::Tensor& layer) { cut_graph(layer, *heir); });
+        heir = heir->enclosing_level();
+      } while (heir != nullptr &&
+               !(target_ == kAccumulator ? heir->active : in_region(target_, *heir)));
+      give_cell(*inner.unsafeGetTensorImpl(), *cell, heir);
+    });
   }
 
   const std::uint64_t target_;
@@ -178,9 +188,10 @@ class OutputSealHook final : public torch::autograd::FunctionPreHook {
     if (!is_taken()) return gradients;
     for (const at::Tensor& gradient : gradients) {
       if (!gradient.defined()) continue;
-      const at::Tensor inner = innermost(gradient);
-      const Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-      if (cell != nullptr) seal(gradient, *cell->level);
+      for_each_innermost(gradient, [&](const at::Tensor& inner) {
+        const Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+        if (cell != nullptr) seal(gradient, *cell->level);
+      });
     }
     return gradients;
   }
@@ -226,7 +237,7 @@ void remember_leaf(Node& target, Level& level) {
   const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&target);
   if (leaf == nullptr || !leaf->variable.defined()) return;
   // A weak reference keeps a tensor from being destroyed, and with it its handle and our lineage.
-  if (has_key(leaf->variable)) return;
+  if (innermost(leaf->variable).key_set().has(kLevelKey)) return;
   level.watched_leaves.try_emplace(leaf->variable.unsafeGetTensorImpl(),
                                    leaf->variable.getIntrusivePtr());
 }
@@ -259,6 +270,7 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
 
   variable_list operator()(const variable_list& gradients) override {
     watch_leaves_again(level_->level());
+    if (c10::impl::dispatch_mode_enabled()) return gradients;
     variable_list tagged = gradients;
     for (at::Tensor& gradient : tagged) {
       if (!gradient.defined()) continue;
@@ -336,7 +348,9 @@ void seal(const at::Tensor& tensor, Level& level) {
     if (tangent.defined()) seal(tangent, level);
     cut_graph(layer, level);
   });
-  seal_cell(*inner.unsafeGetTensorImpl(), level);
+  const std::vector<at::Tensor> held = held_by_subclass(inner);
+  for (const at::Tensor& part : held) seal(part, level);
+  if (held.empty()) seal_cell(*inner.unsafeGetTensorImpl(), level);
 }
 
 void note_leaf(Level& level, c10::TensorImpl& tensor) {
@@ -368,8 +382,22 @@ at::Tensor innermost(const at::Tensor& tensor) {
   return for_each_layer(tensor, [](const at::Tensor&) {});
 }
 
+void for_each_innermost(const at::Tensor& tensor,
+                        const std::function<void(const at::Tensor&)>& visit) {
+  const at::Tensor inner = innermost(tensor);
+  const std::vector<at::Tensor> held = held_by_subclass(inner);
+  for (const at::Tensor& part : held) for_each_innermost(part, visit);
+  if (held.empty()) visit(inner);
+}
+
+void set_unwrapper(Unwrapper unwrapper) { the_unwrapper = unwrapper; }
+
 bool has_key(const at::Tensor& tensor) {
-  return tensor.defined() && innermost(tensor).key_set().has(kLevelKey);
+  bool found = false;
+  if (!tensor.defined()) return found;
+  for_each_innermost(
+      tensor, [&](const at::Tensor& inner) { found |= inner.key_set().has(kLevelKey); });
+  return found;
 }
 
 bool evict(const at::Tensor& tensor) {

@@ -25,17 +25,21 @@
 // input, outside every budget. A hook on the output's node therefore passes on an alias of the
 // gradient that carries key and handle, and the level governs from the first operator on. A gradient
 // that is itself recorded is left as it is: an alias would add a node to its graph, and with it
-// another order of summation to the next backward.
+// another order of summation to the next backward. Under a dispatch mode it is left too: the mode
+// would see an operator that is not the program's, and a tracer would take it down.
 
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+#include <vector>
+
 #include "level.h"
 
 namespace rematfn {
 
-// Seals `tensor`, through functorch's wrappers and forward-mode tangents, for `level`.
+// Seals `tensor` for `level`, through functorch's wrappers, subclasses and forward-mode tangents.
 void seal(const at::Tensor& tensor, Level& level);
 // Seals the gradients accumulated on leaves that operators of `level` have read.
 void seal_leaf_gradients(Level& level);
@@ -44,6 +48,12 @@ void note_leaf(Level& level, c10::TensorImpl& tensor);
 
 // The innermost tensor behind functorch's wrappers.
 [[nodiscard]] at::Tensor innermost(const at::Tensor& tensor);
+// Visits the innermost tensor or, if that is a subclass of Python's, those that it holds.
+void for_each_innermost(const at::Tensor& tensor,
+                        const std::function<void(const at::Tensor&)>& visit);
+// Says which tensors a subclass of Python's holds. bindings.cpp sets it.
+using Unwrapper = std::vector<at::Tensor> (*)(const at::Tensor&);
+void set_unwrapper(Unwrapper unwrapper);
 [[nodiscard]] bool has_key(const at::Tensor& tensor);
 // Evicts a level tensor, for tests. False if it is none, is evicted already, or has to stay.
 bool evict(const at::Tensor& tensor);

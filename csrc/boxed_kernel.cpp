@@ -76,6 +76,14 @@ void register_operators(const std::vector<c10::OperatorName>& names) {
   }
 }
 
+// See Note [Shapes alone]
+void run_on_shapes(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  auto keys = c10::impl::tls_local_dispatch_key_set();
+  keys.excluded_ = keys.excluded_.remove(c10::DispatchKey::PythonDispatcher);
+  const c10::impl::ForceDispatchKeyGuard again(keys);
+  op.callBoxed(stack);
+}
+
 void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) {
   const BelowLevels below;
@@ -84,8 +92,12 @@ void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const c10::ArrayRef<c10::IValue> arguments(stack->data() + stack->size() - count, count);
   for (;;) {
     FoundTensors found;
-    bool opaque = false;
-    Level* level = find_level(arguments, found, opaque);
+    Arguments kind = Arguments::kPlain;
+    Level* level = find_level(arguments, found, kind);
+    if (kind == Arguments::kAbstract) {
+      run_on_shapes(op, stack);
+      return;
+    }
     if (level == nullptr) {
       const OperatorFacts& facts = facts_of(op);
       mark_writes(facts, arguments, found);
@@ -98,7 +110,7 @@ void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     const DomainLock lock(level->domain);
     // Another thread had the lock, and may have sealed what we found.
     if (lock.waited() && !is_still_so(*level, found)) continue;
-    LevelCall(op, keys, stack, *level, std::move(found), opaque).run();
+    LevelCall(op, keys, stack, *level, std::move(found), kind == Arguments::kOpaque).run();
     return;
   }
 }

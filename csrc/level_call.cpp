@@ -3,6 +3,7 @@
 
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -55,10 +56,26 @@ at::Tensor stand_in_for(const c10::Storage& storage, const Level& level) {
   return tensor;
 }
 
+// A fake tensor has the keys of the device that it pretends to be on; the thread's make it meta.
+bool is_abstract(const c10::TensorImpl& tensor) {
+  const auto keys = tensor.key_set() | c10::impl::tls_local_dispatch_key_set().included_;
+  return keys.has_backend(c10::BackendComponent::MetaBit);
+}
+
+// A leaf's gradient is accumulated at the end of a backward: what arrives there has left it.
+bool is_outside_of_backward() {
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return true;
+  const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
+  return leaf != nullptr && leaf->variable.defined() && !has_key(leaf->variable);
+}
+
 }  // namespace
 
-Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, bool& opaque) {
+Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, Arguments& kind) {
   Level* level = current_level();
+  bool opaque = false;
+  bool abstract = false;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& value = arguments[i];
     if (value.isStorage() && level != nullptr) {
@@ -74,6 +91,7 @@ Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, boo
       c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
       if (!is_plain(*impl)) {
         opaque = true;
+        abstract |= is_abstract(*impl);
         return;
       }
       Cell* cell = cell_of(*impl);
@@ -82,7 +100,7 @@ Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, boo
         Level& owner = *cell->level;
         const bool foreign = level != nullptr && owner.domain != level->domain;
         // See Note [Why the backward finds its level again]
-        if (foreign || (!owner.active && torch::autograd::get_current_node() == nullptr)) {
+        if (foreign || (!owner.active && is_outside_of_backward())) {
           seal(tensor, owner);
           cell = cell_of(*impl);
         }
@@ -94,6 +112,12 @@ Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, boo
                        static_cast<std::uint16_t>(i), index});
     });
     opaque |= !readable;
+  }
+  const auto is_ours = [](const FoundTensor& f) { return f.cell != nullptr; };
+  if (opaque) kind = Arguments::kOpaque;
+  if (abstract && std::none_of(found.begin(), found.end(), is_ours)) {
+    kind = Arguments::kAbstract;
+    return nullptr;
   }
   return level;
 }

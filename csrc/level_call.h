@@ -27,10 +27,23 @@ struct FoundTensor {
 
 using FoundTensors = c10::SmallVector<FoundTensor, 6>;
 
+// Note [Shapes alone]
+// ~~~~~~~~~~~~~~~~~~~~
+// Operators on meta tensors have no bytes to count. A fake tensor is one while it is computed with,
+// and its sizes may be symbols: to ask for a number would make them one, and whoever traces the
+// program would get a graph for these sizes alone. So such an operator is under no level. It is
+// called again, not redispatched: the Python dispatcher, where the shape functions of symbols are,
+// stands above us and has to have its turn.
+enum class Arguments {
+  kPlain,
+  kOpaque,    // some argument is no plain tensor or plain value
+  kAbstract,  // tensors without bytes, and no level tensor among them
+};
+
 // The tensors among `arguments`, and the level they and the thread's stack put the operator under:
 // the innermost of all. Tensors of levels that nobody runs are sealed on the way, see
-// Note [Why the backward finds its level again]. `opaque` is set if some argument is no plain tensor.
-Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, bool& opaque);
+// Note [Why the backward finds its level again].
+Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, Arguments& kind);
 
 // Notes which of the tensors found among its arguments the operator overwrites.
 void mark_writes(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments,

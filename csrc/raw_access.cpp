@@ -23,13 +23,14 @@ at::Tensor resolve_neg(const at::Tensor& tensor) {
 }  // namespace
 
 void materialize(const at::Tensor& tensor) {
-  const at::Tensor inner = innermost(tensor);
-  Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-  if (cell == nullptr) return;
-  const DomainLock lock(cell->level->domain);
-  if (cell->version->resident) return;
-  Version* wanted = cell->version.get();
-  materialize_for(*cell->level, wanted, "materialize(x)");
+  for_each_innermost(tensor, [](const at::Tensor& inner) {
+    Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+    if (cell == nullptr) return;
+    const DomainLock lock(cell->level->domain);
+    if (cell->version->resident) return;
+    Version* wanted = cell->version.get();
+    materialize_for(*cell->level, wanted, "materialize(x)");
+  });
 }
 
 // See Note [What is asked before bytes are read]

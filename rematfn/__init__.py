@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory budgets for PyTorch, as function transforms."""
 
-from . import _compat
+from . import _compat, _subclasses
 from ._errors import BudgetError as BudgetError
 from ._errors import RematError as RematError
 from ._errors import ReplayError as ReplayError
 
 _C = _compat.load_extension()
 _C.set_errors(BudgetError, ReplayError)
+_C.set_inner_tensors(_subclasses.inner_tensors)
 _C.register_kernels()
 
 from ._inspect import Stats as Stats  # noqa: E402  (needs the extension)

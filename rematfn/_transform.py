@@ -216,6 +216,7 @@ def _remat_module(module: M, options: Options) -> M:
     forward: Rematted[..., Any] = Rematted(module.forward, options)
 
     class Twin(type(module)):  # type: ignore[misc]
+        @functools.wraps(type(module).forward)
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return forward(*args, **kwargs)
 

@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor subclasses and the modes of `__torch_function__` and `__torch_dispatch__`.
+
+They stand above the level: it sees the plain tensors that they unwrap to.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from helpers import EVERY, EVERYTHING, PLAIN, Mode, Transform, assert_same_as_eager, untransformed
+from torch import Tensor, func, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+
+import rematfn
+from rematfn import _C
+
+
+def start() -> Tensor:
+    return torch.linspace(0.2, 1.1, 12).view(3, 4)
+
+
+def body(x: Tensor, w: Tensor) -> Tensor:
+    y = (x @ w).sin()
+    z = y.exp() * x
+    z.mul_(y)
+    return (z @ w.t()).cos() + z[:1]
+
+
+def weight() -> Tensor:
+    return torch.linspace(-1, 1, 16).view(4, 4).clone()
+
+
+# --- subclasses -----------------------------------------------------------------------------------
+
+
+class Named(Tensor):
+    """A `__torch_function__` subclass: the tensor itself, in another class, with an attribute."""
+
+    label: str = "none"
+
+    @classmethod
+    def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(f, types, args, kwargs or {})
+        if isinstance(out, Named):
+            out.label = getattr(f, "__name__", "?")
+        return out
+
+
+class Scaled(Tensor):
+    """A wrapper: two tensors that are one times the other."""
+
+    @staticmethod
+    def __new__(cls, value: Tensor, scale: Tensor) -> Scaled:
+        return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined,no-any-return]
+            cls,
+            value.size(),
+            strides=value.stride(),
+            dtype=value.dtype,
+            device=value.device,
+            requires_grad=value.requires_grad,
+        )
+
+    def __init__(self, value: Tensor, scale: Tensor) -> None:
+        self.value, self.scale = value, scale
+
+    def __tensor_flatten__(self) -> Any:
+        return ["value", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, meta: Any, size: Any, stride: Any) -> Scaled:
+        return Scaled(inner["value"], inner["scale"])
+
+    def plain(self) -> Tensor:
+        return self.value * self.scale
+
+    @classmethod
+    def __torch_dispatch__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = tree_map_only(Scaled, Scaled.plain, (args, kwargs or {}))
+        out = f(*plain[0], **plain[1])
+        half = functools.partial(torch.full, (), 0.5)
+        return tree_map_only(Tensor, lambda t: Scaled(t * 2, half()) if t.dim() else t, out)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return "Scaled"
+
+
+class Special(nn.Parameter):
+    """A parameter of a class of its own."""
+
+
+@pytest.mark.parametrize("where", ["argument", "captured"])
+def test_torch_function_subclasses_keep_their_class(where: str, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x, w = start().as_subclass(Named), weight()
+        out = (
+            transform(lambda x: body(x, w))(x)
+            if where == "argument"
+            else transform(lambda w: body(x, w))(w)
+        )
+        return out.label, out, out.as_subclass(Tensor)
+
+    assert_same_as_eager(run, mode)
+
+
+def test_gradients_of_torch_function_subclasses(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = start().as_subclass(Named).requires_grad_()
+        w = weight().requires_grad_()
+        out = transform(body)(x, w)
+        out.sum().backward()
+        return out.as_subclass(Tensor), x.grad, w.grad
+
+    assert_same_as_eager(run, mode)
+
+
+def unscaled(tree: Any) -> Any:
+    """Replace wrappers by what they hold."""
+    return tree_map_only(Scaled, lambda t: [t.value, t.scale], tree)
+
+
+def test_wrapper_subclasses_as_arguments(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x, w = Scaled(start(), torch.tensor(1.5)), weight()
+        return unscaled(transform(body)(x, w))
+
+    assert_same_as_eager(run, mode)
+
+
+def test_wrapper_subclasses_made_inside(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor, w: Tensor) -> Any:
+            wrapped = Scaled(x.exp(), x.mean())
+            return body(wrapped, w), wrapped.plain().cos(), wrapped
+
+        return unscaled(transform(f)(start(), weight()))
+
+    assert_same_as_eager(run, mode)
+
+
+def test_gradients_through_wrapper_subclasses(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = Scaled(start(), torch.tensor(1.5)).requires_grad_()
+        w = weight().requires_grad_()
+        out = transform(body)(x, w)
+        out.sum().backward()
+        return unscaled([out.detach(), x.grad, w.grad])
+
+    assert_same_as_eager(run, mode)
+
+
+def test_a_module_with_parameters_of_a_class_of_its_own(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        net = nn.Linear(4, 4)
+        net.weight = Special(net.weight.detach())
+        out = transform(net)(start())
+        out.square().sum().backward()
+        return type(net.weight).__name__, out, net.weight.grad, net.bias.grad
+
+    assert_same_as_eager(run, mode)
+
+
+# --- modes ----------------------------------------------------------------------------------------
+
+
+class Log(TorchDispatchMode):
+    """Write down each operator, and what it was given and gave, as bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[Any] = []
+
+    def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = f(*args, **kwargs or {})
+        self.lines.append((str(f), type(out).__name__))
+        return out
+
+
+class Doubling(TorchDispatchMode):
+    """Change what an operator gives."""
+
+    def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = f(*args, **kwargs or {})
+        return out * 2 if f is torch.ops.aten.sin.default else out
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __torch_function__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(getattr(f, "__name__", "?"))
+        return f(*args, **kwargs or {})
+
+
+def gradient(x: Tensor, w: Tensor) -> Any:
+    out = body(x, w)
+    return out, torch.autograd.grad(out.sum(), [x, w])
+
+
+def leaves() -> tuple[Tensor, Tensor]:
+    return start().requires_grad_(), weight().requires_grad_()
+
+
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_a_dispatch_mode_sees_the_program_and_no_replays(where: str, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        log = Log()
+
+        def logged(f: Any) -> Any:
+            def within(*args: Any) -> Any:
+                with log:
+                    return f(*args)
+
+            return within
+
+        g = transform(logged(gradient)) if where == "inside" else logged(transform(gradient))
+        return g(*leaves()), log.lines
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_a_dispatch_mode_may_compute(where: str, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        def doubled(f: Any) -> Any:
+            def within(*args: Any) -> Any:
+                with Doubling():
+                    return f(*args)
+
+            return within
+
+        g = transform(doubled(gradient)) if where == "inside" else doubled(transform(gradient))
+        return g(*leaves())
+
+    assert_same_as_eager(run, mode)
+
+
+def test_a_function_mode_sees_the_program(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        functions = Functions()
+
+        def f(x: Tensor, w: Tensor) -> Any:
+            with functions:
+                return gradient(x, w)
+
+        return transform(f)(*leaves()), functions.names
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_flops_are_counted_once(where: str, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x, w = leaves()
+        if where == "inside":
+
+            def f(x: Tensor, w: Tensor) -> Any:
+                with FlopCounterMode(display=False) as counter:
+                    return gradient(x, w), counter.get_total_flops()
+
+            return transform(f)(x, w)
+        with FlopCounterMode(display=False) as counter:
+            out = transform(body)(x, w)
+            out.sum().backward()
+        return out, x.grad, w.grad, counter.get_total_flops()
+
+    *_, flops = assert_same_as_eager(run, mode)
+    assert flops > 0
+
+
+# --- fake tensors ---------------------------------------------------------------------------------
+
+
+def shapes(tree: Any) -> Any:
+    return tree_map_only(
+        Tensor, lambda t: (type(t).__name__, tuple(t.shape), t.stride(), str(t.device)), tree
+    )
+
+
+@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
+def test_fake_tensors_around_pass_through(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        with FakeTensorMode() as fake:
+            x, w = (fake.from_tensor(t) for t in leaves())
+            g = transform(gradient)
+            out = g(x, w)
+        if transform is not untransformed:
+            assert g.stats.peak_bytes == 0, "nothing of a fake tensor is counted"
+        return shapes(out)
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
+def test_fake_tensors_inside_pass_through(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor, w: Tensor) -> Any:
+            y = x.sin()
+            with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+                faked = fake.from_tensor(y.exp())
+                predicted = shapes(
+                    gradient(faked.detach().requires_grad_(), torch.ones(4, 4, requires_grad=True))
+                )
+            assert isinstance(faked, FakeTensor)
+            return predicted, y.cos()
+
+        return transform(f)(start(), weight())
+
+    assert_same_as_eager(run, mode)
+
+
+# --- tracing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tracing", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
+def test_make_fx_traces_the_function_itself(tracing: str, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x, w = leaves()
+        graph = make_fx(transform(gradient), tracing_mode=tracing)(x, w)
+        return graph.code, graph(x, w)
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("order", ["grad-remat", "remat-grad", "vmap-remat"])
+@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
+def test_make_fx_traces_through_transforms(order: str, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Tensor:
+            return body(x, weight()).sum()
+
+        orders = {
+            "grad-remat": lambda: func.grad(transform(f)),
+            "remat-grad": lambda: transform(func.grad(f)),
+            "vmap-remat": lambda: func.vmap(transform(f)),
+        }
+        x = torch.stack([start(), start() * 2]) if order == "vmap-remat" else start()
+        graph = make_fx(orders[order]())(x)
+        return graph.code, graph(x)
+
+    assert_same_as_eager(run, mode)
+
+
+def test_a_traced_graph_runs_inside(mode: Mode) -> None:
+    graph = make_fx(gradient)(*leaves())
+
+    def run(transform: Transform) -> Any:
+        return transform(lambda x, w: graph(x.sin(), w.exp()))(start(), weight())
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_interpreter_runs_a_symbolic_trace(mode: Mode) -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            return body(x, w)
+
+    graph = torch.fx.symbolic_trace(Net())
+
+    def run(transform: Transform) -> Any:
+        interpreter = torch.fx.Interpreter(graph)
+        return transform(graph)(start(), weight()), transform(interpreter.run)(start(), weight())
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_scripted_and_traced_functions_inside(mode: Mode) -> None:
+    scripted, traced = torch.jit.script(body), torch.jit.trace(body, (start(), weight()))
+
+    def run(transform: Transform) -> Any:
+        x, w = leaves()
+        out = transform(lambda x, w: scripted(x.sin(), w).exp() * traced(x.cos(), w))(x, w)
+        out.sum().backward()
+        return out, x.grad, w.grad
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
+def test_jit_trace_of_a_transformed_function(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        traced = torch.jit.trace(transform(body), (start(), weight()))
+        return str(traced.graph).split("#")[0], traced(start(), weight())
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("strict", [False])
+@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
+def test_export_of_a_transformed_module(strict: bool, mode: Mode) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(weight())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return body(x, self.w)
+
+    def run(transform: Transform) -> Any:
+        program = torch.export.export(transform(Net()), (start(),), strict=strict)
+        return program.graph_module.print_readable(False), program.module()(start())
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_budget_error_inside_torchscript_keeps_its_message() -> None:
+    scripted = torch.jit.script(body)
+    with pytest.raises(RuntimeError, match="Raise the budget"):
+        rematfn.remat(lambda x, w: scripted(x, w), budget=16)(start(), weight())
+    assert _C.stack_depth() == 0
+
+
+def test_no_lineage_survives_a_mode() -> None:
+    with Log():
+        out = EVERYTHING(body)(start(), weight())
+    assert _C.live_operations() == 0
+    assert not _C.has_key(out)
