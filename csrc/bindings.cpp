@@ -10,6 +10,7 @@
 #include "errors.h"
 #include "interpreter.h"
 #include "level.h"
+#include "meter.h"
 #include "pressure.h"
 #include "weight_cache.h"
 #include "raw_access.h"
@@ -55,6 +56,13 @@ void serve_signals() {
   throw std::move(error);
 }
 
+bool asks_to_stop(const std::exception& error) {
+  const auto* raised = dynamic_cast<const python_error*>(&error);
+  if (raised == nullptr) return false;
+  const py::gil_scoped_acquire gil;
+  return PyErr_GivenExceptionMatches(raised->type, PyExc_Exception) == 0;
+}
+
 void set_errors(const py::object& budget, const py::object& replay) {
   budget_error = py::object(budget).release().ptr();
   replay_error = py::object(replay).release().ptr();
@@ -97,17 +105,11 @@ class ActiveLevel {
 
   void exit(const py::object& error, const py::object&, const py::object&) {
     const std::shared_ptr<LevelHandle> handle = std::move(handle_);
-    const bool failed = !error.is_none();
-    try {
-      const py::gil_scoped_release no_gil;
-      pop_level(*handle);
-      if (failed) settle(*handle);
-    } catch (python_error& e) {
-      // The error that is on its way says more; unless this one is an interrupt.
-      if (!failed || !PyErr_GivenExceptionMatches(e.type, PyExc_Exception)) throw;
-    } catch (const std::exception&) {
-      if (!failed) throw;
-    }
+    // Who interrupts does not want to wait for replays; an operator will still find the bytes.
+    const bool failed = PyErr_GivenExceptionMatches(error.ptr(), PyExc_Exception) != 0;
+    const py::gil_scoped_release no_gil;
+    pop_level(*handle);
+    if (failed) settle(*handle);
   }
 
  private:
@@ -122,7 +124,8 @@ PYBIND11_MODULE(_C, m) {
   using namespace rematfn;
   const auto nogil = py::call_guard<py::gil_scoped_release>();
 
-  set_interpreter({&let_go_of_interpreter, &take_interpreter_back, &serve_signals});
+  set_interpreter({&let_go_of_interpreter, &take_interpreter_back, &serve_signals,
+                   &asks_to_stop});
   m.attr("built_torch_version") = REMATFN_BUILT_TORCH;
   py::register_exception_translator([](std::exception_ptr error) {
     try {
@@ -186,6 +189,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("evict", &evict, nogil);
   m.def("has_key", &has_key);
   m.def("memory_left", &memory_left);
+  m.def("fail_allocation", &fail_allocation);
   m.def("pretend_memory_left", &pretend_memory_left);
   m.def("check", &check_all, nogil);
   m.def("live_levels", &live_levels, nogil);

@@ -6,7 +6,7 @@
 namespace rematfn {
 namespace {
 
-Interpreter the_interpreter{nullptr, nullptr, nullptr};
+Interpreter the_interpreter{nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
@@ -20,6 +20,10 @@ void serve_signals_now_and_then() {
   if (now - last < kEvery) return;
   last = now;
   if (the_interpreter.serve_signals != nullptr) the_interpreter.serve_signals();
+}
+
+bool is_stop(const std::exception& error) {
+  return the_interpreter.is_stop != nullptr && the_interpreter.is_stop(error);
 }
 
 namespace detail {

@@ -19,6 +19,8 @@
 
 #pragma once
 
+#include <exception>
+
 namespace rematfn {
 
 struct Interpreter {
@@ -28,6 +30,8 @@ struct Interpreter {
   void (*take_back)(void* token);
   // Throws if the user wants the program to stop.
   void (*serve_signals)();
+  // Whether an exception says so, and must not be swallowed.
+  bool (*is_stop)(const std::exception& error);
 };
 
 // Without one, nothing is asked.
@@ -35,6 +39,8 @@ void set_interpreter(const Interpreter& interpreter);
 
 // Serves signals if that was last done on this thread a tenth of a second ago.
 void serve_signals_now_and_then();
+
+[[nodiscard]] bool is_stop(const std::exception& error);
 
 // Locks `mutex`. True if it had to wait: see Note [Who waits does not hold the interpreter].
 template <class Mutex>

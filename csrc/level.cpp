@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "errors.h"
+#include "interpreter.h"
 #include "meter.h"
 #include "rng.h"
 
@@ -183,7 +184,8 @@ void settle(LevelHandle& handle) {
       level.domain->materialize({&v, 1});
     } catch (const NoRoom&) {
       return;
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
+      if (is_stop(error)) throw;
       // It cannot be had again. An exception is on its way already; whoever reads this tensor later
       // will hear why.
     }

@@ -11,6 +11,16 @@ namespace rematfn {
 namespace {
 
 constinit thread_local Meter* running = nullptr;
+constinit thread_local std::optional<std::size_t> until_failure;
+
+void fail_if_told_to() {
+  if (!until_failure) return;
+  if (*until_failure == 0) {
+    until_failure.reset();
+    TORCH_CHECK(false, "an allocation fails, as a test has asked for");
+  }
+  --*until_failure;
+}
 
 // torch's default CPU allocator, with each block's size in front of it. The profiler is told of the
 // bytes that were asked for, as without us.
@@ -19,6 +29,7 @@ class CountingAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t nbytes) override {
     const c10::Device kCpu(c10::kCPU);
     if (nbytes == 0) return {nullptr, nullptr, &release, kCpu};
+    fail_if_told_to();
     if (running != nullptr) running->allocated(nbytes);
     auto* block = static_cast<char*>(c10::alloc_cpu(nbytes + kHeader));
     *reinterpret_cast<std::size_t*>(block) = nbytes;
@@ -72,6 +83,11 @@ void Meter::allocated(std::size_t nbytes) {
   }
   live_ = live;
   peak_ = std::max(peak_, live_);
+}
+
+std::optional<std::size_t> fail_allocation(std::optional<std::size_t> count) {
+  install_counting_allocator();
+  return std::exchange(until_failure, count);
 }
 
 void install_counting_allocator() {

@@ -15,6 +15,8 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <optional>
+
 #include "level.h"
 
 namespace rematfn {
@@ -48,5 +50,9 @@ class Meter {
 
 // Puts the counting allocator around torch's. Once per process; later calls do nothing.
 void install_counting_allocator();
+
+// For tests: the allocation after the next `count` on this thread fails, once. Returns how many were
+// left of the last such wish: none, if it has been granted.
+std::optional<std::size_t> fail_allocation(std::optional<std::size_t> count);
 
 }  // namespace rematfn

@@ -9,9 +9,13 @@ A test is written as `run(transform)`, which builds everything from fixed seeds,
 from __future__ import annotations
 
 import functools
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import optree
@@ -225,3 +229,19 @@ def inner(x: Tensor) -> Tensor:
     for _ in range(4):
         x = (x.sin() * x).exp()
     return x
+
+
+# --- a process of its own -------------------------------------------------------------------------
+
+
+def in_a_process(module: str, function: str, timeout: float = 120) -> None:
+    """Call a function of a test file in an interpreter of its own. A deadlock is a failure."""
+    here, package = Path(__file__).parent, Path(rematfn.__file__).parent.parent
+    found = subprocess.run(
+        [sys.executable, "-c", f"import {module}; {module}.{function}()"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(package)])},
+        timeout=timeout,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import copy
 import os
-import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +22,7 @@ from helpers import (
     Transform,
     assert_bitwise_equal,
     assert_nothing_keyed,
+    in_a_process,
     inner,
     leaf,
     untransformed,
@@ -34,7 +33,6 @@ import rematfn
 from rematfn import _C
 
 remat = rematfn.remat
-HERE = Path(__file__).parent
 
 
 # What two threads hold at once depends on who comes first, so no smallest budget is asked for.
@@ -248,22 +246,6 @@ def test_a_reader_that_outlives_the_function() -> None:
 # --- the two locks --------------------------------------------------------------------------------
 
 
-def in_a_process(program: str, timeout: float = 120, **options: Any) -> str:
-    """Run a function of this file in an interpreter of its own; a deadlock ends it."""
-    code = f"import test_threads; test_threads.{program}()"
-    paths = os.pathsep.join([str(HERE), str(Path(rematfn.__file__).parent.parent)])
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": paths},
-        timeout=timeout,
-        capture_output=True,
-        text=True,
-        **options,
-    )
-    assert found.returncode == 0, found.stdout + found.stderr
-    return found.stdout
-
-
 def read_while_kernels_run_in_python() -> None:
     """One thread holds the level's lock and wants Python's, the other the reverse."""
 
@@ -294,7 +276,7 @@ def read_while_kernels_run_in_python() -> None:
 
 
 def test_kernels_in_python_do_not_deadlock_with_bindings_that_hold_its_lock() -> None:
-    in_a_process("read_while_kernels_run_in_python")
+    in_a_process("test_threads", "read_while_kernels_run_in_python")
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -389,7 +371,7 @@ def fork_while_another_thread_is_in_a_kernel() -> None:
 
 
 def test_a_fork_while_another_thread_runs_an_operator() -> None:
-    in_a_process("fork_while_another_thread_is_in_a_kernel")
+    in_a_process("test_threads", "fork_while_another_thread_is_in_a_kernel")
 
 
 class Samples(torch.utils.data.Dataset[Tensor]):
