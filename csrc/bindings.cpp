@@ -117,6 +117,16 @@ class ActiveLevel {
   std::shared_ptr<LevelHandle> handle_;
 };
 
+// A block whose operators no level sees.
+class Outside {
+ public:
+  void enter() { scope_.emplace(); }
+  void exit(const py::object&, const py::object&, const py::object&) { scope_.reset(); }
+
+ private:
+  std::optional<BelowLevels> scope_;
+};
+
 }  // namespace
 }  // namespace rematfn
 
@@ -164,6 +174,15 @@ PYBIND11_MODULE(_C, m) {
       }))
       .def("__enter__", &ActiveLevel::enter)
       .def("__exit__", &ActiveLevel::exit);
+  py::class_<Outside>(m, "Outside")
+      .def(py::init())
+      .def("__enter__", &Outside::enter)
+      .def("__exit__", &Outside::exit);
+  m.def("stay_outside", &stay_outside);
+  m.def("is_seen", [] {
+    const auto keys = c10::impl::tls_local_dispatch_key_set();
+    return (keys.included_ - keys.excluded_).has(kLevelKey);
+  });
   m.def("set_errors", &set_errors);
   m.def("set_inner_tensors", &set_inner_tensors);
   m.def("register_kernels", &register_kernels);
@@ -185,8 +204,16 @@ PYBIND11_MODULE(_C, m) {
     const std::size_t victim = choose_victim(score_named(kind), candidates, now, spare_pending);
     return victim == kNoVictim ? std::nullopt : std::optional<std::size_t>(victim);
   });
-  m.def("materialize", &materialize, nogil);
+  m.def("materialize", [](const at::Tensor& tensor) { materialize(tensor); }, nogil);
+  m.def("materialize_together",
+        [](const std::vector<at::Tensor>& tensors, const std::string& reader) {
+          materialize(tensors, reader);
+        }, nogil);
   m.def("evict", &evict, nogil);
+  m.def("share_handles",
+        [](const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& arguments) {
+          share_handles(results, arguments);
+        }, nogil);
   m.def("has_key", &has_key);
   m.def("memory_left", &memory_left);
   m.def("fail_allocation", &fail_allocation);

@@ -392,6 +392,23 @@ void for_each_innermost(const at::Tensor& tensor,
 
 void set_unwrapper(Unwrapper unwrapper) { the_unwrapper = unwrapper; }
 
+void share_handles(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> arguments) {
+  for (const at::Tensor& result : results) {
+    c10::TensorImpl* impl = innermost(result).unsafeGetTensorImpl();
+    if (!impl->key_set().has(kLevelKey) || cell_of(*impl) != nullptr) continue;
+    Cell* cell = nullptr;
+    for (const at::Tensor& argument : arguments) {
+      const c10::TensorImpl* other = innermost(argument).unsafeGetTensorImpl();
+      if (cell_of(*other) != nullptr && result.is_alias_of(argument)) cell = cell_of(*other);
+    }
+    if (cell != nullptr) {
+      attach(*impl, c10::intrusive_ptr<Cell>::reclaim_copy(cell));
+    } else {
+      detach(*impl);
+    }
+  }
+}
+
 bool has_key(const at::Tensor& tensor) {
   bool found = false;
   if (!tensor.defined()) return found;

@@ -54,6 +54,9 @@ void for_each_innermost(const at::Tensor& tensor,
 // Says which tensors a subclass of Python's holds. bindings.cpp sets it.
 using Unwrapper = std::vector<at::Tensor> (*)(const at::Tensor&);
 void set_unwrapper(Unwrapper unwrapper);
+// Puts the handle of the argument that it is a view of on each result of an operator that we did not
+// see. See Note [Which key we borrow]: view kernels copy the key, not the handle.
+void share_handles(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> arguments);
 [[nodiscard]] bool has_key(const at::Tensor& tensor);
 // Evicts a level tensor, for tests. False if it is none, is evicted already, or has to stay.
 bool evict(const at::Tensor& tensor);

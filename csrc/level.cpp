@@ -245,6 +245,13 @@ BelowLevels::BelowLevels() : saved_(c10::impl::tls_local_dispatch_key_set()) {
 
 BelowLevels::~BelowLevels() { c10::impl::_force_tls_local_dispatch_key_set(saved_); }
 
+void stay_outside() {
+  auto keys = c10::impl::tls_local_dispatch_key_set();
+  keys.included_ = keys.included_ | kBackendSelect;
+  keys.excluded_ = keys.excluded_ | kLevelKeySet;
+  c10::impl::_force_tls_local_dispatch_key_set(keys);
+}
+
 void check_all() {
   for_each_live_domain([](TensorDomain& domain) {
     for (const Level* level : domain.levels) level->check();

@@ -123,6 +123,9 @@ class BelowLevels {
   c10::impl::LocalDispatchKeySet saved_;
 };
 
+// Until the thread's state is restored (autograd's engine does so for each node), the same.
+void stay_outside();
+
 // Asserts the invariants of every live table; the number of live tables and operations.
 void check_all();
 [[nodiscard]] std::size_t live_levels();

@@ -22,16 +22,27 @@ at::Tensor resolve_neg(const at::Tensor& tensor) {
 
 }  // namespace
 
-void materialize(const at::Tensor& tensor) {
-  for_each_innermost(tensor, [](const at::Tensor& inner) {
-    Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-    if (cell == nullptr) return;
-    const DomainLock lock(cell->level->domain);
-    if (cell->version->resident) return;
-    Version* wanted = cell->version.get();
-    materialize_for(*cell->level, wanted, "materialize(x)");
-  });
+void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
+  std::vector<Cell*> cells;
+  for (const at::Tensor& tensor : tensors) {
+    for_each_innermost(tensor, [&](const at::Tensor& inner) {
+      Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+      if (cell != nullptr) cells.push_back(cell);
+    });
+  }
+  while (!cells.empty()) {  // once for each domain; nearly always there is one
+    Level& level = *cells.front()->level;
+    const DomainLock lock(level.domain);
+    std::vector<Version*> wanted;
+    for (const Cell* cell : cells) {
+      if (cell->level->domain == level.domain) wanted.push_back(cell->version.get());
+    }
+    std::erase_if(cells, [&](const Cell* cell) { return cell->level->domain == level.domain; });
+    materialize_for(level, wanted, reader);
+  }
 }
+
+void materialize(const at::Tensor& tensor) { materialize({&tensor, 1}, "materialize(x)"); }
 
 // See Note [What is asked before bytes are read]
 void register_announcements(std::vector<c10::RegistrationHandleRAII>& handles) {

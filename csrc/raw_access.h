@@ -21,12 +21,14 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <string>
 #include <vector>
 
 namespace rematfn {
 
-// Makes the bytes of a level tensor resident.
+// Makes the bytes of a level tensor resident; of several, which `reader` needs together.
 void materialize(const at::Tensor& tensor);
+void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader);
 
 // Registers the kernels of the operators that decompose above us.
 void register_announcements(std::vector<c10::RegistrationHandleRAII>& handles);

@@ -14,6 +14,7 @@ _C.register_kernels()
 from ._inspect import Stats as Stats  # noqa: E402  (needs the extension)
 from ._inspect import check as check  # noqa: E402
 from ._inspect import materialize as materialize  # noqa: E402
+from ._opaque import opaque as opaque  # noqa: E402
 from ._policy import DTR as DTR  # noqa: E402
 from ._policy import LRU as LRU  # noqa: E402
 from ._policy import ON as ON  # noqa: E402
@@ -39,5 +40,6 @@ __all__ = [
     "Stats",
     "check",
     "materialize",
+    "opaque",
     "remat",
 ]

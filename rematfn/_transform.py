@@ -10,11 +10,13 @@ from collections.abc import Callable
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from torch import nn
+from torch._C._dynamo.eval_frame import set_eval_frame
 
 from . import _C
 from ._budget import Budget, BudgetLike, parse_budget
 from ._inspect import Stats
 from ._level import LevelOptions, call
+from ._opaque import watch_compiler
 from ._policy import ON, Policy
 from ._signature import Signature, signature_of
 
@@ -56,6 +58,17 @@ class Rematted(Generic[P, R]):
         self._measured: dict[Signature, _C.Level] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        watch_compiler()
+        around = set_eval_frame(None)  # a compiler around us is not to compile `f` under a level
+        try:
+            return self._run(args, kwargs)
+        finally:
+            set_eval_frame(around)
+
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+    __call__._torchdynamo_disable_msg = "remat runs its function eagerly"  # type: ignore[attr-defined]
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         budget, measuring = self._resolve(args, kwargs)
         options = LevelOptions(
             score=self.policy.score,

@@ -11,6 +11,7 @@ PUBLIC = {
     # the transform
     "remat",
     "materialize",
+    "opaque",
     "check",
     "Stats",
     # policies

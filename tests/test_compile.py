@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled functions inside of `remat`, and `remat` inside of compiled functions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers import EVERY, EVERYTHING, MODES, PLAIN, Mode, Transform, assert_same_as_eager
+from torch import Tensor, nn
+
+import rematfn
+from rematfn import _C
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns about torch
+
+
+@pytest.fixture(autouse=True)
+def _forget_what_was_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def body(x: Tensor, w: Tensor) -> Tensor:
+    y = (x @ w).sin()
+    z = y.exp() * x
+    return (z @ w.t()).cos() + z[:1]
+
+
+def leaves() -> tuple[Tensor, Tensor]:
+    x = torch.linspace(0.2, 1.1, 16).view(4, 4)
+    return x.requires_grad_(), x.detach().cos().requires_grad_()
+
+
+def opaque(backend: str) -> Any:
+    """Compile `body`, for the oracle too: compiled code may differ from eager in the last bits."""
+    return rematfn.opaque(torch.compile(body, backend=backend))
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    [(b, m) for b in ("eager", "aot_eager") for m in MODES] + [("inductor", EVERY)],
+    ids=lambda p: getattr(p, "name", p),
+)
+def test_a_compiled_function_inside(backend: str, mode: Mode) -> None:
+    """Evicted arguments become resident, in the forward and in the backward pass."""
+    compiled = opaque(backend)
+
+    def run(transform: Transform) -> Any:
+        x, w = leaves()
+
+        def f(x: Tensor, w: Tensor) -> Tensor:
+            return compiled(x.sin(), w.exp()).exp() * compiled(x.cos(), w)
+
+        out = transform(f)(x, w)
+        out.sum().backward()
+        return out, x.grad, w.grad
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
+def test_a_gradient_of_a_compiled_function_within_the_function(mode: Mode) -> None:
+    compiled = opaque("aot_eager")
+
+    def gradient(x: Tensor, w: Tensor) -> Any:
+        out = compiled(x.sin(), w.exp())
+        return out.cos(), torch.autograd.grad(out.exp().sum(), [x, w])
+
+    assert_same_as_eager(lambda transform: transform(gradient)(*leaves()), mode)
+
+
+def test_a_compiled_module_inside(mode: Mode) -> None:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
+    initial = {name: t.clone() for name, t in net.state_dict().items()}
+    compiled = rematfn.opaque(torch.compile(net, backend="aot_eager"))
+
+    def run(transform: Transform) -> Any:
+        net.load_state_dict(initial)
+        net.zero_grad()
+        x, _ = leaves()
+        out = transform(lambda x: compiled(x.sin()).exp())(x)
+        out.sum().backward()
+        state = {name: t.clone() for name, t in net.state_dict().items()}
+        return out, x.grad, state, [p.grad for p in net.parameters()]
+
+    assert_same_as_eager(run, mode)
+
+
+def test_results_that_are_views_of_arguments(mode: Mode) -> None:
+    compiled = rematfn.opaque(torch.compile(lambda x: (x.t(), x[1:] * 2), backend="aot_eager"))
+
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Any:
+            y = x.exp()
+            turned, tail = compiled(y)
+            return turned.sin() * y, tail, turned
+
+        return transform(f)(leaves()[0].detach())
+
+    assert_same_as_eager(run, mode)
+
+
+def test_opaque_code_may_take_addresses(mode: Mode) -> None:
+    root = rematfn.opaque(lambda x: torch.from_numpy(x.numpy() ** 0.5))
+
+    def run(transform: Transform) -> Any:
+        return transform(lambda x: root(x.exp()) * root(x.sin()))(leaves()[0].detach())
+
+    assert_same_as_eager(run, mode)
+
+
+def test_arguments_that_do_not_fit_together_are_refused() -> None:
+    add = rematfn.opaque(lambda *tensors: torch.from_numpy(sum(t.numpy() for t in tensors)))
+    x = leaves()[0].detach()
+    with pytest.raises(rematfn.BudgetError, match="a function made opaque"):
+        rematfn.remat(lambda x: add(x.sin(), x.cos(), x.exp(), x.tan()), budget=3 * x.nbytes)(x)
+    assert _C.stack_depth() == 0
+
+
+@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
+def test_a_compiled_function_around_breaks_its_graph(mode: Mode) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    def run(transform: Transform) -> Any:
+        inner = transform(body)
+        x, w = leaves()
+        counter = CompileCounter()
+
+        @torch.compile(backend=counter)
+        def outer(x: Tensor, w: Tensor) -> Tensor:
+            y = x * 2
+            return inner(y, w) + y
+
+        out = outer(x, w)
+        out.sum().backward()
+        if transform in (rematfn.remat, EVERYTHING):
+            assert counter.frame_count == 2, "before and after; nothing under the level"
+        return out, x.grad, w.grad
+
+    assert_same_as_eager(run, mode)
+
+
+def test_a_full_graph_around_is_refused_with_the_reason() -> None:
+    compiled = torch.compile(lambda x: rematfn.remat(torch.sin)(x) * 2, fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="remat runs its function eagerly"):
+        compiled(torch.ones(3))
+    assert _C.stack_depth() == 0
+
+
+PLAINLY_COMPILED = """
+import torch, rematfn
+f = torch.compile(lambda x: (x @ x).exp(), backend="aot_eager")
+x = torch.eye(4)
+f(x)  # compiled before, outside of any level
+try:
+    rematfn.remat(lambda x: f(x.sin()))(x)
+except Exception as error:
+    assert "rematfn.opaque(torch.compile(f))" in str(error), error
+else:
+    raise AssertionError("compiled code ran under a level")
+"""
+
+
+def test_a_compiled_function_inside_that_is_not_opaque_is_refused() -> None:
+    """In a process of its own: a compilation that fails may leave torch's compiler in pieces."""
+    code = [sys.executable, "-W", "ignore", "-c", PLAINLY_COMPILED]
+    done = subprocess.run(code, capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 0, done.stderr
