@@ -186,6 +186,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_errors", &set_errors);
   m.def("set_inner_tensors", &set_inner_tensors);
   m.def("register_kernels", &register_kernels);
+  m.def("hand_over", [](LevelHandle& handle) { hand_over(handle); }, nogil);
   m.def("seal", [](const at::Tensor& t, LevelHandle& handle) { seal(t, handle.level()); }, nogil);
   m.def("seal_leaf_gradients",
         [](LevelHandle& handle) { seal_leaf_gradients(handle.level()); }, nogil);

@@ -6,6 +6,7 @@
 
 #include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/ops/alias.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -270,6 +271,11 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
 
   variable_list operator()(const variable_list& gradients) override {
     watch_leaves_again(level_->level());
+    // See Note [What is stored away outlives what it was made of]
+    if (!level_->level().active && !torch::autograd::get_current_graph_task_keep_graph()) {
+      torch::autograd::Engine::get_default_engine().queue_callback(
+          [level = level_] { settle(*level); });
+    }
     if (c10::impl::dispatch_mode_enabled()) return gradients;
     variable_list tagged = gradients;
     for (at::Tensor& gradient : tagged) {
@@ -314,6 +320,7 @@ void cut_graph(const at::Tensor& tensor, Level& level) {
   Node* root = root_of(tensor);  // See Note [Reading a graph must not change it]
   if (root == nullptr || !in_region(root->sequence_nr(), level)) return;
   const DomainLock lock(level.domain);
+  level.graph_leaves = true;
   const auto handle = std::make_shared<LevelHandle>(level);
   if (level.visited_nodes.insert(~name_of(*root)).second) {
     root->add_tensor_pre_hook(std::make_unique<OutputSealHook>(*root));

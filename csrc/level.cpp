@@ -192,6 +192,25 @@ void settle(LevelHandle& handle) {
   }
 }
 
+void hand_over(LevelHandle& handle) {
+  Level& level = handle.level();
+  if (level.graph_leaves || level.heir() != nullptr) return;
+  const DomainLock lock(level.domain);
+  std::vector<Ref<Version>> kept;
+  for (Version* v = level.newest; v != nullptr; v = v->previous) {
+    if (v->program && v->readers.empty()) kept.emplace_back(v);
+  }
+  for (const Ref<Version>& version : kept) {
+    Version* wanted = version.get();
+    try {
+      level.domain->materialize({&wanted, 1});
+    } catch (const NoRoom&) {
+      continue;
+    }
+    level.tensor_domain().make_outside(static_cast<TensorVersion&>(*wanted));
+  }
+}
+
 LevelScope::LevelScope(Level& level, bool tagging) : was_tagging_(this_thread.tagging) {
   push(level);
   this_thread.tagging = tagging;

@@ -55,6 +55,7 @@ class Level final : public Table {
   const std::uint64_t first_node;
 
   // boundary.cpp
+  bool graph_leaves = false;  // a result leads back into the level's part of the autograd graph
   std::unordered_set<std::uint64_t> visited_nodes;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
   std::unordered_set<const c10::TensorImpl*> known_leaves;
@@ -87,6 +88,19 @@ void pop_level(LevelHandle& handle);  // See Note [A forked child is under no le
 // After an exception: makes resident what of the level's tensors is still alive, as far as the
 // budget allows, for whoever kept them.
 void settle(LevelHandle& handle);
+// `f` has returned and its results are sealed: gives what else is alive to the caller, if no graph
+// can ask for it.
+// Note [What is stored away outlives what it was made of]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What `f` stores away (an optimiser's moments, the hidden state of an RNN, a cache) is not among its
+// results. It was computed from parameters, buffers and gradients, which the program overwrites
+// between two calls as a matter of course; if it were still evicted then, it could not be had again.
+// We cannot tell it from what autograd has saved, but we know when that is no longer wanted:
+//   - If no result of `f` leads back into the level, as for a whole training step, nothing is saved.
+//     What is alive and read by nothing else that is alive becomes the caller's, as a result would.
+//   - Else it is made resident at the end of the backward that frees the graph, as far as the budget
+//     allows, and no operator of the level comes to evict it.
+void hand_over(LevelHandle& handle);
 
 // For a scope: `level` is on top of this thread's stack, `tagging` or as usual.
 class LevelScope {

@@ -61,6 +61,7 @@ def call(
             raise RuntimeError(f"{options.name}: {_LEGACY_CONSTRUCTOR}") from error
         raise
     seal(level, (result, args, kwargs))  # `x.set_(y)` makes an argument the level's
+    _C.hand_over(level)
     return result
 
 

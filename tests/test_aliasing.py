@@ -1,0 +1,564 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views, writes and shared storages: what aliases what, and who sees which contents.
+
+Every program keeps values from before a write (`old`) and computes with them after it (`late`), so
+that a replay which reads the contents of the wrong time is found out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import Mode, Transform, assert_same_as_eager, scalar
+from torch import Tensor, nn
+
+aten = torch.ops.aten
+Body = Callable[[Tensor], Any]
+
+RECORDED: dict[str, Body] = {}  # run with gradients
+UNRECORDED: dict[str, Body] = {}  # autograd forbids these writes, or knows no gradient
+COMPLEX: dict[str, Body] = {}
+
+
+def body(table: dict[str, Body]) -> Callable[[Body], Body]:
+    def add(f: Body) -> Body:
+        table[f.__name__.replace("_", " ").strip()] = f
+        return f
+
+    return add
+
+
+# --- views of views, and outputs that share a storage -----------------------------------------
+
+
+@body(RECORDED)
+def views_of_views(x: Tensor) -> Any:
+    a = x.sin().view(2, 12).t()[2:8].unsqueeze(0).expand(3, 6, 2)[1].t()
+    return a[0].cos(), a.flatten()[::3].exp()
+
+
+@body(RECORDED)
+def write_into_a_view_of_an_evicted_base(x: Tensor) -> Any:
+    base = x * 3
+    z = (x.cos() @ x.t()).sum()  # base is evicted meanwhile
+    view, strided = base[1:3].t(), base.view(-1)[::3]
+    view.mul_(0.5)
+    strided.add_(1)
+    return base.sin(), view.cos(), z
+
+
+@body(UNRECORDED)
+def write_into_one_output_of_split(x: Tensor) -> Any:
+    y = x.exp()
+    old = y * 2
+    for k, part in enumerate(y.split(2, 1)):
+        part.mul_(k + 1)
+    return y, old + 1
+
+
+@body(UNRECORDED)
+def write_into_one_output_of_unbind_and_chunk(x: Tensor) -> Any:
+    y = x.exp()
+    old = y * 2
+    a, b, c, _ = y.unbind(0)
+    a.add_(1)
+    b.copy_(a)
+    late = old + 1
+    left, middle, _ = y.chunk(3, 1)
+    middle.zero_()
+    return y, late, left * 2, a + b, c
+
+
+@body(RECORDED)
+def write_into_an_output_of_unsafe_split(x: Tensor) -> Any:
+    first, second, third = torch.unsafe_split(x.exp(), 2, 1)
+    first.mul_(2)
+    parts = torch.unsafe_chunk(x.cos(), 2, 0)
+    parts[1].mul_(parts[0])
+    return first.sin(), second.cos() * first, third, [p.sin() for p in parts]
+
+
+@body(RECORDED)
+def unannotated_alias(x: Tensor) -> Any:
+    y = aten._unsafe_view(x.sin(), (6, 4))
+    z = y * 2
+    y.mul_(3)
+    return z.cos(), y.sin()
+
+
+@body(UNRECORDED)
+def aliases_of_reshape(x: Tensor) -> Any:
+    y = x.sin()
+    a = y.reshape(6, 4)
+    same = a.contiguous().to(torch.float32)
+    flat = aten._reshape_alias(y, (24,), (1,))
+    old = y * 2
+    flat.mul_(2)
+    return old + same.reshape(4, 6), same * 1, flat.cos(), a is same
+
+
+@body(UNRECORDED)
+def views_that_outlive_their_base(x: Tensor) -> Any:
+    y = x.sin()
+    row, tail = y[1], y.view(-1)[3:]
+    del y
+    z = (x.cos() @ x.t()).exp()
+    row.add_(1)
+    return row * 2, tail, z
+
+
+@body(RECORDED)
+def assignment_to_slices(x: Tensor) -> Any:
+    y = x.sin()
+    y.select(0, 1).fill_(3.0)
+    y[2] = y[0]
+    y.diagonal().mul_(2)
+    y[:, ::2] = x[:, 1::2]
+    return y * x
+
+
+@body(RECORDED)
+def overlapping_strides_are_read(x: Tensor) -> Any:
+    y = x.sin()
+    wide, strided, windows = y.expand(3, 4, 6), y.as_strided((4, 4), (6, 1), 2), y.unfold(1, 3, 1)
+    return wide.sum(0), wide * x, strided.cos(), windows.sum(-1), wide
+
+
+@body(UNRECORDED)
+def overlapping_strides_are_written(x: Tensor) -> Any:
+    y = x.sin()
+    rows = y.as_strided((5, 4), (3, 1))
+    rows.zero_()
+    old = y * 2
+    rows[1].fill_(3)
+    return old, y
+
+
+@body(UNRECORDED)
+def views_of_another_dtype(x: Tensor) -> Any:
+    y = x.sin()
+    half = y.half()
+    old = y * 2
+    half.view(torch.int16).add_(1)
+    torch.view_as_complex(y.view(4, 3, 2)).mul_(1j)
+    return y * 1, half, old + 1
+
+
+@body(COMPLEX)
+def conj_and_neg_views(z: Tensor) -> Any:
+    y = z.sin()
+    old = y * 2
+    conj, neg = y.conj(), torch._neg_view(y.real)
+    conj.mul_(2j)
+    conj.imag.add_(1)
+    late = old + 1
+    neg.add_(1)
+    inner = y.mH @ conj
+    return y, conj, late, neg, inner, conj.resolve_conj(), neg.resolve_neg(), torch.view_as_real(y)
+
+
+# --- out=, lists, writers -------------------------------------------------------------------------
+
+
+@body(UNRECORDED)
+def out_arguments(x: Tensor) -> Any:
+    y = x.sin()
+    old = y * 2
+    torch.cumsum(y, 0, out=y)
+    torch.neg(y[:2].t().contiguous(), out=y[:2].t())
+    wide = torch.ones(4, 6, dtype=torch.float64)
+    torch.add(x, 1, out=wide)
+    base = torch.zeros(6, 8)
+    torch.sin(x, out=base[1:5, 1:7])
+    seen = base * 2
+    torch.cos(x, out=base[1:5, 2:8])
+    return y, old + 1, wide, seen, base
+
+
+@body(UNRECORDED)
+def out_arguments_that_are_resized(x: Tensor) -> Any:
+    out, values, indices = torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.long)
+    torch.mul(x, 2, out=out)
+    old = out.sin()
+    torch.exp(x[:2], out=out.resize_(0))
+    torch.max(x, 0, out=(values, indices))
+    drawn = torch.rand(4, out=torch.empty(0))
+    torch.arange(5, out=(numbers := torch.empty(0)))
+    return old + 1, out, values, indices, drawn * 2, numbers
+
+
+@body(UNRECORDED)
+def lists_of_tensors(x: Tensor) -> Any:
+    y = [x.sin(), x.cos(), x[0].exp()]
+    old = [t * 2 for t in y]
+    torch._foreach_add_(y, 1.0)
+    torch._foreach_mul_(y, [1.0, 2.0, 3.0])
+    torch._foreach_addcdiv_(y, old, [t.abs() + 1 for t in old], 0.5)
+    norms = torch._foreach_norm(y)
+    torch._foreach_sqrt_([t.abs_() for t in y])
+    torch._foreach_copy_(old[:2], y[:2])
+    torch._foreach_clamp_min_(y, 0.3)
+    torch._foreach_add_(y, torch.tensor(2.0))
+    torch._foreach_lerp_(y, [t + 1 for t in y], 0.5)
+    torch._foreach_zero_(y[:1])
+    return y, old, norms
+
+
+@body(UNRECORDED)
+def lists_with_aliases(x: Tensor) -> Any:
+    y = x.sin()
+    old = y * 2
+    torch._foreach_add_([y[:2], y[1:3]], [x[:2], x[:2]])
+    torch._foreach_mul_([y, y], 2.0)
+    return y, old + 1
+
+
+@body(UNRECORDED)
+def writers_of_all_kinds(x: Tensor) -> Any:
+    y, index = x.sin(), torch.tensor([0, 2])
+    old = y * 2
+    y.index_copy_(0, index, x[:2]).index_fill_(1, index, 3.0)
+    y.put_(torch.tensor([0, 5]), torch.tensor([1.0, 2.0])).masked_scatter_(y > 0.5, x)
+    y.scatter_reduce_(1, x.argsort(1), x, "amax").fill_diagonal_(4).tril_().clamp_(-1, 2)
+    kept = y * 3
+    y.random_(3).add_(y.uniform_()).bernoulli_(x.sigmoid())
+    y += y.t().reshape(4, 6) * 0.5
+    y **= 2
+    whole = (y * 10).long()
+    whole <<= 1
+    whole ^= 5
+    return y, old + 1, kept, whole, (whole > 3).logical_not_()
+
+
+@body(RECORDED)
+def activations_in_place(x: Tensor) -> Any:
+    f = nn.functional
+    y = f.relu(x.sin() + 0.5, inplace=True)
+    z = f.dropout(y * 2, 0.5, inplace=True)
+    w = f.leaky_relu_(z * x)
+    return y, z, w, f.silu(w * 2, inplace=True), f.hardtanh_(w * 3)
+
+
+# --- metadata and storages that change under a tensor ----------------------------------------
+
+
+@body(RECORDED)
+def metadata_in_place(x: Tensor) -> Any:
+    y = x * 3
+    old = y * 2
+    a = y.unsqueeze_(0) + 1
+    b = y.squeeze_(0).t_() * 5
+    c = y.transpose_(0, 1).swapdims_(0, 1) * 1
+    y.swapaxes_(0, 1)
+    return old, a, b, c, y
+
+
+@body(UNRECORDED)
+def as_strided_in_place(x: Tensor) -> Any:
+    y = x.sin()
+    old = y * 2
+    y.as_strided_((3, 2), (6, 1), 1)
+    a = y + 1
+    y.mul_(3)
+    return old + 1, a, y
+
+
+@body(UNRECORDED)
+def resize_smaller_and_back(x: Tensor) -> Any:
+    y = x.sin()
+    old, row = y * 2, y[1:]
+    y.resize_(2, 3)
+    a = y + 1
+    y.mul_(2)
+    y.resize_(4, 6)[1:].fill_(1)
+    row.mul_(3)
+    return old + 1, a, y, row
+
+
+@body(UNRECORDED)
+def resize_larger(x: Tensor) -> Any:
+    y = x.sin()
+    old, flat = y * 2, y.view(-1)
+    y.resize_(8, 6)[4:].fill_(1)
+    return old + 1, y.cos(), y, flat * 2
+
+
+@body(UNRECORDED)
+def set_to_another_intermediate(x: Tensor) -> Any:
+    y, z = x.sin(), x.cos()
+    old = y * 2
+    y.set_(z)
+    y.mul_(2)
+    late = old + 1
+    z.set_()
+    return y, late, z.numel()
+
+
+@body(UNRECORDED)
+def set_to_an_argument_and_back(x: Tensor) -> Any:
+    y = x.sin()
+    old = y * 2
+    y.set_(x)
+    y.mul_(2)
+    late = old + 1
+    x.set_(x.cos())
+    x.mul_(2)
+    return y + 1, late, x + 1
+
+
+@body(UNRECORDED)
+def set_to_a_storage(x: Tensor) -> Any:
+    """What is made over a bare storage is one more tensor of its cell."""
+    y = x.sin()
+    z = y.cos()
+    other = torch.empty(0).set_(y.untyped_storage(), 2, (3, 4), (4, 1))
+    old = y * 2
+    other.add_(1)
+    return y * 1, other.exp(), old + 1, z
+
+
+@body(UNRECORDED)
+def set_to_a_storage_that_is_all_there_is(x: Tensor) -> Any:
+    storage = x.sin().untyped_storage()
+    z = x.cos() * 2
+    return torch.empty(0).set_(storage, 0, (4, 6)) * z
+
+
+@body(UNRECORDED)
+def data_is_read_and_replaced(x: Tensor) -> Any:
+    y = x.sin()
+    old = y * 2
+    y.data.mul_(2)
+    late = old + 1
+    y.data = x.cos()
+    a = y * 3
+    y.data.zero_()
+    return late, a, y + 1, y
+
+
+@body(RECORDED)
+def data_is_replaced_while_recorded(x: Tensor) -> Any:
+    y = x.sin()
+    z = y * y
+    y.data = y.data * 2
+    w = y * 3
+    y.data[0] = 5  # autograd saved this very tensor's contents elsewhere
+    return z.sum(), w, y * 1
+
+
+@body(RECORDED)
+def detach_in_place_and_require_again(x: Tensor) -> Any:
+    y = x.sin()
+    z = y * 3
+    y.detach_()
+    w = y * x
+    y.requires_grad_()
+    (g,) = torch.autograd.grad((y * y).sum(), y)
+    return z, w, g, y.detach()
+
+
+@body(RECORDED)
+def leaves_made_inside(x: Tensor) -> Any:
+    y = x.sin().detach().requires_grad_()
+    (y * y).sum().backward()
+    g, y.grad = y.grad, None
+    kept = x.sin()
+    kept.retain_grad()
+    (kept * kept).sum().backward(retain_graph=True)
+    return (y.cos() * x).sum(), g, g * 2, kept.grad * 2
+
+
+@body(UNRECORDED)
+def swap_tensors(x: Tensor) -> Any:
+    a, b, made_outside = x.sin(), x.cos(), x.clone()
+    old = a * 2, b * 2
+    torch.utils.swap_tensors(a, b)
+    late = a + 1
+    a.mul_(2)
+    torch.utils.swap_tensors(x, made_outside)
+    x.mul_(3)
+    return a, b, late, old, x + 1, made_outside
+
+
+# --- unusual tensors --------------------------------------------------------------------------
+
+
+@body(RECORDED)
+def numbers_of_no_dimension(x: Tensor) -> Any:
+    y = x.sin()
+    total, double, whole = y.sum(), torch.tensor(2.0, dtype=torch.float64), torch.tensor(3)
+    products = y * total, y * double, whole * 0.5 * y, total * double, y + True, y.half() * double
+    powers = y**2, 2**y, torch.where(y > 0, 1.0, 0)
+    integers = (y * 100).to(torch.int8), (y * 100).int()
+    return products, powers, [(i * 2.5, i / 2, i // torch.tensor(2.0), 1 - i) for i in integers]
+
+
+@body(RECORDED)
+def tensors_of_no_elements(x: Tensor) -> Any:
+    none = x[:0].sin()
+    none.mul_(2)
+    all_of_it = torch.cat([none, x.cos()])
+    grown = torch.empty(0).resize_(2).fill_(1)
+    (x * 2)[:, 6:].copy_(x[:, 6:])
+    return none, all_of_it, none.sum(0), none.view(0, 3, 2), grown, none.t() @ none
+
+
+def leaf(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(4, 6, dtype=dtype, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("f", RECORDED.values(), ids=RECORDED.keys())
+def test_with_gradients(f: Body, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = leaf().requires_grad_()
+        torch.manual_seed(7)
+        out = transform(f)(x)
+        return out, torch.autograd.grad(scalar(out), x), torch.rand(2)
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("f", UNRECORDED.values(), ids=UNRECORDED.keys())
+def test_without_gradients(f: Body, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = leaf()
+        torch.manual_seed(7)
+        return transform(f)(x), x, torch.rand(2)
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("f", COMPLEX.values(), ids=COMPLEX.keys())
+def test_complex(f: Body, mode: Mode) -> None:
+    assert_same_as_eager(lambda transform: transform(f)(leaf(torch.complex64)), mode)
+
+
+REFUSED: dict[str, Body] = {
+    "a write into an expanded tensor": lambda x: x.sin()[:, :1].expand(4, 6).mul_(2),
+    "a write into one of several views": lambda x: x.sin().unbind(0)[0].mul_(2),
+    "a write into a leaf": lambda x: x.mul_(2),
+    "out= that requires grad": lambda x: torch.mul(x, 2, out=x.sin()),
+}
+
+
+@pytest.mark.parametrize("f", REFUSED.values(), ids=REFUSED.keys())
+def test_what_torch_refuses_is_refused_alike(f: Body, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = leaf().requires_grad_()
+        try:
+            transform(f)(x).sum().backward()
+        except RuntimeError as error:
+            return type(error).__name__, str(error).split(";")[0][:80]
+        raise AssertionError("not refused")
+
+    assert_same_as_eager(run, mode)
+
+
+def test_a_write_into_what_autograd_saved_is_refused_in_the_backward(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Tensor:
+            y = x.exp()
+            z = y * y
+            y.add_(1)
+            return z
+
+        x = leaf().requires_grad_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            transform(f)(x).sum().backward()
+        return x.grad
+
+    assert_same_as_eager(run, mode)
+
+
+# --- storages shared with the outside -------------------------------------------------------------
+
+
+def test_an_argument_that_shares_its_bytes_with_an_array(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        array = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
+
+        def f(x: Tensor) -> Any:
+            old = x.sin()
+            x.mul_(2)
+            late = old + 1
+            x[0].zero_()
+            return late, x.cos()
+
+        return transform(f)(torch.from_numpy(array)), array.tolist()
+
+    assert_same_as_eager(run, mode)
+
+
+def test_a_parameter_that_is_read_and_written_through_its_aliases(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        layer = nn.Linear(4, 4)
+        tied, flat = layer.weight.detach(), layer.weight.view(-1)
+
+        def f(x: Tensor) -> Any:
+            old = (layer.weight * 2).detach()
+            before = layer(x).detach()
+            with torch.no_grad():
+                tied.mul_(0.5)
+                layer.weight[0] += 1
+                layer.weight.data[1] = 0
+                flat[-1] = 9
+                layer.bias.copy_(x[0])
+            return before, old + 1, layer(x).detach(), tied * 1
+
+        return transform(f)(torch.randn(2, 4)), list(layer.parameters()), tied
+
+    assert_same_as_eager(run, mode)
+
+
+def test_a_parameter_whose_data_is_replaced_inside(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        layer, x = nn.Linear(4, 4), torch.randn(2, 4)
+
+        def f(x: Tensor) -> Tensor:
+            before, kept = layer(x), layer.weight.data
+            layer.weight.data = (kept * 2).sin()
+            between = layer(x)
+            layer.weight.data = kept
+            return before + between
+
+        g = transform(f)
+        g(x).sum().backward()
+        with torch.no_grad():
+            layer.weight.data = layer.weight.data * 2
+        g(x).sum().backward()
+        return list(layer.parameters()), [p.grad for p in layer.parameters()]
+
+    assert_same_as_eager(run, mode)
+
+
+def test_parameters_made_on_the_first_call(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.LazyLinear(5), nn.SiLU(), nn.LazyLinear(2))
+        g, x = transform(lambda x: net(x).square().sum()), torch.randn(3, 4)
+        for _ in range(2):
+            g(x).backward()
+        with torch.no_grad():
+            return [p * 1 for p in net.parameters()], [p.grad * 1 for p in net.parameters()]
+
+    assert_same_as_eager(run, mode)
+
+
+def test_results_that_alias_each_other_still_do(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Any:
+            y = x.sin()
+            return y, y, y[1:], y.t(), (y * 2).cos()
+
+        results = transform(f)(leaf())
+        results[2].mul_(2)
+        results[3][0] = 7
+        return results, results[0] is results[1]
+
+    assert_same_as_eager(run, mode)
