@@ -3,6 +3,8 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <vector>
@@ -43,14 +45,22 @@ class Listener final : public c10::OpRegistrationListener {
   void onOperatorDeregistered(const c10::OperatorHandle&) override { end_operator_generation(); }
 };
 
-// See Note [Which key we borrow]: a default kernel beats a fallback on our key, unless the operator
-// decomposes anyway.
+constexpr std::array kBackends{c10::DispatchKey::CPU,  c10::DispatchKey::CUDA,
+                               c10::DispatchKey::HIP,  c10::DispatchKey::XPU,
+                               c10::DispatchKey::MPS,  c10::DispatchKey::PrivateUse1};
+
+// See Note [Which key we borrow]: a default kernel beats a fallback on our key. An operator that
+// decomposes anyway is left to do so, unless some backend has a kernel for it nevertheless: the
+// decomposition would give other bits than that kernel (silu_backward).
 bool needs_kernel_of_its_own(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  return (op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-          op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)) &&
-         !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
-         !op.hasKernelForDispatchKey(kLevelKey);
+  const auto has = [&](DispatchKey key) { return op.hasKernelForDispatchKey(key); };
+  if (has(kLevelKey)) return false;
+  if (has(DispatchKey::CompositeImplicitAutograd)) {
+    return std::any_of(kBackends.begin(), kBackends.end(), has);
+  }
+  return has(DispatchKey::CompositeExplicitAutograd) ||
+         has(DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
 void register_operators(const std::vector<c10::OperatorName>& names) {

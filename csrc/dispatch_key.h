@@ -12,8 +12,8 @@
 // unwrap above us.
 //
 // Three consequences, dealt with where they bite:
-//   - It is one of autograd's "other backends", so an operator's CompositeExplicit kernel beats a
-//     fallback; such operators get our kernel one by one (boxed_kernel.cpp).
+//   - It is one of autograd's "other backends", so an operator's composite kernel beats a fallback;
+//     an operator that no backend would decompose gets our kernel by itself (boxed_kernel.cpp).
 //   - BackendSelect, which is above us, recomputes the key set of factories and so loses the
 //     thread's included keys; it is not included while a level is active (level.cpp).
 //   - View kernels copy a tensor's key set but not its backend meta, where our handle sits; the
