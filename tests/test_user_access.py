@@ -134,19 +134,24 @@ def inside(access: Access, transform: Transform) -> Any:
     return transform(f)(start())
 
 
-def after(access: Access, transform: Transform) -> Any:
+def after(access: Access, transform: Transform, requires_grad: bool = False) -> Any:
     """Access what has left through a side effect, when the level is gone."""
     kept: list[Tensor] = []
 
     def f(x: Tensor) -> Tensor:
-        kept.append(x.sin())
+        kept.append(x.sin().detach())
         return x.cos()
 
-    out = transform(f)(start())
+    out = transform(f)(start().requires_grad_(requires_grad))
     return access(kept[0]), out
 
 
-PLACES: list[Callable[[Access, Transform], Any]] = [inside, after]
+def between(access: Access, transform: Transform) -> Any:
+    """The same before the backward, which may still want what is evicted."""
+    return after(access, transform, requires_grad=True)
+
+
+PLACES: list[Callable[[Access, Transform], Any]] = [inside, after, between]
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
@@ -168,7 +173,18 @@ def test_an_access_behind_the_dispatcher_works_on_a_resident_tensor(
     assert_same_as_eager(lambda transform: place(resident, transform), mode)
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+@pytest.mark.parametrize(
+    "access",
+    [*NEEDS_MATERIALIZE.values(), *STORAGE.values()],
+    ids=[*NEEDS_MATERIALIZE.keys(), *STORAGE.keys()],
+)
+def test_it_just_works_on_what_was_stored_away_by_a_function_without_a_graph(
+    access: Access, mode: Mode
+) -> None:
+    assert_same_as_eager(lambda transform: after(access, transform), mode)
+
+
+@pytest.mark.parametrize("place", [inside, between], ids=lambda place: place.__name__)
 @pytest.mark.parametrize("access", NEEDS_MATERIALIZE.values(), ids=NEEDS_MATERIALIZE.keys())
 def test_the_same_access_on_an_evicted_tensor_says_what_to_call(
     access: Access, place: Callable[[Access, Transform], Any]
@@ -185,7 +201,7 @@ def test_a_tensor_made_over_the_storage_finds_its_cell_inside(access: Access, mo
 @pytest.mark.parametrize("access", STORAGE.values(), ids=STORAGE.keys())
 def test_a_tensor_made_over_the_storage_of_an_escaped_one_says_what_to_call(access: Access) -> None:
     with pytest.raises(RuntimeError, match=EVICTED):
-        after(access, EVERYTHING)
+        between(access, EVERYTHING)
 
 
 LEGACY: dict[str, Access] = {
