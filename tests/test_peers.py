@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hazards of checkpointing by running the function again, and what becomes of them under `remat`.
+
+Each test shows first what `torch.utils.checkpoint` (non-reentrant) does, so that the day on which
+torch does otherwise is noticed, and then that `remat` gives the bits of the function itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import EVERYTHING, MODES, Mode, Transform, difference, untransformed
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError, checkpoint
+
+import rematfn
+
+
+def checkpointed(f: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: checkpoint(f, *args, use_reentrant=False)
+
+
+def agree(run: Callable[[Transform], list[Any]], transform: Transform) -> bool:
+    actual, expected = run(transform), run(untransformed)
+    return not any(difference(a, e) for a, e in zip(actual, expected, strict=True))
+
+
+@pytest.fixture(params=MODES, ids=lambda mode: mode.name)
+def exact(request: pytest.FixtureRequest) -> Callable[[Callable[[Transform], list[Any]]], bool]:
+    """Whether `run` under a mode gives what it gives untransformed."""
+    mode: Mode = request.param
+
+    def same(run: Callable[[Transform], list[Any]]) -> bool:
+        actual, expected = mode(run), run(untransformed)
+        return not any(difference(a, e) for a, e in zip(actual, expected, strict=True))
+
+    return same
+
+
+Exact = Callable[[Callable[[Transform], list[Any]]], bool]
+
+
+def backward(f: Callable[..., Tensor], transform: Transform) -> Tensor:
+    torch.manual_seed(3)
+    x = torch.randn(6, 5, requires_grad=True)
+    transform(f)(x).square().sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+def batch_norm(transform: Transform) -> list[Any]:
+    norm = nn.BatchNorm1d(5)
+    grad = backward(lambda x: norm(x.sin()).exp(), transform)
+    return [grad, *norm.buffers()]
+
+
+def test_batch_norm_statistics_are_updated_once(exact: Exact) -> None:
+    assert int(batch_norm(checkpointed)[3]) == 2  # num_batches_tracked
+    assert not agree(batch_norm, checkpointed)
+    assert exact(batch_norm)
+
+
+def own_generator(transform: Transform) -> list[Any]:
+    generator = torch.Generator().manual_seed(5)
+
+    def f(x: Tensor) -> Tensor:
+        return x.exp() * torch.bernoulli(torch.full_like(x, 0.5), generator=generator)
+
+    return [backward(f, transform), generator.get_state()]
+
+
+def test_a_generator_of_the_user_draws_the_same_mask(exact: Exact) -> None:
+    assert not agree(own_generator, checkpointed)
+    assert exact(own_generator)
+
+
+def side_effect(transform: Transform) -> list[Any]:
+    calls: list[int] = []
+
+    def f(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x.sin().exp()
+
+    return [backward(f, transform), len(calls)]
+
+
+def test_python_side_effects_happen_once(exact: Exact) -> None:
+    assert side_effect(checkpointed)[1] == 2
+    assert exact(side_effect)
+
+
+def changing_control_flow(transform: Transform) -> list[Any]:
+    state = {"training": True}
+
+    def f(x: Tensor) -> Tensor:
+        return (x.sin() if state["training"] else x.cos()).exp()
+
+    torch.manual_seed(3)
+    x = torch.randn(6, 5, requires_grad=True)
+    out = transform(f)(x).sum()
+    state["training"] = False
+    out.backward()
+    return [x.grad]
+
+
+def test_control_flow_that_depends_on_python_state(exact: Exact) -> None:
+    assert not agree(changing_control_flow, checkpointed)
+    assert exact(changing_control_flow)
+
+
+def changing_length(transform: Transform) -> list[Any]:
+    depth = [3]
+
+    def f(x: Tensor) -> Tensor:
+        for _ in range(depth[0]):
+            x = x.sin()
+        return x
+
+    torch.manual_seed(3)
+    x = torch.randn(6, 5, requires_grad=True)
+    out = transform(f)(x).sum()
+    depth[0] = 2
+    out.backward()
+    return [x.grad]
+
+
+def test_another_number_of_operators(exact: Exact) -> None:
+    with pytest.raises(CheckpointError):
+        changing_length(checkpointed)
+    assert exact(changing_length)
+
+
+def noise_saved_before_it_was_drawn(transform: Transform) -> list[Any]:
+    rrelu = nn.RReLU(0.1, 0.9)
+    return [backward(lambda x: rrelu(x.sin()), transform)]
+
+
+def test_rrelu_saves_its_noise_before_it_is_drawn(exact: Exact) -> None:
+    assert not agree(noise_saved_before_it_was_drawn, checkpointed)
+    assert exact(noise_saved_before_it_was_drawn)
+
+
+def writes_into_its_argument(transform: Transform) -> list[Any]:
+    torch.manual_seed(3)
+    leaf = torch.randn(6, 5, requires_grad=True)
+    transform(lambda x: x.mul_(2).sin())(leaf * 1).sum().backward()
+    return [leaf.grad]
+
+
+def test_a_write_into_the_argument(exact: Exact) -> None:
+    """Run again, the function writes into it again; autograd finds it changed."""
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        writes_into_its_argument(checkpointed)
+    assert exact(writes_into_its_argument)
+
+
+def counted_in_a_buffer(transform: Transform) -> list[Any]:
+    steps = torch.zeros(())
+
+    def f(x: Tensor) -> Tensor:
+        steps.add_(1)
+        return (x * steps.clone()).exp()
+
+    return [backward(f, transform), steps]
+
+
+def test_a_buffer_that_the_function_writes(exact: Exact) -> None:
+    assert not agree(counted_in_a_buffer, checkpointed)
+    assert exact(counted_in_a_buffer)
+
+
+def overwritten(transform: Transform) -> list[Any]:
+    """Autograd saves the exponential alone; a recomputation reads `w`."""
+    torch.manual_seed(3)
+    x, w = torch.randn(6, 5, requires_grad=True), torch.randn(6, 5)
+    out = transform(lambda x: (x + w).exp().sum())(x)
+    w.mul_(0.5)
+    out.backward()
+    return [x.grad]
+
+
+def test_a_captured_tensor_that_is_overwritten_before_the_backward() -> None:
+    """The one hazard that no replay survives: silently wrong there, an error here."""
+    assert not agree(overwritten, checkpointed)
+    assert agree(overwritten, rematfn.remat)  # nothing was evicted
+    with pytest.raises(rematfn.ReplayError, match="overwritten"):
+        overwritten(EVERYTHING)
+
+
+REFUSED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "grad": torch.func.grad,
+    "vjp": lambda f: lambda x: torch.func.vjp(f, x)[1](torch.ones(()))[0],
+    "jacrev": torch.func.jacrev,
+    "hessian": torch.func.hessian,
+    "vmap of grad": lambda f: torch.func.vmap(torch.func.grad(f)),
+}
+
+
+@pytest.mark.parametrize("transform", REFUSED.values(), ids=REFUSED.keys())
+def test_transforms_of_torch_func(
+    transform: Callable[[Callable[..., Any]], Callable[..., Any]], exact: Exact
+) -> None:
+    def run(around: Transform) -> list[Any]:
+        x = torch.linspace(0.1, 1, 12).view(3, 4)
+        return [transform(around(lambda x: x.sin().exp().prod()))(x)]
+
+    with pytest.raises(RuntimeError, match="saved tensor hooks"):
+        run(checkpointed)
+    assert exact(run)
