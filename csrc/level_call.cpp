@@ -124,14 +124,16 @@ Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, Arg
 
 void mark_writes(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments,
                  FoundTensors& found) {
-  if (facts.writes.empty()) return;
-  if (facts.training_argument >= 0) {
-    const c10::IValue& training = arguments[facts.training_argument];
-    if (training.isBool() && !training.toBool()) return;
-  }
+  if (facts.writes.empty() && facts.training_writes.empty()) return;
+  const bool training = facts.training_argument >= 0 &&
+                        arguments[facts.training_argument].isBool() &&
+                        arguments[facts.training_argument].toBool();
+  const auto contains = [](const auto& positions, std::uint16_t position) {
+    return std::find(positions.begin(), positions.end(), position) != positions.end();
+  };
   for (FoundTensor& f : found) {
-    f.written =
-        std::find(facts.writes.begin(), facts.writes.end(), f.position) != facts.writes.end();
+    f.written = contains(facts.writes, f.position) ||
+                (training && contains(facts.training_writes, f.position));
   }
 }
 

@@ -21,15 +21,20 @@ std::atomic<std::uint64_t> generation{0};
 // their schemas say nothing of it. Replaying one as it is recorded would move the statistics twice.
 // Of the operators torch tests on a CPU, native_batch_norm is the only such one; the others are its
 // siblings on other backends and for synchronised batch norm.
+//
+// The schema of rrelu_with_noise does mention that it writes its noise. But in eval it does not, and
+// the noise stays what `empty` left there, which no replay would give again.
 struct HiddenWrite {
   std::string_view name;
   std::array<std::uint8_t, 2> arguments;
   int training_argument;
 };
-constexpr std::array<HiddenWrite, 6> kHiddenWrites{{
+constexpr std::array<HiddenWrite, 8> kHiddenWrites{{
     {"aten::native_batch_norm", {3, 4}, 5},
     {"aten::cudnn_batch_norm", {3, 4}, 5},
     {"aten::miopen_batch_norm", {3, 4}, 5},
+    {"aten::rrelu_with_noise", {1, 1}, 4},
+    {"aten::rrelu_with_noise_", {1, 1}, 4},
     {"aten::batch_norm_update_stats", {1, 2}, -1},
     {"aten::batch_norm_gather_stats", {3, 4}, -1},
     {"aten::batch_norm_gather_stats_with_counts", {3, 4}, -1},
@@ -134,8 +139,13 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   // See Note [Writes that schemas do not mention]
   for (const HiddenWrite& hidden : kHiddenWrites) {
     if (hidden.name != name) continue;
-    facts.writes.append(hidden.arguments.begin(), hidden.arguments.end());
     facts.training_argument = hidden.training_argument;
+    auto& writes = hidden.training_argument < 0 ? facts.writes : facts.training_writes;
+    for (const std::uint8_t argument : hidden.arguments) {
+      facts.writes.erase(std::remove(facts.writes.begin(), facts.writes.end(), argument),
+                         facts.writes.end());
+      writes.push_back(argument);
+    }
   }
   if (facts.changes_metadata) facts.writes.clear();
   // See Note [Uninitialised memory is kept]

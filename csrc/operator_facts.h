@@ -15,7 +15,8 @@ enum class Work : std::uint8_t { kBytes, kMatmul, kConvolution, kConvolutionBack
 
 struct OperatorFacts {
   c10::SmallVector<std::uint8_t, 2> writes;  // arguments whose contents change
-  int training_argument = -1;     // the writes happen only if this argument is true
+  c10::SmallVector<std::uint8_t, 2> training_writes;  // the same, if `training_argument` is true
+  int training_argument = -1;
   bool is_view = false;           // every output is an alias, nothing is written: no bytes touched
   bool announces_read = false;    // whoever calls it is about to read the bytes by address
   bool announces_address = false;  // and may keep that address
