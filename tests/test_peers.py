@@ -135,7 +135,13 @@ def test_another_number_of_operators(exact: Exact) -> None:
 
 def noise_saved_before_it_was_drawn(transform: Transform) -> list[Any]:
     rrelu = nn.RReLU(0.1, 0.9)
-    return [backward(lambda x: rrelu(x.sin()), transform)]
+    torch.use_deterministic_algorithms(
+        True
+    )  # fills raw memory, so that the peer's luck is the same
+    try:
+        return [backward(lambda x: rrelu(x.sin()), transform)]
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_rrelu_saves_its_noise_before_it_is_drawn(exact: Exact) -> None:
