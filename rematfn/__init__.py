@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory budgets for PyTorch, as function transforms."""
 
-from . import _compat, _subclasses
+from . import _compat
 from ._errors import BudgetError as BudgetError
 from ._errors import RematError as RematError
 from ._errors import ReplayError as ReplayError
 
 _C = _compat.load_extension()
+
+from . import _subclasses  # noqa: E402  (needs torch)
+
 _C.set_errors(BudgetError, ReplayError)
 _C.set_inner_tensors(_subclasses.inner_tensors)
 _C.register_kernels()
