@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "call.h"
+#include "kernels_above.h"
 #include "level_call.h"
 #include "raw_access.h"
 
@@ -79,6 +80,10 @@ void register_operators(const std::vector<c10::OperatorName>& names) {
       continue;
     }
     if (!needs_kernel_of_its_own(*op)) continue;
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+      // AutogradOther stands for other backends, and could not choose between them and ours.
+      pin_kernel(*op, c10::DispatchKey::AutogradOther, registrations().handles);
+    }
     registrations().handles.push_back(
         dispatcher.registerImpl(name, kLevelKey,
                                 c10::KernelFunction::makeFromBoxedFunction<&level_kernel>(),
@@ -96,6 +101,13 @@ void run_on_shapes(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) {
+  govern(op, keys, stack);
+}
+
+}  // namespace
+
+void govern(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
+            const c10::SafeKernelFunction* kernel) {
   const BelowLevels below;
   if (registrations().any_pending.load(std::memory_order_relaxed)) register_new_operators();
   const std::size_t count = op.schema().arguments().size();
@@ -105,7 +117,7 @@ void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     Arguments kind = Arguments::kPlain;
     Level* level = find_level(arguments, found, kind);
     if (kind == Arguments::kAbstract) {
-      run_on_shapes(op, stack);
+      kernel == nullptr ? run_on_shapes(op, stack) : kernel->callBoxed(op, keys, stack);
       return;
     }
     if (level == nullptr) {
@@ -114,18 +126,17 @@ void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
       for (const FoundTensor& f : found) {
         if (f.written) save_for_readers(*f.storage, "`" + op.schema().name() + "`");
       }
-      run_below(op, keys, facts.selects_backend, stack);
+      run_below(op, keys, facts.selects_backend, stack, kernel);
       return;
     }
     const DomainLock lock(level->domain);
     // Another thread had the lock, and may have sealed what we found.
     if (lock.waited() && !is_still_so(*level, found)) continue;
-    LevelCall(op, keys, stack, *level, std::move(found), kind == Arguments::kOpaque).run();
+    LevelCall(op, keys, stack, *level, std::move(found), kind == Arguments::kOpaque, kernel)
+        .run();
     return;
   }
 }
-
-}  // namespace
 
 void register_kernels() {
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -137,6 +148,7 @@ void register_kernels() {
       kLevelKey, c10::KernelFunction::makeFromBoxedFunction<&level_kernel>(), "rematfn"));
   register_operators(dispatcher.getAllOpNames());
   register_announcements(registrations().handles);
+  register_kernels_above(registrations().handles);
   registrations().handles.push_back(
       dispatcher.addRegistrationListener(std::make_unique<Listener>()));
   // The listener is told of all operators there are, which we have just seen to.

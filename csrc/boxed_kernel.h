@@ -4,10 +4,16 @@
 
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
 namespace rematfn {
 
 // Registers the kernel with the dispatcher; inert until a level is pushed. Once per process.
 void register_kernels();
+// Does what the kernel does, but with another kernel to run in place of the one below.
+void govern(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
+            const c10::SafeKernelFunction* kernel = nullptr);
 // Registers it for operators defined since.
 void register_new_operators();
 

@@ -218,7 +218,11 @@ void Call::replay(TensorDomain& domain) {
 }
 
 void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, bool selects_backend,
-               torch::jit::Stack* stack) {
+               torch::jit::Stack* stack, const c10::SafeKernelFunction* instead) {
+  if (instead != nullptr) {
+    instead->callBoxed(op, keys, stack);
+    return;
+  }
   if (!selects_backend) {
     op.redispatchBoxed(keys & kBelowLevels, stack);
     return;

@@ -105,8 +105,9 @@ struct Call final : Operation {
   std::vector<c10::Storage> prepare_writes(TensorDomain& domain);
 };
 
-// Redispatches below our key: the way every operator goes on, first run or replay.
+// Redispatches below our key: the way every operator goes on, first run or replay. Or calls
+// `instead`, if that is given: see Note [Kernels above a level].
 void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, bool selects_backend,
-               torch::jit::Stack* stack);
+               torch::jit::Stack* stack, const c10::SafeKernelFunction* instead = nullptr);
 
 }  // namespace rematfn

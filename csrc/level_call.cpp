@@ -150,7 +150,8 @@ bool is_still_so(const Level& level, const FoundTensors& found) {
 }
 
 LevelCall::LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                     torch::jit::Stack* stack, Level& level, FoundTensors found, bool opaque)
+                     torch::jit::Stack* stack, Level& level, FoundTensors found, bool opaque,
+                     const c10::SafeKernelFunction* kernel)
     : op_(op),
       keys_(keys),
       stack_(stack),
@@ -158,6 +159,7 @@ LevelCall::LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
       domain_(level.tensor_domain()),
       facts_(facts_of(op)),
       found_(std::move(found)),
+      kernel_(kernel),
       recordable_(!opaque && !facts_.never_replayed) {
   for (const Table* t = &level; t != nullptr; t = t->enclosing.get()) {
     bounded_ |= t->budget != kNoBudget;
@@ -200,6 +202,7 @@ void LevelCall::run() {
     run_kernel();
     sort_results();
     record_results();
+    give_away_parts();
     unpin_all();
     account();
   } catch (const NoRoom& why) {
@@ -372,7 +375,7 @@ void LevelCall::run_kernel() {
   if (bounded_ && !facts_.is_view) {
     Meter meter(level_, granted_, op_);
     try {
-      on_cpu ? run_below(op_, keys_, facts_.selects_backend, stack_) : run_until_it_fits();
+      on_cpu ? run_below(op_, keys_, facts_.selects_backend, stack_, kernel_) : run_until_it_fits();
     } catch (...) {
       // See Note [Scratch is made room for as it is asked for]
       if (meter.refused() > granted_) {
@@ -383,7 +386,7 @@ void LevelCall::run_kernel() {
     }
     peak_ = meter.peak();
   } else {
-    on_cpu ? run_below(op_, keys_, facts_.selects_backend, stack_) : run_until_it_fits();
+    on_cpu ? run_below(op_, keys_, facts_.selects_backend, stack_, kernel_) : run_until_it_fits();
   }
   if (level_.timed) {
     seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -395,7 +398,7 @@ void LevelCall::run_until_it_fits() {
   const torch::jit::Stack before = *stack_;
   for (;;) {
     try {
-      run_below(op_, keys_, facts_.selects_backend, stack_);
+      run_below(op_, keys_, facts_.selects_backend, stack_, kernel_);
       return;
     } catch (const c10::OutOfMemoryError&) {
       if (!evict_after_failure(level_, std::max(granted_, input_bytes_))) throw;

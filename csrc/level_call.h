@@ -54,7 +54,8 @@ void mark_writes(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> argument
 class LevelCall {
  public:
   LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
-            Level& level, FoundTensors found, bool opaque);
+            Level& level, FoundTensors found, bool opaque,
+            const c10::SafeKernelFunction* kernel = nullptr);
 
   void run();
 
@@ -73,6 +74,7 @@ class LevelCall {
   void run_until_it_fits();
   void sort_results();
   bool put_handle_on(c10::TensorImpl& tensor);
+  void give_away_parts();
   void record_results();
   void record_write(std::size_t argument);
   void record_fresh(c10::TensorImpl& tensor, OutputPlace place);
@@ -98,6 +100,7 @@ class LevelCall {
   TensorDomain& domain_;
   const OperatorFacts facts_;  // a copy: a kernel in Python may end a generation of operators
   FoundTensors found_;
+  const c10::SafeKernelFunction* const kernel_;  // to be used instead of the one below; or null
   const bool recordable_;
   bool bounded_ = false;  // some level around has a budget
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels_above.h"
 #include "level_call.h"
 #include "pressure.h"
 #include "stack_utils.h"
@@ -27,6 +28,22 @@ void LevelCall::sort_results() {
       if (!is_plain(*impl) || put_handle_on(*impl)) return;
       fresh_.push_back({impl, {static_cast<std::uint16_t>(i), index, false}});
     });
+  }
+}
+
+// Level tensors that have become parts of a sparse one. The last step: with its part an argument's
+// cell may go. See Note [Kernels above a level]
+void LevelCall::give_away_parts() {
+  const auto give_away = [&](const at::Tensor& part) {
+    Cell* cell = cell_of(*part.unsafeGetTensorImpl());
+    if (cell == nullptr) return;
+    Version* version = cell->version.get();
+    domain_.materialize({&version, 1});
+    domain_.make_outside(*cell->version);
+    detach(*part.unsafeGetTensorImpl());
+  };
+  for (const c10::IValue& value : results()) {
+    for_each_tensor(value, [&](const at::Tensor& tensor, int) { for_each_part(tensor, give_away); });
   }
 }
 
@@ -149,6 +166,7 @@ void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
   if (call_) record_result(*contents, place, tensor);
   attach(tensor, make_cell(level_, contents, tensor.storage()));
   level_.admit(*contents);
+  hold_if_asked(contents, tensor.dtype());
 }
 
 void LevelCall::record_result(TensorVersion& contents, OutputPlace place,

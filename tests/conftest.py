@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import warnings
 from collections.abc import Iterator
@@ -19,20 +18,10 @@ with warnings.catch_warnings():
     import torch._decomp.decompositions_for_jvp
 
 import programs_storage  # noqa: E402, F401  (fills the zoo)
-from helpers import MODES, Mode  # noqa: E402
+from helpers import MODES, Mode, assert_nothing_left, remains  # noqa: E402
 from programs import ZOO, Program  # noqa: E402
 
 import rematfn  # noqa: E402
-from rematfn import _C  # noqa: E402
-
-
-def remains() -> dict[str, int]:
-    """Count what is alive, cycles through autograd graphs and tracebacks aside."""
-    if _C.live_levels() or _C.live_operations():
-        # autograd's queue holds on to a backward that failed until the thread runs another one.
-        torch.ones((), requires_grad=True).sin().backward()
-        gc.collect()
-    return {"levels": _C.live_levels(), "operations": _C.live_operations()}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -54,9 +43,7 @@ def nothing_is_left_behind() -> Iterator[None]:
     before = remains()
     yield
     rematfn.check()
-    assert _C.stack_depth() == 0, "a level was left on the stack"
-    after = remains()
-    assert all(after[k] <= before[k] for k in after), f"left behind: {after}, before: {before}"
+    assert_nothing_left(before)
 
 
 @pytest.fixture(params=MODES, ids=lambda mode: mode.name)

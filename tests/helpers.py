@@ -9,6 +9,7 @@ A test is written as `run(transform)`, which builds everything from fixed seeds,
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import subprocess
@@ -36,6 +37,21 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # --- the oracle ---------------------------------------------------------------------------------
 
 
+_PARTS = {
+    torch.strided: (),
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def parts(t: Tensor) -> list[Tensor]:
+    """Return the tensors that a sparse tensor is made of; none, if it is strided."""
+    return [getattr(t.detach(), name)() for name in _PARTS[t.layout]]
+
+
 def bits(t: Tensor) -> Tensor:
     """Return the bit pattern of `t`: NaN payloads and signed zeros are told apart."""
     t = t.detach().resolve_conj().resolve_neg()
@@ -47,13 +63,17 @@ def bits(t: Tensor) -> Tensor:
 def difference(actual: Any, expected: Any) -> str:
     """Return in what two leaves differ, or nothing."""
     if not isinstance(expected, Tensor):
-        same = type(actual) is type(expected) and actual == expected
+        nan = expected != expected and actual != actual
+        same = type(actual) is type(expected) and (nan or actual == expected)
         return "" if same else f"{actual!r} instead of {expected!r}"
     if type(actual) is not type(expected):
         return f"{type(actual)} instead of {type(expected)}"
-    for name in ("dtype", "device", "shape", "requires_grad", "is_leaf"):
+    for name in ("layout", "dtype", "device", "shape", "requires_grad", "is_leaf"):
         if getattr(actual, name) != getattr(expected, name):
             return f"{name} {getattr(actual, name)} instead of {getattr(expected, name)}"
+    if expected.layout != torch.strided:
+        found = map(difference, parts(actual), parts(expected))
+        return next((f"of the parts, {f}" for f in found if f), "")
     for name in ("stride", "storage_offset", "is_conj", "is_neg", "is_inference"):
         if getattr(actual, name)() != getattr(expected, name)():
             return f"{name} {getattr(actual, name)()} instead of {getattr(expected, name)()}"
@@ -63,7 +83,8 @@ def difference(actual: Any, expected: Any) -> str:
 
 def sharing(tensors: list[Tensor]) -> list[int]:
     """Return for each tensor the first one on the same storage: what aliases what."""
-    pointers = [t.untyped_storage().data_ptr() for t in tensors]
+    strided = (t for t in tensors if t.layout == torch.strided and not t._is_zerotensor())
+    pointers = [t.untyped_storage().data_ptr() for t in strided]
     return [pointers.index(p) if p else -1 for p in pointers]
 
 
@@ -91,6 +112,25 @@ def assert_nothing_keyed(tree: Any) -> None:
     """Assert that no tensor the caller holds belongs to a level."""
     keyed = [tuple(t.shape) for t in tensors_in(tree) if _C.has_key(t)]
     assert not keyed, f"{len(keyed)} tensors still carry the key, of shapes {keyed}"
+
+
+# --- what is left behind --------------------------------------------------------------------------
+
+
+def remains() -> dict[str, int]:
+    """Count what is alive, cycles through autograd graphs and tracebacks aside."""
+    if _C.live_levels() or _C.live_operations():
+        # autograd's queue holds on to a backward that failed until the thread runs another one.
+        torch.ones((), requires_grad=True).sin().backward()
+        gc.collect()
+    return {"levels": _C.live_levels(), "operations": _C.live_operations()}
+
+
+def assert_nothing_left(before: dict[str, int]) -> None:
+    """Assert that no level, and no lineage, has been added to what there was before."""
+    assert _C.stack_depth() == 0, "a level was left on the stack"
+    after = remains()
+    assert all(after[k] <= before[k] for k in after), f"left behind: {after}, before: {before}"
 
 
 # --- the ways to transform ------------------------------------------------------------------------
@@ -203,6 +243,7 @@ def scalar(outputs: Any) -> Tensor:
     total = torch.zeros(())
     for leaf in optree.tree_leaves(outputs):
         if isinstance(leaf, Tensor) and leaf.requires_grad:
+            leaf = leaf if leaf.layout == torch.strided else leaf.to_dense()
             real = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
             weights = torch.linspace(0.5, 1.5, real.numel(), dtype=real.dtype).view(real.shape)
             total = total + (real * weights).sum().float()

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels whose turn comes before a level's: sparse ones, and some that decompose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import EVERYTHING, Mode, Transform, assert_same_as_eager
+from torch import Tensor, nn
+
+import rematfn
+
+# torch says so at its first sparse tensors.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning"),
+]
+
+
+def matrix() -> Tensor:
+    return torch.linspace(-1, 1, 16).view(4, 4)
+
+
+def sparse_matrix() -> Tensor:
+    return (matrix() * (matrix() > 0.2)).to_sparse()
+
+
+# --- sparse tensors -------------------------------------------------------------------------------
+
+
+def product(x: Tensor) -> Tensor:
+    a = sparse_matrix()
+    return torch.sparse.mm(a, x.sin()) @ (a @ x.cos())
+
+
+def compressed_product(x: Tensor) -> Tensor:
+    return (sparse_matrix().to_sparse_csr() @ x.sin()).cos()
+
+
+def write_by_a_sparse_one(x: Tensor) -> Any:
+    y = x.sin()
+    old = y * 2
+    y.add_(sparse_matrix())
+    return y.cos(), old + 1, y.exp()
+
+
+def made_of_evicted_values(x: Tensor) -> Tensor:
+    values, at = x[0].sin(), torch.arange(4) * 1
+    a = torch.sparse_coo_tensor(torch.stack([at, at]), values, (4, 4))
+    return torch.sparse.mm(a, x.cos()) + values.exp()
+
+
+def compressed_of_evicted_values(x: Tensor) -> Tensor:
+    values, at = x[0].sin(), torch.arange(5) * 1
+    a = torch.sparse_csr_tensor(at, at[:4].clone(), values, (4, 4))
+    return a @ x.cos() + values.exp()
+
+
+def sparse_results(x: Tensor) -> Any:
+    values, at = x[0].sin(), torch.arange(4) * 1
+    a = torch.sparse_coo_tensor(torch.stack([at, at]), values, (4, 4))
+    return a, a.coalesce(), (a * 2).to_dense(), x.exp().to_sparse()
+
+
+def through_mkldnn(x: Tensor) -> Tensor:
+    return torch.relu(x.sin().to_mkldnn()).to_dense().exp()
+
+
+SPARSE = [
+    product,
+    compressed_product,
+    write_by_a_sparse_one,
+    made_of_evicted_values,
+    compressed_of_evicted_values,
+    sparse_results,
+    through_mkldnn,
+]
+
+
+@pytest.mark.parametrize("f", SPARSE, ids=lambda f: f.__name__)
+def test_sparse_kernels_find_level_tensors_bytes(f: Callable[..., Any], mode: Mode) -> None:
+    with torch.no_grad():
+        assert_same_as_eager(lambda transform: transform(f)(matrix()), mode)
+
+
+def test_a_sparse_result_is_used_after_the_level(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        a, *_ = transform(sparse_results)(matrix())
+        return torch.sparse.mm(a, matrix()), a.coalesce().values() * 2
+
+    assert_same_as_eager(run, mode)
+
+
+def test_gradients_through_a_sparse_product(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = matrix().requires_grad_()
+        return torch.autograd.grad(transform(product)(x).sum(), x)
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("around", [True, False], ids=["grad-remat", "remat-grad"])
+def test_sparse_gradients_of_an_embedding(around: bool, mode: Mode) -> None:
+    def loss(weight: Tensor) -> Tensor:
+        rows = F.embedding(torch.tensor([0, 2, 2]) * 1, weight.sin() * 2, sparse=True)
+        return (rows * rows.exp()).sum()
+
+    def run(transform: Transform) -> Any:
+        grad = torch.func.grad
+        return (grad(transform(loss)) if around else transform(grad(loss)))(matrix())
+
+    assert_same_as_eager(run, mode)
+
+
+def test_what_a_sparse_kernel_makes_is_counted() -> None:
+    a = sparse_matrix()
+    g = rematfn.remat(lambda x: torch.sparse.mm(a, x).cos().sum())
+    g(matrix())
+    assert g.stats.peak_bytes >= 2 * 64
+
+
+# --- operators that decompose, and read on the way ------------------------------------------------
+
+
+def split_at_made_indices(x: Tensor) -> Any:
+    at = torch.tensor([1, 3])
+    return [part.cos() for part in torch.tensor_split(x.sin(), at * 1)]
+
+
+def ctc_with_made_lengths(x: Tensor) -> Tensor:
+    log_probs = x.sin().view(4, 2, 2).log_softmax(-1)
+    lengths = torch.full((2,), 4, dtype=torch.int32)
+    targets = torch.ones(2, 1, dtype=torch.int64)
+    return F.ctc_loss(log_probs, targets * 1, lengths * 1, lengths // 4, reduction="none")
+
+
+def packed_sequence(kind: type[nn.RNNBase]) -> Callable[[Tensor], Tensor]:
+    def packed(x: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        layer = kind(2, 3, num_layers=2, bidirectional=True)
+        lengths = torch.tensor([4, 2])
+        batch = nn.utils.rnn.pack_padded_sequence(x.sin().view(4, 2, 2), lengths * 1)
+        out, _ = nn.utils.rnn.pad_packed_sequence(layer(batch)[0])
+        return out.cos()
+
+    packed.__name__ = f"packed_{kind.__name__}"
+    return packed
+
+
+READERS = [
+    split_at_made_indices,
+    ctc_with_made_lengths,
+    packed_sequence(nn.LSTM),
+    packed_sequence(nn.GRU),
+    packed_sequence(nn.RNN),
+]
+
+
+@pytest.mark.parametrize("f", READERS, ids=lambda f: f.__name__)
+def test_integers_that_an_operator_reads_are_resident(f: Callable[..., Any], mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = matrix().requires_grad_()
+        out = transform(f)(x)
+        loss = sum(part.sum() for part in out) if isinstance(out, list) else out.sum()
+        return out, torch.autograd.grad(loss, x)
+
+    assert_same_as_eager(run, mode)
+
+
+def test_what_an_operator_read_is_evicted_again() -> None:
+    """Held is what it reads while it reads, and no longer."""
+    g = EVERYTHING(lambda x: [p.sum() for p in torch.tensor_split(x, torch.tensor([1, 3]) * 1)])
+    g(matrix())
+    assert g.stats.resident_bytes == 0
+
+
+# --- kernels that decompose under some key only ---------------------------------------------------
+
+
+def pool(x: Tensor) -> Tensor:
+    return F.max_pool1d(x.sin(), 2).cos()
+
+
+def pool_across(x: Tensor) -> Tensor:
+    return F.max_pool1d(x.t().sin(), 2).cos()
+
+
+@pytest.mark.parametrize("inference", [True, False], ids=["inference", "no-grad"])
+@pytest.mark.parametrize("f", [pool, pool_across], ids=["contiguous", "transposed"])
+def test_max_pool1d_without_gradient_is_replayed(f: Any, inference: bool, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        with torch.inference_mode(inference), torch.no_grad():
+            return transform(f)(matrix())
+
+    assert_same_as_eager(run, mode)
+
+
+def test_max_pool1d_without_gradient_is_one_operator() -> None:
+    g = rematfn.remat(pool)
+    g(matrix())
+    assert g.stats.operators == 3
+
+
+@pytest.mark.parametrize("f", [F.mish, F.silu, lambda x: F.channel_shuffle(x, 2)])
+def test_an_operator_that_the_cpu_has_a_kernel_for_does_not_decompose(f: Any, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = torch.linspace(-3, 3, 64).view(2, 4, 8).requires_grad_()
+        return torch.autograd.grad(transform(lambda x: f(x * 1.1))(x).sum(), x)
+
+    assert_same_as_eager(run, mode)
+
+
+# --- written in training only --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_rrelu_writes_its_noise_in_training(training: bool, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(5)
+        x = matrix().requires_grad_()
+        out = transform(lambda x: F.rrelu(x.sin(), training=training).cos())(x)
+        return out, torch.autograd.grad(out.sum(), x), torch.rand(3)
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_batch_norm_writes_what_it_is_given_to_write(training: bool, mode: Mode) -> None:
+    def f(x: Tensor, mean: Tensor, variance: Tensor) -> Any:
+        out = tuple(torch.ones(n) * 1 for n in ((4, 4), 4, 4))
+        torch.native_batch_norm(x.sin(), None, None, mean, variance, training, 0.1, 1e-5, out=out)
+        return tuple(t + 1 for t in out[: 3 if training else 1])
+
+    def run(transform: Transform) -> Any:
+        arguments = matrix(), torch.zeros(4), torch.ones(4)
+        return transform(f)(*arguments), arguments
+
+    assert_same_as_eager(run, mode)
