@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test demo bench-overhead lint clean
+.PHONY: help setup venv build test sweep demo bench-overhead lint clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ build: $(TORCH_READY)  ## build what has changed in csrc/, showing the compiler'
 
 test: $(INSTALLED)  ## run all tests, doctests included
 	$(BIN)/python -m pytest $(ARGS)
+
+sweep: $(INSTALLED)  ## every sample of torch's operator database; writes docs/operators.md
+	cd tests && ../$(BIN)/python -m sweep $(ARGS)
 
 demo: $(INSTALLED)  ## train a character-level GPT inside a byte budget
 	$(BIN)/python -m rematfn demo $(ARGS)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs that are made of one sample: forward, backward, and the words over torch.func.
+
+Each gives all that the caller ends up holding, and the random stream's next numbers. The operator
+runs twice in each: on the arguments, which come from outside the level, and on tensors made inside
+of it, which have been evicted by the time that the operator reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import optree
+import torch
+from helpers import Transform, scalar
+from torch import Tensor
+from torch.func import grad, jvp, vmap
+
+from .samples import Sample
+
+Program = Callable[[Any, Sample, Transform], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A program, and the operators that have it."""
+
+    name: str
+    program: Program
+    applies: Callable[[Any, torch.dtype], bool]
+    requires_grad: bool = False
+
+
+def made_inside(tensor: Tensor) -> Tensor:
+    return tensor.clone()
+
+
+def twice(sample: Sample) -> Callable[..., Any]:
+    """Return the operator as a function of tensors, on them and on copies made inside."""
+
+    def f(*tensors: Tensor) -> Any:
+        return sample.apply(tensors), sample.apply([made_inside(t) for t in tensors])
+
+    return f
+
+
+def ended(result: Any, tensors: list[Tensor]) -> Any:
+    """Return the result with the arguments, that may have been written, and the random stream."""
+    return result, tensors, torch.rand(3)
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def forward(info: Any, sample: Sample, transform: Transform) -> Any:
+    tensors = sample.tensors()
+    return ended(transform(twice(sample))(*tensors), tensors)
+
+
+def in_place(info: Any, sample: Sample, transform: Transform) -> Any:
+    def f(*tensors: Tensor) -> Any:
+        inside = [made_inside(t) for t in tensors]
+        before = [t * 1 for t in inside]
+        return (
+            sample.apply(inside, info.inplace_variant),
+            inside,
+            before,
+            sample.apply(tensors, info.inplace_variant),
+        )
+
+    tensors = sample.tensors()
+    return ended(transform(f)(*tensors), tensors)
+
+
+def into_out(info: Any, sample: Sample, transform: Transform) -> Any:
+    torch.manual_seed(3)
+    shapes = sample.apply(sample.tensors())
+
+    def f(outside: Any, *tensors: Tensor) -> Any:
+        inside = optree.tree_map(torch.ones_like, shapes)
+        returned = sample.apply([made_inside(t) for t in tensors], out=inside)
+        return returned, inside, sample.apply(tensors, out=outside)
+
+    tensors = sample.tensors()
+    outside = optree.tree_map(torch.zeros_like, shapes)
+    return ended((transform(f)(outside, *tensors), outside), tensors)
+
+
+# --- autograd -------------------------------------------------------------------------------------
+
+
+def backward(info: Any, sample: Sample, transform: Transform) -> Any:
+    tensors = sample.tensors()
+    outputs = transform(twice(sample))(*tensors)
+    inputs = [t for t in tensors if t.requires_grad]
+    gradients = torch.autograd.grad(scalar(outputs), inputs, allow_unused=True)
+    return ended((outputs, gradients), tensors)
+
+
+# --- torch.func, around the level and inside of it ------------------------------------------------
+
+
+def is_smooth(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def smooth_part(f: Callable[..., Any], tensors: list[Tensor]) -> tuple[Any, tuple[Tensor, ...]]:
+    """Return `f` as a function of its floating-point arguments, and these."""
+
+    def of_smooth(*chosen: Tensor) -> Any:
+        given = iter(chosen)
+        return f(*(next(given) if is_smooth(t) else t for t in tensors))
+
+    return of_smooth, tuple(t for t in tensors if is_smooth(t))
+
+
+def direction(tensor: Tensor) -> Tensor:
+    flat = torch.linspace(0.5, 1.5, tensor.numel(), dtype=tensor.dtype)
+    return flat.view(tensor.shape)
+
+
+def batched(transform: Transform, sample: Sample, inside: bool) -> Any:
+    tensors = [torch.stack([t, t]) for t in sample.tensors()]
+
+    def over(f: Transform) -> Transform:
+        return vmap(f, randomness="different")
+
+    f = twice(sample)
+    return ended((transform(over(f)) if inside else over(transform(f)))(*tensors), tensors)
+
+
+def pushed_forward(transform: Transform, sample: Sample, inside: bool) -> Any:
+    tensors = sample.tensors()
+    f, primals = smooth_part(twice(sample), tensors)
+    tangents = tuple(map(direction, primals))
+
+    def over(f: Transform) -> Transform:
+        return lambda *primals: jvp(f, primals, tangents)
+
+    return ended((transform(over(f)) if inside else over(transform(f)))(*primals), tensors)
+
+
+def pulled_back(transform: Transform, sample: Sample, inside: bool) -> Any:
+    tensors = sample.tensors()
+    f, primals = smooth_part(twice(sample), tensors)
+
+    def loss(*primals: Tensor) -> Tensor:
+        return scalar(f(*primals))
+
+    def over(f: Transform) -> Transform:
+        return grad(f, argnums=tuple(range(len(primals))))
+
+    return ended((transform(over(loss)) if inside else over(transform(loss)))(*primals), tensors)
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def always(info: Any, dtype: torch.dtype) -> bool:
+    return True
+
+
+def has_in_place(info: Any, dtype: torch.dtype) -> bool:
+    return info.inplace_variant is not None
+
+
+def has_out(info: Any, dtype: torch.dtype) -> bool:
+    return bool(info.supports_out) and not info.name.startswith("_foreach")
+
+
+def has_gradient(info: Any, dtype: torch.dtype) -> bool:
+    smooth = dtype.is_floating_point or dtype.is_complex
+    return smooth and bool(info.supports_autograd)
+
+
+def has_tangent(info: Any, dtype: torch.dtype) -> bool:
+    return has_gradient(info, dtype) and bool(info.supports_forward_ad)
+
+
+def around(program: Callable[[Transform, Sample, bool], Any]) -> Program:
+    return lambda info, sample, transform: program(transform, sample, False)
+
+
+def inside(program: Callable[[Transform, Sample, bool], Any]) -> Program:
+    return lambda info, sample, transform: program(transform, sample, True)
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("forward", forward, always),
+        Kind("in-place", in_place, has_in_place),
+        Kind("out=", into_out, has_out),
+        Kind("backward", backward, has_gradient, requires_grad=True),
+        Kind("vmap(remat)", around(batched), always),
+        Kind("remat(vmap)", inside(batched), always),
+        Kind("jvp(remat)", around(pushed_forward), has_tangent),
+        Kind("remat(jvp)", inside(pushed_forward), has_tangent),
+        Kind("grad(remat)", around(pulled_back), has_gradient),
+        Kind("remat(grad)", inside(pulled_back), has_gradient),
+    )
+}

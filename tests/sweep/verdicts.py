@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a program under evict-everything is bitwise the untransformed one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from helpers import (
+    EVERY,
+    assert_bitwise_equal,
+    assert_nothing_keyed,
+    assert_nothing_left,
+    remains,
+    untransformed,
+)
+
+import rematfn
+
+from .expectations import UNINITIALISED
+from .kinds import KINDS, Kind
+from .samples import DTYPES, Sample, dtypes_of, name_of, samples
+
+PASSED, REFUSED, FAILED = "passed", "refused", "failed"
+
+
+@dataclasses.dataclass
+class Tally:
+    """The verdicts on all samples of one operator, kind and dtype."""
+
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    failure: str = ""  # the first one
+
+    def add(self, verdict: str, why: str, sample: int) -> None:
+        self.counts[verdict] += 1
+        if verdict == FAILED and not self.failure:
+            self.failure = f"sample {sample}: {why}"
+
+
+def attempt(run: Any, transform: Any) -> tuple[Any, Exception | None]:
+    """Return what `run` gave, or what it raised, without the frames that this holds."""
+    torch.manual_seed(7)
+    try:
+        return transform(run), None
+    except Exception as error:
+        return None, error.with_traceback(None)
+
+
+def judge(info: Any, kind: Kind, sample: Sample) -> tuple[str, str]:
+    """Return the verdict on one program, and why it failed."""
+    run = functools.partial(kind.program, info, sample)
+    expected, refusal = attempt(run, lambda run: run(untransformed))
+    actual, error = attempt(run, EVERY)
+    if refusal is not None:
+        if error is None:
+            return FAILED, f"no {type(refusal).__name__}, which torch raises: {refusal}"
+        if type(error) is not type(refusal):
+            return FAILED, f"{error!r} instead of {refusal!r}"
+        return REFUSED, ""
+    if error is not None:
+        return FAILED, repr(error)
+    try:
+        assert_nothing_keyed(actual)
+        assert_bitwise_equal(actual, expected)
+        rematfn.check()
+    except AssertionError as found:
+        again, _ = attempt(run, lambda run: run(untransformed))
+        try:
+            assert_bitwise_equal(again, expected)
+        except AssertionError:
+            return FAILED, f"not reproducible in eager: {found}"
+        return FAILED, str(found)
+    return PASSED, ""
+
+
+@contextlib.contextmanager
+def filled_memory(info: Any) -> Iterator[None]:
+    """Have torch fill uninitialised memory, for operators whose results depend on it."""
+    if name_of(info) not in UNINITIALISED:
+        yield
+        return
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def tally(info: Any, kind: Kind, dtype: torch.dtype, most: int | None = None) -> Tally:
+    """Return the verdicts on the operator's samples, or the first few."""
+    result = Tally()
+    with filled_memory(info):
+        every = samples(info, dtype, requires_grad=kind.requires_grad)
+        for number, sample in enumerate(itertools.islice(every, most)):
+            result.add(*judge(info, kind, sample), sample=number)
+    return result
+
+
+def sweep(info: Any, kinds: list[str], dtypes: list[str]) -> Iterator[tuple[str, str, Tally]]:
+    """Yield the tally of each kind and dtype that the operator has."""
+    before = remains()
+    for dtype, kind in itertools.product(dtypes_of(info), kinds):
+        if dtype not in dtypes or not KINDS[kind].applies(info, DTYPES[dtype]):
+            continue
+        found = tally(info, KINDS[kind], DTYPES[dtype])
+        try:
+            assert_nothing_left(before)
+        except AssertionError as left:
+            found.add(FAILED, str(left), -1)
+            before = remains()
+        yield kind, dtype, found
