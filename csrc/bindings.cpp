@@ -107,8 +107,10 @@ class ActiveLevel {
     const std::shared_ptr<LevelHandle> handle = std::move(handle_);
     // Who interrupts does not want to wait for replays; an operator will still find the bytes.
     const bool failed = PyErr_GivenExceptionMatches(error.ptr(), PyExc_Exception) != 0;
+    const bool ended = error.is_none();
     const py::gil_scoped_release no_gil;
     pop_level(*handle);
+    if (!ended) forget_leaves(handle->level());
     if (failed) settle(*handle);
   }
 

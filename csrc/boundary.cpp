@@ -237,8 +237,10 @@ void watch(Node& target) {
 void remember_leaf(Node& target, Level& level) {
   const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&target);
   if (leaf == nullptr || !leaf->variable.defined()) return;
-  // A weak reference keeps a tensor from being destroyed, and with it its handle and our lineage.
-  if (innermost(leaf->variable).key_set().has(kLevelKey)) return;
+  // A weak reference keeps a tensor from being destroyed, and with it its handle and our lineage;
+  // or, if it is a wrapper of functorch's, the tensor inside.
+  const at::Tensor inner = innermost(leaf->variable);
+  if (!inner.is_same(leaf->variable) || inner.key_set().has(kLevelKey)) return;
   level.watched_leaves.try_emplace(leaf->variable.unsafeGetTensorImpl(),
                                    leaf->variable.getIntrusivePtr());
 }
@@ -363,6 +365,12 @@ void seal(const at::Tensor& tensor, Level& level) {
 void note_leaf(Level& level, c10::TensorImpl& tensor) {
   if (!level.known_leaves.insert(&tensor).second) return;
   level.leaves.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&tensor));
+}
+
+void forget_leaves(Level& level) {
+  const DomainLock lock(level.domain);
+  level.leaves.clear();
+  level.known_leaves.clear();
 }
 
 void seal_leaf_gradients(Level& level) {

@@ -43,6 +43,8 @@ namespace rematfn {
 void seal(const at::Tensor& tensor, Level& level);
 // Seals the gradients accumulated on leaves that operators of `level` have read.
 void seal_leaf_gradients(Level& level);
+// The same for a level that did not end well: gradients stay the level's until they are used.
+void forget_leaves(Level& level);
 // Notes a leaf that may be given a gradient while the level is active.
 void note_leaf(Level& level, c10::TensorImpl& tensor);
 

@@ -173,6 +173,7 @@ void pop_level(LevelHandle& handle) {
   pop();
   const DomainLock lock(handle.level().domain);
   handle.level().active = false;
+  handle.level().tensor_domain().settle_counters();
 }
 
 void settle(LevelHandle& handle) {

@@ -171,6 +171,7 @@ void LevelCall::run() {
   std::optional<RandomTurn> turn;
   if (facts_.draws_random) turn.emplace();
   mark_writes(facts_, arguments(), found_);
+  domain_.settle_counters();
   try {
     if (facts_.is_view || facts_.announces_address) {
       if (op_.schema().name() == "aten::lift_fresh") settle_raw_memory();
@@ -184,9 +185,7 @@ void LevelCall::run() {
     if (facts_.changes_metadata) {
       make_resident();
       for (const FoundTensor& f : found_) {
-        // The version counter is about to be bumped for a change that is none of the contents.
-        TensorVersion* outside = f.cell == nullptr ? domain_.known_outside(*f.storage) : nullptr;
-        if (outside != nullptr) outside->counter = {};
+        if (f.cell == nullptr) domain_.expect_bump(*f.storage, /*moves=*/facts_.moves_storage);
       }
       run_kernel();
       sort_results();

@@ -155,6 +155,22 @@ void TensorDomain::erase_outside(const TensorVersion& version) {
   if (found != outside_.end() && found->second == &version) outside_.erase(found);
 }
 
+void TensorDomain::expect_bump(const c10::StorageImpl& storage, bool moves) {
+  TensorVersion* version = known_outside(storage);
+  if (version == nullptr || !version->counter.enabled()) return;
+  if (moves) {
+    version->counter = {};
+  } else if (version->counter.current_version() == version->counted) {
+    bumped_.emplace_back(version);
+  }
+}
+
+void TensorDomain::settle_counters() {
+  for (const Ref<TensorVersion>& version : std::exchange(bumped_, {})) {
+    if (version->counter.enabled()) version->counted = version->counter.current_version();
+  }
+}
+
 void TensorDomain::snapshot(TensorVersion& version, Level& level) {
   make_room(level, version.nbytes);
   const BackendScope scope;

@@ -108,6 +108,12 @@ class TensorDomain final : public Domain {
   [[nodiscard]] TensorVersion* known_outside(const c10::StorageImpl& storage) const;
   // The cell of a storage, resident or not: a walk over all versions.
   [[nodiscard]] Cell* cell_on(const c10::StorageImpl& storage) const;
+  // The version counter of what is known of `storage` is about to be bumped, once the running
+  // operator returns, for a change that is none of the contents. If the operator moves the tensor to
+  // another storage, its counter says nothing of this one any more.
+  void expect_bump(const c10::StorageImpl& storage, bool moves);
+  // It has been bumped by now.
+  void settle_counters();
   // Keeps a copy of a constant or outside version that is about to be overwritten.
   void snapshot(TensorVersion& version, Level& level);
   // `version` becomes the caller's: resident, uncounted, a constant.
@@ -129,6 +135,7 @@ class TensorDomain final : public Domain {
   void keep_alive(Version& version) override;
 
   ska::flat_hash_map<const c10::StorageImpl*, TensorVersion*> outside_;
+  std::vector<Ref<TensorVersion>> bumped_;
 };
 
 // The level's own bytes: puts those of `from` where the program's tensors look for them.

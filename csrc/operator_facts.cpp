@@ -131,6 +131,7 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
     any_alias |= alias != nullptr;
     facts.makes_fresh |= alias == nullptr && mentions_tensor(*result.real_type());
   }
+  facts.moves_storage = name == "aten::set_";
   facts.changes_metadata = op.hasTag(at::Tag::inplace_view) && !name.starts_with("aten::resize");
   facts.is_view = (any_alias && facts.writes.empty() && !facts.makes_fresh) ||
                   contains(kHiddenViews, std::string_view(name));

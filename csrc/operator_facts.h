@@ -21,6 +21,7 @@ struct OperatorFacts {
   bool announces_read = false;    // whoever calls it is about to read the bytes by address
   bool announces_address = false;  // and may keep that address
   bool changes_metadata = false;  // `t_`, `set_`: the tensor changes, its storage does not
+  bool moves_storage = false;     // `set_`: it changes to another one
   bool makes_fresh = false;       // some output may have bytes of its own
   bool leaves_raw = false;  // `empty`: the output's contents are whatever was there
   // Results, a bit for each, whose contents are whatever was there, at least in part.

@@ -372,7 +372,7 @@ class Twins(RuleBasedStateMachine):
         finally:
             self.knotted |= sys.exc_info()[0] is not None  # its traceback keeps what it can
             while self.open:
-                self.open.pop().active.__exit__(None, None, None)
+                self.open.pop().active.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
             self.pairs.clear()
             self.closed.clear()
             self.held.clear()

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What random programs found, each by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import rematfn
+from rematfn import _C
+
+remat = rematfn.remat
+
+
+def test_a_failed_level_does_not_keep_a_leaf_of_a_transform_within() -> None:
+    """A weak reference to functorch's wrapper of x kept x, its gradient, and so the level."""
+    x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+
+    def f(x: Tensor) -> None:
+        inner = remat(lambda x: (x.t() @ x).tanh().sum(0))
+        y = torch.func.grad(lambda x: inner(x).square().sum())(x)
+        y.sin().sum().backward()
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        remat(remat(f))(x)
+    del x, f
+    assert _C.live_levels() == 0
+
+
+def test_a_failed_level_does_not_keep_a_leaf_that_was_moved_to_its_storage() -> None:
+    x = torch.linspace(-1, 1, 6).requires_grad_()
+
+    def f(x: Tensor) -> None:
+        x.sin()
+        x.data = x.detach() * 2
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        remat(f)(x)
+    del x
+    assert _C.live_levels() == 0
+
+
+def test_a_write_after_a_change_of_metadata_is_noticed() -> None:
+    """`squeeze_` bumps the version counter too; it must not make us blind for good."""
+    x, kept = torch.linspace(-1, 1, 6), []
+
+    def f(x: Tensor) -> None:
+        kept.append(x.sin())
+        x.squeeze_().t_()
+        assert _C.evict(kept[0])
+
+    with pytest.raises(ValueError, match="over"):  # so that the level does not end well
+        remat(lambda x: [f(x), int("over")])(x)
+    assert _C.evict(kept[0])
+    x.mul_(2)
+    with pytest.raises(rematfn.ReplayError, match="overwritten"):
+        kept[0].exp()
+
+
+def test_a_change_of_metadata_is_no_write() -> None:
+    x, expected = torch.linspace(-1, 1, 6), torch.linspace(-1, 1, 6).sin()
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        x.unsqueeze_(0).t_()
+        assert _C.evict(y)
+        return y * 1
+
+    assert torch.equal(remat(f)(x), expected)
