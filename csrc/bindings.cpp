@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bindings.cpp: the only file that knows Python. Holds no logic.
+// bindings.cpp: with bindings_trace.cpp the only file that knows Python. Holds no logic.
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <chrono>
+
+#include "bindings.h"
 #include "boundary.h"
 #include "boxed_kernel.h"
 #include "errors.h"
@@ -12,8 +15,9 @@
 #include "level.h"
 #include "meter.h"
 #include "pressure.h"
-#include "weight_cache.h"
+#include "plan.h"
 #include "raw_access.h"
+#include "weight_cache.h"
 
 namespace py = pybind11;
 
@@ -81,11 +85,12 @@ void set_inner_tensors(const py::object& function) {
   set_unwrapper(&ask_for_inner_tensors);
 }
 
-Score score_named(const std::string& name) {
-  static const std::unordered_map<std::string, Score> names{
-      {"on", Score::kOn},       {"dtr", Score::kDtr}, {"eq", Score::kEq},
-      {"local", Score::kLocal}, {"lru", Score::kLru}, {"largest", Score::kLargest}};
-  return names.at(name);
+Score make_score(const std::string& kind, double ancestors, double exponent, double unread) {
+  static const std::unordered_map<std::string, ScoreKind> kinds{
+      {"on", ScoreKind::kOn},       {"dtr", ScoreKind::kDtr},   {"eq", ScoreKind::kEq},
+      {"local", ScoreKind::kLocal}, {"msps", ScoreKind::kMsps}, {"lru", ScoreKind::kLru},
+      {"largest", ScoreKind::kLargest}};
+  return {kinds.at(kind), ancestors, exponent, unread, Horizon::kAge};
 }
 
 // Note [Levels are entered and left in C]
@@ -130,6 +135,20 @@ class Outside {
 };
 
 }  // namespace
+
+py::dict record_of(const Statistics& s, std::size_t budget, std::size_t resident_bytes) {
+  py::dict record;
+  record["budget"] = budget == kNoBudget ? py::object(py::none()) : py::cast(budget);
+  record["peak_bytes"] = s.peak_bytes;
+  record["resident_bytes"] = resident_bytes;
+  record["operators"] = s.operators;
+  record["evictions"] = s.evictions;
+  record["replays"] = s.replays;
+  record["replayed_cost"] = s.base_cost > 0 ? s.replayed_cost / s.base_cost : 0.0;
+  record["min_budget"] = s.min_budget;
+  return record;
+}
+
 }  // namespace rematfn
 
 PYBIND11_MODULE(_C, m) {
@@ -151,28 +170,26 @@ PYBIND11_MODULE(_C, m) {
       .def("read", [](const LevelHandle& handle) {
         const Level& level = handle.level();
         const Statistics& s = level.statistics;
-        py::dict record;
-        record["budget"] = level.budget == kNoBudget ? py::object(py::none()) : py::cast(level.budget);
-        record["peak_bytes"] = s.peak_bytes;
-        record["resident_bytes"] = level.resident_bytes;
-        record["operators"] = s.operators;
-        record["evictions"] = s.evictions;
-        record["replays"] = s.replays;
-        record["replayed_cost"] = s.base_cost > 0 ? s.replayed_cost / s.base_cost : 0.0;
-        record["min_budget"] = s.min_budget;
-        return record;
+        return record_of(s, level.budget, level.resident_bytes);
       })
+      // What was recorded; recording ends. None if the level did not record, or was asked before.
+      .def("take_trace",
+           [](const LevelHandle& handle) {
+             const DomainLock lock(handle.level().domain);
+             const auto recorder = std::move(handle.level().domain->recorder);
+             return recorder ? recorder->trace : nullptr;
+           })
+      .def("guide_lost", [](const LevelHandle& handle) { return handle.level().domain->guide_lost; })
       .def("evict", [](LevelHandle& handle) {
         const DomainLock lock(handle.level().domain);
         handle.level().domain->evict_all(handle.level());
       }, nogil);
   py::class_<ActiveLevel>(m, "ActiveLevel")
-      .def(py::init([](std::optional<std::size_t> budget, const std::string& score,
-                       bool evict_everything, bool timed, bool verify,
-                       const std::string& name) {
-        return ActiveLevel(
-            {budget.value_or(kNoBudget), score_named(score), evict_everything, timed, verify,
-             name});
+      .def(py::init([](std::optional<std::size_t> budget, const Score& score, bool evict_everything,
+                       bool timed, bool verify, const std::string& name, bool record,
+                       const Program* program) {
+        return ActiveLevel({budget.value_or(kNoBudget), score, evict_everything, timed, verify, name,
+                            record, program == nullptr ? nullptr : program->guide()});
       }))
       .def("__enter__", &ActiveLevel::enter)
       .def("__exit__", &ActiveLevel::exit);
@@ -185,6 +202,8 @@ PYBIND11_MODULE(_C, m) {
     const auto keys = c10::impl::tls_local_dispatch_key_set();
     return (keys.included_ - keys.excluded_).has(kLevelKey);
   });
+  py::class_<Score>(m, "Score").def(py::init(&make_score));
+  bind_traces(m);
   m.def("set_errors", &set_errors);
   m.def("set_inner_tensors", &set_inner_tensors);
   m.def("register_kernels", &register_kernels);
@@ -197,14 +216,20 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Candidate>(m, "Candidate")
       .def(py::init([](double nbytes, double cost, double neighbours, double last_access,
                        bool consumed, bool pinned, bool pending) {
-        return Candidate{nbytes, cost, neighbours, last_access, consumed, pinned, pending};
+        return Candidate{.nbytes = nbytes,
+                         .cost = cost,
+                         .neighbours = neighbours,
+                         .last_access = last_access,
+                         .consumed = consumed,
+                         .pinned = pinned,
+                         .pending = pending};
       }));
   m.def("score", [](const std::string& kind, const Candidate& candidate, double now) {
-    return score(score_named(kind), candidate, now);
+    return score(make_score(kind, 0.5, 0.6, 4), candidate, now);
   });
   m.def("choose_victim", [](const std::string& kind, const std::vector<Candidate>& candidates,
                             double now, bool spare_pending) {
-    const std::size_t victim = choose_victim(score_named(kind), candidates, now, spare_pending);
+    const std::size_t victim = choose_victim(make_score(kind, 0.5, 0.6, 4), candidates, now, spare_pending);
     return victim == kNoVictim ? std::nullopt : std::optional<std::size_t>(victim);
   });
   m.def("materialize", [](const at::Tensor& tensor) { materialize(tensor); }, nogil);

@@ -78,6 +78,7 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
     Version* wanted = &version;
     materialize_for(level, wanted, "a result");
   }
+  if (level.domain->recorder) level.domain->recorder->note_seal(version);
   level.tensor_domain().make_outside(version);
   detach(tensor);
   // A caller that overwrites its result must not change what is replayed from it.

@@ -6,6 +6,8 @@
 
 #include "interpreter.h"
 
+#include "plan.h"
+
 namespace rematfn {
 namespace {
 
@@ -46,19 +48,24 @@ bool Domain::evict_one(Table& table, bool spare_pending) {
 }
 
 std::size_t Domain::choose(Table& table, bool spare_pending) {
-  const bool exact = table.score == Score::kDtr || table.score == Score::kEq;
-  if (exact || table.score == Score::kOn) {
+  const bool guided = guide != nullptr && table.score.kind == ScoreKind::kOn;
+  const Score& score = guided ? guide->plan().score : table.score;
+  const ScoreKind kind = score.kind;
+  const bool exact = kind == ScoreKind::kDtr || kind == ScoreKind::kEq;
+  if (exact || kind == ScoreKind::kOn || kind == ScoreKind::kMsps) {
     for (std::size_t i = 0; i < table.candidates.size(); ++i) {
       Candidate& c = table.candidates[i];
       if (!c.stale || c.pinned) continue;
-      c.neighbours = neighbourhood(*table.candidate_versions[i], table.score);
+      const Version& version = *table.candidate_versions[i];
+      c.neighbours = neighbourhood(version, kind);
+      c.next_use = next_use(version);
       c.stale = exact;
     }
   }
   bool refused = false;
   std::size_t victim = kNoVictim;
   for (;;) {
-    victim = choose_victim(table.score, table.candidates, clock, spare_pending);
+    victim = choose_victim(score, table.candidates, clock, spare_pending);
     if (victim == kNoVictim || !held_elsewhere(*table.candidate_versions[victim])) break;
     table.candidates[victim].refused = refused = true;
   }
@@ -78,8 +85,9 @@ void Domain::leave(Version& version) {
   version.table->delist(version);
   version.table->discharge(version.nbytes);
   version.resident = false;
-  if (version.producer && version.table->score == Score::kEq) join_component(*version.producer);
+  if (version.producer && version.table->score.kind == ScoreKind::kEq) join_component(*version.producer);
   mark_dependents_stale(version);
+  mark_sources_stale(version);
 }
 
 void Domain::evict_all(Table& table) {
@@ -101,8 +109,9 @@ void Domain::arrive(Version& version) {
   version.resident = true;
   version.table->charge(version.nbytes);
   version.table->enlist(version);
-  if (version.table->score == Score::kEq) leave_component(*version.producer);
+  if (version.table->score.kind == ScoreKind::kEq) leave_component(*version.producer);
   mark_dependents_stale(version);
+  mark_sources_stale(version);
 }
 
 void Domain::cut(Version& version) {
@@ -120,11 +129,36 @@ void Domain::trim(Table& table) {
   }
 }
 
+// ---- what is known of the program --------------------------------------------------------------
+
+void Domain::note_call(const ObservedCall& call) {
+  if (recorder) recorder->note(call);
+  if (guide && !guide->follow(call)) lose_guide();
+}
+
+// See Note [Guided, never trusted]
+void Domain::lose_guide() {
+  guide.reset();
+  guide_lost = true;
+  std::vector<Table*> tables{root};
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    for (Version* v = tables[i]->oldest; v != nullptr; v = v->next) {
+      v->next_use = kUnknown;
+      v->weight = 1;
+    }
+    for (Candidate& c : tables[i]->candidates) {
+      c.next_use = kUnknown;
+      c.weight = 1;
+    }
+    tables.insert(tables.end(), tables[i]->inner.begin(), tables[i]->inner.end());
+  }
+}
+
 // ---- evicted neighbourhoods -------------------------------------------------------------------
 
-double Domain::neighbourhood(const Version& version, Score kind) {
+double Domain::neighbourhood(const Version& version, ScoreKind kind) {
   if (!version.producer) return 0;
-  if (kind == Score::kEq) {
+  if (kind == ScoreKind::kEq) {
     double sum = 0;
     std::vector<std::uint32_t> seen;
     const auto visit = [&](const Operation* operation) {
@@ -140,7 +174,7 @@ double Domain::neighbourhood(const Version& version, Score kind) {
   }
   ++mark_;
   double sum = 0;
-  const std::size_t cap = kind == Score::kDtr ? kNoSlot : kWalkCap;
+  const std::size_t cap = kind == ScoreKind::kDtr ? kNoSlot : kWalkCap;
   walk_.clear();
   version.producer->mark = mark_;
   const auto push_ancestors = [&](const Operation& operation) {
@@ -154,7 +188,7 @@ double Domain::neighbourhood(const Version& version, Score kind) {
   };
   push_ancestors(*version.producer);
   for (std::size_t i = 0; i < walk_.size() && i < cap; ++i) push_ancestors(*walk_[i]);
-  if (kind != Score::kDtr) return sum;
+  if (kind != ScoreKind::kDtr) return sum;
   // What cannot be had back without this version: the descendants already evicted.
   walk_.clear();
   const auto push_descendants = [&](const Version& v) {
@@ -177,6 +211,47 @@ double Domain::neighbourhood(const Version& version, Score kind) {
     }
   }
   return sum;
+}
+
+// See Note [Closure walks are capped]
+double Domain::next_use(const Version& version) {
+  if (version.next_use == kUnknown) return kUnknown;
+  double next = version.next_use;
+  ++mark_;
+  walk_.clear();
+  const auto push_readers = [&](const Version& v) {
+    for (const Use& use : v.readers) {
+      if (use.operation->mark == mark_ || walk_.size() >= kWalkCap) continue;
+      use.operation->mark = mark_;
+      walk_.push_back(use.operation);
+    }
+  };
+  push_readers(version);
+  for (std::size_t i = 0; i < walk_.size(); ++i) {
+    for (const Version* output : walk_[i]->outputs) {
+      if (output == nullptr || output->resident) continue;
+      next = std::min(next, output->next_use);
+      push_readers(*output);
+    }
+  }
+  return next;
+}
+
+// A version's bytes come or go: the next use of what it is replayed from changes with that.
+void Domain::mark_sources_stale(const Version& version) {
+  if (version.next_use == kUnknown || !version.producer) return;
+  ++mark_;
+  walk_.assign(1, version.producer.get());
+  for (std::size_t i = 0; i < walk_.size(); ++i) {
+    for (const Input& input : walk_[i]->inputs) {
+      const Version& source = *input.version;
+      if (source.slot != kNoSlot) source.table->candidates[source.slot].stale = true;
+      Operation* producer = source.producer.get();
+      if (source.resident || producer->mark == mark_ || walk_.size() >= kWalkCap) continue;
+      producer->mark = mark_;
+      walk_.push_back(producer);
+    }
+  }
 }
 
 // See Note [Closure walks are capped]
@@ -266,6 +341,7 @@ void Domain::release(Ref<Version> version, Ref<Table> level, Bytes bytes) {
 void Domain::bury_contents(Ref<Version> version) {
   if (!version) return;
   version->program = false;
+  if (recorder) recorder->note_release(*version);
   if (forget(*version) && version->table && version->resident) leave(*version);
 }
 

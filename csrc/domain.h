@@ -31,6 +31,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "lineage.h"
+#include "trace.h"
 
 namespace rematfn {
 
@@ -84,8 +85,21 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // `version` has lost its bytes; it stays as lineage.
   void leave(Version& version);
 
+  // The program has run an operator: it is written down, or compared with what was foreseen.
+  void note_call(const ObservedCall& call);
+  // The trace turned out to be of another program: what it foretold is forgotten.
+  void lose_guide();
+
+  // At most one of the two.
+  std::unique_ptr<Recorder> recorder;
+  std::shared_ptr<Guide> guide;
+  bool guide_lost = false;
+  Table* root = nullptr;  // the outermost level
+
   // Cost of replaying what `version` waits for, per the definition of `kind`.
-  double neighbourhood(const Version& version, Score kind);
+  double neighbourhood(const Version& version, ScoreKind kind);
+  // When the program reads `version` next, or something evicted that it takes `version` to replay.
+  [[nodiscard]] double next_use(const Version& version);
 
  protected:
   // Runs `operation` again. Its inputs are resident; wanted outputs must be passed to arrive().
@@ -109,6 +123,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   std::size_t choose(Table& table, bool spare_pending);
   bool evict_one(Table& table, bool spare_pending);
   void mark_dependents_stale(const Version& version);
+  void mark_sources_stale(const Version& version);
   void join_component(Operation& operation);
   void leave_component(Operation& operation);
   std::uint32_t component_root(std::uint32_t component);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eviction.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -10,31 +11,56 @@ namespace {
 // See Note [Staleness is counted in program time]
 double age_of(const Candidate& c, double now) { return now - c.last_access + kOperatorCost; }
 
+double power(double base, double exponent) {
+  return std::exp2(static_cast<float>(exponent) * std::log2(static_cast<float>(base)));
+}
+
+double time_of(Horizon horizon, const Candidate& c, double now) {
+  const double age = age_of(c, now);
+  if (c.next_use == kUnknown || horizon == Horizon::kAge) return age;
+  const double next = std::max(c.next_use - now, 0.0) + kOperatorCost;
+  switch (horizon) {
+    case Horizon::kGeometric:
+      return std::sqrt(age * next);
+    case Horizon::kHarmonic:
+      return age * next / (age + next);
+    case Horizon::kNearer:
+      return std::min(age, next);
+    case Horizon::kNext:
+      return std::sqrt(std::sqrt(age * next) * next);
+    case Horizon::kAge:
+      break;
+  }
+  return age;
+}
+
 }  // namespace
 
-double score(Score kind, const Candidate& c, double now) {
-  const double age = age_of(c, now);
-  switch (kind) {
-    case Score::kOn: {
+double score(const Score& s, const Candidate& c, double now) {
+  switch (s.kind) {
+    case ScoreKind::kOn: {
+      if (c.next_use == kNever) return -c.nbytes;  // free: no replay will ever be asked for
       // A value nobody has read yet is about to be: its consumer is usually the next operator.
-      const double fresh = c.consumed ? 1.0 : 4.0;
-      const auto decay = std::exp2(0.6F * std::log2(static_cast<float>(age)));
-      return fresh * (c.cost + 0.5 * c.neighbours) / (c.nbytes * static_cast<double>(decay));
+      const double fresh = c.consumed ? 1.0 : s.unread;
+      return c.weight * fresh * (c.cost + s.ancestors * c.neighbours) /
+             (c.nbytes * power(time_of(s.horizon, c, now), s.exponent));
     }
-    case Score::kDtr:
-    case Score::kEq:
-      return (c.cost + c.neighbours) / (c.nbytes * age);
-    case Score::kLocal:
-      return c.cost / (c.nbytes * age);
-    case Score::kLru:
-      return -age;
-    case Score::kLargest:
+    case ScoreKind::kDtr:
+    case ScoreKind::kEq:
+      return (c.cost + c.neighbours) / (c.nbytes * age_of(c, now));
+    case ScoreKind::kLocal:
+      return c.cost / (c.nbytes * age_of(c, now));
+    case ScoreKind::kMsps:
+      return (c.cost + c.neighbours) / c.nbytes;
+    case ScoreKind::kLru:
+      return -age_of(c, now);
+    case ScoreKind::kLargest:
       return -c.nbytes;
   }
   return 0;
 }
 
-std::size_t choose_victim(Score kind, std::span<const Candidate> candidates, double now,
+std::size_t choose_victim(const Score& kind, std::span<const Candidate> candidates, double now,
                           bool spare_pending) {
   std::size_t victim = kNoVictim;
   double lowest = std::numeric_limits<double>::infinity();

@@ -18,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 namespace rematfn {
@@ -26,20 +27,45 @@ namespace rematfn {
 // value touched just now is as old as one small operator, never infinitely fresh.
 inline constexpr double kOperatorCost = 5e-6;
 
-enum class Score : std::uint8_t {
-  kOn,       // (cost + ancestors / 2) / (bytes * age^0.6), four times that until first consumed
+enum class ScoreKind : std::uint8_t {
+  kOn,       // see Score
   kDtr,      // (cost + evicted ancestors and descendants) / (bytes * age)        Kirisame 2021, h_DTR
   kEq,       // the same over undirected components kept by union-find            Kirisame 2021, h_DTR^eq
   kLocal,    // cost / (bytes * age)                                              Kirisame 2021, h_local
+  kMsps,     // (cost + evicted ancestors) / bytes                                Peng 2020, Capuchin
   kLru,      // the oldest access
   kLargest,  // the most bytes
 };
+
+// What stands for time in kOn, where the next use of a value may be known.
+enum class Horizon : std::uint8_t {
+  kAge,        // time since the last access, whatever comes
+  kGeometric,  // sqrt(age * time to next use)
+  kHarmonic,   // 1 / (1/age + 1/next)
+  kNearer,     // min(age, next)
+  kNext,       // age^(1/4) * next^(3/4)
+};
+
+// kOn: (cost + ancestors * evicted ancestors) / (bytes * time^exponent), `unread` times that until the
+// value is first read.
+struct Score {
+  ScoreKind kind = ScoreKind::kOn;
+  double ancestors = 0.5;
+  double exponent = 0.6;
+  double unread = 4;
+  Horizon horizon = Horizon::kAge;
+};
+
+inline constexpr double kNever = std::numeric_limits<double>::infinity();
+inline constexpr double kUnknown = -1;
 
 struct Candidate {
   double nbytes = 0;
   double cost = 0;         // of the operation that would be replayed, seconds
   double neighbours = 0;   // cost of the evicted neighbourhood, as the score in force defines it
   double last_access = 0;  // program time, seconds
+  double next_use = kUnknown;  // program time: when it, or what needs it to be replayed, is read
+  double weight = 1;       // of a plan; multiplies the score
   bool consumed = false;   // some operator of the program has read it
   bool pinned = false;     // a running operator needs it: never a victim
   bool pending = false;    // a planned replay will read it: a victim only when nothing else is left
@@ -48,13 +74,13 @@ struct Candidate {
 };
 
 // The lowest score goes first. `now` is the program time, at least every last_access.
-[[nodiscard]] double score(Score kind, const Candidate& c, double now);
+[[nodiscard]] double score(const Score& kind, const Candidate& c, double now);
 
 inline constexpr std::size_t kNoVictim = static_cast<std::size_t>(-1);
 
 // Index of the candidate to evict, or kNoVictim. Candidates with pending readers are considered
 // only with `spare_pending` off. The first of equals wins, so the choice is deterministic.
-[[nodiscard]] std::size_t choose_victim(Score kind, std::span<const Candidate> candidates,
+[[nodiscard]] std::size_t choose_victim(const Score& kind, std::span<const Candidate> candidates,
                                         double now, bool spare_pending);
 
 }  // namespace rematfn

@@ -153,12 +153,16 @@ Level* current_level() {
 std::size_t stack_depth() { return this_thread.levels.size(); }
 
 std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
-  if (options.budget != kNoBudget) install_counting_allocator();
+  if (options.budget != kNoBudget || options.record) install_counting_allocator();
   Level* enclosing = current_level();
   auto domain = enclosing == nullptr
                     ? make_domain()
                     : std::static_pointer_cast<TensorDomain>(enclosing->domain);
   const DomainLock lock(domain);
+  if (enclosing == nullptr) {
+    if (options.record) domain->recorder = std::make_unique<Recorder>();
+    domain->guide = options.guide;
+  }
   const Ref<Level> level(new Level(options, domain, enclosing));
   auto handle = std::make_shared<LevelHandle>(*level);
   level->active = true;

@@ -27,11 +27,14 @@ namespace rematfn {
 
 struct LevelOptions {
   std::size_t budget = kNoBudget;
-  Score score = Score::kOn;
+  Score score;
   bool evict_everything = false;  // after every operator
   bool timed = false;             // cost is measured, not modelled
   bool verify = false;            // replays are compared with first runs
   std::string name;               // the call as the user wrote it, for messages
+  // For an outermost level: to write down what it does, or to be guided by what was written down.
+  bool record = false;
+  std::shared_ptr<Guide> guide;
 };
 
 class Level final : public Table {

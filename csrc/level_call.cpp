@@ -164,6 +164,7 @@ LevelCall::LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   for (const Table* t = &level; t != nullptr; t = t->enclosing.get()) {
     bounded_ |= t->budget != kNoBudget;
   }
+  metered_ = bounded_ || domain_.recorder;
 }
 
 // The journey of one operator.
@@ -192,7 +193,7 @@ void LevelCall::run() {
       unpin_all();
       return;
     }
-    if (bounded_) foresee();
+    if (metered_) foresee();
     settle_raw_memory();
     save_what_is_overwritten();
     make_resident();
@@ -264,6 +265,7 @@ void LevelCall::settle_raw_memory() {
     if (f.cell == nullptr || !f.cell->version->raw || (f.written && facts_.overwrites)) continue;
     TensorVersion& version = *f.cell->version;
     version.raw = false;
+    if (domain_.recorder) domain_.recorder->note_settle(version);
     if (version.producer) domain_.cut(version);
   }
 }
@@ -371,7 +373,7 @@ void LevelCall::run_kernel() {
   const auto is_on_cpu = [](const FoundTensor& f) { return f.tensor->device().is_cpu(); };
   const bool on_cpu =
       !found_.empty() && std::all_of(found_.begin(), found_.end(), is_on_cpu);
-  if (bounded_ && !facts_.is_view) {
+  if (metered_ && !facts_.is_view) {
     Meter meter(level_, granted_, op_);
     try {
       on_cpu ? run_below(op_, keys_, facts_.selects_backend, stack_, kernel_) : run_until_it_fits();

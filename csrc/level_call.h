@@ -76,6 +76,7 @@ class LevelCall {
   bool put_handle_on(c10::TensorImpl& tensor);
   void give_away_parts();
   void record_results();
+  void observe_reads(double cost, std::size_t scratch_bytes);
   void record_write(std::size_t argument);
   void record_fresh(c10::TensorImpl& tensor, OutputPlace place);
   void record_result(TensorVersion& contents, OutputPlace place, c10::TensorImpl& tensor);
@@ -103,6 +104,7 @@ class LevelCall {
   const c10::SafeKernelFunction* const kernel_;  // to be used instead of the one below; or null
   const bool recordable_;
   bool bounded_ = false;  // some level around has a budget
+  bool metered_ = false;  // so what the operator allocates must be known
 
   c10::SmallVector<Ref<Version>, 6> pinned_;
   c10::SmallVector<Saved, 1> saved_;
@@ -116,6 +118,8 @@ class LevelCall {
   std::size_t output_bytes_ = 0;
   Flops flops_;
   double seconds_ = 0;  // as measured, if the level is timed
+  ObservedCall seen_;   // if somebody records or guides
+  c10::SmallVector<std::int32_t, 6> read_of_;  // where in seen_.reads a found tensor stands
 };
 
 }  // namespace rematfn

@@ -104,6 +104,8 @@ void LevelCall::record_results() {
     call_->output_bytes = output_bytes_;
     call_->scratch_bytes = scratch_bytes;
   }
+  const bool observed = domain_.recorder || domain_.guide;
+  if (observed) observe_reads(cost, scratch_bytes);
   for (const FoundTensor& f : found_) {
     if (f.cell == nullptr) continue;
     f.cell->version->consumed = true;
@@ -117,7 +119,32 @@ void LevelCall::record_results() {
       record_fresh(*fresh.tensor, fresh.place);
     }
   }
-  if (bounded_) remember(signature_, facts_, {output_bytes_, scratch_bytes});
+  if (observed) domain_.note_call(seen_);
+  if (metered_) remember(signature_, facts_, {output_bytes_, scratch_bytes});
+}
+
+// Taken down before writes put other versions in the places of those that were read.
+void LevelCall::observe_reads(double cost, std::size_t scratch_bytes) {
+  seen_.name = op_.schema().name();
+  seen_.cost = cost;
+  seen_.output_bytes = output_bytes_;
+  seen_.scratch_bytes = scratch_bytes;
+  seen_.replayable = static_cast<bool>(call_);
+  seen_.raw = facts_.leaves_raw;
+  read_of_.assign(found_.size(), -1);
+  for (std::size_t i = 0; i < found_.size(); ++i) {
+    const FoundTensor& f = found_[i];
+    Ref<Version> version;
+    if (call_) {
+      version = call_->inputs[i].version;
+    } else if (f.cell != nullptr) {
+      version = f.cell->version;
+    } else {
+      continue;  // neither counted nor replayed from
+    }
+    read_of_[i] = static_cast<std::int32_t>(seen_.reads.size());
+    seen_.reads.push_back({std::move(version), f.written});
+  }
 }
 
 // See Note [Mutation is a new version]
@@ -139,6 +166,7 @@ void LevelCall::record_write(std::size_t argument) {
   if (!saved) {
     old->leave_cell();
     old->program = false;
+    old->raw = false;  // nobody can fill it any more
     old->storage = c10::Storage();
     domain_.leave(*old);
   }
@@ -146,6 +174,7 @@ void LevelCall::record_write(std::size_t argument) {
     record_result(*contents, {static_cast<std::uint16_t>(argument), -1, true}, *f.tensor);
   }
   contents->enter(c10::intrusive_ptr<Cell>::reclaim_copy(f.cell));
+  if (domain_.recorder || domain_.guide) seen_.makes.push_back({contents, read_of_[argument]});
   f.cell->version = contents;
   f.cell->level->admit(*contents);
   pin_for_call(contents);
@@ -167,6 +196,7 @@ void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
   attach(tensor, make_cell(level_, contents, tensor.storage()));
   level_.admit(*contents);
   hold_if_asked(contents, tensor.dtype());
+  if (domain_.recorder || domain_.guide) seen_.makes.push_back({contents, -1});
 }
 
 void LevelCall::record_result(TensorVersion& contents, OutputPlace place,

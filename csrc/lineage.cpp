@@ -62,6 +62,7 @@ Table::Table(std::shared_ptr<Domain> owner, Table* outer, std::size_t bytes, Sco
       score(kind),
       depth(outer == nullptr ? 1 : outer->depth + 1) {
   if (outer != nullptr) outer->inner.push_back(this);
+  if (outer == nullptr) domain->root = this;
 }
 
 Table::~Table() {
@@ -115,6 +116,8 @@ void Table::enlist(Version& version) {
   candidates.push_back({.nbytes = static_cast<double>(version.nbytes),
                         .cost = version.producer->cost,
                         .last_access = version.last_access,
+                        .next_use = version.next_use,
+                        .weight = version.weight,
                         .consumed = version.consumed,
                         .pinned = version.pins > 0,
                         .pending = version.pending > 0});

@@ -94,6 +94,7 @@ class Ref {
 };
 
 inline constexpr std::size_t kNoSlot = static_cast<std::size_t>(-1);
+inline constexpr std::uint32_t kNoValue = static_cast<std::uint32_t>(-1);
 
 struct Use {
   Operation* operation;
@@ -112,6 +113,9 @@ struct Version : Node {
 
   std::size_t nbytes = 0;
   double last_access = 0;      // program time
+  double next_use = kUnknown;  // program time; known to a guide
+  std::uint32_t value = kNoValue;  // its name in the domain's trace
+  float weight = 1;                // of the guide's plan
   std::size_t slot = kNoSlot;  // place among the table's candidates
   std::uint32_t pins = 0;
   std::uint32_t pending = 0;  // planned replays, and the waiting operator, that will read it
@@ -169,7 +173,7 @@ class Table : public Node {
   const Ref<Table> enclosing;
   std::vector<Table*> inner;
   std::size_t budget;
-  const Score score;
+  Score score;
   const std::uint32_t depth;
   std::size_t resident_bytes = 0;  // inner tables' included
   Statistics statistics;

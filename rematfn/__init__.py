@@ -20,29 +20,39 @@ from ._inspect import materialize as materialize  # noqa: E402
 from ._opaque import opaque as opaque  # noqa: E402
 from ._policy import DTR as DTR  # noqa: E402
 from ._policy import LRU as LRU  # noqa: E402
+from ._policy import MSPS as MSPS  # noqa: E402
 from ._policy import ON as ON  # noqa: E402
 from ._policy import Eq as Eq  # noqa: E402
 from ._policy import EvictEverything as EvictEverything  # noqa: E402
+from ._policy import Guided as Guided  # noqa: E402
 from ._policy import Largest as Largest  # noqa: E402
 from ._policy import Local as Local  # noqa: E402
 from ._policy import Policy as Policy  # noqa: E402
+from ._trace import Trace as Trace  # noqa: E402
+from ._trace import record as record  # noqa: E402
+from ._trace import simulate as simulate  # noqa: E402
 from ._transform import remat as remat  # noqa: E402
 
 __all__ = [
     "DTR",
     "LRU",
+    "MSPS",
     "ON",
     "BudgetError",
     "Eq",
     "EvictEverything",
+    "Guided",
     "Largest",
     "Local",
     "Policy",
     "RematError",
     "ReplayError",
     "Stats",
+    "Trace",
     "check",
     "materialize",
     "opaque",
+    "record",
     "remat",
+    "simulate",
 ]

@@ -11,7 +11,9 @@ from . import _C
 from ._budget import format_bytes
 
 
-class _Record(TypedDict):
+class Record(TypedDict):
+    """The fields of :class:`Stats`, read at one moment."""
+
     budget: int | None
     peak_bytes: int
     resident_bytes: int
@@ -49,12 +51,14 @@ class Stats:
     replayed_cost: float
     min_budget: int
 
-    def __init__(self, level: _C.Level | None = None) -> None:
-        self._level = level
+    def __init__(self, source: _C.Level | Record | None = None) -> None:
+        self._source = source
 
-    def _read(self) -> _Record:
-        if self._level is None:
-            return _Record(
+    def _read(self) -> Record:
+        if isinstance(self._source, dict):
+            return self._source
+        if self._source is None:
+            return Record(
                 budget=None,
                 peak_bytes=0,
                 resident_bytes=0,
@@ -64,15 +68,15 @@ class Stats:
                 replayed_cost=0.0,
                 min_budget=0,
             )
-        return cast("_Record", self._level.read())
+        return cast("Record", self._source.read())
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("_") or name not in _Record.__annotations__:
+        if name.startswith("_") or name not in Record.__annotations__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return self._read()[name]  # type: ignore[literal-required]
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *_Record.__annotations__]
+        return [*super().__dir__(), *Record.__annotations__]
 
     def __repr__(self) -> str:
         return f"Stats({', '.join(f'{k}={v}' for k, v in self._read().items())})"

@@ -26,32 +26,40 @@ _NAMESPACE = "torch"
 
 @dataclasses.dataclass(frozen=True)
 class LevelOptions:
-    """Decided arguments of `_C.ActiveLevel`, but for the budget."""
+    """The arguments of `_C.ActiveLevel`, decided."""
 
-    score: str
+    budget: int | None
+    score: _C.Score
     evict_everything: bool
     timed: bool
     verify: bool
     name: str
+    record: bool = False
+    program: _C.Program | None = None
+
+    def level(self) -> _C.ActiveLevel:
+        """Return a level to be entered."""
+        return _C.ActiveLevel(
+            self.budget,
+            self.score,
+            self.evict_everything,
+            self.timed,
+            self.verify,
+            self.name,
+            self.record,
+            self.program,
+        )
 
 
 def call(
     f: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    budget: int | None,
     options: LevelOptions,
     started: Callable[[_C.Level], None],
 ) -> Any:
     """Run ``f`` under a new level; ``started`` is given the level before ``f`` begins."""
-    active = _C.ActiveLevel(
-        budget,
-        options.score,
-        options.evict_everything,
-        options.timed,
-        options.verify,
-        options.name,
-    )
+    active = options.level()
     try:
         with active as level:  # See Note [Levels are entered and left in C]
             started(level)

@@ -9,24 +9,81 @@ with the lowest score goes first.
 from dataclasses import dataclass
 from typing import ClassVar
 
+from . import _C
+
 
 @dataclass(frozen=True)
 class Policy:
-    """What all policies have in common: the name of a score."""
+    """What all policies have in common: a score."""
 
-    score: ClassVar[str]
+    kind: ClassVar[str]
     evict_everything: ClassVar[bool] = False
+
+    def score(self) -> _C.Score:
+        """Return the score as the core takes it."""
+        return _C.Score(self.kind, 0.5, 0.6, 4.0)
 
 
 @dataclass(frozen=True)
 class ON(Policy):
-    """Evict the smallest ``(c + ancestors / 2) / (m * age ** 0.6)``, the default.
+    """Evict the smallest ``(c + ancestors * a) / (m * age ** exponent)``.
 
-    ``ancestors`` is the cost of the evicted versions that would have to be recomputed first. The
-    score counts four times until an operator of the program has read the value.
+    ``a`` is the cost of the evicted versions that would have to be recomputed first. The score
+    counts ``unread`` times until an operator of the program has read the value.
+
+    Attributes:
+        ancestors: What the evicted ancestors count, at least 0.
+        exponent: What age counts, at least 0.
+        unread: At least 1.
     """
 
-    score: ClassVar[str] = "on"
+    kind: ClassVar[str] = "on"
+    ancestors: float = 0.5
+    exponent: float = 0.6
+    unread: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not (self.ancestors >= 0 and self.exponent >= 0 and self.unread >= 1):
+            raise ValueError(f"ancestors >= 0, exponent >= 0 and unread >= 1 are needed: {self!r}.")
+
+    def score(self) -> _C.Score:
+        """Return the score as the core takes it."""
+        return _C.Score(self.kind, self.ancestors, self.exponent, self.unread)
+
+
+@dataclass(frozen=True)
+class Guided(Policy):
+    """Measure the first call of each signature, and guide those after it; the default.
+
+    The first call is run with the policy ``first`` and recorded: the sequence of operators, what
+    each reads, and when the program lets go of a value. Later calls of the same signature know
+    every next use: what is never read again goes first, and the score weighs time since the last
+    access against time to the next. Which weighing does best at this budget is found by simulating
+    the recorded call. Each operator is compared with the record; at the first difference the call
+    goes on with ``first``, and the next call is recorded anew. Results never depend on the record.
+
+    Recording and guiding as in Peng et al., *Capuchin* (ASPLOS 2020).
+
+    Attributes:
+        first: The policy of calls about which nothing is known.
+        search: Seconds a thread may look for a better plan, once for each signature and budget.
+            The second call waits for it a twentieth of a second, later calls use what it has found
+            by then. With 0 nothing depends on how fast the machine is: the first plan that fits.
+    """
+
+    kind: ClassVar[str] = "on"
+    first: Policy = ON()
+    search: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.first, Policy) or isinstance(self.first, Guided):
+            raise TypeError(f"Guided(first=...): another policy is needed, got {self.first!r}.")
+        if not self.search >= 0:
+            raise ValueError(f"Guided(search=...): seconds are needed, got {self.search!r}.")
+
+    def score(self) -> _C.Score:
+        """Return the score of calls about which nothing is known."""
+        return self.first.score()
 
 
 @dataclass(frozen=True)
@@ -38,35 +95,45 @@ class DTR(Policy):
     each candidate.
     """
 
-    score: ClassVar[str] = "dtr"
+    kind: ClassVar[str] = "dtr"
 
 
 @dataclass(frozen=True)
 class Eq(Policy):
     """As :class:`DTR`, with undirected components kept by union-find (h_DTR^eq, ibid.)."""
 
-    score: ClassVar[str] = "eq"
+    kind: ClassVar[str] = "eq"
 
 
 @dataclass(frozen=True)
 class Local(Policy):
     """Evict the smallest ``c / (m * age)`` (h_local, ibid.)."""
 
-    score: ClassVar[str] = "local"
+    kind: ClassVar[str] = "local"
+
+
+@dataclass(frozen=True)
+class MSPS(Policy):
+    """Evict the smallest ``(c + ancestors) / m``: memory saving per second.
+
+    After Peng et al., *Capuchin* (ASPLOS 2020), as Kirisame et al. compare with it.
+    """
+
+    kind: ClassVar[str] = "msps"
 
 
 @dataclass(frozen=True)
 class LRU(Policy):
     """Evict what the program has not touched for longest."""
 
-    score: ClassVar[str] = "lru"
+    kind: ClassVar[str] = "lru"
 
 
 @dataclass(frozen=True)
 class Largest(Policy):
     """Evict the largest version."""
 
-    score: ClassVar[str] = "largest"
+    kind: ClassVar[str] = "largest"
 
 
 @dataclass(frozen=True)
@@ -77,5 +144,5 @@ class EvictEverything(Policy):
     is not its first run's twin shows at once.
     """
 
-    score: ClassVar[str] = "on"
+    kind: ClassVar[str] = "on"
     evict_everything: ClassVar[bool] = True

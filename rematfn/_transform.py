@@ -16,8 +16,9 @@ from . import _C
 from ._budget import Budget, BudgetLike, parse_budget
 from ._inspect import Stats
 from ._level import LevelOptions, call
+from ._measured import Memory
 from ._opaque import watch_compiler
-from ._policy import ON, Policy
+from ._policy import Guided, Policy
 from ._signature import Signature, signature_of
 
 P = ParamSpec("P")
@@ -25,7 +26,7 @@ R = TypeVar("R")
 M = TypeVar("M", bound=nn.Module)
 Cost = Literal["model", "time"]
 
-_DEFAULT = ON()
+_DEFAULT = Guided()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +55,7 @@ class Rematted(Generic[P, R]):
         self.stats = Stats()
         self._f = f
         self._options = options
-        # The level of each signature's first call, whose peak a fraction refers to.
-        self._measured: dict[Signature, _C.Level] = {}
+        self._memory = Memory()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         watch_compiler()
@@ -69,41 +69,52 @@ class Rematted(Generic[P, R]):
     __call__._torchdynamo_disable_msg = "remat runs its function eagerly"  # type: ignore[attr-defined]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        budget, measuring = self._resolve(args, kwargs)
-        options = LevelOptions(
-            score=self.policy.score,
-            evict_everything=self.policy.evict_everything,
-            timed=self._options.cost == "time",
-            verify=self._options.verify,
-            name=self._describe(),
-        )
+        options, signature = self._resolve(args, kwargs)
 
         def started(level: _C.Level) -> None:
             self.stats = Stats(level)
-            if measuring is not None:
-                self._measured[measuring] = level
+            if signature is not None:
+                self._memory.note(signature, level, first=options.record)
 
         try:
-            result: R = call(self._f, args, kwargs, budget, options, started)
+            result: R = call(self._f, args, kwargs, options, started)
         except BaseException:
-            if measuring is not None:  # what was seen of the peak is no measure of it
-                self._measured.pop(measuring, None)
+            if options.record and signature is not None:  # what was seen is not the whole of it
+                self._memory.forget(signature)
             raise
         return result
 
     def _resolve(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[int | None, Signature | None]:
-        """Return the budget in bytes, and the signature if this call has to measure its peak."""
-        if self.budget.fraction is None:
-            return self.budget.bytes, None
+    ) -> tuple[LevelOptions, Signature | None]:
+        """Return how to call, and the signature if something is measured or was."""
+        options = LevelOptions(
+            budget=self.budget.bytes,
+            score=self.policy.score(),
+            evict_everything=self.policy.evict_everything,
+            timed=self._options.cost == "time",
+            verify=self._options.verify,
+            name=self._describe(),
+        )
+        fraction = self.budget.fraction
+        # Only the outermost level is recorded and guided: its record holds what runs inside.
+        guided = isinstance(self.policy, Guided) and _C.stack_depth() == 0
+        if fraction is None and (options.budget is None or not guided):
+            return options, None
         signature = signature_of(args, kwargs)
-        level = self._measured.get(signature)
-        if level is None:
-            return None, signature
-        peak = level.read()["peak_bytes"]
-        assert isinstance(peak, int)
-        return max(1, int(self.budget.fraction * peak)), None
+        measured = self._memory.get(signature)
+        if measured is None or (guided and measured.lost()):
+            return dataclasses.replace(options, record=True), signature
+        if fraction is not None:
+            options = dataclasses.replace(
+                options, budget=max(1, int(fraction * measured.peak_bytes))
+            )
+        if guided:
+            assert isinstance(self.policy, Guided)
+            assert options.budget is not None
+            program = measured.program(options.budget, self.policy.search)
+            options = dataclasses.replace(options, program=program)
+        return options, signature
 
     def _describe(self) -> str:
         name = getattr(self, "__name__", type(self._f).__name__)

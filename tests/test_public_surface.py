@@ -14,12 +14,18 @@ PUBLIC = {
     "opaque",
     "check",
     "Stats",
+    # traces
+    "Trace",
+    "record",
+    "simulate",
     # policies
     "Policy",
+    "Guided",
     "ON",
     "DTR",
     "Eq",
     "Local",
+    "MSPS",
     "LRU",
     "Largest",
     "EvictEverything",
@@ -28,7 +34,7 @@ PUBLIC = {
     "BudgetError",
     "ReplayError",
 }
-POLICIES = ("ON", "DTR", "Eq", "Local", "LRU", "Largest", "EvictEverything")
+POLICIES = ("Guided", "ON", "DTR", "Eq", "Local", "MSPS", "LRU", "Largest", "EvictEverything")
 BUILT_INS = {
     "BudgetError": MemoryError,
     "ReplayError": RuntimeError,

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// bindings.h: what the two files that know Python share.
+
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "lineage.h"
+
+namespace rematfn {
+
+// The fields of rematfn.Stats.
+[[nodiscard]] pybind11::dict record_of(const Statistics& statistics, std::size_t budget,
+                                       std::size_t resident_bytes);
+
+void bind_traces(pybind11::module_& m);
+
+}  // namespace rematfn

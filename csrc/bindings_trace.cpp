@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// bindings_trace.cpp: traces, the simulator and plans, as Python sees them. Holds no logic.
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <chrono>
+
+#include "bindings.h"
+#include "domain.h"
+#include "plan.h"
+
+namespace py = pybind11;
+
+namespace rematfn {
+namespace {
+
+py::list events_of(const Trace& trace) {
+  py::list events;
+  for (const Trace::Event& event : trace.events) {
+    if (event.what != Trace::What::kCall) {
+      const char* what = event.what == Trace::What::kSeal     ? "seal"
+                         : event.what == Trace::What::kSettle ? "settle"
+                                                              : "release";
+      events.append(py::make_tuple(what, event.index));
+      continue;
+    }
+    const Trace::Call& call = trace.calls[event.index];
+    py::list reads;
+    py::list makes;
+    for (const auto& [value, written] : call.reads) reads.append(py::make_tuple(value, written));
+    for (const auto& [value, over] : call.makes) makes.append(py::make_tuple(value, over));
+    events.append(py::make_tuple("call", py::make_tuple(call.name, call.cost, call.output_bytes,
+                                                        call.scratch_bytes, call.replayable, call.raw, reads,
+                                                        makes)));
+  }
+  return events;
+}
+
+// False when `seconds` have passed since it was made, or, if not negative, after `runs` calls.
+std::function<bool()> until(double seconds, std::int64_t runs) {
+  const auto start = std::chrono::steady_clock::now();
+  return [=]() mutable {
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+    return passed.count() < seconds && runs-- != 0;
+  };
+}
+
+// The statistics, or (smallest budget, unevictable bytes, whether it thrashes).
+py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std::size_t> budget,
+                          const Score& score, bool evict_everything, const Program* program) {
+  Statistics statistics;
+  const std::size_t bytes = budget.value_or(kNoBudget);
+  try {
+    const py::gil_scoped_release nogil;
+    const auto guide = program == nullptr ? nullptr : program->guide();
+    statistics = simulate(*trace, {bytes, score, evict_everything, guide});
+  } catch (const NoRoom& why) {
+    return py::make_tuple(why.smallest_budget, why.unevictable, why.thrashing);
+  }
+  return record_of(statistics, bytes, 0);
+}
+
+}  // namespace
+
+void bind_traces(py::module_& m) {
+  const auto nogil = py::call_guard<py::gil_scoped_release>();
+
+  py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace")
+      .def(py::init())
+      .def("add_value", &Trace::add_value)
+      .def("add_call",
+           [](Trace& trace, const std::string& name, double cost, std::size_t output_bytes,
+              std::size_t scratch_bytes, bool replayable, bool raw,
+              const std::vector<std::pair<Trace::Id, bool>>& reads,
+              const std::vector<std::pair<Trace::Id, std::int32_t>>& makes) {
+             Trace::Call call{name, cost, output_bytes, scratch_bytes, replayable, raw, {}, {}};
+             for (const auto& [value, written] : reads) call.reads.push_back({value, written});
+             for (const auto& [value, over] : makes) call.makes.push_back({value, over});
+             trace.add_call(std::move(call));
+           })
+      .def("add_release", &Trace::add_release)
+      .def("add_seal", &Trace::add_seal)
+      .def("add_settle", &Trace::add_settle)
+      .def("values",
+           [](const Trace& trace) {
+             std::vector<std::pair<std::size_t, bool>> values;
+             for (const auto& [nbytes, counted] : trace.values) values.emplace_back(nbytes, counted);
+             return values;
+           })
+      .def("events", &events_of)
+      .def("check", &Trace::check);
+  py::class_<Program, std::shared_ptr<Program>>(m, "Program")
+      .def(py::init([](std::shared_ptr<Trace> trace) {
+        return std::make_shared<Program>(std::move(trace));
+      }))
+      .def(
+          "search",
+          [](Program& program, std::size_t budget, double seconds, std::int64_t runs) {
+            return program.search(budget, until(seconds, runs));
+          },
+          nogil)
+      .def("replayed_cost", [](const Program& program) { return program.plan().replayed_cost; });
+  m.def("simulate", &simulate_trace);
+}
+
+}  // namespace rematfn

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <random>
+
+#include "domain.h"
+
+namespace rematfn {
+namespace {
+
+// The settings of the score among which a trace decides. What differs: how the past and the future
+// are weighed, how much the ancestors count, and whether what nobody has read yet is spared.
+constexpr std::array<Score, 10> kPortfolio{{
+    {ScoreKind::kOn, 0.5, 0.75, 4, Horizon::kGeometric},
+    {ScoreKind::kOn, 1.0, 0.75, 1, Horizon::kGeometric},
+    {ScoreKind::kOn, 1.0, 1.0, 1, Horizon::kNext},
+    {ScoreKind::kOn, 0.5, 0.75, 1, Horizon::kNext},
+    {ScoreKind::kOn, 0.5, 0.5, 4, Horizon::kNext},
+    {ScoreKind::kOn, 0.1, 0.75, 1, Horizon::kGeometric},
+    {ScoreKind::kOn, 0.5, 1.0, 1, Horizon::kGeometric},
+    {ScoreKind::kOn, 0.5, 1.5, 1, Horizon::kHarmonic},
+    {ScoreKind::kOn, 0.5, 0.75, 4, Horizon::kNearer},
+    {ScoreKind::kOn, 0.5, 0.6, 4, Horizon::kAge},
+}};
+
+// Chen's segments (Chen et al. 2016): the calls up to the trace's peak are cut into segments that
+// make about as many bytes each. What a later segment reads is held dear, the rest is cheap.
+std::vector<float> segment_weights(const Trace& trace, std::size_t segments) {
+  constexpr float kDear = 1e3F;
+  std::size_t total = 0;
+  for (const Trace::Call& call : trace.calls) total += call.output_bytes;
+  std::vector<std::size_t> made_in(trace.values.size(), 0);
+  std::vector<float> weights(trace.values.size(), 1);
+  std::size_t bytes = 0;
+  for (const Trace::Event& event : trace.events) {
+    if (event.what != Trace::What::kCall) continue;
+    const Trace::Call& call = trace.calls[event.index];
+    // Half of the bytes are the forward's; the backward reads across every boundary.
+    const std::size_t segment = bytes * 2 * segments / std::max<std::size_t>(total, 1);
+    if (segment >= segments) break;
+    for (const Trace::Read& read : call.reads) {
+      if (made_in[read.value] < segment) weights[read.value] = kDear;
+    }
+    for (const Trace::Made& made : call.makes) made_in[made.value] = segment;
+    bytes += call.output_bytes;
+  }
+  return weights;
+}
+
+class Search {
+ public:
+  Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
+         std::size_t budget, const std::function<bool()>& go_on,
+         const std::function<void(const Plan&)>& found)
+      : trace_(std::move(trace)),
+        future_(std::move(future)),
+        budget_(budget),
+        go_on_(go_on),
+        found_(found) {}
+
+  void run() {
+    for (const Score& score : kPortfolio) {
+      consider({score, {}});
+      if (best_.replayed_cost < kNever && !go_on_()) return;
+    }
+    const Score score = best_.score;
+    const auto calls = static_cast<double>(trace_->calls.size());
+    for (const double factor : {0.5, 1.0, 2.0}) {
+      const auto segments = static_cast<std::size_t>(factor * std::sqrt(calls)) + 1;
+      if (!go_on_()) return;
+      consider({score, segment_weights(*trace_, segments)});
+    }
+    improve();
+  }
+
+ private:
+  // Simulates the plan; keeps it if it is the best so far.
+  void consider(Plan plan) {
+    const auto guide =
+        std::make_shared<Guide>(trace_, future_, std::make_shared<const Plan>(plan));
+    try {
+      plan.replayed_cost =
+          simulate(*trace_, {.budget = budget_, .score = plan.score, .guide = guide,
+                             .most_replayed_cost = best_.replayed_cost})
+              .replayed_cost;
+    } catch (const NoRoom&) {
+      return;
+    }
+    if (plan.replayed_cost >= best_.replayed_cost) return;
+    best_ = std::move(plan);
+    found_(best_);
+  }
+
+  // Local search: hold one value dearer or cheaper, or a few made one after the other, and keep
+  // what helps. A fixed sequence of random numbers, so that a search of as many steps finds the same.
+  void improve() {
+    std::mt19937 random(20);
+    std::vector<Trace::Id> counted;
+    for (Trace::Id i = 0; i < trace_->values.size(); ++i) {
+      if (trace_->values[i].counted && trace_->values[i].nbytes > 0) counted.push_back(i);
+    }
+    if (counted.empty()) return;
+    while (best_.replayed_cost > 0 && go_on_()) {
+      Plan plan = best_;
+      plan.weights.resize(trace_->values.size(), 1);
+      const std::size_t first = random() % counted.size();
+      const std::size_t run = random() % 4 == 0 ? 1 + random() % 8 : 1;
+      const float factor = random() % 2 == 0 ? 4.0F : 0.25F;
+      for (std::size_t i = first; i < std::min(first + run, counted.size()); ++i) {
+        plan.weights[counted[i]] *= factor;
+      }
+      consider(std::move(plan));
+    }
+  }
+
+  const std::shared_ptr<const Trace> trace_;
+  const std::shared_ptr<const Future> future_;
+  const std::size_t budget_;
+  const std::function<bool()>& go_on_;
+  const std::function<void(const Plan&)>& found_;
+  Plan best_;
+};
+
+}  // namespace
+
+Future::Future(const Trace& trace) {
+  std::vector<double> start(trace.calls.size());
+  double clock = 0;
+  for (const Trace::Event& event : trace.events) {
+    if (event.what != Trace::What::kCall) continue;
+    start[event.index] = clock;
+    clock += trace.calls[event.index].cost;
+  }
+  first_.resize(trace.calls.size() + 1);
+  made_.resize(trace.calls.size());
+  for (std::size_t i = 0; i < trace.calls.size(); ++i) {
+    made_[i] = trace.calls[i].makes.size();
+    first_[i + 1] = first_[i] + trace.calls[i].reads.size() + made_[i];
+  }
+  next_.resize(first_.back());
+  std::vector<double> next(trace.values.size(), kNever);
+  for (std::size_t e = trace.events.size(); e-- > 0;) {
+    const auto [what, index] = trace.events[e];
+    if (what == Trace::What::kSeal) next[index] = clock;
+    if (what != Trace::What::kCall) continue;
+    const Trace::Call& call = trace.calls[index];
+    clock = start[index];
+    std::size_t entry = first_[index];
+    for (const Trace::Read& read : call.reads) next_[entry++] = next[read.value];
+    for (const Trace::Made& made : call.makes) next_[entry++] = next[made.value];
+    for (const Trace::Read& read : call.reads) next[read.value] = clock;
+  }
+}
+
+Guide::Guide(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
+             std::shared_ptr<const Plan> plan)
+    : trace_(std::move(trace)), future_(std::move(future)), plan_(std::move(plan)) {}
+
+bool Guide::follow(const ObservedCall& seen) {
+  const std::size_t index = next_call_++;
+  if (index >= trace_->calls.size()) return false;
+  const Trace::Call& call = trace_->calls[index];
+  if (call.name != seen.name || call.reads.size() != seen.reads.size() ||
+      call.makes.size() != seen.makes.size()) {
+    return false;
+  }
+  for (std::size_t i = 0; i < call.reads.size(); ++i) {
+    const Trace::Id value = call.reads[i].value;
+    Version& version = *seen.reads[i].version;
+    if (version.value == kNoValue && !trace_->values[value].counted) version.value = value;
+    if (version.value != value) return false;
+  }
+  for (std::size_t i = 0; i < call.makes.size(); ++i) {
+    if (seen.makes[i].version->nbytes != trace_->values[call.makes[i].value].nbytes) return false;
+  }
+  for (std::size_t i = 0; i < call.reads.size(); ++i) {
+    advise(*seen.reads[i].version, call.reads[i].value, future_->after_read(index, i));
+  }
+  for (std::size_t i = 0; i < call.makes.size(); ++i) {
+    advise(*seen.makes[i].version, call.makes[i].value, future_->after_made(index, i));
+  }
+  return true;
+}
+
+void Guide::advise(Version& version, Trace::Id value, double next_use) const {
+  version.value = value;
+  version.next_use = next_use;
+  if (!plan_->weights.empty()) version.weight = plan_->weights[value];
+  if (version.slot == kNoSlot) return;
+  Candidate& candidate = version.table->candidates[version.slot];
+  candidate.next_use = next_use;
+  candidate.weight = version.weight;
+  candidate.stale = true;
+}
+
+Program::Program(std::shared_ptr<const Trace> recorded)
+    : trace(std::move(recorded)), future_(std::make_shared<const Future>(*trace)) {}
+
+bool Program::search(std::size_t budget, const std::function<bool()>& go_on) {
+  {
+    const std::lock_guard guard(mutex_);
+    if (budget != budget_) plan_.reset();
+    budget_ = budget;
+  }
+  Search(trace, future_, budget, go_on, [&](const Plan& found) {
+    const std::lock_guard guard(mutex_);
+    const bool better = !plan_ || found.replayed_cost < plan_->replayed_cost;
+    if (budget == budget_ && better) plan_ = std::make_shared<const Plan>(found);
+  }).run();
+  const std::lock_guard guard(mutex_);
+  return plan_ != nullptr;
+}
+
+std::shared_ptr<Guide> Program::guide() const {
+  const std::lock_guard guard(mutex_);
+  if (!plan_) return nullptr;
+  return std::make_shared<Guide>(trace, future_, plan_);
+}
+
+Plan Program::plan() const {
+  const std::lock_guard guard(mutex_);
+  return plan_ ? *plan_ : Plan();
+}
+
+}  // namespace rematfn

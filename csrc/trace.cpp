@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trace.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "domain.h"
+#include "plan.h"
+
+namespace rematfn {
+namespace {
+
+// A version of the simulated program. One recomputed for a replay alone may be overwritten by it.
+bool may_overwrite(const Version& version) {
+  return version.slot != kNoSlot && !version.program && version.pending <= 1;
+}
+
+struct SimulatedOperation final : Operation {
+  std::vector<bool> written;  // by input
+};
+
+class SimulatedDomain final : public Domain {
+ private:
+  // See Note [A replay writes to copies]
+  void replay(Operation& operation) override {
+    const auto& written = static_cast<SimulatedOperation&>(operation).written;
+    for (std::size_t i = 0; i < operation.inputs.size(); ++i) {
+      Version& version = *operation.inputs[i].version;
+      if (written[i] && may_overwrite(version)) leave(version);
+    }
+    for (Version* output : operation.outputs) {
+      if (output != nullptr && !output->resident && is_wanted(*output)) arrive(*output);
+    }
+  }
+
+  std::size_t replay_bytes(const Operation& operation) override {
+    const auto& written = static_cast<const SimulatedOperation&>(operation).written;
+    std::size_t sum = operation.output_bytes + operation.scratch_bytes;
+    for (std::size_t i = 0; i < operation.inputs.size(); ++i) {
+      const Version& version = *operation.inputs[i].version;
+      if (written[i] && !may_overwrite(version)) sum += version.nbytes;
+    }
+    return sum;
+  }
+
+  void drop(Version&) override {}
+  bool held_elsewhere(const Version&) override { return false; }
+  bool forget(Version& version) override { return static_cast<bool>(version.producer); }
+  bool lost(const Version&) override { return false; }
+  void keep_alive(Version&) override {}
+};
+
+class Simulation {
+ public:
+  Simulation(const Trace& trace, const SimulationOptions& options)
+      : trace_(trace),
+        options_(options),
+        domain_(std::make_shared<SimulatedDomain>()),
+        table_(new Table(domain_, nullptr, options.budget, options.score)),
+        versions_(trace.values.size()) {
+    domain_->guide = options.guide;
+  }
+
+  Statistics run() {
+    for (std::size_t i = 0; i < versions_.size(); ++i) {
+      if (trace_.values[i].counted) continue;
+      versions_[i] = Ref<Version>(new Version);
+      versions_[i]->nbytes = trace_.values[i].nbytes;
+      versions_[i]->program = true;
+    }
+    for (const Trace::Event& event : trace_.events) {
+      const DomainLock lock(domain_);
+      if (table_->statistics.replayed_cost > options_.most_replayed_cost) break;
+      switch (event.what) {
+        case Trace::What::kCall:
+          run_call(trace_.calls[event.index]);
+          break;
+        case Trace::What::kRelease:
+          domain_->release(std::move(versions_[event.index]), table_, {});
+          break;
+        case Trace::What::kSeal:
+          seal(*versions_[event.index]);
+          break;
+        case Trace::What::kSettle:
+          versions_[event.index]->raw = false;
+          if (versions_[event.index]->producer) domain_->cut(*versions_[event.index]);
+          break;
+      }
+    }
+    return table_->statistics;
+  }
+
+ private:
+  void run_call(const Trace::Call& call) {
+    const std::size_t granted = call.output_bytes + call.scratch_bytes;
+    foresee(call, granted);
+    // Taken down now, before writes put other versions in the places of these.
+    ObservedCall seen{call.name, call.cost, call.output_bytes, call.scratch_bytes,
+                      call.replayable, call.raw, {}, {}};
+    for (const Trace::Read& read : call.reads) {
+      seen.reads.push_back({versions_[read.value], read.written});
+    }
+    std::vector<Ref<Version>> pinned;
+    save_what_is_overwritten(call, pinned);
+    std::vector<Version*> wanted;
+    for (const Trace::Read& read : call.reads) {
+      if (versions_[read.value]->table) wanted.push_back(versions_[read.value].get());
+    }
+    domain_->materialize(wanted);
+    for (Version* version : wanted) {
+      pin(*version);
+      pinned.emplace_back(version);
+    }
+
+    Ref<SimulatedOperation> operation;
+    if (call.replayable) {
+      operation = Ref<SimulatedOperation>(new SimulatedOperation);
+      operation->table = table_;
+      operation->order = domain_->next_order++;
+      operation->cost = call.cost;
+      operation->output_bytes = call.output_bytes;
+      operation->scratch_bytes = call.scratch_bytes;
+      ++domain_->live_operations;
+      for (const Trace::Read& read : call.reads) {
+        operation->add_input(versions_[read.value]);
+        operation->written.push_back(read.written);
+      }
+    }
+    domain_->make_room(*table_, granted);
+    table_->note_peak(granted);
+    domain_->clock += call.cost;
+    ++table_->statistics.operators;
+    table_->statistics.base_cost += call.cost;
+    for (Version* version : wanted) {
+      version->consumed = true;
+      touch(*version, domain_->clock);
+    }
+    for (const Trace::Made& made : call.makes) {
+      seen.makes.push_back({make(call, made, operation, pinned), made.over});
+    }
+    domain_->note_call(seen);
+    for (const Trace::Made& made : call.makes) {
+      // The old contents live on only as lineage, if at all.
+      if (made.over >= 0) versions_[call.reads[made.over].value].reset();
+    }
+    for (const Ref<Version>& version : pinned) unpin(*version);
+    if (domain_->live_operations > domain_->most_operations) domain_->trim(*table_);
+    domain_->make_room(*table_, 0);
+    if (options_.evict_everything) domain_->evict_all(*table_);
+  }
+
+  // See Note [Before, not after]
+  void foresee(const Trace::Call& call, std::size_t granted) {
+    std::size_t inputs = 0;
+    for (std::size_t i = 0; i < call.reads.size(); ++i) {
+      const Version* version = versions_[call.reads[i].value].get();
+      const auto earlier = call.reads.begin() + static_cast<std::ptrdiff_t>(i);
+      const bool counted_before = std::any_of(
+          call.reads.begin(), earlier,
+          [&](const Trace::Read& r) { return versions_[r.value].get() == version; });
+      if (version->table && !counted_before) inputs += version->nbytes;
+    }
+    const std::size_t needed = inputs + granted;
+    table_->statistics.min_budget = std::max(table_->statistics.min_budget, needed);
+    if (needed > table_->budget) throw NoRoom{table_.get(), needed, inputs};
+  }
+
+  // See Note [Mutation is a new version]
+  void save_what_is_overwritten(const Trace::Call& call, std::vector<Ref<Version>>& pinned) {
+    for (const Trace::Read& read : call.reads) {
+      const Ref<Version> version = versions_[read.value];
+      if (!read.written || version->producer || !version->program) continue;
+      if (!call.replayable && version->readers.empty()) continue;
+      domain_->make_room(*table_, version->nbytes);
+      if (version->table) table_->expel(*version);
+      version->program = false;
+      table_->admit(*version);
+      pin(*version);
+      pinned.push_back(version);
+    }
+  }
+
+  Ref<Version> make(const Trace::Call& call, const Trace::Made& made,
+            const Ref<SimulatedOperation>& operation, std::vector<Ref<Version>>& pinned) {
+    const Ref<Version> contents(new Version);
+    contents->nbytes = trace_.values[made.value].nbytes;
+    contents->last_access = domain_->clock;
+    contents->program = true;
+    contents->raw = call.raw && made.over < 0;
+    bool replayable = static_cast<bool>(operation);
+    if (made.over >= 0) {
+      Version& old = *versions_[call.reads[made.over].value];
+      contents->consumed = old.consumed;
+      const bool saved = !old.producer && !old.program;
+      replayable = replayable && (old.producer || saved);
+      if (!saved) {
+        old.program = false;
+        old.raw = false;
+        domain_->leave(old);
+      }
+    }
+    if (replayable) operation->add_output(*contents);
+    table_->admit(*contents);
+    if (made.over >= 0) {
+      pin(*contents);
+      pinned.push_back(contents);
+    }
+    versions_[made.value] = contents;
+    return contents;
+  }
+
+  void seal(Version& version) {
+    if (!version.table) return;
+    Version* wanted = &version;
+    if (!version.resident) domain_->materialize({&wanted, 1});
+    if (version.producer) domain_->cut(version);
+    table_->expel(version);
+    version.program = false;
+  }
+
+  const Trace& trace_;
+  const SimulationOptions options_;
+  const std::shared_ptr<SimulatedDomain> domain_;
+  const Ref<Table> table_;
+  std::vector<Ref<Version>> versions_;
+};
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw std::invalid_argument("rematfn: not a trace: " + what);
+}
+
+}  // namespace
+
+Trace::Id Trace::add_value(std::size_t nbytes, bool counted) {
+  values.push_back({nbytes, counted});
+  return static_cast<Id>(values.size() - 1);
+}
+
+void Trace::add_call(Call call) {
+  events.push_back({What::kCall, static_cast<std::uint32_t>(calls.size())});
+  calls.push_back(std::move(call));
+}
+
+void Trace::check() const {
+  enum class State : std::uint8_t { kUnborn, kAlive, kGone };
+  std::vector<State> states(values.size(), State::kUnborn);
+  const auto state = [&](Id value) -> State& {
+    require(value < values.size(), "there is no value " + std::to_string(value));
+    return states[value];
+  };
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!values[i].counted) states[i] = State::kAlive;
+  }
+  for (const Event& event : events) {
+    if (event.what != What::kCall) {
+      require(state(event.index) == State::kAlive,
+              "value " + std::to_string(event.index) + " is let go of, but is not there");
+      if (event.what == What::kRelease) state(event.index) = State::kGone;
+      continue;
+    }
+    require(event.index < calls.size(), "there is no call " + std::to_string(event.index));
+    const Call& call = calls[event.index];
+    for (const Read& read : call.reads) {
+      require(state(read.value) == State::kAlive,
+              call.name + " reads value " + std::to_string(read.value) + ", which is not there");
+    }
+    for (const Made& made : call.makes) {
+      require(made.over < static_cast<std::int32_t>(call.reads.size()),
+              call.name + " overwrites an argument it does not have");
+      if (made.over >= 0) state(call.reads[made.over].value) = State::kGone;
+      require(state(made.value) == State::kUnborn,
+              call.name + " makes value " + std::to_string(made.value) + " a second time");
+      state(made.value) = State::kAlive;
+    }
+  }
+}
+
+Trace::Id Recorder::id_of(Version& version, bool made) {
+  if (version.value == kNoValue) version.value = trace->add_value(version.nbytes, made);
+  return version.value;
+}
+
+void Recorder::note(const ObservedCall& seen) {
+  Trace::Call call{std::string(seen.name), seen.cost, seen.output_bytes, seen.scratch_bytes,
+                   seen.replayable, seen.raw, {}, {}};
+  for (const auto& [version, written] : seen.reads) {
+    call.reads.push_back({id_of(*version, false), written});
+  }
+  for (const auto& [version, over] : seen.makes) call.makes.push_back({id_of(*version, true), over});
+  trace->add_call(std::move(call));
+}
+
+void Recorder::note_release(const Version& version) {
+  if (version.value != kNoValue) trace->add_release(version.value);
+}
+
+void Recorder::note_seal(const Version& version) {
+  if (version.value != kNoValue && version.table) trace->add_seal(version.value);
+}
+
+void Recorder::note_settle(const Version& version) {
+  if (version.value != kNoValue) trace->add_settle(version.value);
+}
+
+Statistics simulate(const Trace& trace, const SimulationOptions& options) {
+  return Simulation(trace, options).run();
+}
+
+}  // namespace rematfn

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// trace.h: what a program did to memory, without its tensors; and the same engine run on that.
+//
+// Note [One engine for tensors and numbers]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A plan is only worth as much as the simulator that judged it. So there is no second engine: a
+// simulation is a Domain whose replay() moves numbers, and whoever evicts, plans and replays is the
+// code that does it for tensors. What is written twice is the journey of one operator, in LevelCall
+// and in Simulation::run_call, and a test holds the two together, count for count.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lineage.h"
+
+namespace rematfn {
+
+struct Trace {
+  using Id = std::uint32_t;  // of a value: the contents of one storage between two writes
+
+  struct Value {
+    std::size_t nbytes = 0;
+    bool counted = false;  // made inside: its bytes are in the budget
+  };
+  struct Read {
+    Id value;
+    bool written = false;
+  };
+  struct Made {
+    Id value;
+    std::int32_t over = -1;  // the read whose storage it takes over; none: a fresh storage
+  };
+  struct Call {
+    std::string name;
+    double cost = 0;  // seconds
+    std::size_t output_bytes = 0;
+    std::size_t scratch_bytes = 0;
+    bool replayable = true;
+    bool raw = false;  // what it makes is uninitialised: kept until it is written
+    std::vector<Read> reads;
+    std::vector<Made> makes;
+  };
+  enum class What : std::uint8_t {
+    kCall,
+    kRelease,  // the program has dropped the last tensor on a value
+    kSeal,     // a value left: resident from now on, and not counted
+    kSettle,   // raw memory turned out to have contents: a constant from now on
+  };
+  struct Event {
+    What what;
+    std::uint32_t index;  // of the call, or of the value
+  };
+
+  std::vector<Value> values;
+  std::vector<Call> calls;
+  std::vector<Event> events;
+
+  [[nodiscard]] Id add_value(std::size_t nbytes, bool counted);
+  void add_call(Call call);
+  void add_release(Id value) { events.push_back({What::kRelease, value}); }
+  void add_seal(Id value) { events.push_back({What::kSeal, value}); }
+  void add_settle(Id value) { events.push_back({What::kSettle, value}); }
+  // Throws std::invalid_argument unless each value is made before it is read, and released once.
+  void check() const;
+};
+
+// One call as the engine sees it, for a recorder or a guide.
+struct ObservedCall {
+  struct Read {
+    Ref<Version> version;
+    bool written;
+  };
+  struct Made {
+    Ref<Version> version;
+    std::int32_t over;
+  };
+  std::string_view name;
+  double cost = 0;
+  std::size_t output_bytes = 0;
+  std::size_t scratch_bytes = 0;
+  bool replayable = true;
+  bool raw = false;
+  std::vector<Read> reads;
+  std::vector<Made> makes;
+};
+
+// Writes down what a domain does.
+class Recorder {
+ public:
+  void note(const ObservedCall& call);
+  void note_release(const Version& version);
+  void note_seal(const Version& version);
+  void note_settle(const Version& version);
+
+  const std::shared_ptr<Trace> trace = std::make_shared<Trace>();
+
+ private:
+  // A value that is read without having been made came from outside.
+  Trace::Id id_of(Version& version, bool made);
+};
+
+class Guide;
+
+struct SimulationOptions {
+  std::size_t budget = kNoBudget;
+  Score score;
+  bool evict_everything = false;
+  std::shared_ptr<Guide> guide;
+  double most_replayed_cost = kNever;  // seconds; beyond, the run is not worth finishing
+};
+
+// The statistics of a run of `trace`. Throws NoRoom.
+[[nodiscard]] Statistics simulate(const Trace& trace, const SimulationOptions& options);
+
+}  // namespace rematfn

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured, then guided: what a first call teaches the later ones, and that it is only advice."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal, smallest_budgets, untransformed
+from programs import Program
+from test_exact import world
+from torch import Tensor
+
+import rematfn
+from rematfn import ON, Guided
+
+AT_ONCE = Guided(search=0)  # only the portfolio's first plan that fits: the same on each machine
+X = torch.linspace(-1, 1, 4096)
+
+
+def chain(x: Tensor) -> Tensor:
+    for _ in range(12):
+        x = (x.sin() * x).exp().tanh()
+    return x.square().sum()
+
+
+def calls(g: Any, n: int, *args: Any) -> list[dict[str, Any]]:
+    """Call `g` n times and return what each call counted."""
+    found = []
+    for _ in range(n):
+        g(*args)
+        stats = g.stats
+        found.append({f: getattr(stats, f) for f in ("evictions", "replays", "replayed_cost")})
+    return found
+
+
+def gradient_under(budget: Any, policy: rematfn.Policy) -> Any:
+    return rematfn.remat(torch.func.grad(chain), budget, policy=policy)
+
+
+def test_the_second_call_replays_less_than_the_first_and_stays_within_the_budget() -> None:
+    g = gradient_under(100_000, AT_ONCE)
+    first, second, third = calls(g, 3, X)
+    assert first["replays"] > 0
+    assert second["replayed_cost"] < first["replayed_cost"]
+    assert second == third
+    assert g.stats.peak_bytes <= 100_000
+
+
+def test_the_first_call_is_the_online_one() -> None:
+    assert calls(gradient_under(100_000, AT_ONCE), 1, X) == calls(
+        gradient_under(100_000, ON()), 1, X
+    )
+
+
+def test_what_is_never_read_again_goes_first_and_costs_nothing() -> None:
+    """torch.func.grad keeps a graph of the backward that nobody reads."""
+    g = gradient_under(0.75, AT_ONCE)
+    _, guided, _ = calls(g, 3, X)
+    online = gradient_under(0.75, ON())
+    _, unguided, _ = calls(online, 3, X)
+    assert unguided["replays"] > 0
+    assert guided["evictions"] > 0
+    assert guided["replays"] < unguided["replays"]
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.35])
+def test_three_calls_of_any_program_are_bitwise_eager(program: Program, fraction: float) -> None:
+    def run(transform: Callable[..., Any]) -> Any:
+        return world(program, transform, calls=3)
+
+    budgets = iter(smallest_budgets(run, fraction))
+    found = run(lambda f: rematfn.remat(f, next(budgets), policy=AT_ONCE))
+    assert_bitwise_equal(found, run(untransformed))
+
+
+def test_a_program_that_takes_another_way_is_right_and_is_measured_anew() -> None:
+    ways: list[Callable[[Tensor], Tensor]] = [torch.sin, torch.cos]
+
+    def f(x: Tensor) -> Tensor:
+        y = x.exp()
+        for _ in range(6):
+            y = (ways[0](y) * y).tanh()
+        return y.square().sum()
+
+    grad = torch.func.grad(f)
+    g = rematfn.remat(grad, 90_000, policy=AT_ONCE)
+    for way in (0, 0, 1, 1, 1, 0, 0):
+        ways.sort(key=lambda w: w is torch.sin, reverse=way == 0)
+        assert_bitwise_equal(g(X), grad(X))
+        assert g.stats.peak_bytes <= 90_000
+
+
+def test_the_plan_is_for_the_signature() -> None:
+    g = gradient_under(100_000, AT_ONCE)
+    small = X[:100].clone()
+    grad = torch.func.grad(chain)
+    for x in (X, small, X, small, X):
+        assert_bitwise_equal(g(x), grad(x))
+    assert calls(g, 1, X)[0]["replays"] > 0
+    assert calls(g, 1, small)[0]["replays"] == 0
+
+
+def test_the_backward_after_the_call_is_guided_too() -> None:
+    x = X.clone().requires_grad_()
+    chain(x).backward()
+    expected = x.grad
+    g = rematfn.remat(chain, 150_000, policy=AT_ONCE)
+    counted = []
+    for _ in range(3):
+        x.grad = None
+        g(x).backward()
+        counted.append(g.stats.replayed_cost)
+        assert_bitwise_equal(x.grad, expected)
+    assert counted[1] == counted[2] <= counted[0]
+
+
+def test_a_plan_found_later_is_used_later() -> None:
+    """A search in a thread only ever changes what is evicted."""
+    g = gradient_under(100_000, Guided(search=0.5))
+    expected = torch.func.grad(chain)(X)
+    costs = []
+    for _ in range(20):
+        assert_bitwise_equal(g(X), expected)
+        costs.append(g.stats.replayed_cost)
+    assert max(costs[1:]) < costs[0]
+
+
+def test_levels_inside_are_in_the_record_of_the_outermost() -> None:
+    def loss(x: Tensor) -> Tensor:
+        inner = rematfn.remat(lambda x: (x.sin() * x).exp(), 60_000)
+        return inner(inner(x).tanh()).square().sum()
+
+    grad = torch.func.grad(loss)
+    g = rematfn.remat(grad, 120_000, policy=AT_ONCE)
+    for _ in range(3):
+        assert_bitwise_equal(g(X), grad(X))
+
+
+def test_nothing_of_a_call_outlives_it_but_numbers() -> None:
+    g = gradient_under(100_000, AT_ONCE)
+    g(X)
+    g(X)
+    gc.collect()
+    held = [o for o in gc.get_objects() if type(o) is Tensor and o.shape == X.shape]
+    assert all(o is X for o in held)
+
+
+def test_only_so_many_signatures_are_remembered() -> None:
+    g = rematfn.remat(torch.sin, 1 << 20, policy=AT_ONCE)
+    for n in range(1, 50):
+        g(X[:n])
+    assert len(g._memory._measured) == 16
+
+
+def test_a_call_that_fails_is_not_remembered() -> None:
+    failing = [True]
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        if failing[0]:
+            raise LookupError
+        return y.cos().sum()
+
+    g = rematfn.remat(torch.func.grad(f), 100_000, policy=AT_ONCE)
+    with pytest.raises(LookupError):
+        g(X)
+    failing[0] = False
+    for _ in range(3):
+        assert_bitwise_equal(g(X), torch.func.grad(f)(X))
+
+
+@pytest.mark.parametrize("wrong", [{"first": 3}, {"first": Guided()}, {"search": -1}])
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+        Guided(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"ancestors": -1}, {"exponent": -0.1}, {"unread": 0.5}])
+def test_wrong_weights_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="needed"):
+        ON(**wrong)

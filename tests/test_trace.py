@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded traces, and the simulator: what it predicts is what the engine does."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from torch import Tensor, nn
+
+import rematfn
+from rematfn import DTR, LRU, MSPS, ON, Eq, EvictEverything, Local, Policy, Trace
+
+Build = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
+
+
+def deep_mlp() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    weights = [torch.randn(16, 16) / 4 for _ in range(12)]
+
+    def loss(weights: list[Tensor], x: Tensor) -> Tensor:
+        for w in weights:
+            x = torch.relu(x @ w)
+        return x.square().mean()
+
+    return torch.func.grad(loss), (weights, torch.randn(32, 16))
+
+
+def step_of(net: nn.Module, x: Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def step(x: Tensor) -> Any:
+        loss = net(x).square().mean()
+        return torch.autograd.grad(loss, list(net.parameters()))
+
+    return step, (x,)
+
+
+def convolutions() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    blocks: list[nn.Module] = []
+    for _ in range(3):
+        blocks += [nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)]
+    return step_of(nn.Sequential(*blocks, nn.Dropout(0.2)), torch.randn(4, 4, 8, 8))
+
+
+def attention() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+    return step_of(nn.Sequential(layer, nn.LayerNorm(16)), torch.randn(2, 6, 16))
+
+
+def unrolled() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Gradients of gradients, and writes in place."""
+
+    def outer(w: Tensor, x: Tensor) -> Tensor:
+        def inner(w: Tensor, x: Tensor) -> Tensor:
+            return (x @ w).tanh().square().sum()
+
+        for _ in range(4):
+            w = w - 0.1 * torch.func.grad(inner)(w, x)
+            x = x.clone().mul_(0.9).add_(0.01)
+        return (x @ w).square().sum()
+
+    return torch.func.grad(outer), (torch.randn(8, 8), torch.randn(16, 8))
+
+
+NETWORKS: dict[str, Build] = {
+    "mlp": deep_mlp,
+    "convolutions": convolutions,
+    "attention": attention,
+    "unrolled": unrolled,
+}
+POLICIES = [ON(), DTR(), Eq(), Local(), LRU(), MSPS(), EvictEverything()]
+COUNTED = ("operators", "evictions", "replays", "replayed_cost", "peak_bytes", "min_budget")
+
+
+def build(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    torch.manual_seed(0)
+    return NETWORKS[name]()
+
+
+def counts(stats: rematfn.Stats) -> dict[str, Any]:
+    return {field: getattr(stats, field) for field in COUNTED}
+
+
+def stats_of(g: Any, args: tuple[Any, ...]) -> rematfn.Stats:
+    g(*args)
+    stats: rematfn.Stats = g.stats
+    return stats
+
+
+def outcome(run: Callable[[], rematfn.Stats]) -> Any:
+    try:
+        return counts(run())
+    except rematfn.BudgetError:
+        return "does not fit"
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_simulator_does_what_the_engine_does(network: str, policy: Policy) -> None:
+    f, args = build(network)
+    trace = rematfn.record(f, *args)
+    for fraction in (0.7, 0.5, 0.35, 0.25):
+        budget = int(fraction * trace.peak_bytes)
+        g = rematfn.remat(f, budget, policy=policy)
+
+        assert outcome(functools.partial(stats_of, g, args)) == outcome(
+            functools.partial(rematfn.simulate, trace, budget, policy)
+        ), fraction
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_recording_runs_the_function_once_and_changes_nothing(network: str) -> None:
+    f, args = build(network)
+    expected = f(*args)
+    f, args = build(network)
+    found: list[Any] = []
+    trace = rematfn.record(lambda *args: found.append(f(*args)), *args)
+    assert_bitwise_equal(found[0], expected)
+    f, args = build(network)
+    g = rematfn.remat(f, 1 << 40, policy=ON())
+    g(*args)
+    assert (trace.operators, trace.peak_bytes) == (g.stats.operators, g.stats.peak_bytes)
+    assert repr(trace).startswith(f"<Trace of {trace.operators} operators")
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_saved_trace_is_the_same_trace(network: str, name: str, tmp_path: Path) -> None:
+    f, args = build(network)
+    trace = rematfn.record(f, *args)
+    trace.save(tmp_path / name)
+    loaded = Trace.load(tmp_path / name)
+    assert loaded.operators == trace.operators
+    assert loaded.constant_bytes == trace.constant_bytes
+    for fraction in (0.6, 0.4):
+        ours, theirs = (
+            outcome(functools.partial(rematfn.simulate, t, fraction, ON())) for t in (trace, loaded)
+        )
+        if ours != "does not fit":
+            # The format has times in whole nanoseconds.
+            assert ours.pop("replayed_cost") == pytest.approx(theirs.pop("replayed_cost"), rel=1e-3)
+        assert ours == theirs
+
+
+HAND_WRITTEN = [
+    {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"},
+    {"INSTRUCTION": "CONSTANT", "NAME": "w"},
+    {"INSTRUCTION": "MEMORY", "NAME": "w", "MEMORY": "100"},
+    {"INSTRUCTION": "CALL", "NAME": "f", "ARGS": ["w"], "RESULT": ["a"], "TIME": "1000"},
+    {"INSTRUCTION": "MEMORY", "NAME": "a", "MEMORY": "10"},
+    {"INSTRUCTION": "ALIAS", "NAME": "a", "ALIAS": "-1"},
+    {"INSTRUCTION": "CALL", "NAME": "t", "ARGS": ["a"], "RESULT": ["b"], "TIME": "7"},
+    {"INSTRUCTION": "MEMORY", "NAME": "b", "MEMORY": "10"},
+    {"INSTRUCTION": "ALIAS", "NAME": "b", "ALIAS": "0"},
+    {"INSTRUCTION": "RELEASE", "NAME": "a"},
+    {"INSTRUCTION": "COPY", "DST": "c", "SRC": "b"},
+    {"INSTRUCTION": "RELEASE", "NAME": "b"},
+    {"INSTRUCTION": "CALL", "NAME": "g", "ARGS": ["c", "w"], "RESULT": ["d"], "TIME": "2000"},
+    {"INSTRUCTION": "MEMORY", "NAME": "d", "MEMORY": "20"},
+    {"INSTRUCTION": "ALIAS", "NAME": "d", "ALIAS": "-1"},
+    {"INSTRUCTION": "MUTATE", "NAME": "h_", "ARGS": ["d", "c"], "MUTATE": [0], "TIME": "500"},
+    {"INSTRUCTION": "COPY_FROM", "DST": "c", "SRC": "d"},
+    {"INSTRUCTION": "RELEASE", "NAME": "d"},
+    {"INSTRUCTION": "CALL", "NAME": "k", "ARGS": ["c"], "RESULT": ["e"], "TIME": "1500"},
+    {"INSTRUCTION": "MEMORY", "NAME": "e", "MEMORY": "5"},
+    {"INSTRUCTION": "ALIAS", "NAME": "e", "ALIAS": "-1"},
+]
+
+
+def write(path: Path, lines: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_the_format_of_the_dtr_simulator_is_read(tmp_path: Path) -> None:
+    trace = Trace.load(write(tmp_path / "trace.jsonl", HAND_WRITTEN))
+    assert trace.operators == 4, "the view makes no bytes"
+    assert trace.constant_bytes == 100
+    # a and d are alive together; COPY_FROM lets go of a before e is made.
+    assert trace.peak_bytes == 10 + 20
+    assert trace.cost == pytest.approx(5e-6)
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ({"INSTRUCTION": "RELEASE", "NAME": "nobody"}, "nobody"),
+        ({"INSTRUCTION": "JUMP"}, "JUMP"),
+        ({"INSTRUCTION": "CALL", "NAME": "f", "ARGS": [], "RESULT": ["z"]}, "MEMORY|StopIteration"),
+        ({"INSTRUCTION": "CALL", "NAME": "f", "ARGS": [], "RESULT": []}, "TIME"),
+        ({}, "INSTRUCTION"),
+    ],
+)
+def test_a_broken_file_is_refused_with_the_line(line: Any, names: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.jsonl", [*HAND_WRITTEN, line])
+    with pytest.raises(ValueError, match=f"line {len(HAND_WRITTEN) + 1}.*({names})"):
+        Trace.load(path)
+
+
+def test_text_that_is_no_json_is_refused_with_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.write(json.dumps(HAND_WRITTEN[0]) + "\nnot json\n")
+    with pytest.raises(ValueError, match="line 2"):
+        Trace.load(path)
+
+
+def test_what_does_not_fit_is_a_budget_error_whose_advice_holds() -> None:
+    f, args = build("mlp")
+    trace = rematfn.record(f, *args)
+    with pytest.raises(rematfn.BudgetError, match="at least") as error:
+        rematfn.simulate(trace, 1, ON())
+    assert "1 B" in str(error.value)
+    assert rematfn.simulate(trace, trace.peak_bytes, ON()).replays == 0
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(TypeError, match="Trace"):
+        rematfn.simulate("trace.jsonl")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="function"):
+        rematfn.record(3)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="inside"):
+        rematfn.remat(lambda x: rematfn.record(torch.sin, x))(torch.ones(3))
+
+
+def test_a_guided_simulation_replays_less() -> None:
+    f, args = build("mlp")
+    trace = rematfn.record(f, *args)
+    online = rematfn.simulate(trace, 0.35, ON()).replayed_cost
+    guided = rematfn.simulate(trace, 0.35, rematfn.Guided(search=0)).replayed_cost
+    assert 0 < guided < online
