@@ -4,19 +4,33 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 
 namespace rematfn {
 namespace {
 
 Raiser the_raiser = nullptr;
 
+struct Raised {
+  ErrorKind kind;
+  std::string message;
+};
+thread_local std::optional<Raised> last_raised;
+
 }  // namespace
 
 void set_raiser(Raiser raiser) { the_raiser = raiser; }
 
 void raise(ErrorKind kind, const std::string& message) {
+  last_raised = Raised{kind, message};
   if (the_raiser != nullptr) the_raiser(kind, message);
   TORCH_CHECK(false, message);
+}
+
+void raise_quoted(const std::string& text) {
+  if (!last_raised || text.find(last_raised->message) == std::string::npos) return;
+  const auto [kind, message] = *last_raised;
+  raise(kind, message);
 }
 
 void check_replay(bool holds, const std::string& what) {

@@ -17,6 +17,9 @@ enum class ErrorKind { kBudget, kReplay };
 using Raiser = void (*)(ErrorKind, const std::string&);
 void set_raiser(Raiser raiser);
 [[noreturn]] void raise(ErrorKind kind, const std::string& message);
+// Raises again what this thread raised last, if `text` quotes it: TorchScript's interpreter, which
+// runs torch's forward-mode decompositions, makes a RuntimeError of every exception.
+void raise_quoted(const std::string& text);
 
 // A replay cannot give what the first run gave.
 void check_replay(bool holds, const std::string& what);

@@ -11,6 +11,7 @@ import optree
 import torch
 
 from . import _C
+from ._errors import RematError
 
 # What torch says when a legacy constructor reads the device off a key set that has our key in it.
 _KEY_WITHOUT_DEVICE = "CustomRNGKeyId doesn't correspond to a device"
@@ -65,12 +66,23 @@ def call(
             started(level)
             result = f(*args, **kwargs)
     except RuntimeError as error:
+        _raise_own(error)
         if _KEY_WITHOUT_DEVICE in str(error):
             raise RuntimeError(f"{options.name}: {_LEGACY_CONSTRUCTOR}") from error
         raise
     seal(level, (result, args, kwargs))  # `x.set_(y)` makes an argument the level's
     _C.hand_over(level)
     return result
+
+
+def _raise_own(error: RuntimeError) -> None:
+    """Raise an error of ours that TorchScript has made a RuntimeError of."""
+    if isinstance(error, RematError):
+        return
+    try:
+        _C.raise_quoted(str(error))
+    except RematError as own:
+        raise own from error
 
 
 def seal(level: _C.Level, leaving: Any) -> None:

@@ -169,3 +169,16 @@ def test_results_and_arguments_do_not_count() -> None:
     leaves = optree.tree_leaves(outputs)
     expected = [x[k * 256 :][:256].sin() for k in range(16)]
     assert_bitwise_equal(leaves, expected)
+
+
+def scripted_sum(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * x).sum()
+
+
+def test_an_error_keeps_its_type_through_torchscript() -> None:
+    """TorchScript's interpreter makes a RuntimeError of whatever an operator raises."""
+    script = torch.jit.script(scripted_sum)
+    x = torch.ones(1000)
+    with pytest.raises(rematfn.BudgetError, match=r"aten::mul.*needs") as caught:
+        rematfn.remat(script, 6000)(x)
+    assert "TorchScript" in str(caught.value.__cause__)

@@ -328,7 +328,9 @@ class Twins(RuleBasedStateMachine):
     @precondition(lambda self: len(self.open) < MOST_LEVELS)
     @rule(budget=budget, policy=policy)
     def open_level(self, budget: int | None, policy: Any) -> None:
-        active = _C.ActiveLevel(budget, policy.score, policy.evict_everything, False, False, "f")
+        active = _C.ActiveLevel(
+            budget, policy.score(), policy.evict_everything, False, False, "f", False, None
+        )
         self.open.append(Open(active, active.__enter__(), budget))
 
     @precondition(lambda self: self.open)
