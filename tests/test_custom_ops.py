@@ -140,6 +140,66 @@ def test_an_operator_that_writes_makes_a_version(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
+@pytest.mark.parametrize("style", ["custom_op", "Library"])
+def test_an_operator_that_writes_to_a_list(style: str, mode: Mode) -> None:
+    def kernel(xs: list[Tensor], y: Tensor) -> None:
+        for x in xs:
+            x.mul_(y)
+
+    name = f"{NAMESPACE}::{fresh_name()}"
+    schema = "(Tensor(a!)[] xs, Tensor y) -> ()"
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    if style == "custom_op":
+        multiply_ = torch.library.custom_op(name, kernel, mutates_args={"xs"}, schema=schema)
+    else:
+        library.define(name.removeprefix(f"{NAMESPACE}::") + schema)
+        library.impl(name.removeprefix(f"{NAMESPACE}::"), kernel, "CPU")
+        multiply_ = getattr(getattr(torch.ops, NAMESPACE), name.removeprefix(f"{NAMESPACE}::"))
+
+    def f(x: Tensor, kept: Tensor) -> Any:
+        xs = [x.sin(), x.cos()]
+        view = xs[0][3:]
+        before = [x + 1 for x in xs]
+        multiply_([*xs, kept], x.exp())  # one of them from outside: once
+        middle = [x + 1 for x in xs]
+        multiply_([view, xs[1][3:]], xs[1][:9].clone())
+        return xs, view.cos(), before, middle, [x + 1 for x in xs]
+
+    def run(transform: Transform) -> Any:
+        x, kept = torch.linspace(-1, 1, 12), torch.ones(12)
+        return transform(f)(x, kept), x, kept
+
+    with torch.no_grad():
+        assert_same_as_eager(run, mode)
+
+
+def test_a_triton_operator(mode: Mode) -> None:
+    """On a CPU its body cannot launch a kernel, but it is torch's to call as any other."""
+    calls: list[int] = []
+
+    @torch.library.triton_op(f"{NAMESPACE}::{fresh_name()}", mutates_args={})
+    def wave(x: Tensor) -> Tensor:
+        calls.append(1)
+        out = torch.empty_like(x)
+        torch.sin(x, out=out)  # where a kernel would be launched
+        return out
+
+    wave.register_autograd(
+        lambda ctx, grad: grad * ctx.saved_tensors[0].cos(),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+
+    def run(transform: Transform) -> Any:
+        x = torch.linspace(-1, 1, 12, requires_grad=True)
+        out = transform(lambda x: (wave(x.exp()) * wave(x)).cos())(x)
+        return out, torch.autograd.grad(out.sum(), x)
+
+    assert_same_as_eager(run, mode)
+    g = rematfn.remat(lambda x: wave(x))
+    g(torch.ones(12))
+    assert g.stats.operators == 1
+
+
 KERNELS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "cpu": ("(Tensor x) -> Tensor", lambda x: x * 2, "CPU"),
     "composite-implicit": (
