@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import queue
 import select
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 TIMEOUT = 900.0  # seconds for one operator
-HERE = Path(__file__).parent.parent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +50,8 @@ class Worker:
                 Row(operator, row["kind"], row["dtype"], **row["counts"], failure=row["failure"])
                 for row in json.loads(line)
             ]
+        if ready:  # the end of its output: it is dead, or about to be
+            process.wait()
         self.stop()
         why = f"died with status {process.returncode}" if ready else f"took over {TIMEOUT:.0f} s"
         return [Row(operator, "every", "every", failed=1, failure=f"the process {why}")]
@@ -59,7 +60,7 @@ class Worker:
         if self._process is None:
             self._process = subprocess.Popen(
                 self._command,
-                cwd=HERE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -69,8 +70,8 @@ class Worker:
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.kill() if self._process.poll() is None else None
-            self._process.wait()
+            self._process.kill()
+            self._process.communicate()  # closes its pipes, and waits
             self._process = None
 
 
