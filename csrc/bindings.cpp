@@ -206,6 +206,7 @@ PYBIND11_MODULE(_C, m) {
   bind_traces(m);
   m.def("set_errors", &set_errors);
   m.def("raise_quoted", &raise_quoted);
+  m.def("last_message", &last_message);
   m.def("set_inner_tensors", &set_inner_tensors);
   m.def("register_kernels", &register_kernels);
   m.def("hand_over", [](LevelHandle& handle) { hand_over(handle); }, nogil);

@@ -33,6 +33,8 @@ void raise_quoted(const std::string& text) {
   raise(kind, message);
 }
 
+std::string last_message() { return last_raised ? last_raised->message : ""; }
+
 void check_replay(bool holds, const std::string& what) {
   if (!holds) raise(ErrorKind::kReplay, "rematfn could not replay: " + what + ".");
 }

@@ -20,6 +20,8 @@ void set_raiser(Raiser raiser);
 // Raises again what this thread raised last, if `text` quotes it: TorchScript's interpreter, which
 // runs torch's forward-mode decompositions, makes a RuntimeError of every exception.
 void raise_quoted(const std::string& text);
+// What this thread raised last; empty if nothing.
+[[nodiscard]] std::string last_message();
 
 // A replay cannot give what the first run gave.
 void check_replay(bool holds, const std::string& what);

@@ -195,6 +195,11 @@ def shortage(run: Run, budgets: list[int]) -> rematfn.BudgetError | None:
         run(within(budgets))
     except rematfn.BudgetError as error:
         return error.with_traceback(None)
+    except RuntimeError as error:
+        # Below a tracer, TorchScript keeps neither the type of an error nor its message.
+        if "TorchScript interpreter" not in str(error):
+            raise
+        return rematfn.BudgetError(_C.last_message())
     return None
 
 
