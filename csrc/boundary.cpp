@@ -109,6 +109,29 @@ bool in_region(std::uint64_t node, const Level& level) {
 
 void cut_graph(const at::Tensor& tensor, Level& level);
 
+// Note [A hook does not touch the hooks of its node]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// With create_graph a gradient that is taken from a node has a graph that leads back to that node. To
+// seal it is to watch the node: to add to the hooks that the engine is just walking through, one of
+// which is us. So such a node is put aside, and watched the next time that we are not in a hook.
+struct HooksOfThread {
+  const Node* running = nullptr;  // the node whose hook we are in
+  std::vector<decltype(Edge::function)> put_aside;
+};
+thread_local HooksOfThread hooks_of_thread;
+
+class HookScope {
+ public:
+  explicit HookScope(const Node& node)
+      : outer_(std::exchange(hooks_of_thread.running, &node)) {}
+  ~HookScope() { hooks_of_thread.running = outer_; }
+  HookScope(const HookScope&) = delete;
+  HookScope& operator=(const HookScope&) = delete;
+
+ private:
+  const Node* const outer_;
+};
+
 // Note [Seals are hooks on the target]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A node that gradients reach from inside a level has a hook that seals what arrives. Why there, and
@@ -127,9 +150,10 @@ void cut_graph(const at::Tensor& tensor, Level& level);
 // them again when a backward enters it.
 class SealHook : public torch::autograd::FunctionPreHook {
  public:
-  explicit SealHook(std::uint64_t target) : target_(target) {}
+  explicit SealHook(const Node& owner) : owner_(&owner), target_(owner.sequence_nr()) {}
 
   variable_list operator()(const variable_list& gradients) override {
+    const HookScope scope(*owner_);
     for (const at::Tensor& gradient : gradients) {
       if (gradient.defined()) seal_arriving(gradient);
     }
@@ -156,6 +180,7 @@ class SealHook : public torch::autograd::FunctionPreHook {
     });
   }
 
+  const Node* const owner_;  // owns this hook
   const std::uint64_t target_;
 };
 
@@ -169,7 +194,7 @@ class SealHook : public torch::autograd::FunctionPreHook {
 // each node), and the kernel saves the old contents of what is written for those who have read them.
 class LeafHook final : public SealHook {
  public:
-  explicit LeafHook(Node& owner) : SealHook(kAccumulator), owner_(owner) {}
+  explicit LeafHook(Node& owner) : SealHook(owner), owner_(owner) {}
 
   variable_list operator()(const variable_list& gradients) override {
     if (owner_.tensor_post_acc_grad_hooks() != nullptr) see_writes();
@@ -188,6 +213,7 @@ class OutputSealHook final : public torch::autograd::FunctionPreHook {
 
   variable_list operator()(const variable_list& gradients) override {
     if (!is_taken()) return gradients;
+    const HookScope scope(owner_);
     for (const at::Tensor& gradient : gradients) {
       if (!gradient.defined()) continue;
       for_each_innermost(gradient, [&](const at::Tensor& inner) {
@@ -220,19 +246,30 @@ bool is_seal(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook) {
 std::mutex watching;
 
 // See Note [Seals are hooks on the target]
-void watch(Node& target) {
+void add_seals(Node& target) {
   const std::lock_guard guard(watching);
   auto& hooks = target.tensor_pre_hooks();
   if (hooks.empty() || !is_seal(hooks.back())) {
-    hooks.push_back(std::make_unique<SealHook>(target.sequence_nr()));
+    hooks.push_back(std::make_unique<SealHook>(target));
   }
   if (!is_seal(hooks.front())) {
-    hooks.insert(hooks.begin(), std::make_unique<SealHook>(target.sequence_nr()));
+    hooks.insert(hooks.begin(), std::make_unique<SealHook>(target));
   }
   if (target.sequence_nr() != kAccumulator) return;
   const auto& own = target.pre_hooks();
   if (std::any_of(own.begin(), own.end(), is_seal)) return;
   target.add_pre_hook(std::make_unique<LeafHook>(target));
+}
+
+// See Note [A hook does not touch the hooks of its node]
+void watch(const decltype(Edge::function)& target) {
+  if (target.get() == hooks_of_thread.running) {
+    hooks_of_thread.put_aside.push_back(target);
+    return;
+  }
+  add_seals(*target);
+  if (hooks_of_thread.running != nullptr) return;
+  for (const auto& node : std::exchange(hooks_of_thread.put_aside, {})) add_seals(*node);
 }
 
 void remember_leaf(Node& target, Level& level) {
@@ -256,7 +293,7 @@ void watch_leaves_again(Level& level) {
     auto leaf = weak.lock();
     if (!leaf) continue;
     const auto node = torch::autograd::impl::try_get_grad_accumulator(at::Tensor(std::move(leaf)));
-    if (node) watch(*node);
+    if (node) watch(node);
   }
 }
 
@@ -342,7 +379,7 @@ void cut_graph(const at::Tensor& tensor, Level& level) {
       if (in_region(edge.function->sequence_nr(), level)) {
         visit(*edge.function);
       } else {
-        watch(*edge.function);  // See Note [Seals are hooks on the target]
+        watch(edge.function);  // See Note [Seals are hooks on the target]
         remember_leaf(*edge.function, level);
       }
     }

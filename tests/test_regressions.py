@@ -70,3 +70,21 @@ def test_a_change_of_metadata_is_no_write() -> None:
         return y * 1
 
     assert torch.equal(remat(f)(x), expected)
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["outside", "inside"])
+def test_a_gradient_whose_graph_leads_to_the_node_it_is_taken_from(within: bool) -> None:
+    """Sealing it added to the hooks of the node that the engine was walking through."""
+    x = torch.linspace(-1, 1, 6).requires_grad_()
+    y = remat(remat(lambda x: (x * x).tanh()))(x)
+
+    def f() -> Tensor:
+        (g,) = torch.autograd.grad((y * y).sum(), y, create_graph=True)
+        return g
+
+    g = remat(f)() if within else f()
+    (twice,) = torch.autograd.grad(g.sum(), x)
+    z = (x * x).tanh()
+    (expected,) = torch.autograd.grad((z * 2).sum(), x)
+    assert torch.equal(twice, expected)
+    assert not _C.has_key(g)
