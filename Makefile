@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test sweep demo bench-overhead lint clean
+.PHONY: help setup venv build test sanitize sweep demo bench-overhead lint clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,19 @@ build: $(TORCH_READY)  ## build what has changed in csrc/, showing the compiler'
 
 test: $(INSTALLED)  ## run all tests, doctests included
 	$(BIN)/python -m pytest $(ARGS)
+
+# The sanitizers' libraries are loaded first. Leaks are Python's own; an allocation that is too large
+# fails, as it does without sanitizers.
+SANITIZE ?= address,undefined
+SANITIZED := build/sanitized
+CORE_TESTS := $(addprefix tests/test_,exceptions.py faults.py inplace.py levels.py lifetime.py \
+  lineage.py random_programs.py regressions.py stateful.py threads.py)
+sanitize: $(INSTALLED)  ## the tests of the core, under the address and undefined-behaviour sanitizers
+	REMATFN_SANITIZE=$(SANITIZE) $(BIN)/python setup.py --quiet build --build-lib $(SANITIZED)
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  PYTHONPATH=$(SANITIZED) $(BIN)/pytest $(CORE_TESTS) $(ARGS)
 
 sweep: $(INSTALLED)  ## every sample of torch's operator database; writes docs/operators.md
 	cd tests && ../$(BIN)/python -m sweep $(ARGS)

@@ -80,6 +80,8 @@ def main() -> None:
             # One folder for every way to build, an editable installation's throw-away one too, so
             # that only what has changed is compiled again.
             self.build_temp = f"build/{sys.implementation.cache_tag}-torch-{version}"
+            if sanitizers := os.environ.get("REMATFN_SANITIZE"):
+                self.build_temp += f"-{sanitizers.replace(',', '-')}"
 
         def run(self):
             os.environ["CXX"] = find_compiler()

@@ -113,18 +113,13 @@ void cut_graph(const at::Tensor& tensor, Level& level);
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // With create_graph a gradient that is taken from a node has a graph that leads back to that node. To
 // seal it is to watch the node: to add to the hooks that the engine is just walking through, one of
-// which is us. So such a node is put aside, and watched the next time that we are not in a hook.
-struct HooksOfThread {
-  const Node* running = nullptr;  // the node whose hook we are in
-  std::vector<decltype(Edge::function)> put_aside;
-};
-thread_local HooksOfThread hooks_of_thread;
+// which is us. So such a node is watched when the backward is done.
+constinit thread_local const Node* in_hook_of = nullptr;
 
 class HookScope {
  public:
-  explicit HookScope(const Node& node)
-      : outer_(std::exchange(hooks_of_thread.running, &node)) {}
-  ~HookScope() { hooks_of_thread.running = outer_; }
+  explicit HookScope(const Node& node) : outer_(std::exchange(in_hook_of, &node)) {}
+  ~HookScope() { in_hook_of = outer_; }
   HookScope(const HookScope&) = delete;
   HookScope& operator=(const HookScope&) = delete;
 
@@ -263,13 +258,11 @@ void add_seals(Node& target) {
 
 // See Note [A hook does not touch the hooks of its node]
 void watch(const decltype(Edge::function)& target) {
-  if (target.get() == hooks_of_thread.running) {
-    hooks_of_thread.put_aside.push_back(target);
-    return;
+  if (target.get() == in_hook_of) {
+    torch::autograd::Engine::get_default_engine().queue_callback([target] { add_seals(*target); });
+  } else {
+    add_seals(*target);
   }
-  add_seals(*target);
-  if (hooks_of_thread.running != nullptr) return;
-  for (const auto& node : std::exchange(hooks_of_thread.put_aside, {})) add_seals(*node);
 }
 
 void remember_leaf(Node& target, Level& level) {

@@ -156,8 +156,9 @@ class Twins(RuleBasedStateMachine):
         leaves = self.leaves()
         self.both(do, *pairs)
         self.may_be_lost |= self.ended
-        # Autograd keeps a saved leaf itself. If the leaf is then written, it holds the graph that
-        # holds it, and neither is ever freed, in eager as here.
+        # Autograd keeps a saved tensor itself. If it is then written, and the write is recorded,
+        # the tensor holds the graph that holds it, and neither is ever freed, in eager as here.
+        self.knotted |= any(pair.twin.requires_grad for pair in pairs)
         still = {id(pair) for pair in self.leaves()}
         self.knotted |= not all(id(pair) in still for pair in leaves)
 
