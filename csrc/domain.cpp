@@ -237,9 +237,11 @@ double Domain::next_use(const Version& version) {
   return next;
 }
 
-// A version's bytes come or go: the next use of what it is replayed from changes with that.
+// A version's bytes come or go: the next use of what it is replayed from changes with that, if it
+// will be asked for at all. Most that leave will not: the program has dropped them.
 void Domain::mark_sources_stale(const Version& version) {
-  if (version.next_use == kUnknown || !version.producer) return;
+  if (!version.producer) return;
+  if (const double next = next_use(version); next == kUnknown || next == kNever) return;
   ++mark_;
   walk_.assign(1, version.producer.get());
   for (std::size_t i = 0; i < walk_.size(); ++i) {
