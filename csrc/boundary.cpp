@@ -305,7 +305,9 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
   variable_list operator()(const variable_list& gradients) override {
     watch_leaves_again(level_->level());
     // See Note [What is stored away outlives what it was made of]
-    if (!level_->level().active && !torch::autograd::get_current_graph_task_keep_graph()) {
+    const bool graph_ends = !torch::autograd::get_current_graph_task_keep_graph() &&
+                            !c10::GradMode::is_enabled();  // else another graph is being made
+    if (!level_->level().active && graph_ends) {
       torch::autograd::Engine::get_default_engine().queue_callback(
           [level = level_] { settle(*level); });
     }

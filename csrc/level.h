@@ -101,8 +101,8 @@ void settle(LevelHandle& handle);
 // We cannot tell it from what autograd has saved, but we know when that is no longer wanted:
 //   - If no result of `f` leads back into the level, as for a whole training step, nothing is saved.
 //     What is alive and read by nothing else that is alive becomes the caller's, as a result would.
-//   - Else it is made resident at the end of the backward that frees the graph, as far as the budget
-//     allows, and no operator of the level comes to evict it.
+//   - Else it is made resident at the end of the backward that frees the graph and makes no other, as
+//     far as the budget allows, and no operator of the level comes to evict it.
 void hand_over(LevelHandle& handle);
 
 // For a scope: `level` is on top of this thread's stack, `tagging` or as usual.

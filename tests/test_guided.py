@@ -183,3 +183,13 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 def test_wrong_weights_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="needed"):
         ON(**wrong)
+
+
+def test_the_end_of_a_differentiable_backward_replays_nothing() -> None:
+    """The backward under torch.func.grad makes a graph, which keeps values that nobody will read."""
+    g = rematfn.remat(chain, 0.6, policy=AT_ONCE)
+    grad = torch.func.grad(g)
+    grad(X)
+    grad(X)
+    assert g.stats.evictions > 0
+    assert g.stats.replays < g.stats.operators // 4
