@@ -166,7 +166,6 @@ void LevelCall::record_write(std::size_t argument) {
   if (!saved) {
     old->leave_cell();
     old->program = false;
-    old->raw = false;  // nobody can fill it any more
     old->storage = c10::Storage();
     domain_.leave(*old);
   }

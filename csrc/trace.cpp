@@ -195,7 +195,6 @@ class Simulation {
       replayable = replayable && (old.producer || saved);
       if (!saved) {
         old.program = false;
-        old.raw = false;
         domain_->leave(old);
       }
     }

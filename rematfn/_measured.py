@@ -48,6 +48,7 @@ class Measured:
             trace = self._level.take_trace()
             if trace is None:
                 return None
+            trace.check()
             self._program = _C.Program(trace)
         program = self._program
         if self._planned != budget:

@@ -126,8 +126,8 @@ def simulate(trace: Trace, budget: BudgetLike = None, policy: Policy | None = No
     Args:
         trace: A recorded program.
         budget: As for :func:`remat`; a fraction is one of ``trace.peak_bytes``.
-        policy: As for :func:`remat`. With :class:`Guided`, the default, this is a guided call,
-            after ``search`` seconds of planning.
+        policy: As for :func:`remat`. With :class:`Guided`, the default here, this is a guided
+            call, after ``search`` seconds of planning.
 
     Raises:
         BudgetError: The trace does not fit.

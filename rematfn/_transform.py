@@ -18,7 +18,7 @@ from ._inspect import Stats
 from ._level import LevelOptions, call
 from ._measured import Memory
 from ._opaque import watch_compiler
-from ._policy import Guided, Policy
+from ._policy import ON, Guided, Policy
 from ._signature import Signature, signature_of
 
 P = ParamSpec("P")
@@ -26,7 +26,7 @@ R = TypeVar("R")
 M = TypeVar("M", bound=nn.Module)
 Cost = Literal["model", "time"]
 
-_DEFAULT = Guided()
+_DEFAULT = ON()
 
 
 @dataclasses.dataclass(frozen=True)

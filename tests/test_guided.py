@@ -186,7 +186,7 @@ def test_wrong_weights_are_refused(wrong: dict[str, float]) -> None:
 
 
 def test_the_end_of_a_differentiable_backward_replays_nothing() -> None:
-    """The backward under torch.func.grad makes a graph, which keeps values that nobody will read."""
+    """Under torch.func.grad it makes a graph, which keeps values that nobody will read."""
     g = rematfn.remat(chain, 0.6, policy=AT_ONCE)
     grad = torch.func.grad(g)
     grad(X)
