@@ -198,7 +198,7 @@ void LevelCall::run() {
     save_what_is_overwritten();
     make_resident();
     record_arguments();
-    if (bounded_) domain_.make_room(level_, granted_);
+    if (bounded_) domain_.make_room(level_, granted_ + copied_bytes_);
     run_kernel();
     sort_results();
     record_results();
@@ -297,6 +297,8 @@ void LevelCall::save_what_is_overwritten() {
     const bool saved_before = std::any_of(
         saved_.begin(), saved_.end(), [&](const Saved& s) { return s.storage == f.storage; });
     if (saved_before || (!call_ && version->readers.empty())) continue;
+    // Of a cell, old and new contents both count from now on.
+    if (f.cell != nullptr) copied_bytes_ += version->nbytes;
     domain_.snapshot(*version, level_);
     pin_for_call(version);
     saved_.push_back({f.storage, version});

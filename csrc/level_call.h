@@ -113,6 +113,7 @@ class LevelCall {
   Signature signature_ = 0;
   Footprint foreseen_;
   std::size_t granted_ = 0;  // what room was made for
+  std::size_t copied_bytes_ = 0;  // of cells whose old contents were saved
   std::size_t peak_ = 0;     // what the kernel allocated at once
   std::size_t input_bytes_ = 0;
   std::size_t output_bytes_ = 0;

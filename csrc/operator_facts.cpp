@@ -155,7 +155,8 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   facts.overwrites =
       contains(kOverwriting, std::string_view(name)) ||
       std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.is_out(); }) ||
-      (op.hasTag(at::Tag::nondeterministic_seeded) && !facts.writes.empty());
+      (op.hasTag(at::Tag::nondeterministic_seeded) &&
+       !(facts.writes.empty() && facts.training_writes.empty()));
   facts.draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
   facts.dynamic_shape = op.hasTag(at::Tag::dynamic_output_shape);
   facts.never_replayed =

@@ -101,7 +101,7 @@ class Simulation {
       seen.reads.push_back({versions_[read.value], read.written});
     }
     std::vector<Ref<Version>> pinned;
-    save_what_is_overwritten(call, pinned);
+    const std::size_t copied_bytes = save_what_is_overwritten(call, pinned);
     std::vector<Version*> wanted;
     for (const Trace::Read& read : call.reads) {
       if (versions_[read.value]->table) wanted.push_back(versions_[read.value].get());
@@ -126,7 +126,7 @@ class Simulation {
         operation->written.push_back(read.written);
       }
     }
-    domain_->make_room(*table_, granted);
+    domain_->make_room(*table_, granted + copied_bytes);
     table_->note_peak(granted);
     domain_->clock += call.cost;
     ++table_->statistics.operators;
@@ -166,18 +166,23 @@ class Simulation {
   }
 
   // See Note [Mutation is a new version]
-  void save_what_is_overwritten(const Trace::Call& call, std::vector<Ref<Version>>& pinned) {
+  // Returns the bytes whose old and new contents both count.
+  std::size_t save_what_is_overwritten(const Trace::Call& call,
+                                       std::vector<Ref<Version>>& pinned) {
+    std::size_t copied_bytes = 0;
     for (const Trace::Read& read : call.reads) {
       const Ref<Version> version = versions_[read.value];
       if (!read.written || version->producer || !version->program) continue;
       if (!call.replayable && version->readers.empty()) continue;
       domain_->make_room(*table_, version->nbytes);
+      if (version->table) copied_bytes += version->nbytes;
       if (version->table) table_->expel(*version);
       version->program = false;
       table_->admit(*version);
       pin(*version);
       pinned.push_back(version);
     }
+    return copied_bytes;
   }
 
   Ref<Version> make(const Trace::Call& call, const Trace::Made& made,
