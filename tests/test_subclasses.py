@@ -420,9 +420,9 @@ def test_export_of_a_transformed_module(strict: bool, mode: Mode) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_budget_error_inside_torchscript_keeps_its_message() -> None:
+def test_a_budget_error_inside_torchscript_keeps_its_type() -> None:
     scripted = torch.jit.script(body)
-    with pytest.raises(RuntimeError, match="Raise the budget"):
+    with pytest.raises(rematfn.BudgetError, match="Raise the budget"):
         rematfn.remat(lambda x, w: scripted(x, w), budget=16)(start(), weight())
     assert _C.stack_depth() == 0
 
