@@ -99,6 +99,16 @@ def backward(info: Any, sample: Sample, transform: Transform) -> Any:
     return ended((outputs, gradients), tensors)
 
 
+def double_backward(info: Any, sample: Sample, transform: Transform) -> Any:
+    tensors = sample.tensors()
+    outputs = transform(twice(sample))(*tensors)
+    inputs = [t for t in tensors if t.requires_grad]
+    first = torch.autograd.grad(scalar(outputs), inputs, allow_unused=True, create_graph=True)
+    loss = scalar(first)  # a constant, where the first derivative is
+    second = torch.autograd.grad(loss, inputs, allow_unused=True) if loss.requires_grad else ()
+    return ended((outputs, first, second), tensors)
+
+
 # --- torch.func, around the level and inside of it ------------------------------------------------
 
 
@@ -106,14 +116,16 @@ def is_smooth(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def smooth_part(f: Callable[..., Any], tensors: list[Tensor]) -> tuple[Any, tuple[Tensor, ...]]:
-    """Return `f` as a function of its floating-point arguments, and these."""
+def part(
+    f: Callable[..., Any], tensors: list[Tensor], chosen: list[bool]
+) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
+    """Return `f` as a function of the chosen arguments, and these."""
 
-    def of_smooth(*chosen: Tensor) -> Any:
-        given = iter(chosen)
-        return f(*(next(given) if is_smooth(t) else t for t in tensors))
+    def of_chosen(*arguments: Tensor) -> Any:
+        given = iter(arguments)
+        return f(*(next(given) if c else t for t, c in zip(tensors, chosen, strict=True)))
 
-    return of_smooth, tuple(t for t in tensors if is_smooth(t))
+    return of_chosen, tuple(t for t, c in zip(tensors, chosen, strict=True) if c)
 
 
 def direction(tensor: Tensor) -> Tensor:
@@ -122,18 +134,21 @@ def direction(tensor: Tensor) -> Tensor:
 
 
 def batched(transform: Transform, sample: Sample, inside: bool) -> Any:
-    tensors = [torch.stack([t, t]) for t in sample.tensors()]
+    # Of factories the first one is the only argument.
+    tensors = [torch.arange(2), *(torch.stack([t, t]) for t in sample.tensors())]
 
     def over(f: Transform) -> Transform:
         return vmap(f, randomness="different")
 
-    f = twice(sample)
+    def f(index: Tensor, *tensors: Tensor) -> Any:
+        return twice(sample)(*tensors)
+
     return ended((transform(over(f)) if inside else over(transform(f)))(*tensors), tensors)
 
 
 def pushed_forward(transform: Transform, sample: Sample, inside: bool) -> Any:
     tensors = sample.tensors()
-    f, primals = smooth_part(twice(sample), tensors)
+    f, primals = part(twice(sample), tensors, [is_smooth(t) for t in tensors])
     tangents = tuple(map(direction, primals))
 
     def over(f: Transform) -> Transform:
@@ -143,8 +158,9 @@ def pushed_forward(transform: Transform, sample: Sample, inside: bool) -> Any:
 
 
 def pulled_back(transform: Transform, sample: Sample, inside: bool) -> Any:
-    tensors = sample.tensors()
-    f, primals = smooth_part(twice(sample), tensors)
+    leaves = sample.tensors()
+    tensors = [t.detach() for t in leaves]
+    f, primals = part(twice(sample), tensors, [t.requires_grad for t in leaves])
 
     def loss(*primals: Tensor) -> Tensor:
         return scalar(f(*primals))
@@ -175,6 +191,10 @@ def has_gradient(info: Any, dtype: torch.dtype) -> bool:
     return smooth and bool(info.supports_autograd)
 
 
+def has_second_gradient(info: Any, dtype: torch.dtype) -> bool:
+    return has_gradient(info, dtype) and bool(info.supports_gradgrad)
+
+
 def has_tangent(info: Any, dtype: torch.dtype) -> bool:
     return has_gradient(info, dtype) and bool(info.supports_forward_ad)
 
@@ -194,11 +214,12 @@ KINDS = {
         Kind("in-place", in_place, has_in_place),
         Kind("out=", into_out, has_out),
         Kind("backward", backward, has_gradient, requires_grad=True),
+        Kind("double backward", double_backward, has_second_gradient, requires_grad=True),
         Kind("vmap(remat)", around(batched), always),
         Kind("remat(vmap)", inside(batched), always),
         Kind("jvp(remat)", around(pushed_forward), has_tangent),
         Kind("remat(jvp)", inside(pushed_forward), has_tangent),
-        Kind("grad(remat)", around(pulled_back), has_gradient),
-        Kind("remat(grad)", inside(pulled_back), has_gradient),
+        Kind("grad(remat)", around(pulled_back), has_gradient, requires_grad=True),
+        Kind("remat(grad)", inside(pulled_back), has_gradient, requires_grad=True),
     )
 }

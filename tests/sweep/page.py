@@ -58,6 +58,7 @@ MEANINGS = {
     "in-place": "`remat(f)` with the operator's in-place variant",
     "out=": "`remat(f)` with the operator's `out=` variant",
     "backward": "`torch.autograd.grad` of `remat(f)`",
+    "double backward": "the same, and of that again, with `create_graph`",
 }
 
 

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-TIMEOUT = 900.0  # seconds for one operator
+TIMEOUT = 1800.0  # seconds for one operator
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,26 +92,31 @@ def filled_memory(info: Any) -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def tally(info: Any, kind: Kind, dtype: torch.dtype, most: int | None = None) -> Tally:
-    """Return the verdicts on the operator's samples, or the first few."""
+def sweep(info: Any, kinds: list[str], dtypes: list[str]) -> Iterator[tuple[str, str, Tally]]:
+    """Yield the tally of each dtype and kind that the operator has."""
+    before = remains()
+    for dtype, requires_grad in itertools.product(dtypes_of(info), (False, True)):
+        having = [
+            kind
+            for kind in map(KINDS.__getitem__, kinds)
+            if kind.requires_grad == requires_grad and kind.applies(info, DTYPES[dtype])
+        ]
+        if dtype not in dtypes or not having:
+            continue
+        every = list(samples(info, DTYPES[dtype], requires_grad))
+        for kind in having:
+            yield kind.name, dtype, tally(info, kind, every, before)
+
+
+def tally(info: Any, kind: Kind, every: list[Sample], before: dict[str, int]) -> Tally:
+    """Return the verdicts on these samples; what they leave behind is a failure too."""
     result = Tally()
     with filled_memory(info):
-        every = samples(info, dtype, requires_grad=kind.requires_grad)
-        for number, sample in enumerate(itertools.islice(every, most)):
+        for number, sample in enumerate(every):
             result.add(*judge(info, kind, sample), sample=number)
+    try:
+        assert_nothing_left(before)
+    except AssertionError as left:
+        result.add(FAILED, str(left), sample=-1)
+        before.update(remains())
     return result
-
-
-def sweep(info: Any, kinds: list[str], dtypes: list[str]) -> Iterator[tuple[str, str, Tally]]:
-    """Yield the tally of each kind and dtype that the operator has."""
-    before = remains()
-    for dtype, kind in itertools.product(dtypes_of(info), kinds):
-        if dtype not in dtypes or not KINDS[kind].applies(info, DTYPES[dtype]):
-            continue
-        found = tally(info, KINDS[kind], DTYPES[dtype])
-        try:
-            assert_nothing_left(before)
-        except AssertionError as left:
-            found.add(FAILED, str(left), -1)
-            before = remains()
-        yield kind, dtype, found
