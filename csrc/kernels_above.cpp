@@ -72,6 +72,10 @@ class HoldScope {
 
 thread_local HoldScope* HoldScope::innermost_scope = nullptr;
 
+bool is_read(caffe2::TypeMeta dtype) {
+  return c10::isIntegralType(c10::typeMetaToScalarType(dtype), /*includeBool=*/false);
+}
+
 // ---- kernels around torch's ---------------------------------------------------------------------
 
 class Around : public c10::OperatorKernel {
@@ -104,7 +108,9 @@ class Holding final : public Around {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     HoldScope scope;
     for (const c10::IValue& value : arguments_of(op, *stack)) {
-      for_each_tensor(value, [&](const at::Tensor& tensor, int) { scope.hold(tensor, op); });
+      for_each_tensor(value, [&](const at::Tensor& tensor, int) {
+        if (is_read(tensor.dtype())) scope.hold(tensor, op);
+      });
     }
     theirs_.callBoxed(op, keys, stack);
   }
@@ -199,9 +205,7 @@ void register_kernels_above(Handles& handles) {
 
 void hold_if_asked(const Ref<TensorVersion>& version, caffe2::TypeMeta dtype) {
   HoldScope* scope = HoldScope::current();
-  if (scope != nullptr && c10::isIntegralType(c10::typeMetaToScalarType(dtype), false)) {
-    scope->hold(version);
-  }
+  if (scope != nullptr && is_read(dtype)) scope->hold(version);
 }
 
 }  // namespace rematfn

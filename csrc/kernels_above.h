@@ -13,8 +13,8 @@
 //      is given away, since the sparse one cannot be asked to bring it back.
 //   2. A few operators decompose, which happens above us, and on the way read an integer tensor to
 //      know what to do: `tensor_split(x, indices)`, `ctc_loss` with tensors of lengths, an LSTM over
-//      a packed sequence. Their arguments are made resident and are held until they are done; and so
-//      are the integers they make meanwhile (`lengths.to(long)`), as it is such that they read.
+//      a packed sequence. Integers among their arguments are made resident and are held until they
+//      are done; and so are those they make meanwhile (`lengths.to(long)`).
 //   3. max_pool1d decomposes, and then does all the work itself if no derivative is wanted. In that
 //      case it is one operator of the level, as it is one kernel.
 

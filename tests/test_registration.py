@@ -53,3 +53,14 @@ def test_an_operator_with_a_kernel_and_a_decomposition_runs_the_kernel(
         return y, x.grad
 
     assert_same_as_eager(run, mode)
+
+
+def test_no_operator_becomes_ambiguous_to_other_backends() -> None:
+    """A kernel on our key, beside a decomposition, is one that AutogradOther could also mean."""
+    ambiguous = []
+    for operator in torch._C._dispatch_get_all_op_names():
+        if torch._C._dispatch_has_kernel(operator) and "rematfn" in kernel_on(
+            operator, "CustomRNGKeyId"
+        ):
+            ambiguous += [operator] * ("ambiguous" in kernel_on(operator, "AutogradOther"))
+    assert ambiguous == []
