@@ -97,6 +97,7 @@ struct Call final : Operation {
   std::shared_ptr<const RandomState> random;
   // One for each output, if the level verifies. See Note [What a fingerprint can tell]
   std::unique_ptr<std::vector<Fingerprint>> fingerprints;
+  bool gives_zeros = false;  // See Note [Uninitialised memory is verified as zeros]
 
  private:
   void verify(std::size_t output, const at::Tensor& again) const;

@@ -191,6 +191,10 @@ void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
   contents->nbytes = storage->nbytes();
   contents->last_access = domain_.clock;
   contents->raw = facts_.leaves_raw;
+  if (call_ && level_.verify && facts_.leaves_raw && !fills_uninitialised_memory()) {
+    fill_with_zeros(tensor.storage());
+    call_->gives_zeros = true;
+  }
   if (call_) record_result(*contents, place, tensor);
   attach(tensor, make_cell(level_, contents, tensor.storage()));
   level_.admit(*contents);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "verify.h"
 
+#include <ATen/Context.h>
+#include <ATen/ops/zero.h>
+
 #include <algorithm>
 #include <cstring>
 #include <sstream>
@@ -50,6 +53,17 @@ at::Tensor readable(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+// See Note [Uninitialised memory is verified as zeros]
+bool fills_uninitialised_memory() {
+  return at::globalContext().deterministicAlgorithms() &&
+         at::globalContext().deterministicFillUninitializedMemory();
+}
+
+void fill_with_zeros(const c10::Storage& storage) {
+  const BackendScope scope;
+  bytes_of(storage).zero_();
+}
 
 Fingerprint::Fingerprint(const at::Tensor& tensor) {
   const at::Tensor here = readable(tensor);

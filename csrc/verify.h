@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 #include <cstdint>
 #include <optional>
@@ -31,6 +32,17 @@ class Fingerprint {
   std::uint64_t whole_ = 0;
   std::vector<std::uint16_t> elements_;
 };
+
+// Note [Uninitialised memory is verified as zeros]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Programs may read memory that they have not written, and never use what they read. Circular padding
+// copies the sides of an `empty` before its corners are filled:
+//   out = x.new_empty(size); out[1:-1, 1:-1] = x; out[0] = out[-2]; out[:, 0] = out[:, -2]
+// A replay of `empty` leaves other garbage than the first run, and so the copy would be found to
+// differ. A level that verifies therefore has `empty` give zeros, each time; unless torch fills such
+// memory itself, as it does with deterministic algorithms.
+[[nodiscard]] bool fills_uninitialised_memory();
+void fill_with_zeros(const c10::Storage& storage);
 
 // "element [1, 2] of float[3, 4]"
 [[nodiscard]] std::string describe_element(const at::Tensor& tensor, std::size_t position);

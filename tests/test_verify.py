@@ -189,6 +189,23 @@ def test_torchs_own_operators_pass(program: Program) -> None:
     assert_bitwise_equal(run(VERIFIED), run(untransformed))
 
 
+def test_uninitialised_memory_may_be_read_by_copies_that_are_overwritten() -> None:
+    """Circular padding copies the corners of an `empty`, and fills them afterwards."""
+
+    def f(x: Tensor) -> Tensor:
+        out = x.new_empty(x.shape[0] + 2, x.shape[1] + 2)
+        out[1:-1, 1:-1] = x
+        out[0] = out[-2]
+        out[-1] = out[1]
+        torch.full_like(out, torch.nan)  # what is freed here may be what a replay is given
+        out[:, 0] = out[:, -2]
+        out[:, -1] = out[:, 1]
+        return out.cos()
+
+    x = torch.linspace(-1, 1, 900).view(30, 30)
+    assert_bitwise_equal(VERIFIED(f)(x), f(x))
+
+
 def test_the_option_is_checked() -> None:
     with pytest.raises(TypeError, match="verify"):
         rematfn.remat(torch.sin, verify=1)  # type: ignore[call-overload]
