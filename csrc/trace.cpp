@@ -295,7 +295,8 @@ void Recorder::note(const ObservedCall& seen) {
 }
 
 void Recorder::note_release(const Version& version) {
-  if (version.value != kNoValue) trace->add_release(version.value);
+  // What came from outside, or has left, may be read again by whoever else holds it.
+  if (version.value != kNoValue && version.table) trace->add_release(version.value);
 }
 
 void Recorder::note_seal(const Version& version) {

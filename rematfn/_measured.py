@@ -8,6 +8,7 @@ watched, those after it know what is next.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import OrderedDict
 
 from . import _C
@@ -48,7 +49,11 @@ class Measured:
             trace = self._level.take_trace()
             if trace is None:
                 return None
-            trace.check()
+            try:
+                trace.check()
+            except ValueError as error:
+                warnings.warn(f"{error}; not guided. Please report it.", stacklevel=2)
+                return None
             self._program = _C.Program(trace)
         program = self._program
         if self._planned != budget:

@@ -26,7 +26,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class ON(Policy):
-    """Evict the smallest ``(c + ancestors * a) / (m * age ** exponent)``, the default.
+    """Evict the smallest ``(c + ancestors * a) / (m * age ** exponent)``: the best that looks back.
 
     ``a`` is the cost of the evicted versions that would have to be recomputed first. The score
     counts ``unread`` times until an operator of the program has read the value.
@@ -53,7 +53,7 @@ class ON(Policy):
 
 @dataclass(frozen=True)
 class Guided(Policy):
-    """Measure the first call of each signature, and guide those after it.
+    """Measure the first call of each signature, and guide those after it; the default.
 
     The first call is run with the policy ``first`` and recorded: the sequence of operators, what
     each reads, and when the program lets go of a value. Later calls of the same signature know

@@ -18,7 +18,7 @@ from ._inspect import Stats
 from ._level import LevelOptions, call
 from ._measured import Memory
 from ._opaque import watch_compiler
-from ._policy import ON, Guided, Policy
+from ._policy import Guided, Policy
 from ._signature import Signature, signature_of
 
 P = ParamSpec("P")
@@ -26,7 +26,7 @@ R = TypeVar("R")
 M = TypeVar("M", bound=nn.Module)
 Cost = Literal["model", "time"]
 
-_DEFAULT = ON()
+_DEFAULT = Guided()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +180,8 @@ def remat(
             (``4096``), a string with a unit (``"1.5GiB"``, ``"200MB"``), a float in (0, 1] (that
             fraction of the unconstrained peak, which the first call of each signature measures by
             running without a cap), or None (no cap).
-        policy: What to evict first; :class:`ON` unless given.
+        policy: What to evict first. :class:`Guided` unless given, which learns from the first call
+            of each signature; with :class:`ON` nothing is learnt or searched for.
         cost: ``"model"`` estimates an operator's cost from bytes and FLOPs, the same on every run
             and machine; ``"time"`` measures it.
         verify: Compare the results of each replay with those of the operator's first run, and raise

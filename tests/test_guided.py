@@ -16,6 +16,7 @@ from torch import Tensor
 
 import rematfn
 from rematfn import ON, Guided
+from rematfn._signature import signature_of
 
 AT_ONCE = Guided(search=0)  # only the portfolio's first plan that fits: the same on each machine
 X = torch.linspace(-1, 1, 4096)
@@ -193,3 +194,18 @@ def test_the_end_of_a_differentiable_backward_replays_nothing() -> None:
     grad(X)
     assert g.stats.evictions > 0
     assert g.stats.replays < g.stats.operators // 4
+
+
+def test_a_gradient_that_comes_in_twice_is_no_new_value() -> None:
+    """Both sums pass on the same gradient: between the two the level has seen it let go."""
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        first = x.sin() * x
+        return first, first.exp().cos()
+
+    x = X.clone().requires_grad_()
+    g = rematfn.remat(f, 100_000, policy=AT_ONCE)
+    for _ in range(2):
+        first, second = g(x)
+        (first.sum() + second.sum()).backward()
+    assert not g._memory.get(signature_of((x,), {})).lost()
