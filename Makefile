@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test sanitize sweep demo bench-overhead lint clean
+.PHONY: help setup venv build test sanitize sweep demo bench bench-overhead lint clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ sweep: $(INSTALLED)  ## every sample of torch's operator database; writes docs/o
 
 demo: $(INSTALLED)  ## train a character-level GPT inside a byte budget
 	$(BIN)/python -m rematfn demo $(ARGS)
+
+bench: $(INSTALLED)  ## networks inside budgets, beside the peers; writes benchmarks/results/bench.md
+	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 bench-overhead: $(INSTALLED)  ## the price of a level that has nothing to evict
 	$(BIN)/python benchmarks/overhead.py $(ARGS)

@@ -46,16 +46,24 @@ def machine() -> dict[str, object]:
     }
 
 
-def save(name: str, title: str, rows: Sequence[Mapping[str, object]]) -> None:
-    """Print the rows as a table; write them to ``results/`` as Markdown and as JSON."""
-    where = machine()
+def table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Return the rows as a table in Markdown, with every column that some row has."""
     fullest_first = sorted(rows, key=len, reverse=True)
     columns = list(dict.fromkeys(column for row in fullest_first for column in row))
     lines = [columns, ["---"] * len(columns)]
     lines += [[_cell(row.get(column)) for column in columns] for row in rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    place = ", ".join(f"{key.replace('_', ' ')}: {value}" for key, value in where.items())
-    text = f"# {title}\n\n{table}\n\n{place}\n"
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def place(where: Mapping[str, object]) -> str:
+    """Return what :func:`machine` found as a line of text."""
+    return ", ".join(f"{key.replace('_', ' ')}: {value}" for key, value in where.items())
+
+
+def save(name: str, title: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """Print the rows as a table; write them to ``results/`` as Markdown and as JSON."""
+    where = machine()
+    text = f"# {title}\n\n{table(rows)}\n\n{place(where)}\n"
     print(text)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.md").write_text(text)
@@ -66,7 +74,9 @@ def save(name: str, title: str, rows: Sequence[Mapping[str, object]]) -> None:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import optree
 import torch
 from torch import Tensor
 
@@ -80,15 +81,19 @@ class Count:
     peak: int
 
     @classmethod
-    def of(cls, timeline: MemoryTimeline, results: Gradients) -> Count:
+    def of(cls, timeline: MemoryTimeline, results: object) -> Count:
         """Tell intermediates from results: results are what is left at the end, and no more.
 
         Blocks that outlive the step without belonging to a result are something that leaked, or
         is kept for later. They count as intermediates all along, so that keeping memory does not
         look like saving it.
+
+        Args:
+            timeline: What was counted.
+            results: A pytree of tensors.
         """
-        gradients, loss = results
-        storages = [t.untyped_storage() for t in (loss, *gradients.values())]
+        tensors: list[Tensor] = optree.tree_leaves(results)  # type: ignore[arg-type]
+        storages = [t.untyped_storage() for t in tensors]
         handed_over = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
         kept = max(0, timeline.survivors - handed_over)
         over_time = [nbytes + kept for nbytes in timeline.bytes_excluding_survivors]

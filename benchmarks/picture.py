@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark's pictures: what memory costs, ours and the peers'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+_OURS = {"online": "#7fb2e5", "guided": "#1f6fb4"}
+_MARKERS = "osD^v<>PX"
+
+
+def draw(path: Path, name: str, record: Mapping[str, Any]) -> None:
+    """Save a picture of a network's record: overhead over measured peak, by cost and by time."""
+    figure = Figure(figsize=(9, 3.6), dpi=90, layout="constrained")
+    FigureCanvasAgg(figure)  # no pyplot: it would choose a window system
+    by_cost, by_time = figure.subplots(1, 2)
+    _panel(by_cost, record, "replayed cost", "cost of replays / cost of the program")
+    _panel(by_time, record, "time ratio", "time / eager's time")
+    handles, labels = by_cost.get_legend_handles_labels()
+    for handle, label in zip(*by_time.get_legend_handles_labels(), strict=True):
+        if label not in labels:
+            handles.append(handle)
+            labels.append(label)
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=7)
+    figure.suptitle(f"{name}: {record['about']}", fontsize=9)
+    figure.savefig(path)
+
+
+def _panel(axes: Axes, record: Mapping[str, Any], column: str, label: str) -> None:
+    whole = record["eager"]["peak"]
+    for policy, colour in _OURS.items():
+        points = sorted(
+            (row["peak"] / whole, row[column])
+            for row in record["budgets"]
+            if row["policy"] == policy and column in row
+        )
+        if points:
+            axes.plot(*zip(*points, strict=True), ".-", color=colour, label=f"rematfn, {policy}")
+    for i, row in enumerate(record.get("peers", ())):
+        if column in row:
+            axes.plot(
+                row["of eager's peak"],
+                row[column],
+                _MARKERS[i % len(_MARKERS)],
+                color=f"C{1 + i % 9}",
+                markersize=5,
+                label=row["peer"],
+            )
+    axes.set_xlabel("measured peak / eager's")
+    axes.set_ylabel(label)
+    axes.set_xlim(left=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#dddddd", linewidth=0.6)
