@@ -118,7 +118,8 @@ constinit thread_local const Node* in_hook_of = nullptr;
 
 class HookScope {
  public:
-  explicit HookScope(const Node& node) : outer_(std::exchange(in_hook_of, &node)) {}
+  HookScope()
+      : outer_(std::exchange(in_hook_of, torch::autograd::get_current_node().get())) {}
   ~HookScope() { in_hook_of = outer_; }
   HookScope(const HookScope&) = delete;
   HookScope& operator=(const HookScope&) = delete;
@@ -126,6 +127,30 @@ class HookScope {
  private:
   const Node* const outer_;
 };
+
+bool is_seal(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook);
+
+// Note [Hooks may write parameters]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A hook on a leaf, above all one that runs after its gradient was accumulated, may step an optimiser
+// and free the gradient: in eager code nothing reads the parameter any more. We may have to: the
+// gradient on its way to the layer below was made from the parameter, and can be evicted. Nothing in
+// such a step belongs to a level, so no operator of it would come to us. Hence the key is included
+// from the first hook of a leaf that has hooks of the program's until its node is done (the engine
+// restores the thread's state for each node), and the kernel saves the old contents of what is
+// written for those who have read them.
+bool has_hooks(const at::Tensor& leaf) {
+  const auto& hooks = torch::autograd::impl::hooks(leaf);
+  return torch::autograd::impl::post_acc_grad_hooks(leaf) != nullptr ||
+         !std::all_of(hooks.begin(), hooks.end(), is_seal);
+}
+
+void see_writes_of_hooks() {
+  const auto node = torch::autograd::get_current_node();
+  const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
+  if (leaf == nullptr || !leaf->variable.defined()) return;
+  if (has_hooks(leaf->variable)) see_writes();
+}
 
 // Note [Seals are hooks on the target]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -143,12 +168,13 @@ class HookScope {
 // leaves alone whatever is not a level tensor. But Python throws a leaf's hooks away when it
 // registers the first one of its own. So a level remembers the leaves it has watched and looks at
 // them again when a backward enters it.
-class SealHook : public torch::autograd::FunctionPreHook {
+class SealHook final : public torch::autograd::FunctionPreHook {
  public:
-  explicit SealHook(const Node& owner) : owner_(&owner), target_(owner.sequence_nr()) {}
+  explicit SealHook(const Node& target) : target_(target.sequence_nr()) {}
 
   variable_list operator()(const variable_list& gradients) override {
-    const HookScope scope(*owner_);
+    if (target_ == kAccumulator) see_writes_of_hooks();
+    const HookScope scope;
     for (const at::Tensor& gradient : gradients) {
       if (gradient.defined()) seal_arriving(gradient);
     }
@@ -175,29 +201,7 @@ class SealHook : public torch::autograd::FunctionPreHook {
     });
   }
 
-  const Node* const owner_;  // owns this hook
   const std::uint64_t target_;
-};
-
-// Note [Hooks may write parameters]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// A hook that runs after a gradient was accumulated may step an optimiser and free the gradient: in
-// eager code nothing reads the parameter any more. We may have to: the gradient on its way to the
-// layer below was made from the parameter, and can be evicted. Nothing in such a step belongs to a
-// level, so no operator of it would come to us. Hence the key is included from just before a leaf
-// with such hooks accumulates until its node is done (the engine restores the thread's state for
-// each node), and the kernel saves the old contents of what is written for those who have read them.
-class LeafHook final : public SealHook {
- public:
-  explicit LeafHook(Node& owner) : SealHook(owner), owner_(owner) {}
-
-  variable_list operator()(const variable_list& gradients) override {
-    if (owner_.tensor_post_acc_grad_hooks() != nullptr) see_writes();
-    return SealHook::operator()(gradients);
-  }
-
- private:
-  Node& owner_;  // owns this hook
 };
 
 // Sits on the node of an output, and seals a gradient that is taken from there: asked for with
@@ -208,7 +212,7 @@ class OutputSealHook final : public torch::autograd::FunctionPreHook {
 
   variable_list operator()(const variable_list& gradients) override {
     if (!is_taken()) return gradients;
-    const HookScope scope(owner_);
+    const HookScope scope;
     for (const at::Tensor& gradient : gradients) {
       if (!gradient.defined()) continue;
       for_each_innermost(gradient, [&](const at::Tensor& inner) {
@@ -250,10 +254,6 @@ void add_seals(Node& target) {
   if (!is_seal(hooks.front())) {
     hooks.insert(hooks.begin(), std::make_unique<SealHook>(target));
   }
-  if (target.sequence_nr() != kAccumulator) return;
-  const auto& own = target.pre_hooks();
-  if (std::any_of(own.begin(), own.end(), is_seal)) return;
-  target.add_pre_hook(std::make_unique<LeafHook>(target));
 }
 
 // See Note [A hook does not touch the hooks of its node]
@@ -265,15 +265,12 @@ void watch(const decltype(Edge::function)& target) {
   }
 }
 
-void remember_leaf(Node& target, Level& level) {
-  const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&target);
-  if (leaf == nullptr || !leaf->variable.defined()) return;
+void remember_leaf(const at::Tensor& leaf, Level& level) {
   // A weak reference keeps a tensor from being destroyed, and with it its handle and our lineage;
   // or, if it is a wrapper of functorch's, the tensor inside.
-  const at::Tensor inner = innermost(leaf->variable);
-  if (!inner.is_same(leaf->variable) || inner.key_set().has(kLevelKey)) return;
-  level.watched_leaves.try_emplace(leaf->variable.unsafeGetTensorImpl(),
-                                   leaf->variable.getIntrusivePtr());
+  const at::Tensor inner = innermost(leaf);
+  if (!inner.is_same(leaf) || inner.key_set().has(kLevelKey)) return;
+  level.watched_leaves.try_emplace(leaf.unsafeGetTensorImpl(), leaf.getIntrusivePtr());
 }
 
 void watch_leaves_again(Level& level) {
@@ -283,9 +280,12 @@ void watch_leaves_again(Level& level) {
     leaves = level.watched_leaves;
   }
   for (const auto& [impl, weak] : leaves) {
-    auto leaf = weak.lock();
-    if (!leaf) continue;
-    const auto node = torch::autograd::impl::try_get_grad_accumulator(at::Tensor(std::move(leaf)));
+    auto strong = weak.lock();
+    if (!strong) continue;
+    const at::Tensor leaf{std::move(strong)};
+    auto node = torch::autograd::impl::try_get_grad_accumulator(leaf);
+    // A part of the graph may still have to be made: by torch.utils.checkpoint, reentrant.
+    if (!node && has_hooks(leaf)) node = torch::autograd::impl::grad_accumulator(leaf);
     if (node) watch(node);
   }
 }
@@ -375,7 +375,9 @@ void cut_graph(const at::Tensor& tensor, Level& level) {
         visit(*edge.function);
       } else {
         watch(edge.function);  // See Note [Seals are hooks on the target]
-        remember_leaf(*edge.function, level);
+        const auto* leaf =
+            dynamic_cast<const torch::autograd::AccumulateGrad*>(edge.function.get());
+        if (leaf != nullptr && leaf->variable.defined()) remember_leaf(leaf->variable, level);
       }
     }
   }
@@ -419,6 +421,10 @@ void seal_leaf_gradients(Level& level) {
     if (!impl) continue;
     const at::Tensor leaf{std::move(impl)};
     if (leaf.grad().defined()) seal(leaf.grad(), level);
+    {
+      const DomainLock lock(level.domain);
+      remember_leaf(leaf, level);
+    }
     if (heir != nullptr) {
       const DomainLock lock(heir->domain);
       note_leaf(*heir, *leaf.unsafeGetTensorImpl());

@@ -172,6 +172,7 @@ void LevelCall::run() {
   std::optional<RandomTurn> turn;
   if (facts_.draws_random) turn.emplace();
   mark_writes(facts_, arguments(), found_);
+  if (level_.active) note_leaves();
   domain_.settle_counters();
   try {
     if (facts_.is_view || facts_.announces_address) {
@@ -305,15 +306,16 @@ void LevelCall::save_what_is_overwritten() {
   }
 }
 
+void LevelCall::note_leaves() {
+  for (const FoundTensor& f : found_) {
+    if (f.cell != nullptr || !is_leaf_with_gradient(*f.tensor)) continue;
+    note_leaf(level_, *f.tensor);
+    if (op_.schema().name() == "aten::_to_copy") note_cast(level_, *f.tensor);
+  }
+}
+
 void LevelCall::record_arguments() {
   for (const FoundTensor& f : found_) input_bytes_ += view_bytes(*f.tensor);
-  if (level_.active) {
-    for (const FoundTensor& f : found_) {
-      if (f.cell != nullptr || !is_leaf_with_gradient(*f.tensor)) continue;
-      note_leaf(level_, *f.tensor);
-      if (op_.schema().name() == "aten::_to_copy") note_cast(level_, *f.tensor);
-    }
-  }
   if (!call_) return;
   call_->keys = keys_;
   call_->table = Ref<Table>(&level_);

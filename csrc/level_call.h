@@ -67,6 +67,7 @@ class LevelCall {
   void keep_arguments();
   void settle_raw_memory();
   void save_what_is_overwritten();
+  void note_leaves();
   void record_arguments();
   void foresee();
   [[nodiscard]] std::size_t input_bytes_in(const Table& table) const;

@@ -210,6 +210,37 @@ def test_a_history_is_kept_for_an_auxiliary_loss(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
+class Losing(nn.Module):
+    """Returns nothing: its loss is an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        self.loss: Tensor | None = None
+
+    def forward(self, x: Tensor) -> None:
+        y = self.net(x.sin()).exp()
+        self.loss = (y * y.cos()).square().sum()
+
+
+@pytest.mark.parametrize("calls", [1, 2], ids=["once", "two-and-added"])
+def test_a_loss_that_is_kept_and_not_returned(calls: int, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        module, x = Losing(), torch.randn(5, 4, requires_grad=True)
+        g, losses = transform(module), []
+        for k in range(calls):
+            assert g(x * (k + 1)) is None
+            losses.append(module.loss)
+        if calls == 1:
+            losses[0].backward()
+        else:
+            sum(losses).backward()
+        return [x.grad, [p.grad for p in module.parameters()], [t.detach() for t in losses]]
+
+    assert_same_as_eager(run, mode)
+
+
 # --- whole training steps ------------------------------------------------------------------------
 
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -310,6 +341,23 @@ def test_gradients_are_accumulated_read_and_written_inside(mode: Mode) -> None:
         return [g(torch.randn(2, 4)) for _ in range(2)], [p.grad for p in layer.parameters()]
 
     assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["no-graph", "a-graph"])
+def test_a_gradient_of_a_weight_that_is_read_through_a_view_is_sealed(graph: bool) -> None:
+    """`linear` reads the transpose; the leaf itself is an argument of no recorded operator."""
+    layer = nn.Linear(4, 4, bias=False)
+
+    def f(x: Tensor) -> Tensor:
+        y = layer(x.sin())
+        y.cos().sum().backward(retain_graph=True)
+        return y if graph else y.detach()
+
+    out = EVERYTHING(f)(torch.ones(2, 4))
+    assert layer.weight.grad is not None
+    assert not _C.has_key(layer.weight.grad)
+    assert layer.weight.grad.data_ptr() != 0
+    assert out.requires_grad == graph
 
 
 def test_nothing_of_a_training_step_is_left_in_the_tables() -> None:

@@ -12,6 +12,7 @@ import torch
 from helpers import EVERY, PLAIN, Mode, Transform, assert_same_as_eager
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook, save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 import rematfn
 
@@ -184,6 +185,66 @@ def test_post_accumulate_hooks_step_an_optimiser_in_the_backward(mode: Mode) -> 
     assert_same_as_eager(run, mode)
 
 
+def test_hooks_on_parameters_write_them(mode: Mode) -> None:
+    """Before the gradient is accumulated, while the layers below wait for theirs."""
+
+    def run(transform: Transform) -> Any:
+        net = model()
+
+        def descend(p: Tensor) -> Callable[[Tensor], None]:
+            def hook(grad: Tensor) -> None:
+                with torch.no_grad():
+                    p.sub_(grad * 0.05)
+
+            return hook
+
+        for p in net.parameters():
+            p.register_hook(descend(p))
+        outs = []
+        for _ in range(2):
+            outs.append(transform(lambda x: net(x.sin()).square())(torch.ones(2, 4)))
+            outs[-1].sum().backward()
+        return outs, list(net.parameters()), [p.grad for p in net.parameters()]
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("order", ["inside", "around"])
+def test_an_optimiser_is_stepped_from_within_a_reentrant_checkpoint(
+    order: str, fused: bool, mode: Mode
+) -> None:
+    """The parameters' gradients arrive in a backward that runs within the backward."""
+
+    def run(transform: Transform) -> Any:
+        net = model()
+        optimisers = {p: torch.optim.SGD([p], lr=0.05, fused=fused) for p in net.parameters()}
+
+        def step(p: Tensor) -> None:
+            optimisers[p].step()
+            p.grad = None
+
+        for p in net.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        blocks = [transform(block) for block in net] if order == "around" else list(net)
+
+        def f(x: Tensor) -> Tensor:
+            for block in blocks:
+                x = checkpoint(block, x.sin(), use_reentrant=True)
+            return x.square()
+
+        g = transform(f) if order == "inside" else f
+        outs, grads = [], []
+        for _ in range(2):
+            x = torch.linspace(-1, 1, 8).view(2, 4).requires_grad_()
+            outs.append(g(x))
+            outs[-1].sum().backward()
+            grads.append(x.grad)
+        return outs, grads, list(net.parameters())
+
+    assert_same_as_eager(run, mode)
+
+
 @pytest.mark.parametrize("kind", ["all", "any"])
 @pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
 def test_multi_grad_hooks(kind: str, inside: bool, mode: Mode) -> None:
@@ -256,13 +317,27 @@ def full_backward(seen: list[Any], net: nn.Module) -> None:
     net.register_full_backward_hook(hook)
 
 
+def legacy_backward(seen: list[Any], net: nn.Module) -> None:
+    """Hangs on the node of the output alone, and sees that node's inputs and outputs."""
+
+    def hook(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
+        seen.append([g.norm().item() for g in (*grad_input, *grad_output) if g is not None])
+        return tuple(g if g is None else g * 2 for g in grad_input)
+
+    net.register_backward_hook(hook)
+
+
 def full_backward_pre(seen: list[Any], net: nn.Module) -> None:
     net.register_full_backward_pre_hook(lambda module, grads: tuple(g.sin() for g in grads))
 
 
-HOOKS = [forward_pre, forward, forward_with_kwargs, full_backward, full_backward_pre]
+HOOKS = [
+    *(forward_pre, forward, forward_with_kwargs),
+    *(full_backward, full_backward_pre, legacy_backward),
+]
 
 
+@pytest.mark.filterwarnings("ignore:Using (a )?non-full backward hook:FutureWarning")
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.__name__)
 @pytest.mark.parametrize("whole", [False, True], ids=["a-part", "the-whole"])
 def test_hooks_on_modules(hook: Any, whole: bool, mode: Mode) -> None:
