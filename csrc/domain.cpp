@@ -107,6 +107,7 @@ bool Domain::evict_if_free(Version& version) {
 
 void Domain::arrive(Version& version) {
   version.resident = true;
+  version.raw = false;  // See Note [Uninitialised memory is kept]
   version.table->charge(version.nbytes);
   version.table->enlist(version);
   if (version.table->score.kind == ScoreKind::kEq) leave_component(*version.producer);

@@ -59,7 +59,8 @@ constexpr std::array<std::string_view, 7> kCommunication{
 // would lose the contents without a word. So such a version is not evicted while an operator has
 // not written it. If the first operator to touch it only overwrites (`copy_`, `fill_`, `out=`), its
 // contents were garbage, and replaying `empty` gives as good. If it reads, they were not: the version
-// becomes a constant. `lift_fresh`, torch.tensor's last act, counts as a reader.
+// becomes a constant. `lift_fresh`, torch.tensor's last act, counts as a reader. What a replay of
+// `empty` makes is evicted like anything else: only replays see it, for the program is past the write.
 constexpr std::array<std::string_view, 11> kOverwriting{
     "aten::copy_",         "aten::fill_",        "aten::zero_",       "aten::index_put_",
     "aten::index_copy_",   "aten::index_fill_",  "aten::scatter_",    "aten::masked_fill_",
