@@ -13,6 +13,7 @@
 #include "kernels_above.h"
 #include "level_call.h"
 #include "raw_access.h"
+#include "unboxed_kernel.h"
 
 namespace rematfn {
 namespace {
@@ -79,24 +80,20 @@ void register_operators(const std::vector<c10::OperatorName>& names) {
       registrations().pending.push_back(name);
       continue;
     }
-    if (!needs_kernel_of_its_own(*op)) continue;
-    if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+    const bool decomposes =
+        op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    const bool needed = needs_kernel_of_its_own(*op);
+    if (decomposes && !needed) continue;
+    auto kernel = unboxed_kernel_for(*op);
+    if (!kernel && !needed) continue;
+    if (decomposes) {
       // AutogradOther stands for other backends, and could not choose between them and ours.
       pin_kernel(*op, c10::DispatchKey::AutogradOther, registrations().handles);
     }
-    registrations().handles.push_back(
-        dispatcher.registerImpl(name, kLevelKey,
-                                c10::KernelFunction::makeFromBoxedFunction<&level_kernel>(),
-                                std::nullopt, nullptr, "rematfn"));
+    if (!kernel) kernel = c10::KernelFunction::makeFromBoxedFunction<&level_kernel>();
+    registrations().handles.push_back(dispatcher.registerImpl(name, kLevelKey, std::move(*kernel),
+                                                              std::nullopt, nullptr, "rematfn"));
   }
-}
-
-// See Note [Shapes alone]
-void run_on_shapes(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  auto keys = c10::impl::tls_local_dispatch_key_set();
-  keys.excluded_ = keys.excluded_.remove(c10::DispatchKey::PythonDispatcher);
-  const c10::impl::ForceDispatchKeyGuard again(keys);
-  op.callBoxed(stack);
 }
 
 void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -107,33 +104,30 @@ void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 }  // namespace
 
 void govern(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
-            const c10::SafeKernelFunction* kernel) {
+            const c10::SafeKernelFunction* instead) {
+  BoxedInvocation invocation(op, keys, *stack, instead);
+  govern(invocation);
+}
+
+void govern(Invocation& invocation) {
   const BelowLevels below;
   if (registrations().any_pending.load(std::memory_order_relaxed)) register_new_operators();
-  const std::size_t count = op.schema().arguments().size();
-  const c10::ArrayRef<c10::IValue> arguments(stack->data() + stack->size() - count, count);
   for (;;) {
     FoundTensors found;
     Arguments kind = Arguments::kPlain;
-    Level* level = find_level(arguments, found, kind);
-    if (kind == Arguments::kAbstract) {
-      kernel == nullptr ? run_on_shapes(op, stack) : kernel->callBoxed(op, keys, stack);
-      return;
-    }
+    Level* level = find_level(invocation, found, kind);
+    if (kind == Arguments::kAbstract) return invocation.call_again();
     if (level == nullptr) {
-      const OperatorFacts& facts = facts_of(op);
-      mark_writes(facts, arguments, found);
+      mark_writes(invocation, found);
       for (const FoundTensor& f : found) {
-        if (f.written) save_for_readers(*f.storage, "`" + op.schema().name() + "`");
+        if (f.written) save_for_readers(*f.storage, "`" + invocation.op.schema().name() + "`");
       }
-      run_below(op, keys, facts.selects_backend, stack, kernel);
-      return;
+      return invocation.run_below();
     }
     const DomainLock lock(level->domain);
     // Another thread had the lock, and may have sealed what we found.
     if (lock.waited() && !is_still_so(*level, found)) continue;
-    LevelCall(op, keys, stack, *level, std::move(found), kind == Arguments::kOpaque, kernel)
-        .run();
+    LevelCall(invocation, *level, found, kind == Arguments::kOpaque).run();
     return;
   }
 }

@@ -7,13 +7,17 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "invocation.h"
+
 namespace rematfn {
 
 // Registers the kernel with the dispatcher; inert until a level is pushed. Once per process.
 void register_kernels();
-// Does what the kernel does, but with another kernel to run in place of the one below.
+// What the kernel does.
+void govern(Invocation& invocation);
+// The same, with another kernel to run in the place of the one below.
 void govern(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
-            const c10::SafeKernelFunction* kernel = nullptr);
+            const c10::SafeKernelFunction* instead = nullptr);
 // Registers it for operators defined since.
 void register_new_operators();
 

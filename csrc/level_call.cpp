@@ -72,21 +72,25 @@ bool is_outside_of_backward() {
 
 }  // namespace
 
-Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, Arguments& kind) {
+Level* find_level(Invocation& invocation, FoundTensors& found, Arguments& kind) {
+  const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();
   Level* level = current_level();
   bool opaque = false;
   bool abstract = false;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& value = arguments[i];
-    if (value.isStorage() && level != nullptr) {
+    const bool lone = value.isTensor();
+    if (!lone && value.isStorage() && level != nullptr) {
       const at::Tensor tensor = stand_in_for(value.toStorage(), *level);
       if (tensor.defined()) {
-        found.push_back({tensor.getIntrusivePtr(), cell_of(*tensor.unsafeGetTensorImpl()),
-                         tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(),
+        c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+        found.push_back({impl, cell_of(*impl), impl->unsafe_storage().unsafeGetStorageImpl(),
                          static_cast<std::uint16_t>(i), -1});
+        invocation.keep(tensor);
       }
     }
-    opaque |= value.isStorage() || value.isObject() || value.isCapsule() || value.isPyObject();
+    opaque |= !lone && (value.isStorage() || value.isObject() || value.isCapsule() ||
+                        value.isPyObject());
     const bool readable = for_each_tensor(value, [&](const at::Tensor& tensor, int index) {
       c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
       if (!is_plain(*impl)) {
@@ -108,7 +112,7 @@ Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, Arg
           level = cell->level.get();
         }
       }
-      found.push_back({tensor.getIntrusivePtr(), cell, impl->unsafe_storage().unsafeGetStorageImpl(),
+      found.push_back({impl, cell, impl->unsafe_storage().unsafeGetStorageImpl(),
                        static_cast<std::uint16_t>(i), index});
     });
     opaque |= !readable;
@@ -122,8 +126,9 @@ Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, Arg
   return level;
 }
 
-void mark_writes(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments,
-                 FoundTensors& found) {
+void mark_writes(const Invocation& invocation, FoundTensors& found) {
+  const OperatorFacts& facts = invocation.facts;
+  const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();
   if (facts.writes.empty() && facts.training_writes.empty()) return;
   const bool training = facts.training_argument >= 0 &&
                         arguments[facts.training_argument].isBool() &&
@@ -149,17 +154,13 @@ bool is_still_so(const Level& level, const FoundTensors& found) {
   return innermost == &level;
 }
 
-LevelCall::LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                     torch::jit::Stack* stack, Level& level, FoundTensors found, bool opaque,
-                     const c10::SafeKernelFunction* kernel)
-    : op_(op),
-      keys_(keys),
-      stack_(stack),
+LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque)
+    : invocation_(invocation),
+      op_(invocation.op),
+      facts_(invocation.facts),
       level_(level),
       domain_(level.tensor_domain()),
-      facts_(facts_of(op)),
-      found_(std::move(found)),
-      kernel_(kernel),
+      found_(found),
       recordable_(!opaque && !facts_.never_replayed) {
   for (const Table* t = &level; t != nullptr; t = t->enclosing.get()) {
     bounded_ |= t->budget != kNoBudget;
@@ -171,7 +172,7 @@ LevelCall::LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 void LevelCall::run() {
   std::optional<RandomTurn> turn;
   if (facts_.draws_random) turn.emplace();
-  mark_writes(facts_, arguments(), found_);
+  mark_writes(invocation_, found_);
   if (level_.active) note_leaves();
   domain_.settle_counters();
   try {
@@ -213,16 +214,6 @@ void LevelCall::run() {
     unpin_all();
     throw;
   }
-}
-
-c10::ArrayRef<c10::IValue> LevelCall::arguments() const {
-  const std::size_t count = op_.schema().arguments().size();
-  return c10::ArrayRef<c10::IValue>(stack_->data() + stack_->size() - count, count);
-}
-
-c10::ArrayRef<c10::IValue> LevelCall::results() const {
-  const std::size_t count = op_.schema().returns().size();
-  return c10::ArrayRef<c10::IValue>(stack_->data() + stack_->size() - count, count);
 }
 
 std::string LevelCall::name() const { return "`" + c10::toString(op_.operator_name()) + "`"; }
@@ -317,7 +308,7 @@ void LevelCall::note_leaves() {
 void LevelCall::record_arguments() {
   for (const FoundTensor& f : found_) input_bytes_ += view_bytes(*f.tensor);
   if (!call_) return;
-  call_->keys = keys_;
+  call_->keys = invocation_.keys;
   call_->table = Ref<Table>(&level_);
   call_->order = domain_.next_order++;
   call_->selects_backend = facts_.selects_backend;
@@ -380,7 +371,7 @@ void LevelCall::run_kernel() {
   if (metered_ && !facts_.is_view) {
     Meter meter(level_, granted_, op_);
     try {
-      on_cpu ? run_below(op_, keys_, facts_.selects_backend, stack_, kernel_) : run_until_it_fits();
+      on_cpu ? invocation_.run_below() : run_until_it_fits();
     } catch (...) {
       // See Note [Scratch is made room for as it is asked for]
       if (meter.refused() > granted_) {
@@ -391,7 +382,7 @@ void LevelCall::run_kernel() {
     }
     peak_ = meter.peak();
   } else {
-    on_cpu ? run_below(op_, keys_, facts_.selects_backend, stack_, kernel_) : run_until_it_fits();
+    on_cpu ? invocation_.run_below() : run_until_it_fits();
   }
   if (level_.timed) {
     seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -400,14 +391,11 @@ void LevelCall::run_kernel() {
 
 // See Note [Passive levels]
 void LevelCall::run_until_it_fits() {
-  const torch::jit::Stack before = *stack_;
   for (;;) {
     try {
-      run_below(op_, keys_, facts_.selects_backend, stack_, kernel_);
-      return;
+      return invocation_.run_below();
     } catch (const c10::OutOfMemoryError&) {
       if (!evict_after_failure(level_, std::max(granted_, input_bytes_))) throw;
-      *stack_ = before;
     }
   }
 }

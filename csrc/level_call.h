@@ -5,19 +5,18 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
 #include "call.h"
 #include "footprint.h"
+#include "invocation.h"
 #include "level.h"
 
 namespace rematfn {
 
-// A tensor among the arguments, as found on the stack. Held, since the stack may be its only owner
-// and the kernel takes its arguments off the stack.
+// A tensor among the arguments; the invocation holds it.
 struct FoundTensor {
-  c10::intrusive_ptr<c10::TensorImpl> tensor;
+  c10::TensorImpl* tensor;
   Cell* cell;  // null: a tensor from outside
   const c10::StorageImpl* storage;
   std::uint16_t position;
@@ -40,28 +39,25 @@ enum class Arguments {
   kAbstract,  // tensors without bytes, and no level tensor among them
 };
 
-// The tensors among `arguments`, and the level they and the thread's stack put the operator under:
+// The tensors among the arguments, and the level they and the thread's stack put the operator under:
 // the innermost of all. Tensors of levels that nobody runs are sealed on the way, see
 // Note [Why the backward finds its level again].
-Level* find_level(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found, Arguments& kind);
+Level* find_level(Invocation& invocation, FoundTensors& found, Arguments& kind);
 
 // Notes which of the tensors found among its arguments the operator overwrites.
-void mark_writes(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments,
-                 FoundTensors& found);
+void mark_writes(const Invocation& invocation, FoundTensors& found);
 // Whether the tensors are still of the cells, and the cells of the level, that find_level() found.
 [[nodiscard]] bool is_still_so(const Level& level, const FoundTensors& found);
 
 class LevelCall {
  public:
-  LevelCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
-            Level& level, FoundTensors found, bool opaque,
-            const c10::SafeKernelFunction* kernel = nullptr);
+  LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque);
 
   void run();
 
  private:
-  [[nodiscard]] c10::ArrayRef<c10::IValue> arguments() const;
-  [[nodiscard]] c10::ArrayRef<c10::IValue> results() const;
+  [[nodiscard]] c10::ArrayRef<c10::IValue> arguments() const { return invocation_.arguments(); }
+  [[nodiscard]] c10::ArrayRef<c10::IValue> results() const { return invocation_.results(); }
   [[nodiscard]] std::string name() const;
   void make_resident();
   void keep_arguments();
@@ -95,14 +91,12 @@ class LevelCall {
     Ref<TensorVersion> copy;
   };
 
+  Invocation& invocation_;
   const c10::OperatorHandle& op_;
-  const c10::DispatchKeySet keys_;
-  torch::jit::Stack* stack_;
+  const OperatorFacts& facts_;
   Level& level_;
   TensorDomain& domain_;
-  const OperatorFacts facts_;  // a copy: a kernel in Python may end a generation of operators
-  FoundTensors found_;
-  const c10::SafeKernelFunction* const kernel_;  // to be used instead of the one below; or null
+  FoundTensors& found_;
   const bool recordable_;
   bool bounded_ = false;  // some level around has a budget
   bool metered_ = false;  // so what the operator allocates must be known

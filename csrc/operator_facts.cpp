@@ -172,17 +172,18 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-const OperatorFacts& facts_of(const c10::OperatorHandle& op) {
-  thread_local ska::flat_hash_map<const c10::FunctionSchema*, std::unique_ptr<OperatorFacts>> known;
+std::shared_ptr<const OperatorFacts> facts_of(const c10::OperatorHandle& op) {
+  using Facts = std::shared_ptr<const OperatorFacts>;
+  thread_local ska::flat_hash_map<const c10::FunctionSchema*, Facts> known;
   thread_local std::uint64_t known_generation = 0;
   // See Note [Operators are known by an address]
   if (const std::uint64_t now = operator_generation(); now != known_generation) {
     known.clear();
     known_generation = now;
   }
-  std::unique_ptr<OperatorFacts>& entry = known[&op.schema()];
-  if (!entry) entry = std::make_unique<OperatorFacts>(read_facts(op));
-  return *entry;
+  Facts& entry = known[&op.schema()];
+  if (!entry) entry = std::make_shared<const OperatorFacts>(read_facts(op));
+  return entry;
 }
 
 std::uint64_t operator_generation() { return generation.load(std::memory_order_relaxed); }

@@ -8,6 +8,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <memory>
 
 namespace rematfn {
 
@@ -34,8 +35,7 @@ struct OperatorFacts {
   Work work = Work::kBytes;
 };
 
-// Facts of `op`; the reference stays valid on this thread until the next call.
-[[nodiscard]] const OperatorFacts& facts_of(const c10::OperatorHandle& op);
+[[nodiscard]] std::shared_ptr<const OperatorFacts> facts_of(const c10::OperatorHandle& op);
 // Note [Operators are known by an address]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // What is known of an operator is filed under the address of its schema. A library that goes takes
