@@ -50,18 +50,14 @@ class SurroundingsScope {
 
 }  // namespace
 
-View::View(c10::TensorImpl& tensor)
-    : geometry(tensor.sizes_and_strides()),
-      offset(tensor.storage_offset()),
-      dtype(tensor.dtype()),
-      keys(tensor.key_set() - kLevelKeySet),
-      wrapped_number(tensor.is_wrapped_number()) {}
-
-at::Tensor View::over(const c10::Storage& storage) const {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, dtype);
+at::Tensor Call::over(const c10::Storage& storage, const TensorArgument& argument) const {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), argument.keys,
+                                                         argument.dtype);
   auto* impl = tensor.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(geometry.sizes_arrayref(), geometry.strides_arrayref(), offset);
-  if (wrapped_number) impl->set_wrapped_number(true);
+  const std::int64_t* sizes = geometry.data() + argument.geometry;
+  impl->set_sizes_and_strides({sizes, argument.dimensions},
+                              {sizes + argument.dimensions, argument.dimensions}, argument.offset);
+  if (argument.wrapped_number) impl->set_wrapped_number(true);
   return tensor;
 }
 
@@ -92,7 +88,19 @@ void Call::take_arguments(c10::ArrayRef<c10::IValue> stack) {
 
 void Call::take_tensor(Ref<Version> version, c10::TensorImpl& tensor, std::uint16_t position,
                        std::int32_t index, bool written) {
-  tensors.push_back({View(tensor), position, index, written});
+  const c10::IntArrayRef sizes = tensor.sizes();
+  const c10::IntArrayRef strides = tensor.strides();
+  tensors.push_back({.keys = tensor.key_set() - kLevelKeySet,
+                     .offset = tensor.storage_offset(),
+                     .geometry = static_cast<std::uint32_t>(geometry.size()),
+                     .dimensions = static_cast<std::uint32_t>(sizes.size()),
+                     .index = index,
+                     .position = position,
+                     .dtype = tensor.dtype(),
+                     .wrapped_number = tensor.is_wrapped_number(),
+                     .written = written});
+  for (const std::int64_t size : sizes) geometry.push_back(size);
+  for (const std::int64_t stride : strides) geometry.push_back(stride);
   // A constant that lineage reads must outlive the program's tensors on it.
   if (auto& v = static_cast<TensorVersion&>(*version); !v.producer && !v.storage) {
     v.storage = v.current_storage();
@@ -180,7 +188,7 @@ void Call::replay(TensorDomain& domain) {
   std::vector<at::Tensor> written(fingerprints ? tensors.size() : 0);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const TensorArgument& argument = tensors[i];
-    at::Tensor tensor = argument.view.over(own[i] ? own[i] : input(i).current_storage());
+    at::Tensor tensor = over(own[i] ? own[i] : input(i).current_storage(), argument);
     if (fingerprints && argument.written) written[i] = tensor;
     c10::IValue& place = stack[argument.position];
     if (argument.index < 0) {

@@ -25,7 +25,6 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/ScalarType.h>
-#include <c10/core/impl/SizesAndStrides.h>
 #include <c10/util/SmallVector.h>
 
 #include <memory>
@@ -38,22 +37,17 @@
 
 namespace rematfn {
 
-struct View {
-  explicit View(c10::TensorImpl& tensor);
-  [[nodiscard]] at::Tensor over(const c10::Storage& storage) const;
-
-  c10::impl::SizesAndStrides geometry;
-  std::int64_t offset;
-  caffe2::TypeMeta dtype;
-  c10::DispatchKeySet keys;
-  bool wrapped_number;
-};
-
-// Argument `position` (element `index` of it, if a list), reading inputs[i] for the i-th of these.
+// The view that the operator had of inputs[i], for the i-th of these: argument `position` (element
+// `index` of it, if a list).
 struct TensorArgument {
-  View view;
-  std::uint16_t position;
+  c10::DispatchKeySet keys;
+  std::int64_t offset;
+  std::uint32_t geometry;  // where its sizes stand in the call's geometry, and its strides
+  std::uint32_t dimensions;
   std::int32_t index;
+  std::uint16_t position;
+  caffe2::TypeMeta dtype;
+  bool wrapped_number;
   bool written;
 };
 
@@ -73,7 +67,7 @@ struct Surroundings {
   c10::ScalarType default_dtype;
 };
 
-struct Call final : Operation {
+struct Call final : Operation, Pooled<Call> {
   explicit Call(const c10::OperatorHandle& op) : op(op) {}
 
   // Keeps the arguments without their tensors, whose places take_tensor() fills in.
@@ -92,6 +86,7 @@ struct Call final : Operation {
   bool selects_backend = false;
   c10::SmallVector<c10::IValue, 4> arguments;
   c10::SmallVector<TensorArgument, 3> tensors;
+  c10::SmallVector<std::int64_t, 12> geometry;
   c10::SmallVector<OutputPlace, 2> places;
   Surroundings surroundings;
   std::shared_ptr<const RandomState> random;
@@ -100,6 +95,7 @@ struct Call final : Operation {
   bool gives_zeros = false;  // See Note [Uninitialised memory is verified as zeros]
 
  private:
+  [[nodiscard]] at::Tensor over(const c10::Storage& storage, const TensorArgument& argument) const;
   void verify(std::size_t output, const at::Tensor& again) const;
   [[nodiscard]] const TensorVersion& input(std::size_t i) const;
   // Storages to be overwritten, by tensor argument; empty where the argument is only read.

@@ -348,7 +348,7 @@ void Domain::bury_contents(Ref<Version> version) {
   if (forget(*version) && version->table && version->resident) leave(*version);
 }
 
-void Domain::drain_if_free() {
+void Domain::drain_released_if_free() {
   while (any_released_ && mutex_.try_lock()) {
     const bool busy = depth_ > 0;
     if (!busy) drain();
@@ -357,7 +357,7 @@ void Domain::drain_if_free() {
   }
 }
 
-void Domain::drain() {
+void Domain::drain_released() {
   while (any_released_) {
     std::vector<Released> batch;
     {

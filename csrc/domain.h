@@ -128,8 +128,14 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void leave_component(Operation& operation);
   std::uint32_t component_root(std::uint32_t component);
   void bury_contents(Ref<Version> version);
-  void drain();
-  void drain_if_free();
+  void drain() {
+    if (any_released_) drain_released();
+  }
+  void drain_if_free() {
+    if (any_released_) drain_released_if_free();
+  }
+  void drain_released();
+  void drain_released_if_free();
 
   // replay.cpp
   struct Later {

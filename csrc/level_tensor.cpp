@@ -25,13 +25,6 @@ c10::DataPtr instead_of_bytes(c10::intrusive_ptr<Cell> cell, c10::Device device)
   return c10::DataPtr(nullptr, cell.release(), &let_go_of_cell, device);
 }
 
-// Tensors without bytes of their own, or whose bytes are not what their metadata says.
-constexpr c10::DispatchKeySet kNotPlain({
-    c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr, c10::DispatchKey::Quantized,
-    c10::DispatchKey::NestedTensor, c10::DispatchKey::ZeroTensor, c10::DispatchKey::Python,
-    c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
-    c10::DispatchKey::FuncTorchGradWrapper});
-
 // key_set_ is protected; a pointer to the member, named through a derived class, is the legal way in.
 struct KeySet : c10::TensorImpl {
   static c10::DispatchKeySet& of(c10::TensorImpl& tensor) { return tensor.*(&KeySet::key_set_); }
@@ -76,19 +69,6 @@ void Cell::let_go() {
   domain.release(std::move(version), std::move(level), storage.lock());
 }
 
-// See Note [The handle and the key]
-Cell* cell_of(const c10::TensorImpl& tensor) {
-  if (!tensor.key_set().has(kLevelKey)) return nullptr;
-  auto& impl = const_cast<c10::TensorImpl&>(tensor);  // the getter is not const
-  auto* cell = static_cast<Cell*>(impl.get_backend_meta());
-  // `x.data = y` and `set_` may leave a handle behind on a tensor that has moved to another storage.
-  if (cell == nullptr || !tensor.has_storage() ||
-      cell->storage._unsafe_get_target() != tensor.unsafe_storage().unsafeGetStorageImpl()) {
-    return nullptr;
-  }
-  return cell;
-}
-
 // See Note [An evicted storage knows its cell]
 Cell* cell_evicted_from(const c10::StorageImpl& storage) {
   const auto& bytes = const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks();
@@ -105,11 +85,6 @@ void detach(c10::TensorImpl& tensor) {
   c10::DispatchKeySet& keys = KeySet::of(tensor);
   keys = keys.remove(kLevelKey);
   tensor.set_backend_meta(nullptr);
-}
-
-bool is_plain(const c10::TensorImpl& tensor) {
-  return !tensor.key_set().has_any(kNotPlain) && !tensor.is_meta() && tensor.has_storage() &&
-         tensor.layout() == c10::kStrided && !tensor.has_symbolic_sizes_strides();
 }
 
 // ---- what a domain does to tensors ------------------------------------------------------------

@@ -40,6 +40,7 @@
 
 #include "dispatch_key.h"
 #include "domain.h"
+#include "pool.h"
 
 namespace rematfn {
 
@@ -48,7 +49,7 @@ struct TensorVersion;
 class TensorDomain;
 
 // One storage as its level knows it. Lives in the backend meta of every tensor on it.
-struct Cell final : c10::BackendMeta {
+struct Cell final : c10::BackendMeta, Pooled<Cell> {
   Cell(Level& level, Ref<TensorVersion> version, const c10::Storage& storage);
   ~Cell() override;
   void release_resources() override;
@@ -61,7 +62,7 @@ struct Cell final : c10::BackendMeta {
   void let_go();
 };
 
-struct TensorVersion final : Version {
+struct TensorVersion final : Version, Pooled<TensorVersion> {
   ~TensorVersion() override;
 
   // Whose current contents these are, or null. It may be dying on another thread: own_cell() is null then.
@@ -90,7 +91,7 @@ struct TensorVersion final : Version {
                                                  const c10::Storage& storage);
 
 // The cell a tensor stands on, if it is a level tensor.
-[[nodiscard]] Cell* cell_of(const c10::TensorImpl& tensor);
+[[nodiscard]] inline Cell* cell_of(const c10::TensorImpl& tensor);
 // The cell whose bytes `storage` has lost, if it is an evicted one.
 [[nodiscard]] Cell* cell_evicted_from(const c10::StorageImpl& storage);
 // Makes `tensor`, whose storage is the cell's, a level tensor.
@@ -98,7 +99,7 @@ void attach(c10::TensorImpl& tensor, const c10::intrusive_ptr<Cell>& cell);
 void detach(c10::TensorImpl& tensor);
 
 // A dense tensor with bytes of its own; anything else passes through untracked.
-[[nodiscard]] bool is_plain(const c10::TensorImpl& tensor);
+[[nodiscard]] inline bool is_plain(const c10::TensorImpl& tensor);
 
 class TensorDomain final : public Domain {
  public:
@@ -155,5 +156,29 @@ class BackendScope {
  private:
   c10::impl::LocalDispatchKeySet saved_;
 };
+
+// See Note [The handle and the key]
+inline Cell* cell_of(const c10::TensorImpl& tensor) {
+  if (!tensor.key_set().has(kLevelKey)) return nullptr;
+  auto& impl = const_cast<c10::TensorImpl&>(tensor);  // the getter is not const
+  auto* cell = static_cast<Cell*>(impl.get_backend_meta());
+  // `x.data = y` and `set_` may leave a handle behind on a tensor that has moved to another storage.
+  if (cell == nullptr || !tensor.has_storage() ||
+      cell->storage._unsafe_get_target() != tensor.unsafe_storage().unsafeGetStorageImpl()) {
+    return nullptr;
+  }
+  return cell;
+}
+
+inline bool is_plain(const c10::TensorImpl& tensor) {
+  // Tensors without bytes of their own, or whose bytes are not what their metadata says.
+  constexpr c10::DispatchKeySet kNotPlain({
+      c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr, c10::DispatchKey::Quantized,
+      c10::DispatchKey::NestedTensor, c10::DispatchKey::ZeroTensor, c10::DispatchKey::Python,
+      c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
+      c10::DispatchKey::FuncTorchGradWrapper});
+  return !tensor.key_set().has_any(kNotPlain) && !tensor.is_meta() && tensor.has_storage() &&
+         tensor.layout() == c10::kStrided && !tensor.has_symbolic_sizes_strides();
+}
 
 }  // namespace rematfn
