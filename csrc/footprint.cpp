@@ -50,7 +50,12 @@ struct Hash {
       add(tensor.strides());
     }
   }
+  void add(const at::Tensor& tensor, int index) {
+    add(static_cast<std::uint64_t>(index));
+    add(*tensor.unsafeGetTensorImpl());
+  }
   void add(const c10::IValue& value) {
+    if (value.isTensor() && value.toTensor().defined()) return add(value.toTensor(), -1);
     if (value.isInt()) return add(static_cast<std::uint64_t>(value.toInt()));
     if (value.isDouble()) return add(std::bit_cast<std::uint64_t>(value.toDouble()));
     if (value.isBool()) return add(static_cast<std::uint64_t>(value.toBool()) + 2);
@@ -62,10 +67,7 @@ struct Hash {
       return;
     }
     if (value.isTensor() || value.isTensorList() || value.isOptionalTensorList()) {
-      for_each_tensor(value, [&](const at::Tensor& tensor, int index) {
-        add(static_cast<std::uint64_t>(index));
-        add(*tensor.unsafeGetTensorImpl());
-      });
+      for_each_tensor(value, [&](const at::Tensor& tensor, int index) { add(tensor, index); });
       return;
     }
     if (value.isGenerator()) return;

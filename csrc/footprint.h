@@ -14,6 +14,7 @@ namespace rematfn {
 struct Footprint {
   std::size_t output_bytes = 0;
   std::size_t scratch_bytes = 0;  // beyond inputs and outputs, at the worst moment of the kernel
+  bool operator==(const Footprint&) const = default;
 };
 
 // A call's operator, shapes, dtypes, strides and plain arguments, as one number.

@@ -105,6 +105,7 @@ class LevelCall {
   c10::SmallVector<Saved, 1> saved_;
   Ref<Call> call_;  // null: nothing that comes of this operator can be replayed
   c10::SmallVector<Fresh, 4> fresh_;
+  bool has_parts_ = false;  // some result is no plain tensor, and perhaps made of some that are
   Signature signature_ = 0;
   Footprint foreseen_;
   std::size_t granted_ = 0;  // what room was made for

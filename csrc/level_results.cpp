@@ -25,7 +25,11 @@ void LevelCall::sort_results() {
   for (std::size_t i = 0; i < all.size(); ++i) {
     for_each_tensor(all[i], [&](const at::Tensor& tensor, int index) {
       c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-      if (!is_plain(*impl) || put_handle_on(*impl)) return;
+      if (!is_plain(*impl)) {
+        has_parts_ = true;
+        return;
+      }
+      if (put_handle_on(*impl)) return;
       fresh_.push_back({impl, {static_cast<std::uint16_t>(i), index, false}});
     });
   }
@@ -34,6 +38,7 @@ void LevelCall::sort_results() {
 // Level tensors that have become parts of a sparse one. The last step: with its part an argument's
 // cell may go. See Note [Kernels above a level]
 void LevelCall::give_away_parts() {
+  if (!has_parts_) return;
   const auto give_away = [&](const at::Tensor& part) {
     Cell* cell = cell_of(*part.unsafeGetTensorImpl());
     if (cell == nullptr) return;
@@ -120,7 +125,8 @@ void LevelCall::record_results() {
     }
   }
   if (observed) domain_.note_call(seen_);
-  if (metered_) remember(signature_, facts_, {output_bytes_, scratch_bytes});
+  const Footprint seen{output_bytes_, scratch_bytes};
+  if (metered_ && seen != foreseen_) remember(signature_, facts_, seen);
 }
 
 // Taken down before writes put other versions in the places of those that were read.
