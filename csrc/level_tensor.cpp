@@ -75,8 +75,8 @@ Cell* cell_evicted_from(const c10::StorageImpl& storage) {
   return bytes.get_deleter() == &let_go_of_cell ? static_cast<Cell*>(bytes.get_context()) : nullptr;
 }
 
-void attach(c10::TensorImpl& tensor, const c10::intrusive_ptr<Cell>& cell) {
-  if (tensor.get_backend_meta() != cell.get()) tensor.set_backend_meta(cell);
+void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell) {
+  if (tensor.get_backend_meta() != cell.get()) tensor.set_backend_meta(std::move(cell));
   c10::DispatchKeySet& keys = KeySet::of(tensor);
   keys = keys.add(kLevelKey);
 }

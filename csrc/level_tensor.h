@@ -95,7 +95,7 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
 // The cell whose bytes `storage` has lost, if it is an evicted one.
 [[nodiscard]] Cell* cell_evicted_from(const c10::StorageImpl& storage);
 // Makes `tensor`, whose storage is the cell's, a level tensor.
-void attach(c10::TensorImpl& tensor, const c10::intrusive_ptr<Cell>& cell);
+void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell);
 void detach(c10::TensorImpl& tensor);
 
 // A dense tensor with bytes of its own; anything else passes through untracked.
