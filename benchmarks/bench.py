@@ -67,9 +67,16 @@ def measure_network(
         bar.set_description(f"{network.name} at {fraction:g}")
         record["budgets"] += budget_rows(bench, fraction, options.repeats)
         bar.update()
+    failed: dict[str, str] = {}  # what a compiler refuses once, it refuses at every setting
     for peer in () if options.no_peers else PEERS:
         bar.set_description(f"{network.name}, {peer.name}")
-        record["peers"].append(peer_row(bench, peer, options.repeats))
+        if peer.compiler in failed:
+            row: dict[str, Any] = {"peer": peer.name, "refused": failed[peer.compiler]}
+        else:
+            row = peer_row(bench, peer, options.repeats)
+        if peer.compiler and "refused" in row:
+            failed[peer.compiler] = row["refused"]
+        record["peers"].append(row)
         bar.update()
     seconds = [row["seconds"] / row["time ratio"] for row in record["budgets"] if "seconds" in row]
     if seconds:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import optree
@@ -115,23 +115,16 @@ class Ours:
 def budget_rows(bench: Bench, fraction: float, repeats: int) -> list[Row]:
     """Return a row for each policy, at ``fraction`` of eager's peak."""
     budget = int(fraction * bench.peak)
-    rows: list[Row] = []
-    steps: dict[str, Step] = {}
-    for name, policy in POLICIES.items():
-        row: Row = {"budget": fraction, "bytes": budget, "policy": name}
-        ours = Ours(bench, budget, policy)
-        try:
-            row |= ours.measure()
-            steps[name] = ours.step
-        except rematfn.BudgetError as error:
-            row |= _advice_followed(bench, error, policy)
-        rows.append(row)
-    _add_times(bench, rows, steps, repeats)
-    return rows
+    ours, steps = _ours(bench, budget)
+    times = _times(bench, steps, repeats)
+    return [
+        {"budget": fraction, "bytes": budget, "policy": name, **row, **times.get(name, {})}
+        for name, row in ours.items()
+    ]
 
 
 def peer_row(bench: Bench, peer: Peer, repeats: int) -> Row:
-    """Return the row of a peer, and of ours with the peer's peak as the budget."""
+    """Return the row of a peer; under ``ours``, those with the peer's peak as the budget."""
     row: Row = {"peer": peer.name}
     torch._dynamo.reset()
     step = bench.program.make_step(peer.transform, peer.run)
@@ -141,52 +134,48 @@ def peer_row(bench: Bench, peer: Peer, repeats: int) -> Row:
             results, memory = bench.count(step)
     except Exception as error:  # whatever it refuses with is its result
         return row | {"refused": _first_line(error)}
-    row |= {
-        "peak": memory.peak,
-        "of eager's peak": memory.peak / bench.peak,
-        "exact": bench.is_exact(results),
-    }
-    if not peer.compiled:
+    row |= {"peak": memory.peak, "of eager's": memory.peak / bench.peak}
+    row["exact"] = bench.is_exact(results)
+    if not peer.compiler:
         row["replayed cost"] = rematfn.record(step).cost / bench.cost - 1
     del results
-    rows: list[Row] = []
-    steps = {"peer": step}
-    for name, policy in POLICIES.items():
-        ours = Ours(bench, memory.peak, policy)
-        found: Row = {"policy": name}
-        try:
-            found |= ours.measure()
-            steps[name] = ours.step
-        except rematfn.BudgetError as error:
-            found |= _advice_followed(bench, error, policy)
-        rows.append(found)
-    _add_times(bench, [row | {"policy": "peer"}, *rows], steps, repeats, into=[row, *rows])
-    for found in rows:
-        name = found.pop("policy")
-        row |= {f"{name}: {column}": value for column, value in found.items()}
+    row["ours"], steps = _ours(bench, memory.peak)
+    times = _times(bench, {"peer": step, **steps}, repeats)
+    row |= times.pop("peer", {})
+    for name, measured in times.items():
+        row["ours"][name] |= measured
     return row
 
 
-def _add_times(
-    bench: Bench,
-    rows: Iterable[Row],
-    steps: dict[str, Step],
-    repeats: int,
-    into: Iterable[Row] | None = None,
-) -> None:
-    """Add the ratio of the fastest run to eager's fastest run, all having taken turns."""
+def _ours(bench: Bench, budget: int) -> tuple[dict[str, Row], dict[str, Step]]:
+    """Return the deterministic columns of each policy, and the steps that run."""
+    rows: dict[str, Row] = {}
+    steps: dict[str, Step] = {}
+    for name, policy in POLICIES.items():
+        ours = Ours(bench, budget, policy)
+        try:
+            rows[name] = ours.measure()
+            steps[name] = ours.step
+        except rematfn.BudgetError as error:
+            rows[name] = _advice_followed(bench, error, policy)
+    return rows, steps
+
+
+def _times(bench: Bench, steps: dict[str, Step], repeats: int) -> dict[str, Row]:
+    """Return the fastest run of each step, and its ratio to eager's, all taking turns."""
     if not steps or repeats == 0:
-        return
-    candidates = {"eager": bench.eager, **steps}
+        return {}
     for step in steps.values():
         bench.run(step)
+    candidates = {"eager": bench.eager, **steps}
     seconds = interleaved(
         {name: lambda s=step: bench.run(s)[1] for name, step in candidates.items()}, repeats
     )
-    for row, target in zip(rows, into or rows, strict=True):
-        if row["policy"] in seconds:
-            target["seconds"] = min(seconds[row["policy"]])
-            target["time ratio"] = target["seconds"] / min(seconds["eager"])
+    eager = min(seconds["eager"])
+    return {
+        name: {"seconds": min(seconds[name]), "time ratio": min(seconds[name]) / eager}
+        for name in steps
+    }
 
 
 def _advice_followed(bench: Bench, error: rematfn.BudgetError, policy: rematfn.Policy) -> Row:
@@ -211,5 +200,7 @@ def _advice(error: rematfn.BudgetError) -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    name = "too slow" if isinstance(error, TookTooLongError) else type(error).__name__
-    return f"{name}: {(str(error).strip() or 'no message').splitlines()[0]}"
+    text = str(error).strip() or "no message"
+    if TookTooLongError.__name__ in text or isinstance(error, TookTooLongError):
+        return f"not ready within {PATIENCE:g} s"  # a compiler wraps what is raised in it
+    return f"{type(error).__name__}: {text.splitlines()[0]}"

@@ -386,15 +386,17 @@ def densenet(layers: int, growth: int, size: int, batch: int) -> Any:
     return Chain(blocks, F.cross_entropy), x, y
 
 
-def cnn(layers: int, channels: int, size: int, batch: int, loss: Any = F.cross_entropy) -> Any:
+def cnn(
+    layers: int, channels: int, size: int, batch: int, classes: int = 10, loss: Any = None
+) -> Any:
     """Convolutions and tanh, without batch norms: samples stay apart, derivatives are smooth."""
     blocks = [Layers(nn.Conv2d(3, channels, 3, padding=1), nn.Tanh())]
     blocks += [
         Layers(nn.Conv2d(channels, channels, 3, padding=1), nn.Tanh()) for _ in range(layers - 1)
     ]
-    blocks += [Layers(Pool(), nn.Linear(channels, 10))]
-    x, y = torch.randn(batch, 3, size, size), torch.randint(10, (batch,))
-    return Chain(blocks, loss), x, y
+    blocks += [Layers(Pool(), nn.Linear(channels, classes))]
+    x, y = torch.randn(batch, 3, size, size), torch.randint(classes, (batch,))
+    return Chain(blocks, loss or F.cross_entropy), x, y
 
 
 def _mean_output(outputs: Tensor, _: Tensor) -> Tensor:
@@ -434,7 +436,10 @@ NETWORKS: dict[str, Network] = {
         _network("per-sample", "CNN, 8 layers", per_sample, lambda: cnn(8, 16, 32, 64)),
         _network("hvp", "CNN, 12 layers", hessian_vector_product, lambda: cnn(12, 16, 32, 16)),
         _network(
-            "jacobian", "CNN, 12 layers", jacobian, lambda: cnn(12, 16, 32, 16, loss=_mean_output)
+            "jacobian",
+            "CNN, 24 layers, 4 outputs",
+            jacobian,
+            lambda: cnn(24, 16, 32, 24, classes=4, loss=_mean_output),
         ),
     ]
 }

@@ -33,12 +33,16 @@ COMPILED_BUDGETS = (0.5, 0.2, 0.0)
 
 @dataclass(frozen=True)
 class Peer:
-    """One way to save memory, at one setting."""
+    """One way to save memory, at one setting.
+
+    Attributes:
+        compiler: The backend; none if the program is run as it is.
+    """
 
     name: str
     transform: Transform = untransformed
     run: Runner = in_order
-    compiled: bool = False
+    compiler: str = ""
 
 
 def _checkpoint_each(context: Callable[[], Any] | None = None) -> Runner:
@@ -81,7 +85,7 @@ PEERS = [
         run=_checkpoint_each(functools.partial(create_selective_checkpoint_contexts, PRODUCTS)),
     ),
     *(
-        Peer(f"compile, {backend}, {budget:g}", _compiled(full_name, budget), compiled=True)
+        Peer(f"compile, {backend}, {budget:g}", _compiled(full_name, budget), compiler=backend)
         for backend, full_name in (
             ("aot_eager", "aot_eager_decomp_partition"),
             ("inductor", "inductor"),

@@ -45,7 +45,7 @@ def _panel(axes: Axes, record: Mapping[str, Any], column: str, label: str) -> No
     for i, row in enumerate(record.get("peers", ())):
         if column in row:
             axes.plot(
-                row["of eager's peak"],
+                row["of eager's"],
                 row[column],
                 _MARKERS[i % len(_MARKERS)],
                 color=f"C{1 + i % 9}",

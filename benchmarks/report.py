@@ -22,9 +22,9 @@ eager's peak, counted in the same way.
 *Exact*: every result, and a batch norm's statistics, are eager's, bit for bit. *Replayed cost* is
 that of the cost model, as a fraction of the program's own; it is the same on every run, but for the
 plan that a guided call gets in its second of search. *Time ratio*: the fastest run over the fastest
-of eager, all having taken turns in one process. *Online* is the default; *guided* is
-`policy=rematfn.Guided()` from the second call on. *Needs*: a `BudgetError` said so; *runs in* is
-where following its advice ends, *advised* how often that took.
+of eager, all having taken turns in one process. *Guided* is the default policy, from the second
+call of a signature on; *online* is `ON()`, as which the first call runs. *Needs*: a `BudgetError`
+said so; *runs in* is where following its advice ends, *advised* how often that took.
 
 *Peers* are measured in the same way, then rematfn with each peer's peak as its budget. *Ahead* says
 whether rematfn takes less at that peak; by cost only where the peer's recomputation can be counted.
@@ -121,10 +121,10 @@ def write(folder: Path, results: Mapping[str, Any]) -> str:
             f"## {name}",
             f"{record['about']}. Eager: peak {record['eager']['peak']:,} bytes{_seconds(record)}.",
             f"![{name}]({picture.name})",
-            table(record["budgets"]),
+            table([{k: v for k, v in row.items() if k != "seconds"} for row in record["budgets"]]),
         ]
         if record.get("peers"):
-            parts += [table(record["peers"])]
+            parts += [table(list(_beside_peers(record)))]
         parts += [f"{place(record['machine'])}; `{record['command']}`"]
     if results.get("traces"):
         traces = results["traces"]
@@ -139,14 +139,24 @@ def _runs(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for row in record["budgets"]:
         yield f"{row['policy']} at {row['budget']:g}", row
     for row in record.get("peers", ()):
-        for policy in ("online", "guided"):
-            mine = {
-                column.removeprefix(f"{policy}: "): value
-                for column, value in row.items()
-                if column.startswith(f"{policy}: ")
-            }
-            if mine:
-                yield f"{policy} beside {row['peer']}", {"bytes": row["peak"], **mine}
+        for policy, mine in row.get("ours", {}).items():
+            yield f"{policy} beside {row['peer']}", {"bytes": row["peak"], **mine}
+
+
+def _beside_peers(record: Record) -> Iterator[dict[str, Any]]:
+    """Yield a row for each peer, with what rematfn takes at its peak."""
+    for peer in record["peers"]:
+        row = {column: value for column, value in peer.items() if column not in ("ours", "seconds")}
+        for policy, mine in peer.get("ours", {}).items():
+            if "needs" in mine:
+                row[policy] = f"needs {mine['needs']:,}"
+                continue
+            for column, short in (("replayed cost", "cost"), ("time ratio", "time")):
+                if column in mine:
+                    row[f"{policy}, {column}"] = mine[column]
+                if column in mine and column in peer:
+                    row[f"{policy} ahead, {short}"] = mine[column] <= peer[column]
+        yield row
 
 
 def _overview(records: Mapping[str, Record]) -> Iterator[dict[str, Any]]:

@@ -75,7 +75,7 @@ def test_a_broken_promise_is_seen() -> None:
     assert "bitwise" in broken
     (broken,) = broken_promises(record({"budget": 0.1, "policy": "online", "needs": 9, "bytes": 1}))
     assert "advice" in broken
-    peer = {"peer": "other", "peak": 300, "guided: peak": 301, "guided: exact": True}
+    peer = {"peer": "other", "peak": 300, "ours": {"guided": {"peak": 301, "exact": True}}}
     (broken,) = broken_promises(record(cell(0.5, 0.1), peers=[peer]))
     assert "guided beside other" in broken
     (broken,) = broken_promises(record(cell(0.5, 0.1), simulated="3 replays, not 4"))
