@@ -322,6 +322,7 @@ void LevelCall::record_arguments() {
       if (saved.storage == f.storage) version = saved.copy;
     }
     if (!version && f.cell != nullptr) version = f.cell->version;
+    if (!version && f.tensor->is_wrapped_number()) version = number_version(*f.tensor);
     if (!version) version = domain_.outside_version(*f.tensor);
     call_->take_tensor(std::move(version), *f.tensor, f.position, f.index, f.written);
   }

@@ -3,6 +3,10 @@
 
 #include <ATen/ops/clone.h>
 
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
 #include "call.h"
 #include "errors.h"
 #include "interpreter.h"
@@ -88,6 +92,25 @@ void detach(c10::TensorImpl& tensor) {
 }
 
 // ---- what a domain does to tensors ------------------------------------------------------------
+
+// Note [A number is no tensor]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// torch wraps the 2 of `x * 2` into a tensor before any kernel of ours sees it. Lineage that held on
+// to that tensor would add eight bytes to each such operator, outside of every budget. An operator
+// that declares a Scalar has its number in the record of its call; so do these have theirs, in bytes
+// that are not the allocator's.
+Ref<TensorVersion> number_version(const c10::TensorImpl& tensor) {
+  const c10::Storage& from = tensor.unsafe_storage();
+  void* bytes = std::malloc(from.nbytes());
+  if (bytes == nullptr) throw std::bad_alloc();
+  std::memcpy(bytes, from.data(), from.nbytes());
+  Ref<TensorVersion> version(new TensorVersion);
+  version->nbytes = from.nbytes();
+  version->storage =
+      c10::Storage(c10::Storage::use_byte_size_t(), from.nbytes(),
+                   c10::DataPtr(bytes, bytes, &std::free, c10::kCPU), /*allocator=*/nullptr);
+  return version;
+}
 
 Ref<TensorVersion> TensorDomain::outside_version(c10::TensorImpl& tensor) {
   const c10::Storage& storage = tensor.unsafe_storage();

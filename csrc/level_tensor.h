@@ -86,6 +86,9 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   c10::weak_intrusive_ptr<Cell> cell_{c10::intrusive_ptr<Cell>()};
 };
 
+// The contents of a number that torch has wrapped, kept as numbers are. See Note [A number is no tensor]
+[[nodiscard]] Ref<TensorVersion> number_version(const c10::TensorImpl& tensor);
+
 // The cell of the program's tensors on `storage`, whose contents are `version`.
 [[nodiscard]] c10::intrusive_ptr<Cell> make_cell(Level& level, Ref<TensorVersion> version,
                                                  const c10::Storage& storage);

@@ -83,7 +83,7 @@ def ungoverned(program: Program) -> int:
 
 
 def wrapped_numbers(program: Program) -> int:
-    """Return the bytes of the numbers that lineage holds as tensors, eight for each."""
+    """Return the bytes of the numbers that torch wraps, eight for each: autograd may save them."""
     with WrappedNumbers() as found:
         step(program.make(), untransformed, torch.ones(()))
     return 8 * found.count
@@ -114,6 +114,41 @@ def test_the_allocator_never_sees_more_than_the_budget(differentiable: Program) 
         kept = sum(t.untyped_storage().nbytes() for t in storages.values())
         assert timeline.survivors == kept, "something besides the results outlived the step"
         assert timeline.peak_excluding_survivors <= budget + slack, f"{times} x {least}"
+
+
+def test_lineage_holds_no_tensors_of_numbers() -> None:
+    """Each number was eight bytes that no table counted."""
+    x = torch.linspace(-1, 1, 6)
+
+    def f(x: Tensor) -> Tensor:
+        for i in range(1000):
+            x = x * (1 + 1 / (i + 1))
+        return x
+
+    expected = f(x)
+    g = rematfn.remat(f, 4 * x.nbytes)
+    with MemoryTimeline() as timeline:
+        y = g(x)
+    assert torch.equal(y, expected)
+    assert g.stats.operators == 1000
+    assert timeline.peak_excluding_survivors <= 4 * x.nbytes + 8
+
+
+def test_a_number_is_replayed_as_it_was() -> None:
+    """Its type decides that of the result: a wrapped number does not promote."""
+    x = torch.linspace(-1, 1, 6, dtype=torch.float16)
+
+    def f(x: Tensor) -> list[Tensor]:
+        i = torch.arange(6)
+        held = [x * 3, x + 0.1, i * 2, i / 3.5, i * True, x * 1j, torch.where(x > 0, x, 2.5)]
+        for t in held:
+            rematfn.materialize(t)
+            _C.evict(t)
+        return [t + 0 for t in held]
+
+    g = rematfn.remat(f, 1 << 20)
+    assert_bitwise_equal(g(x), f(x))
+    assert g.stats.replays >= 7
 
 
 def test_the_table_and_the_allocator_count_the_same_bytes() -> None:
