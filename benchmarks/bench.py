@@ -73,7 +73,7 @@ def measure_network(
         if peer.compiler in failed:
             row: dict[str, Any] = {"peer": peer.name, "refused": failed[peer.compiler]}
         else:
-            row = peer_row(bench, peer, options.repeats)
+            row = peer_row(bench, peer, options.repeats, options.patience)
         if peer.compiler and "refused" in row:
             failed[peer.compiler] = row["refused"]
         record["peers"].append(row)
@@ -111,6 +111,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--repeats", type=int, default=5, help="timed rounds for each cell; with 0, no times"
     )
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--patience", type=float, default=120, help="seconds that a peer may take to compile"
+    )
     parser.add_argument("--no-peers", action="store_true", help="rematfn and eager only")
     parser.add_argument(
         "--traces", type=Path, default=os.environ.get("TRACES"), metavar="FOLDER",

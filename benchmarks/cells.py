@@ -26,8 +26,6 @@ from rematfn.demo.train import bitwise_equal
 Row = dict[str, Any]
 
 POLICIES: dict[str, rematfn.Policy] = {"online": rematfn.ON(), "guided": rematfn.Guided()}
-# A peer that has to be compiled gets so many seconds.
-PATIENCE = 120.0
 
 
 class Bench:
@@ -123,17 +121,20 @@ def budget_rows(bench: Bench, fraction: float, repeats: int) -> list[Row]:
     ]
 
 
-def peer_row(bench: Bench, peer: Peer, repeats: int) -> Row:
-    """Return the row of a peer; under ``ours``, those with the peer's peak as the budget."""
+def peer_row(bench: Bench, peer: Peer, repeats: int, patience: float) -> Row:
+    """Return the row of a peer; under ``ours``, those with the peer's peak as the budget.
+
+    A peer that has to be compiled gets ``patience`` seconds for its first run.
+    """
     row: Row = {"peer": peer.name}
     torch._dynamo.reset()
     step = bench.program.make_step(peer.transform, peer.run)
     try:
-        with time_limit(PATIENCE):
+        with time_limit(patience):
             bench.run(step)  # compiles
-            results, memory = bench.count(step)
+        results, memory = bench.count(step)
     except Exception as error:  # whatever it refuses with is its result
-        return row | {"refused": _first_line(error)}
+        return row | {"refused": _first_line(error, patience)}
     row |= {"peak": memory.peak, "of eager's": memory.peak / bench.peak}
     row["exact"] = bench.is_exact(results)
     if not peer.compiler:
@@ -199,8 +200,8 @@ def _advice(error: rematfn.BudgetError) -> int:
     return nbytes
 
 
-def _first_line(error: BaseException) -> str:
+def _first_line(error: BaseException, patience: float) -> str:
     text = str(error).strip() or "no message"
     if TookTooLongError.__name__ in text or isinstance(error, TookTooLongError):
-        return f"not ready within {PATIENCE:g} s"  # a compiler wraps what is raised in it
+        return f"not ready within {patience:g} s"  # a compiler wraps what is raised in it
     return f"{type(error).__name__}: {text.splitlines()[0]}"

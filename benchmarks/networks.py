@@ -412,7 +412,7 @@ def _network(
         torch.manual_seed(0)
         return form(*model(), **sizes)
 
-    expression = (form.__doc__ or "").rstrip(".")
+    expression = (form.__doc__ or "").rstrip(".").replace("``", "`")
     return Network(name, f"{about}; {expression}", make)
 
 

@@ -15,20 +15,28 @@ _OURS = {"online": "#7fb2e5", "guided": "#1f6fb4"}
 _MARKERS = "osD^v<>PX"
 
 
+_PANELS = {
+    "replayed cost": "cost of replays / cost of the program",
+    "time ratio": "time / eager's time",
+}
+
+
 def draw(path: Path, name: str, record: Mapping[str, Any]) -> None:
     """Save a picture of a network's record: overhead over measured peak, by cost and by time."""
     figure = Figure(figsize=(9, 3.6), dpi=90, layout="constrained")
     FigureCanvasAgg(figure)  # no pyplot: it would choose a window system
-    by_cost, by_time = figure.subplots(1, 2)
-    _panel(by_cost, record, "replayed cost", "cost of replays / cost of the program")
-    _panel(by_time, record, "time ratio", "time / eager's time")
-    handles, labels = by_cost.get_legend_handles_labels()
-    for handle, label in zip(*by_time.get_legend_handles_labels(), strict=True):
-        if label not in labels:
-            handles.append(handle)
-            labels.append(label)
-    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=7)
-    figure.suptitle(f"{name}: {record['about']}", fontsize=9)
+    rows = [*record["budgets"], *record.get("peers", ())]
+    columns = [column for column in _PANELS if any(column in row for row in rows)]
+    entries: dict[str, Any] = {}
+    for i, column in enumerate(columns):
+        axes = figure.add_subplot(1, len(columns), i + 1)
+        _panel(axes, record, column, _PANELS[column])
+        handles, labels = axes.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    figure.legend(
+        list(entries.values()), list(entries), loc="outside right upper", frameon=False, fontsize=7
+    )
+    figure.suptitle(f"{name}: {record['about'].replace('`', '')}", fontsize=9)
     figure.savefig(path)
 
 
