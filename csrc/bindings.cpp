@@ -93,6 +93,14 @@ Score make_score(const std::string& kind, double ancestors, double exponent, dou
   return {kinds.at(kind), ancestors, exponent, unread, Horizon::kAge};
 }
 
+Keeping make_keeping(bool products, const std::string& marks, const std::vector<std::string>& names) {
+  static const std::unordered_map<std::string, Keeping::Marks> kinds{
+      {"ignored", Keeping::Marks::kIgnored}, {"all", Keeping::Marks::kAll},
+      {"only", Keeping::Marks::kOnly},       {"but", Keeping::Marks::kBut},
+      {"all but", Keeping::Marks::kAllBut}};
+  return {products, kinds.at(marks), names};
+}
+
 // Note [Levels are entered and left in C]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Python looks for signals after every call. Were a level pushed by one and popped in a `finally`, a
@@ -149,6 +157,31 @@ py::dict record_of(const Statistics& s, std::size_t budget, std::size_t resident
   return record;
 }
 
+// It is called in the middle of an eviction: what it does with tensors, no level sees. It may be let
+// go of by a thread that does not hold the interpreter.
+Judge make_judge(const py::object& function) {
+  if (function.is_none()) return nullptr;
+  const std::shared_ptr<py::object> held(new py::object(function), [](py::object* object) {
+    const py::gil_scoped_acquire gil;
+    delete object;
+  });
+  return [held](const Considered& c) {
+    const BelowLevels below;
+    const py::gil_scoped_acquire gil;
+    try {
+      return py::cast<double>(
+          (*held)(c.nbytes, c.cost, c.ancestors, c.age,
+                  c.next_use == kUnknown ? py::none() : py::object(py::float_(c.next_use)),
+                  c.consumed, std::string(c.producer)));
+    } catch (py::error_already_set& raised) {
+      raised.restore();
+      python_error error;
+      error.persist();
+      throw std::move(error);
+    }
+  };
+}
+
 }  // namespace rematfn
 
 PYBIND11_MODULE(_C, m) {
@@ -180,16 +213,21 @@ PYBIND11_MODULE(_C, m) {
              return recorder ? recorder->trace : nullptr;
            })
       .def("guide_lost", [](const LevelHandle& handle) { return handle.level().domain->guide_lost; })
+      .def("discard", [](LevelHandle& handle) {
+        const DomainLock lock(handle.level().domain);
+        handle.level().domain->discard(handle.level());
+      }, nogil)
       .def("evict", [](LevelHandle& handle) {
         const DomainLock lock(handle.level().domain);
         handle.level().domain->evict_all(handle.level());
       }, nogil);
   py::class_<ActiveLevel>(m, "ActiveLevel")
-      .def(py::init([](std::optional<std::size_t> budget, const Score& score, bool evict_everything,
-                       bool timed, bool verify, const std::string& name, bool record,
-                       const Program* program) {
-        return ActiveLevel({budget.value_or(kNoBudget), score, evict_everything, timed, verify, name,
-                            record, program == nullptr ? nullptr : program->guide()});
+      .def(py::init([](std::optional<std::size_t> budget, const Score& score, const Keeping& keeping,
+                       const py::object& judge, bool evict_everything, bool timed, bool verify,
+                       const std::string& name, bool record, const Program* program) {
+        return ActiveLevel({budget.value_or(kNoBudget), score, keeping, make_judge(judge),
+                            evict_everything, timed, verify, name, record,
+                            program == nullptr ? nullptr : program->guide()});
       }))
       .def("__enter__", &ActiveLevel::enter)
       .def("__exit__", &ActiveLevel::exit);
@@ -203,6 +241,7 @@ PYBIND11_MODULE(_C, m) {
     return (keys.included_ - keys.excluded_).has(kLevelKey);
   });
   py::class_<Score>(m, "Score").def(py::init(&make_score));
+  py::class_<Keeping>(m, "Keeping").def(py::init(&make_keeping));
   bind_traces(m);
   m.def("set_errors", &set_errors);
   m.def("raise_quoted", &raise_quoted);
@@ -240,6 +279,7 @@ PYBIND11_MODULE(_C, m) {
           materialize(tensors, reader);
         }, nogil);
   m.def("evict", &evict, nogil);
+  m.def("mark", &mark, nogil);
   m.def("share_handles",
         [](const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& arguments) {
           share_handles(results, arguments);

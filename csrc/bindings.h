@@ -14,6 +14,9 @@ namespace rematfn {
 [[nodiscard]] pybind11::dict record_of(const Statistics& statistics, std::size_t budget,
                                        std::size_t resident_bytes);
 
+// A score written in Python, or none if that is None.
+[[nodiscard]] Judge make_judge(const pybind11::object& function);
+
 void bind_traces(pybind11::module_& m);
 
 }  // namespace rematfn

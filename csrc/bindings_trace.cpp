@@ -18,6 +18,11 @@ namespace {
 py::list events_of(const Trace& trace) {
   py::list events;
   for (const Trace::Event& event : trace.events) {
+    if (event.what == Trace::What::kMark) {
+      const auto& [value, name] = trace.marks[event.index];
+      events.append(py::make_tuple("mark", py::make_tuple(value, name)));
+      continue;
+    }
     if (event.what != Trace::What::kCall) {
       const char* what = event.what == Trace::What::kSeal     ? "seal"
                          : event.what == Trace::What::kSettle ? "settle"
@@ -31,7 +36,8 @@ py::list events_of(const Trace& trace) {
     for (const auto& [value, written] : call.reads) reads.append(py::make_tuple(value, written));
     for (const auto& [value, over] : call.makes) makes.append(py::make_tuple(value, over));
     events.append(py::make_tuple("call", py::make_tuple(call.name, call.cost, call.output_bytes,
-                                                        call.scratch_bytes, call.replayable, call.raw, reads,
+                                                        call.scratch_bytes, call.replayable, call.raw,
+                                                        call.backward, reads,
                                                         makes)));
   }
   return events;
@@ -48,13 +54,15 @@ std::function<bool()> until(double seconds, std::int64_t runs) {
 
 // The statistics, or (smallest budget, unevictable bytes, whether it thrashes).
 py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std::size_t> budget,
-                          const Score& score, bool evict_everything, const Program* program) {
+                          const Score& score, const Keeping& keeping, const py::object& judge,
+                          bool evict_everything, const Program* program) {
   Statistics statistics;
   const std::size_t bytes = budget.value_or(kNoBudget);
+  SimulationOptions options{bytes, score, keeping, make_judge(judge), evict_everything};
   try {
     const py::gil_scoped_release nogil;
-    const auto guide = program == nullptr ? nullptr : program->guide();
-    statistics = simulate(*trace, {bytes, score, evict_everything, guide});
+    if (program != nullptr) options.guide = program->guide();
+    statistics = simulate(*trace, options);
   } catch (const NoRoom& why) {
     return py::make_tuple(why.smallest_budget, why.unevictable, why.thrashing);
   }
@@ -71,10 +79,12 @@ void bind_traces(py::module_& m) {
       .def("add_value", &Trace::add_value)
       .def("add_call",
            [](Trace& trace, const std::string& name, double cost, std::size_t output_bytes,
-              std::size_t scratch_bytes, bool replayable, bool raw,
+              std::size_t scratch_bytes, bool replayable, bool raw, bool backward,
               const std::vector<std::pair<Trace::Id, bool>>& reads,
               const std::vector<std::pair<Trace::Id, std::int32_t>>& makes) {
-             Trace::Call call{name, cost, output_bytes, scratch_bytes, replayable, raw, {}, {}};
+             Trace::Call call{name,       cost, output_bytes, scratch_bytes,
+                              replayable, raw,  backward,     {},
+                              {}};
              for (const auto& [value, written] : reads) call.reads.push_back({value, written});
              for (const auto& [value, over] : makes) call.makes.push_back({value, over});
              trace.add_call(std::move(call));
@@ -82,6 +92,7 @@ void bind_traces(py::module_& m) {
       .def("add_release", &Trace::add_release)
       .def("add_seal", &Trace::add_seal)
       .def("add_settle", &Trace::add_settle)
+      .def("add_mark", &Trace::add_mark)
       .def("values",
            [](const Trace& trace) {
              std::vector<std::pair<std::size_t, bool>> values;
@@ -97,9 +108,22 @@ void bind_traces(py::module_& m) {
       .def(
           "search",
           [](Program& program, std::size_t budget, double seconds, std::int64_t runs) {
-            return program.search(budget, until(seconds, runs));
+            return program.search(budget, Strategy::kBest, 0, until(seconds, runs));
           },
           nogil)
+      .def(
+          "cut_into",
+          [](Program& program, std::size_t budget, std::size_t segments) {
+            return program.search(budget, Strategy::kSegments, segments, {});
+          },
+          nogil)
+      .def(
+          "cut_at_points",
+          [](Program& program, std::size_t budget) {
+            return program.search(budget, Strategy::kCutPoints, 0, {});
+          },
+          nogil)
+      .def("kept", [](const Program& program) { return program.plan().kept; })
       .def("replayed_cost", [](const Program& program) { return program.plan().replayed_cost; });
   m.def("simulate", &simulate_trace);
 }

@@ -471,6 +471,18 @@ bool has_key(const at::Tensor& tensor) {
   return found;
 }
 
+void mark(const at::Tensor& tensor, const std::string& name) {
+  for_each_innermost(tensor, [&](const at::Tensor& inner) {
+    Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+    if (cell == nullptr) return;
+    const DomainLock lock(cell->level->domain);
+    if (lock.waited() && cell_of(*inner.unsafeGetTensorImpl()) != cell) return;  // sealed meanwhile
+    Version& version = *cell->version;
+    if (version.table) version.table->mark(version, name);
+    if (const auto& recorder = cell->level->domain->recorder) recorder->note_mark(version, name);
+  });
+}
+
 bool evict(const at::Tensor& tensor) {
   const at::Tensor inner = innermost(tensor);
   Cell* cell = cell_of(*inner.unsafeGetTensorImpl());

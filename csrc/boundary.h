@@ -60,6 +60,9 @@ void set_unwrapper(Unwrapper unwrapper);
 // see. See Note [Which key we borrow]: view kernels copy the key, not the handle.
 void share_handles(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> arguments);
 [[nodiscard]] bool has_key(const at::Tensor& tensor);
+// The program marks the contents of `tensor`, with a name or an empty one, for policies that heed
+// it. Whatever no level made is left alone.
+void mark(const at::Tensor& tensor, const std::string& name);
 // Evicts a level tensor, for tests. False if it is none, is evicted already, or has to stay.
 bool evict(const at::Tensor& tensor);
 

@@ -80,6 +80,7 @@ struct Call final : Operation, Pooled<Call> {
 
   [[nodiscard]] std::size_t replay_bytes() const;
   void replay(TensorDomain& domain);
+  [[nodiscard]] std::string_view name() const override { return op.schema().name(); }
 
   c10::OperatorHandle op;
   c10::DispatchKeySet keys;

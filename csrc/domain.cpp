@@ -48,6 +48,7 @@ bool Domain::evict_one(Table& table, bool spare_pending) {
 }
 
 std::size_t Domain::choose(Table& table, bool spare_pending) {
+  if (table.judge) return choose_by_judge(table, spare_pending);
   const bool guided = guide != nullptr && table.score.kind == ScoreKind::kOn;
   const Score& score = guided ? guide->plan().score : table.score;
   const ScoreKind kind = score.kind;
@@ -75,6 +76,30 @@ std::size_t Domain::choose(Table& table, bool spare_pending) {
   return victim;
 }
 
+// The judge may throw; nothing has changed then.
+std::size_t Domain::choose_by_judge(Table& table, bool spare_pending) {
+  std::size_t victim = kNoVictim;
+  double lowest = 0;
+  for (std::size_t i = 0; i < table.candidates.size(); ++i) {
+    const Candidate& c = table.candidates[i];
+    const Version& version = *table.candidate_versions[i];
+    if (c.pinned || (spare_pending && c.pending) || held_elsewhere(version)) continue;
+    const double next = next_use(version);
+    const bool known = next != kUnknown && next != kNever;
+    const double found = table.judge({.nbytes = c.nbytes,
+                                      .cost = c.cost,
+                                      .ancestors = neighbourhood(version, ScoreKind::kOn),
+                                      .age = clock - c.last_access,
+                                      .next_use = known ? std::max(next - clock, 0.0) : next,
+                                      .consumed = c.consumed,
+                                      .producer = version.producer->name()});
+    if (victim != kNoVictim && found >= lowest) continue;
+    victim = i;
+    lowest = found;
+  }
+  return victim;
+}
+
 void Domain::evict(Version& version) {
   drop(version);
   ++version.table->statistics.evictions;
@@ -96,6 +121,14 @@ void Domain::evict_all(Table& table) {
     evict_if_free(*table.candidate_versions[i]);
   }
   for (Table* inner : table.inner) evict_all(*inner);
+}
+
+void Domain::discard(Table& table) {
+  for (std::size_t i = table.candidates.size(); i-- > 0;) {
+    Version& version = *table.candidate_versions[i];
+    if (!version.kept) evict_if_free(version);
+  }
+  for (Table* inner : table.inner) discard(*inner);
 }
 
 bool Domain::evict_if_free(Version& version) {
@@ -146,10 +179,12 @@ void Domain::lose_guide() {
     for (Version* v = tables[i]->oldest; v != nullptr; v = v->next) {
       v->next_use = kUnknown;
       v->weight = 1;
+      if (tables[i] == root) v->kept = false;  // only a plan has said so
     }
-    for (Candidate& c : tables[i]->candidates) {
+    for (std::size_t k = 0; k < tables[i]->candidates.size(); ++k) {
+      Candidate& c = tables[i]->candidates[k];
       c.next_use = kUnknown;
-      c.weight = 1;
+      c.weight = weight_of(*tables[i]->candidate_versions[k]);
     }
     tables.insert(tables.end(), tables[i]->inner.begin(), tables[i]->inner.end());
   }
@@ -230,9 +265,9 @@ double Domain::next_use(const Version& version) {
   push_readers(version);
   for (std::size_t i = 0; i < walk_.size(); ++i) {
     for (const Version* output : walk_[i]->outputs) {
-      if (output == nullptr || output->resident) continue;
+      if (output == nullptr || (output->resident && !version.kept)) continue;
       next = std::min(next, output->next_use);
-      push_readers(*output);
+      if (!output->resident) push_readers(*output);
     }
   }
   return next;
@@ -324,7 +359,7 @@ void Domain::release(Ref<Version> version, Ref<Table> level, Bytes bytes) {
   if (mutex_.try_lock()) {
     const bool busy = depth_ > 0;
     if (!busy) {
-      bury_contents(std::move(version));
+      bury_contents(std::move(version), bytes);
       level.reset();
       drain();
       mutex_.unlock();
@@ -341,11 +376,76 @@ void Domain::release(Ref<Version> version, Ref<Table> level, Bytes bytes) {
   drain_if_free();
 }
 
-void Domain::bury_contents(Ref<Version> version) {
+// Note [A kept value outlives the program's tensors]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// In `(x @ w).tanh()` autograd saves the result alone, and the program drops the product. Whoever
+// asks for products to be kept wants the result to be replayed from it. So a kept value that the
+// program drops stays, as long as the program holds something that would be replayed from it, and
+// goes with the last such thing. Without these rules almost all of the forward would stay to the end:
+//   1. A gradient is no such thing, though it is made from all of the forward; nor does it stay.
+//   2. Nor is what is small beside the value, such as the loss.
+//   3. Beyond the next kept value, that one serves.
+//   4. Where all but the named is kept, nothing stays.
+void Domain::bury_contents(Ref<Version> version, const Bytes& bytes) {
   if (!version) return;
   version->program = false;
   if (recorder) recorder->note_release(*version);
-  if (forget(*version) && version->table && version->resident) leave(*version);
+  const bool stays = version->resident && version->producer && is_kept_for_somebody(*version) &&
+                     retain(*version, bytes);
+  retains_ |= stays;
+  if (!stays && forget(*version) && version->table && version->resident) leave(*version);
+  if (retains_) let_go_of_kept_for(*version);
+}
+
+bool Domain::is_kept_for_somebody(const Version& version) {
+  constexpr std::size_t kSmall = 64;  // so many times smaller
+  if (!version.kept || version.backward || !version.table) return false;
+  if (version.table->keeping.marks == Keeping::Marks::kAllBut) return false;
+  ++mark_;
+  walk_.clear();
+  const auto push_readers = [&](const Version& v) {
+    for (const Use& use : v.readers) {
+      if (use.operation->mark == mark_) continue;
+      use.operation->mark = mark_;
+      walk_.push_back(use.operation);
+    }
+  };
+  push_readers(version);
+  for (std::size_t i = 0; i < walk_.size(); ++i) {
+    if (i == kWalkCap) return true;  // See Note [Closure walks are capped]
+    for (const Version* output : walk_[i]->outputs) {
+      if (output == nullptr) continue;
+      if (output->pending > 0) return true;
+      const bool is_small = output->nbytes < version.nbytes / kSmall;
+      if (output->program && !output->backward && !is_small) return true;
+      if (!output->resident && !output->kept) push_readers(*output);
+    }
+  }
+  return false;
+}
+
+// See Note [A kept value outlives the program's tensors]
+void Domain::let_go_of_kept_for(const Version& version) {
+  if (!version.producer) return;
+  ++mark_;
+  walk_.assign(1, version.producer.get());
+  std::vector<Version*> sources;
+  for (std::size_t i = 0; i < walk_.size() && i < kWalkCap; ++i) {
+    for (const Input& input : walk_[i]->inputs) {
+      Version& source = *input.version;
+      if (source.program) continue;
+      if (source.kept && source.slot != kNoSlot) sources.push_back(&source);
+      if (source.kept || source.resident || source.producer->mark == mark_) continue;
+      source.producer->mark = mark_;
+      walk_.push_back(source.producer.get());
+    }
+  }
+  for (Version* source : sources) {
+    const bool free = source->slot != kNoSlot && source->pins == 0 && source->pending == 0;
+    if (!free || is_kept_for_somebody(*source)) continue;
+    drop(*source);
+    leave(*source);
+  }
 }
 
 void Domain::drain_released_if_free() {
@@ -365,7 +465,7 @@ void Domain::drain_released() {
       batch.swap(released_);
       any_released_ = false;
     }
-    for (Released& released : batch) bury_contents(std::move(released.version));
+    for (Released& released : batch) bury_contents(std::move(released.version), released.bytes);
   }
 }
 

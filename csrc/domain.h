@@ -60,6 +60,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   bool evict_one(Table& table);
   // Evicts everything evictable of `table` and of the tables inside it.
   void evict_all(Table& table);
+  // Evicts, of `table` and of the tables inside it, whatever its policy does not keep.
+  void discard(Table& table);
   // Evicts `version` if it is resident and nobody needs it to stay. True if it did.
   bool evict_if_free(Version& version);
   void evict(Version& version);
@@ -110,6 +112,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   virtual void drop(Version& version) = 0;
   // Whether somebody we do not know of holds the version's storage.
   [[nodiscard]] virtual bool held_elsewhere(const Version& version) = 0;
+  // The program let go of `version`, which stays resident on `bytes`. False if these are gone.
+  virtual bool retain(Version& version, const Bytes& bytes) = 0;
   // The program let go of `version`. True if its bytes went with the tensor.
   virtual bool forget(Version& version) = 0;
   // Whether the bytes of a resident version are gone without a word of it.
@@ -121,13 +125,16 @@ class Domain : public std::enable_shared_from_this<Domain> {
   friend class DomainLock;
 
   std::size_t choose(Table& table, bool spare_pending);
+  std::size_t choose_by_judge(Table& table, bool spare_pending);
   bool evict_one(Table& table, bool spare_pending);
   void mark_dependents_stale(const Version& version);
   void mark_sources_stale(const Version& version);
   void join_component(Operation& operation);
   void leave_component(Operation& operation);
   std::uint32_t component_root(std::uint32_t component);
-  void bury_contents(Ref<Version> version);
+  void bury_contents(Ref<Version> version, const Bytes& bytes);
+  [[nodiscard]] bool is_kept_for_somebody(const Version& version);
+  void let_go_of_kept_for(const Version& version);
   void drain() {
     if (any_released_) drain_released();
   }
@@ -160,6 +167,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   bool planning_ = false;
   int retries_ = 0;               // Rule 5
   std::size_t replays_left_ = 0;  // Rule 6
+  bool retains_ = false;  // something has been retained
   std::uint64_t mark_ = 0;
   std::vector<Operation*> walk_;
   std::vector<std::pair<std::uint32_t, double>> components_{{0, 0.0}};  // parent, sum of costs

@@ -164,6 +164,8 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
     domain->guide = options.guide;
   }
   const Ref<Level> level(new Level(options, domain, enclosing));
+  level->keeping = options.keeping;
+  level->judge = options.judge;
   auto handle = std::make_shared<LevelHandle>(*level);
   level->active = true;
   push(*level);

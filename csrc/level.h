@@ -28,6 +28,8 @@ namespace rematfn {
 struct LevelOptions {
   std::size_t budget = kNoBudget;
   Score score;
+  Keeping keeping;
+  Judge judge;
   bool evict_everything = false;  // after every operator
   bool timed = false;             // cost is measured, not modelled
   bool verify = false;            // replays are compared with first runs

@@ -166,6 +166,8 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
     bounded_ |= t->budget != kNoBudget;
   }
   metered_ = bounded_ || domain_.recorder;
+  in_backward_ = (level_.keeping.decides() || domain_.recorder || domain_.guide) &&
+                 torch::autograd::get_current_node();
 }
 
 // The journey of one operator.

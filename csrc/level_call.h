@@ -75,6 +75,7 @@ class LevelCall {
   void record_results();
   void observe_reads(double cost, std::size_t scratch_bytes);
   void record_write(std::size_t argument);
+  void note_keeping(Version& contents) const;
   void record_fresh(c10::TensorImpl& tensor, OutputPlace place);
   void record_result(TensorVersion& contents, OutputPlace place, c10::TensorImpl& tensor);
   void account();
@@ -100,6 +101,7 @@ class LevelCall {
   const bool recordable_;
   bool bounded_ = false;  // some level around has a budget
   bool metered_ = false;  // so what the operator allocates must be known
+  bool in_backward_ = false;  // found out where something may be kept, or is recorded
 
   c10::SmallVector<Ref<Version>, 6> pinned_;
   c10::SmallVector<Saved, 1> saved_;

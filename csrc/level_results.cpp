@@ -137,6 +137,7 @@ void LevelCall::observe_reads(double cost, std::size_t scratch_bytes) {
   seen_.scratch_bytes = scratch_bytes;
   seen_.replayable = static_cast<bool>(call_);
   seen_.raw = facts_.leaves_raw;
+  seen_.backward = in_backward_;
   read_of_.assign(found_.size(), -1);
   for (std::size_t i = 0; i < found_.size(); ++i) {
     const FoundTensor& f = found_[i];
@@ -168,6 +169,8 @@ void LevelCall::record_write(std::size_t argument) {
   const Ref<TensorVersion> contents(new TensorVersion);
   contents->nbytes = f.storage->nbytes();
   contents->consumed = old->consumed;
+  note_keeping(*contents);
+  contents->kept |= old->kept && level_.keeping.written();
   contents->last_access = domain_.clock;
   if (!saved) {
     old->leave_cell();
@@ -197,6 +200,7 @@ void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
   contents->nbytes = storage->nbytes();
   contents->last_access = domain_.clock;
   contents->raw = facts_.leaves_raw;
+  note_keeping(*contents);
   if (call_ && level_.verify && facts_.leaves_raw && !fills_uninitialised_memory()) {
     fill_with_zeros(tensor.storage());
     call_->gives_zeros = true;
@@ -206,6 +210,11 @@ void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
   level_.admit(*contents);
   hold_if_asked(contents, tensor.dtype());
   if (domain_.recorder || domain_.guide) seen_.makes.push_back({contents, -1});
+}
+
+void LevelCall::note_keeping(Version& contents) const {
+  contents.backward = in_backward_;
+  contents.kept = level_.keeping.unmarked(facts_.work, in_backward_);
 }
 
 void LevelCall::record_result(TensorVersion& contents, OutputPlace place,

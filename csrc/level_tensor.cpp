@@ -239,6 +239,18 @@ bool TensorDomain::lost(const Version& version) {
   return !v.storage && (v.cell() == nullptr || v.cell()->storage.expired());
 }
 
+// See Note [A kept value outlives the program's tensors]
+bool TensorDomain::retain(Version& version, const Bytes& bytes) {
+  auto& v = static_cast<TensorVersion&>(version);
+  if (!v.storage) {
+    if (!bytes) return false;
+    v.storage = c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+        static_cast<c10::StorageImpl*>(bytes.get())));
+  }
+  v.leave_cell();
+  return true;
+}
+
 bool TensorDomain::forget(Version& version) {
   auto& v = static_cast<TensorVersion&>(version);
   v.leave_cell();

@@ -134,6 +134,7 @@ class TensorDomain final : public Domain {
   std::size_t replay_bytes(const Operation& operation) override;
   void drop(Version& version) override;
   bool held_elsewhere(const Version& version) override;
+  bool retain(Version& version, const Bytes& bytes) override;
   bool forget(Version& version) override;
   bool lost(const Version& version) override;
   void keep_alive(Version& version) override;

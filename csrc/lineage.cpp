@@ -110,6 +110,16 @@ void Table::note_need(std::size_t nbytes) {
   }
 }
 
+void Table::mark(Version& version, std::string_view name) {
+  const Table* heeding = this;
+  while (heeding != nullptr && heeding->keeping.marks == Keeping::Marks::kIgnored) {
+    heeding = heeding->enclosing.get();
+  }
+  if (heeding == nullptr) return;
+  version.kept = heeding->keeping.marked(name);
+  if (version.slot != kNoSlot) candidates[version.slot].weight = weight_of(version);
+}
+
 void Table::enlist(Version& version) {
   if (!version.producer || version.nbytes == 0 || version.raw) return;
   version.slot = candidates.size();
@@ -117,7 +127,7 @@ void Table::enlist(Version& version) {
                         .cost = version.producer->cost,
                         .last_access = version.last_access,
                         .next_use = version.next_use,
-                        .weight = version.weight,
+                        .weight = weight_of(version),
                         .consumed = version.consumed,
                         .pinned = version.pins > 0,
                         .pending = version.pending > 0});
@@ -133,6 +143,12 @@ void Table::delist(Version& version) {
   candidates.pop_back();
   candidate_versions.pop_back();
   version.slot = kNoSlot;
+}
+
+// Scores of values that matter lie within some twenty orders of magnitude.
+double weight_of(const Version& version) {
+  constexpr double kKept = 1e40;
+  return version.kept ? version.weight * kKept : version.weight;
 }
 
 void pin(Version& version) {

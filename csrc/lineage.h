@@ -26,15 +26,18 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <c10/util/SmallVector.h>
 
 #include "eviction.h"
+#include "keeping.h"
 
 namespace rematfn {
 
@@ -123,6 +126,8 @@ struct Version : Node {
   bool raw = false;       // uninitialised memory, perhaps being filled where we cannot see: kept
   bool program = false;   // some tensor of the program stands on these very contents
   bool consumed = false;  // an operator of the program has read it
+  bool kept = false;      // goes when nothing else can
+  bool backward = false;  // made in a backward; known where something may be kept
 };
 
 struct Input {
@@ -137,6 +142,7 @@ struct Operation : Node {
   void add_input(Ref<Version> version);
   // Makes `version` an output; its bytes can now be had again by replaying.
   void add_output(Version& version);
+  [[nodiscard]] virtual std::string_view name() const = 0;  // the operator's
 
   Ref<Table> table;     // the level that ran it
   std::uint64_t order;  // place in the program
@@ -161,6 +167,19 @@ struct Statistics {
   double replayed_cost = 0;
 };
 
+// What a score written by the user is shown of a candidate.
+struct Considered {
+  double nbytes;
+  double cost;
+  double ancestors;  // cost of those that are evicted
+  double age;
+  double next_use;  // time until then, kNever or kUnknown
+  bool consumed;
+  std::string_view producer;
+};
+// May throw.
+using Judge = std::function<double(const Considered&)>;
+
 inline constexpr std::size_t kNoBudget = std::numeric_limits<std::size_t>::max();
 
 // A level's versions: which may go, and how many bytes they hold together.
@@ -174,6 +193,8 @@ class Table : public Node {
   std::vector<Table*> inner;
   std::size_t budget;
   Score score;
+  Keeping keeping;
+  Judge judge;  // if set, scores instead of `score`
   const std::uint32_t depth;
   std::size_t resident_bytes = 0;  // inner tables' included
   Statistics statistics;
@@ -194,10 +215,16 @@ class Table : public Node {
   void note_peak(std::size_t in_flight);
   void note_need(std::size_t nbytes);
 
+  // The program marks `version`. The innermost table around that heeds marks decides what it means.
+  void mark(Version& version, std::string_view name);
+
   void enlist(Version& version);
   void delist(Version& version);
   void check() const;
 };
+
+// What a candidate's score is multiplied by.
+[[nodiscard]] double weight_of(const Version& version);
 
 void pin(Version& version);
 void unpin(Version& version);

@@ -87,20 +87,6 @@ bool contains(const std::array<std::string_view, n>& names, std::string_view nam
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-Work work_of(std::string_view name) {
-  static constexpr std::array<std::string_view, 6> kMatmuls{
-      "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_addmm_activation",
-      "aten::mkldnn_linear"};
-  static constexpr std::array<std::string_view, 5> kConvolutions{
-      "aten::convolution", "aten::_convolution", "aten::mkldnn_convolution",
-      "aten::convolution_overrideable", "aten::cudnn_convolution"};
-  if (contains(kMatmuls, name)) return Work::kMatmul;
-  if (contains(kConvolutions, name)) return Work::kConvolution;
-  if (name == "aten::convolution_backward") return Work::kConvolutionBackward;
-  if (name.starts_with("aten::_scaled_dot_product")) return Work::kAttention;
-  return Work::kBytes;
-}
-
 std::uint32_t unspecified_results(std::string_view name, bool leaves_raw) {
   if (leaves_raw || name.starts_with("aten::resize")) return ~0U;
   for (const Workspace& workspace : kWorkspaces) {

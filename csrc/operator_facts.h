@@ -10,9 +10,9 @@
 #include <cstdint>
 #include <memory>
 
-namespace rematfn {
+#include "work.h"
 
-enum class Work : std::uint8_t { kBytes, kMatmul, kConvolution, kConvolutionBackward, kAttention };
+namespace rematfn {
 
 struct OperatorFacts {
   c10::SmallVector<std::uint8_t, 2> writes;  // arguments whose contents change

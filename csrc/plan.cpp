@@ -7,6 +7,7 @@
 #include <random>
 
 #include "domain.h"
+#include "segments.h"
 
 namespace rematfn {
 namespace {
@@ -26,54 +27,56 @@ constexpr std::array<Score, 10> kPortfolio{{
     {ScoreKind::kOn, 0.5, 0.6, 4, Horizon::kAge},
 }};
 
-// Chen's segments (Chen et al. 2016): the calls up to the trace's peak are cut into segments that
-// make about as many bytes each. What a later segment reads is held dear, the rest is cheap.
-std::vector<float> segment_weights(const Trace& trace, std::size_t segments) {
+// That of segments and cut points, whose weights decide for themselves what is held.
+constexpr Score kAmongTheRest{ScoreKind::kOn, 0.5, 0.75, 1, Horizon::kNext};
+
+std::vector<float> dear(const std::vector<bool>& values) {
   constexpr float kDear = 1e3F;
-  std::size_t total = 0;
-  for (const Trace::Call& call : trace.calls) total += call.output_bytes;
-  std::vector<std::size_t> made_in(trace.values.size(), 0);
-  std::vector<float> weights(trace.values.size(), 1);
-  std::size_t bytes = 0;
-  for (const Trace::Event& event : trace.events) {
-    if (event.what != Trace::What::kCall) continue;
-    const Trace::Call& call = trace.calls[event.index];
-    // Half of the bytes are the forward's; the backward reads across every boundary.
-    const std::size_t segment = bytes * 2 * segments / std::max<std::size_t>(total, 1);
-    if (segment >= segments) break;
-    for (const Trace::Read& read : call.reads) {
-      if (made_in[read.value] < segment) weights[read.value] = kDear;
-    }
-    for (const Trace::Made& made : call.makes) made_in[made.value] = segment;
-    bytes += call.output_bytes;
-  }
+  std::vector<float> weights(values.size());
+  std::transform(values.begin(), values.end(), weights.begin(),
+                 [](bool is_dear) { return is_dear ? kDear : 1.0F; });
   return weights;
 }
 
 class Search {
  public:
   Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-         std::size_t budget, const std::function<bool()>& go_on,
-         const std::function<void(const Plan&)>& found)
+         std::size_t budget, std::function<bool()> go_on, std::function<void(const Plan&)> found)
       : trace_(std::move(trace)),
         future_(std::move(future)),
         budget_(budget),
-        go_on_(go_on),
-        found_(found) {}
+        go_on_(std::move(go_on)),
+        found_(std::move(found)) {}
 
   void run() {
     for (const Score& score : kPortfolio) {
-      consider({score, {}});
+      consider({score, {}, {}});
       if (best_.replayed_cost < kNever && !go_on_()) return;
     }
     const Score score = best_.score;
     const auto calls = static_cast<double>(trace_->calls.size());
+    const Segments segments(*trace_);
     for (const double factor : {0.5, 1.0, 2.0}) {
-      const auto segments = static_cast<std::size_t>(factor * std::sqrt(calls)) + 1;
+      const auto count = static_cast<std::size_t>(factor * std::sqrt(calls)) + 1;
       if (!go_on_()) return;
-      consider({score, segment_weights(*trace_, segments)});
+      consider({score, dear(segments.across(count)), {}});
     }
     improve();
+  }
+
+  void cut_into(std::size_t count) {
+    const Segments segments(*trace_);
+    if (count > 0) return consider({kAmongTheRest, {}, segments.across(count)});
+    for (count = 1; count <= segments.calls(); count += count / 4 + 1) {
+      consider({kAmongTheRest, {}, segments.across(count)});
+    }
+  }
+
+  void cut_at_points() {
+    const Segments segments(*trace_);
+    for (std::size_t stride = 1; stride <= segments.cut_points() + 1; stride += stride / 4 + 1) {
+      consider({kAmongTheRest, {}, segments.at_cut_points(stride)});
+    }
   }
 
  private:
@@ -119,8 +122,8 @@ class Search {
   const std::shared_ptr<const Trace> trace_;
   const std::shared_ptr<const Future> future_;
   const std::size_t budget_;
-  const std::function<bool()>& go_on_;
-  const std::function<void(const Plan&)>& found_;
+  const std::function<bool()> go_on_;
+  const std::function<void(const Plan&)> found_;
   Plan best_;
 };
 
@@ -189,27 +192,49 @@ void Guide::advise(Version& version, Trace::Id value, double next_use) const {
   version.value = value;
   version.next_use = next_use;
   if (!plan_->weights.empty()) version.weight = plan_->weights[value];
+  // An inner level's policy decides for itself.
+  const bool outermost = version.table && !version.table->enclosing;
+  if (outermost && !plan_->kept.empty()) version.kept = plan_->kept[value];
+  if (version.producer) {
+    for (const Input& input : version.producer->inputs) {
+      const Version& source = *input.version;
+      // It is kept for those made from it, and there may be none any more.
+      if (source.kept && source.slot != kNoSlot) source.table->candidates[source.slot].stale = true;
+    }
+  }
   if (version.slot == kNoSlot) return;
   Candidate& candidate = version.table->candidates[version.slot];
   candidate.next_use = next_use;
-  candidate.weight = version.weight;
+  candidate.weight = weight_of(version);
   candidate.stale = true;
 }
 
 Program::Program(std::shared_ptr<const Trace> recorded)
     : trace(std::move(recorded)), future_(std::make_shared<const Future>(*trace)) {}
 
-bool Program::search(std::size_t budget, const std::function<bool()>& go_on) {
+bool Program::search(std::size_t budget, Strategy strategy, std::size_t segments,
+                     const std::function<bool()>& go_on) {
   {
     const std::lock_guard guard(mutex_);
     if (budget != budget_) plan_.reset();
     budget_ = budget;
   }
-  Search(trace, future_, budget, go_on, [&](const Plan& found) {
+  Search search(trace, future_, budget, go_on, [&](const Plan& found) {
     const std::lock_guard guard(mutex_);
     const bool better = !plan_ || found.replayed_cost < plan_->replayed_cost;
     if (budget == budget_ && better) plan_ = std::make_shared<const Plan>(found);
-  }).run();
+  });
+  switch (strategy) {
+    case Strategy::kBest:
+      search.run();
+      break;
+    case Strategy::kSegments:
+      search.cut_into(segments);
+      break;
+    case Strategy::kCutPoints:
+      search.cut_at_points();
+      break;
+  }
   const std::lock_guard guard(mutex_);
   return plan_ != nullptr;
 }

@@ -45,7 +45,15 @@ class Future {
 struct Plan {
   Score score;
   std::vector<float> weights;  // by value; empty: all 1
+  std::vector<bool> kept;      // by value; empty: none
   double replayed_cost = kNever;  // as simulated, seconds; kNever: it does not fit
+};
+
+// Which plans are tried out. The best of them is taken: the one that replays least.
+enum class Strategy : std::uint8_t {
+  kBest,       // a portfolio of scores and segments, then local search on the weights of values
+  kSegments,   // segments.h: as many as asked for; 0: numbers of them
+  kCutPoints,  // segments.h: every cut point, every second one, ...
 };
 
 class Guide {
@@ -72,10 +80,10 @@ class Program {
  public:
   explicit Program(std::shared_ptr<const Trace> trace);
 
-  // Looks for a better plan for `budget` while `go_on` says so: in a portfolio of scores and
-  // segments, then by local search on the weights of values. At least until one is found that fits;
-  // false if there is none. A plan for another budget is forgotten.
-  bool search(std::size_t budget, const std::function<bool()>& go_on);
+  // Looks for a better plan for `budget`, with kBest while `go_on` says so and at least until one is
+  // found that fits. False if there is none. A plan for another budget is forgotten.
+  bool search(std::size_t budget, Strategy strategy, std::size_t segments,
+              const std::function<bool()>& go_on);
   // Who guides the next run, or null if no plan fits.
   [[nodiscard]] std::shared_ptr<Guide> guide() const;
   [[nodiscard]] Plan plan() const;

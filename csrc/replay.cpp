@@ -177,7 +177,9 @@ void Domain::make_room_to_replay(Operation& operation) {
 }
 
 void Domain::discard_if_useless(Version& version) {
-  if (version.slot == kNoSlot || version.pins > 0 || is_wanted(version)) return;
+  if (version.slot == kNoSlot || version.pins > 0) return;
+  // See Note [A kept value outlives the program's tensors]
+  if (is_wanted(version) || is_kept_for_somebody(version)) return;
   drop(version);
   leave(version);
 }

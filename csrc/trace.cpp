@@ -16,6 +16,10 @@ bool may_overwrite(const Version& version) {
 }
 
 struct SimulatedOperation final : Operation {
+  explicit SimulatedOperation(const Trace::Call& call) : call(call) {}
+  [[nodiscard]] std::string_view name() const override { return call.name; }
+
+  const Trace::Call& call;
   std::vector<bool> written;  // by input
 };
 
@@ -45,6 +49,7 @@ class SimulatedDomain final : public Domain {
 
   void drop(Version&) override {}
   bool held_elsewhere(const Version&) override { return false; }
+  bool retain(Version&, const Bytes&) override { return true; }
   bool forget(Version& version) override { return static_cast<bool>(version.producer); }
   bool lost(const Version&) override { return false; }
   void keep_alive(Version&) override {}
@@ -58,6 +63,8 @@ class Simulation {
         domain_(std::make_shared<SimulatedDomain>()),
         table_(new Table(domain_, nullptr, options.budget, options.score)),
         versions_(trace.values.size()) {
+    table_->keeping = options.keeping;
+    table_->judge = options.judge;
     domain_->guide = options.guide;
   }
 
@@ -85,6 +92,9 @@ class Simulation {
           versions_[event.index]->raw = false;
           if (versions_[event.index]->producer) domain_->cut(*versions_[event.index]);
           break;
+        case Trace::What::kMark:
+          mark(trace_.marks[event.index]);
+          break;
       }
     }
     return table_->statistics;
@@ -95,8 +105,9 @@ class Simulation {
     const std::size_t granted = call.output_bytes + call.scratch_bytes;
     foresee(call, granted);
     // Taken down now, before writes put other versions in the places of these.
-    ObservedCall seen{call.name, call.cost, call.output_bytes, call.scratch_bytes,
-                      call.replayable, call.raw, {}, {}};
+    ObservedCall seen{call.name,       call.cost, call.output_bytes, call.scratch_bytes,
+                      call.replayable, call.raw,  call.backward,     {},
+                      {}};
     for (const Trace::Read& read : call.reads) {
       seen.reads.push_back({versions_[read.value], read.written});
     }
@@ -114,7 +125,7 @@ class Simulation {
 
     Ref<SimulatedOperation> operation;
     if (call.replayable) {
-      operation = Ref<SimulatedOperation>(new SimulatedOperation);
+      operation = Ref<SimulatedOperation>(new SimulatedOperation(call));
       operation->table = table_;
       operation->order = domain_->next_order++;
       operation->cost = call.cost;
@@ -147,6 +158,10 @@ class Simulation {
     if (domain_->live_operations > domain_->most_operations) domain_->trim(*table_);
     domain_->make_room(*table_, 0);
     if (options_.evict_everything) domain_->evict_all(*table_);
+  }
+
+  void mark(const Trace::Mark& mark) {
+    if (versions_[mark.value]->table) table_->mark(*versions_[mark.value], mark.name);
   }
 
   // See Note [Before, not after]
@@ -192,10 +207,13 @@ class Simulation {
     contents->last_access = domain_->clock;
     contents->program = true;
     contents->raw = call.raw && made.over < 0;
+    contents->backward = call.backward;
+    contents->kept = table_->keeping.unmarked(work_of(call.name), call.backward);
     bool replayable = static_cast<bool>(operation);
     if (made.over >= 0) {
       Version& old = *versions_[call.reads[made.over].value];
       contents->consumed = old.consumed;
+      contents->kept |= old.kept && table_->keeping.written();
       const bool saved = !old.producer && !old.program;
       replayable = replayable && (old.producer || saved);
       if (!saved) {
@@ -240,6 +258,11 @@ Trace::Id Trace::add_value(std::size_t nbytes, bool counted) {
   return static_cast<Id>(values.size() - 1);
 }
 
+void Trace::add_mark(Id value, std::string name) {
+  events.push_back({What::kMark, static_cast<std::uint32_t>(marks.size())});
+  marks.push_back({value, std::move(name)});
+}
+
 void Trace::add_call(Call call) {
   events.push_back({What::kCall, static_cast<std::uint32_t>(calls.size())});
   calls.push_back(std::move(call));
@@ -256,6 +279,13 @@ void Trace::check() const {
     if (!values[i].counted) states[i] = State::kAlive;
   }
   for (const Event& event : events) {
+    if (event.what == What::kMark) {
+      require(event.index < marks.size(), "there is no mark " + std::to_string(event.index));
+      const Id value = marks[event.index].value;
+      require(state(value) == State::kAlive,
+              "value " + std::to_string(value) + " is marked, but is not there");
+      continue;
+    }
     if (event.what != What::kCall) {
       require(state(event.index) == State::kAlive,
               "value " + std::to_string(event.index) + " is let go of, but is not there");
@@ -286,7 +316,7 @@ Trace::Id Recorder::id_of(Version& version, bool made) {
 
 void Recorder::note(const ObservedCall& seen) {
   Trace::Call call{std::string(seen.name), seen.cost, seen.output_bytes, seen.scratch_bytes,
-                   seen.replayable, seen.raw, {}, {}};
+                   seen.replayable, seen.raw, seen.backward, {}, {}};
   for (const auto& [version, written] : seen.reads) {
     call.reads.push_back({id_of(*version, false), written});
   }
@@ -305,6 +335,10 @@ void Recorder::note_seal(const Version& version) {
 
 void Recorder::note_settle(const Version& version) {
   if (version.value != kNoValue) trace->add_settle(version.value);
+}
+
+void Recorder::note_mark(const Version& version, const std::string& name) {
+  if (version.value != kNoValue) trace->add_mark(version.value, name);
 }
 
 Statistics simulate(const Trace& trace, const SimulationOptions& options) {

@@ -43,22 +43,29 @@ struct Trace {
     std::size_t scratch_bytes = 0;
     bool replayable = true;
     bool raw = false;  // what it makes is uninitialised: kept until it is written
+    bool backward = false;  // autograd called it, in a backward
     std::vector<Read> reads;
     std::vector<Made> makes;
+  };
+  struct Mark {
+    Id value;
+    std::string name;  // may be empty
   };
   enum class What : std::uint8_t {
     kCall,
     kRelease,  // the program has dropped the last tensor on a value
     kSeal,     // a value left: resident from now on, and not counted
     kSettle,   // raw memory turned out to have contents: a constant from now on
+    kMark,     // the program has marked a value: see keeping.h
   };
   struct Event {
     What what;
-    std::uint32_t index;  // of the call, or of the value
+    std::uint32_t index;  // of the call, of the mark, or of the value
   };
 
   std::vector<Value> values;
   std::vector<Call> calls;
+  std::vector<Mark> marks;
   std::vector<Event> events;
 
   [[nodiscard]] Id add_value(std::size_t nbytes, bool counted);
@@ -66,6 +73,7 @@ struct Trace {
   void add_release(Id value) { events.push_back({What::kRelease, value}); }
   void add_seal(Id value) { events.push_back({What::kSeal, value}); }
   void add_settle(Id value) { events.push_back({What::kSettle, value}); }
+  void add_mark(Id value, std::string name);
   // Throws std::invalid_argument unless each value is made before it is read, and released once.
   void check() const;
 };
@@ -86,6 +94,7 @@ struct ObservedCall {
   std::size_t scratch_bytes = 0;
   bool replayable = true;
   bool raw = false;
+  bool backward = false;
   std::vector<Read> reads;
   std::vector<Made> makes;
 };
@@ -97,6 +106,7 @@ class Recorder {
   void note_release(const Version& version);
   void note_seal(const Version& version);
   void note_settle(const Version& version);
+  void note_mark(const Version& version, const std::string& name);
 
   const std::shared_ptr<Trace> trace = std::make_shared<Trace>();
 
@@ -110,8 +120,10 @@ class Guide;
 struct SimulationOptions {
   std::size_t budget = kNoBudget;
   Score score;
+  Keeping keeping{};
+  Judge judge{};
   bool evict_everything = false;
-  std::shared_ptr<Guide> guide;
+  std::shared_ptr<Guide> guide{};
   double most_replayed_cost = kNever;  // seconds; beyond, the run is not worth finishing
 };
 

@@ -17,17 +17,24 @@ _C.register_kernels()
 from ._inspect import Stats as Stats  # noqa: E402  (needs the extension)
 from ._inspect import check as check  # noqa: E402
 from ._inspect import materialize as materialize  # noqa: E402
+from ._marks import keep as keep  # noqa: E402
 from ._opaque import opaque as opaque  # noqa: E402
 from ._policy import DTR as DTR  # noqa: E402
 from ._policy import LRU as LRU  # noqa: E402
 from ._policy import MSPS as MSPS  # noqa: E402
 from ._policy import ON as ON  # noqa: E402
+from ._policy import Candidate as Candidate  # noqa: E402
+from ._policy import Custom as Custom  # noqa: E402
 from ._policy import Eq as Eq  # noqa: E402
 from ._policy import EvictEverything as EvictEverything  # noqa: E402
 from ._policy import Guided as Guided  # noqa: E402
 from ._policy import Largest as Largest  # noqa: E402
 from ._policy import Local as Local  # noqa: E402
+from ._policy import Manual as Manual  # noqa: E402
+from ._policy import Memory as Memory  # noqa: E402
 from ._policy import Policy as Policy  # noqa: E402
+from ._policy import Speed as Speed  # noqa: E402
+from ._policy import Sqrt as Sqrt  # noqa: E402
 from ._trace import Trace as Trace  # noqa: E402
 from ._trace import record as record  # noqa: E402
 from ._trace import simulate as simulate  # noqa: E402
@@ -39,17 +46,24 @@ __all__ = [
     "MSPS",
     "ON",
     "BudgetError",
+    "Candidate",
+    "Custom",
     "Eq",
     "EvictEverything",
     "Guided",
     "Largest",
     "Local",
+    "Manual",
+    "Memory",
     "Policy",
     "RematError",
     "ReplayError",
+    "Speed",
+    "Sqrt",
     "Stats",
     "Trace",
     "check",
+    "keep",
     "materialize",
     "opaque",
     "record",

@@ -31,6 +31,9 @@ class LevelOptions:
 
     budget: int | None
     score: _C.Score
+    keeping: _C.Keeping
+    judge: Callable[..., float] | None
+    discards: bool  # what is not kept goes when the function returns
     evict_everything: bool
     timed: bool
     verify: bool
@@ -43,6 +46,8 @@ class LevelOptions:
         return _C.ActiveLevel(
             self.budget,
             self.score,
+            self.keeping,
+            self.judge,
             self.evict_everything,
             self.timed,
             self.verify,
@@ -72,6 +77,8 @@ def call(
         raise
     seal(level, (result, args, kwargs))  # `x.set_(y)` makes an argument the level's
     _C.hand_over(level)
+    if options.discards:
+        level.discard()
     return result
 
 

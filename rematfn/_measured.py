@@ -12,6 +12,7 @@ import warnings
 from collections import OrderedDict
 
 from . import _C
+from ._policy import Planned
 from ._signature import Signature
 
 _MOST_SIGNATURES = 16
@@ -39,11 +40,11 @@ class Measured:
         """Whether the last guided call went another way than the first one."""
         return self.last is not None and self.last.guide_lost()
 
-    def program(self, budget: int, search: float) -> _C.Program | None:
+    def program(self, budget: int, policy: Planned) -> _C.Program | None:
         """Return the program with a plan for ``budget``; None if nothing is known, or nothing fits.
 
-        The first plan that fits is there at once. For ``search`` seconds a thread goes on looking
-        for a better one, for later calls.
+        The first plan that fits is there at once. For ``policy.search`` seconds a thread goes on
+        looking for a better one, for later calls.
         """
         if self._program is None:
             trace = self._level.take_trace()
@@ -58,10 +59,10 @@ class Measured:
         program = self._program
         if self._planned != budget:
             self._planned = budget
-            program.search(budget, min(_PATIENCE, search), -1)
-            if search > _PATIENCE and program.replayed_cost() > 0:
+            policy.plan(program, budget, min(_PATIENCE, policy.search))
+            if policy.search > _PATIENCE and program.replayed_cost() > 0:
                 threading.Thread(
-                    target=program.search, args=(budget, search, -1), daemon=True
+                    target=policy.plan, args=(program, budget, policy.search), daemon=True
                 ).start()
         return program
 

@@ -14,7 +14,7 @@ from ._budget import BudgetLike, format_bytes, parse_budget
 from ._errors import BudgetError
 from ._inspect import Record, Stats
 from ._level import LevelOptions, call
-from ._policy import Guided, Policy
+from ._policy import Custom, Guided, Planned, Policy, Scorer
 
 _NANOSECOND = 1e-9
 _Line: TypeAlias = dict[str, Any]
@@ -37,7 +37,7 @@ class Trace:
     def __init__(self, core: _C.Trace) -> None:
         core.check()
         self._core = core
-        unconstrained = _simulated(core, None, Guided().score(), False, None)
+        unconstrained = _simulated(core, None, Guided(), None)
         self.operators = unconstrained["operators"]
         self.peak_bytes = unconstrained["peak_bytes"]
         self.constant_bytes = sum(nbytes for nbytes, counted in core.values() if not counted)
@@ -66,9 +66,10 @@ class Trace:
         """Write the trace in the format of the DTR simulator, as :meth:`load` reads it.
 
         What is ours other readers may pass over: the keys ``SCRATCH`` (bytes of a call),
-        ``REPLAYABLE``, ``RAW`` (uninitialised) and ``WRITES`` (arguments from outside that are
-        overwritten), and the annotations ``SEAL``, by which a value becomes a result, and
-        ``SETTLE``, by which raw memory becomes a constant.
+        ``REPLAYABLE``, ``RAW`` (uninitialised), ``BACKWARD`` (called by autograd) and ``WRITES``
+        (arguments from outside that are overwritten), and the annotations ``SEAL``, by which a
+        value becomes a result, ``SETTLE``, by which raw memory becomes a constant, and ``MARK``, by
+        which :func:`keep` marks one.
         """
         with _open(path, "wt") as file:
             for line in _lines(self._core):
@@ -102,6 +103,9 @@ def record(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     options = LevelOptions(
         budget=None,
         score=Guided().score(),
+        keeping=Guided().keeping(),
+        judge=None,
+        discards=False,
         evict_everything=False,
         timed=False,
         verify=False,
@@ -117,7 +121,9 @@ def record(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     return Trace(trace)
 
 
-def simulate(trace: Trace, budget: BudgetLike = None, policy: Policy | None = None) -> Stats:
+def simulate(
+    trace: Trace, budget: BudgetLike = None, policy: Policy | Scorer | None = None
+) -> Stats:
     """Return what a run of ``trace`` within ``budget`` would do, without running it.
 
     The engine is that of :func:`remat`, on sizes instead of tensors: it evicts and replays what a
@@ -127,7 +133,7 @@ def simulate(trace: Trace, budget: BudgetLike = None, policy: Policy | None = No
         trace: A recorded program.
         budget: As for :func:`remat`; a fraction is one of ``trace.peak_bytes``.
         policy: As for :func:`remat`. With :class:`Guided`, the default here, this is a guided
-            call, after ``search`` seconds of planning.
+            call, after ``search`` seconds of planning; so it is with the others that plan.
 
     Raises:
         BudgetError: The trace does not fit.
@@ -143,25 +149,31 @@ def simulate(trace: Trace, budget: BudgetLike = None, policy: Policy | None = No
     if not isinstance(trace, Trace):
         raise TypeError(f"simulate(trace): a Trace is needed, as record() returns, got {trace!r}.")
     policy = Guided() if policy is None else policy
+    if not isinstance(policy, Policy):
+        policy = Custom(policy)
     parsed = parse_budget(budget)
     nbytes = parsed.bytes
     if parsed.fraction is not None:
         nbytes = max(1, int(parsed.fraction * trace.peak_bytes))
     program = None
-    if isinstance(policy, Guided) and nbytes is not None:
+    if isinstance(policy, Planned) and nbytes is not None:
         program = _C.Program(trace._core)
-        program.search(nbytes, policy.search, -1)
-    return Stats(_simulated(trace._core, nbytes, policy.score(), policy.evict_everything, program))
+        policy.plan(program, nbytes, policy.search)
+    return Stats(_simulated(trace._core, nbytes, policy, program))
 
 
 def _simulated(
-    core: _C.Trace,
-    budget: int | None,
-    score: _C.Score,
-    evict_everything: bool,
-    program: _C.Program | None,
+    core: _C.Trace, budget: int | None, policy: Policy, program: _C.Program | None
 ) -> Record:
-    found = _C.simulate(core, budget, score, evict_everything, program)
+    found = _C.simulate(
+        core,
+        budget,
+        policy.score(),
+        policy.keeping(),
+        policy.judge(),
+        policy.evict_everything,
+        program,
+    )
     if isinstance(found, dict):
         return cast("Record", found)
     smallest, kept, thrashes = found
@@ -195,6 +207,7 @@ class _Reader:
         self._core = core
         self._path = path
         self._storages: dict[str, _Storage] = {}
+        self._backward = False
 
     def read(self, lines: Iterable[str]) -> None:
         number = 0
@@ -235,6 +248,10 @@ class _Reader:
                 self._core.add_seal(self._storages[line["NAME"]].value)
             elif line["ANNOTATION"] == "SETTLE":
                 self._core.add_settle(self._storages[line["NAME"]].value)
+            elif line["ANNOTATION"] == "BACKWARD":
+                self._backward = True
+            elif line["ANNOTATION"] == "MARK":
+                self._core.add_mark(self._storages[line["NAME"]].value, line["MARK"])
         else:
             raise ValueError(f"unknown instruction {kind!r}")
 
@@ -274,6 +291,7 @@ class _Reader:
             int(line.get("SCRATCH", 0)),
             bool(line.get("REPLAYABLE", True)),
             bool(line.get("RAW", False)),
+            bool(line.get("BACKWARD", self._backward)),
             reads,
             makes,
         )
@@ -303,6 +321,10 @@ def _lines(core: _C.Trace) -> Iterator[_Line]:
             yield from _lines_of_call(values, names, *data)
         elif kind == "release":
             yield {"INSTRUCTION": "RELEASE", "NAME": names[data]}
+        elif kind == "mark":
+            value, mark = data
+            name = names[value]
+            yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "MARK", "NAME": name, "MARK": mark}
         else:
             yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": kind.upper(), "NAME": names[data]}
 
@@ -316,6 +338,7 @@ def _lines_of_call(
     scratch: int,
     replayable: bool,
     raw: bool,
+    backward: bool,
     reads: list[tuple[int, bool]],
     makes: list[tuple[int, int]],
 ) -> Iterator[_Line]:
@@ -326,6 +349,8 @@ def _lines_of_call(
         extra["REPLAYABLE"] = False
     if raw:
         extra["RAW"] = True
+    if backward:
+        extra["BACKWARD"] = True
     overwritten = {over for _, over in makes}
     outside = [i for i, (_, writes) in enumerate(reads) if writes and i not in overwritten]
     if outside:

@@ -18,7 +18,7 @@ from ._inspect import Stats
 from ._level import LevelOptions, call
 from ._measured import Memory
 from ._opaque import watch_compiler
-from ._policy import Guided, Policy
+from ._policy import Custom, Guided, Planned, Policy, Scorer
 from ._signature import Signature, signature_of
 
 P = ParamSpec("P")
@@ -91,6 +91,9 @@ class Rematted(Generic[P, R]):
         options = LevelOptions(
             budget=self.budget.bytes,
             score=self.policy.score(),
+            keeping=self.policy.keeping(),
+            judge=self.policy.judge(),
+            discards=self.policy.discards and self.budget == Budget(),
             evict_everything=self.policy.evict_everything,
             timed=self._options.cost == "time",
             verify=self._options.verify,
@@ -98,7 +101,7 @@ class Rematted(Generic[P, R]):
         )
         fraction = self.budget.fraction
         # Only the outermost level is recorded and guided: its record holds what runs inside.
-        guided = isinstance(self.policy, Guided) and _C.stack_depth() == 0
+        guided = isinstance(self.policy, Planned) and _C.stack_depth() == 0
         if fraction is None and (options.budget is None or not guided):
             return options, None
         signature = signature_of(args, kwargs)
@@ -110,9 +113,9 @@ class Rematted(Generic[P, R]):
                 options, budget=max(1, int(fraction * measured.peak_bytes))
             )
         if guided:
-            assert isinstance(self.policy, Guided)
+            assert isinstance(self.policy, Planned)
             assert options.budget is not None
-            program = measured.program(options.budget, self.policy.search)
+            program = measured.program(options.budget, self.policy)
             options = dataclasses.replace(options, program=program)
         return options, signature
 
@@ -132,7 +135,7 @@ def remat(  # type: ignore[overload-overlap]  # a module is callable, and stays 
     f: M,
     budget: BudgetLike = None,
     *,
-    policy: Policy = _DEFAULT,
+    policy: Policy | Scorer = _DEFAULT,
     cost: Cost = "model",
     verify: bool = False,
 ) -> M: ...
@@ -141,7 +144,7 @@ def remat(
     f: Callable[P, R],
     budget: BudgetLike = None,
     *,
-    policy: Policy = _DEFAULT,
+    policy: Policy | Scorer = _DEFAULT,
     cost: Cost = "model",
     verify: bool = False,
 ) -> Rematted[P, R]: ...
@@ -150,7 +153,7 @@ def remat(
     f: None = None,
     budget: BudgetLike = None,
     *,
-    policy: Policy = _DEFAULT,
+    policy: Policy | Scorer = _DEFAULT,
     cost: Cost = "model",
     verify: bool = False,
 ) -> Callable[[Callable[P, R]], Rematted[P, R]]: ...
@@ -158,7 +161,7 @@ def remat(
     f: Any = None,
     budget: BudgetLike = None,
     *,
-    policy: Policy = _DEFAULT,
+    policy: Policy | Scorer = _DEFAULT,
     cost: Cost = "model",
     verify: bool = False,
 ) -> Any:
@@ -182,6 +185,7 @@ def remat(
             running without a cap), or None (no cap).
         policy: What to evict first. :class:`Guided` unless given, which learns from the first call
             of each signature; with :class:`ON` nothing is learnt or searched for.
+            For experiments, a function of a :class:`Candidate` (:class:`Custom`).
         cost: ``"model"`` estimates an operator's cost from bytes and FLOPs, the same on every run
             and machine; ``"time"`` measures it.
         verify: Compare the results of each replay with those of the operator's first run, and raise
@@ -213,6 +217,8 @@ def remat(
     """
     if f is None:
         return functools.partial(remat, budget=budget, policy=policy, cost=cost, verify=verify)
+    if not isinstance(policy, Policy) and callable(policy) and not isinstance(policy, type):
+        policy = Custom(policy)
     if not isinstance(policy, Policy):
         raise TypeError(
             f"remat(f, policy=...): a policy such as rematfn.ON() is needed, got {policy!r}."

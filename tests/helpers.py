@@ -156,7 +156,9 @@ def asked_for(error: rematfn.BudgetError) -> int:
     return exact
 
 
-def smallest_budgets(run: Run, fraction: float = 0.0) -> list[int]:
+def smallest_budgets(
+    run: Run, fraction: float = 0.0, policy: rematfn.Policy | None = None
+) -> list[int]:
     """Return, for each function that `run` transforms, about the smallest budget that does.
 
     The largest need of a single operator is where to start, or a fraction of the unconstrained
@@ -177,7 +179,7 @@ def smallest_budgets(run: Run, fraction: float = 0.0) -> list[int]:
     transformed.clear()
     budgets = [max(1, need, peak) for need, peak in zip(needs, peaks, strict=True)]
     for _ in range(ROUNDS):
-        error = shortage(run, budgets)
+        error = shortage(run, budgets, policy)
         if error is None:
             return budgets
         asked = asked_for(error)
@@ -189,10 +191,12 @@ def smallest_budgets(run: Run, fraction: float = 0.0) -> list[int]:
     raise AssertionError(f"still not enough after {ROUNDS} rounds of advice: {budgets}")
 
 
-def shortage(run: Run, budgets: list[int]) -> rematfn.BudgetError | None:
+def shortage(
+    run: Run, budgets: list[int], policy: rematfn.Policy | None = None
+) -> rematfn.BudgetError | None:
     """Return the BudgetError that `run` meets within `budgets`, if any, without its traceback."""
     try:
-        run(within(budgets))
+        run(within(budgets, policy))
     except rematfn.BudgetError as error:
         return error.with_traceback(None)
     except RuntimeError as error:
@@ -203,10 +207,11 @@ def shortage(run: Run, budgets: list[int]) -> rematfn.BudgetError | None:
     return None
 
 
-def within(budgets: list[int]) -> Transform:
+def within(budgets: list[int], policy: rematfn.Policy | None = None) -> Transform:
     """Return a transform that gives the k-th function it meets the k-th budget."""
     left = iter(budgets)
-    return lambda f: rematfn.remat(f, budget=next(left))
+    remat = rematfn.remat if policy is None else functools.partial(rematfn.remat, policy=policy)
+    return lambda f: remat(f, budget=next(left))
 
 
 @dataclass(frozen=True)

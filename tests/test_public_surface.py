@@ -29,12 +29,22 @@ PUBLIC = {
     "LRU",
     "Largest",
     "EvictEverything",
+    "Sqrt",
+    "Memory",
+    "Speed",
+    "Manual",
+    "keep",
+    "Custom",
+    "Candidate",
     # errors
     "RematError",
     "BudgetError",
     "ReplayError",
 }
-POLICIES = ("Guided", "ON", "DTR", "Eq", "Local", "MSPS", "LRU", "Largest", "EvictEverything")
+POLICIES = (
+    *("Guided", "ON", "DTR", "Eq", "Local", "MSPS", "LRU", "Largest", "EvictEverything"),
+    *("Sqrt", "Memory", "Speed", "Manual"),
+)
 BUILT_INS = {
     "BudgetError": MemoryError,
     "ReplayError": RuntimeError,

@@ -16,7 +16,7 @@ from helpers import assert_bitwise_equal
 from torch import Tensor, nn
 
 import rematfn
-from rematfn import DTR, LRU, MSPS, ON, Eq, EvictEverything, Local, Policy, Trace
+from rematfn import DTR, LRU, MSPS, ON, Eq, EvictEverything, Local, Manual, Policy, Speed, Trace
 
 Build = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
 
@@ -26,7 +26,7 @@ def deep_mlp() -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
     def loss(weights: list[Tensor], x: Tensor) -> Tensor:
         for w in weights:
-            x = torch.relu(x @ w)
+            x = rematfn.keep(torch.relu(rematfn.keep(x @ w, "half")))
         return x.square().mean()
 
     return torch.func.grad(loss), (weights, torch.randn(32, 16))
@@ -74,6 +74,7 @@ NETWORKS: dict[str, Build] = {
     "unrolled": unrolled,
 }
 POLICIES = [ON(), DTR(), Eq(), Local(), LRU(), MSPS(), EvictEverything()]
+POLICIES += [Speed(), Manual(), Manual(only=("half",)), Manual(drop=("half",))]
 COUNTED = ("operators", "evictions", "replays", "replayed_cost", "peak_bytes", "min_budget")
 
 

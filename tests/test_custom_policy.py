@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A score written in Python: what it sees, what it decides, and what its errors do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from torch import Tensor
+
+import rematfn
+from rematfn import MSPS, Candidate, Custom, Largest, Local, Policy
+
+TICK = 5e-6
+X = torch.linspace(-1, 1, 1024)
+
+
+def chain(x: Tensor) -> Tensor:
+    for k in range(10):
+        x = (x.sin() * x)[: 1000 - 50 * k].exp().tanh()
+    return x.square().sum()
+
+
+GRAD = torch.func.grad(chain)
+ALIKE: list[tuple[Any, Policy]] = [
+    (lambda c: -c.nbytes, Largest()),
+    (lambda c: c.cost / (c.nbytes * (c.age + TICK)), Local()),
+    (lambda c: (c.cost + c.ancestors) / c.nbytes, MSPS()),
+]
+
+
+@pytest.mark.parametrize(("scorer", "policy"), ALIKE, ids=[repr(p) for _, p in ALIKE])
+def test_a_score_in_python_evicts_what_the_same_score_of_the_core_does(
+    scorer: Any, policy: Policy
+) -> None:
+    counted = []
+    for chosen in (scorer, policy):
+        g = rematfn.remat(GRAD, 60_000, policy=chosen)
+        assert_bitwise_equal(g(X), GRAD(X))
+        assert g.stats.peak_bytes <= 60_000
+        counted.append((g.stats.evictions, g.stats.replays, g.stats.replayed_cost))
+    assert counted[0] == counted[1]
+    assert counted[0][1] > 0
+
+
+def test_the_simulator_takes_it_and_does_what_the_engine_does() -> None:
+    trace = rematfn.record(GRAD, X)
+    for scorer, _ in ALIKE:
+        g = rematfn.remat(GRAD, 60_000, policy=scorer)
+        g(X)
+        stats = rematfn.simulate(trace, 60_000, scorer)
+        assert (stats.evictions, stats.replays) == (g.stats.evictions, g.stats.replays)
+
+
+def test_a_candidate_is_what_it_says() -> None:
+    seen: list[Candidate] = []
+
+    def look(c: Candidate) -> float:
+        seen.append(c)
+        return c.nbytes
+
+    rematfn.remat(GRAD, 60_000, policy=look)(X)
+    assert {c.nbytes for c in seen} <= {4 * n for n in range(1001)} | {4096}
+    assert {"aten::sin", "aten::mul", "aten::exp", "aten::tanh"} <= {c.producer for c in seen}
+    assert all(c.cost > 0 and c.age >= 0 and c.ancestors >= 0 for c in seen)
+    assert any(c.ancestors > 0 for c in seen)
+    assert {c.next_use for c in seen} == {None}
+    assert {c.consumed for c in seen} == {False, True}
+    with pytest.raises(AttributeError):
+        seen[0].cost = 0  # type: ignore[misc]
+
+
+def raising(_: Candidate) -> float:
+    raise LookupError("no idea")
+
+
+WRONG: list[tuple[Any, type[Exception], str]] = [
+    (raising, LookupError, "no idea"),
+    (lambda c: "dear", ValueError, "'dear'"),
+    (lambda c: None, ValueError, "None"),
+    (lambda c: float("nan"), ValueError, "NaN"),
+    (lambda: 1.0, RuntimeError, "argument"),
+]
+
+
+@pytest.mark.parametrize(("scorer", "error", "says"), WRONG)
+def test_its_errors_are_the_operators_and_lose_nothing(
+    scorer: Any, error: type[Exception], says: str
+) -> None:
+    wrong = [True]
+
+    def run(c: Candidate) -> Any:
+        return scorer(c) if wrong[0] else -c.age
+
+    g = rematfn.remat(GRAD, 60_000, policy=run)
+    with pytest.raises(error, match=says):
+        g(X)
+    rematfn.check()
+    wrong[0] = False
+    assert_bitwise_equal(g(X), GRAD(X))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), 3, True])
+def test_any_number_is_a_score(value: float) -> None:
+    g = rematfn.remat(GRAD, 60_000, policy=lambda c: value)
+    assert_bitwise_equal(g(X), GRAD(X))
+
+
+def test_an_error_in_the_backward_leaves_the_graph_as_it_was() -> None:
+    wrong = [False]
+
+    def score(c: Candidate) -> float:
+        return raising(c) if wrong[0] else -c.age
+
+    x, y = (X.clone().requires_grad_() for _ in range(2))
+    chain(y).backward()
+    out = rematfn.remat(chain, 60_000, policy=score)(x)
+    wrong[0] = True
+    with pytest.raises(LookupError, match="no idea"):
+        out.backward(retain_graph=True)
+    assert x.grad is None
+    wrong[0] = False
+    out.backward()
+    assert_bitwise_equal(x.grad, y.grad)
+
+
+def test_tensors_in_a_score_are_under_no_level() -> None:
+    table = torch.ones(4)
+    g = rematfn.remat(GRAD, 60_000, policy=lambda c: float(table.sum() * c.age))
+    assert_bitwise_equal(g(X), GRAD(X))
+    assert repr(Custom(raising)).startswith("Custom(scorer=<function raising")

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies that keep values for what they are: by the operator that made them, or by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from torch import Tensor
+
+import rematfn
+from rematfn import _C, LRU, ON, Manual, Policy, Speed, Trace, keep
+
+PRODUCTS = ("aten::mm", "aten::convolution", "aten::convolution_backward")
+SIDE = 32
+UNIT = 4 * SIDE * SIDE
+
+
+def block(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """As in a transformer: a product, a few cheap operators, a product."""
+    h = keep(keep(x @ w, "up").tanh().sin().exp(), "act")
+    return keep(h @ v, "down") + x
+
+
+def weights(blocks: int = 6) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [(torch.randn(SIDE, SIDE) / SIDE).requires_grad_() for _ in range(2 * blocks)]
+
+
+def loss(ws: list[Tensor], x: Tensor) -> Tensor:
+    for w, v in zip(ws[::2], ws[1::2], strict=True):
+        x = block(x, w, v)
+    return x.square().sum()
+
+
+def step(ws: list[Tensor], x: Tensor) -> Any:
+    return torch.autograd.grad(loss(ws, x), ws)
+
+
+def images(x: Tensor) -> Any:
+    filters = [torch.full((4, 4, 3, 3), 0.1 * k, requires_grad=True) for k in range(1, 7)]
+    for w in filters:
+        x = torch.nn.functional.conv2d(x, w, padding=1).tanh().sin()
+    return torch.autograd.grad(x.square().sum(), filters)
+
+
+X = torch.linspace(-1, 1, SIDE * SIDE).view(SIDE, SIDE)
+PROGRAMS: dict[str, Callable[[], Trace]] = {
+    "blocks": lambda: rematfn.record(step, weights(), X),
+    "images": lambda: rematfn.record(images, torch.linspace(-1, 1, 8 * 256).view(2, 4, 16, 16)),
+}
+
+
+EPSILON = 2.0**-20
+
+
+def tell_apart(trace: Trace, is_kept: Callable[[str, list[int]], bool]) -> Trace:
+    """Return the trace with costs that are all but equal, and tell what was replayed."""
+    core = _C.Trace()
+    for nbytes, counted in trace._core.values():
+        core.add_value(nbytes, counted)
+    for kind, data in trace._core.events():
+        if kind == "call":
+            name, _, *rest, reads, makes = data
+            cost = 1.0 if is_kept(name, [v for v, _ in makes]) else 1.0 + EPSILON
+            core.add_call(name, cost, *rest, reads, makes)
+        elif kind == "mark":
+            core.add_mark(*data)
+        else:
+            getattr(core, f"add_{kind}")(data)
+    return Trace(core)
+
+
+def counts(trace: Trace, budget: float, policy: Policy) -> tuple[int, int]:
+    """Return how many operators whose results are kept were replayed, and how many others."""
+    stats = rematfn.simulate(trace, budget, policy)
+    others = round((stats.replayed_cost * trace.cost - stats.replays) / EPSILON)
+    return stats.replays - others, others
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_speed_replays_no_product_while_anything_else_can_go(
+    program: Callable[[], Trace],
+) -> None:
+    trace = tell_apart(program(), lambda name, _: name in PRODUCTS)
+    products, others = counts(trace, 0.8, Speed())
+    assert products == 0
+    assert others > 0
+    assert counts(trace, 0.75, LRU())[0] > 0
+
+
+def marked(trace: Trace, names: tuple[str, ...]) -> set[int]:
+    return {data[0] for kind, data in trace._core.events() if kind == "mark" and data[1] in names}
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept", "budget"),
+    [
+        (Manual(), ("up", "act", "down"), 24 * UNIT),
+        (Manual(only=("act",)), ("act",), 0.7),
+        (Manual(only=("up", "down")), ("up", "down"), 0.8),
+        (Manual(but=("act",)), ("up", "down"), 0.8),
+    ],
+    ids=repr,
+)
+def test_only_what_is_not_kept_is_replayed(
+    policy: Policy, kept: tuple[str, ...], budget: float
+) -> None:
+    recorded = rematfn.record(step, weights(), X)
+    values = marked(recorded, kept)
+    assert len(values) == 6 * len(kept)
+    trace = tell_apart(recorded, lambda _, made: bool(values & set(made)))
+    those, others = counts(trace, budget, policy)
+    assert those == 0
+    assert others > 0
+
+
+def test_everything_but_the_named_is_kept() -> None:
+    recorded = rematfn.record(step, weights(), X)
+    values = marked(recorded, ("act",))
+    # It is replayed from the sine, which autograd does not save and nobody has asked for.
+    trace = tell_apart(recorded, lambda n, made: n != "aten::sin" and not values & set(made))
+    those, others = counts(trace, 0.9, Manual(drop=("act",)))
+    assert those == 0
+    assert others > 0
+
+
+@pytest.mark.parametrize("policy", [Speed(), Manual(), Manual(drop=("act",))], ids=repr)
+def test_the_budget_comes_before_what_is_kept(policy: Policy) -> None:
+    """All that is kept does not fit: some of it goes, in the engine and in the simulator."""
+    ws = weights()
+    g = rematfn.remat(step, 8 * UNIT, policy=policy)
+    assert_bitwise_equal(g(ws, X), step(ws, X))
+    assert g.stats.peak_bytes <= 8 * UNIT
+    assert g.stats.evictions > 0
+
+
+RESIDENT = {
+    Manual(): 18,
+    Manual(only=("act",)): 6,
+    Manual(only=("act", "down")): 12,
+    Manual(but=("act", "up")): 6,
+    Manual(only=("nobody",)): 0,
+    Speed(): 12,
+}
+
+
+@pytest.mark.parametrize(("policy", "units"), RESIDENT.items(), ids=repr)
+def test_without_a_budget_the_rest_goes_when_the_function_returns(
+    policy: Policy, units: int
+) -> None:
+    """Autograd saves no product that goes into a tanh: a kept one outlives its use in `f`."""
+    ws = weights()
+
+    def f(x: Tensor) -> Tensor:
+        for w, v in zip(ws[::2], ws[1::2], strict=True):
+            x = block(x, w, v)
+        return x.square().sum()
+
+    g = rematfn.remat(f, policy=policy)
+    out = g(X)
+    assert g.stats.resident_bytes == units * UNIT
+    assert g.stats.replays == 0
+    expected = torch.autograd.grad(loss(ws, X), ws)
+    found = torch.autograd.grad(out, ws)
+    assert_bitwise_equal(found, expected)
+    assert g.stats.replays > 0
+    assert g.stats.resident_bytes == 0
+
+
+@pytest.mark.parametrize("policy", [ON(), rematfn.Guided(), rematfn.Sqrt()], ids=repr)
+def test_without_a_budget_other_policies_keep_everything(policy: Policy) -> None:
+    x = X.clone().requires_grad_()
+    g = rematfn.remat(lambda x: x.sin().exp().tanh().sum(), policy=policy)
+    g(x).backward()
+    assert g.stats.evictions == 0
+
+
+# --- keep() ---------------------------------------------------------------------------------------
+
+
+def test_keep_returns_the_tensor_itself_wherever_it_is_called() -> None:
+    assert keep(X) is X
+    assert keep(X, "name") is X
+    seen = []
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        seen.extend((keep(x) is x, keep(y) is y, keep(y[1:]).shape == (SIDE - 1, SIDE)))
+        return keep(y.exp(), "a")
+
+    for policy in (ON(), Manual(), Manual(only=("b",))):
+        assert_bitwise_equal(rematfn.remat(f, policy=policy)(X), X.sin().exp())
+    assert all(seen)
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Any]]] = {
+    "grad": torch.func.grad,
+    "vmap": torch.func.vmap,
+    "vmap of grad": lambda f: torch.func.vmap(torch.func.grad(f)),
+    "grad of vmap": lambda f: torch.func.grad(lambda x: torch.func.vmap(f)(x).sum()),
+    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x.cos(),)),
+    "jacfwd": torch.func.jacfwd,
+    "hessian": torch.func.hessian,
+}
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
+def test_keep_finds_the_innermost_tensor_of_any_transform(
+    transform: Callable[..., Any], inside: bool
+) -> None:
+    """Under a policy that evicts all but one value, that one is there in the end."""
+    x = torch.linspace(0.1, 1, 12).view(3, 4)
+
+    def f(x: Tensor) -> Tensor:
+        return keep(x.sin(), "s").exp().prod()
+
+    g = transform(f)
+    expected = g(x)
+    for policy in (Manual(), Manual(only=("s",)), Manual(drop=("s",))):
+        remat = functools.partial(rematfn.remat, policy=policy)
+        h = remat(g) if inside else transform(remat(f))
+        assert_bitwise_equal(h(x), expected)
+    recorded = rematfn.record(g, x)
+    marks = [data[1] for kind, data in recorded._core.events() if kind == "mark"]
+    assert set(marks) == {"s"}
+
+
+def test_the_innermost_function_that_heeds_marks_decides() -> None:
+    x = X.clone().requires_grad_()
+
+    def inner(x: Tensor) -> Tensor:
+        return keep(x.sin(), "a").exp()
+
+    def resident(outer: Policy, policy: Policy) -> int:
+        def f(x: Tensor) -> Tensor:
+            return rematfn.remat(inner, policy=policy)(x).tanh().sum()
+
+        g = rematfn.remat(f, policy=outer)
+        held.append(g(x))
+        return int(g.stats.resident_bytes)
+
+    held: list[Tensor] = []
+    nobody, a = Manual(only=("nobody",)), Manual(only=("a",))
+    assert resident(nobody, nobody) == 0
+    assert resident(nobody, ON()) == 0
+    assert resident(a, ON()) == UNIT
+    assert resident(nobody, a) == UNIT
+    assert resident(a, nobody) == 0
+
+
+def test_what_is_written_into_a_kept_value_is_another_value() -> None:
+    x = X.clone().requires_grad_()
+
+    def f(x: Tensor) -> Tensor:
+        y = keep(x.sin())
+        return y.mul_(x).exp().sum()
+
+    g = rematfn.remat(f, policy=Manual())
+    out = g(x)
+    assert g.stats.resident_bytes == 0
+    out.backward()
+    y = X.clone().requires_grad_()
+    f(y).backward()
+    assert_bitwise_equal(x.grad, y.grad)
+
+
+def test_marks_are_saved_with_a_trace(tmp_path: Path) -> None:
+    trace = rematfn.record(step, weights(), X)
+    trace.save(tmp_path / "trace.jsonl")
+    loaded = Trace.load(tmp_path / "trace.jsonl")
+    for policy in (Manual(), Manual(only=("act",)), Manual(drop=("act",))):
+        ours, theirs = (rematfn.simulate(t, 0.6, policy) for t in (trace, loaded))
+        assert (ours.evictions, ours.replays) == (theirs.evictions, theirs.replays)
+    assert [e for e in loaded._core.events() if e[0] == "mark"]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every policy gives the bits of eager and keeps the bound; policies are checked as values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import (
+    Transform,
+    assert_bitwise_equal,
+    assert_nothing_keyed,
+    loss_of,
+    smallest_budgets,
+    untransformed,
+)
+from programs import Program
+
+import rematfn
+from rematfn import Custom, Manual, Memory, Policy, Speed, Sqrt
+
+X = torch.linspace(-1, 1, 100)
+
+
+def by_density(c: rematfn.Candidate) -> float:
+    return c.cost / c.nbytes
+
+
+POLICIES: list[Policy] = [
+    Sqrt(),
+    Memory(),
+    Speed(),
+    Manual(),
+    Manual(drop=("nobody",)),
+    Custom(by_density),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_any_program_is_bitwise_eager_and_within_the_budget(
+    program: Program, policy: Policy
+) -> None:
+    def run(transform: Transform) -> Any:
+        case = program.make()
+        g = transform(case.f)
+        torch.manual_seed(7)
+        # A first call is recorded; the later ones have a plan.
+        outcome = [g(*case.args) for _ in range(3 if isinstance(policy, (Sqrt, Memory)) else 1)]
+        return outcome, case.args, case.held, torch.rand(2)
+
+    budgets = iter(smallest_budgets(run, 0.35, policy))
+    made: list[Any] = []
+
+    def within(f: Callable[..., Any]) -> Any:
+        made.append(rematfn.remat(f, next(budgets), policy=policy))
+        return made[-1]
+
+    found = run(within)
+    assert_nothing_keyed(found)
+    assert_bitwise_equal(found, run(untransformed))
+    for g in made:
+        assert g.stats.peak_bytes <= g.stats.budget
+
+
+@pytest.mark.parametrize("policy", [p for p in POLICIES if p.discards], ids=repr)
+def test_what_is_not_kept_goes_after_the_forward_and_the_gradients_are_those_of_eager(
+    differentiable: Program, policy: Policy
+) -> None:
+    def run(transform: Transform) -> Any:
+        case = differentiable.make()
+        loss = loss_of(case, transform)
+        loss.backward()
+        return loss, case.args, case.held, [t.grad for t in case.leaves()], torch.rand(2)
+
+    found = run(lambda f: rematfn.remat(f, policy=policy))
+    assert_nothing_keyed(found)
+    assert_bitwise_equal(found, run(untransformed))
+
+
+# --- as values ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Sqrt(segments=3), Memory(), Speed(), Manual(only=("a", "b")), Custom(by_density)],
+    ids=repr,
+)
+def test_a_policy_prints_compares_and_hashes(policy: Policy) -> None:
+    same = dataclasses.replace(policy)
+    assert same == policy
+    assert hash(same) == hash(policy)
+    assert repr(policy).startswith(type(policy).__name__ + "(")
+    assert policy not in [p for p in (Sqrt(), rematfn.ON(), Manual()) if p is not policy]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Sqrt(segments=0), "segments"),
+        (lambda: Sqrt(segments=True), "segments"),
+        (lambda: Sqrt(first=Sqrt()), "scores"),
+        (lambda: Memory(first=Speed()), "scores"),
+        (lambda: Manual(only="attention"), "tuple of names"),
+        (lambda: Manual(but=(1,)), "tuple of names"),
+        (lambda: Manual(only=("a",), drop=("b",)), "only, drop"),
+        (lambda: Custom(3), "function"),
+        (lambda: rematfn.remat(torch.sin, policy=3), "policy"),
+        (lambda: rematfn.remat(torch.sin, policy=rematfn.ON), "policy"),
+        (lambda: rematfn.keep(3), "tensor"),
+        (lambda: rematfn.keep(X, 3), "string"),
+        (lambda: rematfn.keep(X, ""), "string"),
+    ],
+)
+def test_what_means_nothing_is_refused(make: Callable[[], Any], says: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=says):
+        make()

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans that cut a recorded program: into segments, or where its graph hangs by one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isqrt
+from typing import Any
+
+import pytest
+import torch
+from helpers import UNIT, assert_bitwise_equal, leaf
+from test_keeping import X as SQUARE
+from test_keeping import loss, step, weights
+from torch import Tensor
+
+import rematfn
+from rematfn import _C, ON, Memory, Policy, Sqrt, Trace
+
+
+def chain(n: int) -> Trace:
+    """Return `n` unit operators and their backward, which reads every value in reverse."""
+    core = _C.Trace()
+
+    def call(*reads: int, backward: bool = False) -> int:
+        made: int = core.add_value(1, True)
+        read = [(v, False) for v in reads]
+        core.add_call("f", 1.0, 1, 0, True, False, backward, read, [(made, -1)])
+        return made
+
+    values = [core.add_value(1, False)]
+    for _ in range(n):
+        values.append(call(values[-1]))
+    gradient = call(values.pop())
+    for value in reversed(values):
+        last, gradient = gradient, call(gradient, value, backward=True)
+        core.add_release(last)
+        if value != 0:
+            core.add_release(value)
+    return Trace(core)
+
+
+@pytest.mark.parametrize("policy", [Sqrt(), Memory()], ids=repr)
+@pytest.mark.parametrize("n", [36, 100, 400])
+def test_twice_the_root_of_a_chain_is_enough_to_run_each_operator_twice(
+    n: int, policy: Policy
+) -> None:
+    budget = 2 * isqrt(n) + 3  # and the value at hand, with two gradients
+    stats = rematfn.simulate(chain(n), budget, policy)
+    assert stats.replays <= n
+    assert stats.peak_bytes <= budget
+
+
+@pytest.mark.parametrize("segments", [5, 10, 20])
+def test_so_many_segments_keep_so_many_values_and_replay_the_rest_once(segments: int) -> None:
+    n = 100
+    budget = segments + n // segments + 3
+    assert rematfn.simulate(chain(n), budget, Sqrt(segments=segments)).replays <= n - segments
+
+
+def test_the_number_of_segments_that_recomputes_least_is_chosen() -> None:
+    trace = chain(100)
+    for budget in (24, 40, 60):
+        best = rematfn.simulate(trace, budget, Sqrt()).replays
+        for segments in (1, 4, 8, 16):
+            try:
+                other = rematfn.simulate(trace, budget, Sqrt(segments=segments)).replays
+            except rematfn.BudgetError:
+                continue
+            assert best <= other * 1.1, "not every number is tried"
+
+
+def test_the_engine_does_so_from_the_second_call_on() -> None:
+    n = 64
+
+    def f(x: Tensor) -> Tensor:
+        for _ in range(n):
+            x = x.sin()
+        return x
+
+    expected = leaf()
+    f(expected).backward(torch.ones(UNIT // 4))
+    g = rematfn.remat(f, (2 * isqrt(n) + 4) * UNIT, policy=Sqrt())
+    replays = []
+    for _ in range(3):
+        x = leaf()
+        g(x).backward(torch.ones(UNIT // 4))
+        assert_bitwise_equal(x.grad, expected.grad)
+        assert g.stats.peak_bytes <= g.stats.budget
+        replays.append(g.stats.replays)
+    assert replays[1] == replays[2] <= n
+
+
+# --- cut points -----------------------------------------------------------------------------------
+
+
+def masked(ws: list[Tensor], x: Tensor) -> Any:
+    """A mask made of no argument goes around every block."""
+    mask = torch.ones(x.shape).tril()
+    for w in ws:
+        x = x + (x @ w * mask).tanh().sin().exp()
+    return torch.autograd.grad(x.square().sum(), ws)
+
+
+def forward_values(trace: Trace, name: str = "") -> set[int]:
+    """Return what operators of that name make outside of the backward."""
+    calls = [data for kind, data in trace._core.events() if kind == "call"]
+    return {value for data in calls if name in data[0] and not data[6] for value, _ in data[-1]}
+
+
+def kept(trace: Trace, budget: float, policy: Sqrt | Memory) -> set[int]:
+    """Return which values of the forward the policy keeps, the loss left out."""
+    program = _C.Program(trace._core)
+    policy.plan(program, int(budget * trace.peak_bytes), 0)
+    whole = {v for v, (nbytes, _) in enumerate(trace._core.values()) if nbytes > 4}
+    found = {v for v, is_kept in enumerate(program.kept()) if is_kept}
+    return found & whole & forward_values(trace)
+
+
+@pytest.mark.parametrize("f", [step, masked])
+def test_streams_between_residual_blocks_are_the_cut_points(f: Callable[..., Any]) -> None:
+    trace = rematfn.record(f, weights(), SQUARE)
+    found = kept(trace, 0.5, Memory())
+    assert found
+    assert found <= forward_values(trace, "aten::add")
+    ours, online = (rematfn.simulate(trace, 0.5, policy) for policy in (Memory(), ON()))
+    assert ours.replayed_cost < online.replayed_cost
+
+
+@pytest.mark.parametrize("segments", [2, 4, 7])
+def test_a_boundary_lies_where_little_crosses(segments: int) -> None:
+    """Between two blocks one value crosses, within a block two do."""
+    trace = rematfn.record(step, weights(14), SQUARE)
+    found = kept(trace, 0.7, Sqrt(segments=segments))
+    assert len(found) == segments - 1
+    assert found <= forward_values(trace, "aten::add")
+
+
+def test_a_skip_from_end_to_end_leaves_no_cut_points_and_fits_all_the_same() -> None:
+    def skipping(ws: list[Tensor], x: Tensor) -> Any:
+        first = x @ ws[0]
+        return torch.autograd.grad((loss(ws, first) * first).sum(), ws)
+
+    trace = rematfn.record(skipping, weights(), SQUARE)
+    assert not kept(trace, 0.5, Memory())
+    stats = rematfn.simulate(trace, 0.5, Memory())
+    assert stats.replays > 0
+    assert stats.peak_bytes <= trace.peak_bytes // 2
+
+
+@pytest.mark.parametrize("policy", [Sqrt(), Memory()], ids=repr)
+def test_what_no_cut_makes_fit_runs_with_the_first_policy(policy: Policy) -> None:
+    trace = chain(100)
+    small = 9
+    assert rematfn.simulate(trace, small, policy).peak_bytes <= small
+
+
+def test_programs_are_bitwise_eager_when_guided_by_cuts() -> None:
+    grad = torch.func.grad(lambda ws, x: loss(ws, x))
+    ws = weights()
+    expected = grad(ws, SQUARE)
+    for policy in (Sqrt(), Sqrt(segments=4), Memory()):
+        g = rematfn.remat(grad, 0.4, policy=policy)
+        for _ in range(3):
+            assert_bitwise_equal(g(ws, SQUARE), expected)
+        assert g.stats.peak_bytes <= g.stats.budget
+        assert g.stats.evictions > 0
+        assert not g._memory.get(next(iter(g._memory._measured))).lost()
+    assert repr(Sqrt(segments=4)) == f"Sqrt(first={ON()!r}, segments=4)"
