@@ -14,7 +14,9 @@ _C.set_errors(BudgetError, ReplayError)
 _C.set_inner_tensors(_subclasses.inner_tensors)
 _C.register_kernels()
 
-from ._inspect import Stats as Stats  # noqa: E402  (needs the extension)
+from ._checkpoint import checkpoint as checkpoint  # noqa: E402  (needs the extension)
+from ._checkpoint import checkpoint_sequential as checkpoint_sequential  # noqa: E402
+from ._inspect import Stats as Stats  # noqa: E402
 from ._inspect import check as check  # noqa: E402
 from ._inspect import materialize as materialize  # noqa: E402
 from ._marks import keep as keep  # noqa: E402
@@ -63,6 +65,8 @@ __all__ = [
     "Stats",
     "Trace",
     "check",
+    "checkpoint",
+    "checkpoint_sequential",
     "keep",
     "materialize",
     "opaque",

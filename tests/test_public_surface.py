@@ -14,6 +14,9 @@ PUBLIC = {
     "opaque",
     "check",
     "Stats",
+    # in the place of torch.utils.checkpoint
+    "checkpoint",
+    "checkpoint_sequential",
     # traces
     "Trace",
     "record",
