@@ -268,10 +268,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("score", [](const std::string& kind, const Candidate& candidate, double now) {
     return score(make_score(kind, 0.5, 0.6, 4), candidate, now);
   });
-  m.def("choose_victim", [](const std::string& kind, const std::vector<Candidate>& candidates,
-                            double now, bool spare_pending) {
-    const std::size_t victim = choose_victim(make_score(kind, 0.5, 0.6, 4), candidates, now, spare_pending);
-    return victim == kNoVictim ? std::nullopt : std::optional<std::size_t>(victim);
+  m.def("choose_victims", [](const std::string& kind, const std::vector<Candidate>& candidates,
+                             double now, bool spare_pending, std::size_t most) {
+    const Victims victims =
+        choose_victims(make_score(kind, 0.5, 0.6, 4), candidates, now, spare_pending, most);
+    return std::pair(victims.indices, victims.lowest_left);
   });
   m.def("materialize", [](const at::Tensor& tensor) { materialize(tensor); }, nogil);
   m.def("materialize_together",

@@ -19,6 +19,17 @@ namespace {
 // loudly. h_DTR is the reference and walks all of it.
 constexpr std::size_t kWalkCap = 256;
 
+// See Note [Victims are chosen a batch at a time]
+constexpr std::size_t kFew = 128;
+constexpr std::size_t kBatchShare = 32;
+constexpr std::size_t kLookedAt = 16;
+
+bool is_exact(ScoreKind kind) { return kind == ScoreKind::kDtr || kind == ScoreKind::kEq; }
+
+bool has_neighbourhood(ScoreKind kind) {
+  return is_exact(kind) || kind == ScoreKind::kOn || kind == ScoreKind::kMsps;
+}
+
 }  // namespace
 
 // ---- making room ------------------------------------------------------------------------------
@@ -39,50 +50,59 @@ bool Domain::evict_one(Table& table) {
 }
 
 bool Domain::evict_one(Table& table, bool spare_pending) {
-  if (const std::size_t victim = choose(table, spare_pending); victim != kNoVictim) {
-    evict(*table.candidate_versions[victim]);
+  if (Version* victim = choose(table, spare_pending)) {
+    evict(*victim);
     return true;
   }
   return std::any_of(table.inner.begin(), table.inner.end(),
                      [&](Table* inner) { return evict_one(*inner, spare_pending); });
 }
 
-std::size_t Domain::choose(Table& table, bool spare_pending) {
-  if (table.judge) return choose_by_judge(table, spare_pending);
+const Score& Domain::score_of(const Table& table) const {
   const bool guided = guide != nullptr && table.score.kind == ScoreKind::kOn;
-  const Score& score = guided ? guide->plan().score : table.score;
-  const ScoreKind kind = score.kind;
-  const bool exact = kind == ScoreKind::kDtr || kind == ScoreKind::kEq;
-  if (exact || kind == ScoreKind::kOn || kind == ScoreKind::kMsps) {
-    for (std::size_t i = 0; i < table.candidates.size(); ++i) {
-      Candidate& c = table.candidates[i];
-      if (!c.stale || c.pinned) continue;
-      const Version& version = *table.candidate_versions[i];
-      c.neighbours = neighbourhood(version, kind);
-      c.next_use = next_use(version);
-      c.stale = exact;
-    }
-  }
+  return guided ? guide->plan().score : table.score;
+}
+
+// Note [Victims are chosen a batch at a time]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Ages change the scores with every operator, and each eviction those of its neighbours, so no order
+// of the candidates lasts; but to score all of them for each eviction makes a program of n operators
+// cost n^2. What is among the lowest now will be so for a while. So one look at all n picks enough for
+// the next n / 32 evictions; what becomes a candidate meanwhile stands in line behind. The victim is
+// the lowest of the first few of both, scored anew; what is dearer by then than the cheapest that was
+// not picked leaves the line. Up to 128 candidates, and for h_DTR and h_eq, which are references, all
+// are looked at for each eviction.
+Version* Domain::choose(Table& table, bool spare_pending) {
+  if (table.judge) return choose_by_judge(table, spare_pending);
+  const Score& kind = score_of(table);
+  Batch& batch = table.batch;
+  if (batch.evictions_left == 0) batch.clear();
   bool refused = false;
-  std::size_t victim = kNoVictim;
+  Version* victim = lowest_of_batch(table, kind, spare_pending);
   for (;;) {
-    victim = choose_victim(score, table.candidates, clock, spare_pending);
-    if (victim == kNoVictim || !held_elsewhere(*table.candidate_versions[victim])) break;
-    table.candidates[victim].refused = refused = true;
+    if (victim == nullptr) {
+      if (!pick_batch(table, kind, spare_pending)) break;
+      victim = lowest_of_batch(table, kind, spare_pending);
+    }
+    if (!held_elsewhere(*victim)) break;
+    table.candidates[victim->slot].refused = refused = true;
+    batch.remove(*victim);
+    victim = lowest_of_batch(table, kind, spare_pending);
   }
   if (refused) {
     for (Candidate& c : table.candidates) c.refused = false;
   }
+  if (victim != nullptr) --batch.evictions_left;
   return victim;
 }
 
 // The judge may throw; nothing has changed then.
-std::size_t Domain::choose_by_judge(Table& table, bool spare_pending) {
-  std::size_t victim = kNoVictim;
+Version* Domain::choose_by_judge(Table& table, bool spare_pending) {
+  Version* victim = nullptr;
   double lowest = 0;
   for (std::size_t i = 0; i < table.candidates.size(); ++i) {
     const Candidate& c = table.candidates[i];
-    const Version& version = *table.candidate_versions[i];
+    Version& version = *table.candidate_versions[i];
     if (c.pinned || (spare_pending && c.pending) || held_elsewhere(version)) continue;
     const double next = next_use(version);
     const bool known = next != kUnknown && next != kNever;
@@ -93,11 +113,66 @@ std::size_t Domain::choose_by_judge(Table& table, bool spare_pending) {
                                       .next_use = known ? std::max(next - clock, 0.0) : next,
                                       .consumed = c.consumed,
                                       .producer = version.producer->name()});
-    if (victim != kNoVictim && found >= lowest) continue;
-    victim = i;
+    if (victim != nullptr && found >= lowest) continue;
+    victim = &version;
     lowest = found;
   }
   return victim;
+}
+
+Version* Domain::lowest_of_batch(Table& table, const Score& kind, bool spare_pending) {
+  Batch& batch = table.batch;
+  Version* lowest = nullptr;
+  double lowest_score = kNever;
+  const auto look = [&](std::size_t& first, std::size_t end) {
+    while (first < end && batch.versions[first] == nullptr) ++first;
+    std::size_t looked_at = 0;
+    for (std::size_t i = first; i < end && looked_at < kLookedAt; ++i) {
+      Version* version = batch.versions[i];
+      if (version == nullptr) continue;
+      Candidate& c = table.candidates[version->slot];
+      if (spare_pending && c.pending) continue;
+      refresh(c, *version, kind.kind);
+      const double s = score(kind, c, clock);
+      if (s > batch.limit) {
+        batch.remove(*version);
+        continue;
+      }
+      ++looked_at;
+      if (lowest == nullptr || s < lowest_score) {
+        lowest_score = s;
+        lowest = version;
+      }
+    }
+  };
+  look(batch.first_picked, batch.picked);
+  look(batch.first_offered, batch.versions.size());
+  return lowest;
+}
+
+bool Domain::pick_batch(Table& table, const Score& kind, bool spare_pending) {
+  const std::size_t count = table.candidates.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    Candidate& c = table.candidates[i];
+    if (!c.pinned) refresh(c, *table.candidate_versions[i], kind.kind);
+  }
+  const std::size_t most = is_exact(kind.kind) || count <= kFew ? 1 : count / kBatchShare;
+  const Victims victims = choose_victims(kind, table.candidates, clock, spare_pending, most);
+  table.batch.clear();
+  for (const std::size_t index : victims.indices) {
+    table.batch.add(*table.candidate_versions[index]);
+  }
+  table.batch.picked = table.batch.first_offered = table.batch.versions.size();
+  table.batch.limit = victims.lowest_left;
+  table.batch.evictions_left = most;
+  return !victims.indices.empty();
+}
+
+void Domain::refresh(Candidate& c, const Version& version, ScoreKind kind) {
+  if (!c.stale || !has_neighbourhood(kind)) return;
+  c.neighbours = neighbourhood(version, kind);
+  c.next_use = next_use(version);
+  c.stale = is_exact(kind);
 }
 
 void Domain::evict(Version& version) {

@@ -124,8 +124,12 @@ class Domain : public std::enable_shared_from_this<Domain> {
  private:
   friend class DomainLock;
 
-  std::size_t choose(Table& table, bool spare_pending);
-  std::size_t choose_by_judge(Table& table, bool spare_pending);
+  [[nodiscard]] const Score& score_of(const Table& table) const;
+  Version* choose(Table& table, bool spare_pending);
+  Version* choose_by_judge(Table& table, bool spare_pending);
+  Version* lowest_of_batch(Table& table, const Score& kind, bool spare_pending);
+  bool pick_batch(Table& table, const Score& kind, bool spare_pending);
+  void refresh(Candidate& c, const Version& version, ScoreKind kind);
   bool evict_one(Table& table, bool spare_pending);
   void mark_dependents_stale(const Version& version);
   void mark_sources_stale(const Version& version);

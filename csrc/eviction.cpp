@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <utility>
 
 namespace rematfn {
 namespace {
@@ -60,20 +60,21 @@ double score(const Score& s, const Candidate& c, double now) {
   return 0;
 }
 
-std::size_t choose_victim(const Score& kind, std::span<const Candidate> candidates, double now,
-                          bool spare_pending) {
-  std::size_t victim = kNoVictim;
-  double lowest = std::numeric_limits<double>::infinity();
+Victims choose_victims(const Score& kind, std::span<const Candidate> candidates, double now,
+                       bool spare_pending, std::size_t most) {
+  std::vector<std::pair<double, std::size_t>> scored;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& c = candidates[i];
     if (c.pinned || c.refused || (spare_pending && c.pending)) continue;
-    const double s = score(kind, c, now);
-    if (s < lowest) {
-      lowest = s;
-      victim = i;
-    }
+    scored.emplace_back(score(kind, c, now), i);
   }
-  return victim;
+  Victims victims;
+  const auto end = scored.begin() + static_cast<std::ptrdiff_t>(std::min(most, scored.size()));
+  std::nth_element(scored.begin(), end, scored.end());
+  if (end != scored.end()) victims.lowest_left = end->first;
+  std::sort(scored.begin(), end);
+  for (auto it = scored.begin(); it != end; ++it) victims.indices.push_back(it->second);
+  return victims;
 }
 
 }  // namespace rematfn

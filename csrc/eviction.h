@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <vector>
 
 namespace rematfn {
 
@@ -76,11 +77,13 @@ struct Candidate {
 // The lowest score goes first. `now` is the program time, at least every last_access.
 [[nodiscard]] double score(const Score& kind, const Candidate& c, double now);
 
-inline constexpr std::size_t kNoVictim = static_cast<std::size_t>(-1);
-
-// Index of the candidate to evict, or kNoVictim. Candidates with pending readers are considered
-// only with `spare_pending` off. The first of equals wins, so the choice is deterministic.
-[[nodiscard]] std::size_t choose_victim(const Score& kind, std::span<const Candidate> candidates,
-                                        double now, bool spare_pending);
+// Indices of the `most` candidates with the lowest scores, and the lowest score that is left. Candidates with pending readers are considered only with `spare_pending` off.
+// The lowest comes first, and the first of equals, so the choice is deterministic.
+struct Victims {
+  std::vector<std::size_t> indices;
+  double lowest_left = kNever;
+};
+[[nodiscard]] Victims choose_victims(const Score& kind, std::span<const Candidate> candidates,
+                                     double now, bool spare_pending, std::size_t most);
 
 }  // namespace rematfn

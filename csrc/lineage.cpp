@@ -55,6 +55,24 @@ void Operation::add_output(Version& version) {
   outputs.push_back(&version);
 }
 
+void Batch::add(Version& version) {
+  version.turn = versions.size();
+  versions.push_back(&version);
+}
+
+void Batch::remove(Version& version) {
+  if (version.turn == kNoSlot) return;
+  versions[version.turn] = nullptr;
+  version.turn = kNoSlot;
+}
+
+void Batch::clear() {
+  for (Version* version : versions) {
+    if (version != nullptr) version->turn = kNoSlot;
+  }
+  *this = {};
+}
+
 Table::Table(std::shared_ptr<Domain> owner, Table* outer, std::size_t bytes, Score kind)
     : domain(std::move(owner)),
       enclosing(outer),
@@ -132,6 +150,13 @@ void Table::enlist(Version& version) {
                         .pinned = version.pins > 0,
                         .pending = version.pending > 0});
   candidate_versions.push_back(&version);
+  if (version.pins == 0) offer(version);
+}
+
+void Table::offer(Version& version) {
+  if (batch.evictions_left == 0 || version.turn != kNoSlot) return;
+  if (batch.versions.size() > 2 * candidates.size()) batch.clear();  // nobody has looked for long
+  batch.add(version);
 }
 
 void Table::delist(Version& version) {
@@ -143,6 +168,7 @@ void Table::delist(Version& version) {
   candidates.pop_back();
   candidate_versions.pop_back();
   version.slot = kNoSlot;
+  batch.remove(version);
 }
 
 // Scores of values that matter lie within some twenty orders of magnitude.
@@ -153,13 +179,15 @@ double weight_of(const Version& version) {
 
 void pin(Version& version) {
   ++version.pins;
-  if (version.slot != kNoSlot) version.table->candidates[version.slot].pinned = true;
+  if (version.slot == kNoSlot) return;
+  version.table->candidates[version.slot].pinned = true;
+  version.table->batch.remove(version);
 }
 
 void unpin(Version& version) {
-  if (--version.pins == 0 && version.slot != kNoSlot) {
-    version.table->candidates[version.slot].pinned = false;
-  }
+  if (--version.pins > 0 || version.slot == kNoSlot) return;
+  version.table->candidates[version.slot].pinned = false;
+  version.table->offer(version);
 }
 
 void expect(Version& version) {

@@ -120,6 +120,7 @@ struct Version : Node {
   std::uint32_t value = kNoValue;  // its name in the domain's trace
   float weight = 1;                // of the guide's plan
   std::size_t slot = kNoSlot;  // place among the table's candidates
+  std::size_t turn = kNoSlot;  // place in the table's batch
   std::uint32_t pins = 0;
   std::uint32_t pending = 0;  // planned replays, and the waiting operator, that will read it
   bool resident = true;
@@ -180,6 +181,22 @@ struct Considered {
 // May throw.
 using Judge = std::function<double(const Considered&)>;
 
+// Candidates among whom the next victims are: first those that were picked, the lowest first, then
+// those that were offered since. Null where one has gone.
+// See Note [Victims are chosen a batch at a time]
+struct Batch {
+  std::vector<Version*> versions;
+  std::size_t picked = 0;  // how many of them
+  std::size_t first_picked = 0;  // all before are null
+  std::size_t first_offered = 0;
+  std::size_t evictions_left = 0;  // after so many it is picked anew
+  double limit = kNever;  // the lowest score that was not picked
+
+  void add(Version& version);
+  void remove(Version& version);
+  void clear();
+};
+
 inline constexpr std::size_t kNoBudget = std::numeric_limits<std::size_t>::max();
 
 // A level's versions: which may go, and how many bytes they hold together.
@@ -203,6 +220,7 @@ class Table : public Node {
 
   std::vector<Candidate> candidates;
   std::vector<Version*> candidate_versions;  // in step with `candidates`
+  Batch batch;
 
   // The version's bytes count here from now on. It must not belong to a table yet.
   void admit(Version& version);
@@ -220,6 +238,8 @@ class Table : public Node {
 
   void enlist(Version& version);
   void delist(Version& version);
+  // A candidate that may go: it is considered along with the batch, if there is one.
+  void offer(Version& version);
   void check() const;
 };
 

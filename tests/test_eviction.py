@@ -20,6 +20,11 @@ def candidate(
     return _C.Candidate(nbytes, cost, neighbours, last_access, consumed, pinned, pending)
 
 
+def victim(kind, candidates, now, spare_pending):
+    indices, _ = _C.choose_victims(kind, candidates, now, spare_pending, 1)
+    return indices[0] if indices else None
+
+
 def test_on_is_cost_and_half_the_ancestors_over_bytes_and_age_to_the_three_fifths():
     c = candidate(nbytes=8, cost=3, neighbours=4)
     assert _C.score("on", c, 2 - TICK) == pytest.approx((3 + 4 / 2) / (8 * 2**0.6), rel=1e-6)
@@ -47,37 +52,48 @@ def test_the_least_age_is_one_small_operator():
 def test_lru_takes_the_oldest_and_largest_the_largest():
     candidates = [candidate(nbytes=4, last_access=3), candidate(2, last_access=1), candidate(9)]
     candidates[2] = candidate(nbytes=9, last_access=2)
-    assert _C.choose_victim("lru", candidates, 5.0, True) == 1
-    assert _C.choose_victim("largest", candidates, 5.0, True) == 2
+    assert victim("lru", candidates, 5.0, True) == 1
+    assert victim("largest", candidates, 5.0, True) == 2
 
 
 def test_the_first_of_equals_goes():
-    assert _C.choose_victim("on", [candidate(), candidate()], 1.0, True) == 0
+    assert victim("on", [candidate(), candidate()], 1.0, True) == 0
 
 
 def test_cheap_and_large_goes_before_dear_and_small():
     candidates = [candidate(nbytes=1, cost=5), candidate(nbytes=5, cost=1)]
     for kind in ("on", "dtr", "eq", "local"):
-        assert _C.choose_victim(kind, candidates, 1.0, True) == 1
+        assert victim(kind, candidates, 1.0, True) == 1
 
 
 def test_what_would_need_many_ancestors_stays_longer():
     candidates = [candidate(neighbours=10), candidate(cost=2)]
-    assert _C.choose_victim("on", candidates, 1.0, True) == 1
-    assert _C.choose_victim("local", candidates, 1.0, True) == 0
+    assert victim("on", candidates, 1.0, True) == 1
+    assert victim("local", candidates, 1.0, True) == 0
 
 
 def test_a_pinned_candidate_is_never_a_victim():
-    assert _C.choose_victim("on", [candidate(pinned=True)], 1.0, False) is None
-    assert _C.choose_victim("on", [candidate(pinned=True), candidate(cost=9)], 1.0, True) == 1
+    assert victim("on", [candidate(pinned=True)], 1.0, False) is None
+    assert victim("on", [candidate(pinned=True), candidate(cost=9)], 1.0, True) == 1
 
 
 def test_pending_readers_protect_softly():
     candidates = [candidate(pending=True), candidate(cost=9)]
-    assert _C.choose_victim("on", candidates, 1.0, True) == 1
-    assert _C.choose_victim("on", candidates, 1.0, False) == 0
-    assert _C.choose_victim("on", candidates[:1], 1.0, True) is None
+    assert victim("on", candidates, 1.0, True) == 1
+    assert victim("on", candidates, 1.0, False) == 0
+    assert victim("on", candidates[:1], 1.0, True) is None
 
 
 def test_nobody_is_the_victim_of_nobody():
-    assert _C.choose_victim("on", [], 1.0, False) is None
+    assert victim("on", [], 1.0, False) is None
+
+
+def test_a_batch_is_the_lowest_in_order_and_the_lowest_that_is_left():
+    costs = [5.0, 1.0, 4.0, 2.0, 3.0, 2.0]
+    candidates = [candidate(cost=cost) for cost in costs]
+    indices, left = _C.choose_victims("local", candidates, 1 - TICK, True, 4)
+    assert indices == [1, 3, 5, 4]
+    assert left == 4.0
+    indices, left = _C.choose_victims("local", candidates, 1 - TICK, True, 9)
+    assert sorted(indices) == list(range(6))
+    assert left == float("inf")
