@@ -17,6 +17,8 @@
 #include <string_view>
 #include <vector>
 
+#include <c10/util/SmallVector.h>
+
 #include "lineage.h"
 
 namespace rematfn {
@@ -95,8 +97,8 @@ struct ObservedCall {
   bool replayable = true;
   bool raw = false;
   bool backward = false;
-  std::vector<Read> reads;
-  std::vector<Made> makes;
+  c10::SmallVector<Read, 4> reads;
+  c10::SmallVector<Made, 2> makes;
 };
 
 // Writes down what a domain does.
