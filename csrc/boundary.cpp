@@ -60,10 +60,8 @@ std::vector<at::Tensor> held_by_subclass(const at::Tensor& tensor) {
   return the_unwrapper(tensor);
 }
 
-// Gives the cell to `heir`, or to the caller if there is none.
+// Gives the cell to `heir`, or to the caller if there is none. The domain's lock is held.
 void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
-  const DomainLock lock(cell.level->domain);
-  if (lock.waited() && cell_of(tensor) != &cell) return;  // another thread has sealed it
   Level& level = *cell.level;
   TensorVersion& version = *cell.version;
   if (heir != nullptr) {
@@ -71,7 +69,7 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
       version.table->expel(version);
       heir->admit(version);
     }
-    cell.level = Ref<Level>(heir);
+    cell.move_to(*heir);
     return;
   }
   if (!version.resident) {
@@ -89,8 +87,11 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
 }
 
 void seal_cell(c10::TensorImpl& tensor, Level& level) {
+  const std::shared_ptr<Domain> domain = domain_of(tensor);
+  if (!domain) return;
+  const DomainLock lock(domain);
   Cell* cell = cell_of(tensor);
-  if (cell == nullptr) return;
+  if (cell == nullptr) return;  // another thread has sealed it
   // Another tree's tensor that came through here: its own level lets go of it.
   Level& leaving = cell->level->domain == level.domain ? level : *cell->level;
   if (cell->level->depth < leaving.depth) return;  // an enclosing level's, which it stays
@@ -187,6 +188,9 @@ class SealHook final : public torch::autograd::FunctionPreHook {
  private:
   void seal_arriving(const at::Tensor& gradient) const {
     for_each_innermost(gradient, [&](const at::Tensor& inner) {
+      const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
+      if (!domain) return;
+      const DomainLock lock(domain);
       Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
       if (cell == nullptr || in_region(target_, *cell->level)) return;
       // Out of each level up to the one whose region the target is in. A leaf has none: an enclosing
@@ -216,6 +220,9 @@ class OutputSealHook final : public torch::autograd::FunctionPreHook {
     for (const at::Tensor& gradient : gradients) {
       if (!gradient.defined()) continue;
       for_each_innermost(gradient, [&](const at::Tensor& inner) {
+        const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
+        if (!domain) return;
+        const DomainLock lock(domain);
         const Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
         if (cell != nullptr) seal(gradient, *cell->level);
       });
@@ -269,7 +276,7 @@ void remember_leaf(const at::Tensor& leaf, Level& level) {
   // A weak reference keeps a tensor from being destroyed, and with it its handle and our lineage;
   // or, if it is a wrapper of functorch's, the tensor inside.
   const at::Tensor inner = innermost(leaf);
-  if (!inner.is_same(leaf) || inner.key_set().has(kLevelKey)) return;
+  if (!inner.is_same(leaf) || has_level_key(*inner.unsafeGetTensorImpl())) return;
   level.watched_leaves.try_emplace(leaf.unsafeGetTensorImpl(), leaf.getIntrusivePtr());
 }
 
@@ -316,7 +323,7 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
     for (at::Tensor& gradient : tagged) {
       if (!gradient.defined()) continue;
       const at::Tensor inner = innermost(gradient);
-      if (cell_of(*inner.unsafeGetTensorImpl()) != nullptr ||
+      if (domain_of(*inner.unsafeGetTensorImpl()) ||
           !is_plain(*inner.unsafeGetTensorImpl()) || has_graph(gradient)) {
         continue;
       }
@@ -449,17 +456,16 @@ void set_unwrapper(Unwrapper unwrapper) { the_unwrapper = unwrapper; }
 void share_handles(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> arguments) {
   for (const at::Tensor& result : results) {
     c10::TensorImpl* impl = innermost(result).unsafeGetTensorImpl();
-    if (!impl->key_set().has(kLevelKey) || cell_of(*impl) != nullptr) continue;
-    Cell* cell = nullptr;
+    if (!has_level_key(*impl) || domain_of(*impl)) continue;
     for (const at::Tensor& argument : arguments) {
-      const c10::TensorImpl* other = innermost(argument).unsafeGetTensorImpl();
-      if (cell_of(*other) != nullptr && result.is_alias_of(argument)) cell = cell_of(*other);
+      const at::Tensor other = innermost(argument);
+      const std::shared_ptr<Domain> domain = domain_of(*other.unsafeGetTensorImpl());
+      if (!domain || !result.is_alias_of(argument)) continue;
+      const DomainLock lock(domain);
+      Cell* cell = cell_of(*other.unsafeGetTensorImpl());
+      if (cell != nullptr) attach(*impl, c10::intrusive_ptr<Cell>::reclaim_copy(cell));
     }
-    if (cell != nullptr) {
-      attach(*impl, c10::intrusive_ptr<Cell>::reclaim_copy(cell));
-    } else {
-      detach(*impl);
-    }
+    if (!domain_of(*impl)) detach(*impl);
   }
 }
 
@@ -467,28 +473,31 @@ bool has_key(const at::Tensor& tensor) {
   bool found = false;
   if (!tensor.defined()) return found;
   for_each_innermost(
-      tensor, [&](const at::Tensor& inner) { found |= inner.key_set().has(kLevelKey); });
+      tensor,
+      [&](const at::Tensor& inner) { found |= has_level_key(*inner.unsafeGetTensorImpl()); });
   return found;
 }
 
 void mark(const at::Tensor& tensor, const std::string& name) {
   for_each_innermost(tensor, [&](const at::Tensor& inner) {
+    const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
+    if (!domain) return;
+    const DomainLock lock(domain);
     Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-    if (cell == nullptr) return;
-    const DomainLock lock(cell->level->domain);
-    if (lock.waited() && cell_of(*inner.unsafeGetTensorImpl()) != cell) return;  // sealed meanwhile
+    if (cell == nullptr) return;  // another thread has sealed it
     Version& version = *cell->version;
     if (version.table) version.table->mark(version, name);
-    if (const auto& recorder = cell->level->domain->recorder) recorder->note_mark(version, name);
+    if (domain->recorder) domain->recorder->note_mark(version, name);
   });
 }
 
 bool evict(const at::Tensor& tensor) {
   const at::Tensor inner = innermost(tensor);
+  const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
+  if (!domain) return false;
+  const DomainLock lock(domain);
   Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-  if (cell == nullptr) return false;
-  const DomainLock lock(cell->level->domain);
-  return cell->level->domain->evict_if_free(*cell->version);
+  return cell != nullptr && domain->evict_if_free(*cell->version);
 }
 
 }  // namespace rematfn

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "call.h"
@@ -112,24 +114,27 @@ void govern(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
 void govern(Invocation& invocation) {
   const BelowLevels below;
   if (registrations().any_pending.load(std::memory_order_relaxed)) register_new_operators();
-  for (;;) {
-    FoundTensors found;
-    Arguments kind = Arguments::kPlain;
-    Level* level = find_level(invocation, found, kind);
-    if (kind == Arguments::kAbstract) return invocation.call_again();
-    if (level == nullptr) {
-      mark_writes(invocation, found);
-      for (const FoundTensor& f : found) {
-        if (f.written) save_for_readers(*f.storage, "`" + invocation.op.schema().name() + "`");
-      }
-      return invocation.run_below();
+  FoundTensors found;
+  Arguments kind = Arguments::kPlain;
+  {
+    // See Note [Another thread may seal a tensor]
+    const std::shared_ptr<Domain> domain = find_domain(invocation.arguments());
+    std::optional<DomainLock> lock;
+    if (domain) lock.emplace(domain);
+    if (Level* level = find_level(invocation, found, kind)) {
+      LevelCall(invocation, *level, found, kind == Arguments::kOpaque).run();
+      return;
     }
-    const DomainLock lock(level->domain);
-    // Another thread had the lock, and may have sealed what we found.
-    if (lock.waited() && !is_still_so(*level, found)) continue;
-    LevelCall(invocation, *level, found, kind == Arguments::kOpaque).run();
+  }
+  if (kind == Arguments::kAbstract) {
+    invocation.call_again();
     return;
   }
+  mark_writes(invocation, found);
+  for (const FoundTensor& f : found) {
+    if (f.written) save_for_readers(*f.storage, "`" + invocation.op.schema().name() + "`");
+  }
+  invocation.run_below();
 }
 
 void register_kernels() {

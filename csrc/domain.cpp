@@ -557,7 +557,7 @@ DomainLock::DomainLock(std::shared_ptr<Domain> domain) : domain_(std::move(domai
         "forked, and is lost to the child. Fork while no other thread is in the level, or pass a "
         "clone made outside of it.");
   }
-  waited_ = lock_without_interpreter(domain_->mutex_);
+  lock_without_interpreter(domain_->mutex_);
   if (domain_->depth_ == 0) domain_->drain();
   ++domain_->depth_;
 }

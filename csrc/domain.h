@@ -197,12 +197,8 @@ class DomainLock {
   DomainLock(const DomainLock&) = delete;
   DomainLock& operator=(const DomainLock&) = delete;
 
-  // Another thread had the lock: what was read before may no longer hold.
-  [[nodiscard]] bool waited() const { return waited_; }
-
  private:
   std::shared_ptr<Domain> domain_;
-  bool waited_ = false;
 };
 
 }  // namespace rematfn

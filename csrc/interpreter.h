@@ -42,9 +42,9 @@ void serve_signals_now_and_then();
 
 [[nodiscard]] bool is_stop(const std::exception& error);
 
-// Locks `mutex`. True if it had to wait: see Note [Who waits does not hold the interpreter].
+// See Note [Who waits does not hold the interpreter]
 template <class Mutex>
-bool lock_without_interpreter(Mutex& mutex);
+void lock_without_interpreter(Mutex& mutex);
 
 namespace detail {
 // For a scope: this thread does not hold the interpreter's lock.
@@ -61,11 +61,10 @@ class WithoutInterpreter {
 }  // namespace detail
 
 template <class Mutex>
-bool lock_without_interpreter(Mutex& mutex) {
-  if (mutex.try_lock()) return false;
+void lock_without_interpreter(Mutex& mutex) {
+  if (mutex.try_lock()) return;
   const detail::WithoutInterpreter scope;
   mutex.lock();
-  return true;
 }
 
 }  // namespace rematfn

@@ -53,10 +53,12 @@ class HoldScope {
 
   void hold(const at::Tensor& tensor, const c10::OperatorHandle& reader) {
     for_each_innermost(tensor, [&](const at::Tensor& inner) {
+      const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
+      if (!domain) return;
+      const DomainLock lock(domain);
       const Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-      if (cell == nullptr) return;
-      const DomainLock lock(cell->level->domain);
-      if (!cell->version->table) return;  // from outside, always resident
+      // Sealed by another thread, or from outside: always resident.
+      if (cell == nullptr || !cell->version->table) return;
       Version* wanted = cell->version.get();
       materialize_for(*cell->level, wanted, "`" + reader.schema().name() + "`");
       hold(cell->version);
@@ -124,7 +126,7 @@ class MaxPool1d final : public Around {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const at::Tensor& self = arguments_of(op, *stack)[0].toTensor();
     const bool governed =
-        current_level() != nullptr || cell_of(*self.unsafeGetTensorImpl()) != nullptr;
+        current_level() != nullptr || domain_of(*self.unsafeGetTensorImpl()) != nullptr;
     if (governed && works_by_itself(self)) {
       govern(op, keys, stack);
     } else {

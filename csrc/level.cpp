@@ -54,10 +54,17 @@ void set_intercepting(bool on) {
 std::atomic<std::uint64_t> forks{0};
 
 // See Note [A fork loses the domains of other threads]
-void before_fork() { registry().mutex.lock(); }
-void after_fork_in_parent() { registry().mutex.unlock(); }
+void before_fork() {
+  registry().mutex.lock();
+  handle_mutex().lock();
+}
+void after_fork_in_parent() {
+  handle_mutex().unlock();
+  registry().mutex.unlock();
+}
 // See Note [A forked child is under no level]
 void after_fork_in_child() {
+  handle_mutex().unlock();
   for (const auto& entry : registry().domains) {
     const auto domain = entry.lock();
     if (!domain) continue;

@@ -72,6 +72,27 @@ bool is_outside_of_backward() {
 
 }  // namespace
 
+std::shared_ptr<Domain> find_domain(c10::ArrayRef<c10::IValue> arguments) {
+  std::shared_ptr<Domain> found;
+  if (const Level* level = current_level()) found = level->domain;
+  for (const c10::IValue& value : arguments) {
+    for_each_tensor(value, [&](const at::Tensor& tensor, int) {
+      c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+      if (!is_plain(impl)) return;
+      std::shared_ptr<Domain> domain = domain_of(impl);
+      if (!domain && adopt(impl) != nullptr) domain = domain_of(impl);
+      if (!domain || domain == found) return;
+      if (!found) {
+        found = std::move(domain);
+        return;
+      }
+      const DomainLock lock(domain);
+      while (const Cell* cell = cell_of(impl)) seal(tensor, *cell->level);
+    });
+  }
+  return found;
+}
+
 Level* find_level(Invocation& invocation, FoundTensors& found, Arguments& kind) {
   const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();
   Level* level = current_level();
@@ -99,12 +120,10 @@ Level* find_level(Invocation& invocation, FoundTensors& found, Arguments& kind) 
         return;
       }
       Cell* cell = cell_of(*impl);
-      if (cell == nullptr) cell = adopt(*impl);
       if (cell != nullptr) {
         Level& owner = *cell->level;
-        const bool foreign = level != nullptr && owner.domain != level->domain;
         // See Note [Why the backward finds its level again]
-        if (foreign || (!owner.active && is_outside_of_backward())) {
+        if (!owner.active && is_outside_of_backward()) {
           seal(tensor, owner);
           cell = cell_of(*impl);
         }
@@ -140,18 +159,6 @@ void mark_writes(const Invocation& invocation, FoundTensors& found) {
     f.written = contains(facts.writes, f.position) ||
                 (training && contains(facts.training_writes, f.position));
   }
-}
-
-bool is_still_so(const Level& level, const FoundTensors& found) {
-  const Level* innermost = current_level();
-  for (const FoundTensor& f : found) {
-    const Cell* cell = cell_of(*f.tensor);
-    if (cell != f.cell) return false;
-    if (cell == nullptr) continue;
-    const Level* owner = cell->level.get();
-    if (innermost == nullptr || owner->depth > innermost->depth) innermost = owner;
-  }
-  return innermost == &level;
 }
 
 LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque)

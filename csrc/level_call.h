@@ -39,15 +39,17 @@ enum class Arguments {
   kAbstract,  // tensors without bytes, and no level tensor among them
 };
 
+// The domain that an operator on `arguments` belongs to: the one of this thread's levels, else that
+// of its level tensors, or none. Tensors of any other domain are sealed: they have come here from
+// elsewhere. No domain's lock is held.
+[[nodiscard]] std::shared_ptr<Domain> find_domain(c10::ArrayRef<c10::IValue> arguments);
 // The tensors among the arguments, and the level they and the thread's stack put the operator under:
 // the innermost of all. Tensors of levels that nobody runs are sealed on the way, see
-// Note [Why the backward finds its level again].
+// Note [Why the backward finds its level again]. The lock of the operator's domain is held, if any.
 Level* find_level(Invocation& invocation, FoundTensors& found, Arguments& kind);
 
 // Notes which of the tensors found among its arguments the operator overwrites.
 void mark_writes(const Invocation& invocation, FoundTensors& found);
-// Whether the tensors are still of the cells, and the cells of the level, that find_level() found.
-[[nodiscard]] bool is_still_so(const Level& level, const FoundTensors& found);
 
 class LevelCall {
  public:

@@ -62,7 +62,7 @@ bool LevelCall::put_handle_on(c10::TensorImpl& tensor) {
       // See Note [Gradients enter tagged]
       attach(tensor, make_cell(level_, domain_.outside_version(tensor),
                                                tensor.storage()));
-    } else if (tensor.key_set().has(kLevelKey)) {
+    } else if (has_level_key(tensor)) {
       detach(tensor);
     }
     return true;

@@ -3,9 +3,12 @@
 
 #include <ATen/ops/clone.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <new>
+#include <utility>
 
 #include "call.h"
 #include "errors.h"
@@ -29,10 +32,9 @@ c10::DataPtr instead_of_bytes(c10::intrusive_ptr<Cell> cell, c10::Device device)
   return c10::DataPtr(nullptr, cell.release(), &let_go_of_cell, device);
 }
 
-// key_set_ is protected; a pointer to the member, named through a derived class, is the legal way in.
-struct KeySet : c10::TensorImpl {
-  static c10::DispatchKeySet& of(c10::TensorImpl& tensor) { return tensor.*(&KeySet::key_set_); }
-};
+void set_keys(c10::TensorImpl& tensor, c10::DispatchKeySet keys) {
+  KeySet::of(tensor).store(keys, std::memory_order_relaxed);
+}
 
 }  // namespace
 
@@ -73,6 +75,24 @@ void Cell::let_go() {
   domain.release(std::move(version), std::move(level), storage.lock());
 }
 
+std::mutex& handle_mutex() {
+  static auto* const mutex = new std::mutex;  // outlives the tensors of a dying process
+  return *mutex;
+}
+
+void Cell::move_to(Level& heir) {
+  Ref<Level> before(&heir);  // and is let go of when the mutex is free
+  const std::lock_guard guard(handle_mutex());
+  std::swap(level, before);
+}
+
+std::shared_ptr<Domain> domain_of(const c10::TensorImpl& tensor) {
+  if (!has_level_key(tensor)) return nullptr;
+  const std::lock_guard guard(handle_mutex());
+  const Cell* cell = cell_of(tensor);
+  return cell == nullptr ? nullptr : cell->level->domain;
+}
+
 // See Note [An evicted storage knows its cell]
 Cell* cell_evicted_from(const c10::StorageImpl& storage) {
   const auto& bytes = const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks();
@@ -80,14 +100,17 @@ Cell* cell_evicted_from(const c10::StorageImpl& storage) {
 }
 
 void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell) {
-  if (tensor.get_backend_meta() != cell.get()) tensor.set_backend_meta(std::move(cell));
-  c10::DispatchKeySet& keys = KeySet::of(tensor);
-  keys = keys.add(kLevelKey);
+  // What it had is let go of when the mutex is free: a cell that dies takes the domain's.
+  const c10::intrusive_ptr<c10::BackendMeta> before = tensor.get_backend_meta_intrusive_ptr();
+  const std::lock_guard guard(handle_mutex());
+  if (before.get() != cell.get()) tensor.set_backend_meta(std::move(cell));
+  set_keys(tensor, keys_of(tensor).add(kLevelKey));
 }
 
 void detach(c10::TensorImpl& tensor) {
-  c10::DispatchKeySet& keys = KeySet::of(tensor);
-  keys = keys.remove(kLevelKey);
+  const c10::intrusive_ptr<c10::BackendMeta> before = tensor.get_backend_meta_intrusive_ptr();
+  const std::lock_guard guard(handle_mutex());
+  set_keys(tensor, keys_of(tensor).remove(kLevelKey));
   tensor.set_backend_meta(nullptr);
 }
 

@@ -30,6 +30,14 @@
 // deepcopy, pickle and share_memory_ beneath. It has no handle, and if the storage is evicted, no
 // bytes. So what an evicted storage holds in the place of its bytes is a reference to its cell, and
 // the first operator that finds such a tensor puts the handle on it.
+//
+// Note [Another thread may seal a tensor]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Threads may read one tensor at once. But the first use of a tensor that has left its level seals
+// it: the key is taken off, and the cell goes. So whoever does not hold the domain's lock must not
+// follow a handle, not even to find the lock. They ask domain_of(), lock what it says, and look at
+// the handle then: it may be gone. A mutex of its own keeps handles still for a moment, and nothing
+// else is locked while it is held. A key set is one word, which is read and written whole.
 
 #pragma once
 
@@ -37,6 +45,10 @@
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/flat_hash_map.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
 
 #include "dispatch_key.h"
 #include "domain.h"
@@ -53,6 +65,8 @@ struct Cell final : c10::BackendMeta, Pooled<Cell> {
   Cell(Level& level, Ref<TensorVersion> version, const c10::Storage& storage);
   ~Cell() override;
   void release_resources() override;
+  // Another level of the same domain takes over.
+  void move_to(Level& heir);
 
   Ref<Level> level;
   Ref<TensorVersion> version;  // the current contents
@@ -93,10 +107,16 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
 [[nodiscard]] c10::intrusive_ptr<Cell> make_cell(Level& level, Ref<TensorVersion> version,
                                                  const c10::Storage& storage);
 
-// The cell a tensor stands on, if it is a level tensor.
+// The domain of a level tensor, or null. Needs no lock.
+[[nodiscard]] std::shared_ptr<Domain> domain_of(const c10::TensorImpl& tensor);
+// The cell a tensor stands on, if it is a level tensor. To follow it is to hold the domain's lock.
 [[nodiscard]] inline Cell* cell_of(const c10::TensorImpl& tensor);
+// Whether our key is on the tensor: a level tensor's, or one that a view has taken along.
+[[nodiscard]] inline bool has_level_key(const c10::TensorImpl& tensor);
 // The cell whose bytes `storage` has lost, if it is an evicted one.
 [[nodiscard]] Cell* cell_evicted_from(const c10::StorageImpl& storage);
+// See Note [Another thread may seal a tensor]. A fork waits for it.
+[[nodiscard]] std::mutex& handle_mutex();
 // Makes `tensor`, whose storage is the cell's, a level tensor.
 void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell);
 void detach(c10::TensorImpl& tensor);
@@ -161,9 +181,23 @@ class BackendScope {
   c10::impl::LocalDispatchKeySet saved_;
 };
 
+// key_set_ is protected; a pointer to the member, named through a derived class, is the legal way in.
+// See Note [Another thread may seal a tensor]
+struct KeySet : c10::TensorImpl {
+  static std::atomic_ref<c10::DispatchKeySet> of(const c10::TensorImpl& tensor) {
+    return std::atomic_ref(const_cast<c10::TensorImpl&>(tensor).*(&KeySet::key_set_));
+  }
+};
+
+inline c10::DispatchKeySet keys_of(const c10::TensorImpl& tensor) {
+  return KeySet::of(tensor).load(std::memory_order_relaxed);
+}
+
+inline bool has_level_key(const c10::TensorImpl& tensor) { return keys_of(tensor).has(kLevelKey); }
+
 // See Note [The handle and the key]
 inline Cell* cell_of(const c10::TensorImpl& tensor) {
-  if (!tensor.key_set().has(kLevelKey)) return nullptr;
+  if (!has_level_key(tensor)) return nullptr;
   auto& impl = const_cast<c10::TensorImpl&>(tensor);  // the getter is not const
   auto* cell = static_cast<Cell*>(impl.get_backend_meta());
   // `x.data = y` and `set_` may leave a handle behind on a tensor that has moved to another storage.
@@ -181,7 +215,7 @@ inline bool is_plain(const c10::TensorImpl& tensor) {
       c10::DispatchKey::NestedTensor, c10::DispatchKey::ZeroTensor, c10::DispatchKey::Python,
       c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
       c10::DispatchKey::FuncTorchGradWrapper});
-  return !tensor.key_set().has_any(kNotPlain) && !tensor.is_meta() && tensor.has_storage() &&
+  return !keys_of(tensor).has_any(kNotPlain) && !tensor.is_meta() && tensor.has_storage() &&
          tensor.layout() == c10::kStrided && !tensor.has_symbolic_sizes_strides();
 }
 

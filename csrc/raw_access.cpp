@@ -4,6 +4,10 @@
 #include <ATen/ops/resolve_conj_native.h>
 #include <ATen/ops/resolve_neg_native.h>
 
+#include <algorithm>
+#include <memory>
+#include <utility>
+
 #include "boundary.h"
 #include "level.h"
 
@@ -23,22 +27,27 @@ at::Tensor resolve_neg(const at::Tensor& tensor) {
 }  // namespace
 
 void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
-  std::vector<Cell*> cells;
+  std::vector<at::Tensor> asked;
   for (const at::Tensor& tensor : tensors) {
-    for_each_innermost(tensor, [&](const at::Tensor& inner) {
-      Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-      if (cell != nullptr) cells.push_back(cell);
-    });
+    for_each_innermost(tensor, [&](const at::Tensor& inner) { asked.push_back(inner); });
   }
-  while (!cells.empty()) {  // once for each domain; nearly always there is one
-    Level& level = *cells.front()->level;
-    const DomainLock lock(level.domain);
+  std::vector<std::shared_ptr<Domain>> domains;  // nearly always there is one
+  for (const at::Tensor& tensor : asked) {
+    auto domain = domain_of(*tensor.unsafeGetTensorImpl());
+    const bool known = std::find(domains.begin(), domains.end(), domain) != domains.end();
+    if (domain && !known) domains.push_back(std::move(domain));
+  }
+  for (const std::shared_ptr<Domain>& domain : domains) {
+    const DomainLock lock(domain);
     std::vector<Version*> wanted;
-    for (const Cell* cell : cells) {
-      if (cell->level->domain == level.domain) wanted.push_back(cell->version.get());
+    Level* level = nullptr;
+    for (const at::Tensor& tensor : asked) {
+      if (domain_of(*tensor.unsafeGetTensorImpl()) != domain) continue;
+      const Cell* cell = cell_of(*tensor.unsafeGetTensorImpl());
+      level = cell->level.get();
+      wanted.push_back(cell->version.get());
     }
-    std::erase_if(cells, [&](const Cell* cell) { return cell->level->domain == level.domain; });
-    materialize_for(level, wanted, reader);
+    if (level != nullptr) materialize_for(*level, wanted, reader);
   }
 }
 
