@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test sanitize sweep demo bench bench-overhead lint clean
+.PHONY: help setup venv build test sanitize sanitize-threads sweep demo bench bench-overhead lint clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,16 +40,26 @@ test: $(INSTALLED)  ## run all tests, doctests included
 
 # The sanitizers' libraries are loaded first. Leaks are Python's own; an allocation that is too large
 # fails, as it does without sanitizers.
-SANITIZE ?= address,undefined
-SANITIZED := build/sanitized
 CORE_TESTS := $(addprefix tests/test_,exceptions.py faults.py inplace.py levels.py lifetime.py \
   lineage.py random_programs.py regressions.py stateful.py threads.py)
 sanitize: $(INSTALLED)  ## the tests of the core, under the address and undefined-behaviour sanitizers
-	REMATFN_SANITIZE=$(SANITIZE) $(BIN)/python setup.py --quiet build --build-lib $(SANITIZED)
+	REMATFN_SANITIZE=address,undefined \
+	  $(BIN)/python setup.py --quiet build --build-lib build/sanitized
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  PYTHONPATH=$(SANITIZED) $(BIN)/pytest $(CORE_TESTS) $(ARGS)
+	  PYTHONPATH=build/sanitized $(BIN)/pytest $(CORE_TESTS) $(ARGS)
+
+# Neither torch nor Python is instrumented: what is reported is in our code, or in torch's headers as
+# compiled into it. OpenMP's own threads would be reported for what libgomp does. Reports go past
+# pytest's capture, and the exit status tells that there were some.
+THREAD_TESTS := $(addprefix tests/test_,threads.py levels.py)
+sanitize-threads: $(INSTALLED)  ## the tests of threads, under the thread sanitizer
+	REMATFN_SANITIZE=thread \
+	  $(BIN)/python setup.py --quiet build --build-lib build/sanitized-threads
+	LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" TSAN_OPTIONS=exitcode=66 \
+	  OMP_NUM_THREADS=1 PYTHONPATH=build/sanitized-threads \
+	  $(BIN)/pytest $(THREAD_TESTS) -m "not forking" --capture=sys $(ARGS)
 
 sweep: $(INSTALLED)  ## every sample of torch's operator database; writes docs/operators.md
 	cd tests && ../$(BIN)/python -m sweep $(ARGS)

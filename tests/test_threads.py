@@ -297,7 +297,12 @@ def in_a_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-forking = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+quiet = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+def forking(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that forks this process, whose threads are then gone."""
+    return pytest.mark.forking(quiet(test))
 
 
 @forking
@@ -370,6 +375,7 @@ def fork_while_another_thread_is_in_a_kernel() -> None:
     thread.join()
 
 
+@forking
 def test_a_fork_while_another_thread_runs_an_operator() -> None:
     in_a_process("test_threads", "fork_while_another_thread_is_in_a_kernel")
 
