@@ -208,6 +208,28 @@ def test_tensors_of_a_level_are_read_on_other_threads(transform: Transform) -> N
     assert_same(run, transform)
 
 
+@pytest.mark.parametrize("depth", [1, 2], ids=["in-one-level", "in-two"])
+@parallel
+def test_tensors_of_a_level_are_read_in_levels_of_other_threads(
+    depth: int, transform: Transform
+) -> None:
+    """A tensor belongs to one tree of levels: it leaves all of its own, one after the other."""
+
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Tensor:
+            h = x.sin() * 2
+            g = transform(lambda t: (t * h).exp() * h)
+            with ThreadPoolExecutor(4) as pool:
+                made = list(pool.map(g, [x * k for k in range(4)]))
+            return torch.stack(made).sum(0) * h
+
+        for _ in range(depth):
+            f = transform(f)
+        return f(leaf().detach())
+
+    assert_same(run, transform)
+
+
 def test_a_tensor_that_escaped_is_used_by_many_threads_at_once() -> None:
     """The first use of it seals it; whoever comes second finds it sealed."""
     x = leaf().detach()
