@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-TIMEOUT = 1800.0  # seconds for one operator
+TIMEOUT = 7200.0  # seconds for one operator; the largest take minutes on a core of their own
 
 
 @dataclasses.dataclass(frozen=True)
