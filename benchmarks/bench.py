@@ -45,6 +45,12 @@ def simulated(bench: Bench, fraction: float = 0.4) -> bool | str:
     return True
 
 
+def command() -> str:
+    """Return the command line, with the names of folders and not where they are."""
+    arguments = [Path(a).name if os.sep in a else a for a in sys.argv[1:]]
+    return shlex.join(["benchmarks/bench.py", *arguments])
+
+
 def measure_network(
     network: Network, options: argparse.Namespace, bar: tqdm[Any]
 ) -> dict[str, Any]:
@@ -54,7 +60,7 @@ def measure_network(
     record: dict[str, Any] = {
         "about": network.about,
         "machine": machine(),
-        "command": shlex.join(["benchmarks/bench.py", *sys.argv[1:]]),
+        "command": command(),
         "eager": {"peak": bench.peak},
         "budgets": [],
         "peers": [],
@@ -94,7 +100,7 @@ def measure_traces(folder: Path, bar: tqdm[Any]) -> dict[str, Any]:
     return {
         "about": "Total cost / cost without a budget. " + " ".join((traces.__doc__ or "").split()),
         "machine": machine(),
-        "command": shlex.join(["benchmarks/bench.py", *sys.argv[1:]]),
+        "command": command(),
         "rows": rows,
     }
 
