@@ -332,9 +332,18 @@ class Twins(RuleBasedStateMachine):
     @precondition(lambda self: len(self.open) < MOST_LEVELS)
     @rule(budget=budget, policy=policy)
     def open_level(self, budget: int | None, policy: Any) -> None:
-        active = _C.ActiveLevel(
-            budget, policy.score(), policy.evict_everything, False, False, "f", False, None
+        options = _level.LevelOptions(
+            budget=budget,
+            score=policy.score(),
+            keeping=policy.keeping(),
+            judge=policy.judge(),
+            discards=False,
+            evict_everything=policy.evict_everything,
+            timed=False,
+            verify=False,
+            name="f",
         )
+        active = options.level()
         self.open.append(Open(active, active.__enter__(), budget))
 
     @precondition(lambda self: self.open)
