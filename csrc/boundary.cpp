@@ -77,10 +77,12 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
     materialize_for(level, wanted, "a result");
   }
   if (level.domain->recorder) level.domain->recorder->note_seal(version);
+  const bool outside_before = version.outside != nullptr;
   level.tensor_domain().make_outside(version);
   detach(tensor);
-  // A caller that overwrites its result must not change what is replayed from it.
-  if (!tensor.is_inference()) {
+  // A caller that overwrites its result must not change what is replayed from it. It may have done so
+  // by the time that another tensor on the storage is sealed.
+  if (!outside_before && !tensor.is_inference()) {
     version.counter = tensor.version_counter();
     version.counted = version.counter.current_version();
   }

@@ -106,3 +106,21 @@ def test_what_replays_make_of_raw_memory_does_not_stay() -> None:
     g = remat(f, 5 * x.nbytes)
     assert torch.equal(g(x), expected)
     assert g.stats.replays >= 2 * 15
+
+
+def test_a_write_into_a_result_before_a_view_of_it_is_sealed() -> None:
+    """To seal the view took the result's contents of then for those that were read."""
+    x, kept = torch.linspace(-1, 1, 6).requires_grad_(), []
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        kept.extend([y.view(2, 3), y.detach().exp()])
+        return y
+
+    y = remat(f)(x)
+    assert _C.evict(kept[1])
+    with torch.no_grad():
+        y.mul_(2)
+        kept[0].add(1)
+    with pytest.raises(rematfn.ReplayError, match="overwritten"):
+        kept[1].add(1)
