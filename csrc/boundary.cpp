@@ -274,20 +274,16 @@ void watch(const decltype(Edge::function)& target) {
   }
 }
 
-void remember_leaf(const at::Tensor& leaf, Level& level) {
+// The level's domain is locked.
+void remember_leaf(const at::Tensor& leaf, WatchedLeaves& leaves) {
   // A weak reference keeps a tensor from being destroyed, and with it its handle and our lineage;
   // or, if it is a wrapper of functorch's, the tensor inside.
   const at::Tensor inner = innermost(leaf);
   if (!inner.is_same(leaf) || has_level_key(*inner.unsafeGetTensorImpl())) return;
-  level.watched_leaves.try_emplace(leaf.unsafeGetTensorImpl(), leaf.getIntrusivePtr());
+  leaves.try_emplace(leaf.unsafeGetTensorImpl(), leaf.getIntrusivePtr());
 }
 
-void watch_leaves_again(Level& level) {
-  decltype(level.watched_leaves) leaves;
-  {
-    const DomainLock lock(level.domain);
-    leaves = level.watched_leaves;
-  }
+void watch_again(const WatchedLeaves& leaves) {
   for (const auto& [impl, weak] : leaves) {
     auto strong = weak.lock();
     if (!strong) continue;
@@ -309,10 +305,11 @@ bool has_graph(const at::Tensor& tensor) {
 // See Note [Gradients enter tagged]
 class EntryHook final : public torch::autograd::FunctionPreHook {
  public:
-  explicit EntryHook(std::shared_ptr<LevelHandle> level) : level_(std::move(level)) {}
+  EntryHook(std::shared_ptr<LevelHandle> level, std::shared_ptr<WatchedLeaves> leaves)
+      : level_(std::move(level)), leaves_(std::move(leaves)) {}
 
   variable_list operator()(const variable_list& gradients) override {
-    watch_leaves_again(level_->level());
+    watch_again(watched_leaves());
     // See Note [What is stored away outlives what it was made of]
     const bool graph_ends = !torch::autograd::get_current_graph_task_keep_graph() &&
                             !c10::GradMode::is_enabled();  // else another graph is being made
@@ -336,7 +333,14 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
   }
 
  private:
+  // Others may add to them meanwhile.
+  WatchedLeaves watched_leaves() const {
+    const DomainLock lock(level_->level().domain);
+    return *leaves_;
+  }
+
   std::shared_ptr<LevelHandle> level_;
+  std::shared_ptr<WatchedLeaves> leaves_;
 };
 
 // Numbers are a thread's own; the pair is unique while the process lasts.
@@ -365,10 +369,12 @@ void cut_graph(const at::Tensor& tensor, Level& level) {
   if (root == nullptr || !in_region(root->sequence_nr(), level)) return;
   const DomainLock lock(level.domain);
   level.graph_leaves = true;
-  const auto handle = std::make_shared<LevelHandle>(level);
+  auto leaves = level.watched_leaves.lock();
+  if (!leaves) level.watched_leaves = leaves = std::make_shared<WatchedLeaves>();
   if (level.visited_nodes.insert(~name_of(*root)).second) {
     root->add_tensor_pre_hook(std::make_unique<OutputSealHook>(*root));
-    root->add_pre_hook(std::make_unique<EntryHook>(handle));
+    root->add_pre_hook(
+        std::make_unique<EntryHook>(std::make_shared<LevelHandle>(level), leaves));
   }
   std::vector<Node*> todo;
   const auto visit = [&](Node& node) {
@@ -386,7 +392,7 @@ void cut_graph(const at::Tensor& tensor, Level& level) {
         watch(edge.function);  // See Note [Seals are hooks on the target]
         const auto* leaf =
             dynamic_cast<const torch::autograd::AccumulateGrad*>(edge.function.get());
-        if (leaf != nullptr && leaf->variable.defined()) remember_leaf(leaf->variable, level);
+        if (leaf != nullptr && leaf->variable.defined()) remember_leaf(leaf->variable, *leaves);
       }
     }
   }
@@ -432,7 +438,7 @@ void seal_leaf_gradients(Level& level) {
     if (leaf.grad().defined()) seal(leaf.grad(), level);
     {
       const DomainLock lock(level.domain);
-      remember_leaf(leaf, level);
+      if (const auto watched = level.watched_leaves.lock()) remember_leaf(leaf, *watched);
     }
     if (heir != nullptr) {
       const DomainLock lock(heir->domain);

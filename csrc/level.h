@@ -39,6 +39,9 @@ struct LevelOptions {
   std::shared_ptr<Guide> guide;
 };
 
+using WatchedLeaves =
+    std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>>;
+
 class Level final : public Table {
  public:
   Level(const LevelOptions& options, std::shared_ptr<TensorDomain> domain, Level* enclosing);
@@ -65,8 +68,7 @@ class Level final : public Table {
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
   std::unordered_set<const c10::TensorImpl*> known_leaves;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> cast_leaves;  // weight_cache.cpp
-  std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>>
-      watched_leaves;
+  std::weak_ptr<WatchedLeaves> watched_leaves;  // live with the graph that leads to them
 };
 
 // A level as Python or an autograd hook holds it.

@@ -94,10 +94,10 @@ def _raise_own(error: RuntimeError) -> None:
 
 def seal(level: _C.Level, leaving: Any) -> None:
     """Make the tensors of the pytree ``leaving`` the caller's: ``level`` has ended."""
-    _C.seal_leaf_gradients(level)
-    _C.seal_cached_casts(level)
     for tensor in tensors_of(leaving):
         _C.seal(tensor, level)
+    _C.seal_leaf_gradients(level)  # by now it is known whether a graph leads to the leaves
+    _C.seal_cached_casts(level)
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:

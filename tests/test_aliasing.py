@@ -515,6 +515,25 @@ def test_a_parameter_that_is_read_and_written_through_its_aliases(mode: Mode) ->
     assert_same_as_eager(run, mode)
 
 
+def test_parameters_are_swapped_when_the_graph_is_gone(mode: Mode) -> None:
+    """The transformed function is alive, and with it the figures of its last level."""
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        layer, other = nn.Linear(4, 4), nn.Linear(4, 4)
+        g = transform(lambda x: layer(x.sin()).exp())
+        seen = []
+        for _ in range(2):
+            out = g(torch.ones(2, 4))
+            out.sum().backward()
+            seen.append(out.detach())
+            del out
+            torch.utils.swap_tensors(layer.weight, other.weight)
+        return seen, layer.weight, layer.weight.grad, other.weight, other.weight.grad
+
+    assert_same_as_eager(run, mode)
+
+
 def test_a_parameter_whose_data_is_replaced_inside(mode: Mode) -> None:
     def run(transform: Transform) -> Any:
         torch.manual_seed(3)
