@@ -8,6 +8,7 @@ what an earlier run has recorded.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import shlex
@@ -134,6 +135,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     """Measure what was asked for; save after each network."""
+    faulthandler.enable()  # a compiler that crashes should leave a trace
     options = parse()
     networks = [NETWORKS[name] for name in options.networks]
     if options.quick:

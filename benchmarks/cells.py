@@ -133,7 +133,7 @@ def peer_row(bench: Bench, peer: Peer, repeats: int, patience: float) -> Row:
         with time_limit(patience):
             bench.run(step)  # compiles
         results, memory = bench.count(step)
-    except Exception as error:  # whatever it refuses with is its result
+    except (Exception, TookTooLongError) as error:  # whatever it refuses with is its result
         return row | {"refused": _first_line(error, patience)}
     row |= {"peak": memory.peak, "of eager's": memory.peak / bench.peak}
     row["exact"] = bench.is_exact(results)
