@@ -215,7 +215,7 @@ PYBIND11_MODULE(_C, m) {
       .def("guide_lost", [](const LevelHandle& handle) { return handle.level().domain->guide_lost; })
       .def("discard", [](LevelHandle& handle) {
         const DomainLock lock(handle.level().domain);
-        handle.level().domain->discard(handle.level());
+        handle.level().domain->evict_all(handle.level(), /*spare_kept=*/true);
       }, nogil)
       .def("evict", [](LevelHandle& handle) {
         const DomainLock lock(handle.level().domain);

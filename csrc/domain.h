@@ -35,6 +35,14 @@
 
 namespace rematfn {
 
+// Note [Closure walks are capped]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The default score sums the cost of a candidate's evicted ancestors. After some thousand evictions
+// that closure can be most of the program, and walking it for every candidate would make eviction
+// quadratic. The first 256 operations decide: what lies beyond only says "very expensive" more
+// loudly. h_DTR is the reference and walks all of it.
+constexpr std::size_t kWalkCap = 256;
+
 // Thrown when room cannot be made: what `table` would have to allow for, and what stands in the way.
 struct NoRoom {
   Table* table;
@@ -58,10 +66,9 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void make_room(Table& table, std::size_t nbytes);
   // Evicts one version of `table` or, when it has none left, of a table inside it.
   bool evict_one(Table& table);
-  // Evicts everything evictable of `table` and of the tables inside it.
-  void evict_all(Table& table);
-  // Evicts, of `table` and of the tables inside it, whatever its policy does not keep.
-  void discard(Table& table);
+  // Evicts everything evictable of `table` and of the tables inside it; or only what its policy does
+  // not keep.
+  void evict_all(Table& table, bool spare_kept = false);
   // Evicts `version` if it is resident and nobody needs it to stay. True if it did.
   bool evict_if_free(Version& version);
   void evict(Version& version);
@@ -131,14 +138,21 @@ class Domain : public std::enable_shared_from_this<Domain> {
   bool pick_batch(Table& table, const Score& kind, bool spare_pending);
   void refresh(Candidate& c, const Version& version, ScoreKind kind);
   bool evict_one(Table& table, bool spare_pending);
+
+  // neighbourhood.cpp
+  void walk_readers(const Version& version, std::size_t cap);
   void mark_dependents_stale(const Version& version);
   void mark_sources_stale(const Version& version);
   void join_component(Operation& operation);
   void leave_component(Operation& operation);
   std::uint32_t component_root(std::uint32_t component);
+
+  // keeping.cpp
   void bury_contents(Ref<Version> version, const Bytes& bytes);
   [[nodiscard]] bool is_kept_for_somebody(const Version& version);
   void let_go_of_kept_for(const Version& version);
+
+  // release.cpp
   void drain() {
     if (any_released_) drain_released();
   }

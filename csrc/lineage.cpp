@@ -70,7 +70,9 @@ void Batch::clear() {
   for (Version* version : versions) {
     if (version != nullptr) version->turn = kNoSlot;
   }
-  *this = {};
+  versions.clear();
+  picked = first_picked = first_offered = evictions_left = 0;
+  limit = kNever;
 }
 
 Table::Table(std::shared_ptr<Domain> owner, Table* outer, std::size_t bytes, Score kind)

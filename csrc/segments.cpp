@@ -2,6 +2,7 @@
 #include "segments.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace rematfn {
 
@@ -18,21 +19,22 @@ void Segments::find_forward() {
     for (const Trace::Read& read : trace_.calls[i].reads) last_read_[read.value] = i;
     for (const Trace::Made& made : trace_.calls[i].makes) made_[made.value] = i;
   }
-  std::vector<std::ptrdiff_t> change(trace_.calls.size() + 1, 0);
+  const std::vector<std::size_t> waiting = bytes_between(trace_.calls.size() + 1);
+  const auto most = std::max_element(waiting.begin(), waiting.end());
+  if (*most > 0) forward_ = static_cast<std::size_t>(most - waiting.begin());
+}
+
+// Before each of `count` calls, the bytes of what was made already and is still to be read.
+std::vector<std::size_t> Segments::bytes_between(std::size_t count) const {
+  std::vector<std::size_t> bytes(count + 1, 0);
   for (Trace::Id v = 0; v < trace_.values.size(); ++v) {
     if (made_[v] == kNobody || last_read_[v] == kNobody) continue;
-    const auto nbytes = static_cast<std::ptrdiff_t>(trace_.values[v].nbytes);
-    change[made_[v] + 1] += nbytes;
-    change[last_read_[v] + 1] -= nbytes;
+    bytes[made_[v] + 1] += trace_.values[v].nbytes;
+    bytes[last_read_[v] + 1] -= trace_.values[v].nbytes;  // the sums are never negative
   }
-  std::ptrdiff_t waiting = 0;
-  std::ptrdiff_t most = 0;
-  for (std::size_t i = 0; i < change.size(); ++i) {
-    waiting += change[i];
-    if (waiting <= most) continue;
-    most = waiting;
-    forward_ = i;
-  }
+  std::partial_sum(bytes.begin(), bytes.end(), bytes.begin());
+  bytes.pop_back();
+  return bytes;
 }
 
 // From here on only the reads of the forward count: the backward reads across every boundary.
@@ -43,19 +45,7 @@ void Segments::find_crossings() {
     for (const Trace::Read& read : trace_.calls[i].reads) last_read_[read.value] = i;
     made_bytes_.push_back(made_bytes_.back() + trace_.calls[i].output_bytes);
   }
-  crossing_.assign(forward_ + 1, 0);
-  std::vector<std::ptrdiff_t> change(forward_ + 2, 0);
-  for (Trace::Id v = 0; v < trace_.values.size(); ++v) {
-    if (made_[v] == kNobody || last_read_[v] == kNobody) continue;
-    const auto nbytes = static_cast<std::ptrdiff_t>(trace_.values[v].nbytes);
-    change[made_[v] + 1] += nbytes;
-    change[last_read_[v] + 1] -= nbytes;
-  }
-  std::ptrdiff_t sum = 0;
-  for (std::size_t i = 0; i < crossing_.size(); ++i) {
-    sum += change[i];
-    crossing_[i] = static_cast<std::size_t>(sum);
-  }
+  crossing_ = bytes_between(forward_ + 1);
 }
 
 // In program order an articulation point is a value that is alone in crossing the place after it.

@@ -37,6 +37,7 @@ class Segments {
   void find_forward();
   void find_crossings();
   void find_cut_points();
+  [[nodiscard]] std::vector<std::size_t> bytes_between(std::size_t count) const;
 
   const Trace& trace_;
   std::size_t forward_ = 0;             // calls up to the turn to the backward

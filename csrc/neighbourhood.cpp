@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// neighbourhood.cpp: the part of Domain that walks the graph around a version, for its score.
+
+#include <algorithm>
+
+#include "domain.h"
+
+namespace rematfn {
+
+// Goes on to the operations that read `version`, if the walk has not been there.
+// See Note [Closure walks are capped]
+void Domain::walk_readers(const Version& version, std::size_t cap) {
+  for (const Use& use : version.readers) {
+    if (use.operation->mark == mark_ || walk_.size() >= cap) continue;
+    use.operation->mark = mark_;
+    walk_.push_back(use.operation);
+  }
+}
+
+double Domain::neighbourhood(const Version& version, ScoreKind kind) {
+  if (!version.producer) return 0;
+  if (kind == ScoreKind::kEq) {
+    double sum = 0;
+    std::vector<std::uint32_t> seen;
+    const auto visit = [&](const Operation* operation) {
+      if (operation == nullptr || operation->component == 0) return;
+      const std::uint32_t root = component_root(operation->component);
+      if (std::find(seen.begin(), seen.end(), root) != seen.end()) return;
+      seen.push_back(root);
+      sum += components_[root].second;
+    };
+    for (const Input& input : version.producer->inputs) visit(input.version->producer.get());
+    for (const Use& use : version.readers) visit(use.operation);
+    return sum;
+  }
+  ++mark_;
+  double sum = 0;
+  const std::size_t cap = kind == ScoreKind::kDtr ? kNoSlot : kWalkCap;
+  walk_.clear();
+  version.producer->mark = mark_;
+  const auto push_ancestors = [&](const Operation& operation) {
+    for (const Input& input : operation.inputs) {
+      Operation* producer = input.version->producer.get();
+      if (input.version->resident || producer->mark == mark_) continue;
+      producer->mark = mark_;
+      sum += producer->cost;
+      walk_.push_back(producer);
+    }
+  };
+  push_ancestors(*version.producer);
+  for (std::size_t i = 0; i < walk_.size() && i < cap; ++i) push_ancestors(*walk_[i]);
+  if (kind != ScoreKind::kDtr) return sum;
+  // What cannot be had back without this version: the descendants already evicted.
+  walk_.clear();
+  const auto push_descendants = [&](const Version& v) {
+    for (const Use& use : v.readers) {
+      if (use.operation->mark == mark_) continue;
+      const auto& outputs = use.operation->outputs;
+      if (std::none_of(outputs.begin(), outputs.end(),
+                       [](const Version* o) { return o != nullptr && !o->resident; })) {
+        continue;
+      }
+      use.operation->mark = mark_;
+      sum += use.operation->cost;
+      walk_.push_back(use.operation);
+    }
+  };
+  push_descendants(version);
+  for (std::size_t i = 0; i < walk_.size(); ++i) {
+    for (const Version* output : walk_[i]->outputs) {
+      if (output != nullptr && !output->resident) push_descendants(*output);
+    }
+  }
+  return sum;
+}
+
+// See Note [Closure walks are capped]
+double Domain::next_use(const Version& version) {
+  if (version.next_use == kUnknown) return kUnknown;
+  double next = version.next_use;
+  ++mark_;
+  walk_.clear();
+  walk_readers(version, kWalkCap);
+  for (std::size_t i = 0; i < walk_.size(); ++i) {
+    for (const Version* output : walk_[i]->outputs) {
+      if (output == nullptr || (output->resident && !version.kept)) continue;
+      next = std::min(next, output->next_use);
+      if (!output->resident) walk_readers(*output, kWalkCap);
+    }
+  }
+  return next;
+}
+
+// A version's bytes come or go: the next use of what it is replayed from changes with that, if it
+// will be asked for at all. Most that leave will not: the program has dropped them.
+void Domain::mark_sources_stale(const Version& version) {
+  if (!version.producer) return;
+  if (const double next = next_use(version); next == kUnknown || next == kNever) return;
+  ++mark_;
+  walk_.assign(1, version.producer.get());
+  for (std::size_t i = 0; i < walk_.size(); ++i) {
+    for (const Input& input : walk_[i]->inputs) {
+      const Version& source = *input.version;
+      if (source.slot != kNoSlot) source.table->candidates[source.slot].stale = true;
+      Operation* producer = source.producer.get();
+      if (source.resident || producer->mark == mark_ || walk_.size() >= kWalkCap) continue;
+      producer->mark = mark_;
+      walk_.push_back(producer);
+    }
+  }
+}
+
+// See Note [Closure walks are capped]
+void Domain::mark_dependents_stale(const Version& version) {
+  ++mark_;
+  walk_.clear();
+  walk_readers(version, kWalkCap);
+  for (std::size_t i = 0; i < walk_.size(); ++i) {
+    for (const Version* output : walk_[i]->outputs) {
+      if (output == nullptr) continue;
+      if (!output->resident) {
+        walk_readers(*output, kWalkCap);
+      } else if (output->slot != kNoSlot) {
+        output->table->candidates[output->slot].stale = true;
+      }
+    }
+  }
+}
+
+std::uint32_t Domain::component_root(std::uint32_t component) {
+  while (components_[component].first != component) {
+    components_[component].first = components_[components_[component].first].first;
+    component = components_[component].first;
+  }
+  return component;
+}
+
+void Domain::join_component(Operation& operation) {
+  if (operation.component != 0) return;
+  auto root = static_cast<std::uint32_t>(components_.size());
+  components_.emplace_back(root, operation.cost);
+  operation.component = root;
+  const auto merge = [&](const Operation* neighbour) {
+    if (neighbour == nullptr || neighbour->component == 0) return;
+    const std::uint32_t other = component_root(neighbour->component);
+    if (other == root) return;
+    components_[other].second += components_[root].second;
+    components_[root].first = other;
+    root = other;
+  };
+  for (const Input& input : operation.inputs) merge(input.version->producer.get());
+  for (const Version* output : operation.outputs) {
+    if (output == nullptr) continue;
+    for (const Use& use : output->readers) merge(use.operation);
+  }
+}
+
+// Union-find cannot split: the cost leaves the component, its links stay (Kirisame 2021, C.2).
+void Domain::leave_component(Operation& operation) {
+  if (operation.component == 0) return;
+  components_[component_root(operation.component)].second -= operation.cost;
+  operation.component = 0;
+}
+
+}  // namespace rematfn
