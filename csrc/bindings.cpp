@@ -12,6 +12,8 @@
 #include "boxed_kernel.h"
 #include "errors.h"
 #include "interpreter.h"
+#include "layers.h"
+#include "layers.h"
 #include "level.h"
 #include "meter.h"
 #include "pressure.h"

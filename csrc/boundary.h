@@ -32,8 +32,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
-#include <vector>
+#include <string>
 
 #include "level.h"
 
@@ -41,6 +40,9 @@ namespace rematfn {
 
 // Seals `tensor` for `level`, through functorch's wrappers, subclasses and forward-mode tangents.
 void seal(const at::Tensor& tensor, Level& level);
+// Gives a level tensor's cell to `heir`, or to the caller if there is none. The lock of its domain is
+// held.
+void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir);
 // Seals the gradients accumulated on leaves that operators of `level` have read.
 void seal_leaf_gradients(Level& level);
 // The same for a level that did not end well: gradients stay the level's until they are used.
@@ -48,14 +50,6 @@ void forget_leaves(Level& level);
 // Notes a leaf that may be given a gradient while the level is active.
 void note_leaf(Level& level, c10::TensorImpl& tensor);
 
-// The innermost tensor behind functorch's wrappers.
-[[nodiscard]] at::Tensor innermost(const at::Tensor& tensor);
-// Visits the innermost tensor or, if that is a subclass of Python's, those that it holds.
-void for_each_innermost(const at::Tensor& tensor,
-                        const std::function<void(const at::Tensor&)>& visit);
-// Says which tensors a subclass of Python's holds. bindings.cpp sets it.
-using Unwrapper = std::vector<at::Tensor> (*)(const at::Tensor&);
-void set_unwrapper(Unwrapper unwrapper);
 // Puts the handle of the argument that it is a view of on each result of an operator that we did not
 // see. See Note [Which key we borrow]: view kernels copy the key, not the handle.
 void share_handles(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> arguments);

@@ -10,7 +10,7 @@
 #include <optional>
 #include <utility>
 
-#include "boundary.h"
+#include "layers.h"
 #include "boxed_kernel.h"
 #include "level.h"
 #include "stack_utils.h"

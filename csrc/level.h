@@ -62,7 +62,7 @@ class Level final : public Table {
   // Autograd nodes from this number on were made since the level began.
   const std::uint64_t first_node;
 
-  // boundary.cpp
+  // boundary.cpp and edges.cpp
   bool graph_leaves = false;  // a result leads back into the level's part of the autograd graph
   std::unordered_set<std::uint64_t> visited_nodes;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
@@ -121,7 +121,7 @@ class LevelScope {
   bool was_tagging_;
 };
 
-// Whether aliases of tensors from outside become the level's (boundary.cpp says why).
+// Whether aliases of tensors from outside become the level's (edges.cpp says why).
 [[nodiscard]] bool is_tagging();
 
 // Until the thread's state is restored, operators come to us though no level runs.

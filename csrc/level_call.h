@@ -8,48 +8,12 @@
 #include <c10/util/SmallVector.h>
 
 #include "call.h"
+#include "find_level.h"
 #include "footprint.h"
 #include "invocation.h"
 #include "level.h"
 
 namespace rematfn {
-
-// A tensor among the arguments; the invocation holds it.
-struct FoundTensor {
-  c10::TensorImpl* tensor;
-  Cell* cell;  // null: a tensor from outside
-  const c10::StorageImpl* storage;
-  std::uint16_t position;
-  std::int32_t index;
-  bool written = false;
-};
-
-using FoundTensors = c10::SmallVector<FoundTensor, 6>;
-
-// Note [Shapes alone]
-// ~~~~~~~~~~~~~~~~~~~~
-// Operators on meta tensors have no bytes to count. A fake tensor is one while it is computed with,
-// and its sizes may be symbols: to ask for a number would make them one, and whoever traces the
-// program would get a graph for these sizes alone. So such an operator is under no level. It is
-// called again, not redispatched: the Python dispatcher, where the shape functions of symbols are,
-// stands above us and has to have its turn.
-enum class Arguments {
-  kPlain,
-  kOpaque,    // some argument is no plain tensor or plain value
-  kAbstract,  // tensors without bytes, and no level tensor among them
-};
-
-// The domain that an operator on `arguments` belongs to: the one of this thread's levels, else that
-// of its level tensors, or none. Tensors of any other domain are sealed: they have come here from
-// elsewhere. No domain's lock is held.
-[[nodiscard]] std::shared_ptr<Domain> find_domain(c10::ArrayRef<c10::IValue> arguments);
-// The tensors among the arguments, and the level they and the thread's stack put the operator under:
-// the innermost of all. Tensors of levels that nobody runs are sealed on the way, see
-// Note [Why the backward finds its level again]. The lock of the operator's domain is held, if any.
-Level* find_level(Invocation& invocation, FoundTensors& found, Arguments& kind);
-
-// Notes which of the tensors found among its arguments the operator overwrites.
-void mark_writes(const Invocation& invocation, FoundTensors& found);
 
 class LevelCall {
  public:

@@ -8,7 +8,7 @@
 #include <memory>
 #include <utility>
 
-#include "boundary.h"
+#include "layers.h"
 #include "level.h"
 
 namespace rematfn {
