@@ -13,7 +13,6 @@
 #include "errors.h"
 #include "interpreter.h"
 #include "layers.h"
-#include "layers.h"
 #include "level.h"
 #include "meter.h"
 #include "pressure.h"

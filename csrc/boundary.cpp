@@ -28,10 +28,7 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
   detach(tensor);
   // A caller that overwrites its result must not change what is replayed from it. It may have done so
   // by the time that another tensor on the storage is sealed.
-  if (!outside_before && !tensor.is_inference()) {
-    version.counter = tensor.version_counter();
-    version.counted = version.counter.current_version();
-  }
+  if (!outside_before) level.tensor_domain().note_counter(version, tensor);
 }
 
 namespace {

@@ -76,7 +76,9 @@ void LevelCall::run() {
     if (facts_.changes_metadata) {
       make_resident();
       for (const FoundTensor& f : found_) {
-        if (f.cell == nullptr) domain_.expect_bump(*f.storage, /*moves=*/facts_.moves_storage);
+        if (f.cell != nullptr) continue;
+        if (facts_.moves_storage) domain_.expect_move(*f.tensor);
+        domain_.expect_bump(*f.tensor);
       }
       run_kernel();
       sort_results();
@@ -182,6 +184,9 @@ void LevelCall::save_what_is_overwritten() {
     domain_.snapshot(*version, level_);
     pin_for_call(version);
     saved_.push_back({f.storage, version});
+  }
+  for (const FoundTensor& f : found_) {
+    if (f.written) domain_.expect_bump(*f.tensor);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <ATen/ops/clone.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -34,6 +35,19 @@ c10::DataPtr instead_of_bytes(c10::intrusive_ptr<Cell> cell, c10::Device device)
 
 void set_keys(c10::TensorImpl& tensor, c10::DispatchKeySet keys) {
   KeySet::of(tensor).store(keys, std::memory_order_relaxed);
+}
+
+// Note [Contents are found by their counter]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// After `x.data = y` the tensor has another storage and its old counter. A write to it bumps that
+// counter, and what was read from the old storage would seem to be overwritten. So those whose
+// counter an operator bumps are found by that counter. torch compares no counters, nor gives an
+// address; but it is all that a VariableVersion holds.
+const void* address_of(const c10::VariableVersion& counter) {
+  const void* address = nullptr;
+  static_assert(sizeof(counter) == sizeof(address));
+  std::memcpy(&address, &counter, sizeof(address));
+  return address;
 }
 
 }  // namespace
@@ -145,12 +159,8 @@ Ref<TensorVersion> TensorDomain::outside_version(c10::TensorImpl& tensor) {
     entry->outside = this;
     // functionalize bumps the counters of tensors it does not write.
     const bool counts =
-        !tensor.is_inference() &&
         !c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Functionalize);
-    if (counts) {
-      entry->counter = tensor.version_counter();
-      entry->counted = entry->counter.current_version();
-    }
+    if (counts) note_counter(*entry, tensor);
   }
   return Ref<TensorVersion>(entry);
 }
@@ -171,19 +181,40 @@ TensorVersion* TensorDomain::known_outside(const c10::StorageImpl& storage) cons
   return found == outside_.end() ? nullptr : found->second;
 }
 
-void TensorDomain::erase_outside(const TensorVersion& version) {
+void TensorDomain::erase_outside(TensorVersion& version) {
+  drop_counter(version);
   const auto found = outside_.find(version.storage.unsafeGetStorageImpl());
   if (found != outside_.end() && found->second == &version) outside_.erase(found);
 }
 
-void TensorDomain::expect_bump(const c10::StorageImpl& storage, bool moves) {
-  TensorVersion* version = known_outside(storage);
-  if (version == nullptr || !version->counter.enabled()) return;
-  if (moves) {
-    version->counter = {};
-  } else if (version->counter.current_version() == version->counted) {
-    bumped_.emplace_back(version);
+void TensorDomain::note_counter(TensorVersion& version, c10::TensorImpl& tensor) {
+  drop_counter(version);
+  if (tensor.is_inference()) return;
+  version.counter = tensor.version_counter();
+  version.counted = version.counter.current_version();
+  by_counter_.emplace(address_of(version.counter), &version);
+}
+
+void TensorDomain::drop_counter(TensorVersion& version) {
+  if (!version.counter.enabled()) return;
+  const auto [first, last] = by_counter_.equal_range(address_of(version.counter));
+  by_counter_.erase(std::find_if(first, last, [&](const auto& e) { return e.second == &version; }));
+  version.counter = {};
+}
+
+// See Note [Contents are found by their counter]
+void TensorDomain::expect_bump(c10::TensorImpl& tensor) {
+  if (by_counter_.empty() || tensor.is_inference()) return;
+  const auto [first, last] = by_counter_.equal_range(address_of(tensor.version_counter()));
+  for (auto it = first; it != last; ++it) {
+    TensorVersion& version = *it->second;
+    if (version.counter.current_version() == version.counted) bumped_.emplace_back(&version);
   }
+}
+
+void TensorDomain::expect_move(const c10::TensorImpl& tensor) {
+  TensorVersion* version = known_outside(*tensor.unsafe_storage().unsafeGetStorageImpl());
+  if (version != nullptr) drop_counter(*version);
 }
 
 void TensorDomain::settle_counters() {
@@ -199,7 +230,6 @@ void TensorDomain::snapshot(TensorVersion& version, Level& level) {
   if (version.outside != nullptr) {
     erase_outside(version);
     version.outside = nullptr;
-    version.counter = {};
   } else {
     version.table->expel(version);
     version.leave_cell();

@@ -49,6 +49,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 
 #include "dispatch_key.h"
 #include "domain.h"
@@ -90,6 +91,7 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   c10::Storage storage;
 
   // For a tensor from outside: whose map it stands in, and how to tell that it was written.
+  // The domain's note_counter() and drop_counter() change the counter.
   TensorDomain* outside = nullptr;
   c10::VariableVersion counter;
   std::uint32_t counted = 0;
@@ -132,10 +134,15 @@ class TensorDomain final : public Domain {
   [[nodiscard]] TensorVersion* known_outside(const c10::StorageImpl& storage) const;
   // The cell of a storage, resident or not: a walk over all versions.
   [[nodiscard]] Cell* cell_on(const c10::StorageImpl& storage) const;
-  // The version counter of what is known of `storage` is about to be bumped, once the running
-  // operator returns, for a change that is none of the contents. If the operator moves the tensor to
-  // another storage, its counter says nothing of this one any more.
-  void expect_bump(const c10::StorageImpl& storage, bool moves);
+  // From now on the counter of `tensor`, if it has one, tells whether `version` was overwritten.
+  void note_counter(TensorVersion& version, c10::TensorImpl& tensor);
+  void drop_counter(TensorVersion& version);
+  // The version counter of `tensor` is about to be bumped, once the running operator returns. Known
+  // contents from outside have not changed by that: the operator changes what is none of the contents,
+  // or they are of another storage or a copy by now.
+  void expect_bump(c10::TensorImpl& tensor);
+  // The operator moves `tensor` to another storage: its counter says nothing of this one any more.
+  void expect_move(const c10::TensorImpl& tensor);
   // It has been bumped by now.
   void settle_counters();
   // Keeps a copy of a constant or outside version that is about to be overwritten.
@@ -149,7 +156,7 @@ class TensorDomain final : public Domain {
   friend struct Call;
   friend struct TensorVersion;
 
-  void erase_outside(const TensorVersion& version);
+  void erase_outside(TensorVersion& version);
   void replay(Operation& operation) override;
   std::size_t replay_bytes(const Operation& operation) override;
   void drop(Version& version) override;
@@ -160,6 +167,7 @@ class TensorDomain final : public Domain {
   void keep_alive(Version& version) override;
 
   ska::flat_hash_map<const c10::StorageImpl*, TensorVersion*> outside_;
+  std::unordered_multimap<const void*, TensorVersion*> by_counter_;
   std::vector<Ref<TensorVersion>> bumped_;
 };
 

@@ -16,6 +16,8 @@ import torch
 from helpers import Mode, Transform, assert_same_as_eager, scalar
 from torch import Tensor, nn
 
+from rematfn import _C
+
 aten = torch.ops.aten
 Body = Callable[[Tensor], Any]
 
@@ -552,6 +554,33 @@ def test_a_parameter_whose_data_is_replaced_inside(mode: Mode) -> None:
             layer.weight.data = layer.weight.data * 2
         g(x).sum().backward()
         return list(layer.parameters()), [p.grad for p in layer.parameters()]
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("then", ["mul_", "resize_", "squeeze_", "set_"])
+def test_old_contents_outlive_a_change_of_data_and_what_is_done_next(mode: Mode, then: str) -> None:
+    """The counter that says that the old contents were overwritten goes along with the tensor."""
+
+    def run(transform: Transform) -> Any:
+        x, other = torch.linspace(-1, 1, 6), torch.ones(4, 1)
+
+        def f(x: Tensor) -> Tensor:
+            y = x.sin()
+            x.data = other
+            if then == "mul_":
+                x.mul_(2)
+            elif then == "resize_":
+                x.resize_(2)
+            elif then == "squeeze_":
+                x.squeeze_()
+            else:
+                x.set_(torch.zeros(3))
+                x.add_(1)
+            _C.evict(y)
+            return y.exp(), x * 1
+
+        return transform(f)(x), x, other
 
     assert_same_as_eager(run, mode)
 

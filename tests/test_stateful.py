@@ -43,7 +43,7 @@ METADATA: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "t_": lambda a, b: a.t_() if a.dim() == 2 else a.unsqueeze_(0),
     "squeeze_": lambda a, b: a.squeeze_(),
     "detach_": lambda a, b: a.detach_(),
-    "shrink": lambda a, b: a.resize_(a.numel() // 2),
+    "shrink": lambda a, b: a.resize_(min(a.numel() // 2, elements_left(a))),
     "set_": lambda a, b: a.set_(b),
     "data": lambda a, b: setattr(a, "data", b),
     "requires_grad_": lambda a, b: a.requires_grad_(not a.requires_grad),
@@ -395,6 +395,11 @@ class Twins(RuleBasedStateMachine):
         rematfn.check()
         after = remains()
         assert self.knotted or all(after[k] <= self.before[k] for k in after), f"left: {after}"
+
+
+def elements_left(a: Tensor) -> int:
+    """How many elements there are to resize to: what a larger storage holds is not defined."""
+    return a.untyped_storage().nbytes() // a.element_size() - a.storage_offset()
 
 
 def leaf_of(shape: tuple[int, ...]) -> Tensor:
