@@ -53,7 +53,8 @@ struct NoRoom {
 
 class Domain : public std::enable_shared_from_this<Domain> {
  public:
-  virtual ~Domain() = default;
+  Domain();
+  virtual ~Domain();
 
   double clock = 0;  // See Note [Staleness is counted in program time]
   std::uint64_t next_order = 1;
@@ -115,6 +116,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   virtual void replay(Operation& operation) = 0;
   // Bytes a replay allocates, copies of inputs it would overwrite included.
   [[nodiscard]] virtual std::size_t replay_bytes(const Operation& operation) = 0;
+  // Whether `operation` writes to its i-th input.
+  [[nodiscard]] virtual bool writes(const Operation& operation, std::size_t i) const = 0;
   // Frees the bytes of an evictable version.
   virtual void drop(Version& version) = 0;
   // Whether somebody we do not know of holds the version's storage.
@@ -171,6 +174,9 @@ class Domain : public std::enable_shared_from_this<Domain> {
   [[nodiscard]] bool is_missing(Version& version);
   void plan(Version& missing);
   void run_plan();
+  void replay_softly(std::span<Version* const> wanted, std::size_t per_operation);
+  void bring_back(std::span<Version* const> wanted);
+  [[nodiscard]] static NoRoom thrashing(Table& table);
   void replay_now(Operation& operation);
   void abandon_plan();
   void discard_if_useless(Version& version);
@@ -178,6 +184,23 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void hold(Version& version, const Operation* reader);
   void let_go_of_inputs(const Operation* reader);
   void let_go_of_all();
+  void abandon_heap();
+
+  // frugal.cpp
+  struct Sweep;
+  struct Frame;
+  void replay_frugally(Table& table, std::span<Version* const> wanted);
+  [[nodiscard]] Sweep foresee(Table& table, std::span<Version* const> missing,
+                              std::span<Version* const> kept, const Version* first = nullptr);
+  [[nodiscard]] std::size_t peak_of(const Sweep& sweep, const Table& table,
+                                    const Version* first) const;
+  [[nodiscard]] Version* easiest_first(Table& table, std::span<Version* const> missing,
+                                       std::span<Version* const> kept);
+  void run(Sweep& sweep);
+  void enter(Ref<Operation> operation);
+  void finish_frame();
+  void leave_frame();
+  void pin_in_frame(Version& version);
 
   std::vector<Ref<Operation>> heap_;
   // Pins of Rule 4, innermost plan last: whose they are, and on what.
@@ -185,6 +208,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   bool planning_ = false;
   int retries_ = 0;               // Rule 5
   std::size_t replays_left_ = 0;  // Rule 6
+  std::vector<Frame> frames_;        // the innermost last
+  std::size_t lookahead_left_ = 0;   // operations
   bool retains_ = false;  // something has been retained
   std::uint64_t mark_ = 0;
   std::vector<Operation*> walk_;

@@ -263,6 +263,10 @@ std::size_t TensorDomain::replay_bytes(const Operation& operation) {
   return static_cast<const Call&>(operation).replay_bytes();
 }
 
+bool TensorDomain::writes(const Operation& operation, std::size_t i) const {
+  return static_cast<const Call&>(operation).tensors[i].written;
+}
+
 void TensorDomain::drop(Version& version) {
   auto& v = static_cast<TensorVersion&>(version);
   if (v.storage) {

@@ -159,6 +159,7 @@ class TensorDomain final : public Domain {
   void erase_outside(TensorVersion& version);
   void replay(Operation& operation) override;
   std::size_t replay_bytes(const Operation& operation) override;
+  [[nodiscard]] bool writes(const Operation& operation, std::size_t i) const override;
   void drop(Version& version) override;
   bool held_elsewhere(const Version& version) override;
   bool retain(Version& version, const Bytes& bytes) override;

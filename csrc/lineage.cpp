@@ -118,6 +118,12 @@ void Table::discharge(std::size_t nbytes) {
   for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->resident_bytes -= nbytes;
 }
 
+std::size_t Table::evictable_bytes() const {
+  std::size_t sum = loose_bytes;
+  for (const Table* table : inner) sum += table->evictable_bytes();
+  return sum;
+}
+
 void Table::note_peak(std::size_t in_flight) {
   for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
     t->statistics.peak_bytes = std::max(t->statistics.peak_bytes, t->resident_bytes + in_flight);
@@ -152,7 +158,9 @@ void Table::enlist(Version& version) {
                         .pinned = version.pins > 0,
                         .pending = version.pending > 0});
   candidate_versions.push_back(&version);
-  if (version.pins == 0) offer(version);
+  if (version.pins > 0) return;
+  loose_bytes += version.nbytes;
+  offer(version);
 }
 
 void Table::offer(Version& version) {
@@ -164,6 +172,7 @@ void Table::offer(Version& version) {
 void Table::delist(Version& version) {
   const std::size_t slot = version.slot;
   if (slot == kNoSlot) return;
+  if (version.pins == 0) loose_bytes -= version.nbytes;
   candidates[slot] = candidates.back();
   candidate_versions[slot] = candidate_versions.back();
   candidate_versions[slot]->slot = slot;
@@ -180,14 +189,15 @@ double weight_of(const Version& version) {
 }
 
 void pin(Version& version) {
-  ++version.pins;
-  if (version.slot == kNoSlot) return;
+  if (version.pins++ > 0 || version.slot == kNoSlot) return;
+  version.table->loose_bytes -= version.nbytes;
   version.table->candidates[version.slot].pinned = true;
   version.table->batch.remove(version);
 }
 
 void unpin(Version& version) {
   if (--version.pins > 0 || version.slot == kNoSlot) return;
+  version.table->loose_bytes += version.nbytes;
   version.table->candidates[version.slot].pinned = false;
   version.table->offer(version);
 }
@@ -225,11 +235,13 @@ void require(bool holds, const char* invariant) {
 
 void Table::check() const {
   std::size_t own = 0;
+  std::size_t loose = 0;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Version& v = *candidate_versions[i];
     require(v.slot == i && v.table.get() == this, "L2: a candidate is listed by its table");
     require(v.resident && v.producer && v.nbytes > 0, "L2: a candidate can be evicted");
     require(candidates[i].pinned == (v.pins > 0), "L4: a candidate knows its pins");
+    if (v.pins == 0) loose += v.nbytes;
   }
   for (const Version* v = oldest; v != nullptr; v = v->next) {
     require(v->resident || v->producer, "L1: an evicted version has a producer");
@@ -250,6 +262,7 @@ void Table::check() const {
     }
   }
   for (const Table* table : inner) own += table->resident_bytes;
+  require(loose == loose_bytes, "L5: loose bytes are the sum over unpinned candidates");
   require(own == resident_bytes, "L5: bytes are the sum over resident versions");
 }
 

@@ -214,6 +214,7 @@ class Table : public Node {
   Judge judge;  // if set, scores instead of `score`
   const std::uint32_t depth;
   std::size_t resident_bytes = 0;  // inner tables' included
+  std::size_t loose_bytes = 0;     // of candidates that are not pinned
   Statistics statistics;
   Version* oldest = nullptr;
   Version* newest = nullptr;
@@ -229,6 +230,8 @@ class Table : public Node {
   // The bytes of a version of this table come or go.
   void charge(std::size_t nbytes);
   void discharge(std::size_t nbytes);
+  // What could go, inner tables' included; but for what somebody turns out to hold.
+  [[nodiscard]] std::size_t evictable_bytes() const;
   // `in_flight` bytes beyond the resident ones are in use, here and in the enclosing tables.
   void note_peak(std::size_t in_flight);
   void note_need(std::size_t nbytes);

@@ -17,10 +17,14 @@
 //   5. Such pins can themselves be what leaves no room. They are then let go, all of them, a limited
 //      number of times: what they kept is planned for again when its turn comes, in another order.
 //      Only then does NoRoom say that the inputs do not fit together.
-//   6. Just above the least budget, replays can be exponentially many. One operator may cause twenty
-//      for each recorded operation; then NoRoom says that it thrashes.
+//   6. Just above the least budget, replays can be exponentially many. Past two for each recorded
+//      operation, or where there is no room, they are given up, and what is still missing is made by
+//      Note [Frugal replays]. If that does not find room, the above is tried once more, with twenty
+//      for each operation. Then NoRoom says what the least was that would have done, or that replays
+//      thrash.
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
 #include "domain.h"
@@ -29,7 +33,9 @@ namespace rematfn {
 namespace {
 
 constexpr int kMostRetries = 8;
-constexpr std::size_t kReplaysPerOperation = 20;
+constexpr std::size_t kSomeReplays = 100;
+constexpr std::size_t kFewReplays = 2;
+constexpr std::size_t kManyReplays = 20;
 
 }  // namespace
 
@@ -52,24 +58,54 @@ void Domain::materialize(std::span<Version* const> wanted) {
   }
   planning_ = true;
   for (Version* v : wanted) expect(*v);
-  retries_ = kMostRetries;
-  replays_left_ = 1000 + kReplaysPerOperation * live_operations;
   try {
-    for (bool again = false; std::any_of(wanted.begin(), wanted.end(), missing); again = true) {
-      for (Version* v : wanted) {
-        if (!v->resident) plan(*v);
-        if (v->resident && again) hold(*v, nullptr);  // Rule 4
-      }
-      run_plan();
-    }
+    bring_back(wanted);
   } catch (...) {
     abandon_plan();
+    planning_ = false;
     for (Version* v : wanted) unexpect(*v);
     throw;
   }
   planning_ = false;
-  let_go_of_all();
   for (Version* v : wanted) unexpect(*v);
+}
+
+// Rule 6
+void Domain::bring_back(std::span<Version* const> wanted) {
+  std::optional<NoRoom> least;
+  const auto fits = [&](const auto& replay) {
+    try {
+      replay();
+    } catch (const NoRoom& why) {
+      abandon_plan();
+      const bool less = !least || why.thrashing < least->thrashing ||
+                        (why.thrashing == least->thrashing &&
+                         why.smallest_budget < least->smallest_budget);
+      if (less) least = why;
+      return false;
+    }
+    return true;
+  };
+  if (fits([&] { replay_softly(wanted, kFewReplays); })) return;
+  replays_left_ = kSomeReplays + kManyReplays * live_operations;
+  if (fits([&] { replay_frugally(*least->table, wanted); })) return;
+  if (fits([&] { replay_softly(wanted, kManyReplays); })) return;
+  if (!least->thrashing) least->table->note_need(least->smallest_budget);
+  throw *least;
+}
+
+void Domain::replay_softly(std::span<Version* const> wanted, std::size_t per_operation) {
+  const auto missing = [](const Version* v) { return !v->resident; };
+  retries_ = kMostRetries;
+  replays_left_ = kSomeReplays + per_operation * live_operations;
+  for (bool again = false; std::any_of(wanted.begin(), wanted.end(), missing); again = true) {
+    for (Version* v : wanted) {
+      if (!v->resident) plan(*v);
+      if (v->resident && again) hold(*v, nullptr);  // Rule 4
+    }
+    run_plan();
+  }
+  let_go_of_all();
 }
 
 // See Note [A handle may outlive its storage]
@@ -145,11 +181,8 @@ void Domain::let_go_of_all() {
 }
 
 void Domain::replay_now(Operation& operation) {
-  if (replays_left_-- == 0) {  // Rule 6
-    const Table& table = *operation.table;
-    throw NoRoom{operation.table.get(), table.budget + table.budget / 8 + 1, table.resident_bytes,
-                 /*thrashing=*/true};
-  }
+  if (replays_left_ == 0) throw thrashing(*operation.table);  // Rule 6
+  --replays_left_;
   for (Input& input : operation.inputs) pin(*input.version);
   try {
     make_room_to_replay(operation);
@@ -190,8 +223,13 @@ void Domain::abandon_plan() {
     for (Input& input : operation->inputs) unexpect(*input.version);
   }
   heap_.clear();
+  while (!frames_.empty()) leave_frame();
   let_go_of_all();
-  planning_ = false;
+}
+
+NoRoom Domain::thrashing(Table& table) {
+  return {&table, table.budget + table.budget / 8 + 1, table.resident_bytes,
+          /*thrashing=*/true};
 }
 
 }  // namespace rematfn

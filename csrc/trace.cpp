@@ -47,6 +47,10 @@ class SimulatedDomain final : public Domain {
     return sum;
   }
 
+  [[nodiscard]] bool writes(const Operation& operation, std::size_t i) const override {
+    return static_cast<const SimulatedOperation&>(operation).written[i];
+  }
+
   void drop(Version&) override {}
   bool held_elsewhere(const Version&) override { return false; }
   bool retain(Version&, const Bytes&) override { return true; }
