@@ -76,7 +76,6 @@ void LevelCall::run() {
     if (facts_.changes_metadata) {
       make_resident();
       for (const FoundTensor& f : found_) {
-        if (f.cell != nullptr) continue;
         if (facts_.moves_storage) domain_.expect_move(*f.tensor);
         domain_.expect_bump(*f.tensor);
       }

@@ -558,8 +558,11 @@ def test_a_parameter_whose_data_is_replaced_inside(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
+@pytest.mark.parametrize("made_inside", [False, True])
 @pytest.mark.parametrize("then", ["mul_", "resize_", "squeeze_", "set_"])
-def test_old_contents_outlive_a_change_of_data_and_what_is_done_next(mode: Mode, then: str) -> None:
+def test_old_contents_outlive_a_change_of_data_and_what_is_done_next(
+    mode: Mode, then: str, made_inside: bool
+) -> None:
     """The counter that says that the old contents were overwritten goes along with the tensor."""
 
     def run(transform: Transform) -> Any:
@@ -567,7 +570,7 @@ def test_old_contents_outlive_a_change_of_data_and_what_is_done_next(mode: Mode,
 
         def f(x: Tensor) -> Tensor:
             y = x.sin()
-            x.data = other
+            x.data = other * 2 if made_inside else other
             if then == "mul_":
                 x.mul_(2)
             elif then == "resize_":
