@@ -228,7 +228,8 @@ PYBIND11_MODULE(_C, m) {
                        const std::string& name, bool record, const Program* program) {
         return ActiveLevel({budget.value_or(kNoBudget), score, keeping, make_judge(judge),
                             evict_everything, timed, verify, name, record,
-                            program == nullptr ? nullptr : program->guide()});
+                            program == nullptr ? nullptr : program->guide(),
+                            program == nullptr ? nullptr : program->trace});
       }))
       .def("__enter__", &ActiveLevel::enter)
       .def("__exit__", &ActiveLevel::exit);

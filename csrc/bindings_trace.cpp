@@ -6,6 +6,7 @@
 
 #include <chrono>
 
+#include "advice.h"
 #include "bindings.h"
 #include "domain.h"
 #include "plan.h"
@@ -52,7 +53,7 @@ std::function<bool()> until(double seconds, std::int64_t runs) {
   };
 }
 
-// The statistics, or (smallest budget, unevictable bytes, whether it thrashes).
+// The statistics, or (a budget that would do, unevictable bytes, whether it thrashes).
 py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std::size_t> budget,
                           const Score& score, const Keeping& keeping, const py::object& judge,
                           bool evict_everything, const Program* program) {
@@ -64,7 +65,10 @@ py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std
     if (program != nullptr) options.guide = program->guide();
     statistics = simulate(*trace, options);
   } catch (const NoRoom& why) {
-    return py::make_tuple(why.smallest_budget, why.unevictable, why.thrashing);
+    options.guide.reset();
+    const auto enough = judge.is_none() ? enough_for(*trace, options, why.smallest_budget)
+                                        : std::optional<std::size_t>();
+    return py::make_tuple(enough.value_or(why.smallest_budget), why.unevictable, why.thrashing);
   }
   return record_of(statistics, bytes, 0);
 }

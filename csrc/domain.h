@@ -103,6 +103,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // At most one of the two.
   std::unique_ptr<Recorder> recorder;
   std::shared_ptr<Guide> guide;
+  std::shared_ptr<const Trace> known;  // of an earlier call that was alike
   bool guide_lost = false;
   Table* root = nullptr;  // the outermost level
 

@@ -39,22 +39,42 @@ void check_replay(bool holds, const std::string& what) {
   if (!holds) raise(ErrorKind::kReplay, "rematfn could not replay: " + what + ".");
 }
 
+namespace {
+
+constexpr std::array<const char*, 5> kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
+
+struct Printed {
+  double hundredths;  // whole
+  std::size_t unit;
+};
+
 // As rematfn.format_bytes does: rounded up, so that what is printed is enough when typed back in.
-std::string format_bytes(std::size_t nbytes) {
-  constexpr std::array<const char*, 5> kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
+Printed printed(std::size_t nbytes) {
   auto value = static_cast<double>(nbytes);
   std::size_t unit = 0;
   while (value >= 1024 && unit + 1 < kUnits.size()) {
     value /= 1024;
     ++unit;
   }
-  value = std::ceil(value * 100) / 100;
+  return {std::ceil(value * 100), unit};
+}
+
+}  // namespace
+
+std::string format_bytes(std::size_t nbytes) {
+  const auto [hundredths, unit] = printed(nbytes);
   std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.2f", value);
+  std::snprintf(text.data(), text.size(), "%.2f", hundredths / 100);
   std::string digits(text.data());
   while (digits.back() == '0') digits.pop_back();
   if (digits.back() == '.') digits.pop_back();
   return digits + " " + kUnits[unit];
+}
+
+std::size_t as_printed(std::size_t nbytes) {
+  const auto [hundredths, unit] = printed(nbytes);
+  const long double bytes = std::ldexp(static_cast<long double>(hundredths), 10 * static_cast<int>(unit));
+  return static_cast<std::size_t>(std::floor(bytes / 100));
 }
 
 }  // namespace rematfn

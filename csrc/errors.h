@@ -27,5 +27,7 @@ void raise_quoted(const std::string& text);
 void check_replay(bool holds, const std::string& what);
 
 [[nodiscard]] std::string format_bytes(std::size_t nbytes);
+// What the printed number stands for when it is typed back in: `nbytes` or a little more.
+[[nodiscard]] std::size_t as_printed(std::size_t nbytes);
 
 }  // namespace rematfn

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "advice.h"
 #include "errors.h"
 #include "interpreter.h"
 #include "meter.h"
@@ -169,6 +170,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
   if (enclosing == nullptr) {
     if (options.record) domain->recorder = std::make_unique<Recorder>();
     domain->guide = options.guide;
+    domain->known = options.known;
   }
   const Ref<Level> level(new Level(options, domain, enclosing));
   level->keeping = options.keeping;
@@ -305,20 +307,23 @@ std::size_t live_operations() {
   return count;
 }
 
-void raise_budget_error(const NoRoom& why, const std::string& what) {
+void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused) {
   const auto& level = static_cast<const Level&>(*why.table);
   const std::string budget = format_bytes(level.budget);
-  const std::string enough = format_bytes(why.smallest_budget);
+  const Advice advice = advise(why, refused, level.evict_everything);
+  const char* covers = advice.covers == Advice::Covers::kAll     ? ", in which the whole call fits"
+                       : advice.covers == Advice::Covers::kSoFar ? ", in which all fits up to here"
+                                                                 : "";
+  const std::string raise_it =
+      "\nRaise the budget to at least " + format_bytes(advice.budget) + covers + ".";
   const std::string message =
       why.thrashing
           ? level.name + ": the inputs of " + what + " were evicted, and within " + budget +
-                " their replays evict each other without end.\nRaise the budget to at least " +
-                enough + "."
-          : level.name + ": " + what + " needs " + enough + " resident at once, the budget is " +
-                budget + ".\n  kept        " + format_bytes(why.unevictable) +
-                ", pinned or not replayable\n  to allocate " +
-                format_bytes(why.smallest_budget - why.unevictable) +
-                "\nRaise the budget to at least " + enough + ".";
+                " their replays evict each other without end." + raise_it
+          : level.name + ": " + what + " needs " + format_bytes(why.smallest_budget) +
+                " resident at once, the budget is " + budget + ".\n  kept        " +
+                format_bytes(why.unevictable) + ", pinned or not replayable\n  to allocate " +
+                format_bytes(why.smallest_budget - why.unevictable) + raise_it;
   raise(ErrorKind::kBudget, message);
 }
 

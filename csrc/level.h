@@ -37,6 +37,7 @@ struct LevelOptions {
   // For an outermost level: to write down what it does, or to be guided by what was written down.
   bool record = false;
   std::shared_ptr<Guide> guide;
+  std::shared_ptr<const Trace> known;
 };
 
 using WatchedLeaves =
@@ -154,6 +155,7 @@ void check_all();
 
 // Makes all of `wanted` resident for `level`, or raises BudgetError. `what` reads them.
 void materialize_for(Level& level, c10::ArrayRef<Version*> wanted, const std::string& what);
-[[noreturn]] void raise_budget_error(const NoRoom& why, const std::string& what);
+[[noreturn]] void raise_budget_error(const NoRoom& why, const std::string& what,
+                                     const ObservedCall* refused = nullptr);
 
 }  // namespace rematfn

@@ -98,11 +98,23 @@ void LevelCall::run() {
     account();
   } catch (const NoRoom& why) {
     unpin_all();
-    raise_budget_error(why, name());
+    const ObservedCall refused = refused_call();
+    raise_budget_error(why, name(), &refused);
   } catch (...) {
     unpin_all();
     throw;
   }
+}
+
+ObservedCall LevelCall::refused_call() const {
+  ObservedCall call{.name = op_.schema().name(),
+                    .output_bytes = foreseen_.output_bytes,
+                    .scratch_bytes = foreseen_.scratch_bytes,
+                    .replayable = recordable_};
+  for (const FoundTensor& f : found_) {
+    if (f.cell != nullptr) call.reads.push_back({f.cell->version, f.written});
+  }
+  return call;
 }
 
 std::string LevelCall::name() const { return "`" + c10::toString(op_.operator_name()) + "`"; }

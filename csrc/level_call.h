@@ -24,6 +24,8 @@ class LevelCall {
  private:
   [[nodiscard]] c10::ArrayRef<c10::IValue> arguments() const { return invocation_.arguments(); }
   [[nodiscard]] c10::ArrayRef<c10::IValue> results() const { return invocation_.results(); }
+  // As it is seen by a recorder, if it cannot run.
+  [[nodiscard]] ObservedCall refused_call() const;
   [[nodiscard]] std::string name() const;
   void make_resident();
   void keep_arguments();

@@ -345,6 +345,22 @@ void Recorder::note_mark(const Version& version, const std::string& name) {
   if (version.value != kNoValue) trace->add_mark(version.value, name);
 }
 
+Trace Recorder::followed_by(const ObservedCall* refused) const {
+  Trace whole = *trace;
+  if (refused == nullptr) return whole;
+  Trace::Call call{.name = std::string(refused->name),
+                   .output_bytes = refused->output_bytes,
+                   .scratch_bytes = refused->scratch_bytes,
+                   .replayable = refused->replayable,
+                   .reads = {},
+                   .makes = {}};
+  for (const auto& [version, written] : refused->reads) {
+    if (version->value != kNoValue) call.reads.push_back({version->value, written});
+  }
+  whole.add_call(std::move(call));
+  return whole;
+}
+
 Statistics simulate(const Trace& trace, const SimulationOptions& options) {
   return Simulation(trace, options).run();
 }

@@ -109,6 +109,8 @@ class Recorder {
   void note_seal(const Version& version);
   void note_settle(const Version& version);
   void note_mark(const Version& version, const std::string& name);
+  // What it has written down, and then a call that did not come to run, if there is one.
+  [[nodiscard]] Trace followed_by(const ObservedCall* refused) const;
 
   const std::shared_ptr<Trace> trace = std::make_shared<Trace>();
 
