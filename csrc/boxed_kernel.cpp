@@ -115,12 +115,12 @@ void govern(Invocation& invocation) {
   const BelowLevels below;
   if (registrations().any_pending.load(std::memory_order_relaxed)) register_new_operators();
   FoundTensors found;
-  Arguments kind = Arguments::kPlain;
+  Arguments kind = find_tensors(invocation.arguments(), found);
   {
     // See Note [Another thread may seal a tensor]
-    const std::shared_ptr<Domain> domain = find_domain(invocation.arguments());
+    const FoundDomain domain = find_domain(found);
     std::optional<DomainLock> lock;
-    if (domain) lock.emplace(domain);
+    if (domain.domain != nullptr) lock.emplace(*domain.domain);
     if (Level* level = find_level(invocation, found, kind)) {
       LevelCall(invocation, *level, found, kind == Arguments::kOpaque).run();
       return;

@@ -9,10 +9,10 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A tensor may die on any thread, in the middle of an operator, while its thread holds Python's
 // lock. Waiting for the domain's lock there could deadlock with an operator that waits for Python's,
-// and changing the table there would pull it away from under the code that walks it. So release()
-// only queues the version; the queue is drained whenever the lock is free: at once by the releasing
-// thread, or by whoever holds the lock as it lets go. Until then the version is what it was, for who
-// holds the lock: its bytes are queued along with it, and its cell, though nobody's, is not gone.
+// and changing the table there would pull it away from under the code that walks it. So if the lock is
+// not free, release() only queues the version, for whoever holds the lock to bury as it lets go.
+// Until then the version is what it was, for who holds the lock: its bytes are queued along with it,
+// and its cell, though nobody's, is not gone.
 //
 // Note [A fork loses the domains of other threads]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -24,13 +24,13 @@
 
 #pragma once
 
-#include <atomic>
-#include <mutex>
 #include <span>
 
+#include <c10/util/FunctionRef.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include "lineage.h"
+#include "queue_lock.h"
 #include "trace.h"
 
 namespace rematfn {
@@ -89,9 +89,11 @@ class Domain : public std::enable_shared_from_this<Domain> {
   [[nodiscard]] bool lost_to_fork() const { return lost_to_fork_; }
 
   // The program's last tensor on `version`, a cell of `level`, is gone. Any thread, lock held or not.
-  // `bytes` live until that has been noted.
+  // Its bytes live until that has been noted, since they do until this returns, or else are held.
   using Bytes = c10::intrusive_ptr<c10::intrusive_ptr_target>;
-  void release(Ref<Version> version, Ref<Table> level, Bytes bytes);
+  using HoldBytes = c10::function_ref<Bytes()>;
+  static Bytes no_bytes() { return {}; }
+  void release(Ref<Version> version, Ref<Table> level, HoldBytes hold);
   // `version` has lost its bytes; it stays as lineage.
   void leave(Version& version);
 
@@ -152,19 +154,20 @@ class Domain : public std::enable_shared_from_this<Domain> {
   std::uint32_t component_root(std::uint32_t component);
 
   // keeping.cpp
-  void bury_contents(Ref<Version> version, const Bytes& bytes);
+  void bury_contents(Ref<Version> version, HoldBytes hold);
   [[nodiscard]] bool is_kept_for_somebody(const Version& version);
   void let_go_of_kept_for(const Version& version);
 
   // release.cpp
-  void drain() {
-    if (any_released_) drain_released();
-  }
-  void drain_if_free() {
-    if (any_released_) drain_released_if_free();
-  }
-  void drain_released();
-  void drain_released_if_free();
+  struct Released {
+    Bytes bytes;
+    Ref<Version> version;
+    Ref<Table> level;
+    Released* next = nullptr;
+  };
+  void bury_released(std::unique_ptr<Released> released);
+  void lock();
+  void unlock();
 
   // replay.cpp
   struct Later {
@@ -216,29 +219,22 @@ class Domain : public std::enable_shared_from_this<Domain> {
   std::vector<Operation*> walk_;
   std::vector<std::pair<std::uint32_t, double>> components_{{0, 0.0}};  // parent, sum of costs
 
-  std::recursive_mutex mutex_;
-  int depth_ = 0;
+  QueueLock<Released> lock_;
   bool lost_to_fork_ = false;
-  std::mutex released_mutex_;
-  struct Released {
-    Bytes bytes;
-    Ref<Version> version;
-    Ref<Table> level;
-  };
-  std::vector<Released> released_;
-  std::atomic<bool> any_released_{false};
 };
 
-// Holds a domain's lock for a scope, and drains what was released meanwhile.
+// Holds a domain's lock for a scope, and buries what was released meanwhile.
 class DomainLock {
  public:
   explicit DomainLock(std::shared_ptr<Domain> domain);
+  explicit DomainLock(Domain& domain);  // which somebody keeps alive for the while
   ~DomainLock();
   DomainLock(const DomainLock&) = delete;
   DomainLock& operator=(const DomainLock&) = delete;
 
  private:
-  std::shared_ptr<Domain> domain_;
+  const std::shared_ptr<Domain> alive_;
+  Domain& domain_;
 };
 
 }  // namespace rematfn

@@ -22,12 +22,34 @@ Cell* adopt(c10::TensorImpl& tensor) {
 
 // A tensor over the storage that `set_` is given, with the handle of the storage's cell; or none.
 at::Tensor stand_in_for(const c10::Storage& storage, const Level& level) {
-  const DomainLock lock(level.domain);
   Cell* cell = level.tensor_domain().cell_on(*storage.unsafeGetStorageImpl());
   if (cell == nullptr) return {};
   const at::Tensor tensor = bytes_of(storage);
   attach(*tensor.unsafeGetTensorImpl(), c10::intrusive_ptr<Cell>::reclaim_copy(cell));
   return tensor;
+}
+
+at::Tensor tensor_of(c10::TensorImpl& impl) {
+  return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&impl));
+}
+
+void add(FoundTensors& found, c10::TensorImpl& tensor, std::size_t position, int index) {
+  FoundTensor& f = found.emplace_back();  // See Note [Records are filled in place]
+  f.tensor = &tensor;
+  f.storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+  f.index = index;
+  f.position = static_cast<std::uint16_t>(position);
+}
+
+void find_storages(Invocation& invocation, const Level& level, FoundTensors& found) {
+  const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (!arguments[i].isStorage()) continue;
+    const at::Tensor tensor = stand_in_for(arguments[i].toStorage(), level);
+    if (!tensor.defined()) continue;
+    add(found, *tensor.unsafeGetTensorImpl(), i, /*index=*/-1);
+    invocation.keep(tensor);
+  }
 }
 
 // A fake tensor has the keys of the device that it pretends to be on; the thread's make it meta.
@@ -46,76 +68,65 @@ bool is_outside_of_backward() {
 
 }  // namespace
 
-std::shared_ptr<Domain> find_domain(c10::ArrayRef<c10::IValue> arguments) {
-  std::shared_ptr<Domain> found;
-  if (const Level* level = current_level()) found = level->domain;
-  for (const c10::IValue& value : arguments) {
-    for_each_tensor(value, [&](const at::Tensor& tensor, int) {
+Arguments find_tensors(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found) {
+  Arguments kind = Arguments::kPlain;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const c10::IValue& value = arguments[i];
+    if (value.isScalar() || value.isNone()) continue;
+    const bool readable = for_each_tensor(value, [&](const at::Tensor& tensor, int index) {
       c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-      if (!is_plain(impl)) return;
-      std::shared_ptr<Domain> domain = domain_of(impl);
-      if (!domain && adopt(impl) != nullptr) domain = domain_of(impl);
-      if (!domain || domain == found) return;
-      if (!found) {
-        found = std::move(domain);
-        return;
+      if (is_plain(impl)) {
+        add(found, impl, i, index);
+      } else {
+        kind = std::max(kind, is_abstract(impl) ? Arguments::kAbstract : Arguments::kOpaque);
       }
-      const DomainLock lock(domain);
-      while (const Cell* cell = cell_of(impl)) seal(tensor, *cell->level);
     });
+    if (value.isTensor()) continue;
+    if (!readable || value.isStorage() || value.isObject() || value.isCapsule() ||
+        value.isPyObject()) {
+      kind = std::max(kind, Arguments::kOpaque);
+    }
   }
-  return found;
+  return kind;
+}
+
+FoundDomain find_domain(const FoundTensors& found) {
+  FoundDomain ours;
+  if (const Level* level = current_level()) ours.domain = level->domain.get();
+  for (const FoundTensor& f : found) {
+    if (ours.domain != nullptr && is_of(*ours.domain, *f.tensor)) continue;
+    std::shared_ptr<Domain> theirs = domain_of(*f.tensor);
+    if (!theirs && adopt(*f.tensor) != nullptr) theirs = domain_of(*f.tensor);
+    if (!theirs || theirs.get() == ours.domain) continue;
+    if (ours.domain == nullptr) {
+      ours.domain = theirs.get();
+      ours.alive = std::move(theirs);
+      continue;
+    }
+    const DomainLock lock(theirs);
+    while (const Cell* cell = cell_of(*f.tensor)) seal(tensor_of(*f.tensor), *cell->level);
+  }
+  return ours;
 }
 
 Level* find_level(Invocation& invocation, FoundTensors& found, Arguments& kind) {
-  const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();
   Level* level = current_level();
-  bool opaque = false;
-  bool abstract = false;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const c10::IValue& value = arguments[i];
-    const bool lone = value.isTensor();
-    if (!lone && value.isStorage() && level != nullptr) {
-      const at::Tensor tensor = stand_in_for(value.toStorage(), *level);
-      if (tensor.defined()) {
-        c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-        found.push_back({impl, cell_of(*impl), impl->unsafe_storage().unsafeGetStorageImpl(),
-                         static_cast<std::uint16_t>(i), -1});
-        invocation.keep(tensor);
-      }
+  if (kind != Arguments::kPlain && level != nullptr) find_storages(invocation, *level, found);
+  for (FoundTensor& f : found) {
+    f.cell = cell_of(*f.tensor);
+    // See Note [Why the backward finds its level again]
+    if (f.cell != nullptr && !f.cell->level->active && is_outside_of_backward()) {
+      seal(tensor_of(*f.tensor), *f.cell->level);
+      f.cell = cell_of(*f.tensor);
     }
-    opaque |= !lone && (value.isStorage() || value.isObject() || value.isCapsule() ||
-                        value.isPyObject());
-    const bool readable = for_each_tensor(value, [&](const at::Tensor& tensor, int index) {
-      c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-      if (!is_plain(*impl)) {
-        opaque = true;
-        abstract |= is_abstract(*impl);
-        return;
-      }
-      Cell* cell = cell_of(*impl);
-      if (cell != nullptr) {
-        Level& owner = *cell->level;
-        // See Note [Why the backward finds its level again]
-        if (!owner.active && is_outside_of_backward()) {
-          seal(tensor, owner);
-          cell = cell_of(*impl);
-        }
-        if (cell != nullptr && (level == nullptr || cell->level->depth > level->depth)) {
-          level = cell->level.get();
-        }
-      }
-      found.push_back({impl, cell, impl->unsafe_storage().unsafeGetStorageImpl(),
-                       static_cast<std::uint16_t>(i), index});
-    });
-    opaque |= !readable;
+    if (f.cell != nullptr && (level == nullptr || f.cell->level->depth > level->depth)) {
+      level = f.cell->level.get();
+    }
   }
   const auto is_ours = [](const FoundTensor& f) { return f.cell != nullptr; };
-  if (opaque) kind = Arguments::kOpaque;
-  if (abstract && std::none_of(found.begin(), found.end(), is_ours)) {
-    kind = Arguments::kAbstract;
-    return nullptr;
-  }
+  if (kind != Arguments::kAbstract) return level;
+  if (std::none_of(found.begin(), found.end(), is_ours)) return nullptr;
+  kind = Arguments::kOpaque;
   return level;
 }
 

@@ -17,11 +17,11 @@ namespace rematfn {
 
 // A tensor among the arguments; the invocation holds it.
 struct FoundTensor {
-  c10::TensorImpl* tensor;
-  Cell* cell;  // null: a tensor from outside
-  const c10::StorageImpl* storage;
-  std::uint16_t position;
-  std::int32_t index;
+  c10::TensorImpl* tensor = nullptr;
+  const c10::StorageImpl* storage = nullptr;
+  Cell* cell = nullptr;  // null: a tensor from outside
+  std::int32_t index = -1;
+  std::uint16_t position = 0;
   bool written = false;
 };
 
@@ -40,14 +40,23 @@ enum class Arguments {
   kAbstract,  // tensors without bytes, and no level tensor among them
 };
 
-// The domain that an operator on `arguments` belongs to: the one of this thread's levels, else that
-// of its level tensors, or none. Tensors of any other domain are sealed: they have come here from
-// elsewhere. No domain's lock is held.
-[[nodiscard]] std::shared_ptr<Domain> find_domain(c10::ArrayRef<c10::IValue> arguments);
-// The tensors among the arguments, and the level they and the thread's stack put the operator under:
-// the innermost of all. Tensors of levels that nobody runs are sealed on the way, see
+// The tensors with bytes of their own among the arguments, and what the rest is like.
+[[nodiscard]] Arguments find_tensors(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found);
+
+// The domain that an operator belongs to: the one of this thread's levels, which is alive while they
+// run, else that of its level tensors, or none.
+struct FoundDomain {
+  Domain* domain = nullptr;
+  std::shared_ptr<Domain> alive;
+};
+// Tensors of any other domain are sealed: they have come here from elsewhere. No domain's lock is held.
+[[nodiscard]] FoundDomain find_domain(const FoundTensors& found);
+
+// The level that the tensors and the thread's stack put the operator under: the innermost of all.
+// Tensors of levels that nobody runs are sealed on the way, see
 // Note [Why the backward finds its level again]. The lock of the operator's domain is held, if any.
-Level* find_level(Invocation& invocation, FoundTensors& found, Arguments& kind);
+// With a level tensor among them, arguments are not abstract.
+[[nodiscard]] Level* find_level(Invocation& invocation, FoundTensors& found, Arguments& kind);
 
 // Notes which of the tensors found among its arguments the operator overwrites.
 void mark_writes(const Invocation& invocation, FoundTensors& found);

@@ -19,12 +19,12 @@ namespace rematfn {
 //   2. Nor is what is small beside the value, such as the loss.
 //   3. Beyond the next kept value, that one serves.
 //   4. Where all but the named is kept, nothing stays.
-void Domain::bury_contents(Ref<Version> version, const Bytes& bytes) {
+void Domain::bury_contents(Ref<Version> version, HoldBytes hold) {
   if (!version) return;
   version->program = false;
   if (recorder) recorder->note_release(*version);
   const bool stays = version->resident && version->producer && is_kept_for_somebody(*version) &&
-                     retain(*version, bytes);
+                     retain(*version, hold());
   retains_ |= stays;
   if (!stays && forget(*version) && version->table && version->resident) leave(*version);
   if (retains_) let_go_of_kept_for(*version);

@@ -25,6 +25,7 @@ struct ThreadStack {
   const torch::autograd::Node* writer = nullptr;  // the last node that see_writes() was called in
 };
 thread_local ThreadStack this_thread;
+constinit thread_local Level* innermost = nullptr;  // of this_thread.levels
 
 // Every live domain, for check_all().
 struct Registry {
@@ -57,15 +58,15 @@ std::atomic<std::uint64_t> forks{0};
 // See Note [A fork loses the domains of other threads]
 void before_fork() {
   registry().mutex.lock();
-  handle_mutex().lock();
+  handle_lock.lock();
 }
 void after_fork_in_parent() {
-  handle_mutex().unlock();
+  handle_lock.unlock();
   registry().mutex.unlock();
 }
 // See Note [A forked child is under no level]
 void after_fork_in_child() {
-  handle_mutex().unlock();
+  handle_lock.unlock();
   for (const auto& entry : registry().domains) {
     const auto domain = entry.lock();
     if (!domain) continue;
@@ -75,6 +76,7 @@ void after_fork_in_child() {
   registry().mutex.unlock();
   if (!this_thread.levels.empty()) {
     this_thread.levels.clear();
+    innermost = nullptr;
     set_intercepting(false);
   }
   ++forks;
@@ -115,12 +117,14 @@ bool is_writer_running() {
 
 void push(Level& level) {
   this_thread.levels.push_back(&level);
+  innermost = &level;
   if (this_thread.levels.size() == 1) set_intercepting(true);
 }
 
 void pop() {
   this_thread.levels.pop_back();
-  if (!this_thread.levels.empty()) return;
+  innermost = this_thread.levels.empty() ? nullptr : this_thread.levels.back();
+  if (innermost != nullptr) return;
   set_intercepting(false);
   if (is_writer_running()) see_writes();
 }
@@ -151,12 +155,10 @@ LevelHandle::LevelHandle(Level& level) : level_(&level) {}
 // See Note [The program may drop a tensor at any time]
 LevelHandle::~LevelHandle() {
   Domain& domain = *level_->domain;
-  domain.release({}, std::move(level_), {});
+  domain.release({}, std::move(level_), &Domain::no_bytes);
 }
 
-Level* current_level() {
-  return this_thread.levels.empty() ? nullptr : this_thread.levels.back();
-}
+Level* current_level() { return innermost; }
 
 std::size_t stack_depth() { return this_thread.levels.size(); }
 
@@ -268,7 +270,7 @@ void save_for_readers(const c10::StorageImpl& storage, const std::string& writer
 // included on a thread whose stack is empty. Every operator comes to us in that state, factories
 // too, and the first one puts the keys right, unless see_writes() wanted it so.
 BelowLevels::BelowLevels() : saved_(c10::impl::tls_local_dispatch_key_set()) {
-  if (this_thread.levels.empty() && saved_.included_.has(kLevelKey) && !is_writer_running()) {
+  if (innermost == nullptr && saved_.included_.has(kLevelKey) && !is_writer_running()) {
     set_intercepting(false);
     saved_ = c10::impl::tls_local_dispatch_key_set();
   }

@@ -86,25 +86,29 @@ void Cell::release_resources() { let_go(); }
 void Cell::let_go() {
   if (!level) return;
   Domain& domain = *level->domain;
-  domain.release(std::move(version), std::move(level), storage.lock());
+  domain.release(std::move(version), std::move(level), [&] { return storage.lock(); });
 }
 
-std::mutex& handle_mutex() {
-  static auto* const mutex = new std::mutex;  // outlives the tensors of a dying process
-  return *mutex;
-}
+constinit HandleLock handle_lock;
 
 void Cell::move_to(Level& heir) {
-  Ref<Level> before(&heir);  // and is let go of when the mutex is free
-  const std::lock_guard guard(handle_mutex());
+  Ref<Level> before(&heir);  // and is let go of when the lock is free
+  const std::lock_guard guard(handle_lock);
   std::swap(level, before);
 }
 
 std::shared_ptr<Domain> domain_of(const c10::TensorImpl& tensor) {
   if (!has_level_key(tensor)) return nullptr;
-  const std::lock_guard guard(handle_mutex());
+  const std::lock_guard guard(handle_lock);
   const Cell* cell = cell_of(tensor);
   return cell == nullptr ? nullptr : cell->level->domain;
+}
+
+bool is_of(const Domain& domain, const c10::TensorImpl& tensor) {
+  if (!has_level_key(tensor)) return false;
+  const std::lock_guard guard(handle_lock);
+  const Cell* cell = cell_of(tensor);
+  return cell != nullptr && cell->level->domain.get() == &domain;
 }
 
 // See Note [An evicted storage knows its cell]
@@ -114,16 +118,16 @@ Cell* cell_evicted_from(const c10::StorageImpl& storage) {
 }
 
 void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell) {
-  // What it had is let go of when the mutex is free: a cell that dies takes the domain's.
+  // What it had is let go of when the lock is free: a cell that dies takes the domain's.
   const c10::intrusive_ptr<c10::BackendMeta> before = tensor.get_backend_meta_intrusive_ptr();
-  const std::lock_guard guard(handle_mutex());
+  const std::lock_guard guard(handle_lock);
   if (before.get() != cell.get()) tensor.set_backend_meta(std::move(cell));
   set_keys(tensor, keys_of(tensor).add(kLevelKey));
 }
 
 void detach(c10::TensorImpl& tensor) {
   const c10::intrusive_ptr<c10::BackendMeta> before = tensor.get_backend_meta_intrusive_ptr();
-  const std::lock_guard guard(handle_mutex());
+  const std::lock_guard guard(handle_lock);
   set_keys(tensor, keys_of(tensor).remove(kLevelKey));
   tensor.set_backend_meta(nullptr);
 }
@@ -218,6 +222,7 @@ void TensorDomain::expect_move(const c10::TensorImpl& tensor) {
 }
 
 void TensorDomain::settle_counters() {
+  if (bumped_.empty()) return;
   for (const Ref<TensorVersion>& version : std::exchange(bumped_, {})) {
     if (version->counter.enabled()) version->counted = version->counter.current_version();
   }

@@ -36,8 +36,8 @@
 // Threads may read one tensor at once. But the first use of a tensor that has left its level seals
 // it: the key is taken off, and the cell goes. So whoever does not hold the domain's lock must not
 // follow a handle, not even to find the lock. They ask domain_of(), lock what it says, and look at
-// the handle then: it may be gone. A mutex of its own keeps handles still for a moment, and nothing
-// else is locked while it is held. A key set is one word, which is read and written whole.
+// the handle then: it may be gone. A lock of its own keeps handles still for a few instructions, in
+// which nothing else is locked, so it spins. A key set is one word, which is read and written whole.
 
 #pragma once
 
@@ -48,7 +48,7 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
+#include <thread>
 #include <unordered_map>
 
 #include "dispatch_key.h"
@@ -111,6 +111,8 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
 
 // The domain of a level tensor, or null. Needs no lock.
 [[nodiscard]] std::shared_ptr<Domain> domain_of(const c10::TensorImpl& tensor);
+// Whether it is a level tensor of `domain`. Needs no lock.
+[[nodiscard]] bool is_of(const Domain& domain, const c10::TensorImpl& tensor);
 // The cell a tensor stands on, if it is a level tensor. To follow it is to hold the domain's lock.
 [[nodiscard]] inline Cell* cell_of(const c10::TensorImpl& tensor);
 // Whether our key is on the tensor: a level tensor's, or one that a view has taken along.
@@ -118,7 +120,17 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
 // The cell whose bytes `storage` has lost, if it is an evicted one.
 [[nodiscard]] Cell* cell_evicted_from(const c10::StorageImpl& storage);
 // See Note [Another thread may seal a tensor]. A fork waits for it.
-[[nodiscard]] std::mutex& handle_mutex();
+class HandleLock {
+ public:
+  void lock() {
+    while (held_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+  }
+  void unlock() { held_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag held_;
+};
+extern constinit HandleLock handle_lock;
 // Makes `tensor`, whose storage is the cell's, a level tensor.
 void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell);
 void detach(c10::TensorImpl& tensor);

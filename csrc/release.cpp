@@ -5,76 +5,67 @@
 #include <stdexcept>
 
 #include "domain.h"
-#include "interpreter.h"
 
 namespace rematfn {
 
-void Domain::release(Ref<Version> version, Ref<Table> level, Bytes bytes) {
-  const std::shared_ptr<Domain> alive = shared_from_this();
-  // See Note [The program may drop a tensor at any time]
-  if (mutex_.try_lock()) {
-    const bool busy = depth_ > 0;
-    if (!busy) {
-      bury_contents(std::move(version), bytes);
-      level.reset();
-      drain();
-      mutex_.unlock();
-      drain_if_free();
-      return;
+// See Note [The program may drop a tensor at any time]
+void Domain::release(Ref<Version> version, Ref<Table> level, HoldBytes hold) {
+  std::unique_ptr<Released> released;
+  while (!lock_.try_lock()) {
+    if (!released) {
+      released = std::make_unique<Released>(hold(), std::move(version), std::move(level));
     }
-    mutex_.unlock();
+    if (lock_.leave(released.get())) return static_cast<void>(released.release());
   }
-  {
-    const std::lock_guard guard(released_mutex_);
-    released_.push_back({std::move(bytes), std::move(version), std::move(level)});
-    any_released_ = true;
+  if (released) {
+    const std::shared_ptr<Domain> alive = shared_from_this();
+    bury_released(std::move(released));
+    return unlock();
   }
-  drain_if_free();
+  bury_contents(std::move(version), hold);
+  // The domain lives as long as any of its levels.
+  const std::shared_ptr<Domain> alive = level->references == 1 ? level->domain : nullptr;
+  level.reset();
+  unlock();
 }
 
-void Domain::drain_released_if_free() {
-  while (any_released_ && mutex_.try_lock()) {
-    const bool busy = depth_ > 0;
-    if (!busy) drain();
-    mutex_.unlock();
-    if (busy) break;
-  }
+void Domain::bury_released(std::unique_ptr<Released> released) {
+  bury_contents(std::move(released->version), [&] { return released->bytes; });
 }
 
-void Domain::drain_released() {
-  while (any_released_) {
-    std::vector<Released> batch;
-    {
-      const std::lock_guard guard(released_mutex_);
-      batch.swap(released_);
-      any_released_ = false;
+// See Note [One word for a lock and its queue]
+void Domain::unlock() {
+  std::shared_ptr<Domain> alive;
+  while (Released* released = lock_.unlock()) {
+    if (!alive) alive = shared_from_this();
+    while (released != nullptr) {
+      Released* next = released->next;
+      bury_released(std::unique_ptr<Released>(released));
+      released = next;
     }
-    for (Released& released : batch) bury_contents(std::move(released.version), released.bytes);
   }
 }
 
 // See Note [A fork loses the domains of other threads]
-void Domain::after_fork() {
-  lost_to_fork_ = !mutex_.try_lock();
-  if (!lost_to_fork_) mutex_.unlock();
+void Domain::after_fork() { lost_to_fork_ = lock_.is_another_threads(); }
+
+DomainLock::DomainLock(std::shared_ptr<Domain> domain)
+    : alive_(std::move(domain)), domain_(*alive_) {
+  domain_.lock();
 }
 
-DomainLock::DomainLock(std::shared_ptr<Domain> domain) : domain_(std::move(domain)) {
-  if (domain_->lost_to_fork_) {
+DomainLock::DomainLock(Domain& domain) : domain_(domain) { domain_.lock(); }
+
+DomainLock::~DomainLock() { domain_.unlock(); }
+
+void Domain::lock() {
+  if (lost_to_fork_) {
     throw std::runtime_error(
         "rematfn: this tensor's level was running an operator on another thread when the process "
         "forked, and is lost to the child. Fork while no other thread is in the level, or pass a "
         "clone made outside of it.");
   }
-  lock_without_interpreter(domain_->mutex_);
-  if (domain_->depth_ == 0) domain_->drain();
-  ++domain_->depth_;
-}
-
-DomainLock::~DomainLock() {
-  if (--domain_->depth_ == 0) domain_->drain();
-  domain_->mutex_.unlock();
-  domain_->drain_if_free();
+  lock_.lock();
 }
 
 }  // namespace rematfn

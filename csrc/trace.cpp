@@ -87,7 +87,7 @@ class Simulation {
           run_call(trace_.calls[event.index]);
           break;
         case Trace::What::kRelease:
-          domain_->release(std::move(versions_[event.index]), table_, {});
+          domain_->release(std::move(versions_[event.index]), table_, &Domain::no_bytes);
           break;
         case Trace::What::kSeal:
           seal(*versions_[event.index]);
