@@ -90,17 +90,20 @@ void Call::take_tensor(Ref<Version> version, c10::TensorImpl& tensor, std::uint1
                        std::int32_t index, bool written) {
   const c10::IntArrayRef sizes = tensor.sizes();
   const c10::IntArrayRef strides = tensor.strides();
-  tensors.push_back({.keys = tensor.key_set() - kLevelKeySet,
-                     .offset = tensor.storage_offset(),
-                     .geometry = static_cast<std::uint32_t>(geometry.size()),
-                     .dimensions = static_cast<std::uint32_t>(sizes.size()),
-                     .index = index,
-                     .position = position,
-                     .dtype = tensor.dtype(),
-                     .wrapped_number = tensor.is_wrapped_number(),
-                     .written = written});
-  for (const std::int64_t size : sizes) geometry.push_back(size);
-  for (const std::int64_t stride : strides) geometry.push_back(stride);
+  TensorArgument& argument = tensors.emplace_back();  // See Note [Records are filled in place]
+  argument.keys = tensor.key_set() - kLevelKeySet;
+  argument.offset = tensor.storage_offset();
+  argument.geometry = static_cast<std::uint32_t>(geometry.size());
+  argument.dimensions = static_cast<std::uint32_t>(sizes.size());
+  argument.index = index;
+  argument.position = position;
+  argument.dtype = tensor.dtype();
+  argument.wrapped_number = tensor.is_wrapped_number();
+  argument.written = written;
+  geometry.resize_for_overwrite(argument.geometry + 2 * sizes.size());
+  std::int64_t* place = geometry.data() + argument.geometry;
+  for (const std::int64_t size : sizes) *place++ = size;
+  for (const std::int64_t stride : strides) *place++ = stride;
   // A constant that lineage reads must outlive the program's tensors on it.
   if (auto& v = static_cast<TensorVersion&>(*version); !v.producer && !v.storage) {
     v.storage = v.current_storage();

@@ -169,6 +169,7 @@ void Domain::refresh(Candidate& c, const Version& version, ScoreKind kind) {
   c.neighbours = neighbourhood(version, kind);
   c.next_use = next_use(version);
   c.stale = is_exact(kind);
+  any_refreshed_ = true;
 }
 
 void Domain::evict(Version& version) {

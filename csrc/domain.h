@@ -215,6 +215,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   std::vector<Frame> frames_;        // the innermost last
   std::size_t lookahead_left_ = 0;   // operations
   bool retains_ = false;  // something has been retained
+  bool any_refreshed_ = false;  // else all candidates are stale
   std::uint64_t mark_ = 0;
   std::vector<Operation*> walk_;
   std::vector<std::pair<std::uint32_t, double>> components_{{0, 0.0}};  // parent, sum of costs

@@ -224,10 +224,6 @@ void remember(Signature signature, const OperatorFacts& facts, Footprint seen) {
       facts.dynamic_shape ? std::max(entry.output_bytes, seen.output_bytes) : seen.output_bytes;
 }
 
-std::size_t view_bytes(const c10::TensorImpl& tensor) {
-  return static_cast<std::size_t>(tensor.numel()) * tensor.itemsize();
-}
-
 // See Note [Cost is a model]
 Flops flops_of(const OperatorFacts& facts, Arguments arguments) {
   const auto tensor = [&](std::size_t i) -> const at::Tensor& { return arguments[i].toTensor(); };
@@ -261,8 +257,8 @@ double modelled_cost(Flops flops, std::size_t bytes_moved, std::int64_t output_e
   constexpr double kFlopsPerSecond = 50e9;
   const double work =
       flops.fixed + flops.per_output_element * static_cast<double>(output_elements);
-  return kOperatorCost + std::max(work / kFlopsPerSecond,
-                                  static_cast<double>(bytes_moved) / kBytesPerSecond);
+  const double moving = static_cast<double>(bytes_moved) / kBytesPerSecond;
+  return kOperatorCost + (work == 0 ? moving : std::max(work / kFlopsPerSecond, moving));
 }
 
 }  // namespace rematfn

@@ -45,6 +45,8 @@ struct Flops {
 [[nodiscard]] double modelled_cost(Flops flops, std::size_t bytes_moved, std::int64_t output_elements);
 
 // A tensor argument's bytes as the kernel reads them: the view's, not the storage's.
-[[nodiscard]] std::size_t view_bytes(const c10::TensorImpl& tensor);
+[[nodiscard]] inline std::size_t view_bytes(const c10::TensorImpl& tensor) {
+  return static_cast<std::size_t>(tensor.numel()) * tensor.itemsize();
+}
 
 }  // namespace rematfn

@@ -216,7 +216,7 @@ void hand_over(LevelHandle& handle) {
   const DomainLock lock(level.domain);
   std::vector<Ref<Version>> kept;
   for (Version* v = level.newest; v != nullptr; v = v->previous) {
-    if (v->program && v->readers.empty()) kept.emplace_back(v);
+    if (v->program && v->readers == nullptr) kept.emplace_back(v);
   }
   for (const Ref<Version>& version : kept) {
     Version* wanted = version.get();
@@ -251,8 +251,8 @@ void see_writes() {
 void save_for_readers(const c10::StorageImpl& storage, const std::string& writer) {
   for_each_live_domain([&](TensorDomain& domain) {
     TensorVersion* version = domain.known_outside(storage);
-    if (version == nullptr || version->readers.empty()) return;
-    auto& reader = static_cast<Level&>(*version->readers.front().operation->table);
+    if (version == nullptr || version->readers == nullptr) return;
+    auto& reader = static_cast<Level&>(*version->readers->reader->table);
     try {
       domain.snapshot(*version, reader);
     } catch (const NoRoom& why) {

@@ -171,11 +171,13 @@ void LevelCall::settle_raw_memory() {
 // overwritten. If recorded operations have read them, this very call included, they are copied first
 // and the copy takes the version's place.
 void LevelCall::save_what_is_overwritten() {
-  bool replayable_write = false;
-  for (const FoundTensor& f : found_) {
-    replayable_write |= f.written && f.cell != nullptr && f.cell->version->producer;
+  const auto is_replayable_write = [](const FoundTensor& f) {
+    return f.written && f.cell != nullptr && f.cell->version->producer;
+  };
+  if (recordable_ && (facts_.makes_fresh ||
+                      std::any_of(found_.begin(), found_.end(), is_replayable_write))) {
+    call_ = Ref<Call>(new Call(op_));
   }
-  if (recordable_ && (facts_.makes_fresh || replayable_write)) call_ = Ref<Call>(new Call(op_));
   for (const FoundTensor& f : found_) {
     if (!f.written) continue;
     Ref<TensorVersion> version;
@@ -189,7 +191,7 @@ void LevelCall::save_what_is_overwritten() {
     if (!version || version->producer) continue;
     const bool saved_before = std::any_of(
         saved_.begin(), saved_.end(), [&](const Saved& s) { return s.storage == f.storage; });
-    if (saved_before || (!call_ && version->readers.empty())) continue;
+    if (saved_before || (!call_ && version->readers == nullptr)) continue;
     // Of a cell, old and new contents both count from now on.
     if (f.cell != nullptr) copied_bytes_ += version->nbytes;
     domain_.snapshot(*version, level_);

@@ -7,6 +7,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
 
+#include <optional>
+
 #include "call.h"
 #include "find_level.h"
 #include "footprint.h"
@@ -85,7 +87,7 @@ class LevelCall {
   std::size_t output_bytes_ = 0;
   Flops flops_;
   double seconds_ = 0;  // as measured, if the level is timed
-  ObservedCall seen_;   // if somebody records or guides
+  std::optional<ObservedCall> seen_;  // if somebody records or guides
   c10::SmallVector<std::int32_t, 6> read_of_;  // where in seen_.reads a found tensor stands
 };
 

@@ -30,7 +30,11 @@ void LevelCall::sort_results() {
         return;
       }
       if (put_handle_on(*impl)) return;
-      fresh_.push_back({impl, {static_cast<std::uint16_t>(i), index, false}});
+      Fresh& fresh = fresh_.emplace_back();  // See Note [Records are filled in place]
+      fresh.tensor = impl;
+      fresh.place.position = static_cast<std::uint16_t>(i);
+      fresh.place.index = index;
+      fresh.place.written = false;
     });
   }
 }
@@ -124,20 +128,21 @@ void LevelCall::record_results() {
       record_fresh(*fresh.tensor, fresh.place);
     }
   }
-  if (observed) domain_.note_call(seen_);
+  if (observed) domain_.note_call(*seen_);
   const Footprint seen{output_bytes_, scratch_bytes};
   if (metered_ && seen != foreseen_) remember(signature_, facts_, seen);
 }
 
 // Taken down before writes put other versions in the places of those that were read.
 void LevelCall::observe_reads(double cost, std::size_t scratch_bytes) {
-  seen_.name = op_.schema().name();
-  seen_.cost = cost;
-  seen_.output_bytes = output_bytes_;
-  seen_.scratch_bytes = scratch_bytes;
-  seen_.replayable = static_cast<bool>(call_);
-  seen_.raw = facts_.leaves_raw;
-  seen_.backward = in_backward_;
+  seen_.emplace();
+  seen_->name = op_.schema().name();
+  seen_->cost = cost;
+  seen_->output_bytes = output_bytes_;
+  seen_->scratch_bytes = scratch_bytes;
+  seen_->replayable = static_cast<bool>(call_);
+  seen_->raw = facts_.leaves_raw;
+  seen_->backward = in_backward_;
   read_of_.assign(found_.size(), -1);
   for (std::size_t i = 0; i < found_.size(); ++i) {
     const FoundTensor& f = found_[i];
@@ -149,8 +154,8 @@ void LevelCall::observe_reads(double cost, std::size_t scratch_bytes) {
     } else {
       continue;  // neither counted nor replayed from
     }
-    read_of_[i] = static_cast<std::int32_t>(seen_.reads.size());
-    seen_.reads.push_back({std::move(version), f.written});
+    read_of_[i] = static_cast<std::int32_t>(seen_->reads.size());
+    seen_->reads.push_back({std::move(version), f.written});
   }
 }
 
@@ -182,7 +187,7 @@ void LevelCall::record_write(std::size_t argument) {
     record_result(*contents, {static_cast<std::uint16_t>(argument), -1, true}, *f.tensor);
   }
   contents->enter(c10::intrusive_ptr<Cell>::reclaim_copy(f.cell));
-  if (domain_.recorder || domain_.guide) seen_.makes.push_back({contents, read_of_[argument]});
+  if (seen_) seen_->makes.push_back({contents, read_of_[argument]});
   f.cell->version = contents;
   f.cell->level->admit(*contents);
   pin_for_call(contents);
@@ -209,7 +214,7 @@ void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
   attach(tensor, make_cell(level_, contents, tensor.storage()));
   level_.admit(*contents);
   hold_if_asked(contents, tensor.dtype());
-  if (domain_.recorder || domain_.guide) seen_.makes.push_back({contents, -1});
+  if (seen_) seen_->makes.push_back({contents, -1});
 }
 
 void LevelCall::note_keeping(Version& contents) const {

@@ -34,20 +34,19 @@ Version::~Version() {
 
 Operation::~Operation() {
   for (Input& input : inputs) {
-    auto& readers = input.version->readers;
-    const Use moved = readers.back();
-    readers[input.reader] = moved;
-    moved.operation->inputs[moved.input].reader = input.reader;
-    readers.pop_back();
+    (input.previous == nullptr ? input.version->readers : input.previous->next) = input.next;
+    if (input.next != nullptr) input.next->previous = input.previous;
   }
   if (table) --table->domain->live_operations;
 }
 
 void Operation::add_input(Ref<Version> version) {
-  const auto position = static_cast<std::uint32_t>(inputs.size());
-  auto& readers = version->readers;
-  readers.push_back({this, position});
-  inputs.push_back({std::move(version), static_cast<std::uint32_t>(readers.size() - 1)});
+  Input& input = inputs.emplace_back();  // See Note [Records are filled in place]
+  input.reader = this;
+  input.next = version->readers;
+  if (input.next != nullptr) input.next->previous = &input;
+  version->readers = &input;
+  input.version = std::move(version);
 }
 
 void Operation::add_output(Version& version) {
@@ -149,14 +148,15 @@ void Table::mark(Version& version, std::string_view name) {
 void Table::enlist(Version& version) {
   if (!version.producer || version.nbytes == 0 || version.raw) return;
   version.slot = candidates.size();
-  candidates.push_back({.nbytes = static_cast<double>(version.nbytes),
-                        .cost = version.producer->cost,
-                        .last_access = version.last_access,
-                        .next_use = version.next_use,
-                        .weight = weight_of(version),
-                        .consumed = version.consumed,
-                        .pinned = version.pins > 0,
-                        .pending = version.pending > 0});
+  Candidate& c = candidates.emplace_back();  // See Note [Records are filled in place]
+  c.nbytes = static_cast<double>(version.nbytes);
+  c.cost = version.producer->cost;
+  c.last_access = version.last_access;
+  c.next_use = version.next_use;
+  c.weight = weight_of(version);
+  c.consumed = version.consumed;
+  c.pinned = version.pins > 0;
+  c.pending = version.pending > 0;
   candidate_versions.push_back(&version);
   if (version.pins > 0) return;
   loose_bytes += version.nbytes;
@@ -247,8 +247,12 @@ void Table::check() const {
     require(v->resident || v->producer, "L1: an evicted version has a producer");
     require(v->pins == 0 || v->resident, "L4: pins imply residency");
     if (v->resident) own += v->nbytes;
-    for (const Use& use : v->readers) {
-      require(use.operation->inputs[use.input].version.get() == v, "L6: readers mirror inputs");
+    for (const Input* use = v->readers; use != nullptr; use = use->next) {
+      const auto& inputs = use->reader->inputs;
+      require(use->version.get() == v && inputs.begin() <= use && use < inputs.end(),
+              "L6: readers mirror inputs");
+      require((use->previous == nullptr ? v->readers : use->previous->next) == use,
+              "L6: readers are linked");
     }
     if (v->producer) {
       const auto& outputs = v->producer->outputs;

@@ -44,6 +44,7 @@ namespace rematfn {
 class Domain;
 class Table;
 struct Operation;
+struct Version;
 
 // Intrusive counting without atomics: every reference is taken and dropped under the domain's lock.
 class Node {
@@ -99,9 +100,12 @@ class Ref {
 inline constexpr std::size_t kNoSlot = static_cast<std::size_t>(-1);
 inline constexpr std::uint32_t kNoValue = static_cast<std::uint32_t>(-1);
 
-struct Use {
-  Operation* operation;
-  std::uint32_t input;  // which of the operation's inputs
+// What an operation reads. The inputs that read one version are linked, beginning with the latest.
+struct Input {
+  Ref<Version> version;
+  Operation* reader = nullptr;
+  Input* previous = nullptr;  // null: this is the latest
+  Input* next = nullptr;
 };
 
 // The contents of one storage after its k-th write: the unit of residency and of eviction.
@@ -112,7 +116,7 @@ struct Version : Node {
   Version* previous = nullptr;  // the table's list of its versions, oldest first
   Version* next = nullptr;
   Ref<Operation> producer;  // none: a constant, never evicted
-  c10::SmallVector<Use, 2> readers;
+  Input* readers = nullptr;
 
   std::size_t nbytes = 0;
   double last_access = 0;      // program time
@@ -131,15 +135,11 @@ struct Version : Node {
   bool backward = false;  // made in a backward; known where something may be kept
 };
 
-struct Input {
-  Ref<Version> version;
-  std::uint32_t reader;  // where in version->readers this input stands
-};
-
 // One recorded call of an operator.
 struct Operation : Node {
   ~Operation() override;
 
+  // Room for all inputs is to be made first, since other inputs refer to them.
   void add_input(Ref<Version> version);
   // Makes `version` an output; its bytes can now be had again by replaying.
   void add_output(Version& version);

@@ -11,10 +11,10 @@ namespace rematfn {
 // Goes on to the operations that read `version`, if the walk has not been there.
 // See Note [Closure walks are capped]
 void Domain::walk_readers(const Version& version, std::size_t cap) {
-  for (const Use& use : version.readers) {
-    if (use.operation->mark == mark_ || walk_.size() >= cap) continue;
-    use.operation->mark = mark_;
-    walk_.push_back(use.operation);
+  for (const Input* use = version.readers; use != nullptr && walk_.size() < cap; use = use->next) {
+    if (use->reader->mark == mark_) continue;
+    use->reader->mark = mark_;
+    walk_.push_back(use->reader);
   }
 }
 
@@ -31,7 +31,7 @@ double Domain::neighbourhood(const Version& version, ScoreKind kind) {
       sum += components_[root].second;
     };
     for (const Input& input : version.producer->inputs) visit(input.version->producer.get());
-    for (const Use& use : version.readers) visit(use.operation);
+    for (const Input* use = version.readers; use != nullptr; use = use->next) visit(use->reader);
     return sum;
   }
   ++mark_;
@@ -54,16 +54,16 @@ double Domain::neighbourhood(const Version& version, ScoreKind kind) {
   // What cannot be had back without this version: the descendants already evicted.
   walk_.clear();
   const auto push_descendants = [&](const Version& v) {
-    for (const Use& use : v.readers) {
-      if (use.operation->mark == mark_) continue;
-      const auto& outputs = use.operation->outputs;
+    for (const Input* use = v.readers; use != nullptr; use = use->next) {
+      if (use->reader->mark == mark_) continue;
+      const auto& outputs = use->reader->outputs;
       if (std::none_of(outputs.begin(), outputs.end(),
                        [](const Version* o) { return o != nullptr && !o->resident; })) {
         continue;
       }
-      use.operation->mark = mark_;
-      sum += use.operation->cost;
-      walk_.push_back(use.operation);
+      use->reader->mark = mark_;
+      sum += use->reader->cost;
+      walk_.push_back(use->reader);
     }
   };
   push_descendants(version);
@@ -95,7 +95,7 @@ double Domain::next_use(const Version& version) {
 // A version's bytes come or go: the next use of what it is replayed from changes with that, if it
 // will be asked for at all. Most that leave will not: the program has dropped them.
 void Domain::mark_sources_stale(const Version& version) {
-  if (!version.producer) return;
+  if (!any_refreshed_ || !version.producer || version.next_use == kUnknown) return;
   if (const double next = next_use(version); next == kUnknown || next == kNever) return;
   ++mark_;
   walk_.assign(1, version.producer.get());
@@ -113,6 +113,7 @@ void Domain::mark_sources_stale(const Version& version) {
 
 // See Note [Closure walks are capped]
 void Domain::mark_dependents_stale(const Version& version) {
+  if (!any_refreshed_) return;
   ++mark_;
   walk_.clear();
   walk_readers(version, kWalkCap);
@@ -152,7 +153,7 @@ void Domain::join_component(Operation& operation) {
   for (const Input& input : operation.inputs) merge(input.version->producer.get());
   for (const Version* output : operation.outputs) {
     if (output == nullptr) continue;
-    for (const Use& use : output->readers) merge(use.operation);
+    for (const Input* use = output->readers; use != nullptr; use = use->next) merge(use->reader);
   }
 }
 

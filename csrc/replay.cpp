@@ -41,11 +41,12 @@ constexpr std::size_t kManyReplays = 20;
 
 bool Domain::is_wanted(const Version& version) {
   if (version.pending > 0 || version.program) return true;
-  return std::any_of(version.readers.begin(), version.readers.end(), [](const Use& use) {
-    const auto& outputs = use.operation->outputs;
-    return std::any_of(outputs.begin(), outputs.end(),
-                       [](const Version* o) { return o != nullptr && !o->resident; });
-  });
+  const auto is_evicted = [](const Version* v) { return v != nullptr && !v->resident; };
+  for (const Input* use = version.readers; use != nullptr; use = use->next) {
+    const auto& outputs = use->reader->outputs;
+    if (std::any_of(outputs.begin(), outputs.end(), is_evicted)) return true;
+  }
+  return false;
 }
 
 void Domain::materialize(std::span<Version* const> wanted) {

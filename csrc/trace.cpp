@@ -192,7 +192,7 @@ class Simulation {
     for (const Trace::Read& read : call.reads) {
       const Ref<Version> version = versions_[read.value];
       if (!read.written || version->producer || !version->program) continue;
-      if (!call.replayable && version->readers.empty()) continue;
+      if (!call.replayable && version->readers == nullptr) continue;
       domain_->make_room(*table_, version->nbytes);
       if (version->table) copied_bytes += version->nbytes;
       if (version->table) table_->expel(*version);
