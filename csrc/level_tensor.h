@@ -231,13 +231,14 @@ inline Cell* cell_of(const c10::TensorImpl& tensor) {
 
 inline bool is_plain(const c10::TensorImpl& tensor) {
   // Tensors without bytes of their own, or whose bytes are not what their metadata says.
+  // layout() would read the keys once more, and not atomically; they name all that is not strided.
   constexpr c10::DispatchKeySet kNotPlain({
-      c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr, c10::DispatchKey::Quantized,
-      c10::DispatchKey::NestedTensor, c10::DispatchKey::ZeroTensor, c10::DispatchKey::Python,
-      c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
+      c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr, c10::DispatchKey::MkldnnCPU,
+      c10::DispatchKey::Quantized, c10::DispatchKey::NestedTensor, c10::DispatchKey::ZeroTensor,
+      c10::DispatchKey::Python, c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
       c10::DispatchKey::FuncTorchGradWrapper});
   return !keys_of(tensor).has_any(kNotPlain) && !tensor.is_meta() && tensor.has_storage() &&
-         tensor.layout() == c10::kStrided && !tensor.has_symbolic_sizes_strides();
+         !tensor.has_symbolic_sizes_strides();
 }
 
 }  // namespace rematfn
