@@ -9,8 +9,8 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A tensor may die on any thread, in the middle of an operator, while its thread holds Python's
 // lock. Waiting for the domain's lock there could deadlock with an operator that waits for Python's,
-// and changing the table there would pull it away from under the code that walks it. So if the lock is
-// not free, release() only queues the version, for whoever holds the lock to bury as it lets go.
+// and changing the table there would pull it away from under the code that walks it. So if the lock
+// is not free, release() only queues the version, for whoever holds the lock to bury as it lets go.
 // Until then the version is what it was, for who holds the lock: its bytes are queued along with it,
 // and its cell, though nobody's, is not gone.
 //

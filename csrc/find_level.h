@@ -43,13 +43,14 @@ enum class Arguments {
 // The tensors with bytes of their own among the arguments, and what the rest is like.
 [[nodiscard]] Arguments find_tensors(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found);
 
-// The domain that an operator belongs to: the one of this thread's levels, which is alive while they
-// run, else that of its level tensors, or none.
+// The domain that an operator belongs to: the one of this thread's levels, which is alive while
+// they run, else that of its level tensors, or none.
 struct FoundDomain {
   Domain* domain = nullptr;
   std::shared_ptr<Domain> alive;
 };
-// Tensors of any other domain are sealed: they have come here from elsewhere. No domain's lock is held.
+// Tensors of any other domain are sealed: they have come here from elsewhere. No domain's lock is
+// held.
 [[nodiscard]] FoundDomain find_domain(const FoundTensors& found);
 
 // The level that the tensors and the thread's stack put the operator under: the innermost of all.

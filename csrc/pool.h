@@ -6,8 +6,8 @@
 // Note [Records are filled in place]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // `records.push_back({a, b, c})` writes a record's small fields to the stack and reads them back in
-// large pieces, for which a processor has to wait until the writes are through. For what is done with
-// each operator that is worth avoiding: the new record is made first and filled where it lies.
+// large pieces, for which a processor has to wait until the writes are through. For what is done
+// with each operator that is worth avoiding: the new record is made first and filled where it lies.
 
 #pragma once
 

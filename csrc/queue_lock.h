@@ -6,9 +6,10 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Who lets go of the lock has to see to what was queued meanwhile, and who queues something must be
 // sure that somebody will. Were lock and queue two things, the holder would look at the queue once
-// more after it has let go; but by then another thread may have done so, and whatever the lock guards
-// may be gone, with the lock. So both are one word: zero if the lock is free, else a bit and the newest
-// entry of the queue. It becomes zero only when the queue is empty, and nothing is touched after that.
+// more after it has let go; but by then another thread may have done so, and whatever the lock
+// guards may be gone, with the lock. So both are one word: zero if the lock is free, else the newest
+// entry of the queue, with a bit that says that it is taken and one for threads that wait. It becomes
+// zero only when the queue is empty, and nothing is touched after that.
 
 #pragma once
 
