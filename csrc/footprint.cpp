@@ -227,9 +227,13 @@ void remember(Signature signature, const OperatorFacts& facts, Footprint seen) {
 // See Note [Cost is a model]
 Flops flops_of(const OperatorFacts& facts, Arguments arguments) {
   const auto tensor = [&](std::size_t i) -> const at::Tensor& { return arguments[i].toTensor(); };
-  const auto per_channel = [](const at::Tensor& weight) {
-    return static_cast<double>(weight.numel()) /
-           static_cast<double>(std::max<std::int64_t>(weight.size(0), 1));
+  // The kernel will refuse what has not the dimensions that it needs, in words of its own.
+  const auto extent = [](const at::Tensor& t, std::int64_t dimension) {
+    const bool has = t.dim() >= (dimension < 0 ? -dimension : dimension + 1);
+    return has ? static_cast<double>(t.size(dimension)) : 1.0;
+  };
+  const auto per_channel = [&](const at::Tensor& weight) {
+    return static_cast<double>(weight.numel()) / std::max(extent(weight, 0), 1.0);
   };
   switch (facts.work) {
     case Work::kBytes:
@@ -237,7 +241,7 @@ Flops flops_of(const OperatorFacts& facts, Arguments arguments) {
     case Work::kMatmul: {
       // addmm and baddbmm take the summand first.
       const bool summand = arguments.size() > 2 && arguments[2].isTensor();
-      return {0, 2 * static_cast<double>(tensor(summand ? 1 : 0).size(-1))};
+      return {0, 2 * extent(tensor(summand ? 1 : 0), -1)};
     }
     case Work::kConvolution:
       return {0, 2 * per_channel(tensor(1))};
@@ -245,9 +249,7 @@ Flops flops_of(const OperatorFacts& facts, Arguments arguments) {
       return {4 * static_cast<double>(tensor(0).numel()) * per_channel(tensor(2)), 0};
     case Work::kAttention:
       // Two products of queries with all keys; the backward's five are judged by their operands.
-      if (tensor(0).dim() < 2 || tensor(1).dim() < 2) return {};
-      return {4 * static_cast<double>(tensor(0).numel()) * static_cast<double>(tensor(1).size(-2)),
-              0};
+      return {4 * static_cast<double>(tensor(0).numel()) * extent(tensor(1), -2), 0};
   }
   return {};
 }
