@@ -41,6 +41,7 @@ Operation::~Operation() {
 }
 
 void Operation::add_input(Ref<Version> version) {
+  TORCH_INTERNAL_ASSERT(inputs.size() < inputs.capacity(), "inputs that others refer to would move");
   Input& input = inputs.emplace_back();  // See Note [Records are filled in place]
   input.reader = this;
   input.next = version->readers;

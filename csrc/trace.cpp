@@ -136,6 +136,7 @@ class Simulation {
       operation->output_bytes = call.output_bytes;
       operation->scratch_bytes = call.scratch_bytes;
       ++domain_->live_operations;
+      operation->inputs.reserve(call.reads.size());
       for (const Trace::Read& read : call.reads) {
         operation->add_input(versions_[read.value]);
         operation->written.push_back(read.written);
