@@ -54,9 +54,15 @@ bool Domain::evict_one(Table& table, bool spare_pending) {
                      [&](Table* inner) { return evict_one(*inner, spare_pending); });
 }
 
-const Score& Domain::score_of(const Table& table) const {
-  const bool guided = guide != nullptr && table.score.kind == ScoreKind::kOn;
-  return guided ? guide->plan().score : table.score;
+Score Domain::score_in_force(Table& table) {
+  if (table.score.kind != ScoreKind::kOn) return table.score;
+  if (guide != nullptr) return guide->plan().score;
+  Score score = table.score;
+  if (thrash.is_thrashing(clock)) {  // See Note [A backward reads in reverse]
+    score.horizon = Horizon::kMirrored;
+    score.front = thrash.front();
+  }
+  return score;
 }
 
 // Note [Victims are chosen a batch at a time]
@@ -70,7 +76,7 @@ const Score& Domain::score_of(const Table& table) const {
 // are looked at for each eviction.
 Version* Domain::choose(Table& table, bool spare_pending) {
   if (table.judge) return choose_by_judge(table, spare_pending);
-  const Score& kind = score_of(table);
+  const Score kind = score_in_force(table);
   Batch& batch = table.batch;
   if (batch.evictions_left == 0) batch.clear();
   bool refused = false;

@@ -30,6 +30,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "lineage.h"
+#include "thrash.h"
 #include "queue_lock.h"
 #include "trace.h"
 
@@ -108,6 +109,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   std::shared_ptr<const Trace> known;  // of an earlier call that was alike
   bool guide_lost = false;
   Table* root = nullptr;  // the outermost level
+  Thrash thrash;
 
   // Cost of replaying what `version` waits for, per the definition of `kind`.
   double neighbourhood(const Version& version, ScoreKind kind);
@@ -137,7 +139,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
  private:
   friend class DomainLock;
 
-  [[nodiscard]] const Score& score_of(const Table& table) const;
+  [[nodiscard]] Score score_in_force(Table& table);
   Version* choose(Table& table, bool spare_pending);
   Version* choose_by_judge(Table& table, bool spare_pending);
   Version* lowest_of_batch(Table& table, const Score& kind, bool spare_pending);

@@ -15,11 +15,14 @@ double power(double base, double exponent) {
   return std::exp2(static_cast<float>(exponent) * std::log2(static_cast<float>(base)));
 }
 
-double time_of(Horizon horizon, const Candidate& c, double now) {
+double time_of(const Score& s, const Candidate& c, double now) {
   const double age = age_of(c, now);
-  if (c.next_use == kUnknown || horizon == Horizon::kAge) return age;
+  if (s.horizon == Horizon::kMirrored) {
+    return c.last_access > s.front ? age : s.front - c.last_access + kOperatorCost;
+  }
+  if (c.next_use == kUnknown || s.horizon == Horizon::kAge) return age;
   const double next = std::max(c.next_use - now, 0.0) + kOperatorCost;
-  switch (horizon) {
+  switch (s.horizon) {
     case Horizon::kGeometric:
       return std::sqrt(age * next);
     case Horizon::kHarmonic:
@@ -29,6 +32,7 @@ double time_of(Horizon horizon, const Candidate& c, double now) {
     case Horizon::kNext:
       return std::sqrt(std::sqrt(age * next) * next);
     case Horizon::kAge:
+    case Horizon::kMirrored:
       break;
   }
   return age;
@@ -43,7 +47,7 @@ double score(const Score& s, const Candidate& c, double now) {
       // A value nobody has read yet is about to be: its consumer is usually the next operator.
       const double fresh = c.consumed ? 1.0 : s.unread;
       return c.weight * fresh * (c.cost + s.ancestors * c.neighbours) /
-             (c.nbytes * power(time_of(s.horizon, c, now), s.exponent));
+             (c.nbytes * power(time_of(s, c, now), s.exponent));
     }
     case ScoreKind::kDtr:
     case ScoreKind::kEq:

@@ -45,6 +45,7 @@ enum class Horizon : std::uint8_t {
   kHarmonic,   // 1 / (1/age + 1/next)
   kNearer,     // min(age, next)
   kNext,       // age^(1/4) * next^(3/4)
+  kMirrored,   // how far before `front` the last access lies; age, for what was read after it
 };
 
 // kOn: (cost + ancestors * evicted ancestors) / (bytes * time^exponent), `unread` times that until the
@@ -55,6 +56,7 @@ struct Score {
   double exponent = 0.6;
   double unread = 4;
   Horizon horizon = Horizon::kAge;
+  double front = -1;  // program time, for kMirrored: see Note [A backward reads in reverse]
 };
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();

@@ -71,7 +71,7 @@ class LevelCall {
   const bool recordable_;
   bool bounded_ = false;  // some level around has a budget
   bool metered_ = false;  // so what the operator allocates must be known
-  bool in_backward_ = false;  // found out where something may be kept, or is recorded
+  bool in_backward_ = false;  // found out where something may be evicted or kept, or is recorded
 
   c10::SmallVector<Ref<Version>, 6> pinned_;
   c10::SmallVector<Saved, 1> saved_;

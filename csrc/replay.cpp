@@ -58,6 +58,11 @@ void Domain::materialize(std::span<Version* const> wanted) {
         "kernel or by a signal handler. Make it resident before, or pass it as an argument.");
   }
   planning_ = true;
+  double latest = Thrash::kNowhere;
+  for (const Version* v : wanted) {
+    if (!v->resident) latest = std::max(latest, v->last_access);
+  }
+  thrash.note_miss(latest);
   for (Version* v : wanted) expect(*v);
   try {
     bring_back(wanted);
@@ -195,6 +200,7 @@ void Domain::replay_now(Operation& operation) {
   for (Input& input : operation.inputs) unpin(*input.version);
   ++operation.table->statistics.replays;
   operation.table->statistics.replayed_cost += operation.cost;
+  thrash.note_replay(operation.cost);
 }
 
 void Domain::make_room_to_replay(Operation& operation) {

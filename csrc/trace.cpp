@@ -106,6 +106,7 @@ class Simulation {
 
  private:
   void run_call(const Trace::Call& call) {
+    domain_->thrash.enter(call.backward);
     const std::size_t granted = call.output_bytes + call.scratch_bytes;
     foresee(call, granted);
     // Taken down now, before writes put other versions in the places of these.

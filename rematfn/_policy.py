@@ -42,7 +42,9 @@ class ON(Policy):
     """Evict the smallest ``(c + ancestors * a) / (m * age ** exponent)``: the best that looks back.
 
     ``a`` is the cost of the evicted versions that would have to be recomputed first. The score
-    counts ``unread`` times until an operator of the program has read the value.
+    counts ``unread`` times until an operator of the program has read the value. Where replays in a
+    backward cost more than the program does, the distance from what that backward read last takes
+    the place of ``age``: a backward reads in reverse.
 
     Attributes:
         ancestors: What the evicted ancestors count, at least 0.

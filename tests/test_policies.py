@@ -18,6 +18,7 @@ from helpers import (
     untransformed,
 )
 from programs import Program
+from torch import Tensor
 
 import rematfn
 from rematfn import Custom, Manual, Memory, Policy, Speed, Sqrt
@@ -117,3 +118,29 @@ def test_a_policy_prints_compares_and_hashes(policy: Policy) -> None:
 def test_what_means_nothing_is_refused(make: Callable[[], Any], says: str) -> None:
     with pytest.raises((TypeError, ValueError), match=says):
         make()
+
+
+def unrolled(x: Tensor, w: Tensor) -> Tensor:
+    h = x
+    for _ in range(64):
+        h = torch.tanh(h @ w) + h * 0.1
+    return h.square().sum()
+
+
+def on_without_detector(c: rematfn.Candidate) -> float:
+    fresh = 1 if c.consumed else 4
+    return fresh * (c.cost + c.ancestors / 2) / (c.nbytes * (c.age + 5e-6) ** 0.6)
+
+
+@pytest.mark.parametrize(("fraction", "thrashes"), [(0.7, False), (0.3, True)])
+def test_where_a_backward_thrashes_the_score_looks_ahead(fraction: float, thrashes: bool) -> None:
+    """See Note [A backward reads in reverse]."""
+    x, w = torch.ones(32, 64), torch.eye(64) / 2
+    trace = rematfn.record(torch.func.grad(unrolled, argnums=1), x, w)
+    budget = int(fraction * trace.peak_bytes)
+    cost, plain = (
+        rematfn.simulate(trace, budget, policy).replayed_cost
+        for policy in (rematfn.ON(), rematfn.Custom(on_without_detector))
+    )
+    assert plain > (1 if thrashes else 0)
+    assert cost < plain / 2 if thrashes else cost == plain

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// thrash.h: notices that replays cost more than the program does, and what to do about it.
+//
+// Note [A backward reads in reverse]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A score that only looks back takes age for the time to the next use. In a forward that is as good a
+// guess as any. In a backward it is a poor one: what will be read next is hardly younger than what will
+// be read last, and has been as long unread as the whole pass took so far. Close to the least budget
+// such a score evicts what the next operators read, and replays beget replays. But a backward reads
+// what the forward made in reverse. What was asked for last shows where it is, its front; a value made
+// before that is read the sooner the nearer it lies. So where replays cost more than the program
+// itself, in a backward, that distance takes the place of age (Horizon::kMirrored). Elsewhere age does
+// as well or better.
+
+#pragma once
+
+namespace rematfn {
+
+class Thrash {
+ public:
+  // The program's next operator is, or is not, one of a backward.
+  void enter(bool backward) {
+    if (!backward) {
+      thrashing_ = false;
+      front_ = kNowhere;
+    }
+    backward_ = backward;
+  }
+  // The program has asked for an evicted value that it last read at this program time.
+  void note_miss(double last_access) {
+    if (backward_) front_ = last_access;
+  }
+  void note_replay(double cost) { replayed_ += cost; }
+  // Is it thrashing, at program time `now`? Once it is, it is so to the end of the backward.
+  bool is_thrashing(double now);
+  [[nodiscard]] double front() const { return front_; }
+
+  // Before all that the program has made.
+  static constexpr double kNowhere = -1;
+
+ private:
+  bool backward_ = false;
+  bool thrashing_ = false;
+  double front_ = kNowhere;
+  double replayed_ = 0;  // seconds of the cost model
+  // At the start of the window that is looked at.
+  double replayed_before_ = 0;
+  double clock_before_ = 0;
+};
+
+}  // namespace rematfn
