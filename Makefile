@@ -48,17 +48,17 @@ sanitize: $(INSTALLED)  ## the tests of the core, under the address and undefine
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  PYTHONPATH=build/sanitized $(BIN)/pytest $(CORE_TESTS) $(ARGS)
+	  PYTHONPATH=$(abspath build/sanitized) $(BIN)/pytest $(CORE_TESTS) $(ARGS)
 
 # Neither torch nor Python is instrumented: what is reported is in our code, or in torch's headers as
-# compiled into it. OpenMP's own threads would be reported for what libgomp does. Reports go past
-# pytest's capture, and the exit status tells that there were some.
+# compiled into it; what oneDNN does is left out. OpenMP's own threads would be reported for what
+# libgomp does. Reports go past pytest's capture, and the exit status tells that there were some.
 THREAD_TESTS := $(addprefix tests/test_,threads.py levels.py)
 sanitize-threads: $(INSTALLED)  ## the tests of threads, under the thread sanitizer
 	REMATFN_SANITIZE=thread \
 	  $(BIN)/python setup.py --quiet build --build-lib build/sanitized-threads
-	LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" TSAN_OPTIONS=exitcode=66 \
-	  OMP_NUM_THREADS=1 PYTHONPATH=build/sanitized-threads \
+	LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" TSAN_OPTIONS=exitcode=66:suppressions=$(abspath tests/thread_sanitizer.supp) \
+	  OMP_NUM_THREADS=1 PYTHONPATH=$(abspath build/sanitized-threads) \
 	  $(BIN)/pytest $(THREAD_TESTS) -m "not forking" --capture=sys $(ARGS)
 
 sweep: $(INSTALLED)  ## every sample of torch's operator database; writes docs/operators.md

@@ -34,7 +34,7 @@ c10::DataPtr instead_of_bytes(c10::intrusive_ptr<Cell> cell, c10::Device device)
 }
 
 void set_keys(c10::TensorImpl& tensor, c10::DispatchKeySet keys) {
-  KeySet::of(tensor).store(keys, std::memory_order_relaxed);
+  KeySet::of(tensor).store(keys, std::memory_order_release);
 }
 
 // Note [Contents are found by their counter]

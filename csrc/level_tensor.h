@@ -37,7 +37,8 @@
 // it: the key is taken off, and the cell goes. So whoever does not hold the domain's lock must not
 // follow a handle, not even to find the lock. They ask domain_of(), lock what it says, and look at
 // the handle then: it may be gone. A lock of its own keeps handles still for a few instructions, in
-// which nothing else is locked, so it spins. A key set is one word, which is read and written whole.
+// which nothing else is locked, so it spins. A key set is one word, which is read and written whole, and
+// whoever finds the key gone finds the bytes that were put back before.
 
 #pragma once
 
@@ -211,7 +212,7 @@ struct KeySet : c10::TensorImpl {
 };
 
 inline c10::DispatchKeySet keys_of(const c10::TensorImpl& tensor) {
-  return KeySet::of(tensor).load(std::memory_order_relaxed);
+  return KeySet::of(tensor).load(std::memory_order_acquire);
 }
 
 inline bool has_level_key(const c10::TensorImpl& tensor) { return keys_of(tensor).has(kLevelKey); }

@@ -290,6 +290,7 @@ def in_a_process(module: str, function: str, timeout: float = 120) -> None:
     here, package = Path(__file__).parent, Path(rematfn.__file__).parent.parent
     found = subprocess.run(
         [sys.executable, "-c", f"import {module}; {module}.{function}()"],
+        cwd=here,  # not where another build of the package may lie
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(package)])},
         timeout=timeout,
         capture_output=True,
