@@ -8,6 +8,7 @@ with the lowest score goes first.
 
 import math
 import numbers
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, TypeAlias
@@ -67,7 +68,7 @@ class ON(Policy):
 
 
 @dataclass(frozen=True)
-class Planned(Policy):
+class Planned(Policy, ABC):
     """A policy that records the first call of each signature and has a plan for those after it.
 
     Attributes:
@@ -93,9 +94,9 @@ class Planned(Policy):
         """Return the score of such calls, if it is written in Python."""
         return self.first.judge()
 
+    @abstractmethod
     def plan(self, program: _C.Program, budget: int, seconds: float) -> None:
         """Have the program look for a plan, for some seconds if it takes any."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
