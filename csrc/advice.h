@@ -16,6 +16,7 @@
 #include <optional>
 
 #include "domain.h"
+#include "simulation.h"
 
 namespace rematfn {
 

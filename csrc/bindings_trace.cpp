@@ -10,6 +10,7 @@
 #include "bindings.h"
 #include "domain.h"
 #include "plan.h"
+#include "simulation.h"
 
 namespace py = pybind11;
 

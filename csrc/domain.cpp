@@ -54,7 +54,7 @@ bool Domain::evict_one(Table& table, bool spare_pending) {
                      [&](Table* inner) { return evict_one(*inner, spare_pending); });
 }
 
-Score Domain::score_in_force(Table& table) {
+Score Domain::score_in_force(const Table& table) {
   if (table.score.kind != ScoreKind::kOn) return table.score;
   if (guide != nullptr) return guide->plan().score;
   Score score = table.score;

@@ -36,6 +36,8 @@
 
 namespace rematfn {
 
+class Guide;
+
 // Note [Closure walks are capped]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // The default score sums the cost of a candidate's evicted ancestors. After some thousand evictions
@@ -139,7 +141,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
  private:
   friend class DomainLock;
 
-  [[nodiscard]] Score score_in_force(Table& table);
+  [[nodiscard]] Score score_in_force(const Table& table);
   Version* choose(Table& table, bool spare_pending);
   Version* choose_by_judge(Table& table, bool spare_pending);
   Version* lowest_of_batch(Table& table, const Score& kind, bool spare_pending);
@@ -190,7 +192,6 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void hold(Version& version, const Operation* reader);
   void let_go_of_inputs(const Operation* reader);
   void let_go_of_all();
-  void abandon_heap();
 
   // frugal.cpp
   struct Sweep;

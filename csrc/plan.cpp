@@ -8,6 +8,7 @@
 
 #include "domain.h"
 #include "segments.h"
+#include "simulation.h"
 
 namespace rematfn {
 namespace {

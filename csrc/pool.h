@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // pool.h: the memory of records that each operator makes anew, kept for the next one.
-
 //
 // Note [Records are filled in place]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

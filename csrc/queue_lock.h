@@ -9,7 +9,8 @@
 // more after it has let go; but by then another thread may have done so, and whatever the lock
 // guards may be gone, with the lock. So both are one word: zero if the lock is free, else the newest
 // entry of the queue, with a bit that says that it is taken and one for threads that wait. It becomes
-// zero only when the queue is empty, and nothing is touched after that.
+// zero only when the queue is empty, and is not read after that. (Waiters are woken by its address;
+// they hold what it stands in.)
 
 #pragma once
 

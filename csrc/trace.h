@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// trace.h: what a program did to memory, without its tensors; and the same engine run on that.
-//
-// Note [One engine for tensors and numbers]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// A plan is only worth as much as the simulator that judged it. So there is no second engine: a
-// simulation is a Domain whose replay() moves numbers, and whoever evicts, plans and replays is the
-// code that does it for tensors. What is written twice is the journey of one operator, in LevelCall
-// and in Simulation::run_call, and a test holds the two together, count for count.
+// trace.h: what a program did to memory, without its tensors.
 
 #pragma once
 
@@ -118,20 +111,5 @@ class Recorder {
   // A value that is read without having been made came from outside.
   Trace::Id id_of(Version& version, bool made);
 };
-
-class Guide;
-
-struct SimulationOptions {
-  std::size_t budget = kNoBudget;
-  Score score;
-  Keeping keeping{};
-  Judge judge{};
-  bool evict_everything = false;
-  std::shared_ptr<Guide> guide{};
-  double most_replayed_cost = kNever;  // seconds; beyond, the run is not worth finishing
-};
-
-// The statistics of a run of `trace`. Throws NoRoom.
-[[nodiscard]] Statistics simulate(const Trace& trace, const SimulationOptions& options);
 
 }  // namespace rematfn
