@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERYTHING, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import (
+    EVERYTHING,
+    Mode,
+    Transform,
+    assert_bitwise_equal,
+    assert_same_as_eager,
+    wave_backward,
+    wave_setup,
+)
 from torch import Tensor
 from torch.utils import cpp_extension
 
@@ -38,18 +46,10 @@ def operators(tmp_path_factory: pytest.TempPathFactory) -> Any:
         )
     finally:
         os.environ["PATH"] = path
-    found = torch.ops.rematfn_cpp_tests
-
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return grad * (x * ctx.scale).cos() * ctx.scale, None
-
-    def setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, ctx.scale = inputs
-        ctx.save_for_backward(x)
-
-    torch.library.register_autograd("rematfn_cpp_tests::wave", backward, setup_context=setup)
-    return found
+    torch.library.register_autograd(
+        "rematfn_cpp_tests::wave", wave_backward, setup_context=wave_setup
+    )
+    return torch.ops.rematfn_cpp_tests
 
 
 def line() -> Tensor:

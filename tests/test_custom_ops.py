@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERYTHING, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import (
+    EVERYTHING,
+    Mode,
+    Transform,
+    assert_bitwise_equal,
+    assert_same_as_eager,
+    wave_backward,
+    wave_setup,
+)
 from torch import Tensor
 
 import rematfn
@@ -35,15 +43,7 @@ def define_wave(with_fake: bool = True, calls: list[int] | None = None) -> Calla
     if with_fake:
         wave.register_fake(lambda x, scale: torch.empty_like(x))
 
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return grad * (x * ctx.scale).cos() * ctx.scale, None
-
-    def setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, ctx.scale = inputs
-        ctx.save_for_backward(x)
-
-    wave.register_autograd(backward, setup_context=setup)
+    wave.register_autograd(wave_backward, setup_context=wave_setup)
     return wave
 
 

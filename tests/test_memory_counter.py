@@ -140,7 +140,7 @@ def test_address_handed_out_twice_ends_its_first_block():
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs torch's own count: CUDA only")
 def test_counts_of_a_cuda_device_agree_with_torchs_own():
     x = torch.ones(1024, 1024, device="cuda")
     with MemoryTimeline("cuda") as timeline:
