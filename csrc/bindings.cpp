@@ -204,7 +204,7 @@ PYBIND11_MODULE(_C, m) {
       .def("read", [](const LevelHandle& handle) {
         const Level& level = handle.level();
         const Statistics& s = level.statistics;
-        return record_of(s, level.budget, level.resident_bytes);
+        return record_of(s, level.budget, level.bytes_now());
       })
       // What was recorded; recording ends. None if the level did not record, or was asked before.
       .def("take_trace",

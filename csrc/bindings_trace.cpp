@@ -25,6 +25,10 @@ py::list events_of(const Trace& trace) {
       events.append(py::make_tuple("mark", py::make_tuple(value, name)));
       continue;
     }
+    if (event.what == Trace::What::kUnrecorded) {
+      events.append(py::make_tuple("unrecorded", trace.unrecorded[event.index]));
+      continue;
+    }
     if (event.what != Trace::What::kCall) {
       const char* what = event.what == Trace::What::kSeal     ? "seal"
                          : event.what == Trace::What::kSettle ? "settle"
@@ -98,6 +102,7 @@ void bind_traces(py::module_& m) {
       .def("add_seal", &Trace::add_seal)
       .def("add_settle", &Trace::add_settle)
       .def("add_mark", &Trace::add_mark)
+      .def("add_unrecorded", &Trace::add_unrecorded)
       .def("values",
            [](const Trace& trace) {
              std::vector<std::pair<std::size_t, bool>> values;

@@ -27,15 +27,15 @@ void Domain::make_room(Table& table, std::size_t nbytes) {
   for (Table* t = &table; t != nullptr; t = t->enclosing.get()) {
     if (t->budget == kNoBudget) continue;
     // Whoever cannot have enough takes nothing.
-    const std::size_t least = t->resident_bytes - t->evictable_bytes() + nbytes;
+    const std::size_t least = t->used_bytes() - t->evictable_bytes() + nbytes;
     if (least > t->budget) {
       if (!planning_) t->note_need(least);
       throw NoRoom{t, least, least - nbytes};
     }
-    while (t->resident_bytes + nbytes > t->budget) {
+    while (t->used_bytes() + nbytes > t->budget) {
       if (!evict_one(*t)) {
-        if (!planning_) t->note_need(t->resident_bytes + nbytes);
-        throw NoRoom{t, t->resident_bytes + nbytes, t->resident_bytes};
+        if (!planning_) t->note_need(t->used_bytes() + nbytes);
+        throw NoRoom{t, t->used_bytes() + nbytes, t->used_bytes()};
       }
     }
   }

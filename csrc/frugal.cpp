@@ -104,7 +104,7 @@ std::size_t Domain::peak_of(const Sweep& sweep, const Table& table, const Versio
     const bool comes_and_goes = v.resident ? may_go(v) : true;
     return &v != first && comes_and_goes && is_within(v.table.get(), table) ? v.nbytes : 0;
   };
-  std::size_t live = table.resident_bytes - table.evictable_bytes();
+  std::size_t live = table.used_bytes() - table.evictable_bytes();
   if (first != nullptr && is_within(first->table.get(), table)) live += first->nbytes;
   for (const auto& [version, reads] : sweep.versions) {
     left[version] = reads.left + (reads.to_the_end ? 1 : 0);

@@ -115,6 +115,13 @@ bool is_writer_running() {
          torch::autograd::get_current_node().get() == this_thread.writer;
 }
 
+c10::intrusive_ptr<UnrecordedBytes> make_unrecorded(const LevelOptions& options,
+                                                    const Level* outer) {
+  auto around = outer == nullptr ? nullptr : outer->unrecorded;
+  if (options.budget == kNoBudget && !options.record && !around) return {};
+  return c10::make_intrusive<UnrecordedBytes>(std::move(around));
+}
+
 void push(Level& level) {
   this_thread.levels.push_back(&level);
   innermost = &level;
@@ -138,7 +145,8 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       timed(options.timed),
       verify(options.verify || (outer != nullptr && outer->verify)),
       forks_before(forks),
-      first_node(at::sequence_number::peek()) {
+      first_node(at::sequence_number::peek()),
+      unrecorded(make_unrecorded(options, outer)) {
   tensor_domain().levels.push_back(this);
 }
 
@@ -227,6 +235,21 @@ void hand_over(LevelHandle& handle) {
     }
     level.tensor_domain().make_outside(static_cast<TensorVersion&>(*wanted));
   }
+}
+
+// See Note [Bytes beside operators]
+void notice_unrecorded(Level& level) {
+  bool changed = false;
+  for (Level* l = &level; l != nullptr && l->unrecorded; l = l->enclosing_level()) {
+    const std::size_t now = l->unrecorded->live();
+    if (now == l->unrecorded_bytes) continue;
+    l->unrecorded_bytes = now;
+    changed = true;
+    if (l == l->domain->root && l->domain->recorder) l->domain->recorder->note_unrecorded(now);
+  }
+  if (!changed) return;
+  level.domain->make_room(level, 0);
+  level.note_peak(0);
 }
 
 LevelScope::LevelScope(Level& level, bool tagging) : was_tagging_(this_thread.tagging) {

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "level_tensor.h"
+#include "unrecorded.h"
 
 namespace rematfn {
 
@@ -49,6 +50,10 @@ class Level final : public Table {
   ~Level() override;
 
   [[nodiscard]] TensorDomain& tensor_domain() const { return static_cast<TensorDomain&>(*domain); }
+  // Resident, or beside operators. See Note [Bytes beside operators].
+  [[nodiscard]] std::size_t bytes_now() const {
+    return resident_bytes + (unrecorded ? unrecorded->live() : 0);
+  }
   [[nodiscard]] Level* enclosing_level() const { return static_cast<Level*>(enclosing.get()); }
   // The level around this one that still runs, if any: heir to what this one hands out.
   [[nodiscard]] Level* heir() const;
@@ -62,6 +67,8 @@ class Level final : public Table {
   std::size_t made_since_asked = 0;  // pressure.h
   // Autograd nodes from this number on were made since the level began.
   const std::uint64_t first_node;
+  // Null if nobody asks: neither this level nor one around it has a budget or is recorded.
+  const c10::intrusive_ptr<UnrecordedBytes> unrecorded;
 
   // boundary.cpp and edges.cpp
   bool graph_leaves = false;  // a result leads back into the level's part of the autograd graph
@@ -110,6 +117,10 @@ void settle(LevelHandle& handle);
 //     far as the budget allows, and no operator of the level comes to evict it.
 void hand_over(LevelHandle& handle);
 
+// Takes notice of what has been allocated and freed beside operators, and makes room for it. Throws
+// NoRoom.
+void notice_unrecorded(Level& level);
+
 // For a scope: `level` is on top of this thread's stack, `tagging` or as usual.
 class LevelScope {
  public:
@@ -121,6 +132,11 @@ class LevelScope {
  private:
   bool was_tagging_;
 };
+
+// Whether a kernel of ours runs on this thread.
+[[nodiscard]] inline bool is_below_levels() {
+  return c10::impl::tls_is_dispatch_key_excluded(kLevelKey);
+}
 
 // Whether aliases of tensors from outside become the level's (edges.cpp says why).
 [[nodiscard]] bool is_tagging();

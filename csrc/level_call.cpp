@@ -65,6 +65,7 @@ void LevelCall::run() {
   if (level_.active) note_leaves();
   domain_.settle_counters();
   try {
+    if (metered_) notice_unrecorded(level_);
     if (facts_.is_view || facts_.announces_address) {
       if (op_.schema().name() == "aten::lift_fresh") settle_raw_memory();
       if (facts_.announces_read) make_resident();

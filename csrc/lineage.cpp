@@ -126,7 +126,7 @@ std::size_t Table::evictable_bytes() const {
 
 void Table::note_peak(std::size_t in_flight) {
   for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
-    t->statistics.peak_bytes = std::max(t->statistics.peak_bytes, t->resident_bytes + in_flight);
+    t->statistics.peak_bytes = std::max(t->statistics.peak_bytes, t->used_bytes() + in_flight);
   }
 }
 

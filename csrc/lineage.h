@@ -214,6 +214,8 @@ class Table : public Node {
   Judge judge;  // if set, scores instead of `score`
   const std::uint32_t depth;
   std::size_t resident_bytes = 0;  // inner tables' included
+  // As last taken notice of; inner tables' included. See Note [Bytes beside operators].
+  std::size_t unrecorded_bytes = 0;
   std::size_t loose_bytes = 0;     // of candidates that are not pinned
   Statistics statistics;
   Version* oldest = nullptr;
@@ -230,6 +232,8 @@ class Table : public Node {
   // The bytes of a version of this table come or go.
   void charge(std::size_t nbytes);
   void discharge(std::size_t nbytes);
+  // What counts against the budget.
+  [[nodiscard]] std::size_t used_bytes() const { return resident_bytes + unrecorded_bytes; }
   // What could go, inner tables' included; but for what somebody turns out to hold.
   [[nodiscard]] std::size_t evictable_bytes() const;
   // `in_flight` bytes beyond the resident ones are in use, here and in the enclosing tables.

@@ -22,7 +22,36 @@ void fail_if_told_to() {
   --*until_failure;
 }
 
-// torch's default CPU allocator, with each block's size in front of it. The profiler is told of the
+// What stands in front of a block.
+class Header {
+ public:
+  explicit Header(std::size_t nbytes) : nbytes(nbytes) {}
+  Header(Header&&) = default;
+  ~Header() {
+    if (unrecorded_) unrecorded_->subtract(nbytes);
+  }
+
+  // See Note [Bytes beside operators]
+  void count_if_unrecorded() {
+    Level* level = current_level();
+    if (level == nullptr || !level->unrecorded || is_below_levels()) return;
+    unrecorded_ = level->unrecorded;
+    unrecorded_->add(nbytes);
+    try {
+      const DomainLock lock(level->domain);
+      notice_unrecorded(*level);
+    } catch (const NoRoom& why) {
+      raise_budget_error(why, "a tensor made beside operators");
+    }
+  }
+
+  const std::size_t nbytes;
+
+ private:
+  c10::intrusive_ptr<UnrecordedBytes> unrecorded_;  // null if it counts elsewhere
+};
+
+// torch's default CPU allocator, with a header in front of each block. The profiler is told of the
 // bytes that were asked for, as without us.
 class CountingAllocator final : public c10::Allocator {
  public:
@@ -30,9 +59,14 @@ class CountingAllocator final : public c10::Allocator {
     const c10::Device kCpu(c10::kCPU);
     if (nbytes == 0) return {nullptr, nullptr, &release, kCpu};
     fail_if_told_to();
-    if (running != nullptr) running->allocated(nbytes);
+    Header header(nbytes);
+    if (running != nullptr) {
+      running->allocated(nbytes);
+    } else {
+      header.count_if_unrecorded();
+    }
     auto* block = static_cast<char*>(c10::alloc_cpu(nbytes + kHeader));
-    *reinterpret_cast<std::size_t*>(block) = nbytes;
+    new (block) Header(std::move(header));
     void* data = block + kHeader;
     c10::profiledCPUMemoryReporter().New(data, nbytes);
     return {data, data, &release, kCpu};
@@ -46,11 +80,14 @@ class CountingAllocator final : public c10::Allocator {
 
  private:
   static constexpr std::size_t kHeader = 64;  // keeps the alignment that torch promises
+  static_assert(sizeof(Header) <= kHeader);
 
   static void release(void* data) {
     if (data == nullptr) return;
     char* block = static_cast<char*>(data) - kHeader;
-    if (running != nullptr) running->freed(*reinterpret_cast<std::size_t*>(block));
+    auto* header = reinterpret_cast<Header*>(block);
+    if (running != nullptr) running->freed(header->nbytes);
+    header->~Header();
     c10::profiledCPUMemoryReporter().Delete(data);
     c10::free_cpu(block);
   }

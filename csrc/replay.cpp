@@ -235,7 +235,7 @@ void Domain::abandon_plan() {
 }
 
 NoRoom Domain::thrashing(Table& table) {
-  return {&table, table.budget + table.budget / 8 + 1, table.resident_bytes,
+  return {&table, table.budget + table.budget / 8 + 1, table.used_bytes(),
           /*thrashing=*/true};
 }
 

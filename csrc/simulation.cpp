@@ -98,6 +98,11 @@ class Simulation {
         case Trace::What::kMark:
           mark(trace_.marks[event.index]);
           break;
+        case Trace::What::kUnrecorded:
+          table_->unrecorded_bytes = trace_.unrecorded[event.index];
+          domain_->make_room(*table_, 0);
+          table_->note_peak(0);
+          break;
       }
     }
     return table_->statistics;

@@ -23,6 +23,11 @@ void Trace::add_mark(Id value, std::string name) {
   marks.push_back({value, std::move(name)});
 }
 
+void Trace::add_unrecorded(std::size_t nbytes) {
+  events.push_back({What::kUnrecorded, static_cast<std::uint32_t>(unrecorded.size())});
+  unrecorded.push_back(nbytes);
+}
+
 void Trace::add_call(Call call) {
   events.push_back({What::kCall, static_cast<std::uint32_t>(calls.size())});
   calls.push_back(std::move(call));
@@ -44,6 +49,10 @@ void Trace::check() const {
       const Id value = marks[event.index].value;
       require(state(value) == State::kAlive,
               "value " + std::to_string(value) + " is marked, but is not there");
+      continue;
+    }
+    if (event.what == What::kUnrecorded) {
+      require(event.index < unrecorded.size(), "unrecorded bytes are missing");
       continue;
     }
     if (event.what != What::kCall) {

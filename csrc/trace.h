@@ -52,15 +52,17 @@ struct Trace {
     kSeal,     // a value left: resident from now on, and not counted
     kSettle,   // raw memory turned out to have contents: a constant from now on
     kMark,     // the program has marked a value: see keeping.h
+    kUnrecorded,  // so many bytes are now alive of what was allocated beside the calls
   };
   struct Event {
     What what;
-    std::uint32_t index;  // of the call, of the mark, or of the value
+    std::uint32_t index;  // of the call, the mark, the unrecorded bytes, or the value
   };
 
   std::vector<Value> values;
   std::vector<Call> calls;
   std::vector<Mark> marks;
+  std::vector<std::size_t> unrecorded;
   std::vector<Event> events;
 
   [[nodiscard]] Id add_value(std::size_t nbytes, bool counted);
@@ -69,6 +71,7 @@ struct Trace {
   void add_seal(Id value) { events.push_back({What::kSeal, value}); }
   void add_settle(Id value) { events.push_back({What::kSettle, value}); }
   void add_mark(Id value, std::string name);
+  void add_unrecorded(std::size_t nbytes);
   // Throws std::invalid_argument unless each value is made before it is read, and released once.
   void check() const;
 };
@@ -102,6 +105,7 @@ class Recorder {
   void note_seal(const Version& version);
   void note_settle(const Version& version);
   void note_mark(const Version& version, const std::string& name);
+  void note_unrecorded(std::size_t nbytes) { trace->add_unrecorded(nbytes); }
   // What it has written down, and then a call that did not come to run, if there is one.
   [[nodiscard]] Trace followed_by(const ObservedCall* refused) const;
 

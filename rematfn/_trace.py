@@ -68,8 +68,9 @@ class Trace:
         What is ours other readers may pass over: the keys ``SCRATCH`` (bytes of a call),
         ``REPLAYABLE``, ``RAW`` (uninitialised), ``BACKWARD`` (called by autograd) and ``WRITES``
         (arguments from outside that are overwritten), and the annotations ``SEAL``, by which a
-        value becomes a result, ``SETTLE``, by which raw memory becomes a constant, and ``MARK``, by
-        which :func:`keep` marks one.
+        value becomes a result, ``SETTLE``, by which raw memory becomes a constant, ``MARK``, by
+        which :func:`keep` marks one, and ``UNRECORDED``, the bytes alive from there on that no
+        operator has made.
         """
         with _open(path, "wt") as file:
             for line in _lines(self._core):
@@ -252,6 +253,8 @@ class _Reader:
                 self._backward = True
             elif line["ANNOTATION"] == "MARK":
                 self._core.add_mark(self._storages[line["NAME"]].value, line["MARK"])
+            elif line["ANNOTATION"] == "UNRECORDED":
+                self._core.add_unrecorded(int(line["MEMORY"]))
         else:
             raise ValueError(f"unknown instruction {kind!r}")
 
@@ -325,6 +328,9 @@ def _lines(core: _C.Trace) -> Iterator[_Line]:
             value, mark = data
             name = names[value]
             yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "MARK", "NAME": name, "MARK": mark}
+        elif kind == "unrecorded":
+            memory = str(data)
+            yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "UNRECORDED", "MEMORY": memory}
         else:
             yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": kind.upper(), "NAME": names[data]}
 

@@ -147,6 +147,26 @@ def test_where_a_backward_thrashes_the_score_looks_ahead(fraction: float, thrash
     assert cost < plain / 2 if thrashes else cost == plain
 
 
+@pytest.mark.parametrize("per_sample", [False, True], ids=["grad", "vmap-of-grad"])
+def test_what_thrashes_is_still_exact_and_bounded(per_sample: bool) -> None:
+    x, w = torch.linspace(-1, 1, 32 * 64).reshape(32, 64), torch.eye(64) / 2
+    f = torch.func.grad(unrolled, argnums=1)
+    if per_sample:
+        f, x = torch.func.vmap(f, in_dims=(0, None)), x.reshape(4, 8, 64)
+    trace = rematfn.record(f, x, w)
+    budget = int(0.3 * trace.peak_bytes)
+    expected = f(x, w)
+    g = rematfn.remat(f, budget, policy=rematfn.ON())
+    with MemoryTimeline() as timeline:
+        found = g(x, w)
+    assert_bitwise_equal(found, expected)
+    assert timeline.peak <= budget
+    predicted = rematfn.simulate(trace, budget, rematfn.ON())
+    plain = rematfn.simulate(trace, budget, rematfn.Custom(on_without_detector))
+    assert g.stats.replays == predicted.replays
+    assert g.stats.replayed_cost < plain.replayed_cost
+
+
 def deep(x: Tensor) -> Tensor:
     for _ in range(300):
         x = x.sin().cos()
