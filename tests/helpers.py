@@ -282,7 +282,7 @@ def inner(x: Tensor) -> Tensor:
     return x
 
 
-# --- the derivative of an operator of one's own, (x * scale).sin() ---------------------------------
+# --- the derivative of (x * scale).sin(), an operator of one's own --------------------------------
 
 
 def wave_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
