@@ -7,11 +7,23 @@ namespace rematfn {
 namespace {
 
 constexpr double kWindow = 1.0 / 20;  // of the program so far
+constexpr double kTrust = 2;          // the same
 
 }  // namespace
 
+void Thrash::enter(bool backward) {
+  if (!backward) {
+    state_ = State::kWatching;
+    front_ = kNowhere;
+  }
+  backward_ = backward;
+}
+
 // See Note [A backward reads in reverse]
 bool Thrash::is_thrashing(double now) {
+  if (state_ == State::kThrashing && replayed_ - replayed_by_then_ > kTrust * now) {
+    state_ = State::kGivenUp;
+  }
   const double window = kWindow * now;
   const double ran = now - clock_before_;
   const double replayed = replayed_ - replayed_before_;
@@ -20,8 +32,11 @@ bool Thrash::is_thrashing(double now) {
     clock_before_ = now;
     replayed_before_ = replayed_;
   }
-  if (costly && backward_) thrashing_ = true;
-  return thrashing_;
+  if (costly && backward_ && state_ == State::kWatching) {
+    state_ = State::kThrashing;
+    replayed_by_then_ = replayed_;
+  }
+  return state_ == State::kThrashing;
 }
 
 }  // namespace rematfn

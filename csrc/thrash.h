@@ -11,28 +11,26 @@
 // what the forward made in reverse. What was asked for last shows where it is, its front; a value made
 // before that is read the sooner the nearer it lies. So where replays cost more than the program
 // itself, in a backward, that distance takes the place of age (Horizon::kMirrored). Elsewhere age does
-// as well or better.
+// as well or better. And where this does not help either, at the floor of some programs, it can make
+// things far worse; so once replays have cost twice the program since, age is what counts again.
 
 #pragma once
+
+#include <cstdint>
 
 namespace rematfn {
 
 class Thrash {
  public:
   // The program's next operator is, or is not, one of a backward.
-  void enter(bool backward) {
-    if (!backward) {
-      thrashing_ = false;
-      front_ = kNowhere;
-    }
-    backward_ = backward;
-  }
+  void enter(bool backward);
   // The program has asked for an evicted value that it last read at this program time.
   void note_miss(double last_access) {
     if (backward_) front_ = last_access;
   }
   void note_replay(double cost) { replayed_ += cost; }
-  // Is it thrashing, at program time `now`? Once it is, it is so to the end of the backward.
+  // Is it thrashing, at program time `now`, and is there hope? Once it is, it is so to the end of the
+  // backward, or of hope.
   bool is_thrashing(double now);
   [[nodiscard]] double front() const { return front_; }
 
@@ -40,10 +38,13 @@ class Thrash {
   static constexpr double kNowhere = -1;
 
  private:
+  enum class State : std::uint8_t { kWatching, kThrashing, kGivenUp };
+
   bool backward_ = false;
-  bool thrashing_ = false;
+  State state_ = State::kWatching;
   double front_ = kNowhere;
   double replayed_ = 0;  // seconds of the cost model
+  double replayed_by_then_ = 0;  // when it was found to thrash
   // At the start of the window that is looked at.
   double replayed_before_ = 0;
   double clock_before_ = 0;
