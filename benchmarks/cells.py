@@ -40,7 +40,8 @@ class Bench:
         results, memory = self.count(self.eager)
         self.peak = memory.peak
         self._expected = self._all(results, clone=True)
-        self.cost = rematfn.record(self.eager).cost
+        trace = rematfn.record(self.eager)
+        self.cost, self.flops = trace.cost, trace.flops
 
     def run(self, step: Step) -> tuple[Any, float]:
         """Run ``step`` from the same state as ever; return its results and seconds."""
@@ -107,6 +108,7 @@ class Ours:
             "evictions": stats.evictions,
             "replays": stats.replays,
             "replayed cost": stats.replayed_cost,
+            "replayed FLOPs": stats.replayed_flops,
         }
 
 
@@ -140,7 +142,9 @@ def peer_row(bench: Bench, peer: Peer, repeats: int, patience: float) -> Row:
     if peer.compiler and row["exact"] and memory.peak == bench.peak:
         return row | {"refused": "has no effect: runs as in eager"}
     if not peer.compiler:
-        row["replayed cost"] = rematfn.record(step).cost / bench.cost - 1
+        trace = rematfn.record(step)
+        row["replayed cost"] = trace.cost / bench.cost - 1
+        row["replayed FLOPs"] = trace.flops / bench.flops - 1
     del results
     row["ours"], steps = _ours(bench, memory.peak)
     times = _times(bench, {"peer": step, **steps}, repeats)

@@ -154,6 +154,7 @@ py::dict record_of(const Statistics& s, std::size_t budget, std::size_t resident
   record["evictions"] = s.evictions;
   record["replays"] = s.replays;
   record["replayed_cost"] = s.base_cost > 0 ? s.replayed_cost / s.base_cost : 0.0;
+  record["replayed_flops"] = s.base_flops > 0 ? s.replayed_flops / s.base_flops : 0.0;
   record["min_budget"] = s.min_budget;
   return record;
 }

@@ -41,10 +41,10 @@ py::list events_of(const Trace& trace) {
     py::list makes;
     for (const auto& [value, written] : call.reads) reads.append(py::make_tuple(value, written));
     for (const auto& [value, over] : call.makes) makes.append(py::make_tuple(value, over));
-    events.append(py::make_tuple("call", py::make_tuple(call.name, call.cost, call.output_bytes,
-                                                        call.scratch_bytes, call.replayable, call.raw,
-                                                        call.backward, reads,
-                                                        makes)));
+    events.append(py::make_tuple(
+        "call", py::make_tuple(call.name, call.cost, call.flops, call.output_bytes,
+                               call.scratch_bytes, call.replayable, call.raw, call.backward, reads,
+                               makes)));
   }
   return events;
 }
@@ -87,13 +87,21 @@ void bind_traces(py::module_& m) {
       .def(py::init())
       .def("add_value", &Trace::add_value)
       .def("add_call",
-           [](Trace& trace, const std::string& name, double cost, std::size_t output_bytes,
-              std::size_t scratch_bytes, bool replayable, bool raw, bool backward,
+           [](Trace& trace, const std::string& name, double cost, double flops,
+              std::size_t output_bytes, std::size_t scratch_bytes, bool replayable, bool raw,
+              bool backward,
               const std::vector<std::pair<Trace::Id, bool>>& reads,
               const std::vector<std::pair<Trace::Id, std::int32_t>>& makes) {
-             Trace::Call call{name,       cost, output_bytes, scratch_bytes,
-                              replayable, raw,  backward,     {},
-                              {}};
+             Trace::Call call{.name = name,
+                              .cost = cost,
+                              .flops = flops,
+                              .output_bytes = output_bytes,
+                              .scratch_bytes = scratch_bytes,
+                              .replayable = replayable,
+                              .raw = raw,
+                              .backward = backward,
+                              .reads = {},
+                              .makes = {}};
              for (const auto& [value, written] : reads) call.reads.push_back({value, written});
              for (const auto& [value, over] : makes) call.makes.push_back({value, over});
              trace.add_call(std::move(call));

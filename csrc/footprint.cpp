@@ -245,8 +245,12 @@ Flops flops_of(const OperatorFacts& facts, Arguments arguments) {
     }
     case Work::kConvolution:
       return {0, 2 * per_channel(tensor(1))};
-    case Work::kConvolutionBackward:
-      return {4 * static_cast<double>(tensor(0).numel()) * per_channel(tensor(2)), 0};
+    case Work::kConvolutionBackward: {
+      // One convolution for each gradient that is asked for, the bias's apart.
+      const c10::List<bool> asked = arguments.back().toBoolList();
+      const double count = static_cast<double>(asked[0]) + static_cast<double>(asked[1]);
+      return {2 * count * static_cast<double>(tensor(0).numel()) * per_channel(tensor(2)), 0};
+    }
     case Work::kAttention:
       // Two products of queries with all keys; the backward's five are judged by their operands.
       return {4 * static_cast<double>(tensor(0).numel()) * extent(tensor(1), -2), 0};
@@ -254,13 +258,11 @@ Flops flops_of(const OperatorFacts& facts, Arguments arguments) {
   return {};
 }
 
-double modelled_cost(Flops flops, std::size_t bytes_moved, std::int64_t output_elements) {
+double modelled_cost(double flops, std::size_t bytes_moved) {
   constexpr double kBytesPerSecond = 10e9;
   constexpr double kFlopsPerSecond = 50e9;
-  const double work =
-      flops.fixed + flops.per_output_element * static_cast<double>(output_elements);
   const double moving = static_cast<double>(bytes_moved) / kBytesPerSecond;
-  return kOperatorCost + (work == 0 ? moving : std::max(work / kFlopsPerSecond, moving));
+  return kOperatorCost + (flops == 0 ? moving : std::max(flops / kFlopsPerSecond, moving));
 }
 
 }  // namespace rematfn

@@ -39,10 +39,14 @@ void remember(Signature signature, const OperatorFacts& facts, Footprint seen);
 struct Flops {
   double fixed = 0;
   double per_output_element = 0;
+
+  [[nodiscard]] double total(std::int64_t output_elements) const {
+    return fixed + per_output_element * static_cast<double>(output_elements);
+  }
 };
 // Of the call about to run.
 [[nodiscard]] Flops flops_of(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments);
-[[nodiscard]] double modelled_cost(Flops flops, std::size_t bytes_moved, std::int64_t output_elements);
+[[nodiscard]] double modelled_cost(double flops, std::size_t bytes_moved);
 
 // A tensor argument's bytes as the kernel reads them: the view's, not the storage's.
 [[nodiscard]] inline std::size_t view_bytes(const c10::TensorImpl& tensor) {

@@ -43,7 +43,7 @@ class LevelCall {
   bool put_handle_on(c10::TensorImpl& tensor);
   void give_away_parts();
   void record_results();
-  void observe_reads(double cost, std::size_t scratch_bytes);
+  void observe_reads(double cost, double flops, std::size_t scratch_bytes);
   void record_write(std::size_t argument);
   void note_keeping(Version& contents) const;
   void record_fresh(c10::TensorImpl& tensor, OutputPlace place);

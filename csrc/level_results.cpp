@@ -100,21 +100,24 @@ void LevelCall::record_results() {
   const std::size_t scratch_bytes = peak_ > output_bytes_ ? peak_ - output_bytes_ : 0;
   level_.note_peak(peak_);
   if (peak_ > granted_) level_.note_need(input_bytes_in(level_) + peak_);
+  const double flops = flops_.total(elements);
   const double cost =
       level_.timed ? std::max(seconds_, kOperatorCost)
-                   : modelled_cost(flops_, input_bytes_ + output_bytes_ + written_bytes, elements);
+                   : modelled_cost(flops, input_bytes_ + output_bytes_ + written_bytes);
   domain_.clock += cost;
   for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
     ++t->statistics.operators;
     t->statistics.base_cost += cost;
+    t->statistics.base_flops += flops;
   }
   if (call_) {
     call_->cost = cost;
+    call_->flops = flops;
     call_->output_bytes = output_bytes_;
     call_->scratch_bytes = scratch_bytes;
   }
   const bool observed = domain_.recorder || domain_.guide;
-  if (observed) observe_reads(cost, scratch_bytes);
+  if (observed) observe_reads(cost, flops, scratch_bytes);
   for (const FoundTensor& f : found_) {
     if (f.cell == nullptr) continue;
     f.cell->version->consumed = true;
@@ -134,10 +137,11 @@ void LevelCall::record_results() {
 }
 
 // Taken down before writes put other versions in the places of those that were read.
-void LevelCall::observe_reads(double cost, std::size_t scratch_bytes) {
+void LevelCall::observe_reads(double cost, double flops, std::size_t scratch_bytes) {
   seen_.emplace();
   seen_->name = op_.schema().name();
   seen_->cost = cost;
+  seen_->flops = flops;
   seen_->output_bytes = output_bytes_;
   seen_->scratch_bytes = scratch_bytes;
   seen_->replayable = static_cast<bool>(call_);

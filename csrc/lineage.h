@@ -148,6 +148,7 @@ struct Operation : Node {
   Ref<Table> table;     // the level that ran it
   std::uint64_t order;  // place in the program
   double cost = 0;      // seconds of the cost model
+  double flops = 0;     // of matrix products, convolutions and attention
   std::size_t output_bytes = 0;   // what running it allocates
   std::size_t scratch_bytes = 0;  // and, beyond that, needs for the while
   c10::SmallVector<Input, 3> inputs;
@@ -166,6 +167,8 @@ struct Statistics {
   std::uint64_t replays = 0;
   double base_cost = 0;
   double replayed_cost = 0;
+  double base_flops = 0;
+  double replayed_flops = 0;
 };
 
 // What a score written by the user is shown of a candidate.

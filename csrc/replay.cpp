@@ -200,6 +200,7 @@ void Domain::replay_now(Operation& operation) {
   for (Input& input : operation.inputs) unpin(*input.version);
   ++operation.table->statistics.replays;
   operation.table->statistics.replayed_cost += operation.cost;
+  operation.table->statistics.replayed_flops += operation.flops;
   thrash.note_replay(operation.cost);
 }
 

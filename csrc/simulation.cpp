@@ -114,9 +114,16 @@ class Simulation {
     const std::size_t granted = call.output_bytes + call.scratch_bytes;
     foresee(call, granted);
     // Taken down now, before writes put other versions in the places of these.
-    ObservedCall seen{call.name,       call.cost, call.output_bytes, call.scratch_bytes,
-                      call.replayable, call.raw,  call.backward,     {},
-                      {}};
+    ObservedCall seen{.name = call.name,
+                      .cost = call.cost,
+                      .flops = call.flops,
+                      .output_bytes = call.output_bytes,
+                      .scratch_bytes = call.scratch_bytes,
+                      .replayable = call.replayable,
+                      .raw = call.raw,
+                      .backward = call.backward,
+                      .reads = {},
+                      .makes = {}};
     for (const Trace::Read& read : call.reads) {
       seen.reads.push_back({versions_[read.value], read.written});
     }
@@ -138,6 +145,7 @@ class Simulation {
       operation->table = table_;
       operation->order = domain_->next_order++;
       operation->cost = call.cost;
+      operation->flops = call.flops;
       operation->output_bytes = call.output_bytes;
       operation->scratch_bytes = call.scratch_bytes;
       ++domain_->live_operations;
@@ -152,6 +160,7 @@ class Simulation {
     domain_->clock += call.cost;
     ++table_->statistics.operators;
     table_->statistics.base_cost += call.cost;
+    table_->statistics.base_flops += call.flops;
     for (Version* version : wanted) {
       version->consumed = true;
       touch(*version, domain_->clock);

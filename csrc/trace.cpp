@@ -84,8 +84,16 @@ Trace::Id Recorder::id_of(Version& version, bool made) {
 }
 
 void Recorder::note(const ObservedCall& seen) {
-  Trace::Call call{std::string(seen.name), seen.cost, seen.output_bytes, seen.scratch_bytes,
-                   seen.replayable, seen.raw, seen.backward, {}, {}};
+  Trace::Call call{.name = std::string(seen.name),
+                   .cost = seen.cost,
+                   .flops = seen.flops,
+                   .output_bytes = seen.output_bytes,
+                   .scratch_bytes = seen.scratch_bytes,
+                   .replayable = seen.replayable,
+                   .raw = seen.raw,
+                   .backward = seen.backward,
+                   .reads = {},
+                   .makes = {}};
   for (const auto& [version, written] : seen.reads) {
     call.reads.push_back({id_of(*version, false), written});
   }

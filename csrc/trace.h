@@ -34,6 +34,7 @@ struct Trace {
   struct Call {
     std::string name;
     double cost = 0;  // seconds
+    double flops = 0;
     std::size_t output_bytes = 0;
     std::size_t scratch_bytes = 0;
     bool replayable = true;
@@ -88,6 +89,7 @@ struct ObservedCall {
   };
   std::string_view name;
   double cost = 0;
+  double flops = 0;
   std::size_t output_bytes = 0;
   std::size_t scratch_bytes = 0;
   bool replayable = true;

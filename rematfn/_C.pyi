@@ -50,6 +50,7 @@ class Trace:
         self,
         name: str,
         cost: float,
+        flops: float,
         output_bytes: int,
         scratch_bytes: int,
         replayable: bool,

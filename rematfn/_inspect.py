@@ -21,6 +21,7 @@ class Record(TypedDict):
     evictions: int
     replays: int
     replayed_cost: float
+    replayed_flops: float
     min_budget: int
 
 
@@ -38,6 +39,8 @@ class Stats:
         evictions: How often a version's bytes were given up.
         replays: Recorded operations run again.
         replayed_cost: Their cost, as a fraction of the program's own.
+        replayed_flops: Their FLOPs, as a fraction of the program's own. Matrix products,
+            convolutions and attention have some.
         min_budget: The largest need of a single operator, in bytes: no smaller budget can do, and
             with one as small replays may need more. Known only for calls with a budget.
     """
@@ -49,6 +52,7 @@ class Stats:
     evictions: int
     replays: int
     replayed_cost: float
+    replayed_flops: float
     min_budget: int
 
     def __init__(self, source: _C.Level | Record | None = None) -> None:
@@ -66,6 +70,7 @@ class Stats:
                 evictions=0,
                 replays=0,
                 replayed_cost=0.0,
+                replayed_flops=0.0,
                 min_budget=0,
             )
         return cast("Record", self._source.read())

@@ -32,6 +32,7 @@ class Trace:
         constant_bytes: The bytes of what came from outside: arguments, parameters. The DTR
             simulator counts these in its peak; we do not.
         cost: What the operators cost together, in seconds.
+        flops: The FLOPs of their matrix products, convolutions and attention.
     """
 
     def __init__(self, core: _C.Trace) -> None:
@@ -41,7 +42,9 @@ class Trace:
         self.operators = unconstrained["operators"]
         self.peak_bytes = unconstrained["peak_bytes"]
         self.constant_bytes = sum(nbytes for nbytes, counted in core.values() if not counted)
-        self.cost = sum(data[1] for kind, data in core.events() if kind == "call")
+        calls = [data for kind, data in core.events() if kind == "call"]
+        self.cost = sum(call[1] for call in calls)
+        self.flops = sum(call[2] for call in calls)
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -65,7 +68,7 @@ class Trace:
     def save(self, path: str | Path) -> None:
         """Write the trace in the format of the DTR simulator, as :meth:`load` reads it.
 
-        What is ours other readers may pass over: the keys ``SCRATCH`` (bytes of a call),
+        What is ours other readers may pass over: the keys ``FLOPS``, ``SCRATCH`` (bytes of a call),
         ``REPLAYABLE``, ``RAW`` (uninitialised), ``BACKWARD`` (called by autograd) and ``WRITES``
         (arguments from outside that are overwritten), and the annotations ``SEAL``, by which a
         value becomes a result, ``SETTLE``, by which raw memory becomes a constant, ``MARK``, by
@@ -290,6 +293,7 @@ class _Reader:
         self._core.add_call(
             line["NAME"],
             int(line["TIME"]) * _NANOSECOND,
+            float(line.get("FLOPS", 0)),
             nbytes,
             int(line.get("SCRATCH", 0)),
             bool(line.get("REPLAYABLE", True)),
@@ -340,6 +344,7 @@ def _lines_of_call(
     names: list[str],
     name: str,
     cost: float,
+    flops: float,
     nbytes: int,
     scratch: int,
     replayable: bool,
@@ -351,6 +356,8 @@ def _lines_of_call(
     line: _Line = {"NAME": name, "ARGS": [names[value] for value, _ in reads]}
     time = str(round(cost / _NANOSECOND))
     extra: _Line = {"SCRATCH": str(scratch)} if scratch else {}
+    if flops:
+        extra["FLOPS"] = flops
     if not replayable:
         extra["REPLAYABLE"] = False
     if raw:
@@ -370,6 +377,7 @@ def _lines_of_call(
             yield {"INSTRUCTION": "MEMORY", "NAME": names[value], "MEMORY": str(values[value][0])}
             yield {"INSTRUCTION": "ALIAS", "NAME": names[value], "ALIAS": "-1"}
         time = "0"
+        extra.pop("FLOPS", None)
     if written:
         yield {"INSTRUCTION": "MUTATE", **line, "MUTATE": written, "TIME": time, **extra}
         for value, over in makes:

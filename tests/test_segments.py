@@ -25,7 +25,7 @@ def chain(n: int) -> Trace:
     def call(*reads: int, backward: bool = False) -> int:
         made: int = core.add_value(1, True)
         read = [(v, False) for v in reads]
-        core.add_call("f", 1.0, 1, 0, True, False, backward, read, [(made, -1)])
+        core.add_call("f", 1.0, 0.0, 1, 0, True, False, backward, read, [(made, -1)])
         return made
 
     values = [core.add_value(1, False)]
@@ -105,7 +105,7 @@ def masked(ws: list[Tensor], x: Tensor) -> Any:
 def forward_values(trace: Trace, name: str = "") -> set[int]:
     """Return what operators of that name make outside of the backward."""
     calls = [data for kind, data in trace._core.events() if kind == "call"]
-    return {value for data in calls if name in data[0] and not data[6] for value, _ in data[-1]}
+    return {value for data in calls if name in data[0] and not data[7] for value, _ in data[-1]}
 
 
 def kept(trace: Trace, budget: float, policy: Sqrt | Memory) -> set[int]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers import assert_bitwise_equal
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import rematfn
 from rematfn import DTR, LRU, MSPS, ON, Eq, EvictEverything, Local, Manual, Policy, Speed, Trace
@@ -75,7 +76,8 @@ NETWORKS: dict[str, Build] = {
 }
 POLICIES = [ON(), DTR(), Eq(), Local(), LRU(), MSPS(), EvictEverything()]
 POLICIES += [Speed(), Manual(), Manual(only=("half",)), Manual(drop=("half",))]
-COUNTED = ("operators", "evictions", "replays", "replayed_cost", "peak_bytes", "min_budget")
+COUNTED = ("operators", "evictions", "replays", "replayed_cost", "replayed_flops")
+COUNTED += ("peak_bytes", "min_budget")
 
 
 def build(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -227,6 +229,31 @@ def test_wrong_arguments_are_refused() -> None:
         rematfn.record(3)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="inside"):
         rematfn.remat(lambda x: rematfn.record(torch.sin, x))(torch.ones(3))
+
+
+@pytest.mark.parametrize("network", ["mlp", "convolutions", "unrolled"])
+def test_flops_are_those_that_torch_counts(network: str) -> None:
+    f, args = build(network)
+    with FlopCounterMode(display=False) as counter:
+        f(*args)
+    assert rematfn.record(f, *args).flops == counter.get_total_flops() > 0
+
+
+def test_replayed_flops_are_a_fraction_of_the_programs() -> None:
+    def powers(x: Tensor) -> Tensor:
+        made = [x]
+        for _ in range(6):
+            made.append(made[-1] @ x)
+        return made[2] @ made[3] @ made[6]
+
+    x = torch.eye(32)
+    g = rematfn.remat(powers, 3 * x.nbytes, policy=ON())
+    g(x)
+    assert g.stats.replays > 0
+    assert g.stats.replayed_flops == pytest.approx(g.stats.replays / g.stats.operators)
+    sines = rematfn.remat(lambda x: x.sin().cos())
+    sines(x)
+    assert sines.stats.replayed_flops == 0
 
 
 def test_a_guided_simulation_replays_less() -> None:
