@@ -239,10 +239,7 @@ PYBIND11_MODULE(_C, m) {
       .def("__enter__", &Outside::enter)
       .def("__exit__", &Outside::exit);
   m.def("stay_outside", &stay_outside);
-  m.def("is_seen", [] {
-    const auto keys = c10::impl::tls_local_dispatch_key_set();
-    return (keys.included_ - keys.excluded_).has(kLevelKey);
-  });
+  m.def("is_intercepting", &is_intercepting);
   py::class_<Score>(m, "Score").def(py::init(&make_score));
   py::class_<Keeping>(m, "Keeping").def(py::init(&make_keeping));
   bind_traces(m);

@@ -133,9 +133,10 @@ class LevelScope {
   bool was_tagging_;
 };
 
-// Whether a kernel of ours runs on this thread.
-[[nodiscard]] inline bool is_below_levels() {
-  return c10::impl::tls_is_dispatch_key_excluded(kLevelKey);
+// Whether this thread's operators come to us: a level is active, and no kernel or replay of ours runs.
+[[nodiscard]] inline bool is_intercepting() {
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
+  return (keys.included_ - keys.excluded_).has(kLevelKey);
 }
 
 // Whether aliases of tensors from outside become the level's (edges.cpp says why).

@@ -34,7 +34,7 @@ class Header {
   // See Note [Bytes beside operators]
   void count_if_unrecorded() {
     Level* level = current_level();
-    if (level == nullptr || !level->unrecorded || is_below_levels()) return;
+    if (level == nullptr || !level->unrecorded || !is_intercepting()) return;
     unrecorded_ = level->unrecorded;
     unrecorded_->add(nbytes);
     try {

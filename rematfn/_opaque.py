@@ -117,7 +117,7 @@ def watch_compiler() -> None:
 
 
 def _refuse_under_level(_: object) -> None:
-    if _C.is_seen():
+    if _C.is_intercepting():
         raise RuntimeError(
             "torch.compile inside of remat: compiled code reads addresses, and no level sees that. "
             "Write rematfn.opaque(torch.compile(f))."
