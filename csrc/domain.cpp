@@ -56,9 +56,9 @@ bool Domain::evict_one(Table& table, bool spare_pending) {
 
 Score Domain::score_in_force(const Table& table) {
   if (table.score.kind != ScoreKind::kOn) return table.score;
-  if (guide != nullptr) return guide->plan().score;
-  Score score = table.score;
-  if (thrash.is_thrashing(clock)) {  // See Note [A backward reads in reverse]
+  Score score = guide != nullptr ? guide->plan().score : table.score;
+  // See Note [A backward reads in reverse]
+  if (score.horizon == Horizon::kAge && thrash.is_thrashing(clock)) {
     score.horizon = Horizon::kMirrored;
     score.front = thrash.front();
   }

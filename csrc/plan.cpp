@@ -13,6 +13,9 @@
 namespace rematfn {
 namespace {
 
+// Also what the first call runs with.
+constexpr Score kLooksBack{ScoreKind::kOn, 0.5, 0.6, 4, Horizon::kAge};
+
 // The settings of the score among which a trace decides. What differs: how the past and the future
 // are weighed, how much the ancestors count, and whether what nobody has read yet is spared.
 constexpr std::array<Score, 10> kPortfolio{{
@@ -25,7 +28,7 @@ constexpr std::array<Score, 10> kPortfolio{{
     {ScoreKind::kOn, 0.5, 1.0, 1, Horizon::kGeometric},
     {ScoreKind::kOn, 0.5, 1.5, 1, Horizon::kHarmonic},
     {ScoreKind::kOn, 0.5, 0.75, 4, Horizon::kNearer},
-    {ScoreKind::kOn, 0.5, 0.6, 4, Horizon::kAge},
+    kLooksBack,
 }};
 
 // That of segments and cut points, whose weights decide for themselves what is held.
@@ -37,6 +40,17 @@ std::vector<float> dear(const std::vector<bool>& values) {
   std::transform(values.begin(), values.end(), weights.begin(),
                  [](bool is_dear) { return is_dear ? kDear : 1.0F; });
   return weights;
+}
+
+// What `Speed` keeps: what matrix products, convolutions and attention return, and, for the choice is
+// among what the forward leaves behind, all that the backward makes.
+std::vector<bool> products_of(const Trace& trace) {
+  std::vector<bool> values(trace.values.size());
+  for (const Trace::Call& call : trace.calls) {
+    if (work_of(call.name) == Work::kBytes && !call.backward) continue;
+    for (const Trace::Made& made : call.makes) values[made.value] = true;
+  }
+  return values;
 }
 
 class Search {
@@ -56,6 +70,12 @@ class Search {
     }
     const Score score = best_.score;
     const auto calls = static_cast<double>(trace_->calls.size());
+    const std::vector<bool> products = products_of(*trace_);
+    for (Plan plan : {Plan{score, dear(products), {}}, Plan{score, {}, products},
+                      Plan{kLooksBack, {}, products}}) {
+      if (!go_on_()) return;
+      consider(std::move(plan));
+    }
     const Segments segments(*trace_);
     for (const double factor : {0.5, 1.0, 2.0}) {
       const auto count = static_cast<std::size_t>(factor * std::sqrt(calls)) + 1;

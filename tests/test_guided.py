@@ -12,10 +12,10 @@ import torch
 from helpers import assert_bitwise_equal, smallest_budgets, untransformed
 from programs import Program
 from test_exact import world
-from torch import Tensor
+from torch import Tensor, nn
 
 import rematfn
-from rematfn import ON, Guided
+from rematfn import _C, ON, Guided
 from rematfn._signature import signature_of
 
 AT_ONCE = Guided(search=0)  # only the portfolio's first plan that fits: the same on each machine
@@ -209,3 +209,31 @@ def test_a_gradient_that_comes_in_twice_is_no_new_value() -> None:
         first, second = g(x)
         (first.sum() + second.sum()).backward()
     assert not g._memory.get(signature_of((x,), {})).lost()
+
+
+def dense_block(x: Tensor) -> Any:
+    """Concatenations are cheap and large, what is convolved is dear and small."""
+    torch.manual_seed(0)
+    layers = [
+        nn.Sequential(nn.BatchNorm2d(c), nn.ReLU(), nn.Conv2d(c, 4, 3, padding=1))
+        for c in range(4, 36, 4)
+    ]
+    for layer in layers:
+        x = torch.cat([x, layer(x)], 1)
+    parameters = [p for layer in layers for p in layer.parameters()]
+    return torch.autograd.grad(x.square().mean(), parameters)
+
+
+@pytest.mark.parametrize("fraction", [0.4, 0.35])
+def test_the_search_tries_what_speed_keeps(fraction: float) -> None:
+    trace = rematfn.record(dense_block, torch.randn(4, 4, 16, 16))
+    budget = int(fraction * trace.peak_bytes)
+
+    def cost(plans: int) -> float:
+        program = _C.Program(trace._core)
+        assert program.search(budget, 60.0, plans)
+        return program.replayed_cost() / trace.cost
+
+    scores, products = 10, 3
+    assert 0 < cost(scores + products) < 0.95 * cost(scores)
+    assert cost(scores + products) < rematfn.simulate(trace, budget, rematfn.Speed()).replayed_cost
