@@ -92,16 +92,13 @@ void bind_traces(py::module_& m) {
               bool backward,
               const std::vector<std::pair<Trace::Id, bool>>& reads,
               const std::vector<std::pair<Trace::Id, std::int32_t>>& makes) {
-             Trace::Call call{.name = name,
-                              .cost = cost,
-                              .flops = flops,
-                              .output_bytes = output_bytes,
-                              .scratch_bytes = scratch_bytes,
-                              .replayable = replayable,
-                              .raw = raw,
-                              .backward = backward,
-                              .reads = {},
-                              .makes = {}};
+             Trace::Call call(name, {.cost = cost,
+                                     .flops = flops,
+                                     .output_bytes = output_bytes,
+                                     .scratch_bytes = scratch_bytes,
+                                     .replayable = replayable,
+                                     .raw = raw,
+                                     .backward = backward});
              for (const auto& [value, written] : reads) call.reads.push_back({value, written});
              for (const auto& [value, over] : makes) call.makes.push_back({value, over});
              trace.add_call(std::move(call));

@@ -109,12 +109,9 @@ void LevelCall::run() {
 }
 
 ObservedCall LevelCall::refused_call() const {
-  ObservedCall call{.name = op_.schema().name(),
-                    .output_bytes = foreseen_.output_bytes,
-                    .scratch_bytes = foreseen_.scratch_bytes,
-                    .replayable = recordable_,
-                    .reads = {},
-                    .makes = {}};
+  ObservedCall call(op_.schema().name(), {.output_bytes = foreseen_.output_bytes,
+                                          .scratch_bytes = foreseen_.scratch_bytes,
+                                          .replayable = recordable_});
   for (const FoundTensor& f : found_) {
     if (f.cell != nullptr) call.reads.push_back({f.cell->version, f.written});
   }

@@ -138,15 +138,13 @@ void LevelCall::record_results() {
 
 // Taken down before writes put other versions in the places of those that were read.
 void LevelCall::observe_reads(double cost, double flops, std::size_t scratch_bytes) {
-  seen_.emplace();
-  seen_->name = op_.schema().name();
-  seen_->cost = cost;
-  seen_->flops = flops;
-  seen_->output_bytes = output_bytes_;
-  seen_->scratch_bytes = scratch_bytes;
-  seen_->replayable = static_cast<bool>(call_);
-  seen_->raw = facts_.leaves_raw;
-  seen_->backward = in_backward_;
+  seen_.emplace(op_.schema().name(), CallFacts{.cost = cost,
+                                               .flops = flops,
+                                               .output_bytes = output_bytes_,
+                                               .scratch_bytes = scratch_bytes,
+                                               .replayable = static_cast<bool>(call_),
+                                               .raw = facts_.leaves_raw,
+                                               .backward = in_backward_});
   read_of_.assign(found_.size(), -1);
   for (std::size_t i = 0; i < found_.size(); ++i) {
     const FoundTensor& f = found_[i];

@@ -114,16 +114,7 @@ class Simulation {
     const std::size_t granted = call.output_bytes + call.scratch_bytes;
     foresee(call, granted);
     // Taken down now, before writes put other versions in the places of these.
-    ObservedCall seen{.name = call.name,
-                      .cost = call.cost,
-                      .flops = call.flops,
-                      .output_bytes = call.output_bytes,
-                      .scratch_bytes = call.scratch_bytes,
-                      .replayable = call.replayable,
-                      .raw = call.raw,
-                      .backward = call.backward,
-                      .reads = {},
-                      .makes = {}};
+    ObservedCall seen(call.name, call);
     for (const Trace::Read& read : call.reads) {
       seen.reads.push_back({versions_[read.value], read.written});
     }

@@ -84,16 +84,7 @@ Trace::Id Recorder::id_of(Version& version, bool made) {
 }
 
 void Recorder::note(const ObservedCall& seen) {
-  Trace::Call call{.name = std::string(seen.name),
-                   .cost = seen.cost,
-                   .flops = seen.flops,
-                   .output_bytes = seen.output_bytes,
-                   .scratch_bytes = seen.scratch_bytes,
-                   .replayable = seen.replayable,
-                   .raw = seen.raw,
-                   .backward = seen.backward,
-                   .reads = {},
-                   .makes = {}};
+  Trace::Call call(seen.name, seen);
   for (const auto& [version, written] : seen.reads) {
     call.reads.push_back({id_of(*version, false), written});
   }
@@ -121,12 +112,7 @@ void Recorder::note_mark(const Version& version, const std::string& name) {
 Trace Recorder::followed_by(const ObservedCall* refused) const {
   Trace whole = *trace;
   if (refused == nullptr) return whole;
-  Trace::Call call{.name = std::string(refused->name),
-                   .output_bytes = refused->output_bytes,
-                   .scratch_bytes = refused->scratch_bytes,
-                   .replayable = refused->replayable,
-                   .reads = {},
-                   .makes = {}};
+  Trace::Call call(refused->name, *refused);
   for (const auto& [version, written] : refused->reads) {
     if (version->value != kNoValue) call.reads.push_back({version->value, written});
   }

@@ -16,6 +16,17 @@
 
 namespace rematfn {
 
+// What a call is, apart from its name and its values.
+struct CallFacts {
+  double cost = 0;  // seconds
+  double flops = 0;
+  std::size_t output_bytes = 0;
+  std::size_t scratch_bytes = 0;
+  bool replayable = true;
+  bool raw = false;  // what it makes is uninitialised: kept until it is written
+  bool backward = false;  // autograd called it, in a backward
+};
+
 struct Trace {
   using Id = std::uint32_t;  // of a value: the contents of one storage between two writes
 
@@ -31,15 +42,11 @@ struct Trace {
     Id value;
     std::int32_t over = -1;  // the read whose storage it takes over; none: a fresh storage
   };
-  struct Call {
+  struct Call : CallFacts {
+    Call(std::string_view operator_name, const CallFacts& facts)
+        : CallFacts(facts), name(operator_name) {}
+
     std::string name;
-    double cost = 0;  // seconds
-    double flops = 0;
-    std::size_t output_bytes = 0;
-    std::size_t scratch_bytes = 0;
-    bool replayable = true;
-    bool raw = false;  // what it makes is uninitialised: kept until it is written
-    bool backward = false;  // autograd called it, in a backward
     std::vector<Read> reads;
     std::vector<Made> makes;
   };
@@ -78,7 +85,10 @@ struct Trace {
 };
 
 // One call as the engine sees it, for a recorder or a guide.
-struct ObservedCall {
+struct ObservedCall : CallFacts {
+  ObservedCall(std::string_view operator_name, const CallFacts& facts)
+      : CallFacts(facts), name(operator_name) {}
+
   struct Read {
     Ref<Version> version;
     bool written;
@@ -88,13 +98,6 @@ struct ObservedCall {
     std::int32_t over;
   };
   std::string_view name;
-  double cost = 0;
-  double flops = 0;
-  std::size_t output_bytes = 0;
-  std::size_t scratch_bytes = 0;
-  bool replayable = true;
-  bool raw = false;
-  bool backward = false;
   c10::SmallVector<Read, 4> reads;
   c10::SmallVector<Made, 2> makes;
 };
