@@ -30,8 +30,8 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "lineage.h"
-#include "thrash.h"
 #include "queue_lock.h"
+#include "thrash.h"
 #include "trace.h"
 
 namespace rematfn {

@@ -13,8 +13,8 @@
 namespace rematfn {
 namespace {
 
-// Also what the first call runs with.
-constexpr Score kLooksBack{ScoreKind::kOn, 0.5, 0.6, 4, Horizon::kAge};
+// What the first call runs with, by default.
+constexpr Score kLooksBack;
 
 // The settings of the score among which a trace decides. What differs: how the past and the future
 // are weighed, how much the ancestors count, and whether what nobody has read yet is spared.
@@ -42,12 +42,12 @@ std::vector<float> dear(const std::vector<bool>& values) {
   return weights;
 }
 
-// What `Speed` keeps: what matrix products, convolutions and attention return, and, for the choice is
-// among what the forward leaves behind, all that the backward makes.
+// The values that `Speed` keeps.
 std::vector<bool> products_of(const Trace& trace) {
+  const Keeping speed{.products = true, .names = {}};
   std::vector<bool> values(trace.values.size());
   for (const Trace::Call& call : trace.calls) {
-    if (work_of(call.name) == Work::kBytes && !call.backward) continue;
+    if (!speed.unmarked(work_of(call.name), call.backward)) continue;
     for (const Trace::Made& made : call.makes) values[made.value] = true;
   }
   return values;
