@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +28,9 @@ def scaled(x: Tensor) -> Tensor:
     return x.sum()
 
 
-def mixed(x: Tensor) -> Tensor:
+def mixed(x: Tensor, steps: int = STEPS) -> Tensor:
     """Autograd saves both."""
-    for i in range(STEPS):
+    for i in range(steps):
         x = (x * (1 + i / STEPS)).sin()
     return x.sum()
 
@@ -47,25 +48,31 @@ GRADIENTS: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], T
     "backward": backward,
     "grad": torch.func.grad,
     "vmap of grad": lambda loss: torch.func.vmap(torch.func.grad(lambda x: loss(x.sin()))),
+    "jvp of grad": lambda loss: lambda x: torch.func.jvp(torch.func.grad(loss), (x,), (x,))[1],
     "jacrev": lambda loss: torch.func.jacrev(lambda x: loss(x) * x[:2]),
     "hvp": lambda loss: torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum()),
 }
 
 
+@pytest.mark.parametrize(
+    ("policy", "steps"), [(rematfn.ON(), STEPS), (rematfn.EvictEverything(), 6)], ids=str
+)
 @pytest.mark.parametrize("gradient", GRADIENTS)
-def test_numbers_count_as_the_allocator_counts_them(gradient: str) -> None:
-    f = GRADIENTS[gradient](mixed)
+def test_numbers_count_as_the_allocator_counts_them(
+    gradient: str, policy: rematfn.Policy, steps: int
+) -> None:
+    f = GRADIENTS[gradient](functools.partial(mixed, steps=steps))
     expected = f(X)
     trace = rematfn.record(f, X)
-    for fraction in (0.6, 0.3):
+    for fraction in (0.6, 0.3) if policy == rematfn.ON() else (1.0, 0.8):
         budget = int(fraction * trace.peak_bytes)
-        g = rematfn.remat(f, budget, policy=rematfn.ON())
+        g = rematfn.remat(f, budget, policy=policy)
         with MemoryTimeline() as timeline:
             found = g(X)
         assert_bitwise_equal(found, expected)
         assert g.stats.replays > 0
         assert timeline.peak <= budget
-        assert g.stats.replays == rematfn.simulate(trace, budget, rematfn.ON()).replays
+        assert g.stats.replays == rematfn.simulate(trace, budget, policy).replays
 
 
 def test_an_uncapped_level_and_the_allocator_agree_to_the_byte() -> None:
