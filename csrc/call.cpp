@@ -50,60 +50,7 @@ class SurroundingsScope {
 
 }  // namespace
 
-at::Tensor Call::over(const c10::Storage& storage, const TensorArgument& argument) const {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), argument.keys,
-                                                         argument.dtype);
-  auto* impl = tensor.unsafeGetTensorImpl();
-  const std::int64_t* sizes = geometry.data() + argument.geometry;
-  impl->set_sizes_and_strides({sizes, argument.dimensions},
-                              {sizes + argument.dimensions, argument.dimensions}, argument.offset);
-  if (argument.wrapped_number) impl->set_wrapped_number(true);
-  return tensor;
-}
-
-Surroundings::Surroundings()
-    : grad_mode(c10::GradMode::is_enabled()),
-      deterministic(at::globalContext().deterministicAlgorithms()),
-      default_dtype(c10::get_default_dtype_as_scalartype()) {}
-
-// See Note [A recorded call holds no tensors]
-void Call::take_arguments(c10::ArrayRef<c10::IValue> stack) {
-  arguments.reserve(stack.size());
-  for (const c10::IValue& value : stack) {
-    if (value.isTensor()) {
-      arguments.emplace_back();
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      list.resize(value.toListRef().size());
-      arguments.emplace_back(std::move(list));
-    } else if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      list.resize(value.toListRef().size());
-      arguments.emplace_back(std::move(list));
-    } else {
-      arguments.push_back(value);
-    }
-  }
-}
-
-void Call::take_tensor(Ref<Version> version, c10::TensorImpl& tensor, std::uint16_t position,
-                       std::int32_t index, bool written) {
-  const c10::IntArrayRef sizes = tensor.sizes();
-  const c10::IntArrayRef strides = tensor.strides();
-  TensorArgument& argument = tensors.emplace_back();  // See Note [Records are filled in place]
-  argument.keys = tensor.key_set() - kLevelKeySet;
-  argument.offset = tensor.storage_offset();
-  argument.geometry = static_cast<std::uint32_t>(geometry.size());
-  argument.dimensions = static_cast<std::uint32_t>(sizes.size());
-  argument.index = index;
-  argument.position = position;
-  argument.dtype = tensor.dtype();
-  argument.wrapped_number = tensor.is_wrapped_number();
-  argument.written = written;
-  geometry.resize_for_overwrite(argument.geometry + 2 * sizes.size());
-  std::int64_t* place = geometry.data() + argument.geometry;
-  for (const std::int64_t size : sizes) *place++ = size;
-  for (const std::int64_t stride : strides) *place++ = stride;
+void Call::take_input(Ref<Version> version) {
   // A constant that lineage reads must outlive the program's tensors on it.
   if (auto& v = static_cast<TensorVersion&>(*version); !v.producer && !v.storage) {
     v.storage = v.current_storage();
@@ -124,7 +71,7 @@ void Call::verify(std::size_t output, const at::Tensor& again) const {
   if (!fingerprints || output >= fingerprints->size()) return;
   const auto differs = (*fingerprints)[output].first_difference(again);
   check_replay(!differs.has_value(),
-               "`" + c10::toString(op.operator_name()) +
+               "`" + c10::toString(form->op.operator_name()) +
                    "` gave other bits on its second run than on its first, beginning with " +
                    (differs ? describe_element(again, *differs) : "") +
                    ". Make its kernel deterministic; or if it draws random numbers, take them from "
@@ -138,17 +85,17 @@ const TensorVersion& Call::input(std::size_t i) const {
 
 std::size_t Call::replay_bytes() const {
   std::size_t sum = output_bytes + scratch_bytes;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].written && !may_overwrite(input(i))) sum += input(i).nbytes;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (writes(i) && !may_overwrite(input(i))) sum += input(i).nbytes;
   }
   return sum;
 }
 
 // See Note [A replay writes to copies]
 std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain) {
-  std::vector<c10::Storage> own(tensors.size());
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].written || own[i]) continue;
+  std::vector<c10::Storage> own(inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!writes(i) || own[i]) continue;
     auto& version = static_cast<TensorVersion&>(*inputs[i].version);
     c10::Storage storage;
     if (may_overwrite(version)) {
@@ -159,7 +106,7 @@ std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain) {
       storage = bytes_of(version.current_storage()).clone().storage();
     }
     // The call may have been given the same storage more than once: x.add_(x).
-    for (std::size_t k = 0; k < tensors.size(); ++k) {
+    for (std::size_t k = 0; k < inputs.size(); ++k) {
       if (inputs[k].version.get() == &version) own[k] = storage;
     }
   }
@@ -168,30 +115,30 @@ std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain) {
 
 void Call::replay(TensorDomain& domain) {
   const BackendScope backend;
-  const SurroundingsScope scope(surroundings);
+  const SurroundingsScope scope(form->surroundings);
   std::optional<RandomTurn> turn;
   if (random) turn.emplace();
   const RandomScope randomness(random);
 
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
     const TensorVersion& v = input(i);
     if (v.outside == nullptr || !v.counter.enabled()) continue;
     check_replay(v.counter.current_version() == v.counted,
-                 "an argument of `" + op.schema().name() +
+                 "an argument of `" + form->op.schema().name() +
                      "` that no level made was overwritten after it was read. Write to a clone, "
                      "or run the backward first");
   }
-  const Meter meter(*table, replay_bytes(), op);
+  const Meter meter(*table, replay_bytes(), form->op);
   const std::vector<c10::Storage> own = prepare_writes(domain);
-  torch::jit::Stack stack(arguments.begin(), arguments.end());
+  torch::jit::Stack stack(form->arguments.begin(), form->arguments.end());
   for (c10::IValue& value : stack) {
     if (value.isTensorList()) value = value.toTensorList().copy();
     if (value.isOptionalTensorList()) value = value.toOptionalTensorList().copy();
   }
-  std::vector<at::Tensor> written(fingerprints ? tensors.size() : 0);
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const TensorArgument& argument = tensors[i];
-    at::Tensor tensor = over(own[i] ? own[i] : input(i).current_storage(), argument);
+  std::vector<at::Tensor> written(fingerprints ? inputs.size() : 0);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const TensorArgument& argument = form->tensors[i];
+    at::Tensor tensor = form->over(own[i] ? own[i] : input(i).current_storage(), argument);
     if (fingerprints && argument.written) written[i] = tensor;
     c10::IValue& place = stack[argument.position];
     if (argument.index < 0) {
@@ -202,7 +149,7 @@ void Call::replay(TensorDomain& domain) {
       place.toOptionalTensorList().set(argument.index, std::move(tensor));
     }
   }
-  run_below(op, keys, selects_backend, &stack);
+  run_below(form->op, form->keys, form->selects_backend, &stack);
 
   for (std::size_t k = 0; k < outputs.size(); ++k) {
     auto* version = static_cast<TensorVersion*>(outputs[k]);
@@ -221,7 +168,7 @@ void Call::replay(TensorDomain& domain) {
       });
     }
     check_replay(storage && storage.nbytes() == version->nbytes,
-                 "`" + op.schema().name() + "` returned other sizes than on its first run");
+                 "`" + form->op.schema().name() + "` returned other sizes than on its first run");
     verify(k, result);
     if (gives_zeros) fill_with_zeros(storage);
     refill(*version, std::move(storage));

@@ -25,7 +25,8 @@ bool has_neighbourhood(ScoreKind kind) {
 
 void Domain::make_room(Table& table, std::size_t nbytes) {
   for (Table* t = &table; t != nullptr; t = t->enclosing.get()) {
-    if (t->budget == kNoBudget) continue;
+    if (t->budget == kNoBudget || t->used_bytes() + nbytes <= t->budget) continue;
+    list_candidates();
     // Whoever cannot have enough takes nothing.
     const std::size_t least = t->used_bytes() - t->evictable_bytes() + nbytes;
     if (least > t->budget) {
@@ -41,7 +42,24 @@ void Domain::make_room(Table& table, std::size_t nbytes) {
   }
 }
 
+// Note [Candidates are listed once something has to go]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Most levels without a budget never evict, nor do those whose budget is ample. Until something has to
+// go or to be replayed, no table of the domain lists its candidates, and no operator pays for that.
+void Domain::list_candidates() {
+  if (lists_candidates_) return;
+  lists_candidates_ = true;
+  std::vector<Table*> tables{root};
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    for (Version* v = tables[i]->oldest; v != nullptr; v = v->next) {
+      if (v->resident) tables[i]->enlist(*v);
+    }
+    tables.insert(tables.end(), tables[i]->inner.begin(), tables[i]->inner.end());
+  }
+}
+
 bool Domain::evict_one(Table& table) {
+  list_candidates();
   return evict_one(table, /*spare_pending=*/true) || evict_one(table, /*spare_pending=*/false);
 }
 
@@ -194,6 +212,7 @@ void Domain::leave(Version& version) {
 }
 
 void Domain::evict_all(Table& table, bool spare_kept) {
+  list_candidates();
   for (std::size_t i = table.candidates.size(); i-- > 0;) {
     // Evicting the last candidate keeps the places of those before it.
     Version& version = *table.candidate_versions[i];
@@ -203,6 +222,7 @@ void Domain::evict_all(Table& table, bool spare_kept) {
 }
 
 bool Domain::evict_if_free(Version& version) {
+  list_candidates();
   const bool free = version.slot != kNoSlot && version.pins == 0 && version.pending == 0 &&
                     !held_elsewhere(version);
   if (free) evict(version);

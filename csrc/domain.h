@@ -66,6 +66,9 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // that feeds on its own result does not remember every step it ever made.
   std::size_t most_operations = std::size_t{1} << 18;
 
+  // Whether tables list what may go; they do from the first time that something has to.
+  [[nodiscard]] bool lists_candidates() const { return lists_candidates_; }
+  void list_candidates();
   // Evicts until `table` and every table around it can hold `nbytes` more. Throws NoRoom.
   void make_room(Table& table, std::size_t nbytes);
   // Evicts one version of `table` or, when it has none left, of a table inside it.
@@ -140,6 +143,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
 
  private:
   friend class DomainLock;
+
+  bool lists_candidates_ = false;
 
   [[nodiscard]] Score score_in_force(const Table& table);
   Version* choose(Table& table, bool spare_pending);

@@ -66,23 +66,29 @@ bool is_outside_of_backward() {
   return leaf != nullptr && leaf->variable.defined() && !has_key(leaf->variable);
 }
 
+Arguments kind_of(const c10::TensorImpl& tensor) {
+  if (is_plain(tensor)) return Arguments::kPlain;
+  return is_abstract(tensor) ? Arguments::kAbstract : Arguments::kOpaque;
+}
+
 }  // namespace
 
 Arguments find_tensors(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found) {
   Arguments kind = Arguments::kPlain;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& value = arguments[i];
-    if (value.isScalar() || value.isNone()) continue;
-    const bool readable = for_each_tensor(value, [&](const at::Tensor& tensor, int index) {
+    const auto look_at = [&](const at::Tensor& tensor, int index) {
       c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-      if (is_plain(impl)) {
-        add(found, impl, i, index);
-      } else {
-        kind = std::max(kind, is_abstract(impl) ? Arguments::kAbstract : Arguments::kOpaque);
-      }
-    });
-    if (value.isTensor()) continue;
-    if (!readable || value.isStorage() || value.isObject() || value.isCapsule() ||
+      const Arguments its = kind_of(impl);
+      if (its == Arguments::kPlain) add(found, impl, i, index);
+      kind = std::max(kind, its);
+    };
+    if (value.isTensor()) {
+      if (const at::Tensor& tensor = value.toTensor(); tensor.defined()) look_at(tensor, -1);
+      continue;
+    }
+    if (value.isScalar() || value.isNone()) continue;
+    if (!for_each_tensor(value, look_at) || value.isStorage() || value.isObject() || value.isCapsule() ||
         value.isPyObject()) {
       kind = std::max(kind, Arguments::kOpaque);
     }
@@ -94,8 +100,11 @@ FoundDomain find_domain(const FoundTensors& found) {
   FoundDomain ours;
   if (const Level* level = current_level()) ours.domain = level->domain.get();
   for (const FoundTensor& f : found) {
-    if (ours.domain != nullptr && is_of(*ours.domain, *f.tensor)) continue;
-    std::shared_ptr<Domain> theirs = domain_of(*f.tensor);
+    std::shared_ptr<Domain> theirs;
+    if (has_level_key(*f.tensor)) {
+      if (ours.domain != nullptr && is_of(*ours.domain, *f.tensor)) continue;
+      theirs = domain_of(*f.tensor);
+    }
     if (!theirs && adopt(*f.tensor) != nullptr) theirs = domain_of(*f.tensor);
     if (!theirs || theirs.get() == ours.domain) continue;
     if (ours.domain == nullptr) {

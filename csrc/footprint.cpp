@@ -71,7 +71,8 @@ struct Hash {
       return;
     }
     if (value.isGenerator()) return;
-    // Strings, devices, scalar lists, complex numbers: rare, so by their printed form.
+    if (value.isString()) return add(std::hash<std::string>{}(value.toStringRef()));
+    // Devices, scalar lists, complex numbers: rare, so by their printed form.
     std::ostringstream text;
     text << value;
     add(std::hash<std::string>{}(text.str()));

@@ -25,6 +25,7 @@ void Domain::bury_contents(Ref<Version> version, HoldBytes hold) {
   if (recorder) recorder->note_release(*version);
   const bool stays = version->resident && version->producer && is_kept_for_somebody(*version) &&
                      retain(*version, hold());
+  if (stays) list_candidates();
   retains_ |= stays;
   if (!stays && forget(*version) && version->table && version->resident) leave(*version);
   if (retains_) let_go_of_kept_for(*version);

@@ -120,6 +120,11 @@ ObservedCall LevelCall::refused_call() const {
 
 std::string LevelCall::name() const { return "`" + c10::toString(op_.operator_name()) + "`"; }
 
+const Ref<Form>& LevelCall::form() {
+  if (!form_) form_ = domain_.forms->of(invocation_, found_);
+  return form_;
+}
+
 void LevelCall::pin_for_call(const Ref<TensorVersion>& version) {
   pin(*version);
   pinned_.push_back(version);
@@ -177,7 +182,7 @@ void LevelCall::save_what_is_overwritten() {
   };
   if (recordable_ && (facts_.makes_fresh ||
                       std::any_of(found_.begin(), found_.end(), is_replayable_write))) {
-    call_ = Ref<Call>(new Call(op_));
+    call_ = Ref<Call>(new Call(form()));
   }
   for (const FoundTensor& f : found_) {
     if (!f.written) continue;
@@ -215,14 +220,10 @@ void LevelCall::note_leaves() {
 void LevelCall::record_arguments() {
   for (const FoundTensor& f : found_) input_bytes_ += view_bytes(*f.tensor);
   if (!call_) return;
-  call_->keys = invocation_.keys;
   call_->table = Ref<Table>(&level_);
   call_->order = domain_.next_order++;
-  call_->selects_backend = facts_.selects_backend;
   ++domain_.live_operations;
-  call_->take_arguments(arguments());
   call_->inputs.reserve(found_.size());
-  call_->tensors.reserve(found_.size());
   for (const FoundTensor& f : found_) {
     Ref<Version> version;
     for (const Saved& saved : saved_) {
@@ -231,7 +232,7 @@ void LevelCall::record_arguments() {
     if (!version && f.cell != nullptr) version = f.cell->version;
     if (!version && f.tensor->is_wrapped_number()) version = number_version(*f.tensor);
     if (!version) version = domain_.outside_version(*f.tensor);
-    call_->take_tensor(std::move(version), *f.tensor, f.position, f.index, f.written);
+    call_->take_input(std::move(version));
   }
   if (facts_.draws_random) call_->random = RandomState::of(generator_of(arguments()));
 }
@@ -242,7 +243,7 @@ void LevelCall::record_arguments() {
 // So what a call will allocate is found out first, room for it is made, and an operator that cannot
 // fit is refused before it has touched anything.
 void LevelCall::foresee() {
-  signature_ = signature_of(op_, arguments());
+  signature_ = recordable_ ? form()->signature : signature_of(op_, arguments());
   foreseen_ = predict(signature_, op_, facts_, arguments());
   granted_ = foreseen_.output_bytes + foreseen_.scratch_bytes;
   for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {

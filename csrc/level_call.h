@@ -29,6 +29,8 @@ class LevelCall {
   // As it is seen by a recorder, if it cannot run.
   [[nodiscard]] ObservedCall refused_call() const;
   [[nodiscard]] std::string name() const;
+  // Of a call that can be recorded.
+  [[nodiscard]] const Ref<Form>& form();
   void make_resident();
   void keep_arguments();
   void settle_raw_memory();
@@ -73,6 +75,7 @@ class LevelCall {
   bool metered_ = false;  // so what the operator allocates must be known
   bool in_backward_ = false;  // found out where something may be evicted or kept, or is recorded
 
+  Ref<Form> form_;  // once it has been asked for
   c10::SmallVector<Ref<Version>, 6> pinned_;
   c10::SmallVector<Saved, 1> saved_;
   Ref<Call> call_;  // null: nothing that comes of this operator can be replayed

@@ -213,7 +213,7 @@ void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
     call_->gives_zeros = true;
   }
   if (call_) record_result(*contents, place, tensor);
-  attach(tensor, make_cell(level_, contents, tensor.storage()));
+  attach_new(tensor, make_cell(level_, contents, tensor.storage()));
   level_.admit(*contents);
   hold_if_asked(contents, tensor.dtype());
   if (seen_) seen_->makes.push_back({contents, -1});

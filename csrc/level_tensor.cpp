@@ -105,7 +105,6 @@ std::shared_ptr<Domain> domain_of(const c10::TensorImpl& tensor) {
 }
 
 bool is_of(const Domain& domain, const c10::TensorImpl& tensor) {
-  if (!has_level_key(tensor)) return false;
   const std::lock_guard guard(handle_lock);
   const Cell* cell = cell_of(tensor);
   return cell != nullptr && cell->level->domain.get() == &domain;
@@ -122,6 +121,12 @@ void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell) {
   const c10::intrusive_ptr<c10::BackendMeta> before = tensor.get_backend_meta_intrusive_ptr();
   const std::lock_guard guard(handle_lock);
   if (before.get() != cell.get()) tensor.set_backend_meta(std::move(cell));
+  set_keys(tensor, keys_of(tensor).add(kLevelKey));
+}
+
+void attach_new(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell) {
+  if (tensor.get_backend_meta() != nullptr) return attach(tensor, std::move(cell));
+  tensor.set_backend_meta(std::move(cell));
   set_keys(tensor, keys_of(tensor).add(kLevelKey));
 }
 
@@ -152,6 +157,9 @@ Ref<TensorVersion> number_version(const c10::TensorImpl& tensor) {
                    c10::DataPtr(bytes, bytes, &std::free, c10::kCPU), /*allocator=*/nullptr);
   return version;
 }
+
+TensorDomain::TensorDomain() : forms(std::make_unique<Forms>()) {}
+TensorDomain::~TensorDomain() = default;
 
 Ref<TensorVersion> TensorDomain::outside_version(c10::TensorImpl& tensor) {
   const c10::Storage& storage = tensor.unsafe_storage();
@@ -269,7 +277,7 @@ std::size_t TensorDomain::replay_bytes(const Operation& operation) {
 }
 
 bool TensorDomain::writes(const Operation& operation, std::size_t i) const {
-  return static_cast<const Call&>(operation).tensors[i].written;
+  return static_cast<const Call&>(operation).writes(i);
 }
 
 void TensorDomain::drop(Version& version) {

@@ -61,6 +61,7 @@ namespace rematfn {
 class Level;
 struct TensorVersion;
 class TensorDomain;
+class Forms;
 
 // One storage as its level knows it. Lives in the backend meta of every tensor on it.
 struct Cell final : c10::BackendMeta, Pooled<Cell> {
@@ -134,6 +135,8 @@ class HandleLock {
 extern constinit HandleLock handle_lock;
 // Makes `tensor`, whose storage is the cell's, a level tensor.
 void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell);
+// The same for one that no other thread can know of yet.
+void attach_new(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell);
 void detach(c10::TensorImpl& tensor);
 
 // A dense tensor with bytes of its own; anything else passes through untracked.
@@ -141,6 +144,9 @@ void detach(c10::TensorImpl& tensor);
 
 class TensorDomain final : public Domain {
  public:
+  TensorDomain();
+  ~TensorDomain() override;
+
   // The contents of a tensor that no level made, as of now.
   Ref<TensorVersion> outside_version(c10::TensorImpl& tensor);
   // The same if some operation has read it, else null.
@@ -164,6 +170,7 @@ class TensorDomain final : public Domain {
   void make_outside(TensorVersion& version);
 
   std::vector<Level*> levels;  // the domain's, alive in Python or in a tensor
+  const std::unique_ptr<Forms> forms;
 
  private:
   friend struct Call;

@@ -147,7 +147,8 @@ void Table::mark(Version& version, std::string_view name) {
 }
 
 void Table::enlist(Version& version) {
-  if (!version.producer || version.nbytes == 0 || version.raw) return;
+  // See Note [Candidates are listed once something has to go]
+  if (!domain->lists_candidates() || !version.producer || version.nbytes == 0 || version.raw) return;
   version.slot = candidates.size();
   Candidate& c = candidates.emplace_back();  // See Note [Records are filled in place]
   c.nbytes = static_cast<double>(version.nbytes);

@@ -16,19 +16,40 @@ namespace {
 
 // ---- arguments ---------------------------------------------------------------------------------
 
-// An IValue that does not own a reference; give_back() takes what would be given up.
-c10::IValue borrow(const at::Tensor& tensor) {
-  using Pointer = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  return at::Tensor(Pointer::reclaim(tensor.unsafeGetTensorImpl()));
-}
-template <class T>
-c10::IValue borrow(const T& value) {
-  return value;
-}
+// IValues of arguments, which do not own a reference to tensors: these are never destroyed.
+template <class... Args>
+class Borrowed {
+ public:
+  explicit Borrowed(Args... args) {
+    std::size_t i = 0;
+    (new (place(i++)) c10::IValue(borrow(args)), ...);
+  }
+  ~Borrowed() {
+    std::size_t i = 0;
+    (end<Args>(*place(i++)), ...);
+  }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
 
-void give_back(c10::IValue& value) {
-  if (value.isTensor()) std::move(value).toTensor().unsafeReleaseTensorImpl();
-}
+  [[nodiscard]] c10::ArrayRef<c10::IValue> values() { return c10::ArrayRef<c10::IValue>(place(0), sizeof...(Args)); }
+
+ private:
+  static c10::IValue borrow(const at::Tensor& tensor) {
+    using Pointer = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+    return at::Tensor(Pointer::reclaim(tensor.unsafeGetTensorImpl()));
+  }
+  template <class T>
+  static c10::IValue borrow(const T& value) {
+    return value;
+  }
+  template <class T>
+  static void end(c10::IValue& value) {
+    if constexpr (!std::is_same_v<std::decay_t<T>, at::Tensor>) value.~IValue();
+  }
+  c10::IValue* place(std::size_t i) { return reinterpret_cast<c10::IValue*>(memory_) + i; }
+
+  alignas(c10::IValue) std::byte memory_[sizeof...(Args) * sizeof(c10::IValue)];
+};
 
 // ---- the kernel --------------------------------------------------------------------------------
 
@@ -39,12 +60,8 @@ class UnboxedInvocation final : public Invocation {
 
   UnboxedInvocation(const Operator& op, c10::DispatchKeySet keys, const OperatorFacts& facts,
                     Args... args)
-      : Invocation(op, keys, facts), operator_(op), args_(args...), boxed_{borrow(args)...} {
-    arguments_ = boxed_;
-  }
-  ~UnboxedInvocation() override {
-    for (c10::IValue& value : boxed_) give_back(value);
-    if constexpr (kReturnsArgument) give_back(boxed_result_);
+      : Invocation(op, keys, facts), operator_(op), args_(args...), boxed_(args...) {
+    arguments_ = boxed_.values();
   }
 
   void run_below() override {
@@ -71,16 +88,16 @@ class UnboxedInvocation final : public Invocation {
 
   void take(Result result) {
     if constexpr (kReturnsArgument) {
-      boxed_result_ = borrow(std::get<0>(args_));
+      results_ = arguments_.slice(0, 1);
     } else {
       boxed_result_ = std::move(result);
+      results_ = c10::ArrayRef<c10::IValue>(boxed_result_);
     }
-    results_ = c10::ArrayRef<c10::IValue>(boxed_result_);
   }
 
   const Operator& operator_;
   std::tuple<Args...> args_;
-  std::array<c10::IValue, sizeof...(Args)> boxed_;
+  Borrowed<Args...> boxed_;
   c10::IValue boxed_result_;
 };
 

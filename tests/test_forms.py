@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that are almost alike have forms of their own: each replay runs what its first run did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from helpers import Mode, Transform, assert_same_as_eager
+from torch import Tensor
+from torch.nn import functional
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def divided(i: Tensor, dtype: torch.dtype) -> Tensor:
+    with default_dtype(dtype):
+        return torch.true_divide(i, 3)
+
+
+# Two calls of an operator on a square matrix that differ in one thing.
+ALMOST_ALIKE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "number": (lambda x: torch.add(x, x, alpha=2), lambda x: torch.add(x, x, alpha=3)),
+    "sign of zero": (lambda x: torch.full_like(x, 0.0), lambda x: torch.full_like(x, -0.0)),
+    "nan": (lambda x: x.nan_to_num(nan=1.0), lambda x: x.nan_to_num(nan=float("nan"))),
+    "int or float": (lambda x: x.long().pow(2), lambda x: x.long().pow(2.0)),
+    "truth": (lambda x: x.logsumexp(1, True), lambda x: x.logsumexp(1, False)),
+    "none": (lambda x: x.std(1, correction=None), lambda x: x.std(1, correction=0)),
+    "string": (functional.gelu, lambda x: functional.gelu(x, approximate="tanh")),
+    "dimensions": (lambda x: x.sum([0]), lambda x: x.sum([1])),
+    "more dimensions": (lambda x: x.sum([0]), lambda x: x.sum([0, 1])),
+    "sizes": (lambda x: x.repeat(2, 1), lambda x: x.repeat(1, 2)),
+    "floats": (
+        lambda x: functional.interpolate(x[None, None], scale_factor=(1.5, 2.0)),
+        lambda x: functional.interpolate(x[None, None], scale_factor=(2.0, 1.5)),
+    ),
+    "which tensor": (
+        lambda x: torch.clamp(x, min=x.mean()),
+        lambda x: torch.clamp(x, max=x.mean()),
+    ),
+    "place in a list": (lambda x: x[torch.tensor([1, 0])], lambda x: x[:, torch.tensor([1, 0])]),
+    "length of a list": (lambda x: torch.cat([x, x]), lambda x: torch.cat([x, x, x])),
+    "order of a list": (lambda x: torch.cat([x, x[:2]]), lambda x: torch.cat([x[:2], x])),
+    "strides": (lambda x: x.cumsum(0), lambda x: x.t().cumsum(0)),
+    "offset": (lambda x: x[0].exp(), lambda x: x[1].exp()),
+    "dtype": (lambda x: x.exp(), lambda x: x.double().exp()),
+    "same bytes": (lambda x: x.abs(), lambda x: x.view(torch.int32).abs()),
+    "conjugate": (
+        lambda x: torch.complex(x, x.t()) @ torch.complex(x, x),
+        lambda x: torch.complex(x, x.t()).conj() @ torch.complex(x, x),
+    ),
+    "negative": (
+        lambda x: torch.complex(x, x.t()).imag * x,
+        lambda x: torch.complex(x, x.t()).conj().imag * x,
+    ),
+    "wrapped": (
+        lambda x: x.long() * 2.5,
+        lambda x: x.long() * torch.tensor(2.5, dtype=torch.float64),
+    ),
+    "default dtype": (
+        lambda x: divided(x.long(), torch.float32),
+        lambda x: divided(x.long(), torch.float64),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALMOST_ALIKE)
+def test_calls_that_are_almost_alike(name: str, mode: Mode) -> None:
+    first, second = ALMOST_ALIKE[name]
+
+    def program(x: Tensor) -> list[Tensor]:
+        return [f(x * k) for k in (1, 2) for f in (first, second, second, first)]
+
+    def run(transform: Transform) -> list[Tensor]:
+        torch.manual_seed(5)
+        x = torch.randn(4, 4)
+        x[0, 0] = float("nan")
+        return transform(program)(x)
+
+    results = assert_same_as_eager(run, mode)
+    assert len(results) == 8
+
+
+def test_more_forms_than_are_remembered(mode: Mode) -> None:
+    def program(x: Tensor) -> list[Tensor]:
+        return [torch.sub(x, x.t(), alpha=k) for _ in range(3) for k in (1, 2, 3, 4, 5, 6, 7, 1)]
+
+    def run(transform: Transform) -> list[Tensor]:
+        torch.manual_seed(5)
+        return transform(program)(torch.randn(4, 4))
+
+    results = assert_same_as_eager(run, mode)
+    assert len({tuple(r.flatten().tolist()) for r in results}) == 7
+
+
+def test_writing_and_reading_are_not_alike(mode: Mode) -> None:
+    """In training, a batch norm writes its statistics, which it otherwise reads."""
+
+    def program(x: Tensor) -> list[Tensor]:
+        mean, variance = torch.zeros(4), torch.ones(4)
+        return [
+            functional.batch_norm(x * k, mean, variance, training=training)
+            for k in (1, 2)
+            for training in (True, False, True)
+        ] + [mean, variance]
+
+    def run(transform: Transform) -> list[Tensor]:
+        torch.manual_seed(5)
+        return transform(program)(torch.randn(4, 4))
+
+    assert_same_as_eager(run, mode)
