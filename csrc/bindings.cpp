@@ -271,7 +271,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("choose_victims", [](const std::string& kind, const std::vector<Candidate>& candidates,
                              double now, bool spare_pending, std::size_t most) {
     const Victims victims =
-        choose_victims(make_score(kind, 0.5, 0.6, 4), candidates, now, spare_pending, most);
+        choose_victims(make_score(kind, 0.5, 0.6, 4), candidates, now, spare_pending, most,
+                       [](std::size_t) {});
     return std::pair(victims.indices, victims.lowest_left);
   });
   m.def("materialize", [](const at::Tensor& tensor) { materialize(tensor); }, nogil);

@@ -140,44 +140,57 @@ Version* Domain::choose_by_judge(Table& table, bool spare_pending) {
   return victim;
 }
 
+// See Note [Stale scores are too low]
 Version* Domain::lowest_of_batch(Table& table, const Score& kind, bool spare_pending) {
   Batch& batch = table.batch;
-  Version* lowest = nullptr;
-  double lowest_score = kNever;
+  struct Scored {
+    Version* version;
+    double score;
+  };
+  c10::SmallVector<Scored, 2 * kLookedAt> looked_at;
   const auto look = [&](std::size_t& first, std::size_t end) {
     while (first < end && batch.versions[first] == nullptr) ++first;
-    std::size_t looked_at = 0;
-    for (std::size_t i = first; i < end && looked_at < kLookedAt; ++i) {
+    const std::size_t most = looked_at.size() + kLookedAt;
+    for (std::size_t i = first; i < end && looked_at.size() < most; ++i) {
       Version* version = batch.versions[i];
       if (version == nullptr) continue;
-      Candidate& c = table.candidates[version->slot];
+      const Candidate& c = table.candidates[version->slot];
       if (spare_pending && c.pending) continue;
-      refresh(c, *version, kind.kind);
       const double s = score(kind, c, clock);
-      if (s > batch.limit) {
-        batch.remove(*version);
-        continue;
-      }
-      ++looked_at;
-      if (lowest == nullptr || s < lowest_score) {
-        lowest_score = s;
-        lowest = version;
-      }
+      s > batch.limit ? batch.remove(*version) : looked_at.push_back({version, s});
     }
   };
   look(batch.first_picked, batch.picked);
   look(batch.first_offered, batch.versions.size());
-  return lowest;
+  while (!looked_at.empty()) {
+    const auto lowest = std::min_element(
+        looked_at.begin(), looked_at.end(),
+        [](const Scored& a, const Scored& b) { return a.score < b.score; });
+    Candidate& c = table.candidates[lowest->version->slot];
+    if (!c.stale) return lowest->version;
+    refresh(c, *lowest->version, kind.kind);
+    lowest->score = score(kind, c, clock);
+    if (lowest->score > batch.limit) {
+      batch.remove(*lowest->version);
+      looked_at.erase(lowest);
+    }
+  }
+  return nullptr;
 }
 
 bool Domain::pick_batch(Table& table, const Score& kind, bool spare_pending) {
   const std::size_t count = table.candidates.size();
-  for (std::size_t i = 0; i < count; ++i) {
-    Candidate& c = table.candidates[i];
-    if (!c.pinned) refresh(c, *table.candidate_versions[i], kind.kind);
+  const auto refresh_at = [&](std::size_t i) {
+    refresh(table.candidates[i], *table.candidate_versions[i], kind.kind);
+  };
+  if (is_exact(kind.kind)) {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (!table.candidates[i].pinned) refresh_at(i);
+    }
   }
   const std::size_t most = is_exact(kind.kind) || count <= kFew ? 1 : count / kBatchShare;
-  const Victims victims = choose_victims(kind, table.candidates, clock, spare_pending, most);
+  const Victims victims =
+      choose_victims(kind, table.candidates, clock, spare_pending, most, refresh_at);
   table.batch.clear();
   for (const std::size_t index : victims.indices) {
     table.batch.add(*table.candidate_versions[index]);
@@ -189,11 +202,12 @@ bool Domain::pick_batch(Table& table, const Score& kind, bool spare_pending) {
 }
 
 void Domain::refresh(Candidate& c, const Version& version, ScoreKind kind) {
-  if (!c.stale || !has_neighbourhood(kind)) return;
-  c.neighbours = neighbourhood(version, kind);
-  c.next_use = next_use(version);
-  c.stale = is_exact(kind);
+  c.stale = false;
+  if (!has_neighbourhood(kind)) return;
   any_refreshed_ = true;
+  c.next_use = next_use(version);
+  const bool is_free = kind == ScoreKind::kOn && c.next_use == kNever;  // whatever is around it
+  c.neighbours = is_free ? 0 : neighbourhood(version, kind);
 }
 
 void Domain::evict(Version& version) {
@@ -207,8 +221,8 @@ void Domain::leave(Version& version) {
   version.table->discharge(version.nbytes);
   version.resident = false;
   if (version.producer && version.table->score.kind == ScoreKind::kEq) join_component(*version.producer);
-  mark_dependents_stale(version);
-  mark_sources_stale(version);
+  mark_dependents_stale(version, /*came_back=*/false);
+  mark_sources_stale(version, /*came_back=*/false);
 }
 
 void Domain::evict_all(Table& table, bool spare_kept) {
@@ -235,8 +249,8 @@ void Domain::arrive(Version& version) {
   version.table->charge(version.nbytes);
   version.table->enlist(version);
   if (version.table->score.kind == ScoreKind::kEq) leave_component(*version.producer);
-  mark_dependents_stale(version);
-  mark_sources_stale(version);
+  mark_dependents_stale(version, /*came_back=*/true);
+  mark_sources_stale(version, /*came_back=*/true);
 }
 
 void Domain::cut(Version& version) {
@@ -276,6 +290,7 @@ void Domain::lose_guide() {
       Candidate& c = tables[i]->candidates[k];
       c.next_use = kUnknown;
       c.weight = weight_of(*tables[i]->candidate_versions[k]);
+      c.stale = true;
     }
     tables.insert(tables.end(), tables[i]->inner.begin(), tables[i]->inner.end());
   }

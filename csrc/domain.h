@@ -156,8 +156,10 @@ class Domain : public std::enable_shared_from_this<Domain> {
 
   // neighbourhood.cpp
   void walk_readers(const Version& version, std::size_t cap);
-  void mark_dependents_stale(const Version& version);
-  void mark_sources_stale(const Version& version);
+  [[nodiscard]] bool is_asked_for(const Version& version);
+  // `version` has gone or come back. See Note [Stale scores are too low].
+  void mark_dependents_stale(const Version& version, bool came_back);
+  void mark_sources_stale(const Version& version, bool came_back);
   void join_component(Operation& operation);
   void leave_component(Operation& operation);
   std::uint32_t component_root(std::uint32_t component);

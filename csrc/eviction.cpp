@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 namespace rematfn {
 namespace {
@@ -65,19 +64,42 @@ double score(const Score& s, const Candidate& c, double now) {
 }
 
 Victims choose_victims(const Score& kind, std::span<const Candidate> candidates, double now,
-                       bool spare_pending, std::size_t most) {
-  std::vector<std::pair<double, std::size_t>> scored;
+                       bool spare_pending, std::size_t most, Refresh refresh) {
+  struct Scored {
+    double score;
+    std::size_t index;
+    bool stale;
+  };
+  const auto comes_later = [](const Scored& a, const Scored& b) {
+    return a.score != b.score ? a.score > b.score : a.index > b.index;
+  };
+  std::vector<Scored> heap;
+  heap.reserve(candidates.size());
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& c = candidates[i];
     if (c.pinned || c.refused || (spare_pending && c.pending)) continue;
-    scored.emplace_back(score(kind, c, now), i);
+    heap.push_back({score(kind, c, now), i, c.stale});
   }
+  std::make_heap(heap.begin(), heap.end(), comes_later);
   Victims victims;
-  const auto end = scored.begin() + static_cast<std::ptrdiff_t>(std::min(most, scored.size()));
-  std::nth_element(scored.begin(), end, scored.end());
-  if (end != scored.end()) victims.lowest_left = end->first;
-  std::sort(scored.begin(), end);
-  for (auto it = scored.begin(); it != end; ++it) victims.indices.push_back(it->second);
+  double highest = -kNever;
+  while (!heap.empty()) {
+    const Scored first = heap.front();
+    if (!first.stale && victims.indices.size() == most) {
+      victims.lowest_left = std::max(first.score, highest);  // a use may have gone unnoticed
+      break;
+    }
+    std::pop_heap(heap.begin(), heap.end(), comes_later);
+    if (first.stale) {
+      refresh(first.index);
+      heap.back() = {score(kind, candidates[first.index], now), first.index, false};
+      std::push_heap(heap.begin(), heap.end(), comes_later);
+    } else {
+      heap.pop_back();
+      victims.indices.push_back(first.index);
+      highest = std::max(highest, first.score);
+    }
+  }
   return victims;
 }
 

@@ -16,6 +16,8 @@
 
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -73,19 +75,34 @@ struct Candidate {
   bool pinned = false;     // a running operator needs it: never a victim
   bool pending = false;    // a planned replay will read it: a victim only when nothing else is left
   bool refused = false;    // its storage turned out to be held by somebody else
-  bool stale = true;       // `neighbours` must be computed anew before it is compared
+  bool stale = true;       // what is around it has changed: see Note [Stale scores are too low]
 };
 
 // The lowest score goes first. `now` is the program time, at least every last_access.
 [[nodiscard]] double score(const Score& kind, const Candidate& c, double now);
 
-// Indices of the `most` candidates with the lowest scores, and the lowest score that is left. Candidates with pending readers are considered only with `spare_pending` off.
-// The lowest comes first, and the first of equals, so the choice is deterministic.
+// Note [Stale scores are too low]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Each eviction and each replay changes the scores of what is around it, and to know a score is to
+// walk the graph. But most candidates are far from going. So what is around an eviction is only
+// marked stale: with more ancestors evicted, and a nearer use, its score has risen, and the old
+// numbers make one that is too low. Around what comes back scores fall; there the numbers become
+// those of a candidate with nothing evicted around it, and again are too low. Whoever looks for the
+// lowest score works out anew what is stale at the front, until what stands there is not: that is the
+// lowest of all, for the others' can only be higher (lazy evaluation, Minoux 1978). Not all is noticed,
+// such as the death of a value that nobody will replay; a score that is too high for that is as good
+// as it was when it was worked out.
+
+// Indices of the `most` candidates with the lowest scores, and the lowest score that is left. Candidates
+// with pending readers are considered only with `spare_pending` off. The lowest comes first, and the
+// first of equals, so the choice is deterministic. `refresh` works out a stale candidate's numbers.
 struct Victims {
   std::vector<std::size_t> indices;
   double lowest_left = kNever;
 };
+using Refresh = c10::function_ref<void(std::size_t index)>;
 [[nodiscard]] Victims choose_victims(const Score& kind, std::span<const Candidate> candidates,
-                                     double now, bool spare_pending, std::size_t most);
+                                     double now, bool spare_pending, std::size_t most,
+                                     Refresh refresh);
 
 }  // namespace rematfn

@@ -190,6 +190,14 @@ double weight_of(const Version& version) {
   return version.kept ? version.weight * kKept : version.weight;
 }
 
+void mark_stale(const Version& version, bool lower) {
+  Candidate& c = version.table->candidates[version.slot];
+  c.stale = true;
+  if (!lower) return;
+  c.neighbours = 0;
+  c.next_use = version.next_use;
+}
+
 void pin(Version& version) {
   if (version.pins++ > 0 || version.slot == kNoSlot) return;
   version.table->loose_bytes -= version.nbytes;

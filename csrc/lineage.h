@@ -253,6 +253,8 @@ class Table : public Node {
   void check() const;
 };
 
+// The candidate's score may have risen; or fallen, if `lower`. See Note [Stale scores are too low].
+void mark_stale(const Version& version, bool lower);
 // What a candidate's score is multiplied by.
 [[nodiscard]] double weight_of(const Version& version);
 

@@ -92,17 +92,32 @@ double Domain::next_use(const Version& version) {
   return next;
 }
 
+// Whether the program reads `version` again, or something evicted that it takes `version` to replay.
+bool Domain::is_asked_for(const Version& version) {
+  if (version.next_use != kNever) return version.next_use != kUnknown;
+  ++mark_;
+  walk_.clear();
+  walk_readers(version, kWalkCap);
+  for (std::size_t i = 0; i < walk_.size(); ++i) {
+    for (const Version* output : walk_[i]->outputs) {
+      if (output == nullptr || (output->resident && !version.kept)) continue;
+      if (output->next_use != kNever) return true;
+      if (!output->resident) walk_readers(*output, kWalkCap);
+    }
+  }
+  return false;
+}
+
 // A version's bytes come or go: the next use of what it is replayed from changes with that, if it
 // will be asked for at all. Most that leave will not: the program has dropped them.
-void Domain::mark_sources_stale(const Version& version) {
-  if (!any_refreshed_ || !version.producer || version.next_use == kUnknown) return;
-  if (const double next = next_use(version); next == kUnknown || next == kNever) return;
+void Domain::mark_sources_stale(const Version& version, bool came_back) {
+  if (!any_refreshed_ || !version.producer || !is_asked_for(version)) return;
   ++mark_;
   walk_.assign(1, version.producer.get());
   for (std::size_t i = 0; i < walk_.size(); ++i) {
     for (const Input& input : walk_[i]->inputs) {
       const Version& source = *input.version;
-      if (source.slot != kNoSlot) source.table->candidates[source.slot].stale = true;
+      if (source.slot != kNoSlot) mark_stale(source, came_back);
       Operation* producer = source.producer.get();
       if (source.resident || producer->mark == mark_ || walk_.size() >= kWalkCap) continue;
       producer->mark = mark_;
@@ -112,7 +127,7 @@ void Domain::mark_sources_stale(const Version& version) {
 }
 
 // See Note [Closure walks are capped]
-void Domain::mark_dependents_stale(const Version& version) {
+void Domain::mark_dependents_stale(const Version& version, bool came_back) {
   if (!any_refreshed_) return;
   ++mark_;
   walk_.clear();
@@ -123,7 +138,7 @@ void Domain::mark_dependents_stale(const Version& version) {
       if (!output->resident) {
         walk_readers(*output, kWalkCap);
       } else if (output->slot != kNoSlot) {
-        output->table->candidates[output->slot].stale = true;
+        mark_stale(*output, came_back);
       }
     }
   }

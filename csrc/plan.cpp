@@ -220,14 +220,13 @@ void Guide::advise(Version& version, Trace::Id value, double next_use) const {
     for (const Input& input : version.producer->inputs) {
       const Version& source = *input.version;
       // It is kept for those made from it, and there may be none any more.
-      if (source.kept && source.slot != kNoSlot) source.table->candidates[source.slot].stale = true;
+      if (source.kept && source.slot != kNoSlot) mark_stale(source, /*lower=*/true);
     }
   }
   if (version.slot == kNoSlot) return;
   Candidate& candidate = version.table->candidates[version.slot];
-  candidate.next_use = next_use;
   candidate.weight = weight_of(version);
-  candidate.stale = true;
+  mark_stale(version, /*lower=*/true);
 }
 
 Program::Program(std::shared_ptr<const Trace> recorded)

@@ -5,6 +5,7 @@
 
 #include "domain.h"
 #include "plan.h"
+#include "pool.h"
 
 namespace rematfn {
 namespace {
@@ -14,22 +15,23 @@ bool may_overwrite(const Version& version) {
   return version.slot != kNoSlot && !version.program && version.pending <= 1;
 }
 
-struct SimulatedOperation final : Operation {
+struct SimulatedVersion final : Version, Pooled<SimulatedVersion> {};
+
+struct SimulatedOperation final : Operation, Pooled<SimulatedOperation> {
   explicit SimulatedOperation(const Trace::Call& call) : call(call) {}
   [[nodiscard]] std::string_view name() const override { return call.name; }
+  [[nodiscard]] bool writes(std::size_t input) const { return call.reads[input].written; }
 
   const Trace::Call& call;
-  std::vector<bool> written;  // by input
 };
 
 class SimulatedDomain final : public Domain {
  private:
   // See Note [A replay writes to copies]
   void replay(Operation& operation) override {
-    const auto& written = static_cast<SimulatedOperation&>(operation).written;
     for (std::size_t i = 0; i < operation.inputs.size(); ++i) {
       Version& version = *operation.inputs[i].version;
-      if (written[i] && may_overwrite(version)) leave(version);
+      if (writes(operation, i) && may_overwrite(version)) leave(version);
     }
     for (Version* output : operation.outputs) {
       if (output != nullptr && !output->resident && is_wanted(*output)) arrive(*output);
@@ -37,17 +39,16 @@ class SimulatedDomain final : public Domain {
   }
 
   std::size_t replay_bytes(const Operation& operation) override {
-    const auto& written = static_cast<const SimulatedOperation&>(operation).written;
     std::size_t sum = operation.output_bytes + operation.scratch_bytes;
     for (std::size_t i = 0; i < operation.inputs.size(); ++i) {
       const Version& version = *operation.inputs[i].version;
-      if (written[i] && !may_overwrite(version)) sum += version.nbytes;
+      if (writes(operation, i) && !may_overwrite(version)) sum += version.nbytes;
     }
     return sum;
   }
 
   [[nodiscard]] bool writes(const Operation& operation, std::size_t i) const override {
-    return static_cast<const SimulatedOperation&>(operation).written[i];
+    return static_cast<const SimulatedOperation&>(operation).writes(i);
   }
 
   void drop(Version&) override {}
@@ -74,7 +75,7 @@ class Simulation {
   Statistics run() {
     for (std::size_t i = 0; i < versions_.size(); ++i) {
       if (trace_.values[i].counted) continue;
-      versions_[i] = Ref<Version>(new Version);
+      versions_[i] = Ref<Version>(new SimulatedVersion);
       versions_[i]->nbytes = trace_.values[i].nbytes;
       versions_[i]->program = true;
     }
@@ -109,6 +110,8 @@ class Simulation {
   }
 
  private:
+  using Pinned = c10::SmallVector<Ref<Version>, 6>;
+
   void run_call(const Trace::Call& call) {
     domain_->thrash.enter(call.backward);
     const std::size_t granted = call.output_bytes + call.scratch_bytes;
@@ -118,13 +121,13 @@ class Simulation {
     for (const Trace::Read& read : call.reads) {
       seen.reads.push_back({versions_[read.value], read.written});
     }
-    std::vector<Ref<Version>> pinned;
+    Pinned pinned;
     const std::size_t copied_bytes = save_what_is_overwritten(call, pinned);
-    std::vector<Version*> wanted;
+    c10::SmallVector<Version*, 6> wanted;
     for (const Trace::Read& read : call.reads) {
       if (versions_[read.value]->table) wanted.push_back(versions_[read.value].get());
     }
-    domain_->materialize(wanted);
+    domain_->materialize({wanted.data(), wanted.size()});
     for (Version* version : wanted) {
       pin(*version);
       pinned.emplace_back(version);
@@ -143,7 +146,6 @@ class Simulation {
       operation->inputs.reserve(call.reads.size());
       for (const Trace::Read& read : call.reads) {
         operation->add_input(versions_[read.value]);
-        operation->written.push_back(read.written);
       }
     }
     domain_->make_room(*table_, granted + copied_bytes);
@@ -192,8 +194,7 @@ class Simulation {
 
   // See Note [Mutation is a new version]
   // Returns the bytes whose old and new contents both count.
-  std::size_t save_what_is_overwritten(const Trace::Call& call,
-                                       std::vector<Ref<Version>>& pinned) {
+  std::size_t save_what_is_overwritten(const Trace::Call& call, Pinned& pinned) {
     std::size_t copied_bytes = 0;
     for (const Trace::Read& read : call.reads) {
       const Ref<Version> version = versions_[read.value];
@@ -211,8 +212,8 @@ class Simulation {
   }
 
   Ref<Version> make(const Trace::Call& call, const Trace::Made& made,
-            const Ref<SimulatedOperation>& operation, std::vector<Ref<Version>>& pinned) {
-    const Ref<Version> contents(new Version);
+                    const Ref<SimulatedOperation>& operation, Pinned& pinned) {
+    const Ref<Version> contents(new SimulatedVersion);
     contents->nbytes = trace_.values[made.value].nbytes;
     contents->last_access = domain_->clock;
     contents->program = true;
