@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <random>
+#include <utility>
 
 #include "domain.h"
 #include "segments.h"
@@ -34,6 +35,12 @@ constexpr std::array<Score, 10> kPortfolio{{
 // That of segments and cut points, whose weights decide for themselves what is held.
 constexpr Score kAmongTheRest{ScoreKind::kOn, 0.5, 0.75, 1, Horizon::kNext};
 
+// What the search may exchange for one another.
+constexpr std::array kHorizons{Horizon::kAge, Horizon::kGeometric, Horizon::kHarmonic,
+                               Horizon::kNearer, Horizon::kNext};
+
+constexpr float kMostWeight = 1e9F;
+
 std::vector<float> dear(const std::vector<bool>& values) {
   constexpr float kDear = 1e3F;
   std::vector<float> weights(values.size());
@@ -52,6 +59,16 @@ std::vector<bool> products_of(const Trace& trace) {
   }
   return values;
 }
+
+class Dice {
+ public:
+  std::size_t below(std::size_t n) { return random_() % n; }
+  bool one_in(std::size_t n) { return below(n) == 0; }
+  double fraction() { return static_cast<double>(below(1024)) / 1024; }
+
+ private:
+  std::mt19937 random_{20};
+};
 
 class Search {
  public:
@@ -101,8 +118,8 @@ class Search {
   }
 
  private:
-  // Simulates the plan; keeps it if it is the best so far.
-  void consider(Plan plan) {
+  // Simulates the plan; keeps it if it is the best so far, or, if asked to, as good.
+  void consider(Plan plan, bool or_as_good = false) {
     const auto guide =
         std::make_shared<Guide>(trace_, future_, std::make_shared<const Plan>(plan));
     try {
@@ -113,31 +130,78 @@ class Search {
     } catch (const NoRoom&) {
       return;
     }
-    if (plan.replayed_cost >= best_.replayed_cost) return;
+    const bool better = plan.replayed_cost < best_.replayed_cost;
+    if (!better && !(or_as_good && plan.replayed_cost == best_.replayed_cost)) return;
     best_ = std::move(plan);
-    found_(best_);
+    if (better) found_(best_);
   }
 
-  // Local search: hold one value dearer or cheaper, or a few made one after the other, and keep
-  // what helps. A fixed sequence of random numbers, so that a search of as many steps finds the same.
+  // Local search: change the score, or the weights of some values, and keep what does no harm. Most
+  // changes alter nothing by themselves; those that are to come may need them. A fixed sequence of
+  // random numbers, so that a search of as many steps finds the same.
   void improve() {
-    std::mt19937 random(20);
-    std::vector<Trace::Id> counted;
-    for (Trace::Id i = 0; i < trace_->values.size(); ++i) {
-      if (trace_->values[i].counted && trace_->values[i].nbytes > 0) counted.push_back(i);
-    }
+    Dice dice;
+    const auto [counted, waiting] = values_by_wait();
     if (counted.empty()) return;
     while (best_.replayed_cost > 0 && go_on_()) {
       Plan plan = best_;
-      plan.weights.resize(trace_->values.size(), 1);
-      const std::size_t first = random() % counted.size();
-      const std::size_t run = random() % 4 == 0 ? 1 + random() % 8 : 1;
-      const float factor = random() % 2 == 0 ? 4.0F : 0.25F;
-      for (std::size_t i = first; i < std::min(first + run, counted.size()); ++i) {
-        plan.weights[counted[i]] *= factor;
+      if (dice.one_in(3)) {
+        change_score(plan, dice);
+      } else {
+        plan.weights.resize(trace_->values.size(), 1);
+        const float factor = dice.one_in(2) ? 4.0F : 64.0F;
+        const bool dearer = dice.one_in(2);
+        change_weights(plan, dice.one_in(4) ? counted : waiting, dearer ? factor : 1 / factor, dice);
+        // At times in exchange for others.
+        if (dice.one_in(3)) change_weights(plan, waiting, dearer ? 1 / factor : factor, dice);
       }
-      consider(std::move(plan));
+      consider(std::move(plan), /*or_as_good=*/true);
     }
+  }
+
+  static void change_score(Plan& plan, Dice& dice) {
+    const auto about = [&](double x) { return x * std::exp2(2 * dice.fraction() - 1); };
+    plan.score.exponent = std::clamp(about(plan.score.exponent), 0.1, 4.0);
+    plan.score.ancestors = std::clamp(about(plan.score.ancestors), 0.01, 10.0);
+    if (dice.one_in(4)) plan.score.unread = dice.one_in(2) ? 1 : 4;
+    if (dice.one_in(4)) plan.score.horizon = kHorizons[dice.below(kHorizons.size())];
+    if (dice.one_in(8)) plan.weights.clear();
+  }
+
+  // Those of one value, or of a few made one after the other.
+  static void change_weights(Plan& plan, const std::vector<Trace::Id>& among, float factor,
+                             Dice& dice) {
+    if (among.empty()) return;
+    const std::size_t first = dice.below(among.size());
+    const std::size_t length = dice.one_in(4) ? 1 + dice.below(8) : 1;
+    for (std::size_t i = first; i < std::min(first + length, among.size()); ++i) {
+      float& weight = plan.weights[among[i]];
+      weight = std::clamp(weight * factor, 1 / kMostWeight, kMostWeight);
+    }
+  }
+
+  // All values that count, and those that the program leaves alone for long: the others are hardly
+  // ever victims, whatever they weigh.
+  [[nodiscard]] std::pair<std::vector<Trace::Id>, std::vector<Trace::Id>> values_by_wait() const {
+    constexpr std::size_t kLong = 50;  // so many times shorter than the program
+    const auto& calls = trace_->calls;
+    std::vector<std::size_t> accessed(trace_->values.size(), 0);
+    std::vector<bool> waits(trace_->values.size(), false);
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      for (const Trace::Read& read : calls[i].reads) {
+        if (i - accessed[read.value] > calls.size() / kLong) waits[read.value] = true;
+        accessed[read.value] = i;
+      }
+      for (const Trace::Made& made : calls[i].makes) accessed[made.value] = i;
+    }
+    std::vector<Trace::Id> counted;
+    std::vector<Trace::Id> waiting;
+    for (Trace::Id v = 0; v < trace_->values.size(); ++v) {
+      if (!trace_->values[v].counted || trace_->values[v].nbytes == 0) continue;
+      counted.push_back(v);
+      if (waits[v]) waiting.push_back(v);
+    }
+    return {counted, waiting};
   }
 
   const std::shared_ptr<const Trace> trace_;
