@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test sanitize sanitize-threads sweep demo bench bench-overhead lint clean
+.PHONY: help setup venv build test sanitize sanitize-threads sweep demo bench bench-bound bench-overhead lint clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ demo: $(INSTALLED)  ## train a character-level GPT inside a byte budget
 
 bench: $(INSTALLED)  ## networks inside budgets, beside the peers; writes benchmarks/results/bench.md
 	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+bench-bound: $(INSTALLED)  ## what no schedule can beat, beside the plans that are found
+	$(BIN)/python benchmarks/bound.py $(ARGS)
 
 bench-overhead: $(INSTALLED)  ## the price of a level that has nothing to evict
 	$(BIN)/python benchmarks/overhead.py $(ARGS)

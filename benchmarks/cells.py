@@ -78,12 +78,12 @@ class Ours:
     def __init__(self, bench: Bench, budget: int, policy: rematfn.Policy) -> None:
         self._bench = bench
         self._policy = policy
-        self._made: list[Any] = []
+        self.transformed: Any = None
         self.budget = budget
 
         def transform(f: Callable[..., Any]) -> Callable[..., Any]:
-            self._made.append(rematfn.remat(f, budget, policy=policy))
-            return self._made[-1]  # type: ignore[no-any-return]
+            self.transformed = rematfn.remat(f, budget, policy=policy)
+            return self.transformed  # type: ignore[no-any-return]
 
         self.step = bench.program.make_step(transform, in_order)
 
@@ -99,7 +99,7 @@ class Ours:
             exact = self._bench.is_exact(self._bench.run(self.step)[0]) and exact
             time.sleep(self._policy.search)  # a thread looks for a better plan
         results, memory = self._bench.count(self.step)
-        stats = self._made[0].stats
+        stats = self.transformed.stats
         return {
             "peak": memory.peak,
             "peak / budget": memory.peak / self.budget,
