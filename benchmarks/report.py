@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +30,11 @@ second call of a signature on; *online* is `ON()`, as which the first call runs.
 
 *Peers* are measured in the same way, then rematfn with each peer's peak as its budget. *Ahead* says
 whether rematfn takes less at that peak; by cost only where the peer's recomputation can be counted.
+"""
+ABOUT_TARGETS = """\
+The targets come from networks of the same kind at other sizes. No schedule that keeps the
+program's order costs less than the *lower bound* ([bound.md](bound.md)): a target below that cannot
+be met here.
 """
 # From the study of policies by simulation, which the project's targets come from: networks of the
 # same kind, at other sizes. Overhead online and guided, by budget.
@@ -78,8 +84,20 @@ def not_monotone(records: Mapping[str, Record]) -> list[str]:
     return found
 
 
-def above_targets(records: Mapping[str, Record]) -> list[dict[str, Any]]:
-    """Return the cells for which the study of policies has a target, with the target."""
+def lower_bounds(folder: Path) -> dict[tuple[str, float], float | str]:
+    """Return what `bound.py` has written down in ``folder``, by network and budget."""
+    path = folder / "bound.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else ()
+    return {(row["network"], row["budget"]): row["lower bound"] for row in rows}
+
+
+def above_targets(
+    records: Mapping[str, Record], bounds: Mapping[tuple[str, float], float | str]
+) -> list[dict[str, Any]]:
+    """Return the cells for which the study of policies has a target, with the target.
+
+    And with the least that any schedule could come to, where that is known.
+    """
     rows = []
     for name, targets in TARGETS.items():
         for row in records.get(name, {}).get("budgets", ()):
@@ -92,6 +110,7 @@ def above_targets(records: Mapping[str, Record]) -> list[dict[str, Any]]:
                         "network": name,
                         "budget": row["budget"],
                         "policy": row["policy"],
+                        "lower bound": bounds.get((name, row["budget"])),
                         "overhead": None if cost is None else 1 + cost,
                         "target": target,
                         "within": cost is not None and 1 + cost <= target + NOISE,
@@ -112,9 +131,9 @@ def write(folder: Path, results: Mapping[str, Any]) -> str:
     ]
     parts += checks
     parts += ["## Overview", table(list(_overview(records)))]
-    targets = above_targets(records)
+    targets = above_targets(records, lower_bounds(folder))
     if targets:
-        parts += ["## Targets of the policy study", table(targets)]
+        parts += ["## Targets of the policy study", ABOUT_TARGETS, table(targets)]
     for name, record in records.items():
         picture = folder / f"bench-{name}.png"
         draw(picture, name, record)

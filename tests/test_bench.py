@@ -90,3 +90,16 @@ def test_a_smaller_budget_that_costs_less_is_seen() -> None:
     assert "falls from 0.300 to 0.200" in found
     (found,) = not_monotone(record(cell(0.5, 0.1, peak=350), cell(0.4, 0.2)))
     assert "peak rises" in found
+
+
+def test_a_target_stands_beside_what_nobody_can_go_below(tmp_path: Path) -> None:
+    from report import above_targets, lower_bounds
+
+    assert lower_bounds(tmp_path) == {}
+    rows = [{"network": "gpt", "budget": 0.5, "lower bound": 1.09, "guided": 1.1}]
+    (tmp_path / "bound.json").write_text(json.dumps({"rows": rows}))
+    guided = {"gpt": record(cell(0.5, 0.1, policy="guided"))["net"]}
+    (row,) = above_targets(guided, lower_bounds(tmp_path))
+    assert (row["lower bound"], row["overhead"], row["within"]) == (1.09, 1.1, False)
+    (row,) = above_targets(guided, {})
+    assert row["lower bound"] is None
