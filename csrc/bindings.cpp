@@ -268,12 +268,18 @@ PYBIND11_MODULE(_C, m) {
   m.def("score", [](const std::string& kind, const Candidate& candidate, double now) {
     return score(make_score(kind, 0.5, 0.6, 4), candidate, now);
   });
-  m.def("choose_victims", [](const std::string& kind, const std::vector<Candidate>& candidates,
-                             double now, bool spare_pending, std::size_t most) {
+  // `neighbours`, by candidate, is what it would take to walk the graph for.
+  m.def("choose_victims", [](const std::string& kind, std::vector<Candidate> candidates, double now,
+                             bool spare_pending, std::size_t most,
+                             const std::vector<double>& neighbours) {
+    std::vector<std::size_t> refreshed;
     const Victims victims =
         choose_victims(make_score(kind, 0.5, 0.6, 4), candidates, now, spare_pending, most,
-                       [](std::size_t) {});
-    return std::pair(victims.indices, victims.lowest_left);
+                       [&](std::size_t i) {
+                         candidates[i].neighbours = neighbours.at(i);
+                         refreshed.push_back(i);
+                       });
+    return std::tuple(victims.indices, victims.lowest_left, refreshed);
   });
   m.def("materialize", [](const at::Tensor& tensor) { materialize(tensor); }, nogil);
   m.def("materialize_together",

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores and the choice of a victim, on numbers: no tensors needed."""
 
+from random import Random
+
 import pytest
 
 from rematfn import _C
@@ -21,7 +23,9 @@ def candidate(
 
 
 def victim(kind, candidates, now, spare_pending):
-    indices, _ = _C.choose_victims(kind, candidates, now, spare_pending, 1)
+    indices, _, _ = _C.choose_victims(
+        kind, candidates, now, spare_pending, 1, [0.0] * len(candidates)
+    )
     return indices[0] if indices else None
 
 
@@ -91,9 +95,32 @@ def test_nobody_is_the_victim_of_nobody():
 def test_a_batch_is_the_lowest_in_order_and_the_lowest_that_is_left():
     costs = [5.0, 1.0, 4.0, 2.0, 3.0, 2.0]
     candidates = [candidate(cost=cost) for cost in costs]
-    indices, left = _C.choose_victims("local", candidates, 1 - TICK, True, 4)
+    nothing = [0.0] * len(candidates)
+    indices, left, _ = _C.choose_victims("local", candidates, 1 - TICK, True, 4, nothing)
     assert indices == [1, 3, 5, 4]
     assert left == 4.0
-    indices, left = _C.choose_victims("local", candidates, 1 - TICK, True, 9)
+    indices, left, _ = _C.choose_victims("local", candidates, 1 - TICK, True, 9, nothing)
     assert sorted(indices) == list(range(6))
     assert left == float("inf")
+
+
+@pytest.mark.parametrize("most", [1, 5, 40])
+def test_what_is_stale_is_worked_out_only_at_the_front(most):
+    """With numbers that are too low the choice is that of the true ones; few are asked for."""
+    random = Random(most)
+    known = [random.choice([0.0, random.uniform(0, 3)]) for _ in range(200)]
+    true = [k + random.choice([0.0, 0.0, random.uniform(0, 20)]) for k in known]
+    rest = [
+        {"cost": random.uniform(1, 9), "nbytes": random.uniform(1, 9)} for _ in range(len(known))
+    ]
+
+    def choose(neighbours):
+        candidates = [candidate(neighbours=n, **r) for n, r in zip(neighbours, rest, strict=True)]
+        return _C.choose_victims("on", candidates, 1.0, True, most, true)
+
+    chosen, left, asked = choose(known)
+    expected, expected_left, _ = choose(true)
+    assert chosen == expected
+    assert left == expected_left
+    assert set(chosen) <= set(asked)
+    assert len(asked) <= 3 * most + 5
