@@ -33,6 +33,8 @@ void Domain::make_room(Table& table, std::size_t nbytes) {
       if (!planning_) t->note_need(least);
       throw NoRoom{t, least, least - nbytes};
     }
+    const std::size_t used = t->used_bytes() + nbytes;
+    if (used > t->budget && prices_pending(*t)) evict_by_price(*t, used - t->budget);
     while (t->used_bytes() + nbytes > t->budget) {
       if (!evict_one(*t)) {
         if (!planning_) t->note_need(t->used_bytes() + nbytes);
@@ -70,6 +72,38 @@ bool Domain::evict_one(Table& table, bool spare_pending) {
   }
   return std::any_of(table.inner.begin(), table.inner.end(),
                      [&](Table* inner) { return evict_one(*inner, spare_pending); });
+}
+
+// See Note [Pending readers have a price]
+bool Domain::prices_pending(const Table& table) const {
+  // What a judge says, and what inner levels do, cannot be compared with it.
+  if (table.score.kind != ScoreKind::kOn || table.judge || !table.inner.empty()) return false;
+  const Score& score = guide != nullptr ? guide->plan().score : table.score;
+  return thrash.has_cost(score.patience, clock);
+}
+
+// Makes room for `nbytes`, of what is not pinned, as far as there is any.
+void Domain::evict_by_price(Table& table, std::size_t nbytes) {
+  Score kind = score_in_force(table);
+  kind.prices_pending = true;
+  const auto refresh_at = [&](std::size_t i) {
+    refresh(table.candidates[i], *table.candidate_versions[i], kind.kind);
+  };
+  const Victims in_order = choose_victims(kind, table.candidates, clock, /*spare_pending=*/false,
+                                          table.candidates.size(), refresh_at);
+  std::vector<Version*> victims;
+  std::size_t freed = 0;
+  for (const std::size_t index : in_order.indices) {
+    Version* version = table.candidate_versions[index];
+    if (freed >= nbytes || held_elsewhere(*version)) continue;
+    victims.push_back(version);
+    freed += version->nbytes;
+  }
+  std::for_each(victims.rbegin(), victims.rend(), [&](Version* version) {  // Rule 2
+    const bool is_necessary = freed - version->nbytes < nbytes;
+    if (is_necessary) return evict(*version);
+    freed -= version->nbytes;
+  });
 }
 
 Score Domain::score_in_force(const Table& table) {

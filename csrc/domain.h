@@ -87,8 +87,9 @@ class Domain : public std::enable_shared_from_this<Domain> {
 
   // Makes all of `wanted` resident at once, by replays in program order. Throws NoRoom.
   void materialize(std::span<Version* const> wanted);
-  // Would a version just recomputed be read again, by a planned replay or by the program?
-  [[nodiscard]] static bool is_wanted(const Version& version);
+  // Would a version just recomputed be read again, by a planned replay or by the program? `dead` will
+  // not be replayed any more.
+  [[nodiscard]] static bool is_wanted(const Version& version, const Version* dead = nullptr);
 
   // In a forked child: is this domain lost? See Note [A fork loses the domains of other threads].
   void after_fork();
@@ -147,6 +148,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   bool lists_candidates_ = false;
 
   [[nodiscard]] Score score_in_force(const Table& table);
+  [[nodiscard]] bool prices_pending(const Table& table) const;
+  void evict_by_price(Table& table, std::size_t nbytes);
   Version* choose(Table& table, bool spare_pending);
   Version* choose_by_judge(Table& table, bool spare_pending);
   Version* lowest_of_batch(Table& table, const Score& kind, bool spare_pending);
@@ -167,6 +170,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // keeping.cpp
   void bury_contents(Ref<Version> version, HoldBytes hold);
   [[nodiscard]] bool is_kept_for_somebody(const Version& version);
+  [[nodiscard]] bool is_kept_for_evicted(const Version& version) const;
   void let_go_of_kept_for(const Version& version);
 
   // release.cpp

@@ -15,6 +15,7 @@ double power(double base, double exponent) {
 }
 
 double time_of(const Score& s, const Candidate& c, double now) {
+  if (s.prices_pending && c.pending) return kOperatorCost;  // See Note [Pending readers have a price]
   const double age = age_of(c, now);
   if (s.horizon == Horizon::kMirrored) {
     return c.last_access > s.front ? age : s.front - c.last_access + kOperatorCost;
@@ -44,7 +45,8 @@ double score(const Score& s, const Candidate& c, double now) {
     case ScoreKind::kOn: {
       if (c.next_use == kNever) return -c.nbytes;  // free: no replay will ever be asked for
       // A value nobody has read yet is about to be: its consumer is usually the next operator.
-      const double fresh = c.consumed ? 1.0 : s.unread;
+      const bool priced = s.prices_pending && c.pending;
+      const double fresh = c.consumed || priced ? 1.0 : s.unread;
       return c.weight * fresh * (c.cost + s.ancestors * c.neighbours) /
              (c.nbytes * power(time_of(s, c, now), s.exponent));
     }

@@ -19,11 +19,15 @@ namespace rematfn {
 //   2. Nor is what is small beside the value, such as the loss.
 //   3. Beyond the next kept value, that one serves.
 //   4. Where all but the named is kept, nothing stays.
+//   5. Where replays run away, a value of the backward stays as well, while something is evicted that
+//      is replayed from it: the next replay of that would go through all of the backward so far.
+//      See Note [Pending readers have a price].
 void Domain::bury_contents(Ref<Version> version, HoldBytes hold) {
   if (!version) return;
   version->program = false;
   if (recorder) recorder->note_release(*version);
-  const bool stays = version->resident && version->producer && is_kept_for_somebody(*version) &&
+  const bool stays = version->resident && version->producer &&
+                     (is_kept_for_somebody(*version) || is_kept_for_evicted(*version)) &&
                      retain(*version, hold());
   if (stays) list_candidates();
   retains_ |= stays;
@@ -51,6 +55,12 @@ bool Domain::is_kept_for_somebody(const Version& version) {
   return false;
 }
 
+// Rule 5
+bool Domain::is_kept_for_evicted(const Version& version) const {
+  if (!version.backward || version.raw || version.nbytes == 0 || !version.table) return false;
+  return prices_pending(*version.table) && is_wanted(version);
+}
+
 // See Note [A kept value outlives the program's tensors]
 void Domain::let_go_of_kept_for(const Version& version) {
   if (!version.producer) return;
@@ -61,7 +71,8 @@ void Domain::let_go_of_kept_for(const Version& version) {
     for (const Input& input : walk_[i]->inputs) {
       Version& source = *input.version;
       if (source.program) continue;
-      if (source.kept && source.slot != kNoSlot) sources.push_back(&source);
+      const bool may_stay = source.kept || source.backward;
+      if (may_stay && source.slot != kNoSlot) sources.push_back(&source);
       if (source.kept || source.resident || source.producer->mark == mark_) continue;
       source.producer->mark = mark_;
       walk_.push_back(source.producer.get());
@@ -69,7 +80,9 @@ void Domain::let_go_of_kept_for(const Version& version) {
   }
   for (Version* source : sources) {
     const bool free = source->slot != kNoSlot && source->pins == 0 && source->pending == 0;
-    if (!free || is_kept_for_somebody(*source)) continue;
+    if (!free) continue;
+    const Version* dead = version.references == 1 ? &version : nullptr;
+    if (source->kept ? is_kept_for_somebody(*source) : is_wanted(*source, dead)) continue;
     drop(*source);
     leave(*source);
   }

@@ -85,6 +85,7 @@ class Search {
       consider({score, {}, {}});
       if (best_.replayed_cost < kNever && !go_on_()) return;
     }
+    if (!try_patience()) return;
     const Score score = best_.score;
     const auto calls = static_cast<double>(trace_->calls.size());
     const std::vector<bool> products = products_of(*trace_);
@@ -118,6 +119,22 @@ class Search {
   }
 
  private:
+  // Where replays run away all the same, when to price pending readers is tried out as well. False if
+  // time is up. See Note [Pending readers have a price].
+  bool try_patience() {
+    double program = 0;
+    for (const Trace::Call& call : trace_->calls) program += call.cost;
+    for (const double patience : {0.0, kNever}) {
+      for (Score score : kPortfolio) {
+        if (best_.replayed_cost <= program) return true;
+        if (!go_on_()) return false;
+        score.patience = patience;
+        consider({score, {}, {}});
+      }
+    }
+    return true;
+  }
+
   // Simulates the plan; keeps it if it is the best so far, or, if asked to, as good.
   void consider(Plan plan, bool or_as_good = false) {
     const auto guide =

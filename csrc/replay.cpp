@@ -39,9 +39,11 @@ constexpr std::size_t kManyReplays = 20;
 
 }  // namespace
 
-bool Domain::is_wanted(const Version& version) {
+bool Domain::is_wanted(const Version& version, const Version* dead) {
   if (version.pending > 0 || version.program) return true;
-  const auto is_evicted = [](const Version* v) { return v != nullptr && !v->resident; };
+  const auto is_evicted = [&](const Version* v) {
+    return v != nullptr && v != dead && !v->resident;
+  };
   for (const Input* use = version.readers; use != nullptr; use = use->next) {
     const auto& outputs = use->reader->outputs;
     if (std::any_of(outputs.begin(), outputs.end(), is_evicted)) return true;

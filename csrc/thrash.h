@@ -33,6 +33,10 @@ class Thrash {
   // backward, or of hope.
   bool is_thrashing(double now);
   [[nodiscard]] double front() const { return front_; }
+  // Have replays cost so many times the program, by program time `now`?
+  [[nodiscard]] bool has_cost(double programs, double now) const {
+    return replayed_ > programs * now;
+  }
 
   // Before all that the program has made.
   static constexpr double kNowhere = -1;
