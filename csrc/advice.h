@@ -9,6 +9,19 @@
 // other ways. So the call's own record is run in the simulator, the operator that was refused
 // included, and the figure is a budget in which it fits, as it is printed. On a first call the record
 // ends there, and more may be needed by what comes after it; the message says so.
+//
+// Note [What a forward holds, a backward reads]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A first call that is refused in its forward would be refused again in its backward, an operator
+// further at each attempt: what a backward needs besides its gradients is what it takes to replay the
+// forward. Of the backward nothing is recorded, but what it reads is known: the values that the
+// program has read and not let go of. So the record is followed by a backward in its image: from the
+// last call to the first, one for each value made inside that the call has read, with its cost and
+// scratch. It makes the gradient of that value, from those of the results and from what is held of the
+// results and of the other inputs, as in a product; of the value itself, where it is alone. A forward may hold values for other reasons, a branch that is still to come; the
+// figure is then for a backward that does not, and may be more than is needed. None is expected without
+// grad mode, before an operator has read a leaf that asks for a gradient, or where nothing is held. A
+// transform of torch.func asks in another way; under it the figure is for the forward so far.
 
 #pragma once
 
@@ -26,10 +39,11 @@ namespace rematfn {
 
 struct Advice {
   std::size_t budget;
-  enum class Covers : std::uint8_t { kNothing, kSoFar, kAll } covers = Covers::kNothing;
+  enum class Covers : std::uint8_t { kNothing, kSoFar, kAndBack, kAll } covers = Covers::kNothing;
 };
 
 // `refused`: the operator, if it was not one of those that replay for the caller.
-[[nodiscard]] Advice advise(const NoRoom& why, const ObservedCall* refused, bool evict_everything);
+[[nodiscard]] Advice advise(const NoRoom& why, const ObservedCall* refused, bool evict_everything,
+                            bool expects_backward);
 
 }  // namespace rematfn

@@ -6,6 +6,8 @@
 
 #include <pthread.h>
 
+#include <c10/core/GradMode.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -335,9 +337,12 @@ std::size_t live_operations() {
 void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused) {
   const auto& level = static_cast<const Level&>(*why.table);
   const std::string budget = format_bytes(level.budget);
-  const Advice advice = advise(why, refused, level.evict_everything);
+  const bool expects_backward = c10::GradMode::is_enabled() && !level.known_leaves.empty();
+  const Advice advice = advise(why, refused, level.evict_everything, expects_backward);
   const char* covers = advice.covers == Advice::Covers::kAll     ? ", in which the whole call fits"
                        : advice.covers == Advice::Covers::kSoFar ? ", in which all fits up to here"
+                       : advice.covers == Advice::Covers::kAndBack
+                           ? ", in which all fits up to here, and a backward from here"
                                                                  : "";
   const std::string raise_it =
       "\nRaise the budget to at least " + format_bytes(advice.budget) + covers + ".";

@@ -70,3 +70,37 @@ def shortage(g: Callable[[Tensor], Any], x: Tensor) -> rematfn.BudgetError | Non
     except rematfn.BudgetError as error:
         return error.with_traceback(None)
     return None
+
+
+def spread(x: Tensor) -> Tensor:
+    """One unit of bytes, then eight: the forward needs sixteen at once, its backward 24."""
+    return x.tanh().repeat(8).exp().sum()
+
+
+def test_in_a_forward_the_figure_allows_for_its_backward() -> None:
+    """See Note [What a forward holds, a backward reads]."""
+    x = torch.linspace(-1, 1, 4096).requires_grad_()
+    f = rematfn.remat(spread, 10 * x.nbytes)
+    error = refused(lambda: f(x))
+    assert "up to here, and a backward from here" in str(error)
+    assert 24 * x.nbytes <= asked_for(error) < 26 * x.nbytes
+    g = rematfn.remat(spread, asked_for(error))
+    (found,) = torch.autograd.grad(g(x), x)
+    (expected,) = torch.autograd.grad(spread(x), x)
+    assert_bitwise_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("f", "grad_mode", "asks"),
+    [(spread, False, True), (spread, True, False), (lambda x: x.repeat(16), True, True)],
+    ids=["no-grad", "no-leaf", "nothing-held"],
+)
+def test_where_no_backward_is_to_be_expected_the_figure_is_for_the_forward(
+    f: Callable[[Tensor], Tensor], grad_mode: bool, asks: bool
+) -> None:
+    x = torch.linspace(-1, 1, 4096).requires_grad_(asks)
+    with torch.set_grad_enabled(grad_mode):
+        error = refused(lambda: rematfn.remat(f, 10 * x.nbytes)(x))
+    assert "in which all fits up to here" in str(error)
+    assert "backward" not in str(error)
+    assert asked_for(error) < 17 * x.nbytes
