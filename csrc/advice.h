@@ -18,10 +18,11 @@
 // program has read and not let go of. So the record is followed by a backward in its image: from the
 // last call to the first, one for each value made inside that the call has read, with its cost and
 // scratch. It makes the gradient of that value, from those of the results and from what is held of the
-// results and of the other inputs, as in a product; of the value itself, where it is alone. A forward may hold values for other reasons, a branch that is still to come; the
-// figure is then for a backward that does not, and may be more than is needed. None is expected without
-// grad mode, before an operator has read a leaf that asks for a gradient, or where nothing is held. A
-// transform of torch.func asks in another way; under it the figure is for the forward so far.
+// results and of the other inputs, as in a product; of the value itself, where it is alone. A forward
+// may hold values for other reasons, such as a branch that is still to come; the figure may then be more
+// than is needed. No backward is expected without grad mode, before an operator has read a leaf that
+// asks for a gradient, or where nothing is held. A transform of torch.func asks in another way; under
+// it the figure is for the forward so far.
 
 #pragma once
 

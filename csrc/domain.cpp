@@ -254,7 +254,8 @@ void Domain::leave(Version& version) {
   version.table->delist(version);
   version.table->discharge(version.nbytes);
   version.resident = false;
-  if (version.producer && version.table->score.kind == ScoreKind::kEq) join_component(*version.producer);
+  const bool is_eq = version.table->score.kind == ScoreKind::kEq;
+  if (version.producer && is_eq) join_component(*version.producer);
   mark_dependents_stale(version, /*came_back=*/false);
   mark_sources_stale(version, /*came_back=*/false);
 }

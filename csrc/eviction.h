@@ -111,9 +111,10 @@ struct Candidate {
 // such as the death of a value that nobody will replay; a score that is too high for that is as good
 // as it was when it was worked out.
 
-// Indices of the `most` candidates with the lowest scores, and the lowest score that is left. Candidates
-// with pending readers are considered only with `spare_pending` off. The lowest comes first, and the
-// first of equals, so the choice is deterministic. `refresh` works out a stale candidate's numbers.
+// Indices of the `most` candidates with the lowest scores, and the lowest score that is left.
+// Candidates with pending readers are considered only with `spare_pending` off. The lowest comes first,
+// and the first of equals, so the choice is deterministic. `refresh` works out a stale candidate's
+// numbers.
 struct Victims {
   std::vector<std::size_t> indices;
   double lowest_left = kNever;

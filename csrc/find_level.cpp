@@ -88,8 +88,8 @@ Arguments find_tensors(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found
       continue;
     }
     if (value.isScalar() || value.isNone()) continue;
-    if (!for_each_tensor(value, look_at) || value.isStorage() || value.isObject() || value.isCapsule() ||
-        value.isPyObject()) {
+    if (!for_each_tensor(value, look_at) || value.isStorage() || value.isObject() ||
+        value.isCapsule() || value.isPyObject()) {
       kind = std::max(kind, Arguments::kOpaque);
     }
   }

@@ -19,7 +19,8 @@ struct Footprint {
 
 // A call's operator, shapes, dtypes, strides and plain arguments, as one number.
 using Signature = std::uint64_t;
-[[nodiscard]] Signature signature_of(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+[[nodiscard]] Signature signature_of(const c10::OperatorHandle& op,
+                                     c10::ArrayRef<c10::IValue> arguments);
 
 // What the call did when the same signature was seen before; else the output bytes that shape
 // inference on meta tensors gives; else, where the shape depends on data, an upper bound or nothing.
