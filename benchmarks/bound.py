@@ -39,6 +39,7 @@ all is its word.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from bisect import bisect_right
 from collections import defaultdict
@@ -292,8 +293,17 @@ def best_found(trace: rematfn.Trace, budget: int, seconds: float) -> float | Non
     return program.replayed_cost() / trace.cost if found else None
 
 
+def saved_rows(column: str) -> dict[tuple[str, float], dict[str, Any]]:
+    """Return the rows of earlier runs that have ``column``, by network and budget."""
+    from measure import RESULTS
+
+    path = RESULTS / "bound.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    return {(row["network"], row["budget"]): row for row in rows if column in row}
+
+
 def main() -> None:
-    """Bound the cells of the networks asked for and save the table."""
+    """Bound the cells asked for and save them in the table, where the others stay."""
     from cells import Bench
     from measure import save
     from networks import NETWORKS
@@ -306,7 +316,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)  # as in the benchmark: kernels' scratch depends on it
     longer = f"{options.search:g} s"
-    rows = []
+    rows = saved_rows(longer)
     for name in options.networks:
         bench = Bench(NETWORKS[name])
         trace = recorded(bench)
@@ -322,9 +332,14 @@ def main() -> None:
                 row["guided / bound"] = row["guided"] / row["lower bound"]
                 row[f"guided / {longer}"] = row["guided"] / row[longer]
             row["target"] = TARGETS.get(name, {}).get(fraction, (None, None))[1]
-            rows.append(row)
+            rows[name, fraction] = row
             print(row, flush=True)
-    save("bound", "Lower bounds of total cost, and what guided calls come to", rows)
+    order = [(name, fraction) for name in NETWORKS for fraction in BUDGETS]
+    save(
+        "bound",
+        "Lower bounds of total cost, and what guided calls come to",
+        [rows[cell] for cell in order if cell in rows],
+    )
 
 
 if __name__ == "__main__":
