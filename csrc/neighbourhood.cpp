@@ -75,37 +75,37 @@ double Domain::neighbourhood(const Version& version, ScoreKind kind) {
   return sum;
 }
 
+// Whether `visit` says true of one of the values that would be replayed from `version`.
 // See Note [Closure walks are capped]
-double Domain::next_use(const Version& version) {
-  if (version.next_use == kUnknown) return kUnknown;
-  double next = version.next_use;
+template <class Visit>
+bool Domain::is_any_replayed_from(const Version& version, Visit visit) {
   ++mark_;
   walk_.clear();
   walk_readers(version, kWalkCap);
   for (std::size_t i = 0; i < walk_.size(); ++i) {
     for (const Version* output : walk_[i]->outputs) {
       if (output == nullptr || (output->resident && !version.kept)) continue;
-      next = std::min(next, output->next_use);
+      if (visit(*output)) return true;
       if (!output->resident) walk_readers(*output, kWalkCap);
     }
   }
+  return false;
+}
+
+double Domain::next_use(const Version& version) {
+  if (version.next_use == kUnknown) return kUnknown;
+  double next = version.next_use;
+  is_any_replayed_from(version, [&](const Version& v) {
+    next = std::min(next, v.next_use);
+    return false;
+  });
   return next;
 }
 
 // Whether the program reads `version` again, or something evicted that it takes `version` to replay.
 bool Domain::is_asked_for(const Version& version) {
   if (version.next_use != kNever) return version.next_use != kUnknown;
-  ++mark_;
-  walk_.clear();
-  walk_readers(version, kWalkCap);
-  for (std::size_t i = 0; i < walk_.size(); ++i) {
-    for (const Version* output : walk_[i]->outputs) {
-      if (output == nullptr || (output->resident && !version.kept)) continue;
-      if (output->next_use != kNever) return true;
-      if (!output->resident) walk_readers(*output, kWalkCap);
-    }
-  }
-  return false;
+  return is_any_replayed_from(version, [](const Version& v) { return v.next_use != kNever; });
 }
 
 // A version's bytes come or go: the next use of what it is replayed from changes with that, if it

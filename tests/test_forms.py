@@ -3,24 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager
+from helpers import Mode, Transform, assert_same_as_eager, default_dtype
 from torch import Tensor
 from torch.nn import functional
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def divided(i: Tensor, dtype: torch.dtype) -> Tensor:

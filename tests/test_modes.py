@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERY, EVERYTHING, PLAIN, Mode, Transform, assert_same_as_eager
+from helpers import (
+    EVERY,
+    EVERYTHING,
+    PLAIN,
+    Mode,
+    Transform,
+    assert_same_as_eager,
+    default_dtype,
+)
 from torch import Tensor, func, nn
 
 import rematfn
@@ -281,16 +289,6 @@ def test_inference_tensors_from_outside_are_read_and_written(mode: Mode) -> None
 
 
 # --- defaults -------------------------------------------------------------------------------------
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @contextmanager
