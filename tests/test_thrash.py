@@ -135,7 +135,11 @@ def test_what_a_program_drops_is_kept_for_what_is_evicted_where_replays_run_away
     predicted = rematfn.simulate(trace, budget, rematfn.ON())
     plain = rematfn.simulate(trace, budget, rematfn.Custom(on_without_detector))
     assert 3 < predicted.replayed_cost < plain.replayed_cost
+    expected = jacobian(ws, x)
     g = rematfn.remat(jacobian, budget, policy=rematfn.ON())
-    assert_bitwise_equal(g(ws, x), jacobian(ws, x))
+    with MemoryTimeline() as timeline:
+        found = g(ws, x)
+    assert_bitwise_equal(found, expected)
     assert (g.stats.replays, g.stats.evictions) == (predicted.replays, predicted.evictions)
     assert g.stats.peak_bytes <= budget
+    assert Count.of(timeline, found).peak <= budget
