@@ -76,15 +76,14 @@ class Value:
     Attributes:
         sealed: The last call before it leaves as a result; infinity if it does not.
         needed: The last call for which it, or what can be replayed from it, has to be there.
+        reads: The calls that read it while its bytes count, and the last before it is a result.
     """
 
     def __init__(self, nbytes: int, made: int, replayable: bool) -> None:
         self.nbytes, self.made, self.replayable = nbytes, made, replayable
         self.sealed = math.inf
         self.needed = -1.0
-        self.reads: list[
-            float
-        ] = []  # by calls of the program and as a result, while its bytes count
+        self.reads: list[float] = []
 
 
 class Story:

@@ -161,10 +161,10 @@ Advice advise(const NoRoom& why, const ObservedCall* refused, bool evict_everyth
     enough = enough_for(*domain.known, options, why.smallest_budget);
   } else if (domain.recorder) {
     covers = Advice::Covers::kSoFar;
-    const Trace so_far = domain.recorder->followed_by(refused);
+    Trace so_far = domain.recorder->followed_by(refused);
     enough = enough_for(so_far, options, why.smallest_budget);
     const std::optional<Trace> and_back =
-        enough && expects_backward ? Mirror(so_far).reflect() : std::nullopt;
+        enough && expects_backward ? Mirror(std::move(so_far)).reflect() : std::nullopt;
     if (const auto more = and_back ? enough_for(*and_back, options, *enough) : std::nullopt) {
       return {*more, Advice::Covers::kAndBack};
     }

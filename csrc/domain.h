@@ -145,17 +145,18 @@ class Domain : public std::enable_shared_from_this<Domain> {
  private:
   friend class DomainLock;
 
-  bool lists_candidates_ = false;
+  bool evict_one(Table& table, bool spare_pending);
 
+  // victims.cpp
   [[nodiscard]] Score score_in_force(const Table& table);
-  [[nodiscard]] bool prices_pending(const Table& table) const;
-  void evict_by_price(Table& table, std::size_t nbytes);
   Version* choose(Table& table, bool spare_pending);
   Version* choose_by_judge(Table& table, bool spare_pending);
   Version* lowest_of_batch(Table& table, const Score& kind, bool spare_pending);
   bool pick_batch(Table& table, const Score& kind, bool spare_pending);
+  Victims lowest_of_all(Table& table, const Score& kind, bool spare_pending, std::size_t most);
   void refresh(Candidate& c, const Version& version, ScoreKind kind);
-  bool evict_one(Table& table, bool spare_pending);
+  [[nodiscard]] bool prices_pending(const Table& table) const;
+  void evict_by_price(Table& table, std::size_t nbytes);
 
   // neighbourhood.cpp
   void walk_readers(const Version& version, std::size_t cap);
@@ -231,6 +232,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   std::vector<Frame> frames_;        // the innermost last
   std::size_t lookahead_left_ = 0;   // operations
   bool retains_ = false;  // something has been retained
+  bool lists_candidates_ = false;
   bool any_refreshed_ = false;  // else all candidates are stale
   std::uint64_t mark_ = 0;
   std::vector<Operation*> walk_;

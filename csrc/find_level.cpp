@@ -66,30 +66,24 @@ bool is_outside_of_backward() {
   return leaf != nullptr && leaf->variable.defined() && !has_key(leaf->variable);
 }
 
-Arguments kind_of(const c10::TensorImpl& tensor) {
-  if (is_plain(tensor)) return Arguments::kPlain;
-  return is_abstract(tensor) ? Arguments::kAbstract : Arguments::kOpaque;
-}
-
 }  // namespace
 
 Arguments find_tensors(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found) {
   Arguments kind = Arguments::kPlain;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& value = arguments[i];
-    const auto look_at = [&](const at::Tensor& tensor, int index) {
-      c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-      const Arguments its = kind_of(impl);
-      if (its == Arguments::kPlain) add(found, impl, i, index);
-      kind = std::max(kind, its);
-    };
-    if (value.isTensor()) {
-      if (const at::Tensor& tensor = value.toTensor(); tensor.defined()) look_at(tensor, -1);
-      continue;
-    }
     if (value.isScalar() || value.isNone()) continue;
-    if (!for_each_tensor(value, look_at) || value.isStorage() || value.isObject() ||
-        value.isCapsule() || value.isPyObject()) {
+    const bool readable = for_each_tensor(value, [&](const at::Tensor& tensor, int index) {
+      c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+      if (is_plain(impl)) {
+        add(found, impl, i, index);
+      } else {
+        kind = std::max(kind, is_abstract(impl) ? Arguments::kAbstract : Arguments::kOpaque);
+      }
+    });
+    if (value.isTensor()) continue;
+    if (!readable || value.isStorage() || value.isObject() || value.isCapsule() ||
+        value.isPyObject()) {
       kind = std::max(kind, Arguments::kOpaque);
     }
   }

@@ -51,7 +51,7 @@ struct Plan {
 
 // Which plans are tried out. The best of them is taken: the one that replays least.
 enum class Strategy : std::uint8_t {
-  kBest,       // a portfolio of scores, products, segments; then local search on values' weights
+  kBest,       // a portfolio of scores, products, segments; then local search
   kSegments,   // segments.h: as many as asked for; 0: numbers of them
   kCutPoints,  // segments.h: every cut point, every second one, ...
 };

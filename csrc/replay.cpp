@@ -59,6 +59,7 @@ void Domain::materialize(std::span<Version* const> wanted) {
         "rematfn: an evicted tensor was asked for in the middle of the replays of its level, by a "
         "kernel or by a signal handler. Make it resident before, or pass it as an argument.");
   }
+  list_candidates();
   planning_ = true;
   double latest = Thrash::kNowhere;
   for (const Version* v : wanted) {

@@ -3,8 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
+#include <cstddef>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "boxed_kernel.h"
@@ -31,7 +32,9 @@ class Borrowed {
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
 
-  [[nodiscard]] c10::ArrayRef<c10::IValue> values() { return c10::ArrayRef<c10::IValue>(place(0), sizeof...(Args)); }
+  [[nodiscard]] c10::ArrayRef<c10::IValue> values() {
+    return c10::ArrayRef<c10::IValue>(place(0), sizeof...(Args));
+  }
 
  private:
   static c10::IValue borrow(const at::Tensor& tensor) {
