@@ -259,10 +259,12 @@ Flops flops_of(const OperatorFacts& facts, Arguments arguments) {
   return {};
 }
 
-double modelled_cost(double flops, std::size_t bytes_moved) {
+double modelled_cost(double flops, std::size_t bytes_moved, bool draws_on_cpu) {
   constexpr double kBytesPerSecond = 10e9;
+  constexpr double kDrawnBytesPerSecond = 1e9;
   constexpr double kFlopsPerSecond = 50e9;
-  const double moving = static_cast<double>(bytes_moved) / kBytesPerSecond;
+  const double moving = static_cast<double>(bytes_moved) /
+                        (draws_on_cpu ? kDrawnBytesPerSecond : kBytesPerSecond);
   return kOperatorCost + (flops == 0 ? moving : std::max(flops / kFlopsPerSecond, moving));
 }
 

@@ -35,8 +35,10 @@ void remember(Signature signature, const OperatorFacts& facts, Footprint seen);
 // Timers would make a program's evictions differ from run to run, and an accelerator's from the
 // moment its queue fills. The default cost of a call is a roofline: the greater of its FLOPs (for
 // matrix products, convolutions and attention) and the bytes it moves, each at a fixed rate, plus a
-// launch. Only ratios matter, and not precisely: costs wrong by 30 % at random change what is
-// recomputed by a percent or two. `cost="time"` measures instead.
+// launch. A CPU draws its random numbers one after the other, at about a tenth of the rate that it
+// moves bytes at: a dropout's mask is dear, though it looks like a copy. Only ratios matter, and not
+// precisely: costs wrong by 30 % at random change what is recomputed by a percent or two.
+// `cost="time"` measures instead.
 struct Flops {
   double fixed = 0;
   double per_output_element = 0;
@@ -47,7 +49,7 @@ struct Flops {
 };
 // Of the call about to run.
 [[nodiscard]] Flops flops_of(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments);
-[[nodiscard]] double modelled_cost(double flops, std::size_t bytes_moved);
+[[nodiscard]] double modelled_cost(double flops, std::size_t bytes_moved, bool draws_on_cpu);
 
 // A tensor argument's bytes as the kernel reads them: the view's, not the storage's.
 [[nodiscard]] inline std::size_t view_bytes(const c10::TensorImpl& tensor) {

@@ -234,7 +234,10 @@ void LevelCall::record_arguments() {
     if (!version) version = domain_.outside_version(*f.tensor);
     call_->take_input(std::move(version));
   }
-  if (facts_.draws_random) call_->random = RandomState::of(generator_of(arguments()));
+  if (!facts_.draws_random) return;
+  const at::Generator generator = generator_of(arguments());
+  draws_on_cpu_ = generator.device().is_cpu();
+  call_->random = RandomState::of(generator);
 }
 
 // Note [Before, not after]

@@ -88,6 +88,7 @@ class LevelCall {
   std::size_t peak_ = 0;     // what the kernel allocated at once
   std::size_t input_bytes_ = 0;
   std::size_t output_bytes_ = 0;
+  bool draws_on_cpu_ = false;
   Flops flops_;
   double seconds_ = 0;  // as measured, if the level is timed
   std::optional<ObservedCall> seen_;  // if somebody records or guides

@@ -103,7 +103,8 @@ void LevelCall::record_results() {
   const double flops = flops_.total(elements);
   const double cost =
       level_.timed ? std::max(seconds_, kOperatorCost)
-                   : modelled_cost(flops, input_bytes_ + output_bytes_ + written_bytes);
+                   : modelled_cost(flops, input_bytes_ + output_bytes_ + written_bytes,
+                                   draws_on_cpu_);
   domain_.clock += cost;
   for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
     ++t->statistics.operators;

@@ -239,6 +239,28 @@ def test_flops_are_those_that_torch_counts(network: str) -> None:
     assert rematfn.record(f, *args).flops == counter.get_total_flops() > 0
 
 
+def test_to_draw_numbers_costs_ten_times_what_moving_them_does() -> None:
+    x = torch.full((1 << 16,), 0.5)
+    moved, drawn = (rematfn.record(f, x).cost for f in (torch.neg, torch.bernoulli))
+    assert moved == pytest.approx(5e-6 + 2 * x.nbytes / 10e9)
+    assert drawn == pytest.approx(5e-6 + 2 * x.nbytes / 1e9)
+
+
+def test_a_mask_is_kept_where_a_younger_copy_goes() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.bernoulli(x), x.neg(), x.sqrt(), x.exp()  # one has to go for the last
+
+    x = torch.full((1 << 16,), 0.5)
+    torch.manual_seed(0)
+    expected = f(x)
+    g = rematfn.remat(f, int(3.5 * x.nbytes), policy=ON())
+    torch.manual_seed(0)
+    assert_bitwise_equal(g(x), expected)
+    assert g.stats.replays == 1
+    costs = [rematfn.record(h, x).cost for h in (torch.neg, f)]
+    assert g.stats.replayed_cost == pytest.approx(costs[0] / costs[1])
+
+
 def test_replayed_flops_are_a_fraction_of_the_programs() -> None:
     def powers(x: Tensor) -> Tensor:
         made = [x]
