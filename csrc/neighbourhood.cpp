@@ -129,14 +129,15 @@ void Domain::mark_sources_stale(const Version& version, bool came_back) {
 // See Note [Closure walks are capped]
 void Domain::mark_dependents_stale(const Version& version, bool came_back) {
   if (!any_refreshed_) return;
+  const std::size_t cap = guide ? kGuidedMarkCap : kWalkCap;
   ++mark_;
   walk_.clear();
-  walk_readers(version, kWalkCap);
+  walk_readers(version, cap);
   for (std::size_t i = 0; i < walk_.size(); ++i) {
     for (const Version* output : walk_[i]->outputs) {
       if (output == nullptr) continue;
       if (!output->resident) {
-        walk_readers(*output, kWalkCap);
+        walk_readers(*output, cap);
       } else if (output->slot != kNoSlot) {
         mark_stale(*output, came_back);
       }
