@@ -47,7 +47,7 @@ class Guide;
 //
 // Each version that leaves or comes back needs a walk as well, to mark stale what depends on it. Where
 // a guide knows the next uses, what lies far away changes a score little, and 16 operations do: plans
-// cost what they did, and the simulator runs up to three times as fast, which a search makes use of.
+// cost what they did, and the simulator is up to 1.8 times as fast, which a search makes use of.
 // Without a guide a score is made of ancestors alone, and replays would rise by a hundredth.
 constexpr std::size_t kWalkCap = 256;
 constexpr std::size_t kGuidedMarkCap = 16;
