@@ -144,6 +144,20 @@ std::optional<std::size_t> enough_for(const Trace& trace, SimulationOptions opti
   return enough;
 }
 
+std::string covered_by(const Advice& advice) {
+  switch (advice.covers) {
+    case Advice::Covers::kNothing:
+      break;
+    case Advice::Covers::kSoFar:
+      return ", in which all fits up to here";
+    case Advice::Covers::kAndBack:
+      return ", in which all fits up to here, and a backward from here";
+    case Advice::Covers::kAll:
+      return ", in which the whole call fits";
+  }
+  return "";
+}
+
 // See Note [The figure is tried out]
 Advice advise(const NoRoom& why, const ObservedCall* refused, bool evict_everything,
               bool expects_backward) {

@@ -28,6 +28,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <string>
 
 #include "domain.h"
 #include "simulation.h"
@@ -42,6 +43,9 @@ struct Advice {
   std::size_t budget;
   enum class Covers : std::uint8_t { kNothing, kSoFar, kAndBack, kAll } covers = Covers::kNothing;
 };
+
+// What fits in that budget, as the end of a sentence that names it.
+[[nodiscard]] std::string covered_by(const Advice& advice);
 
 // `refused`: the operator, if it was not one of those that replay for the caller.
 [[nodiscard]] Advice advise(const NoRoom& why, const ObservedCall* refused, bool evict_everything,

@@ -167,7 +167,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // neighbourhood.cpp
   void walk_readers(const Version& version, std::size_t cap);
   template <class Visit>
-  bool is_any_replayed_from(const Version& version, Visit visit);
+  bool is_any_dependent(const Version& version, std::size_t cap, Visit visit);
   [[nodiscard]] bool is_asked_for(const Version& version);
   // `version` has gone or come back. See Note [Stale scores are too low].
   void mark_dependents_stale(const Version& version, bool came_back);

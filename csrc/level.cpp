@@ -334,31 +334,13 @@ std::size_t live_operations() {
   return count;
 }
 
-namespace {
-
-std::string what_it_covers(const Advice& advice) {
-  switch (advice.covers) {
-    case Advice::Covers::kNothing:
-      break;
-    case Advice::Covers::kSoFar:
-      return ", in which all fits up to here";
-    case Advice::Covers::kAndBack:
-      return ", in which all fits up to here, and a backward from here";
-    case Advice::Covers::kAll:
-      return ", in which the whole call fits";
-  }
-  return "";
-}
-
-}  // namespace
-
 void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused) {
   const auto& level = static_cast<const Level&>(*why.table);
   const std::string budget = format_bytes(level.budget);
   const bool expects_backward = c10::GradMode::is_enabled() && !level.known_leaves.empty();
   const Advice advice = advise(why, refused, level.evict_everything, expects_backward);
   const std::string raise_it =
-      "\nRaise the budget to at least " + format_bytes(advice.budget) + what_it_covers(advice) + ".";
+      "\nRaise the budget to at least " + format_bytes(advice.budget) + covered_by(advice) + ".";
   const std::string message =
       why.thrashing
           ? level.name + ": the inputs of " + what + " were evicted, and within " + budget +

@@ -7,6 +7,14 @@
 #include "domain.h"
 
 namespace rematfn {
+namespace {
+
+// Of the two, `dependent` was computed from `version`.
+bool is_replayed_from(const Version& version, const Version& dependent) {
+  return !dependent.resident || version.kept;
+}
+
+}  // namespace
 
 // Goes on to the operations that read `version`, if the walk has not been there.
 // See Note [Closure walks are capped]
@@ -75,18 +83,18 @@ double Domain::neighbourhood(const Version& version, ScoreKind kind) {
   return sum;
 }
 
-// Whether `visit` says true of one of the values that would be replayed from `version`.
-// See Note [Closure walks are capped]
+// Whether `visit` says true of one of the values that were computed from `version`, by operators that
+// read it or what is evicted of their results. See Note [Closure walks are capped]
 template <class Visit>
-bool Domain::is_any_replayed_from(const Version& version, Visit visit) {
+bool Domain::is_any_dependent(const Version& version, std::size_t cap, Visit visit) {
   ++mark_;
   walk_.clear();
-  walk_readers(version, kWalkCap);
+  walk_readers(version, cap);
   for (std::size_t i = 0; i < walk_.size(); ++i) {
     for (const Version* output : walk_[i]->outputs) {
-      if (output == nullptr || (output->resident && !version.kept)) continue;
+      if (output == nullptr) continue;
       if (visit(*output)) return true;
-      if (!output->resident) walk_readers(*output, kWalkCap);
+      if (!output->resident) walk_readers(*output, cap);
     }
   }
   return false;
@@ -95,8 +103,8 @@ bool Domain::is_any_replayed_from(const Version& version, Visit visit) {
 double Domain::next_use(const Version& version) {
   if (version.next_use == kUnknown) return kUnknown;
   double next = version.next_use;
-  is_any_replayed_from(version, [&](const Version& v) {
-    next = std::min(next, v.next_use);
+  is_any_dependent(version, kWalkCap, [&](const Version& v) {
+    if (is_replayed_from(version, v)) next = std::min(next, v.next_use);
     return false;
   });
   return next;
@@ -105,7 +113,9 @@ double Domain::next_use(const Version& version) {
 // Whether the program reads `version` again, or something evicted that it takes `version` to replay.
 bool Domain::is_asked_for(const Version& version) {
   if (version.next_use != kNever) return version.next_use != kUnknown;
-  return is_any_replayed_from(version, [](const Version& v) { return v.next_use != kNever; });
+  return is_any_dependent(version, kWalkCap, [&](const Version& v) {
+    return is_replayed_from(version, v) && v.next_use != kNever;
+  });
 }
 
 // A version's bytes come or go: the next use of what it is replayed from changes with that, if it
@@ -126,23 +136,12 @@ void Domain::mark_sources_stale(const Version& version, bool came_back) {
   }
 }
 
-// See Note [Closure walks are capped]
 void Domain::mark_dependents_stale(const Version& version, bool came_back) {
   if (!any_refreshed_) return;
-  const std::size_t cap = guide ? kGuidedMarkCap : kWalkCap;
-  ++mark_;
-  walk_.clear();
-  walk_readers(version, cap);
-  for (std::size_t i = 0; i < walk_.size(); ++i) {
-    for (const Version* output : walk_[i]->outputs) {
-      if (output == nullptr) continue;
-      if (!output->resident) {
-        walk_readers(*output, cap);
-      } else if (output->slot != kNoSlot) {
-        mark_stale(*output, came_back);
-      }
-    }
-  }
+  is_any_dependent(version, guide ? kGuidedMarkCap : kWalkCap, [&](const Version& v) {
+    if (v.resident && v.slot != kNoSlot) mark_stale(v, came_back);
+    return false;
+  });
 }
 
 std::uint32_t Domain::component_root(std::uint32_t component) {

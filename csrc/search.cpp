@@ -164,17 +164,17 @@ void Search::cut_at_points() {
 }
 
 bool Search::try_patience() {
-double program = 0;
-for (const Trace::Call& call : trace_->calls) program += call.cost;
-for (const double patience : {0.0, kNever}) {
-  for (Score score : kPortfolio) {
-    if (best_.replayed_cost <= program) return true;
-    if (!go_on_()) return false;
-    score.patience = patience;
-    consider({score, {}, {}});
+  double program = 0;
+  for (const Trace::Call& call : trace_->calls) program += call.cost;
+  for (const double patience : {0.0, kNever}) {
+    for (Score score : kPortfolio) {
+      if (best_.replayed_cost <= program) return true;
+      if (!go_on_()) return false;
+      score.patience = patience;
+      consider({score, {}, {}});
+    }
   }
-}
-return true;
+  return true;
 }
 
 // Simulates the plan; keeps it if it is the best so far, or, if asked to, as good.

@@ -249,6 +249,16 @@ def assert_same_as_eager(run: Run, mode: Mode) -> Any:
 # --- gradients ------------------------------------------------------------------------------------
 
 
+def weights_like(t: Tensor) -> Tensor:
+    """Return numbers of which no two are alike, in the shape of `t`."""
+    return torch.linspace(0.5, 1.5, t.numel(), dtype=t.dtype).view(t.shape)
+
+
+def weighted(t: Tensor) -> Tensor:
+    """Reduce a tensor to one number whose gradient tells every element from every other."""
+    return (t * weights_like(t)).sum()
+
+
 def scalar(outputs: Any) -> Tensor:
     """Reduce outputs to one number whose gradient tells every element from every other."""
     total = torch.zeros(())
@@ -256,8 +266,7 @@ def scalar(outputs: Any) -> Tensor:
         if isinstance(leaf, Tensor) and leaf.requires_grad:
             leaf = leaf if leaf.layout == torch.strided else leaf.to_dense()
             real = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
-            weights = torch.linspace(0.5, 1.5, real.numel(), dtype=real.dtype).view(real.shape)
-            total = total + (real * weights).sum().float()
+            total = total + weighted(real).float()
     return total
 
 

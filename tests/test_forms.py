@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager, default_dtype
+from helpers import Mode, Transform, assert_same_as_eager, default_dtype, weighted
 from torch import Tensor
 from torch.nn import functional
 
@@ -78,12 +78,6 @@ def test_calls_that_are_almost_alike(name: str, mode: Mode) -> None:
 
     results = assert_same_as_eager(run, mode)
     assert len(results) == 8
-
-
-def weighted(result: Tensor) -> Tensor:
-    """Reduce a result to one number whose gradient tells every element from every other."""
-    weights = torch.linspace(0.5, 1.5, result.numel(), dtype=result.dtype)
-    return (result * weights.view(result.shape)).sum()
 
 
 # Those that have a gradient, and that vmap has a rule for.

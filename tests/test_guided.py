@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal, smallest_budgets, untransformed
+from helpers import assert_bitwise_equal, smallest_budgets, untransformed, weighted
 from programs import Program
 from test_exact import world
 from torch import Tensor, nn
 
 import rematfn
 from rematfn import _C, ON, Guided
+from rematfn._memory import MemoryTimeline
 from rematfn._signature import signature_of
 
 AT_ONCE = Guided(search=0)  # only the portfolio's first plan that fits: the same on each machine
@@ -76,6 +77,53 @@ def test_three_calls_of_any_program_are_bitwise_eager(program: Program, fraction
     budgets = iter(smallest_budgets(run, fraction))
     found = run(lambda f: rematfn.remat(f, next(budgets), policy=AT_ONCE))
     assert_bitwise_equal(found, run(untransformed))
+
+
+def noisy(x: Tensor) -> Tensor:
+    for _ in range(20):
+        x = (torch.dropout(x, 0.1, True).sin() * x).exp().tanh()
+    return weighted(x)
+
+
+LONG: dict[str, Callable[[Callable[[Callable[..., Any]], Callable[..., Any]], Tensor], Any]] = {
+    "remat(grad)": lambda transform, x: transform(torch.func.grad(noisy))(x),
+    "grad(remat)": lambda transform, x: torch.func.grad(transform(noisy))(x),
+    "remat(vmap(grad))": lambda transform, x: transform(
+        torch.func.vmap(torch.func.grad(noisy), randomness="different")
+    )(x.view(4, -1)),
+    "remat(jvp(grad))": lambda transform, x: transform(
+        lambda x: torch.func.jvp(torch.func.grad(noisy), (x,), (x.cos(),))
+    )(x),
+}
+
+
+@pytest.mark.parametrize("nesting", LONG)
+def test_guided_calls_of_a_long_program_under_transforms(nesting: str) -> None:
+    """Chains of evicted values longer than the walks that a guided level makes."""
+
+    def run(transform: Callable[..., Any]) -> Any:
+        torch.manual_seed(3)
+        return LONG[nesting](transform, X), torch.rand(2)
+
+    expected = run(untransformed)
+    everything = rematfn.EvictEverything()
+    assert_bitwise_equal(run(lambda f: rematfn.remat(f, policy=everything)), expected)
+    g: Any = None
+
+    def kept(f: Callable[..., Any]) -> Any:
+        nonlocal g
+        g = g or rematfn.remat(f, 0.1, policy=AT_ONCE)
+        return g
+
+    for guided in (False, True, True):
+        with MemoryTimeline() as timeline:
+            found = run(kept)
+        assert_bitwise_equal(found, expected)
+        if not guided:
+            continue  # it has measured what the fraction is of
+        assert g.stats.replays > 50
+        assert g.stats.peak_bytes <= g.stats.budget
+        assert timeline.peak_excluding_survivors <= g.stats.budget
 
 
 def test_a_program_that_takes_another_way_is_right_and_is_measured_anew() -> None:

@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERY, SNUG, Mode, Transform, assert_same_as_eager, scalar, untransformed
+from helpers import (
+    EVERY,
+    SNUG,
+    Mode,
+    Transform,
+    assert_same_as_eager,
+    scalar,
+    untransformed,
+    weighted,
+)
 from torch import Tensor, func, nn
 
 Function = Callable[[Tensor], Tensor]
@@ -21,12 +30,7 @@ Function = Callable[[Tensor], Tensor]
 
 def total(f: Function) -> Function:
     """Return `f` reduced to a number, weighted so that no two elements count alike."""
-
-    def summed(x: Tensor) -> Tensor:
-        y = f(x)
-        return (y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).view(y.shape)).sum()
-
-    return summed
+    return lambda x: weighted(f(x))
 
 
 def direction(x: Tensor) -> Tensor:

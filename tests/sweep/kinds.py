@@ -14,7 +14,7 @@ from typing import Any
 
 import optree
 import torch
-from helpers import Transform, scalar
+from helpers import Transform, scalar, weights_like
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
@@ -128,11 +128,6 @@ def part(
     return of_chosen, tuple(t for t, c in zip(tensors, chosen, strict=True) if c)
 
 
-def direction(tensor: Tensor) -> Tensor:
-    flat = torch.linspace(0.5, 1.5, tensor.numel(), dtype=tensor.dtype)
-    return flat.view(tensor.shape)
-
-
 def batched(transform: Transform, sample: Sample, inside: bool) -> Any:
     # Of factories the first one is the only argument.
     tensors = [torch.arange(2), *(torch.stack([t, t]) for t in sample.tensors())]
@@ -149,7 +144,7 @@ def batched(transform: Transform, sample: Sample, inside: bool) -> Any:
 def pushed_forward(transform: Transform, sample: Sample, inside: bool) -> Any:
     tensors = sample.tensors()
     f, primals = part(twice(sample), tensors, [is_smooth(t) for t in tensors])
-    tangents = tuple(map(direction, primals))
+    tangents = tuple(map(weights_like, primals))
 
     def over(f: Transform) -> Transform:
         return lambda *primals: jvp(f, primals, tangents)
