@@ -22,11 +22,12 @@ eager's peak, counted in the same way.
 
 *Exact*: every result, and a batch norm's statistics, are eager's, bit for bit. *Replayed cost* is
 that of the cost model, as a fraction of the program's own; it is the same on every run, but for the
-plan that a guided call gets in its second of search. *Replayed FLOPs* are those of matrix products,
-convolutions and attention, as a fraction of the program's. *Time ratio*: the fastest run over the
-fastest of eager, all having taken turns in one process. *Guided* is the default policy, from the
-second call of a signature on; *online* is `ON()`, as which the first call runs. *Needs*: a
-`BudgetError` said so; *runs in* is where following its advice ends, *advised* how often that took.
+plan that the search for it, which looks at the clock, comes to. *Replayed FLOPs* are those of
+matrix products, convolutions and attention, as a fraction of the program's. *Time ratio*: the
+fastest run over the fastest of eager, all having taken turns in one process. *Guided* is the
+default policy, from the second call of a signature on; *online* is `ON()`, as which the first call
+runs. *Needs*: a `BudgetError` said so; *runs in* is where following its advice ends, *advised* how
+often that took.
 
 *Peers* are measured in the same way, then rematfn with each peer's peak as its budget. *Ahead* says
 whether rematfn takes less at that peak; by cost only where the peer's recomputation can be counted.

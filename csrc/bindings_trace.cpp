@@ -49,12 +49,22 @@ py::list events_of(const Trace& trace) {
   return events;
 }
 
-// False when `seconds` have passed since it was made, or, if not negative, after `runs` calls.
-std::function<bool()> until(double seconds, std::int64_t runs) {
-  const auto start = std::chrono::steady_clock::now();
-  return [=]() mutable {
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-    return passed.count() < seconds && runs-- != 0;
+// For as long as each `seconds` bring a plan that replays a hundredth less, `most_seconds` in all; or,
+// if not negative, for `runs` plans.
+GoOn while_it_pays(double seconds, double most_seconds, std::int64_t runs) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  return [=, last_gain = start, reached = kNever](double replayed_cost) mutable {
+    constexpr double kGain = 0.01;
+    const auto now = Clock::now();
+    if (replayed_cost < (1 - kGain) * reached) {
+      reached = replayed_cost;
+      last_gain = now;
+    }
+    const auto has_passed = [now](Clock::time_point since, double limit) {
+      return std::chrono::duration<double>(now - since).count() >= limit;
+    };
+    return !has_passed(last_gain, seconds) && !has_passed(start, most_seconds) && runs-- != 0;
   };
 }
 
@@ -122,8 +132,10 @@ void bind_traces(py::module_& m) {
       }))
       .def(
           "search",
-          [](Program& program, std::size_t budget, double seconds, std::int64_t runs) {
-            return program.search(budget, Strategy::kBest, 0, until(seconds, runs));
+          [](Program& program, std::size_t budget, double seconds, double most_seconds,
+             std::int64_t runs) {
+            return program.search(budget, Strategy::kBest, 0,
+                                  while_it_pays(seconds, most_seconds, runs));
           },
           nogil)
       .def(

@@ -91,7 +91,7 @@ Program::Program(std::shared_ptr<const Trace> recorded)
     : trace(std::move(recorded)), future_(std::make_shared<const Future>(*trace)) {}
 
 bool Program::search(std::size_t budget, Strategy strategy, std::size_t segments,
-                     const std::function<bool()>& go_on) {
+                     const GoOn& go_on) {
   {
     const std::lock_guard guard(mutex_);
     if (budget != budget_) plan_.reset();

@@ -75,6 +75,9 @@ class Guide {
   std::size_t next_call_ = 0;
 };
 
+// Whether to try another plan, told what the best one so far replays.
+using GoOn = std::function<bool(double replayed_cost)>;
+
 // A program that was recorded, and the best plan for it so far. Any thread.
 class Program {
  public:
@@ -83,7 +86,7 @@ class Program {
   // Looks for a better plan for `budget`, with kBest while `go_on` says so and at least until one is
   // found that fits. False if there is none. A plan for another budget is forgotten.
   bool search(std::size_t budget, Strategy strategy, std::size_t segments,
-              const std::function<bool()>& go_on);
+              const GoOn& go_on);
   // Who guides the next run, or null if no plan fits.
   [[nodiscard]] std::shared_ptr<Guide> guide() const;
   [[nodiscard]] Plan plan() const;

@@ -117,8 +117,7 @@ std::pair<std::vector<Trace::Id>, std::vector<Trace::Id>> values_by_wait(const T
 }  // namespace
 
 Search::Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-               std::size_t budget, std::function<bool()> go_on,
-               std::function<void(const Plan&)> found)
+               std::size_t budget, GoOn go_on, std::function<void(const Plan&)> found)
     : trace_(std::move(trace)),
       future_(std::move(future)),
       budget_(budget),
@@ -128,7 +127,7 @@ Search::Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future>
 void Search::run() {
   for (const Score& score : kPortfolio) {
     consider({score, {}, {}});
-    if (best_.replayed_cost < kNever && !go_on_()) return;
+    if (best_.replayed_cost < kNever && !goes_on()) return;
   }
   if (!try_patience()) return;
   const Score score = best_.score;
@@ -136,13 +135,13 @@ void Search::run() {
   const std::vector<bool> products = products_of(*trace_);
   for (Plan plan : {Plan{score, dear(products), {}}, Plan{score, {}, products},
                     Plan{kLooksBack, {}, products}}) {
-    if (!go_on_()) return;
+    if (!goes_on()) return;
     consider(std::move(plan));
   }
   const Segments segments(*trace_);
   for (const double factor : {0.5, 1.0, 2.0}) {
     const auto count = static_cast<std::size_t>(factor * std::sqrt(calls)) + 1;
-    if (!go_on_()) return;
+    if (!goes_on()) return;
     consider({score, dear(segments.across(count)), {}});
   }
   improve();
@@ -169,7 +168,7 @@ bool Search::try_patience() {
   for (const double patience : {0.0, kNever}) {
     for (Score score : kPortfolio) {
       if (best_.replayed_cost <= program) return true;
-      if (!go_on_()) return false;
+      if (!goes_on()) return false;
       score.patience = patience;
       consider({score, {}, {}});
     }
@@ -202,7 +201,7 @@ void Search::improve() {
   Dice dice;
   const auto [counted, waiting] = values_by_wait(*trace_);
   if (counted.empty()) return;
-  while (best_.replayed_cost > 0 && go_on_()) {
+  while (best_.replayed_cost > 0 && goes_on()) {
     Plan plan = best_;
     if (dice.one_in(3)) {
       change_score(plan, dice);

@@ -16,7 +16,7 @@ namespace rematfn {
 class Search {
  public:
   Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-         std::size_t budget, std::function<bool()> go_on, std::function<void(const Plan&)> found);
+         std::size_t budget, GoOn go_on, std::function<void(const Plan&)> found);
 
   // The settings that there are, then local search.
   void run();
@@ -28,6 +28,7 @@ class Search {
   // Where replays run away all the same, when to price pending readers is tried out as well. False if
   // time is up. See Note [Pending readers have a price].
   bool try_patience();
+  [[nodiscard]] bool goes_on() const { return go_on_(best_.replayed_cost); }
   // Simulates the plan; keeps it if it is the best so far, or, if asked to, as good.
   void consider(Plan plan, bool or_as_good = false);
   void improve();
@@ -35,7 +36,7 @@ class Search {
   const std::shared_ptr<const Trace> trace_;
   const std::shared_ptr<const Future> future_;
   const std::size_t budget_;
-  const std::function<bool()> go_on_;
+  const GoOn go_on_;
   const std::function<void(const Plan&)> found_;
   Plan best_;
 };

@@ -18,6 +18,7 @@ from ._signature import Signature
 _MOST_SIGNATURES = 16
 # Seconds that the second call of a signature may wait for a better plan than the first that fits.
 _PATIENCE = 0.05
+SEARCH_THREAD = "rematfn search"
 
 
 class Measured:
@@ -43,8 +44,8 @@ class Measured:
     def program(self, budget: int, policy: Planned) -> _C.Program | None:
         """Return the program with a plan for ``budget``; None if nothing is known, or nothing fits.
 
-        The first plan that fits is there at once. For ``policy.search`` seconds a thread goes on
-        looking for a better one, for later calls.
+        The first plan that fits is there at once. A thread goes on looking for a better one, for
+        later calls, as ``policy.search`` says.
         """
         if self._program is None:
             trace = self._level.take_trace()
@@ -59,10 +60,10 @@ class Measured:
         program = self._program
         if self._planned != budget:
             self._planned = budget
-            policy.plan(program, budget, min(_PATIENCE, policy.search))
+            policy.plan(program, budget, _PATIENCE)
             if policy.search > _PATIENCE and program.replayed_cost() > 0:
                 threading.Thread(
-                    target=policy.plan, args=(program, budget, policy.search), daemon=True
+                    target=policy.plan, args=(program, budget), name=SEARCH_THREAD, daemon=True
                 ).start()
         return program
 

@@ -15,6 +15,8 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 from . import _C
 
+_MOST_SEARCHES = 10  # times the seconds that may bring nothing
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -95,8 +97,8 @@ class Planned(Policy, ABC):
         return self.first.judge()
 
     @abstractmethod
-    def plan(self, program: _C.Program, budget: int, seconds: float) -> None:
-        """Have the program look for a plan, for some seconds if it takes any."""
+    def plan(self, program: _C.Program, budget: int, at_most: float = math.inf) -> None:
+        """Have the program look for a plan, for ``at_most`` seconds if it takes any."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,10 @@ class Guided(Planned):
 
     Attributes:
         first: The policy of calls about which nothing is known.
-        search: Seconds a thread may look for a better plan, once for each signature and budget.
-            The second call waits for it a twentieth of a second, later calls use what it has found
-            by then. With 0 nothing depends on how fast the machine is: the first plan that fits.
+        search: Seconds a thread may look in vain for a plan that replays a hundredth less, once for
+            each signature and budget; ten times as long in all. The second call waits for it a
+            twentieth of a second, later calls use what it has found by then. With 0 nothing depends
+            on how fast the machine is: the first plan that fits.
     """
 
     search: float = 1.0  # type: ignore[misc]  # the others have nothing to set
@@ -126,9 +129,10 @@ class Guided(Planned):
         if not self.search >= 0:
             raise ValueError(f"Guided(search=...): seconds are needed, got {self.search!r}.")
 
-    def plan(self, program: _C.Program, budget: int, seconds: float) -> None:
-        """Have the program look for a plan for ``seconds``."""
-        program.search(budget, seconds, -1)
+    def plan(self, program: _C.Program, budget: int, at_most: float = math.inf) -> None:
+        """Have the program look for a plan while that pays, for ``at_most`` seconds."""
+        most = min(at_most, _MOST_SEARCHES * self.search)
+        program.search(budget, self.search, most, -1)
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,7 @@ class Sqrt(Planned):
         if found is not None and (type(found) is not int or found < 1):
             raise ValueError(f"Sqrt(segments=...): a number from 1 or None, got {found!r}.")
 
-    def plan(self, program: _C.Program, budget: int, seconds: float) -> None:
+    def plan(self, program: _C.Program, budget: int, at_most: float = math.inf) -> None:
         """Have the program cut itself into segments."""
         program.cut_into(budget, self.segments or 0)
 
@@ -181,7 +185,7 @@ class Memory(Planned):
     graph with a skip from end to end, such as a U-Net's, has no cut points.
     """
 
-    def plan(self, program: _C.Program, budget: int, seconds: float) -> None:
+    def plan(self, program: _C.Program, budget: int, at_most: float = math.inf) -> None:
         """Have the program find its cut points."""
         program.cut_at_points(budget)
 

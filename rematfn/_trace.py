@@ -137,7 +137,7 @@ def simulate(
         trace: A recorded program.
         budget: As for :func:`remat`; a fraction is one of ``trace.peak_bytes``.
         policy: As for :func:`remat`. With :class:`Guided`, the default here, this is a guided
-            call, after ``search`` seconds of planning; so it is with the others that plan.
+            call once the search for a plan is over; so it is with the others that plan.
 
     Raises:
         BudgetError: The trace does not fit.
@@ -162,7 +162,7 @@ def simulate(
     program = None
     if isinstance(policy, Planned) and nbytes is not None:
         program = _C.Program(trace._core)
-        policy.plan(program, nbytes, policy.search)
+        policy.plan(program, nbytes)
     return Stats(_simulated(trace._core, nbytes, policy, program))
 
 

@@ -178,6 +178,23 @@ def test_a_plan_found_later_is_used_later() -> None:
     assert max(costs[1:]) < costs[0]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "most_seconds", "plans"), [(0.0, 60.0, -1), (60.0, 0.0, -1), (60.0, 60.0, 0)]
+)
+def test_a_search_without_time_ends_with_the_first_plan_that_fits(
+    seconds: float, most_seconds: float, plans: int
+) -> None:
+    trace = rematfn.record(torch.func.grad(chain), X)
+    found = []
+    for limits in ((seconds, most_seconds, plans), (60.0, 60.0, 100)):
+        program = _C.Program(trace._core)
+        assert program.search(100_000, *limits)
+        found.append(program.replayed_cost() / trace.cost)
+    first = rematfn.simulate(trace, 100_000, AT_ONCE).replayed_cost
+    assert found[0] == pytest.approx(first)
+    assert found[1] < first
+
+
 def test_levels_inside_are_in_the_record_of_the_outermost() -> None:
     def loss(x: Tensor) -> Tensor:
         inner = rematfn.remat(lambda x: (x.sin() * x).exp(), 60_000)
@@ -279,7 +296,7 @@ def test_the_search_tries_what_speed_keeps(fraction: float) -> None:
 
     def cost(plans: int) -> float:
         program = _C.Program(trace._core)
-        assert program.search(budget, 60.0, plans)
+        assert program.search(budget, 60.0, 60.0, plans)
         return program.replayed_cost() / trace.cost
 
     scores, products = 10, 3
