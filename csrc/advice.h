@@ -20,9 +20,10 @@
 // scratch. It makes the gradient of that value, from those of the results and from what is held of the
 // results and of the other inputs, as in a product; of the value itself, where it is alone. A forward
 // may hold values for other reasons, such as a branch that is still to come; the figure may then be more
-// than is needed. No backward is expected without grad mode, before an operator has read a leaf that
-// asks for a gradient, or where nothing is held. A transform of torch.func asks in another way; under
-// it the figure is for the forward so far.
+// than is needed. No backward is expected where nothing is held. Else one is where a transform of
+// torch.func around the level takes gradients, and in grad mode once an operator has read a leaf that
+// asks for its own. A transform inside the level does not show in the operators that it runs: there the
+// figure is for the forward so far.
 
 #pragma once
 

@@ -15,6 +15,7 @@
 #include "advice.h"
 #include "errors.h"
 #include "interpreter.h"
+#include "layers.h"
 #include "meter.h"
 #include "rng.h"
 
@@ -27,7 +28,7 @@ struct ThreadStack {
   const torch::autograd::Node* writer = nullptr;  // the last node that see_writes() was called in
 };
 thread_local ThreadStack this_thread;
-constinit thread_local Level* innermost = nullptr;  // of this_thread.levels
+constinit thread_local Level* top_level = nullptr;  // of this_thread.levels
 
 // Every live domain, for check_all().
 struct Registry {
@@ -78,7 +79,7 @@ void after_fork_in_child() {
   registry().mutex.unlock();
   if (!this_thread.levels.empty()) {
     this_thread.levels.clear();
-    innermost = nullptr;
+    top_level = nullptr;
     set_intercepting(false);
   }
   ++forks;
@@ -126,14 +127,14 @@ c10::intrusive_ptr<UnrecordedBytes> make_unrecorded(const LevelOptions& options,
 
 void push(Level& level) {
   this_thread.levels.push_back(&level);
-  innermost = &level;
+  top_level = &level;
   if (this_thread.levels.size() == 1) set_intercepting(true);
 }
 
 void pop() {
   this_thread.levels.pop_back();
-  innermost = this_thread.levels.empty() ? nullptr : this_thread.levels.back();
-  if (innermost != nullptr) return;
+  top_level = this_thread.levels.empty() ? nullptr : this_thread.levels.back();
+  if (top_level != nullptr) return;
   set_intercepting(false);
   if (is_writer_running()) see_writes();
 }
@@ -146,6 +147,7 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       evict_everything(options.evict_everything),
       timed(options.timed),
       verify(options.verify || (outer != nullptr && outer->verify)),
+      in_grad_transform(is_in_grad_transform()),
       forks_before(forks),
       first_node(at::sequence_number::peek()),
       unrecorded(make_unrecorded(options, outer)) {
@@ -168,7 +170,7 @@ LevelHandle::~LevelHandle() {
   domain.release({}, std::move(level_), &Domain::no_bytes);
 }
 
-Level* current_level() { return innermost; }
+Level* current_level() { return top_level; }
 
 std::size_t stack_depth() { return this_thread.levels.size(); }
 
@@ -295,7 +297,7 @@ void save_for_readers(const c10::StorageImpl& storage, const std::string& writer
 // included on a thread whose stack is empty. Every operator comes to us in that state, factories
 // too, and the first one puts the keys right, unless see_writes() wanted it so.
 BelowLevels::BelowLevels() : saved_(c10::impl::tls_local_dispatch_key_set()) {
-  if (innermost == nullptr && saved_.included_.has(kLevelKey) && !is_writer_running()) {
+  if (top_level == nullptr && saved_.included_.has(kLevelKey) && !is_writer_running()) {
     set_intercepting(false);
     saved_ = c10::impl::tls_local_dispatch_key_set();
   }
@@ -337,7 +339,8 @@ std::size_t live_operations() {
 void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused) {
   const auto& level = static_cast<const Level&>(*why.table);
   const std::string budget = format_bytes(level.budget);
-  const bool expects_backward = c10::GradMode::is_enabled() && !level.known_leaves.empty();
+  const bool expects_backward = level.in_grad_transform ||
+                                (c10::GradMode::is_enabled() && !level.known_leaves.empty());
   const Advice advice = advise(why, refused, level.evict_everything, expects_backward);
   const std::string raise_it =
       "\nRaise the budget to at least " + format_bytes(advice.budget) + covered_by(advice) + ".";

@@ -63,6 +63,7 @@ class Level final : public Table {
   const bool timed;
   const bool verify;
   bool active = false;
+  const bool in_grad_transform;  // one of torch.func's is around it
   const std::uint64_t forks_before;  // See Note [A forked child is under no level]
   std::size_t made_since_asked = 0;  // pressure.h
   // Autograd nodes from this number on were made since the level began.

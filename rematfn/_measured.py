@@ -37,6 +37,10 @@ class Measured:
         assert isinstance(peak, int)
         return peak
 
+    def drop_program(self) -> None:
+        """Forget the program: nobody is going to be guided by it."""
+        self._level.take_trace()
+
     def lost(self) -> bool:
         """Whether the last guided call went another way than the first one."""
         return self.last is not None and self.last.guide_lost()

@@ -122,7 +122,7 @@ class Guided(Planned):
             on how fast the machine is: the first plan that fits.
     """
 
-    search: float = 1.0  # type: ignore[misc]  # the others have nothing to set
+    search: float = 1.5  # type: ignore[misc]  # the others have nothing to set
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -100,14 +100,18 @@ class Rematted(Generic[P, R]):
             name=self._describe(),
         )
         fraction = self.budget.fraction
-        # Only the outermost level is recorded and guided: its record holds what runs inside.
-        guided = isinstance(self.policy, Planned) and _C.stack_depth() == 0
-        if fraction is None and (options.budget is None or not guided):
+        # Only the outermost level is recorded and guided: its record holds what runs inside. Where
+        # nothing is planned, the record of a first call serves the figure of a BudgetError.
+        outermost = _C.stack_depth() == 0
+        if fraction is None and (options.budget is None or not outermost):
             return options, None
+        guided = outermost and isinstance(self.policy, Planned)
         signature = signature_of(args, kwargs)
         measured = self._memory.get(signature)
         if measured is None or (guided and measured.lost()):
             return dataclasses.replace(options, record=True), signature
+        if not guided:
+            measured.drop_program()
         if fraction is not None:
             options = dataclasses.replace(
                 options, budget=max(1, int(fraction * measured.peak_bytes))

@@ -77,17 +77,62 @@ def spread(x: Tensor) -> Tensor:
     return x.tanh().repeat(8).exp().sum()
 
 
-def test_in_a_forward_the_figure_allows_for_its_backward() -> None:
+def with_autograd(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    x = x.requires_grad_()
+    return torch.autograd.grad(f(x), x)[0]
+
+
+def with_grad(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    with torch.no_grad():  # of which torch.func.grad takes no notice
+        return torch.func.grad(f)(x)
+
+
+def with_vjp(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    value, pull = torch.func.vjp(f, x)
+    return pull(torch.ones_like(value))[0]
+
+
+def with_vmap(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return torch.func.vmap(torch.func.grad(f))(x.view(4, -1))
+
+
+@pytest.mark.parametrize("policy", [ON(), rematfn.Guided(search=0)], ids=["on", "guided"])
+@pytest.mark.parametrize("gradient", [with_autograd, with_grad, with_vjp, with_vmap])
+def test_in_a_forward_the_figure_allows_for_its_backward(
+    gradient: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor], policy: rematfn.Policy
+) -> None:
     """See Note [What a forward holds, a backward reads]."""
-    x = torch.linspace(-1, 1, 4096).requires_grad_()
-    f = rematfn.remat(spread, 10 * x.nbytes)
-    error = refused(lambda: f(x))
+    x = torch.linspace(-1, 1, 4096)
+    error = refused(lambda: gradient(rematfn.remat(spread, 10 * x.nbytes, policy=policy), x))
     assert "up to here, and a backward from here" in str(error)
     assert 24 * x.nbytes <= asked_for(error) < 26 * x.nbytes
-    g = rematfn.remat(spread, asked_for(error))
-    (found,) = torch.autograd.grad(g(x), x)
-    (expected,) = torch.autograd.grad(spread(x), x)
-    assert_bitwise_equal(found, expected)
+    enough = rematfn.remat(spread, asked_for(error), policy=policy)
+    assert_bitwise_equal(gradient(enough, x), gradient(spread, x))
+
+
+def test_where_a_transform_takes_no_gradients_the_figure_is_for_the_forward() -> None:
+    x = torch.linspace(-1, 1, 4096)
+    f = rematfn.remat(spread, 10 * x.nbytes)
+    error = refused(lambda: torch.func.jvp(f, (x,), (x,)))
+    assert "in which all fits up to here" in str(error)
+    assert "backward" not in str(error)
+
+
+def test_a_policy_that_learns_nothing_records_a_signatures_first_call_alone() -> None:
+    """For the figure; a later call that is refused has a lower bound to offer."""
+    x = torch.linspace(-1, 1, 4096)
+    sizes = [16]
+
+    def f(x: Tensor) -> Tensor:
+        return x.repeat(sizes[-1]).exp().sum()
+
+    g = rematfn.remat(f, 10 * x.nbytes, policy=ON())
+    assert "in which all fits up to here" in str(refused(lambda: g(x)))
+    sizes.append(1)
+    for _ in range(2):
+        assert_bitwise_equal(g(x), f(x))
+    sizes.append(16)
+    assert "fits" not in str(refused(lambda: g(x)))
 
 
 @pytest.mark.parametrize(

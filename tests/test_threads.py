@@ -417,6 +417,7 @@ class Samples(torch.utils.data.Dataset[Tensor]):
 
 
 @forking
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a single core
 @pytest.mark.parametrize("transform", [remat, EVERYTHING], ids=["plain", "everything"])
 @pytest.mark.parametrize("where", ["outside", "inside"])
 def test_loader_workers(transform: Transform, where: str) -> None:
