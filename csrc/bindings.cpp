@@ -18,6 +18,7 @@
 #include "pressure.h"
 #include "plan.h"
 #include "raw_access.h"
+#include "small_results.h"
 #include "weight_cache.h"
 
 namespace py = pybind11;
@@ -204,8 +205,7 @@ PYBIND11_MODULE(_C, m) {
   py::class_<LevelHandle, std::shared_ptr<LevelHandle>>(m, "Level")
       .def("read", [](const LevelHandle& handle) {
         const Level& level = handle.level();
-        const Statistics& s = level.statistics;
-        return record_of(s, level.budget, level.bytes_now());
+        return record_of(level.counted(), level.budget, level.bytes_now());
       })
       // What was recorded; recording ends. None if the level did not record, or was asked before.
       .def("take_trace",
@@ -296,6 +296,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("memory_left", &memory_left);
   m.def("fail_allocation", &fail_allocation);
   m.def("pretend_memory_left", &pretend_memory_left);
+  m.def("pretend_record_bytes", &pretend_record_bytes);
   m.def("check", &check_all, nogil);
   m.def("live_levels", &live_levels, nogil);
   m.def("live_operations", &live_operations, nogil);

@@ -125,6 +125,13 @@ c10::intrusive_ptr<UnrecordedBytes> make_unrecorded(const LevelOptions& options,
   return c10::make_intrusive<UnrecordedBytes>(std::move(around));
 }
 
+// See Note [Smaller than its record]
+bool must_record_all(const LevelOptions& options, const Level* outer) {
+  return options.budget != kNoBudget || options.evict_everything || options.timed ||
+         options.record || options.guide || options.keeping.decides() || is_in_grad_transform() ||
+         (outer != nullptr && outer->records_all);
+}
+
 void push(Level& level) {
   this_thread.levels.push_back(&level);
   top_level = &level;
@@ -148,6 +155,7 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       timed(options.timed),
       verify(options.verify || (outer != nullptr && outer->verify)),
       in_grad_transform(is_in_grad_transform()),
+      records_all(must_record_all(options, outer)),
       forks_before(forks),
       first_node(at::sequence_number::peek()),
       unrecorded(make_unrecorded(options, outer)) {
@@ -155,6 +163,14 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
 }
 
 Level::~Level() { std::erase(tensor_domain().levels, this); }
+
+Statistics Level::counted() const {
+  Statistics all = statistics;
+  const std::uint64_t little = passed_over.load(std::memory_order_relaxed);
+  all.operators += little;
+  all.base_cost += static_cast<double>(little) * kOperatorCost;
+  return all;
+}
 
 Level* Level::heir() const {
   Level* level = enclosing_level();

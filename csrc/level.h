@@ -15,6 +15,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -55,6 +56,8 @@ class Level final : public Table {
     return resident_bytes + (unrecorded ? unrecorded->live() : 0);
   }
   [[nodiscard]] Level* enclosing_level() const { return static_cast<Level*>(enclosing.get()); }
+  // Those that were passed over included.
+  [[nodiscard]] Statistics counted() const;
   // The level around this one that still runs, if any: heir to what this one hands out.
   [[nodiscard]] Level* heir() const;
 
@@ -64,8 +67,10 @@ class Level final : public Table {
   const bool verify;
   bool active = false;
   const bool in_grad_transform;  // one of torch.func's is around it
+  const bool records_all;  // or, without a budget, not what is smaller than its record
   const std::uint64_t forks_before;  // See Note [A forked child is under no level]
   std::size_t made_since_asked = 0;  // pressure.h
+  std::atomic<std::uint64_t> passed_over{0};  // operators of its thread that left no record
   // Autograd nodes from this number on were made since the level began.
   const std::uint64_t first_node;
   // Null if nobody asks: neither this level nor one around it has a budget or is recorded.

@@ -40,14 +40,16 @@ at::Generator generator_of(c10::ArrayRef<c10::IValue> arguments) {
 
 }  // namespace
 
-LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque)
+LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque,
+                     bool has_run)
     : invocation_(invocation),
       op_(invocation.op),
       facts_(invocation.facts),
       level_(level),
       domain_(level.tensor_domain()),
       found_(found),
-      recordable_(!opaque && !facts_.never_replayed) {
+      recordable_(!opaque && !facts_.never_replayed),
+      has_run_(has_run) {
   for (const Table* t = &level; t != nullptr; t = t->enclosing.get()) {
     bounded_ |= t->budget != kNoBudget;
   }
@@ -275,6 +277,7 @@ std::size_t LevelCall::input_bytes_in(const Table& table) const {
 
 void LevelCall::run_kernel() {
   if (facts_.work != Work::kBytes) flops_ = flops_of(facts_, arguments());
+  if (has_run_) return;
   const auto start = level_.timed ? std::chrono::steady_clock::now()
                                   : std::chrono::steady_clock::time_point();
   const auto is_on_cpu = [](const FoundTensor& f) { return f.tensor->device().is_cpu(); };

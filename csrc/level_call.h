@@ -19,7 +19,8 @@ namespace rematfn {
 
 class LevelCall {
  public:
-  LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque);
+  // `has_run`: the kernel has, see Note [Smaller than its record].
+  LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque, bool has_run);
 
   void run();
 
@@ -71,6 +72,7 @@ class LevelCall {
   TensorDomain& domain_;
   FoundTensors& found_;
   const bool recordable_;
+  const bool has_run_;
   bool bounded_ = false;  // some level around has a budget
   bool metered_ = false;  // so what the operator allocates must be known
   bool in_backward_ = false;  // found out where something may be evicted or kept, or is recorded

@@ -12,11 +12,12 @@ import gc
 import inspect
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from conftest import remains
 from helpers import bits
@@ -207,9 +208,13 @@ class Twins(RuleBasedStateMachine):
         for shape, requires_grad in [((2, 3), True), ((4,), False), ((), False), ((3, 2), True)]:
             self.make(lambda s=shape, r=requires_grad: leaf_of(s).requires_grad_(r))
 
-    @initialize(levels=st.lists(st.tuples(budget, policy), max_size=2))
-    def begin(self, levels: list[tuple[int | None, Any]]) -> None:
+    @initialize(
+        levels=st.lists(st.tuples(budget, policy), max_size=2),
+        record_bytes=st.sampled_from([None, 0, 16]),
+    )
+    def begin(self, levels: list[tuple[int | None, Any]], record_bytes: int | None) -> None:
         torch.manual_seed(5)
+        _C.pretend_record_bytes(record_bytes)
         for level in levels:
             self.open_level(*level)
         self.start()
@@ -389,6 +394,7 @@ class Twins(RuleBasedStateMachine):
         try:
             self.compare_all()
         finally:
+            _C.pretend_record_bytes(None)
             self.knotted |= sys.exc_info()[0] is not None  # its traceback keeps what it can
             while self.open:
                 self.open.pop().active.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
@@ -448,6 +454,14 @@ def search(**options: Any) -> None:
         )
     finally:
         gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """Each program is asked as it ends: a graph that holds itself stays, in eager as well."""
+    torch.set_num_threads(1)
+    yield
+    assert _C.stack_depth() == 0
 
 
 def test_any_program_under_any_levels_is_its_twin() -> None:

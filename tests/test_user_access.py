@@ -122,7 +122,7 @@ EVICTED = "its bytes were asked for outside of the dispatcher. Call rematfn.mate
 
 
 def start() -> Tensor:
-    return torch.linspace(0.1, 1.0, 12).view(3, 4).clone()
+    return torch.linspace(0.1, 1.0, 192).view(48, 4).clone()
 
 
 def inside(access: Access, transform: Transform) -> Any:
