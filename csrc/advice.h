@@ -20,10 +20,9 @@
 // scratch. It makes the gradient of that value, from those of the results and from what is held of the
 // results and of the other inputs, as in a product; of the value itself, where it is alone. A forward
 // may hold values for other reasons, such as a branch that is still to come; the figure may then be more
-// than is needed. No backward is expected where nothing is held. Else one is where a transform of
-// torch.func around the level takes gradients, and in grad mode once an operator has read a leaf that
-// asks for its own. A transform inside the level does not show in the operators that it runs: there the
-// figure is for the forward so far.
+// than is needed. A backward is expected where something is held and autograd has made a node since the
+// level began, on this thread: for a leaf that asks for its gradient, or under a transform of
+// torch.func's, around the level or inside.
 
 #pragma once
 

@@ -6,8 +6,6 @@
 
 #include <pthread.h>
 
-#include <c10/core/GradMode.h>
-
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -154,7 +152,6 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       evict_everything(options.evict_everything),
       timed(options.timed),
       verify(options.verify || (outer != nullptr && outer->verify)),
-      in_grad_transform(is_in_grad_transform()),
       records_all(must_record_all(options, outer)),
       forks_before(forks),
       first_node(at::sequence_number::peek()),
@@ -355,8 +352,7 @@ std::size_t live_operations() {
 void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused) {
   const auto& level = static_cast<const Level&>(*why.table);
   const std::string budget = format_bytes(level.budget);
-  const bool expects_backward = level.in_grad_transform ||
-                                (c10::GradMode::is_enabled() && !level.known_leaves.empty());
+  const bool expects_backward = at::sequence_number::peek() > level.first_node;
   const Advice advice = advise(why, refused, level.evict_everything, expects_backward);
   const std::string raise_it =
       "\nRaise the budget to at least " + format_bytes(advice.budget) + covered_by(advice) + ".";

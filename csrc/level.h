@@ -66,7 +66,6 @@ class Level final : public Table {
   const bool timed;
   const bool verify;
   bool active = false;
-  const bool in_grad_transform;  // one of torch.func's is around it
   const bool records_all;  // or, without a budget, not what is smaller than its record
   const std::uint64_t forks_before;  // See Note [A forked child is under no level]
   std::size_t made_since_asked = 0;  // pressure.h

@@ -110,6 +110,22 @@ def test_in_a_forward_the_figure_allows_for_its_backward(
     assert_bitwise_equal(gradient(enough, x), gradient(spread, x))
 
 
+@pytest.mark.parametrize("policy", [ON(), rematfn.Guided(search=0)], ids=["on", "guided"])
+@pytest.mark.parametrize("gradient", [with_autograd, with_grad, with_vjp, with_vmap])
+def test_so_it_does_for_a_gradient_inside(
+    gradient: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor], policy: rematfn.Policy
+) -> None:
+    def f(x: Tensor) -> Tensor:
+        return gradient(spread, x)
+
+    x = torch.linspace(-1, 1, 4096)
+    error = refused(lambda: rematfn.remat(f, 10 * x.nbytes, policy=policy)(x.clone()))
+    assert "up to here, and a backward from here" in str(error)
+    assert 24 * x.nbytes <= asked_for(error) < 26 * x.nbytes
+    enough = rematfn.remat(f, asked_for(error), policy=policy)
+    assert_bitwise_equal(enough(x.clone()), f(x.clone()))
+
+
 def test_where_a_transform_takes_no_gradients_the_figure_is_for_the_forward() -> None:
     x = torch.linspace(-1, 1, 4096)
     f = rematfn.remat(spread, 10 * x.nbytes)
