@@ -35,8 +35,9 @@ setup: $(INSTALLED)  ## make .venv, install torch and the rest, build the extens
 build: $(TORCH_READY)  ## build what has changed in csrc/, showing the compiler's output
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
+# One process for each core; ARGS="-n 0" runs all in one.
 test: $(INSTALLED)  ## run all tests, doctests included
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 # The sanitizers' libraries are loaded first. Leaks are Python's own; an allocation that is too large
 # fails, as it does without sanitizers.

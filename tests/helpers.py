@@ -32,6 +32,11 @@ from rematfn._budget import format_bytes, parse_budget
 Transform = Callable[..., Any]
 Run = Callable[[Transform], Any]
 
+def described(value: object) -> str:
+    """Return a test's id that is the same in every process: `repr`, without addresses."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

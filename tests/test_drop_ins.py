@@ -17,6 +17,7 @@ from helpers import (
     assert_bitwise_equal,
     assert_nothing_keyed,
     assert_same_as_eager,
+    described,
     loss_of,
     untransformed,
 )
@@ -78,7 +79,9 @@ def trained(checkpoint: Checkpoint, blocks: int = 4, **kwargs: Any) -> Any:
     return h, x.grad, [p.grad for p in net.parameters()], torch.rand(2)
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"scale": 0.5}, {"preserve_rng_state": True}], ids=repr)
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"scale": 0.5}, {"preserve_rng_state": True}], ids=described
+)
 def test_modules_in_a_row_are_trained_as_with_torchs(kwargs: dict[str, Any]) -> None:
     with_torchs = trained(torchs, **kwargs)
     assert_bitwise_equal(trained(rematfn.checkpoint, **kwargs), with_torchs)
@@ -97,7 +100,7 @@ def test_modules_in_a_row_are_trained_as_with_torchs(kwargs: dict[str, Any]) -> 
         {"context_fn": theirs.noop_context_fn},
         {"debug": False},
     ],
-    ids=repr,
+    ids=described,
 )
 def test_options_that_make_no_difference_are_taken(option: dict[str, Any]) -> None:
     assert_bitwise_equal(trained(rematfn.checkpoint, **option), trained(call))
@@ -114,7 +117,7 @@ def test_options_that_make_no_difference_are_taken(option: dict[str, Any]) -> No
         ({"budget": 0.5}, r"fraction.*remat\(function, 0.5\)"),
         ({"budget": -1}, "budget"),
     ],
-    ids=repr,
+    ids=described,
 )
 def test_options_that_cannot_be_meant_are_refused_with_the_way_out(
     option: dict[str, Any], says: str

@@ -13,6 +13,7 @@ from helpers import (
     Transform,
     assert_bitwise_equal,
     assert_nothing_keyed,
+    described,
     loss_of,
     smallest_budgets,
     untransformed,
@@ -39,7 +40,7 @@ POLICIES: list[Policy] = [
 ]
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("policy", POLICIES, ids=described)
 def test_any_program_is_bitwise_eager_and_within_the_budget(
     program: Program, policy: Policy
 ) -> None:
@@ -65,7 +66,7 @@ def test_any_program_is_bitwise_eager_and_within_the_budget(
         assert g.stats.peak_bytes <= g.stats.budget
 
 
-@pytest.mark.parametrize("policy", [p for p in POLICIES if p.discards], ids=repr)
+@pytest.mark.parametrize("policy", [p for p in POLICIES if p.discards], ids=described)
 def test_what_is_not_kept_goes_after_the_forward_and_the_gradients_are_those_of_eager(
     differentiable: Program, policy: Policy
 ) -> None:
@@ -86,7 +87,7 @@ def test_what_is_not_kept_goes_after_the_forward_and_the_gradients_are_those_of_
 @pytest.mark.parametrize(
     "policy",
     [Sqrt(segments=3), Memory(), Speed(), Manual(only=("a", "b")), Custom(by_density)],
-    ids=repr,
+    ids=described,
 )
 def test_a_policy_prints_compares_and_hashes(policy: Policy) -> None:
     same = dataclasses.replace(policy)
