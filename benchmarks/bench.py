@@ -40,7 +40,7 @@ def simulated(bench: Bench, fraction: float = 0.4) -> bool | str:
     step = rematfn.remat(bench.eager, budget, policy=rematfn.ON())
     bench.run(step)
     for count in ("operators", "evictions", "replays", "peak_bytes"):
-        a, b = getattr(foretold, count), getattr(step.stats, count)
+        a, b = getattr(foretold, count), getattr(rematfn.stats(step), count)
         if a != b:
             return f"the simulator foretells {a:,} {count}, the engine has {b:,}"
     return True

@@ -103,7 +103,7 @@ class Ours:
                 if thread.name == SEARCH_THREAD:
                     thread.join()
         results, memory = self._bench.count(self.step)
-        stats = self.transformed.stats
+        stats = rematfn.stats(self.transformed)
         return {
             "peak": memory.peak,
             "peak / budget": memory.peak / self.budget,

@@ -205,7 +205,9 @@ PYBIND11_MODULE(_C, m) {
   py::class_<LevelHandle, std::shared_ptr<LevelHandle>>(m, "Level")
       .def("read", [](const LevelHandle& handle) {
         const Level& level = handle.level();
-        return record_of(level.counted(), level.budget, level.bytes_now());
+        py::dict record = record_of(level.counted(), level.budget, level.bytes_now());
+        if (level.budget == kNoBudget) record["min_budget"] = py::none();  // needs are not looked at
+        return record;
       })
       // What was recorded; recording ends. None if the level did not record, or was asked before.
       .def("take_trace",

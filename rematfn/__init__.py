@@ -19,6 +19,7 @@ from ._checkpoint import checkpoint_sequential as checkpoint_sequential  # noqa:
 from ._inspect import Stats as Stats  # noqa: E402
 from ._inspect import check as check  # noqa: E402
 from ._inspect import materialize as materialize  # noqa: E402
+from ._inspect import stats as stats  # noqa: E402
 from ._marks import keep as keep  # noqa: E402
 from ._opaque import opaque as opaque  # noqa: E402
 from ._policy import DTR as DTR  # noqa: E402
@@ -73,4 +74,5 @@ __all__ = [
     "record",
     "remat",
     "simulate",
+    "stats",
 ]

@@ -3,38 +3,29 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, cast
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from . import _C
 from ._budget import format_bytes
+from ._transform import Rematted
 
 
-class Record(TypedDict):
-    """The fields of :class:`Stats`, read at one moment."""
-
-    budget: int | None
-    peak_bytes: int
-    resident_bytes: int
-    operators: int
-    evictions: int
-    replays: int
-    replayed_cost: float
-    replayed_flops: float
-    min_budget: int
-
-
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Stats:
-    """What the last call of a transformed function did, its backward included.
+    """What a call did, its backward included as far as it has run.
 
-    The record is live: while a backward runs, or a graph keeps level tensors, the figures go on.
+    What is not known is None: everything, before the first call.
 
     Attributes:
         budget: Bytes the call may hold resident, or None.
         peak_bytes: The most bytes that were resident at once, those a running operator was about
             to allocate included.
-        resident_bytes: Bytes resident now.
+        resident_bytes: Bytes resident when the statistics were taken.
         operators: Operators the program ran, each counted once.
         evictions: How often a version's bytes were given up.
         replays: Recorded operations run again.
@@ -45,59 +36,78 @@ class Stats:
             with one as small replays may need more. Known only for calls with a budget.
     """
 
-    budget: int | None
-    peak_bytes: int
-    resident_bytes: int
-    operators: int
-    evictions: int
-    replays: int
-    replayed_cost: float
-    replayed_flops: float
-    min_budget: int
-
-    def __init__(self, source: _C.Level | Record | None = None) -> None:
-        self._source = source
-
-    def _read(self) -> Record:
-        if isinstance(self._source, dict):
-            return self._source
-        if self._source is None:
-            return Record(
-                budget=None,
-                peak_bytes=0,
-                resident_bytes=0,
-                operators=0,
-                evictions=0,
-                replays=0,
-                replayed_cost=0.0,
-                replayed_flops=0.0,
-                min_budget=0,
-            )
-        return cast("Record", self._source.read())
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("_") or name not in Record.__annotations__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return self._read()[name]  # type: ignore[literal-required]
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *Record.__annotations__]
-
-    def __repr__(self) -> str:
-        return f"Stats({', '.join(f'{k}={v}' for k, v in self._read().items())})"
+    budget: int | None = None
+    peak_bytes: int | None = None
+    resident_bytes: int | None = None
+    operators: int | None = None
+    evictions: int | None = None
+    replays: int | None = None
+    replayed_cost: float | None = None
+    replayed_flops: float | None = None
+    min_budget: int | None = None
 
     def __str__(self) -> str:
-        r = self._read()
-        budget = "none" if r["budget"] is None else format_bytes(r["budget"])
+        if self.operators is None:
+            return "not called yet"
         return (
-            f"budget     {budget}\n"
-            f"peak       {format_bytes(r['peak_bytes'])}\n"
-            f"resident   {format_bytes(r['resident_bytes'])}\n"
-            f"operators  {r['operators']}\n"
-            f"evictions  {r['evictions']}\n"
-            f"replays    {r['replays']} ({r['replayed_cost']:.1%} of the cost)\n"
-            f"min budget {format_bytes(r['min_budget'])}"
+            f"budget     {_bytes(self.budget, 'none')}\n"
+            f"peak       {_bytes(self.peak_bytes)}\n"
+            f"resident   {_bytes(self.resident_bytes)}\n"
+            f"operators  {self.operators}\n"
+            f"evictions  {self.evictions}\n"
+            f"replays    {self.replays} ({self.replayed_cost:.1%} of the cost)\n"
+            f"min budget {_bytes(self.min_budget)}"
         )
+
+
+def _bytes(nbytes: int | None, unknown: str = "unknown") -> str:
+    return unknown if nbytes is None else format_bytes(nbytes)
+
+
+def stats(g: Callable[..., Any]) -> Stats:
+    """Return what the last call of ``g`` did, its backward included as far as it has run.
+
+    The statistics are those of this moment. Asked again after the backward, they are the newer.
+
+    Args:
+        g: What :func:`remat` returned: a function, a method, whose statistics are its function's
+            whatever it is bound to, or a module. Or what wraps such a function and says so, as
+            ``torch.func.grad(g)``, ``functools.partial(g)`` and decorators that use
+            :func:`functools.wraps` do.
+
+    Raises:
+        TypeError: There is no such function in ``g``.
+
+    Example:
+        >>> import torch, rematfn
+        >>> g = rematfn.remat(lambda x: x.sin().cos().sum(), budget="1MiB")
+        >>> rematfn.stats(g).operators is None
+        True
+        >>> _ = torch.func.grad(g)(torch.ones(4))
+        >>> rematfn.stats(g).replays
+        0
+    """
+    level = _rematted_in(g).last_level
+    return Stats() if level is None else Stats(**level.read())
+
+
+def _rematted_in(g: Any) -> Rematted[..., Any]:
+    """Return the outermost rematted function that `g` is, or wraps."""
+    inside, seen = g, set[int]()
+    while not isinstance(inside, Rematted):
+        seen.add(id(inside))
+        names = ["__rematted__", "__func__", "__wrapped__"]
+        if isinstance(inside, functools.partial | functools.partialmethod):
+            names = ["func"]
+        inside = next((x for n in names if (x := getattr(inside, n, None)) is not None), None)
+        if inside is None or id(inside) in seen:
+            raise TypeError(
+                f"stats(g): what remat() returned is needed, got {g!r}, which wraps no such "
+                f"function that can be found. Keep what remat() returned, and pass that: "
+                f"g = remat(f, ...), rematfn.stats(g). Of a module inside of another one, pass "
+                f"the one inside."
+            )
+    return inside
 
 
 def check() -> None:

@@ -12,7 +12,7 @@ from typing import IO, Any, Literal, TypeAlias, cast
 from . import _C
 from ._budget import BudgetLike, format_bytes, parse_budget
 from ._errors import BudgetError
-from ._inspect import Record, Stats
+from ._inspect import Stats
 from ._level import LevelOptions, call
 from ._policy import Custom, Guided, Planned, Policy, Scorer
 
@@ -39,8 +39,8 @@ class Trace:
         core.check()
         self._core = core
         unconstrained = _simulated(core, None, Guided(), None)
-        self.operators = unconstrained["operators"]
-        self.peak_bytes = unconstrained["peak_bytes"]
+        self.operators: int = unconstrained["operators"]
+        self.peak_bytes: int = unconstrained["peak_bytes"]
         self.constant_bytes = sum(nbytes for nbytes, counted in core.values() if not counted)
         calls = [data for kind, data in core.events() if kind == "call"]
         self.cost = sum(call[1] for call in calls)
@@ -163,12 +163,12 @@ def simulate(
     if isinstance(policy, Planned) and nbytes is not None:
         program = _C.Program(trace._core)
         policy.plan(program, nbytes)
-    return Stats(_simulated(trace._core, nbytes, policy, program))
+    return Stats(**_simulated(trace._core, nbytes, policy, program))
 
 
 def _simulated(
     core: _C.Trace, budget: int | None, policy: Policy, program: _C.Program | None
-) -> Record:
+) -> dict[str, Any]:
     found = _C.simulate(
         core,
         budget,
@@ -179,7 +179,7 @@ def _simulated(
         program,
     )
     if isinstance(found, dict):
-        return cast("Record", found)
+        return found
     smallest, kept, thrashes = found
     why = "replays evict each other's inputs" if thrashes else f"{format_bytes(kept)} cannot go"
     raise BudgetError(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import types
 from collections.abc import Callable
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -14,7 +15,6 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 
 from . import _C
 from ._budget import Budget, BudgetLike, parse_budget
-from ._inspect import Stats
 from ._level import LevelOptions, call
 from ._measured import Memory
 from ._opaque import watch_compiler
@@ -45,14 +45,20 @@ class Rematted(Generic[P, R]):
     Attributes:
         budget: The budget as it was parsed.
         policy: What is evicted when room is needed.
-        stats: What the last call did, live (:class:`Stats`).
+        last_level: The last call's level, which counts on in the backward (:func:`rematfn.stats`).
     """
+
+    # Not in `__dict__`, which what wraps the function copies.
+    __slots__ = (
+        *("__dict__", "__weakref__", "budget", "policy", "last_level"),
+        *("_f", "_options", "_memory"),
+    )
 
     def __init__(self, f: Callable[P, R], options: Options) -> None:
         functools.update_wrapper(self, f)
         self.budget = options.budget
         self.policy = options.policy
-        self.stats = Stats()
+        self.last_level: _C.Level | None = None
         self._f = f
         self._options = options
         self._memory = Memory()
@@ -72,7 +78,7 @@ class Rematted(Generic[P, R]):
         options, signature = self._resolve(args, kwargs)
 
         def started(level: _C.Level) -> None:
-            self.stats = Stats(level)
+            self.last_level = level
             if signature is not None:
                 self._memory.note(signature, level, first=options.record)
 
@@ -128,7 +134,7 @@ class Rematted(Generic[P, R]):
         return f"remat({name}, budget={self.budget})"
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
-        return self if instance is None else functools.partial(self, instance)  # type: ignore[arg-type]
+        return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
         return f"<{self._describe()} at {id(self):#x}>"
@@ -198,9 +204,9 @@ def remat(
             result once more, and keeps two bytes for each of its elements, outside of the budget.
 
     Returns:
-        A function with the signature of ``f`` and an attribute ``stats``. For a module: a module of
-        the same class that shares all of its state with ``f`` (parameters, buffers, submodules,
-        hooks, mode), whose ``forward`` alone is transformed.
+        A function with the signature of ``f``. For a module: a module of the same class that shares
+        all of its state with ``f`` (parameters, buffers, submodules, hooks, mode), whose
+        ``forward`` alone is transformed. :func:`stats` says what its last call did.
 
     Raises:
         TypeError: ``f`` is not callable, or an option is of the wrong type.
@@ -248,16 +254,14 @@ def _remat_module(module: M, options: Options) -> M:
     The two share one ``__dict__``: what is set on one is set on the other, names and state dicts
     are the same, and nothing has to be kept in step. What is the twin's own sits in its class.
     """
-    forward: Rematted[..., Any] = Rematted(module.forward, options)
+    rematted: Rematted[..., Any] = Rematted(module.forward, options)
 
     class Twin(type(module)):  # type: ignore[misc]
         @functools.wraps(type(module).forward)
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return forward(*args, **kwargs)
+            return rematted(*args, **kwargs)
 
-        @property
-        def stats(self) -> Stats:
-            return forward.stats
+        __rematted__ = forward.__rematted__ = rematted  # type: ignore[attr-defined]
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
             return _remat_module(copy.deepcopy(module, memo), options)

@@ -178,10 +178,10 @@ def smallest_budgets(
         return transformed[-1]
 
     run(lambda f: probe(f, functools.partial(EVERYTHING, budget=NO_LIMIT)))
-    needs = [g.stats.min_budget for g in transformed]
+    needs = [rematfn.stats(g).min_budget for g in transformed]
     transformed.clear()
     run(lambda f: probe(f, rematfn.remat))
-    peaks = [int(fraction * g.stats.peak_bytes) for g in transformed]
+    peaks = [int(fraction * rematfn.stats(g).peak_bytes) for g in transformed]
     transformed.clear()
     budgets = [max(1, need, peak) for need, peak in zip(needs, peaks, strict=True)]
     for _ in range(ROUNDS):

@@ -13,6 +13,7 @@ PUBLIC = {
     "materialize",
     "opaque",
     "check",
+    "stats",
     "Stats",
     # in the place of torch.utils.checkpoint
     "checkpoint",

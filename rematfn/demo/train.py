@@ -86,7 +86,7 @@ def run_demo(options: Options) -> Report:
     comparison.add("call 2", got, expected)
     del got, expected
 
-    own_peak = rematted_loss.stats.peak_bytes
+    own_peak = rematfn.stats(rematted_loss).peak_bytes or 0
     losses: list[float] = []
     ratios: list[float] = []
     eager_seconds: list[float] = []
@@ -103,7 +103,7 @@ def run_demo(options: Options) -> Report:
             ratios.append(seconds / runs[eager][1])
             eager_seconds.append(runs[eager][1])
             comparison.add(f"step {number}", results, runs[eager][0])
-        own_peak = max(own_peak, rematted_loss.stats.peak_bytes)
+        own_peak = max(own_peak, rematfn.stats(rematted_loss).peak_bytes or 0)
         gradients, loss = results
         update(gradients)
         losses.append(loss.item())
@@ -115,7 +115,7 @@ def run_demo(options: Options) -> Report:
     expected, eager_memory = task.count(eager, tokens, options.steps)
     got, rematted_memory = task.count(rematted, tokens, options.steps)
     comparison.add("the last call", got, expected)
-    stats = rematted_loss.stats
+    stats = rematfn.stats(rematted_loss)
     if options.png is not None:
         plot_step(options.png, eager_memory, rematted_memory, stats.budget)
 
@@ -123,10 +123,10 @@ def run_demo(options: Options) -> Report:
         device=options.device,
         parameters=sum(p.numel() for p in task.params.values()),
         budget=stats.budget,
-        own_peak=max(own_peak, stats.peak_bytes),
+        own_peak=max(own_peak, stats.peak_bytes or 0),
         counted_peak=rematted_memory.peak,
         eager_peak=eager_memory.peak,
-        replayed_cost=stats.replayed_cost,
+        replayed_cost=stats.replayed_cost or 0.0,
         time_ratios=ratios,
         eager_seconds=median(eager_seconds),
         unequal=comparison.unequal,

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rematfn.stats(g)`: a frozen look at what the last call did, found wherever `g` is wrapped."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rematfn
+
+X = torch.linspace(-1, 1, 64)
+
+
+def wave(x: Tensor) -> Tensor:
+    for _ in range(4):
+        x = x.sin() * 2
+    return x.sum()
+
+
+OPERATORS = 9
+FIELDS = [field.name for field in dataclasses.fields(rematfn.Stats)]
+
+
+def test_what_is_not_known_is_none() -> None:
+    g = rematfn.remat(wave, "1MiB")
+    assert [getattr(rematfn.stats(g), field) for field in FIELDS] == [None] * len(FIELDS)
+    assert str(rematfn.stats(g)) == "not called yet"
+    g(X)
+    assert None not in [getattr(rematfn.stats(g), field) for field in FIELDS]
+    free = rematfn.remat(wave)
+    free(X)
+    unknown = [field for field in FIELDS if getattr(rematfn.stats(free), field) is None]
+    assert unknown == ["budget", "min_budget"]
+    assert "min budget unknown" in str(rematfn.stats(free))
+
+
+def test_it_is_a_frozen_look_at_one_moment() -> None:
+    g = rematfn.remat(wave, 4 * X.nbytes)
+    loss = g(X.clone().requires_grad_())
+    before = rematfn.stats(g)
+    copied = dataclasses.replace(before)
+    loss.backward()
+    after = rematfn.stats(g)
+    assert before == copied
+    assert before.operators == OPERATORS
+    assert after.operators > before.operators
+    assert after.replays > 0 == before.replays
+    assert 0 < before.resident_bytes <= before.peak_bytes
+    del loss
+    assert rematfn.stats(g).resident_bytes == 0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        before.operators = 1  # type: ignore[misc]
+
+
+def decorated(f: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(f)
+    def wrapper(*args: Any) -> Any:
+        return f(*args)
+
+    return wrapper
+
+
+WRAPPERS: dict[str, Callable[..., Any]] = {
+    "nothing": lambda g: g,
+    "grad": torch.func.grad,
+    "grad_and_value": torch.func.grad_and_value,
+    "jacrev": torch.func.jacrev,
+    "jacfwd": torch.func.jacfwd,
+    "hessian": torch.func.hessian,
+    "vmap": torch.func.vmap,
+    "vmap of grad": lambda g: torch.func.vmap(torch.func.grad(g)),
+    "partial": functools.partial,
+    "wraps": decorated,
+    "several": lambda g: decorated(functools.partial(torch.func.grad(decorated(g)))),
+    "staticmethod": staticmethod,
+    "cache": functools.lru_cache,
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS.keys())
+def test_it_is_found_in_what_wraps_a_function(wrap: Callable[..., Any]) -> None:
+    g = rematfn.remat(wave, "1MiB")
+    wrapped = wrap(g)
+    assert rematfn.stats(wrapped).operators is None
+    wrapped(X.repeat(2, 1))
+    assert rematfn.stats(wrapped).operators >= OPERATORS
+    assert rematfn.stats(wrapped) == rematfn.stats(g)
+
+
+def test_of_nested_functions_it_is_that_of_the_outer_one() -> None:
+    inner = rematfn.remat(wave, "1MiB")
+    outer = rematfn.remat(lambda x: inner(x) + inner(x), "2MiB")
+    outer(X)
+    assert rematfn.stats(outer).budget == 2 << 20
+    assert rematfn.stats(rematfn.remat(outer)).operators is None
+
+
+class Waves:
+    @rematfn.remat(budget="1MiB")
+    def wave(self, x: Tensor) -> Tensor:
+        return wave(x)
+
+
+def test_a_method_has_those_of_its_function() -> None:
+    one, another = Waves(), Waves()
+    one.wave(X)
+    for method in (one.wave, another.wave, Waves.wave):
+        assert rematfn.stats(method).operators == OPERATORS
+
+
+class Counting(nn.Linear):
+    """A module that has a `stats` of its own, as many do."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.stats = "mine"
+
+
+def test_a_module_keeps_an_attribute_of_that_name() -> None:
+    net = rematfn.remat(Counting(), "1MiB")
+    assert rematfn.stats(net).operators is None
+    net(torch.ones(2, 4))
+    assert net.stats == "mine"
+    assert rematfn.stats(net).operators > 0
+    assert rematfn.stats(net.forward) == rematfn.stats(net)
+    twice = rematfn.remat(net, "2MiB")
+    assert rematfn.stats(twice).operators is None
+    twice(torch.ones(2, 4))
+    assert (rematfn.stats(twice).budget, rematfn.stats(net).budget) == (2 << 20, 1 << 20)
+
+
+class Endless:
+    def __call__(self) -> None: ...
+
+    @property
+    def __wrapped__(self) -> Endless:
+        return self
+
+
+@pytest.mark.parametrize(
+    "other",
+    [wave, lambda x: rematfn.remat(wave)(x), nn.Linear(2, 2), 3, None, Endless()],
+    ids=repr,
+)
+def test_where_there_is_none_the_error_says_what_to_pass(other: Any) -> None:
+    with pytest.raises(TypeError, match=r"g = remat\(f, \.\.\.\), rematfn\.stats\(g\)"):
+        rematfn.stats(other)
