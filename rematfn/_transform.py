@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
@@ -63,7 +64,7 @@ class Rematted(Generic[P, R]):
         self._options = options
         self._memory = Memory()
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         watch_compiler()
         around = set_eval_frame(None)  # a compiler around us is not to compile `f` under a level
         try:
@@ -134,7 +135,35 @@ class Rematted(Generic[P, R]):
         return f"remat({name}, budget={self.budget})"
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
-        return self if instance is None else types.MethodType(self, instance)
+        """Bind where `f` would: functions do, and neither bound methods nor most objects."""
+        bind = getattr(type(self._f), "__get__", None)
+        if instance is None or bind is None or bind(self._f, instance, owner) is self._f:
+            return self
+        return types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what `f` has, such as `__code__`, but not what it is bound to."""
+        if name in Rematted.__slots__ or name in ("__self__", "__func__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._f, name)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle the name, as functions do, or else `f` and the options; no memories of calls."""
+        if self._is_importable():
+            return str(self.__qualname__)
+        return Rematted, (self._f, self._options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rematted[P, R]:
+        if self._is_importable():
+            return self
+        return Rematted(copy.deepcopy(self._f, memo), self._options)
+
+    def _is_importable(self) -> bool:
+        """Return whether the name that `f` was defined under now is this, as a decorator's is."""
+        found: Any = sys.modules.get(getattr(self, "__module__", None) or "")
+        for name in getattr(self, "__qualname__", "").split("."):
+            found = getattr(found, name, None)
+        return found is self
 
     def __repr__(self) -> str:
         return f"<{self._describe()} at {id(self):#x}>"
@@ -186,8 +215,9 @@ def remat(
     ``jvp``, ``vmap``, ...) in either order, and with ``.backward()``.
 
     Args:
-        f: A function of tensors, a method, or an ``nn.Module``. Arguments and results may be any
-            pytree. Without ``f``, a decorator is returned.
+        f: A function of tensors, a method, a ``staticmethod`` or ``classmethod``, or an
+            ``nn.Module``. Arguments and results may be any pytree. Without ``f``, a decorator is
+            returned.
         budget: The most bytes of tensors made inside that may be resident at once, those of the
             running operator included. Arguments, parameters and results do not count. Bytes
             (``4096``), a string with a unit (``"1.5GiB"``, ``"200MB"``), a float in (0, 1] (that
@@ -240,11 +270,13 @@ def remat(
     options = Options(parse_budget(budget), policy, cost, verify)
     if isinstance(f, nn.Module):
         return _remat_module(f, options)
+    if isinstance(f, staticmethod | classmethod):
+        return type(f)(Rematted(f.__func__, options))
     if not callable(f):
-        raise TypeError(
-            f"remat(f): a function or an nn.Module is needed, got {f!r}. To give only options, "
-            f"name them: @remat(budget=...)."
-        )
+        advice = "To give only options, name them: @remat(budget=...)."
+        if hasattr(type(f), "__get__"):
+            advice = f"Transform the function inside: write @remat below @{type(f).__name__}."
+        raise TypeError(f"remat(f): a function or an nn.Module is needed, got {f!r}. {advice}")
     return Rematted(f, options)
 
 
@@ -258,10 +290,13 @@ def _remat_module(module: M, options: Options) -> M:
 
     class Twin(type(module)):  # type: ignore[misc]
         @functools.wraps(type(module).forward)
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
+        def forward(self, /, *args: Any, **kwargs: Any) -> Any:
             return rematted(*args, **kwargs)
 
         __rematted__ = forward.__rematted__ = rematted  # type: ignore[attr-defined]
+
+        def __copy__(self) -> Any:
+            return _remat_module(copy.copy(module), options)
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
             return _remat_module(copy.deepcopy(module, memo), options)
