@@ -228,9 +228,10 @@ PYBIND11_MODULE(_C, m) {
   py::class_<ActiveLevel>(m, "ActiveLevel")
       .def(py::init([](std::optional<std::size_t> budget, const Score& score, const Keeping& keeping,
                        const py::object& judge, bool evict_everything, bool timed, bool verify,
-                       const std::string& name, bool record, const Program* program) {
+                       const std::string& name, std::size_t max_operations, bool record,
+                       const Program* program) {
         return ActiveLevel({budget.value_or(kNoBudget), score, keeping, make_judge(judge),
-                            evict_everything, timed, verify, name, record,
+                            evict_everything, timed, verify, name, max_operations, record,
                             program == nullptr ? nullptr : program->guide(),
                             program == nullptr ? nullptr : program->trace});
       }))

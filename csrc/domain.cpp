@@ -68,6 +68,8 @@ void Domain::evict(Version& version) {
 void Domain::leave(Version& version) {
   version.table->delist(version);
   version.table->discharge(version.nbytes);
+  if (version.trimmed) version.table->discharge_trimmed(version.nbytes);
+  version.trimmed = false;
   version.resident = false;
   const bool is_eq = version.table->score.kind == ScoreKind::kEq;
   if (version.producer && is_eq) join_component(*version.producer);
@@ -109,13 +111,6 @@ void Domain::cut(Version& version) {
   std::replace(outputs.begin(), outputs.end(), &version, static_cast<Version*>(nullptr));
   keep_alive(version);
   version.producer.reset();
-}
-
-void Domain::trim(Table& table) {
-  for (Version* v = table.oldest; v != nullptr && live_operations > most_operations / 2;
-       v = v->next) {
-    if (v->resident && v->producer) cut(*v);
-  }
 }
 
 // ---- what is known of the program --------------------------------------------------------------

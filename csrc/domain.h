@@ -68,9 +68,9 @@ class Domain : public std::enable_shared_from_this<Domain> {
   double clock = 0;  // See Note [Staleness is counted in program time]
   std::uint64_t next_order = 1;
   std::size_t live_operations = 0;
-  // Past this many live operations the oldest resident versions become constants, so that a loop
-  // that feeds on its own result does not remember every step it ever made.
-  std::size_t most_operations = std::size_t{1} << 18;
+  // See Note [A record that is too long is trimmed]
+  static constexpr std::size_t kMostOperations = std::size_t{1} << 18;
+  void limit_operations(std::size_t most) { most_operations_ = trims_beyond_ = most; }
 
   // Whether tables list what may go; they do from the first time that something has to.
   [[nodiscard]] bool lists_candidates() const { return lists_candidates_; }
@@ -89,7 +89,10 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void arrive(Version& version);
   // `version` becomes a constant: it keeps its bytes and forgets how it was made.
   void cut(Version& version);
-  void trim(Table& table);
+  // The program has run an operator: the record may be too long.
+  void trim_if_long() {
+    if (live_operations > trims_beyond_) trim();
+  }
 
   // Makes all of `wanted` resident at once, by replays in program order. Throws NoRoom.
   void materialize(std::span<Version* const> wanted);
@@ -152,6 +155,12 @@ class Domain : public std::enable_shared_from_this<Domain> {
   friend class DomainLock;
 
   bool evict_one(Table& table, bool spare_pending);
+
+  // trim.cpp
+  struct Trim;
+  void trim();
+  void trim(Table& table, Trim& goal);
+  [[nodiscard]] bool has_ancestors(const Version& version, std::size_t count);
 
   // victims.cpp
   [[nodiscard]] Score score_in_force(const Table& table);
@@ -239,6 +248,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   std::size_t lookahead_left_ = 0;   // operations
   bool retains_ = false;  // something has been retained
   bool lists_candidates_ = false;
+  std::size_t most_operations_ = kMostOperations;
+  std::size_t trims_beyond_ = kMostOperations;  // so many live operations
   bool any_refreshed_ = false;  // else all candidates are stale
   std::uint64_t mark_ = 0;
   std::vector<Operation*> walk_;

@@ -195,6 +195,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
                     : std::static_pointer_cast<TensorDomain>(enclosing->domain);
   const DomainLock lock(domain);
   if (enclosing == nullptr) {
+    domain->limit_operations(options.max_operations);
     if (options.record) domain->recorder = std::make_unique<Recorder>();
     domain->guide = options.guide;
     domain->known = options.known;

@@ -36,7 +36,9 @@ struct LevelOptions {
   bool timed = false;             // cost is measured, not modelled
   bool verify = false;            // replays are compared with first runs
   std::string name;               // the call as the user wrote it, for messages
-  // For an outermost level: to write down what it does, or to be guided by what was written down.
+  // For an outermost level: how long its record may be, in operations; to write down what it does, or
+  // to be guided by what was written down.
+  std::size_t max_operations = Domain::kMostOperations;
   bool record = false;
   std::shared_ptr<Guide> guide;
   std::shared_ptr<const Trace> known;

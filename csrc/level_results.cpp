@@ -236,7 +236,7 @@ void LevelCall::record_result(TensorVersion& contents, OutputPlace place,
 
 // The operator is done and nothing is pinned: what was not foreseen is made good now.
 void LevelCall::account() {
-  if (domain_.live_operations > domain_.most_operations) domain_.trim(level_);
+  domain_.trim_if_long();
   if (bounded_) {
     domain_.make_room(level_, 0);
   } else {

@@ -96,6 +96,7 @@ void Table::admit(Version& version) {
   newest = &version;
   if (version.resident) {
     charge(version.nbytes);
+    if (version.trimmed) charge_trimmed(version.nbytes);
     enlist(version);
   }
 }
@@ -103,6 +104,7 @@ void Table::admit(Version& version) {
 void Table::expel(Version& version) {
   delist(version);
   if (version.resident) discharge(version.nbytes);
+  if (version.resident && version.trimmed) discharge_trimmed(version.nbytes);
   (version.previous == nullptr ? oldest : version.previous->next) = version.next;
   (version.next == nullptr ? newest : version.next->previous) = version.previous;
   version.previous = version.next = nullptr;
@@ -116,6 +118,14 @@ void Table::charge(std::size_t nbytes) {
 
 void Table::discharge(std::size_t nbytes) {
   for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->resident_bytes -= nbytes;
+}
+
+void Table::charge_trimmed(std::size_t nbytes) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->trimmed_bytes += nbytes;
+}
+
+void Table::discharge_trimmed(std::size_t nbytes) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->trimmed_bytes -= nbytes;
 }
 
 std::size_t Table::evictable_bytes() const {
@@ -246,6 +256,7 @@ void require(bool holds, const char* invariant) {
 void Table::check() const {
   std::size_t own = 0;
   std::size_t loose = 0;
+  std::size_t trimmed = 0;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Version& v = *candidate_versions[i];
     require(v.slot == i && v.table.get() == this, "L2: a candidate is listed by its table");
@@ -257,6 +268,7 @@ void Table::check() const {
     require(v->resident || v->producer, "L1: an evicted version has a producer");
     require(v->pins == 0 || v->resident, "L4: pins imply residency");
     if (v->resident) own += v->nbytes;
+    if (v->resident && v->trimmed) trimmed += v->nbytes;
     for (const Input* use = v->readers; use != nullptr; use = use->next) {
       const auto& inputs = use->reader->inputs;
       require(use->version.get() == v && inputs.begin() <= use && use < inputs.end(),
@@ -275,8 +287,12 @@ void Table::check() const {
       }
     }
   }
-  for (const Table* table : inner) own += table->resident_bytes;
+  for (const Table* table : inner) {
+    own += table->resident_bytes;
+    trimmed += table->trimmed_bytes;
+  }
   require(loose == loose_bytes, "L5: loose bytes are the sum over unpinned candidates");
+  require(trimmed == trimmed_bytes, "L5: trimmed bytes are the sum over what was trimmed");
   require(own == resident_bytes, "L5: bytes are the sum over resident versions");
 }
 

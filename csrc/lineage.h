@@ -128,6 +128,7 @@ struct Version : Node {
   std::uint32_t pins = 0;
   std::uint32_t pending = 0;  // planned replays, and the waiting operator, that will read it
   bool resident = true;
+  bool trimmed = false;   // a constant because the record was too long
   bool raw = false;       // uninitialised memory, perhaps being filled where we cannot see: kept
   bool program = false;   // some tensor of the program stands on these very contents
   bool consumed = false;  // an operator of the program has read it
@@ -220,6 +221,7 @@ class Table : public Node {
   // As last taken notice of; inner tables' included. See Note [Bytes beside operators].
   std::size_t unrecorded_bytes = 0;
   std::size_t loose_bytes = 0;     // of candidates that are not pinned
+  std::size_t trimmed_bytes = 0;   // of what was trimmed and is resident; inner tables' included
   Statistics statistics;
   Version* oldest = nullptr;
   Version* newest = nullptr;
@@ -235,6 +237,9 @@ class Table : public Node {
   // The bytes of a version of this table come or go.
   void charge(std::size_t nbytes);
   void discharge(std::size_t nbytes);
+  // The same for a version of this table that has been trimmed.
+  void charge_trimmed(std::size_t nbytes);
+  void discharge_trimmed(std::size_t nbytes);
   // What counts against the budget.
   [[nodiscard]] std::size_t used_bytes() const { return resident_bytes + unrecorded_bytes; }
   // What could go, inner tables' included; but for what somebody turns out to hold.

@@ -167,7 +167,7 @@ class Simulation {
       if (made.over >= 0) versions_[call.reads[made.over].value].reset();
     }
     for (const Ref<Version>& version : pinned) unpin(*version);
-    if (domain_->live_operations > domain_->most_operations) domain_->trim(*table_);
+    domain_->trim_if_long();
     domain_->make_room(*table_, 0);
     if (options_.evict_everything) domain_->evict_all(*table_);
   }

@@ -24,6 +24,7 @@ class ActiveLevel:
         timed: bool,
         verify: bool,
         name: str,
+        max_operations: int,
         record: bool,
         program: Program | None,
     ) -> None: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import optree
 import torch
@@ -20,6 +20,8 @@ _LEGACY_CONSTRUCTOR = (
     "Write torch.tensor(data, dtype=x.dtype, device=x.device), or x.new_zeros(size), "
     "x.new_full(size, value), x.new_empty(size)."
 )
+
+MAX_OPERATIONS: Final = 262_144
 
 # The namespace's registrations are torch's own containers; None is a leaf, as in torch's pytrees.
 _NAMESPACE = "torch"
@@ -38,6 +40,7 @@ class LevelOptions:
     timed: bool
     verify: bool
     name: str
+    max_operations: int = MAX_OPERATIONS  # of an outermost level: before its record is trimmed
     record: bool = False
     program: _C.Program | None = None
 
@@ -52,6 +55,7 @@ class LevelOptions:
             self.timed,
             self.verify,
             self.name,
+            self.max_operations,
             self.record,
             self.program,
         )

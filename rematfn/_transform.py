@@ -16,7 +16,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 
 from . import _C
 from ._budget import Budget, BudgetLike, parse_budget
-from ._level import LevelOptions, call
+from ._level import MAX_OPERATIONS, LevelOptions, call
 from ._measured import Memory
 from ._opaque import watch_compiler
 from ._policy import Custom, Guided, Planned, Policy, Scorer
@@ -38,6 +38,7 @@ class Options:
     policy: Policy
     cost: Cost
     verify: bool
+    max_operations: int = MAX_OPERATIONS
 
 
 class Rematted(Generic[P, R]):
@@ -105,6 +106,7 @@ class Rematted(Generic[P, R]):
             timed=self._options.cost == "time",
             verify=self._options.verify,
             name=self._describe(),
+            max_operations=self._options.max_operations,
         )
         fraction = self.budget.fraction
         # Only the outermost level is recorded and guided: its record holds what runs inside. Where
@@ -177,6 +179,7 @@ def remat(  # type: ignore[overload-overlap]  # a module is callable, and stays 
     policy: Policy | Scorer = _DEFAULT,
     cost: Cost = "model",
     verify: bool = False,
+    max_operations: int = MAX_OPERATIONS,
 ) -> M: ...
 @overload
 def remat(
@@ -186,6 +189,7 @@ def remat(
     policy: Policy | Scorer = _DEFAULT,
     cost: Cost = "model",
     verify: bool = False,
+    max_operations: int = MAX_OPERATIONS,
 ) -> Rematted[P, R]: ...
 @overload
 def remat(
@@ -195,6 +199,7 @@ def remat(
     policy: Policy | Scorer = _DEFAULT,
     cost: Cost = "model",
     verify: bool = False,
+    max_operations: int = MAX_OPERATIONS,
 ) -> Callable[[Callable[P, R]], Rematted[P, R]]: ...
 def remat(
     f: Any = None,
@@ -203,6 +208,7 @@ def remat(
     policy: Policy | Scorer = _DEFAULT,
     cost: Cost = "model",
     verify: bool = False,
+    max_operations: int = MAX_OPERATIONS,
 ) -> Any:
     """Return a function equal to ``f`` whose intermediates occupy at most ``budget`` bytes.
 
@@ -232,6 +238,13 @@ def remat(
             a :class:`ReplayError` that names the operator and the first element that differs. For
             trying out kernels of your own, best with ``policy=EvictEverything()``. It reads every
             result once more, and keeps two bytes for each of its elements, outside of the budget.
+        max_operations: How many operators a call may have on record before that is trimmed. Each
+            takes some 530 bytes of host memory, outside of the budget (and 330 more for a number
+            among its arguments); the first call of a signature, which is written down for later
+            ones, twice that. When a record is trimmed, the oldest resident values become constants,
+            so that a loop that feeds on its own result does not remember every step. Constants are
+            not evicted, so they are given no more than half of the bytes to spare; evicted values
+            need their record, however long it is. In nested calls the outermost one decides.
 
     Returns:
         A function with the signature of ``f``. For a module: a module of the same class that shares
@@ -256,7 +269,14 @@ def remat(
         True
     """
     if f is None:
-        return functools.partial(remat, budget=budget, policy=policy, cost=cost, verify=verify)
+        return functools.partial(
+            remat,
+            budget=budget,
+            policy=policy,
+            cost=cost,
+            verify=verify,
+            max_operations=max_operations,
+        )
     if not isinstance(policy, Policy) and callable(policy) and not isinstance(policy, type):
         policy = Custom(policy)
     if not isinstance(policy, Policy):
@@ -267,7 +287,13 @@ def remat(
         raise ValueError(f'remat(f, cost=...): "model" or "time" is needed, got {cost!r}.')
     if not isinstance(verify, bool):
         raise TypeError(f"remat(f, verify=...): True or False is needed, got {verify!r}.")
-    options = Options(parse_budget(budget), policy, cost, verify)
+    if isinstance(max_operations, bool) or not isinstance(max_operations, int):
+        raise TypeError(f"remat(f, max_operations=...): an int is needed, got {max_operations!r}.")
+    if not 1 <= max_operations < 1 << 63:
+        raise ValueError(
+            f"remat(f, max_operations=...): it must be at least 1, got {max_operations!r}."
+        )
+    options = Options(parse_budget(budget), policy, cost, verify, max_operations)
     if isinstance(f, nn.Module):
         return _remat_module(f, options)
     if isinstance(f, staticmethod | classmethod):

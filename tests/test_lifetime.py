@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 import tracemalloc
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -161,6 +162,140 @@ def test_an_endless_loop_keeps_a_bounded_lineage() -> None:
     assert peaks[-1] < steps, "it was cut"
     assert rematfn.stats(g).replays <= most + 1
     assert remains() == NOTHING
+
+
+@pytest.mark.parametrize("budget", [None, "16KiB"])
+def test_a_loop_with_two_states_keeps_a_bounded_lineage(budget: str | None) -> None:
+    """Each state is needed to replay the other: to cut one alone would free next to nothing."""
+    most, peak = 2_000, 0
+
+    def f(h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal peak
+        for _ in range(5_000):
+            h, c = (h + c).sin(), (h - c).tanh()
+            peak = max(peak, _C.live_operations())
+        return h, c
+
+    x, y = torch.arange(256.0), torch.ones(256)
+    g = remat(f, budget, max_operations=most)
+    with torch.no_grad():
+        assert_bitwise_equal(g(x, y), f(x, y))
+    assert most // 2 < peak <= most + 4
+
+
+def test_a_window_over_a_loop_keeps_a_bounded_lineage() -> None:
+    """The states in the window do not all fit; what has left it needs no record."""
+    most, peak = 2_000, 0
+
+    def f(h: Tensor) -> list[Tensor]:
+        nonlocal peak
+        window = deque([h], maxlen=60)
+        for _ in range(20_000):
+            h = h.sin()
+            window.append(h)
+            peak = max(peak, _C.live_operations())
+        return list(window)
+
+    x = torch.arange(256.0)
+    g = remat(f, "40KiB", policy=rematfn.ON(), max_operations=most)
+    with torch.no_grad():
+        assert_bitwise_equal(g(x), f(x))
+    assert most // 2 < peak <= 4 * most
+
+
+def test_a_long_record_of_what_is_held_refuses_nothing() -> None:
+    """Of 3,000 results a hundred are resident; to make constants of those would free nothing."""
+    most, count = 1_000, 3_000
+
+    def f(x: Tensor) -> Tensor:
+        held = [x + k for k in range(count)]
+        assert _C.live_operations() == count
+        total = torch.zeros(256)
+        for h in held:
+            total = total + h
+        return total
+
+    x, budget = torch.ones(256), 100 << 10
+    g = remat(f, budget, policy=rematfn.ON(), max_operations=most)
+    with MemoryTimeline() as timeline:
+        result = g(x)
+    assert_bitwise_equal(result, eager_sum(count))
+    assert timeline.peak <= budget + result.nbytes
+    assert g.stats.replays < 2 * count
+    assert remains() == NOTHING
+
+
+def eager_sum(count: int) -> Tensor:
+    total = torch.zeros(256)
+    for k in range(count):
+        total = total + (torch.ones(256) + k)
+    return total
+
+
+def test_what_is_trimmed_leaves_the_budget_workable() -> None:
+    """States that are cut, again and again, while results that are held press for room."""
+    budget, count = 64 << 10, 3_000
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        held, h = [], x
+        for k in range(count):
+            for _ in range(10):
+                h = h.cos()
+            if k % 10 == 0:
+                held.append(h * k)
+        return h, torch.stack([t.sum() for t in held])
+
+    x = torch.arange(256.0)
+    g = remat(f, budget, policy=rematfn.ON(), max_operations=500)
+    with torch.no_grad():
+        assert_bitwise_equal(g(x), f(x))
+    assert g.stats.peak_bytes <= budget
+
+
+def test_attempts_to_trim_in_vain_cost_next_to_nothing() -> None:
+    """An attempt walks over all that is held; it is made when the record has grown by a quarter."""
+
+    def seconds(count: int, **options: Any) -> float:
+        def f(x: Tensor) -> None:
+            held = [x.sin() for _ in range(count)]
+            assert _C.live_operations() > 0.99 * len(held)
+
+        g = remat(f, 64 << 10, policy=rematfn.ON(), **options)
+        start = time.perf_counter()
+        with torch.no_grad():
+            g(torch.ones(256))
+        return time.perf_counter() - start
+
+    seconds(100)
+    assert min(seconds(20_000, max_operations=10) for _ in range(2)) < 3 * seconds(20_000)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1 << 63, True, 1.5, "1000", None])
+def test_how_long_a_record_may_be_is_a_count(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"remat\(f, max_operations=\.\.\.\): .* got"):
+        remat(torch.sin, max_operations=wrong)
+
+
+def test_of_nested_calls_the_outermost_says_how_long_a_record_may_be() -> None:
+    peak = 0
+
+    def step(h: Tensor) -> Tensor:
+        nonlocal peak
+        for _ in range(10):
+            h = h.sin()
+        peak = max(peak, _C.live_operations())
+        return h
+
+    inner = remat(step, max_operations=10)
+
+    def f(h: Tensor) -> Tensor:
+        for _ in range(300):
+            h = inner(h)
+        return h
+
+    with torch.no_grad():
+        remat(f, max_operations=1_000)(torch.arange(256.0))
+    assert 500 < peak <= 1_000
 
 
 def f_of_a_loop(h: Tensor, steps: int) -> Tensor:
