@@ -124,9 +124,11 @@ class ActiveLevel {
     const bool failed = PyErr_GivenExceptionMatches(error.ptr(), PyExc_Exception) != 0;
     const bool ended = error.is_none();
     const py::gil_scoped_release no_gil;
-    pop_level(*handle);
-    if (!ended) forget_leaves(handle->level());
-    if (failed) settle(*handle);
+    const std::string interleaved = pop_level(*handle);
+    const bool lost = !interleaved.empty();
+    if (!ended || lost) forget_leaves(handle->level());
+    if (failed || lost) settle(*handle);
+    if (ended && lost) throw std::runtime_error(interleaved);
   }
 
  private:

@@ -136,8 +136,10 @@ void push(Level& level) {
   if (this_thread.levels.size() == 1) set_intercepting(true);
 }
 
-void pop() {
-  this_thread.levels.pop_back();
+// Takes levels off the stack until `depth` of them are left.
+void pop_to(std::size_t depth) {
+  if (this_thread.levels.size() <= depth) return;
+  this_thread.levels.resize(depth);
   top_level = this_thread.levels.empty() ? nullptr : this_thread.levels.back();
   if (top_level != nullptr) return;
   set_intercepting(false);
@@ -209,14 +211,34 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
   return handle;
 }
 
-void pop_level(LevelHandle& handle) {
-  if (handle.level().forks_before != forks) return;  // See Note [A forked child is under no level]
-  TORCH_INTERNAL_ASSERT(current_level() == &handle.level(),
-                        "rematfn: levels must be popped in the order they were pushed");
-  pop();
-  const DomainLock lock(handle.level().domain);
-  handle.level().active = false;
-  handle.level().tensor_domain().settle_counters();
+// Note [Calls that are interleaved]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Greenlets share a thread, and with it its stack of levels. One that is switched away from inside of
+// its call leaves its level on the stack; the level of the next one goes on top. If the first then
+// ends before the second, what ends is not on top. Its operators have run under the second's level and
+// the other way round: exact, but under budgets that are not theirs. So all levels from the first
+// one's upward are over: this call says so, and each of the others when it ends. Whatever it computes
+// until then, it computes under no level.
+std::string pop_level(LevelHandle& handle) {
+  Level& level = handle.level();
+  if (level.forks_before != forks) return {};  // See Note [A forked child is under no level]
+  const Level* between = top_level;
+  const bool on_top = between == &level;
+  const auto at = std::find(this_thread.levels.begin(), this_thread.levels.end(), &level);
+  if (at != this_thread.levels.end()) {
+    pop_to(static_cast<std::size_t>(at - this_thread.levels.begin()));
+  } else {
+    between = level.enclosing_level();
+  }
+  const DomainLock lock(level.domain);
+  level.active = false;
+  level.tensor_domain().settle_counters();
+  if (on_top) return {};
+  return level.name + ": this call and that of " +
+         (between == nullptr ? "another function" : between->name) +
+         " are interleaved: one of them began inside of the other, and has not ended there. Calls "
+         "nest on a thread; greenlets that switch inside of them do not. Switch (wait, sleep, read) "
+         "outside of the function, or give each call a thread of its own.";
 }
 
 void settle(LevelHandle& handle) {
@@ -270,14 +292,15 @@ void notice_unrecorded(Level& level) {
   level.note_peak(0);
 }
 
-LevelScope::LevelScope(Level& level, bool tagging) : was_tagging_(this_thread.tagging) {
+LevelScope::LevelScope(Level& level, bool tagging)
+    : was_tagging_(this_thread.tagging), depth_(this_thread.levels.size()) {
   push(level);
   this_thread.tagging = tagging;
 }
 
 LevelScope::~LevelScope() {
   this_thread.tagging = was_tagging_;
-  pop();
+  pop_to(depth_);
 }
 
 bool is_tagging() { return this_thread.tagging; }

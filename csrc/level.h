@@ -106,7 +106,8 @@ class LevelHandle {
 
 // Makes a new level inside the current one and puts it on this thread's stack.
 std::shared_ptr<LevelHandle> push_level(const LevelOptions& options);
-void pop_level(LevelHandle& handle);  // See Note [A forked child is under no level]
+// Returns what is wrong, if the level is not on top. See Note [Calls that are interleaved].
+[[nodiscard]] std::string pop_level(LevelHandle& handle);
 // After an exception: makes resident what of the level's tensors is still alive, as far as the
 // budget allows, for whoever kept them.
 void settle(LevelHandle& handle);
@@ -138,6 +139,7 @@ class LevelScope {
 
  private:
   bool was_tagging_;
+  std::size_t depth_;
 };
 
 // Whether this thread's operators come to us: a level is active, and no kernel or replay of ours runs.

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import noop_context_fn
 
 from ._budget import BudgetLike, parse_budget
+from ._deferred import refuse_deferred
 from ._policy import ON, Manual
 from ._transform import Options, Rematted
 
@@ -146,6 +147,7 @@ def checkpoint_sequential(
 def _checkpointed(function: Callable[..., R], budget: BudgetLike, name: str) -> Rematted[..., R]:
     if not callable(function):
         raise TypeError(f"{name}(function): a function is needed, got {function!r}.")
+    refuse_deferred(function, f"{name}(function)")
     parsed = parse_budget(budget)
     if parsed.fraction is not None:
         raise ValueError(

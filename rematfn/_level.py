@@ -11,6 +11,7 @@ import optree
 import torch
 
 from . import _C
+from ._deferred import refuse_deferred_result
 from ._errors import RematError
 
 # What torch says when a legacy constructor reads the device off a key set that has our key in it.
@@ -74,6 +75,7 @@ def call(
         with active as level:  # See Note [Levels are entered and left in C]
             started(level)
             result = f(*args, **kwargs)
+            refuse_deferred_result(result, options.name)
     except RuntimeError as error:
         _raise_own(error)
         if _KEY_WITHOUT_DEVICE in str(error):

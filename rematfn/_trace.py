@@ -11,6 +11,7 @@ from typing import IO, Any, Literal, TypeAlias, cast
 
 from . import _C
 from ._budget import BudgetLike, format_bytes, parse_budget
+from ._deferred import refuse_deferred
 from ._errors import BudgetError
 from ._inspect import Stats
 from ._level import LevelOptions, call
@@ -104,6 +105,7 @@ def record(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     """
     if not callable(f):
         raise TypeError(f"record(f, *args): a function is needed, got {f!r}.")
+    refuse_deferred(f, "record(f)")
     options = LevelOptions(
         budget=None,
         score=Guided().score(),

@@ -16,6 +16,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 
 from . import _C
 from ._budget import Budget, BudgetLike, parse_budget
+from ._deferred import refuse_deferred
 from ._level import MAX_OPERATIONS, LevelOptions, call
 from ._measured import Memory
 from ._opaque import watch_compiler
@@ -252,7 +253,9 @@ def remat(
         ``forward`` alone is transformed. :func:`stats` says what its last call did.
 
     Raises:
-        TypeError: ``f`` is not callable, or an option is of the wrong type.
+        TypeError: ``f`` is not callable, or an option is of the wrong type; or ``f`` is a generator
+            function or an async function, whose body runs after the call, outside of every budget.
+            (from a call) ``f`` has returned a generator, a coroutine or another awaitable.
         ValueError: The budget or ``cost`` means nothing.
         BudgetError: (from a call or its backward) one operator needs more than the budget at once.
         ReplayError: (from a call or its backward) a tensor from outside that a replay would read
@@ -294,10 +297,12 @@ def remat(
             f"remat(f, max_operations=...): it must be at least 1, got {max_operations!r}."
         )
     options = Options(parse_budget(budget), policy, cost, verify, max_operations)
+    refuse_deferred(f, "remat(f)")
+    if isinstance(f, staticmethod | classmethod):
+        refuse_deferred(f.__func__, "remat(f)")
+        return type(f)(Rematted(f.__func__, options))
     if isinstance(f, nn.Module):
         return _remat_module(f, options)
-    if isinstance(f, staticmethod | classmethod):
-        return type(f)(Rematted(f.__func__, options))
     if not callable(f):
         advice = "To give only options, name them: @remat(budget=...)."
         if hasattr(type(f), "__get__"):
