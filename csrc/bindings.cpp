@@ -7,6 +7,7 @@
 
 #include <chrono>
 
+#include "allocator.h"
 #include "bindings.h"
 #include "boundary.h"
 #include "boxed_kernel.h"
@@ -14,7 +15,6 @@
 #include "interpreter.h"
 #include "layers.h"
 #include "level.h"
-#include "meter.h"
 #include "pressure.h"
 #include "plan.h"
 #include "raw_access.h"
@@ -300,9 +300,18 @@ PYBIND11_MODULE(_C, m) {
   m.def("has_key", &has_key);
   m.def("memory_left", &memory_left);
   m.def("fail_allocation", &fail_allocation);
+  m.def("use_pages", &use_pages);
+  // Bytes live and waiting in the pool of pages, and addresses reserved.
+  m.def("pages", [] {
+    const Pages::Usage usage = pages().usage();
+    return std::tuple(usage.live, usage.waiting, usage.reserved);
+  });
   m.def("pretend_memory_left", &pretend_memory_left);
   m.def("pretend_record_bytes", &pretend_record_bytes);
-  m.def("check", &check_all, nogil);
+  m.def("check", [] {
+    check_all();
+    pages().check();
+  }, nogil);
   m.def("live_levels", &live_levels, nogil);
   m.def("live_operations", &live_operations, nogil);
   m.def("stack_depth", &stack_depth);

@@ -103,6 +103,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // In a forked child: is this domain lost? See Note [A fork loses the domains of other threads].
   void after_fork();
   [[nodiscard]] bool lost_to_fork() const { return lost_to_fork_; }
+  // Whether this thread holds the lock.
+  [[nodiscard]] bool is_held_here() const { return lock_.is_this_threads(); }
 
   // The program's last tensor on `version`, a cell of `level`, is gone. Any thread, lock held or not.
   // Its bytes live until that has been noted, since they do until this returns, or else are held.

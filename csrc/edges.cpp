@@ -126,7 +126,7 @@ class SealHook final : public torch::autograd::FunctionPreHook {
         for_each_layer(gradient, [&](const at::Tensor& layer) { cut_graph(layer, *heir); });
         heir = heir->enclosing_level();
       } while (heir != nullptr &&
-               !(target_ == kAccumulator ? heir->active : in_region(target_, *heir)));
+               !(target_ == kAccumulator ? heir->active.load() : in_region(target_, *heir)));
       give_cell(*inner.unsafeGetTensorImpl(), *cell, heir);
     });
   }

@@ -11,10 +11,10 @@
 #include <mutex>
 
 #include "advice.h"
+#include "allocator.h"
 #include "errors.h"
 #include "interpreter.h"
 #include "layers.h"
-#include "meter.h"
 #include "rng.h"
 
 namespace rematfn {
@@ -157,11 +157,37 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       records_all(must_record_all(options, outer)),
       forks_before(forks),
       first_node(at::sequence_number::peek()),
-      unrecorded(make_unrecorded(options, outer)) {
+      unrecorded(make_unrecorded(options, outer)),
+      tenant_(outer != nullptr && outer->tenant_ != nullptr               ? outer->tenant_
+              : options.budget != kNoBudget || options.record ? this
+                                                                          : nullptr) {
   tensor_domain().levels.push_back(this);
+  if (tenant_ == this) pages().enter(*this);
 }
 
-Level::~Level() { std::erase(tensor_domain().levels, this); }
+Level::~Level() {
+  if (tenant_ == this) pages().leave(*this);
+  std::erase(tensor_domain().levels, this);
+}
+
+bool Level::lives() const { return active || resident_bytes > 0; }
+
+std::size_t Level::unused() const {
+  if (budget == kNoBudget) return kNoBudget;  // it is recorded, and may have what it likes
+  const std::int64_t in_flight = in_flight_.load(std::memory_order_relaxed);
+  const std::size_t used = used_bytes() + static_cast<std::size_t>(std::max<std::int64_t>(in_flight, 0));
+  return used < budget ? budget - used : 0;
+}
+
+void Level::emptied() {
+  if (tenant_ == this && !active) pages().trim();
+}
+
+void Level::note_in_flight(std::int64_t nbytes) {
+  if (tenant_ == nullptr) return;
+  auto& sum = tenant_->in_flight_;  // changes under the domain's lock
+  sum.store(sum.load(std::memory_order_relaxed) + nbytes, std::memory_order_relaxed);
+}
 
 Statistics Level::counted() const {
   Statistics all = statistics;
@@ -190,7 +216,7 @@ Level* current_level() { return top_level; }
 std::size_t stack_depth() { return this_thread.levels.size(); }
 
 std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
-  if (options.budget != kNoBudget || options.record) install_counting_allocator();
+  install_allocator();
   Level* enclosing = current_level();
   auto domain = enclosing == nullptr
                     ? make_domain()
@@ -233,6 +259,7 @@ std::string pop_level(LevelHandle& handle) {
   const DomainLock lock(level.domain);
   level.active = false;
   level.tensor_domain().settle_counters();
+  if (level.resident_bytes == 0) level.emptied();
   if (on_top) return {};
   return level.name + ": this call and that of " +
          (between == nullptr ? "another function" : between->name) +
@@ -275,6 +302,16 @@ void hand_over(LevelHandle& handle) {
     }
     level.tensor_domain().make_outside(static_cast<TensorVersion&>(*wanted));
   }
+}
+
+std::vector<std::shared_ptr<TensorDomain>> domains_held() {
+  std::vector<std::shared_ptr<TensorDomain>> held;
+  const std::lock_guard guard(registry().mutex);
+  for (const auto& entry : registry().domains) {
+    auto domain = entry.lock();
+    if (domain && domain->is_held_here()) held.push_back(std::move(domain));
+  }
+  return held;
 }
 
 // See Note [Bytes beside operators]

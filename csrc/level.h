@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "level_tensor.h"
+#include "pages.h"
 #include "unrecorded.h"
 
 namespace rematfn {
@@ -47,7 +48,7 @@ struct LevelOptions {
 using WatchedLeaves =
     std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>>;
 
-class Level final : public Table {
+class Level final : public Table, public Tenant {
  public:
   Level(const LevelOptions& options, std::shared_ptr<TensorDomain> domain, Level* enclosing);
   ~Level() override;
@@ -60,6 +61,12 @@ class Level final : public Table {
   [[nodiscard]] Level* enclosing_level() const { return static_cast<Level*>(enclosing.get()); }
   // Those that were passed over included.
   [[nodiscard]] Statistics counted() const;
+  // Of pages, if this is the outermost level with a budget, or recorded to learn of one.
+  [[nodiscard]] bool lives() const override;
+  [[nodiscard]] std::size_t unused() const override;
+  void emptied() override;
+  // The running operator holds so many bytes more, which the table does not count yet.
+  void note_in_flight(std::int64_t nbytes);
   // The level around this one that still runs, if any: heir to what this one hands out.
   [[nodiscard]] Level* heir() const;
 
@@ -67,7 +74,7 @@ class Level final : public Table {
   const bool evict_everything;
   const bool timed;
   const bool verify;
-  bool active = false;
+  std::atomic<bool> active{false};
   const bool records_all;  // or, without a budget, not what is smaller than its record
   const std::uint64_t forks_before;  // See Note [A forked child is under no level]
   std::size_t made_since_asked = 0;  // pressure.h
@@ -84,6 +91,10 @@ class Level final : public Table {
   std::unordered_set<const c10::TensorImpl*> known_leaves;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> cast_leaves;  // weight_cache.cpp
   std::weak_ptr<WatchedLeaves> watched_leaves;  // live with the graph that leads to them
+
+ private:
+  Level* const tenant_;  // this level, or one around it; or null
+  std::atomic<std::int64_t> in_flight_{0};
 };
 
 // A level as Python or an autograd hook holds it.
@@ -124,6 +135,9 @@ void settle(LevelHandle& handle);
 //   - Else it is made resident at the end of the backward that frees the graph and makes no other, as
 //     far as the budget allows, and no operator of the level comes to evict it.
 void hand_over(LevelHandle& handle);
+
+// Those whose lock this thread holds.
+[[nodiscard]] std::vector<std::shared_ptr<TensorDomain>> domains_held();
 
 // Takes notice of what has been allocated and freed beside operators, and makes room for it. Throws
 // NoRoom.

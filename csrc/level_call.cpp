@@ -310,7 +310,7 @@ void LevelCall::run_until_it_fits() {
     try {
       return invocation_.run_below();
     } catch (const c10::OutOfMemoryError&) {
-      if (!evict_after_failure(level_, std::max(granted_, input_bytes_))) throw;
+      if (!evict_after_failure(domain_, std::max(granted_, input_bytes_))) throw;
     }
   }
 }

@@ -117,7 +117,10 @@ void Table::charge(std::size_t nbytes) {
 }
 
 void Table::discharge(std::size_t nbytes) {
-  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->resident_bytes -= nbytes;
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
+    t->resident_bytes -= nbytes;
+    if (t->resident_bytes == 0) t->emptied();
+  }
 }
 
 void Table::charge_trimmed(std::size_t nbytes) {

@@ -23,6 +23,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -203,6 +204,18 @@ struct Batch {
 
 inline constexpr std::size_t kNoBudget = std::numeric_limits<std::size_t>::max();
 
+// A number of bytes that changes under the domain's lock, and is read by anybody.
+class ByteCount {
+ public:
+  operator std::size_t() const { return nbytes_.load(std::memory_order_relaxed); }
+  void operator+=(std::size_t n) { nbytes_.store(*this + n, std::memory_order_relaxed); }
+  void operator-=(std::size_t n) { nbytes_.store(*this - n, std::memory_order_relaxed); }
+  void operator=(std::size_t n) { nbytes_.store(n, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::size_t> nbytes_{0};
+};
+
 // A level's versions: which may go, and how many bytes they hold together.
 class Table : public Node {
  public:
@@ -217,9 +230,9 @@ class Table : public Node {
   Keeping keeping;
   Judge judge;  // if set, scores instead of `score`
   const std::uint32_t depth;
-  std::size_t resident_bytes = 0;  // inner tables' included
+  ByteCount resident_bytes;  // inner tables' included
   // As last taken notice of; inner tables' included. See Note [Bytes beside operators].
-  std::size_t unrecorded_bytes = 0;
+  ByteCount unrecorded_bytes;
   std::size_t loose_bytes = 0;     // of candidates that are not pinned
   std::size_t trimmed_bytes = 0;   // of what was trimmed and is resident; inner tables' included
   Statistics statistics;
@@ -240,6 +253,8 @@ class Table : public Node {
   // The same for a version of this table that has been trimmed.
   void charge_trimmed(std::size_t nbytes);
   void discharge_trimmed(std::size_t nbytes);
+  // Nothing of it is resident any more.
+  virtual void emptied() {}
   // What counts against the budget.
   [[nodiscard]] std::size_t used_bytes() const { return resident_bytes + unrecorded_bytes; }
   // What could go, inner tables' included; but for what somebody turns out to hold.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// meter.h: what a kernel allocates while it runs, seen by the CPU allocator.
+// meter.h: what a kernel allocates while it runs, as the CPU allocator tells.
 //
 // Note [Scratch is made room for as it is asked for]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Shape inference knows an operator's outputs, not the buffers its kernel takes for the while: an
-// im2col matrix, a row of partial sums for each thread. The first budgeted level therefore puts an
-// allocator around torch's that tells the running operator's meter of each request. What goes beyond
+// im2col matrix, a row of partial sums for each thread. So our allocator, which the first
+// level puts around torch's, tells the running operator's meter of each request. What goes beyond
 // the room already made has to be made room for there and then: evicting only frees, so it may run
 // inside `allocate`. If it cannot be done the operator fails, in its middle this one time; what it
 // needed is remembered, and from then on it is refused before it starts.
@@ -14,8 +14,6 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
-
-#include <optional>
 
 #include "level.h"
 
@@ -36,9 +34,11 @@ class Meter {
   [[nodiscard]] std::size_t refused() const { return static_cast<std::size_t>(refused_); }
 
   void allocated(std::size_t nbytes);
-  void freed(std::size_t nbytes) { live_ -= static_cast<std::int64_t>(nbytes); }
+  void freed(std::size_t nbytes) { add(-static_cast<std::int64_t>(nbytes)); }
 
  private:
+  void add(std::int64_t nbytes);
+
   Table& level_;
   std::int64_t granted_;
   const c10::OperatorHandle& op_;
@@ -48,11 +48,7 @@ class Meter {
   Meter* outer_;
 };
 
-// Puts the counting allocator around torch's. Once per process; later calls do nothing.
-void install_counting_allocator();
-
-// For tests: the allocation after the next `count` on this thread fails, once. Returns how many were
-// left of the last such wish: none, if it has been granted.
-std::optional<std::size_t> fail_allocation(std::optional<std::size_t> count);
+// The innermost meter of this thread, or null.
+extern constinit thread_local Meter* running_meter;
 
 }  // namespace rematfn

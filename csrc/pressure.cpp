@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pressure.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <fstream>
 #include <limits>
 #include <string>
+#include <utility>
+
+#include "meter.h"
 
 namespace rematfn {
 namespace {
@@ -72,15 +79,26 @@ void relieve_pressure(Level& level, std::size_t nbytes) {
   const std::size_t wanted = kKeepFree - left;
   while (before - level.resident_bytes < wanted && level.domain->evict_one(level)) {
   }
+#ifdef __GLIBC__
+  if (level.resident_bytes < before) malloc_trim(0);
+#endif
 }
 
-bool evict_after_failure(Level& level, std::size_t nbytes) {
-  Table* outermost = &level;
-  while (outermost->enclosing) outermost = outermost->enclosing.get();
-  const std::size_t before = outermost->resident_bytes;
-  while (before - outermost->resident_bytes < 2 * nbytes && level.domain->evict_one(*outermost)) {
+bool evict_after_failure(Domain& domain, std::size_t nbytes) {
+  if (domain.root == nullptr) return false;
+  const Table& all = *domain.root;
+  const std::size_t before = all.resident_bytes;
+  while (before - all.resident_bytes < 2 * nbytes && domain.evict_one(*domain.root)) {
   }
-  return outermost->resident_bytes < before;
+  return all.resident_bytes < before;
+}
+
+bool evict_after_failure(std::size_t nbytes) {
+  Meter* const meter = std::exchange(running_meter, nullptr);  // what goes is not its operator's
+  bool any = false;
+  for (const auto& domain : domains_held()) any |= evict_after_failure(*domain, nbytes);
+  running_meter = meter;
+  return any;
 }
 
 }  // namespace rematfn

@@ -41,7 +41,7 @@ class QueueLock {
   // See Note [Who waits does not hold the interpreter]
   void lock() {
     if (try_lock()) return;
-    if (owner_.load(std::memory_order_relaxed) == std::this_thread::get_id()) {
+    if (is_this_threads()) {
       ++depth_;
       return;
     }
@@ -78,6 +78,10 @@ class QueueLock {
       }
     }
     return false;
+  }
+
+  [[nodiscard]] bool is_this_threads() const {
+    return owner_.load(std::memory_order_relaxed) == std::this_thread::get_id();
   }
 
   [[nodiscard]] bool is_another_threads() const {

@@ -4,12 +4,15 @@
 A budget that is checked with the table that enforces it proves little. The counter here reads the
 memory events of torch's profiler: one for each block the tensor allocator hands out or takes back,
 scratch inside kernels included, with its address and size.
+
+What the operating system counts, and kills for, is another figure: `ResidentPeak`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
@@ -153,3 +156,35 @@ def _allocator_events(
             fields = event.extra_fields
             if fields.device == device:  # type: ignore[union-attr]
                 yield AllocatorEvent(event.start_time_ns, fields.ptr, fields.alloc_size)  # type: ignore[union-attr]
+
+
+class ResidentPeak:
+    """The resident set of this process: as a ``with`` block begins, and at its highest inside.
+
+    What libraries and the interpreter hold counts, and what allocators keep for later. The
+    figures are the kernel's, in whole pages; its high-water mark begins anew with each block, so
+    in nested blocks the outer one's `after` is that since an inner one began.
+    """
+
+    def __init__(self) -> None:
+        self.before = 0
+        self.after = 0
+
+    @property
+    def added(self) -> int:
+        """Bytes that the resident set rose by."""
+        return self.after - self.before
+
+    def __enter__(self) -> ResidentPeak:
+        Path("/proc/self/clear_refs").write_text("5")
+        self.before = _status("VmRSS")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.after = _status("VmHWM")
+
+
+def _status(field: str) -> int:
+    """Return the bytes that the kernel names in this process's status."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{field}:")[1].split()[0]) * 1024

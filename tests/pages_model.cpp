@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The pool of pages against a model, without torch: blocks of random sizes come and go while budgets
+// change. Prints what went wrong, if anything did.
+#include "pages.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+using rematfn::Pages;
+
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+void expect(bool holds, const char* what) {
+  if (holds) return;
+  std::printf("failed: %s\n", what);
+  std::exit(1);
+}
+
+struct Budget final : rematfn::Tenant {
+  explicit Budget(std::size_t nbytes) : left(nbytes) {}
+  bool lives() const override { return alive; }
+  std::size_t unused() const override { return left; }
+  std::atomic<bool> alive{true};
+  std::atomic<std::size_t> left;
+};
+
+struct Block {
+  char* begin;
+  std::size_t nbytes;
+  unsigned char filling;
+};
+
+std::size_t whole(std::size_t nbytes) { return (nbytes + kPage - 1) / kPage * kPage; }
+
+std::size_t resident_pages(const char* begin, std::size_t nbytes) {
+  std::vector<unsigned char> pages(whole(nbytes) / kPage);
+  expect(mincore(const_cast<char*>(begin), nbytes, pages.data()) == 0, "mincore");
+  return static_cast<std::size_t>(
+      std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return page & 1; }));
+}
+
+// Bytes of this process that are resident and anonymous.
+std::size_t resident_bytes() {
+  std::FILE* file = std::fopen("/proc/self/statm", "r");
+  std::size_t all = 0, resident = 0, shared = 0;
+  expect(std::fscanf(file, "%zu %zu %zu", &all, &resident, &shared) == 3, "statm");
+  std::fclose(file);
+  return (resident - shared) * kPage;
+}
+
+Block allocate(Pages& pages, std::size_t nbytes, unsigned char filling) {
+  auto* begin = static_cast<char*>(pages.allocate({nbytes, reinterpret_cast<void*>(nbytes ^ 1)}));
+  if (begin == nullptr) return {nullptr, 0, 0};
+  expect(reinterpret_cast<std::uintptr_t>(begin) % kPage == 0, "a block begins with a page");
+  std::memset(begin, filling, nbytes);
+  return {begin, nbytes, filling};
+}
+
+void release(Pages& pages, const Block& block) {
+  for (std::size_t i = 0; i < block.nbytes; ++i) {
+    expect(static_cast<unsigned char>(block.begin[i]) == block.filling, "a block keeps its bytes");
+  }
+  const auto label = pages.free(block.begin);
+  expect(label && label->nbytes == block.nbytes, "a block keeps its size");
+  expect(label->owner == reinterpret_cast<void*>(block.nbytes ^ 1), "a block keeps its owner");
+}
+
+void random_blocks(unsigned seed) {
+  std::mt19937 random(seed);
+  Pages pages;
+  Budget budget(0);
+  pages.enter(budget);
+  std::vector<Block> blocks;
+  std::size_t live = 0;
+  std::size_t freed = 0;  // by the last step
+  const std::size_t before = resident_bytes();
+  for (int step = 0; step < 3000; ++step) {
+    const unsigned what = random() % 100;
+    freed = 0;
+    if (what < 50 || blocks.empty()) {
+      const std::size_t nbytes = 1 + random() % (random() % 4 == 0 ? 300 * kPage : 20 * kPage);
+      const Block block = allocate(pages, nbytes, static_cast<unsigned char>(random()));
+      expect(block.begin != nullptr, "there is room");
+      for (const Block& other : blocks) {
+        expect(block.begin + whole(block.nbytes) <= other.begin ||
+                   other.begin + whole(other.nbytes) <= block.begin,
+               "blocks do not overlap");
+      }
+      blocks.push_back(block);
+      live += whole(nbytes);
+    } else if (what < 95) {
+      std::swap(blocks[random() % blocks.size()], blocks.back());
+      release(pages, blocks.back());
+      freed = whole(blocks.back().nbytes);
+      live -= freed;
+      blocks.pop_back();
+    } else {
+      budget.left = random() % 3 == 0 ? 0 : random() % (16 * kMiB);
+      pages.trim();
+    }
+    const Pages::Usage usage = pages.usage();
+    expect(usage.live == live, "what is live is counted");
+    expect(usage.waiting <= budget.left + freed, "no more waits than the budget leaves");
+    if (step % 50 == 0) {
+      pages.check();
+      const std::size_t added = resident_bytes() - before;
+      const std::size_t counted = usage.live + usage.waiting;
+      expect(added < counted + 2 * kMiB, "what is resident is counted");
+      expect(added + 2 * kMiB > counted, "what is counted is resident");
+    }
+  }
+  for (const Block& block : blocks) release(pages, block);
+  pages.check();
+  budget.alive = false;
+  pages.trim();
+  pages.check();
+  expect(pages.usage().live + pages.usage().waiting == 0, "all goes back");
+  expect(pages.usage().reserved == 0, "addresses go back");
+  pages.leave(budget);
+}
+
+void holes_are_filled() {
+  Pages pages;
+  Budget budget(64 * kMiB);
+  pages.enter(budget);
+  std::vector<Block> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(allocate(pages, kMiB, 1));
+  char* const first = blocks[0].begin;
+  for (int i = 1; i < 8; ++i) {
+    expect(blocks[i].begin == blocks[i - 1].begin + kMiB, "blocks lie side by side");
+  }
+  release(pages, blocks[1]);
+  release(pages, blocks[3]);
+  release(pages, blocks[4]);
+  expect(resident_pages(first, 8 * kMiB) == 8 * kMiB / kPage, "free pages stay resident");
+  const Block small = allocate(pages, kMiB, 2);
+  expect(small.begin == first + kMiB, "the smallest resident hole that holds it");
+  const Block large = allocate(pages, 2 * kMiB, 3);
+  expect(large.begin == first + 3 * kMiB, "neighbours that are free are one");
+  expect(pages.usage().waiting == 0, "both were resident");
+  // Where most is resident: [5] and what has never been used lie around nothing else.
+  release(pages, blocks[7]);
+  const Block longer = allocate(pages, 3 * kMiB, 4);
+  expect(longer.begin == first + 7 * kMiB, "where it covers most resident pages");
+  expect(pages.usage().waiting == 0, "those are in use again");
+  release(pages, small);
+  release(pages, large);
+  release(pages, longer);
+  for (const int i : {0, 2, 5, 6}) release(pages, blocks[i]);
+  pages.check();
+  pages.leave(budget);
+}
+
+void the_longest_unused_goes_first() {
+  Pages pages;
+  Budget budget(64 * kMiB);
+  pages.enter(budget);
+  std::vector<Block> blocks;
+  for (int i = 0; i < 6; ++i) blocks.push_back(allocate(pages, kMiB, 1));
+  for (const int i : {2, 0, 4}) release(pages, blocks[i]);
+  const auto left = [&](int i) { return resident_pages(blocks[i].begin, kMiB); };
+  budget.left = 2 * kMiB;
+  pages.trim();
+  expect(left(2) == 0 && left(0) == 256 && left(4) == 256, "that was freed first");
+  budget.left = kMiB + kMiB / 2;
+  pages.trim();
+  expect(left(0) == 128 && left(4) == 256, "no more than has to");
+  const Block again = allocate(pages, kMiB, 7);
+  expect(again.begin == blocks[4].begin, "the resident one is taken");
+  budget.alive = false;
+  pages.trim();
+  expect(left(0) == 0, "all goes back when nobody lives");
+  expect(left(1) == 256 && left(5) == 256, "but what is in use");
+  expect(pages.allocate({kMiB, nullptr}) == nullptr, "nor does anybody get more");
+  pages.check();
+  for (const int i : {1, 3, 5}) release(pages, blocks[i]);
+  release(pages, again);
+  pages.leave(budget);
+  expect(pages.usage().reserved == 0, "addresses go back in the end");
+  int outside = 0;
+  expect(!pages.free(&outside), "what is not ours is left alone");
+}
+
+void threads() {
+  Pages pages;
+  Budget budget(8 * kMiB);
+  pages.enter(budget);
+  std::mutex mutex;
+  std::vector<Block> shared;  // freed by whoever comes
+  const auto work = [&](unsigned seed) {
+    std::mt19937 random(seed);
+    for (int step = 0; step < 2000; ++step) {
+      const Block block =
+          allocate(pages, 1 + random() % (40 * kPage), static_cast<unsigned char>(seed + step));
+      expect(block.begin != nullptr, "there is room");
+      Block other = block;
+      {
+        const std::lock_guard guard(mutex);
+        shared.push_back(block);
+        std::swap(shared[random() % shared.size()], shared.back());
+        if (shared.size() < 40) continue;
+        other = shared.back();
+        shared.pop_back();
+      }
+      release(pages, other);
+      if (step % 100 == 0) budget.left = random() % (16 * kMiB);
+    }
+  };
+  std::vector<std::thread> all;
+  for (unsigned seed = 0; seed < 4; ++seed) all.emplace_back(work, seed);
+  for (std::thread& thread : all) thread.join();
+  pages.check();
+  for (const Block& block : shared) release(pages, block);
+  pages.leave(budget);
+}
+
+void a_fork() {
+  Pages pages;
+  Budget budget(8 * kMiB);
+  pages.enter(budget);
+  const Block before = allocate(pages, kMiB, 1);
+  pages.lock();
+  const pid_t child = fork();
+  pages.unlock();
+  if (child == 0) {
+    const Block own = allocate(pages, 2 * kMiB, 2);
+    release(pages, before);
+    release(pages, own);
+    pages.check();
+    std::_Exit(0);
+  }
+  int status = 1;
+  waitpid(child, &status, 0);
+  expect(status == 0, "the child allocates and frees");
+  release(pages, before);
+  pages.leave(budget);
+}
+
+// A limit on addresses: ranges are small, and what they do not need is there for others.
+void few_addresses() {
+  Pages pages;
+  Budget budget(SIZE_MAX);
+  pages.enter(budget);
+  rlimit limit{};
+  getrlimit(RLIMIT_AS, &limit);
+  std::FILE* file = std::fopen("/proc/self/statm", "r");
+  std::size_t used = 0;
+  expect(std::fscanf(file, "%zu", &used) == 1, "statm");
+  std::fclose(file);
+  const rlimit less{used * kPage + 400 * kMiB, limit.rlim_max};
+  expect(setrlimit(RLIMIT_AS, &less) == 0, "setrlimit");
+  std::vector<Block> blocks;
+  for (;;) {
+    const Block block = allocate(pages, 10 * kMiB, 1);
+    if (block.begin == nullptr) break;
+    blocks.push_back(block);
+  }
+  expect(blocks.size() >= 30, "most of what there is can be had");
+  expect(pages.allocate({900 * kMiB, nullptr}) == nullptr, "what there is not, cannot");
+  pages.check();
+  for (const Block& block : blocks) release(pages, block);
+  blocks.clear();
+  blocks.push_back(allocate(pages, 12 * kMiB, 2));
+  expect(blocks.back().begin != nullptr, "what was freed can be had again");
+  release(pages, blocks.back());
+  budget.alive = false;
+  pages.trim();
+  pages.check();
+  void* all = mmap(nullptr, 350 * kMiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  expect(all != MAP_FAILED, "addresses go back");
+  munmap(all, 350 * kMiB);
+  pages.leave(budget);
+  setrlimit(RLIMIT_AS, &limit);
+}
+
+const std::map<std::string, std::function<void()>> kTests{
+    {"random", [] { for (unsigned seed = 0; seed < 6; ++seed) random_blocks(seed); }},
+    {"holes", holes_are_filled},
+    {"oldest", the_longest_unused_goes_first},
+    {"threads", threads},
+    {"fork", a_fork},
+    {"addresses", few_addresses},
+};
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  for (int i = 1; i < count; ++i) kTests.at(arguments[i])();
+}
