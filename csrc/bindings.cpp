@@ -20,6 +20,7 @@
 #include "raw_access.h"
 #include "small_results.h"
 #include "weight_cache.h"
+#include "write_watch.h"
 
 namespace py = pybind11;
 
@@ -297,6 +298,8 @@ PYBIND11_MODULE(_C, m) {
         [](const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& arguments) {
           share_handles(results, arguments);
         }, nogil);
+  m.def("resize_if_known", &resize_if_known, nogil);
+  m.def("note_move", &note_move, nogil);
   m.def("has_key", &has_key);
   m.def("memory_left", &memory_left);
   m.def("fail_allocation", &fail_allocation);

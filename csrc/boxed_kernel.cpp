@@ -17,6 +17,7 @@
 #include "raw_access.h"
 #include "small_results.h"
 #include "unboxed_kernel.h"
+#include "write_watch.h"
 
 namespace rematfn {
 namespace {
@@ -83,6 +84,7 @@ void register_operators(const std::vector<c10::OperatorName>& names) {
       registrations().pending.push_back(name);
       continue;
     }
+    watch_writes(*op, registrations().handles);
     const bool decomposes =
         op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
     const bool needed = needs_kernel_of_its_own(*op);
@@ -144,7 +146,8 @@ void govern(Invocation& invocation) {
   }
   mark_writes(invocation, found);
   for (const FoundTensor& f : found) {
-    if (f.written) save_for_readers(*f.storage, "`" + invocation.op.schema().name() + "`");
+    if (!f.written) continue;
+    save_for_readers(*f.storage, invocation.facts, "`" + invocation.op.schema().name() + "`");
   }
   invocation.run_below();
 }

@@ -66,6 +66,7 @@ struct Call final : Operation, Pooled<Call> {
   bool gives_zeros = false;  // See Note [Uninitialised memory is verified as zeros]
 
  private:
+  void check_inputs(TensorDomain& domain) const;
   void verify(std::size_t output, const at::Tensor& again) const;
   [[nodiscard]] const TensorVersion& input(std::size_t i) const;
   // Storages to be overwritten, by tensor argument; empty where the argument is only read.

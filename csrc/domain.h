@@ -270,7 +270,12 @@ class DomainLock {
   DomainLock(const DomainLock&) = delete;
   DomainLock& operator=(const DomainLock&) = delete;
 
+  // Whether this thread has any domain's lock.
+  [[nodiscard]] static bool is_held() { return held_ > 0; }
+
  private:
+  constinit static thread_local int held_;
+
   const std::shared_ptr<Domain> alive_;
   Domain& domain_;
 };

@@ -41,6 +41,16 @@ void add(FoundTensors& found, c10::TensorImpl& tensor, std::size_t position, int
   f.position = static_cast<std::uint16_t>(position);
 }
 
+// Lists of lists, which collectives take.
+void find_nested(const c10::IValue& value, std::size_t position, FoundTensors& found) {
+  if (value.isTensor() && value.toTensor().defined()) {
+    c10::TensorImpl& impl = *value.toTensor().unsafeGetTensorImpl();
+    if (is_plain(impl)) add(found, impl, position, /*index=*/-1);
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) find_nested(element, position, found);
+  }
+}
+
 void find_storages(Invocation& invocation, const Level& level, FoundTensors& found) {
   const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -82,6 +92,7 @@ Arguments find_tensors(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found
       }
     });
     if (value.isTensor()) continue;
+    if (!readable) find_nested(value, i, found);
     if (!readable || value.isStorage() || value.isObject() || value.isCapsule() ||
         value.isPyObject()) {
       kind = std::max(kind, Arguments::kOpaque);

@@ -60,6 +60,7 @@ Form::Form(const Invocation& invocation, const FoundTensors& found)
     : op(invocation.op),
       keys(invocation.keys),
       selects_backend(invocation.facts.selects_backend),
+      reads_shapes_only(invocation.facts.reads_shapes_only),
       signature(signature_of(invocation.op, invocation.arguments())) {
   take_arguments(invocation.arguments());
   tensors.reserve(found.size());
@@ -145,6 +146,15 @@ at::Tensor Form::over(const c10::Storage& storage, const TensorArgument& argumen
                               {sizes + argument.dimensions, argument.dimensions}, argument.offset);
   if (argument.wrapped_number) impl->set_wrapped_number(true);
   return tensor;
+}
+
+View Form::view(std::size_t i) const {
+  const TensorArgument& argument = tensors[i];
+  const std::int64_t* sizes = geometry.data() + argument.geometry;
+  return {argument.offset,
+          {sizes, argument.dimensions},
+          {sizes + argument.dimensions, argument.dimensions},
+          argument.dtype.itemsize()};
 }
 
 Ref<Form> Forms::of(const Invocation& invocation, const FoundTensors& found) {

@@ -19,6 +19,7 @@
 
 #include <array>
 
+#include "contents.h"
 #include "find_level.h"
 #include "footprint.h"
 
@@ -54,10 +55,12 @@ struct Form final : Node {
                           const Surroundings& now) const;
   // The argument, whose shape and dtype it gives back to these bytes.
   [[nodiscard]] at::Tensor over(const c10::Storage& storage, const TensorArgument& argument) const;
+  [[nodiscard]] View view(std::size_t i) const;
 
   const c10::OperatorHandle op;
   const c10::DispatchKeySet keys;
   const bool selects_backend;
+  const bool reads_shapes_only;
   const Surroundings surroundings;
   const Signature signature;
   c10::SmallVector<c10::IValue, 4> arguments;  // without their tensors

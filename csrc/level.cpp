@@ -95,21 +95,6 @@ std::shared_ptr<TensorDomain> make_domain() {
   return domain;
 }
 
-template <class Visit>
-void for_each_live_domain(Visit&& visit) {
-  std::vector<std::weak_ptr<TensorDomain>> domains;
-  {
-    const std::lock_guard guard(registry().mutex);
-    domains = registry().domains;
-  }
-  for (const auto& entry : domains) {
-    const auto domain = entry.lock();
-    if (!domain || domain->lost_to_fork()) continue;
-    const DomainLock lock(domain);
-    visit(*domain);
-  }
-}
-
 // See Note [Hooks may write parameters]
 bool is_writer_running() {
   return this_thread.writer != nullptr &&
@@ -349,19 +334,6 @@ void see_writes() {
   c10::impl::_force_tls_local_dispatch_key_set(keys);
 }
 
-void save_for_readers(const c10::StorageImpl& storage, const std::string& writer) {
-  for_each_live_domain([&](TensorDomain& domain) {
-    TensorVersion* version = domain.known_outside(storage);
-    if (version == nullptr || version->readers == nullptr) return;
-    auto& reader = static_cast<Level&>(*version->readers->reader->table);
-    try {
-      domain.snapshot(*version, reader);
-    } catch (const NoRoom& why) {
-      raise_budget_error(why, writer);
-    }
-  });
-}
-
 // Note [Keys that come back]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Some guards of torch's restore a thread's keys as they found them. One made in `f` (repr has one)
@@ -388,6 +360,20 @@ void stay_outside() {
   keys.included_ = keys.included_ | kBackendSelect;
   keys.excluded_ = keys.excluded_ | kLevelKeySet;
   c10::impl::_force_tls_local_dispatch_key_set(keys);
+}
+
+void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit, const Domain* but) {
+  std::vector<std::weak_ptr<TensorDomain>> domains;
+  {
+    const std::lock_guard guard(registry().mutex);
+    domains = registry().domains;
+  }
+  for (const auto& entry : domains) {
+    const auto domain = entry.lock();
+    if (!domain || domain.get() == but || domain->lost_to_fork()) continue;
+    const DomainLock lock(domain);
+    visit(*domain);
+  }
 }
 
 void check_all() {

@@ -168,9 +168,9 @@ class LevelScope {
 // Until the thread's state is restored, operators come to us though no level runs.
 // See Note [Hooks may write parameters]
 void see_writes();
-// `writer`, which no level sees, is about to overwrite `storage`: keeps a copy wherever recorded
-// operations have read it.
-void save_for_readers(const c10::StorageImpl& storage, const std::string& writer);
+// Every domain there is but one, one after the other, with its lock held.
+void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit,
+                          const Domain* but = nullptr);
 
 // For a scope: operators do not come to us, and factories find their backend as usual.
 // See Note [Keys that come back]

@@ -38,6 +38,13 @@ at::Generator generator_of(c10::ArrayRef<c10::IValue> arguments) {
   return at::globalContext().defaultGenerator(device);
 }
 
+// What is left of a storage without bytes takes nothing to have again.
+bool empties(const Invocation& invocation) {
+  const c10::IValue* size =
+      invocation.facts.resizes_storage ? &invocation.arguments()[1] : nullptr;
+  return size != nullptr && size->isInt() && size->toInt() == 0;
+}
+
 }  // namespace
 
 LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque,
@@ -48,7 +55,7 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
       level_(level),
       domain_(level.tensor_domain()),
       found_(found),
-      recordable_(!opaque && !facts_.never_replayed),
+      recordable_(!opaque && !facts_.never_replayed && !empties(invocation)),
       has_run_(has_run) {
   for (const Table* t = &level; t != nullptr; t = t->enclosing.get()) {
     bounded_ |= t->budget != kNoBudget;
@@ -92,6 +99,7 @@ void LevelCall::run() {
     settle_raw_memory();
     save_what_is_overwritten();
     make_resident();
+    if (facts_.communicates) keep_arguments();
     record_arguments();
     if (bounded_) domain_.make_room(level_, granted_ + copied_bytes_);
     run_kernel();
@@ -153,10 +161,10 @@ void LevelCall::make_resident() {
   }
 }
 
-// See Note [What is asked before bytes are read]
+// See Note [What is asked before bytes are read] and Note [Collectives go on after they return]
 void LevelCall::keep_arguments() {
   for (const FoundTensor& f : found_) {
-    if (f.cell != nullptr && f.cell->version->producer) domain_.cut(*f.cell->version);
+    if (f.cell != nullptr && !f.written && f.cell->version->producer) domain_.cut(*f.cell->version);
   }
 }
 
@@ -189,17 +197,20 @@ void LevelCall::save_what_is_overwritten() {
   for (const FoundTensor& f : found_) {
     if (!f.written) continue;
     Ref<TensorVersion> version;
-    if (f.cell != nullptr) {
+    if (f.cell != nullptr && f.cell->version->outside == nullptr) {
       version = f.cell->version;
-    } else if (call_) {
-      version = domain_.outside_version(*f.tensor);
     } else {
       version = Ref<TensorVersion>(domain_.known_outside(*f.storage));
+      if (!version && f.cell == nullptr && call_) version = domain_.outside_version(*f.tensor);
     }
     if (!version || version->producer) continue;
     const bool saved_before = std::any_of(
         saved_.begin(), saved_.end(), [&](const Saved& s) { return s.storage == f.storage; });
-    if (saved_before || (!call_ && version->readers == nullptr)) continue;
+    if (saved_before) continue;
+    if (!call_ && version->readers == nullptr) {
+      domain_.note_write(*f.storage);
+      continue;
+    }
     // Of a cell, old and new contents both count from now on.
     if (f.cell != nullptr) copied_bytes_ += version->nbytes;
     domain_.snapshot(*version, level_);
@@ -233,7 +244,11 @@ void LevelCall::record_arguments() {
     }
     if (!version && f.cell != nullptr) version = f.cell->version;
     if (!version && f.tensor->is_wrapped_number()) version = number_version(*f.tensor);
-    if (!version) version = domain_.outside_version(*f.tensor);
+    if (!version) {
+      version = domain_.outside_version(*f.tensor, !facts_.reads_shapes_only);
+    } else if (f.cell != nullptr && f.cell->version->outside != nullptr) {
+      domain_.note_read(*f.cell->version, *f.tensor);
+    }
     call_->take_input(std::move(version));
   }
   if (!facts_.draws_random) return;

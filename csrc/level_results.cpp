@@ -177,6 +177,8 @@ void LevelCall::record_write(std::size_t argument) {
   const Ref<TensorVersion> contents(new TensorVersion);
   contents->nbytes = f.storage->nbytes();
   contents->consumed = old->consumed;
+  // What a storage is grown by may be filled by address: Note [Uninitialised memory is kept].
+  contents->raw = facts_.resizes_storage && recordable_;
   note_keeping(*contents);
   contents->kept |= old->kept && level_.keeping.written();
   contents->last_access = domain_.clock;

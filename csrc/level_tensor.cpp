@@ -161,20 +161,104 @@ Ref<TensorVersion> number_version(const c10::TensorImpl& tensor) {
 TensorDomain::TensorDomain() : forms(std::make_unique<Forms>()) {}
 TensorDomain::~TensorDomain() = default;
 
-Ref<TensorVersion> TensorDomain::outside_version(c10::TensorImpl& tensor) {
+Ref<TensorVersion> TensorDomain::outside_version(c10::TensorImpl& tensor, bool read) {
   const c10::Storage& storage = tensor.unsafe_storage();
-  TensorVersion*& entry = outside_[storage.unsafeGetStorageImpl()];
-  if (entry == nullptr) {
-    entry = new TensorVersion;
-    entry->storage = storage;
-    entry->nbytes = storage.nbytes();
-    entry->outside = this;
+  Outside& entry = outside_[storage.unsafeGetStorageImpl()];
+  if (entry.version != nullptr && entry.contents.may_be_gone(storage)) settle_resize(entry);
+  if (entry.version == nullptr) {
+    entry.version = new TensorVersion;
+    entry.contents = Contents(storage);
+    entry.version->storage = storage;
+    entry.version->nbytes = storage.nbytes();
+    entry.version->outside = this;
     // functionalize bumps the counters of tensors it does not write.
     const bool counts =
         !c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Functionalize);
-    if (counts) note_counter(*entry, tensor);
+    if (counts) note_counter(*entry.version, tensor);
   }
-  return Ref<TensorVersion>(entry);
+  if (read) entry.contents.note_read(tensor);
+  return Ref<TensorVersion>(entry.version);
+}
+
+void TensorDomain::note_read(const TensorVersion& version, const c10::TensorImpl& tensor) {
+  const auto found = outside_.find(version.storage.unsafeGetStorageImpl());
+  if (found != outside_.end() && found->second.version == &version) {
+    found->second.contents.note_read(tensor);
+  }
+}
+
+// Either what was read is back, or it is nobody's to be found any more.
+void TensorDomain::settle_resize(Outside& entry) {
+  TensorVersion& version = *entry.version;
+  if (!entry.contents.is_back(version.storage, version.nbytes)) {
+    drop_counter(version);
+    version.lost_to_resize = true;
+    entry.version = nullptr;
+  } else if (version.counter.enabled()) {
+    version.counted = version.counter.current_version();
+  }
+}
+
+bool TensorDomain::has_moved_counter(const TensorVersion& version) const {
+  if (!version.counter.enabled() || version.counter.current_version() == version.counted) {
+    return false;
+  }
+  return std::none_of(bumped_.begin(), bumped_.end(),
+                      [&](const Ref<TensorVersion>& v) { return v.get() == &version; });
+}
+
+bool TensorDomain::agrees_with_readers(const Outside& entry) {
+  std::uint64_t last = 0;
+  for (const Input* use = entry.version->readers; use != nullptr; use = use->next) {
+    const auto& call = static_cast<const Call&>(*use->reader);
+    if (call.form->reads_shapes_only) continue;
+    const View view = call.form->view(static_cast<std::size_t>(use - call.inputs.begin()));
+    if (const std::uint64_t key = view.key(); std::exchange(last, key) == key) continue;
+    if (!entry.contents.agrees(entry.version->storage, view)) return false;
+  }
+  return true;
+}
+
+const char* TensorDomain::change_of(TensorVersion& version, const View& view) {
+  constexpr const char* kOverwritten =
+      "was overwritten after it was read. Write to a clone, or run the backward first";
+  const auto found = outside_.find(version.storage.unsafeGetStorageImpl());
+  bool known = found != outside_.end() && found->second.version == &version;
+  if (known && found->second.contents.may_be_gone(version.storage)) {
+    settle_resize(found->second);
+    known = found->second.version != nullptr;
+    if (!known) outside_.erase(found);
+  }
+  if (version.lost_to_resize) {
+    return "lost its bytes after it was read: its storage was resized "
+           "(`untyped_storage().resize_`), and does not hold now what it held then. Refill it with "
+           "the same values, resize it after the backward, or give the function a clone";
+  }
+  if (!known || has_moved_counter(version)) return kOverwritten;
+  if (found->second.contents.agrees(version.storage, view)) return nullptr;
+  return "was overwritten after it was read, in a way that no version counter shows (NumPy, "
+         "`.data`). Write to a clone, or run the backward first";
+}
+
+void TensorDomain::note_resize(const c10::StorageImpl& storage) {
+  const auto found = outside_.find(&storage);
+  if (found == outside_.end()) return;
+  if (TensorVersion* version = known_outside(storage)) {
+    found->second.contents.note_resize(version->storage, version->nbytes);
+  }
+}
+
+void TensorDomain::forget_outside(const c10::StorageImpl& storage) {
+  const auto found = outside_.find(&storage);
+  if (found == outside_.end()) return;
+  drop_counter(*found->second.version);
+  outside_.erase(found);
+}
+
+void TensorDomain::note_write(const c10::StorageImpl& storage) {
+  const auto found = outside_.find(&storage);
+  if (found == outside_.end() || found->second.version->readers != nullptr) return;
+  found->second.contents = Contents(found->second.version->storage);
 }
 
 Cell* TensorDomain::cell_on(const c10::StorageImpl& storage) const {
@@ -188,15 +272,20 @@ Cell* TensorDomain::cell_on(const c10::StorageImpl& storage) const {
   return nullptr;
 }
 
-TensorVersion* TensorDomain::known_outside(const c10::StorageImpl& storage) const {
+TensorVersion* TensorDomain::known_outside(const c10::StorageImpl& storage) {
   const auto found = outside_.find(&storage);
-  return found == outside_.end() ? nullptr : found->second;
+  if (found == outside_.end()) return nullptr;
+  TensorVersion* version = found->second.version;
+  if (found->second.contents.may_be_gone(version->storage)) return nullptr;
+  if (!has_moved_counter(*version) && agrees_with_readers(found->second)) return version;
+  forget_outside(storage);
+  return nullptr;
 }
 
 void TensorDomain::erase_outside(TensorVersion& version) {
   drop_counter(version);
   const auto found = outside_.find(version.storage.unsafeGetStorageImpl());
-  if (found != outside_.end() && found->second == &version) outside_.erase(found);
+  if (found != outside_.end() && found->second.version == &version) outside_.erase(found);
 }
 
 void TensorDomain::note_counter(TensorVersion& version, c10::TensorImpl& tensor) {
@@ -225,8 +314,8 @@ void TensorDomain::expect_bump(c10::TensorImpl& tensor) {
 }
 
 void TensorDomain::expect_move(const c10::TensorImpl& tensor) {
-  TensorVersion* version = known_outside(*tensor.unsafe_storage().unsafeGetStorageImpl());
-  if (version != nullptr) drop_counter(*version);
+  const auto found = outside_.find(tensor.unsafe_storage().unsafeGetStorageImpl());
+  if (found != outside_.end()) drop_counter(*found->second.version);
 }
 
 void TensorDomain::settle_counters() {
@@ -261,7 +350,7 @@ void TensorDomain::make_outside(TensorVersion& version) {
   version.program = false;
   // Two versions cannot share a storage: a cell has one current version, and the map no other.
   version.outside = this;
-  outside_[version.storage.unsafeGetStorageImpl()] = &version;
+  outside_[version.storage.unsafeGetStorageImpl()] = {&version, Contents(version.storage)};
 }
 
 void TensorDomain::replay(Operation& operation) {

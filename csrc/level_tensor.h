@@ -52,6 +52,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "contents.h"
 #include "dispatch_key.h"
 #include "domain.h"
 #include "pool.h"
@@ -97,6 +98,7 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   TensorDomain* outside = nullptr;
   c10::VariableVersion counter;
   std::uint32_t counted = 0;
+  bool lost_to_resize = false;
 
   [[nodiscard]] c10::Storage current_storage() const;
 
@@ -147,10 +149,27 @@ class TensorDomain final : public Domain {
   TensorDomain();
   ~TensorDomain() override;
 
-  // The contents of a tensor that no level made, as of now.
-  Ref<TensorVersion> outside_version(c10::TensorImpl& tensor);
-  // The same if some operation has read it, else null.
-  [[nodiscard]] TensorVersion* known_outside(const c10::StorageImpl& storage) const;
+  // The contents of a tensor that no level made, as of now. `read`: an operation that is recorded
+  // is about to read them.
+  Ref<TensorVersion> outside_version(c10::TensorImpl& tensor, bool read = false);
+  // The same for one whose contents are `version`, from outside.
+  void note_read(const TensorVersion& version, const c10::TensorImpl& tensor);
+  // What operations have read of a storage, if it is still there; else null. What is known to have
+  // been overwritten is forgotten, and cannot be replayed from any more.
+  [[nodiscard]] TensorVersion* known_outside(const c10::StorageImpl& storage);
+  // What has become of contents from outside, that an operation has read by `view`: a message, or
+  // null if they are there as they were. See Note [Evidence of contents].
+  [[nodiscard]] const char* change_of(TensorVersion& version, const View& view);
+  // Whether recorded operations have read the storage.
+  [[nodiscard]] bool has_read(const c10::StorageImpl& storage) const {
+    return outside_.find(&storage) != outside_.end();
+  }
+  // A storage is about to be resized, or moved, where no level sees it.
+  void note_resize(const c10::StorageImpl& storage);
+  // It is about to be written, and nothing that an operation has read is lost by that.
+  void note_write(const c10::StorageImpl& storage);
+  // It is about to be written, and what operations have read there is lost.
+  void forget_outside(const c10::StorageImpl& storage);
   // The cell of a storage, resident or not: a walk over all versions.
   [[nodiscard]] Cell* cell_on(const c10::StorageImpl& storage) const;
   // From now on the counter of `tensor`, if it has one, tells whether `version` was overwritten.
@@ -176,7 +195,16 @@ class TensorDomain final : public Domain {
   friend struct Call;
   friend struct TensorVersion;
 
+  // Contents from outside, of a storage that nobody else can be given the address of meanwhile.
+  struct Outside {
+    TensorVersion* version = nullptr;
+    Contents contents;
+  };
+
   void erase_outside(TensorVersion& version);
+  void settle_resize(Outside& entry);
+  [[nodiscard]] bool has_moved_counter(const TensorVersion& version) const;
+  [[nodiscard]] static bool agrees_with_readers(const Outside& entry);
   void replay(Operation& operation) override;
   std::size_t replay_bytes(const Operation& operation) override;
   [[nodiscard]] bool writes(const Operation& operation, std::size_t i) const override;
@@ -187,7 +215,7 @@ class TensorDomain final : public Domain {
   bool lost(const Version& version) override;
   void keep_alive(Version& version) override;
 
-  ska::flat_hash_map<const c10::StorageImpl*, TensorVersion*> outside_;
+  ska::flat_hash_map<const c10::StorageImpl*, Outside> outside_;
   std::unordered_multimap<const void*, TensorVersion*> by_counter_;
   std::vector<Ref<TensorVersion>> bumped_;
 };

@@ -29,7 +29,8 @@ struct HiddenWrite {
   std::array<std::uint8_t, 2> arguments;
   int training_argument;
 };
-constexpr std::array<HiddenWrite, 8> kHiddenWrites{{
+constexpr std::string_view kResize = "inductor::resize_storage_bytes_";
+constexpr std::array<HiddenWrite, 9> kHiddenWrites{{
     {"aten::native_batch_norm", {3, 4}, 5},
     {"aten::cudnn_batch_norm", {3, 4}, 5},
     {"aten::miopen_batch_norm", {3, 4}, 5},
@@ -38,6 +39,7 @@ constexpr std::array<HiddenWrite, 8> kHiddenWrites{{
     {"aten::batch_norm_update_stats", {1, 2}, -1},
     {"aten::batch_norm_gather_stats", {3, 4}, -1},
     {"aten::batch_norm_gather_stats_with_counts", {3, 4}, -1},
+    {kResize, {0, 0}, -1},
 }};
 
 // Aliases without a word in the schema; made by reshaping alone.
@@ -47,7 +49,13 @@ constexpr std::array<std::string_view, 3> kHiddenViews{
 // A second run of these is not the first one's twin, bit for bit.
 constexpr std::array<std::string_view, 2> kNotReproducible{"aten::_ctc_loss", "aten::linalg_lstsq"};
 
-// Collectives talk to other processes, which do not replay with us.
+// Note [Collectives go on after they return]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Collectives talk to other processes, which do not replay with us. Their schemas do not mention
+// what they write (`c10d::allreduce_(Tensor[] tensors, ..)`), and they come back before they have:
+// a thread of the process group's goes on reading and writing at the addresses it was given, until
+// somebody waits for it. So whatever they are given keeps its bytes from then on. Of the c10d
+// operators, all that is not called an input is written.
 constexpr std::array<std::string_view, 7> kCommunication{
     "c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::",
     "_dtensor::", "symm_mem::", "fsdp::"};
@@ -88,7 +96,7 @@ bool contains(const std::array<std::string_view, n>& names, std::string_view nam
 }
 
 std::uint32_t unspecified_results(std::string_view name, bool leaves_raw) {
-  if (leaves_raw || name.starts_with("aten::resize")) return ~0U;
+  if (leaves_raw || name.starts_with("aten::resize") || name == kResize) return ~0U;
   for (const Workspace& workspace : kWorkspaces) {
     if (workspace.name == name) return workspace.results;
   }
@@ -135,7 +143,28 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
       writes.push_back(argument);
     }
   }
+  facts.resizes_storage = name == kResize;
+  // See Note [Collectives go on after they return]
+  facts.communicates = std::any_of(kCommunication.begin(), kCommunication.end(),
+                                   [&](std::string_view prefix) { return name.starts_with(prefix); });
+  if (name.starts_with("c10d::") && name != "c10d::send") {
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      if (!mentions_tensor(*arguments[i].real_type()) || arguments[i].name().starts_with("input")) {
+        continue;
+      }
+      facts.writes.push_back(static_cast<std::uint8_t>(i));
+    }
+  }
   if (facts.changes_metadata) facts.writes.clear();
+  // See Note [Writes that nobody counts]
+  facts.writes_uncounted = !(facts.writes.empty() && facts.training_writes.empty()) &&
+                           !op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView) &&
+                           !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+                           !name.starts_with("aten::_foreach_");
+  const auto tensors = std::count_if(arguments.begin(), arguments.end(), [](const auto& a) {
+    return mentions_tensor(*a.real_type());
+  });
+  facts.reads_shapes_only = tensors == 1 && (name.ends_with("_like") || name.starts_with("aten::new_"));
   // See Note [Uninitialised memory is kept]
   facts.leaves_raw = name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
   facts.unspecified = unspecified_results(name, facts.leaves_raw);
@@ -148,9 +177,7 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   facts.dynamic_shape = op.hasTag(at::Tag::dynamic_output_shape);
   facts.never_replayed =
       contains(kNotReproducible, std::string_view(name)) ||
-      op.hasTag(at::Tag::nondeterministic_bitwise) ||
-      std::any_of(kCommunication.begin(), kCommunication.end(),
-                  [&](std::string_view prefix) { return name.starts_with(prefix); });
+      op.hasTag(at::Tag::nondeterministic_bitwise) || facts.communicates;
   facts.selects_backend = op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect);
   facts.work = work_of(name);
   return facts;

@@ -24,6 +24,10 @@ struct OperatorFacts {
   bool changes_metadata = false;  // `t_`, `set_`: the tensor changes, its storage does not
   bool moves_storage = false;     // `set_`: it changes to another one
   bool makes_fresh = false;       // some output may have bytes of its own
+  bool reads_shapes_only = false;  // `zeros_like`: whatever bytes its argument has
+  bool resizes_storage = false;   // to as many bytes as its second argument says
+  bool communicates = false;      // its kernel may read and write after it has returned
+  bool writes_uncounted = false;  // autograd counts no write of some argument
   bool leaves_raw = false;  // `empty`: the output's contents are whatever was there
   // Results, a bit for each, whose contents are whatever was there, at least in part.
   std::uint32_t unspecified = 0;

@@ -49,14 +49,23 @@ void Domain::unlock() {
 // See Note [A fork loses the domains of other threads]
 void Domain::after_fork() { lost_to_fork_ = lock_.is_another_threads(); }
 
+constinit thread_local int DomainLock::held_ = 0;
+
 DomainLock::DomainLock(std::shared_ptr<Domain> domain)
     : alive_(std::move(domain)), domain_(*alive_) {
   domain_.lock();
+  ++held_;
 }
 
-DomainLock::DomainLock(Domain& domain) : domain_(domain) { domain_.lock(); }
+DomainLock::DomainLock(Domain& domain) : domain_(domain) {
+  domain_.lock();
+  ++held_;
+}
 
-DomainLock::~DomainLock() { domain_.unlock(); }
+DomainLock::~DomainLock() {
+  --held_;
+  domain_.unlock();
+}
 
 void Domain::lock() {
   if (lost_to_fork_) {

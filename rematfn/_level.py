@@ -10,7 +10,7 @@ from typing import Any, Final
 import optree
 import torch
 
-from . import _C
+from . import _C, _storages
 from ._deferred import refuse_deferred_result
 from ._errors import RematError
 
@@ -47,6 +47,7 @@ class LevelOptions:
 
     def level(self) -> _C.ActiveLevel:
         """Return a level to be entered."""
+        _storages.watch()
         return _C.ActiveLevel(
             self.budget,
             self.score,

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// contents.h: how to tell that a storage from outside still holds what operations have read there.
+//
+// Note [Evidence of contents]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A replay reads arguments and parameters where they are, so they must not have been written since.
+// No single sign tells that of every write; these are looked at, the cheapest first:
+//   1. Where the bytes are and how many. A resize (`storage.resize_(0)`) takes them away.
+//   2. A hash of all bytes, taken when a resize is about to happen; until then it would be too dear.
+//      Memory that is given back and asked for again often lies where it did, so that 1 does not
+//      tell. Whoever refills the storage with what was there (FSDP gathers a parameter again) has
+//      changed nothing, though the counter may have moved.
+//   3. The version counter that autograd has. Fused kernels, NumPy and `.data` pass it by.
+//   4. A sample of each view that an operation has read: some elements, by their bits. It costs one
+//      hash for each view, and tells of whatever is written as a whole; not of a few elements.
+// The sample is of the view, not of the storage: another parameter may be written that lies in the
+// same flat buffer. Only dense memory of a CPU is sampled.
+
+#pragma once
+
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace rematfn {
+
+// Where a tensor finds its elements in its storage; counted in elements.
+struct View {
+  std::int64_t offset;
+  c10::IntArrayRef sizes;
+  c10::IntArrayRef strides;
+  std::size_t itemsize;
+
+  static View of(const c10::TensorImpl& tensor);
+  // The same for equal views.
+  [[nodiscard]] std::uint64_t key() const;
+};
+
+class Contents {
+ public:
+  Contents() = default;
+  explicit Contents(const c10::Storage& storage);
+
+  // An operation is about to read `tensor`, which stands on the storage.
+  void note_read(const c10::TensorImpl& tensor) {
+    if (&tensor != last_read_ || tensor.storage_offset() != last_offset_) note_view(tensor);
+  }
+  // The bytes are about to be taken away, and are what they were; at least for the moment.
+  void note_resize(const c10::Storage& storage, std::size_t nbytes);
+  // They may have been; is_back() must be asked before anything is read.
+  [[nodiscard]] bool may_be_gone(const c10::Storage& storage) const {
+    return address_ != storage.data() || whole_.has_value();
+  }
+  // Whether the first `nbytes` are there again. Forgets the resize if so.
+  [[nodiscard]] bool is_back(const c10::Storage& storage, std::size_t nbytes);
+  // Whether the sample of `view`, if there is one, agrees with what is there.
+  [[nodiscard]] bool agrees(const c10::Storage& storage, const View& view) const;
+
+ private:
+  struct Sample {
+    std::uint64_t view;
+    std::uint64_t bits;
+  };
+
+  void note_view(const c10::TensorImpl& tensor);
+  [[nodiscard]] const Sample* sample_of(std::uint64_t view) const;
+
+  const void* address_ = nullptr;
+  const c10::TensorImpl* last_read_ = nullptr;  // compared, never followed
+  std::int64_t last_offset_ = 0;
+  std::optional<std::uint64_t> whole_;  // while a resize is not settled
+  c10::SmallVector<Sample, 2> samples_;
+};
+
+}  // namespace rematfn

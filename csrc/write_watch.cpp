@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "write_watch.h"
+
+#include <memory>
+#include <optional>
+
+#include "layers.h"
+#include "level.h"
+
+namespace rematfn {
+namespace {
+
+// Keeps a copy of what recorded operations have read, or throws NoRoom.
+void save_in(TensorDomain& domain, const c10::StorageImpl& storage, const OperatorFacts& facts) {
+  if (facts.resizes_storage) return domain.note_resize(storage);
+  TensorVersion* version = domain.known_outside(storage);
+  if (version == nullptr) return;
+  if (version->readers == nullptr) return domain.note_write(storage);
+  domain.snapshot(*version, static_cast<Level&>(*version->readers->reader->table));
+}
+
+// The domain of this thread's levels, if they see its operators themselves.
+const Domain* domain_that_sees() {
+  const Level* level = current_level();
+  return level != nullptr && is_intercepting() ? level->domain.get() : nullptr;
+}
+
+template <class Visit>
+void for_each_storage(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    if (!value.toTensor().defined()) return;
+    for_each_innermost(value.toTensor(), [&](const at::Tensor& inner) {
+      const c10::TensorImpl& impl = *inner.unsafeGetTensorImpl();
+      if (is_plain(impl)) visit(*impl.unsafe_storage().unsafeGetStorageImpl());
+    });
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) for_each_storage(element, visit);
+  }
+}
+
+// See Note [Writes that nobody counts]
+class Watching final : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    // Within an operator that has been seen, a domain's lock may be held.
+    if (!DomainLock::is_held()) save_what_is_written(op, *stack);
+    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+  }
+
+ private:
+  static void save_what_is_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+    const auto facts = facts_of(op);
+    const std::size_t first = stack.size() - op.schema().arguments().size();
+    for_each_live_domain([&](TensorDomain& domain) {
+      const auto save = [&](std::uint8_t position) {
+        for_each_storage(stack[first + position], [&](const c10::StorageImpl& storage) {
+          try {
+            save_in(domain, storage, *facts);
+          } catch (const NoRoom&) {
+            domain.forget_outside(storage);
+          }
+        });
+      };
+      for (const std::uint8_t position : facts->writes) save(position);
+      for (const std::uint8_t position : facts->training_writes) save(position);
+    }, domain_that_sees());
+  }
+};
+
+}  // namespace
+
+void watch_writes(const c10::OperatorHandle& op,
+                  std::vector<c10::RegistrationHandleRAII>& handles) {
+  if (!facts_of(op)->writes_uncounted) return;
+  handles.push_back(c10::Dispatcher::singleton().registerImpl(
+      op.operator_name(), c10::DispatchKey::ADInplaceOrView,
+      c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Watching>()), std::nullopt, nullptr,
+      "rematfn"));
+}
+
+void save_for_readers(const c10::StorageImpl& storage, const OperatorFacts& facts,
+                      const std::string& writer) {
+  for_each_live_domain([&](TensorDomain& domain) {
+    try {
+      save_in(domain, storage, facts);
+    } catch (const NoRoom& why) {
+      raise_budget_error(why, writer);
+    }
+  });
+}
+
+void note_move(const c10::Storage& storage) {
+  for_each_live_domain([&](TensorDomain& domain) {
+    domain.note_resize(*storage.unsafeGetStorageImpl());
+  });
+}
+
+// See Note [Resizes are operators]
+bool resize_if_known(const c10::Storage& storage, std::int64_t nbytes) {
+  at::Tensor bytes;
+  bool known = false;
+  const Domain* seeing = domain_that_sees();
+  for_each_live_domain([&](TensorDomain& domain) {
+    const c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
+    known |= domain.has_read(impl);
+    if (&domain != seeing) domain.note_resize(impl);
+    Cell* cell = bytes.defined() ? nullptr : domain.cell_on(impl);
+    if (cell == nullptr) return;
+    bytes = bytes_of(storage);
+    attach(*bytes.unsafeGetTensorImpl(), c10::intrusive_ptr<Cell>::reclaim_copy(cell));
+  });
+  if (!known && !bytes.defined()) return false;
+  if (!bytes.defined()) bytes = bytes_of(storage);
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("inductor::resize_storage_bytes_", "")
+                             .typed<void(const at::Tensor&, c10::SymInt)>();
+  op.call(bytes, nbytes);
+  return true;
+}
+
+}  // namespace rematfn
