@@ -28,7 +28,9 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
   detach(tensor);
   // A caller that overwrites its result must not change what is replayed from it. It may have done so
   // by the time that another tensor on the storage is sealed.
-  if (!outside_before) level.tensor_domain().note_counter(version, tensor);
+  if (outside_before) return;
+  level.tensor_domain().note_counter(version, tensor);
+  level.tensor_domain().note_read(version, tensor);
 }
 
 namespace {

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storages that the program resizes: no operator, no version counter, sometimes the same address."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import rematfn
+import torch
+from helpers import (
+    EVERYTHING,
+    Mode,
+    Transform,
+    assert_bitwise_equal,
+    assert_same_as_eager,
+    in_a_process,
+    untransformed,
+)
+from torch import Tensor, nn
+
+SIZES = [7, 256, 4096, 50_000, 300_000]
+Write = Callable[[Tensor], Any]
+
+
+def resize(t: Tensor, elements: int) -> None:
+    t.untyped_storage().resize_(elements * t.itemsize)
+
+
+def refill(t: Tensor, how: Write, values: Tensor | None = None) -> None:
+    """Empty the storage, have it given back, and put values there: by default those it had."""
+    values = t.detach().clone() if values is None else values
+    resize(t, 0)
+    resize(t, t.numel())
+    how(t)(values)
+
+
+REFILLS: dict[str, Callable[[Tensor], Callable[[Tensor], Any]]] = {
+    "an operator": lambda t: t.copy_,
+    ".data": lambda t: t.data.copy_,
+    "an array": lambda t: lambda values: t.detach().numpy().__setitem__(slice(None), values.numpy()),
+    "its storage": lambda t: lambda values: t.untyped_storage().copy_(values.untyped_storage()),
+    "a collective's way": lambda t: (
+        lambda values: torch.autograd._unsafe_preserve_version_counter(t).__enter__()
+        or t.copy_(values)
+    ),
+}
+
+
+# --- between the forward and the backward ---------------------------------------------------------
+
+
+def between(do: Write, transform: Transform, n: int = 4096) -> Any:
+    """Return what the gradients of a function of `w` are if `do(w)` comes before the backward."""
+    x = torch.linspace(-1, 1, n).requires_grad_()
+    w = torch.linspace(0.5, 1.5, n)
+
+    def f(x: Tensor) -> Tensor:
+        return ((x + w).sin() * (x - w)).exp().sum()  # w is read and not saved
+
+    loss = transform(f)(x)
+    with torch.no_grad():
+        do(w)
+    loss.backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("how", REFILLS.values(), ids=REFILLS.keys())
+def test_refilled_with_what_was_there(how: Any, n: int, mode: Mode) -> None:
+    assert_same_as_eager(
+        lambda transform: between(lambda w: refill(w, how), transform, n), mode
+    )
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("how", REFILLS.values(), ids=REFILLS.keys())
+@pytest.mark.parametrize("at", [0, 3, -1])
+def test_refilled_with_something_else(how: Any, n: int, at: int) -> None:
+    def do(w: Tensor) -> None:
+        other = w.clone()
+        other[at] += 1  # one element is enough
+        refill(w, how, other)
+
+    expected = between(lambda w: None, untransformed, n)
+    assert_bitwise_equal(between(do, rematfn.remat, n), expected)  # nothing is evicted
+    with pytest.raises(rematfn.ReplayError, match=r"`aten::\w+`.* was resized .*Refill it"):
+        between(do, functools.partial(rematfn.remat, policy=rematfn.EvictEverything()), n)
+
+
+def emptied() -> None:
+    for n in SIZES:
+        for do in (
+            lambda w: resize(w, 0),
+            lambda w: resize(w, w.numel() // 2),
+            lambda w: torch.ops.inductor.resize_storage_bytes_(w, 0),
+            lambda w: w.storage().resize_(0),
+            lambda w: (resize(w, 0), resize(w, w.numel())),
+        ):
+            with pytest.raises(rematfn.ReplayError, match="was resized"):
+                between(do, EVERYTHING, n)
+
+
+def test_emptied() -> None:
+    in_a_process("test_resized_storages", "emptied")
+
+
+OTHERWISE: dict[str, Write] = {
+    "grown": lambda w: resize(w, 2 * w.numel()),
+    "grown and cut back": lambda w: (resize(w, 2 * w.numel()), resize(w, w.numel())),
+    "resized to what it was": lambda w: resize(w, w.numel()),
+    "shared": lambda w: w.share_memory_(),
+    "sent": lambda w: w.untyped_storage()._share_fd_cpu_(),
+    "given other data": lambda w: setattr(w, "data", torch.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("do", OTHERWISE.values(), ids=OTHERWISE.keys())
+def test_contents_that_are_still_there(do: Write, mode: Mode) -> None:
+    assert_same_as_eager(lambda transform: between(do, transform), mode)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_refilled_in_inference_mode(inference: bool) -> None:
+    def do(w: Tensor) -> None:
+        with torch.inference_mode(inference):
+            refill(w, REFILLS["an array"], torch.zeros_like(w))
+
+    with pytest.raises(rematfn.ReplayError, match="was resized"):
+        between(do, EVERYTHING)
+
+
+def test_two_backwards_with_a_refill_between(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x, w = torch.linspace(-1, 1, 4096).requires_grad_(), torch.linspace(0.5, 1.5, 4096)
+        loss = transform(lambda x: ((x + w).sin() * (x - w)).exp().sum())(x)
+        found = []
+        for _ in range(3):
+            kept = w.clone()
+            resize(w, 0)
+            resize(w, w.numel())
+            w.copy_(kept)
+            found += torch.autograd.grad(loss, x, retain_graph=True)
+        return found
+
+    assert_same_as_eager(run, mode)
+
+
+# --- inside the function --------------------------------------------------------------------------
+
+
+def test_an_argument_is_emptied_and_refilled(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor, w: Tensor) -> Tensor:
+            h = (x * w).sin()
+            with torch.no_grad():
+                refill(w, lambda t: t.copy_)
+            return (h * w).sum()
+
+        x, w = torch.linspace(-1, 1, 4096), torch.linspace(0.5, 1.5, 4096)
+        return transform(f)(x, w), w
+
+    assert_same_as_eager(run, mode)
+
+
+def test_an_argument_is_emptied_and_given_other_values(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor, w: Tensor) -> Tensor:
+            h = (x + w).sin()
+            with torch.no_grad():
+                refill(w, lambda t: t.copy_, torch.ones(4096))
+            return (h.exp() * w).sum()
+
+        x, w = torch.linspace(-1, 1, 4096).requires_grad_(), torch.linspace(0.5, 1.5, 4096)
+        loss = transform(f)(x, w)
+        return loss, w, torch.autograd.grad(loss, x)
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("elements", [0, 16, 4096, 10_000])
+def test_an_argument_is_left_at_another_size(elements: int, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor, w: Tensor) -> Tensor:
+            h = (x + w).sin()
+            resize(w, elements)
+            return h.exp().cos()
+
+        x, w = torch.linspace(-1, 1, 4096).requires_grad_(), torch.linspace(0.5, 1.5, 4096)
+        loss = transform(f)(x, w).sum()
+        return loss, torch.autograd.grad(loss, x), torch.tensor(w.untyped_storage().nbytes())
+
+    assert_same_as_eager(run, mode)
+
+
+def by_method(t: Tensor, elements: int) -> None:
+    resize(t, elements)
+
+
+def by_operator(t: Tensor, elements: int) -> None:
+    torch.ops.inductor.resize_storage_bytes_(t, elements * t.itemsize)
+
+
+@pytest.mark.parametrize("by", [by_method, by_operator])
+@pytest.mark.parametrize("elements", [0, 16, 4096, 10_000])
+def test_an_intermediate_is_resized(
+    by: Callable[[Tensor, int], None], elements: int, mode: Mode
+) -> None:
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Tensor:
+            h = x.sin()
+            y = (h * 2).exp()
+            with torch.no_grad():
+                late = h.detach() + 1
+                by(h, elements)
+                z = late.cos()
+                by(h, 4096)
+                h.detach().fill_(3)
+                return y * z, late * h.detach()
+
+        out = transform(f)(torch.linspace(-1, 1, 4096).requires_grad_())
+        return out
+
+    assert_same_as_eager(run, mode)
+
+
+def test_an_intermediate_is_grown(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Tensor:
+            h = x.sin()
+            resize(h, 5000)
+            grown = h.as_strided((5000,), (1,))
+            y = h.exp()
+            grown[4096:] = 2
+            return grown * 3, y * h
+
+        return transform(f)(torch.linspace(-1, 1, 4096))
+
+    assert_same_as_eager(run, mode)
+
+
+def test_what_it_is_grown_by_counts() -> None:
+    def f(x: Tensor) -> Tensor:
+        h = x.sin()
+        h.untyped_storage().resize_(1 << 20)
+        return h * 2
+
+    with pytest.raises(rematfn.BudgetError, match="resize_storage_bytes_"):
+        rematfn.remat(f, budget="256KiB")(torch.ones(64))
+    g = rematfn.remat(f, budget="2MiB")
+    g(torch.ones(64))
+    assert 1 << 20 < g.stats.peak_bytes < 2 << 20
+
+
+def test_freed_and_recomputed_in_a_hook(mode: Mode) -> None:
+    """As Megatron does: an output is freed after the forward, and made again in the backward."""
+
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor, w: Tensor) -> Tensor:
+            with torch.no_grad():
+                h = (x * w).sin()
+            h.requires_grad_()
+            y = (h * w).exp() * h
+            n = h.numel()
+            resize(h, 0)
+
+            def again(grad: Tensor) -> None:
+                with torch.no_grad():
+                    resize(h, n)
+                    h.data.copy_((x * w).sin())
+
+            y.register_hook(again)
+            return y
+
+        x = torch.linspace(-1, 1, 4096)
+        w = torch.linspace(0.5, 1.5, 4096).requires_grad_()
+        y = transform(f)(x, w)
+        return torch.autograd.grad(y.sum(), w)
+
+    assert_same_as_eager(run, mode)
+
+
+# --- parameters that are there only while they are needed -----------------------------------------
+
+
+class Sharded(nn.Module):
+    """A layer whose weight is gathered before it is used, and freed after that, as FSDP's are."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.shard = torch.randn(n, n) / n**0.5
+        self.weight = nn.Parameter(torch.empty(n, n))
+        self.free()
+
+    def gather(self) -> None:
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(self.weight):
+            resize(self.weight, self.weight.numel())
+            self.weight.copy_(self.shard)
+
+    def free(self) -> None:
+        resize(self.weight, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.gather()
+        if x.requires_grad:
+            y = torch.tanh(x @ self.weight)
+            y.register_hook(lambda grad: self.gather())
+            x.register_hook(lambda grad: self.free())
+        self.free()
+        return y
+
+
+def sharded(inside: bool, transform: Transform) -> Any:
+    torch.manual_seed(1)
+    layers = nn.Sequential(*(Sharded(16) for _ in range(4)))
+    x = torch.randn(8, 16, requires_grad=True)
+
+    def forward(x: Tensor) -> Tensor:
+        return layers(x).square().sum()
+
+    def step(x: Tensor) -> Tensor:
+        loss = forward(x)
+        loss.backward()
+        return loss.detach()
+
+    if inside:
+        loss = transform(step)(x)
+    else:
+        loss = transform(forward)(x)
+        loss.backward()
+    return loss.detach(), x.grad, [layer.weight.grad for layer in layers]
+
+
+def test_gathered_and_freed_inside(mode: Mode) -> None:
+    assert_same_as_eager(functools.partial(sharded, True), mode)
+
+
+def test_gathered_and_freed_outside() -> None:
+    assert_bitwise_equal(sharded(False, rematfn.remat), sharded(False, untransformed))
+    with pytest.raises(rematfn.ReplayError, match="was resized"):
+        sharded(False, EVERYTHING)  # a replay reads a weight that is not there at the moment
