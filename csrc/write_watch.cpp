@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "layers.h"
 #include "level.h"
@@ -38,45 +39,67 @@ void for_each_storage(const c10::IValue& value, const Visit& visit) {
   }
 }
 
+void save_what_is_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (DomainLock::is_held()) return;  // it runs within an operator that has been seen
+  const auto facts = facts_of(op);
+  const std::size_t first = stack.size() - op.schema().arguments().size();
+  const auto visit = [&](TensorDomain& domain) {
+    const auto save = [&](std::uint8_t position) {
+      for_each_storage(stack[first + position], [&](const c10::StorageImpl& storage) {
+        try {
+          save_in(domain, storage, *facts);
+        } catch (const NoRoom&) {
+          domain.forget_outside(storage);
+        }
+      });
+    };
+    for (const std::uint8_t position : facts->writes) save(position);
+    for (const std::uint8_t position : facts->training_writes) save(position);
+  };
+  for_each_live_domain(visit, domain_that_sees());
+}
+
 // See Note [Writes that nobody counts]
 class Watching final : public c10::OperatorKernel {
  public:
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) {
-    // Within an operator that has been seen, a domain's lock may be held.
-    if (!DomainLock::is_held()) save_what_is_written(op, *stack);
+    save_what_is_written(op, *stack);
     op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+  }
+};
+
+// The same, around a kernel of autograd's that goes straight to the backends.
+class WatchingAround final : public c10::OperatorKernel {
+ public:
+  explicit WatchingAround(c10::SafeKernelFunction theirs) : theirs_(std::move(theirs)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    save_what_is_written(op, *stack);
+    theirs_.callBoxed(op, keys, stack);
   }
 
  private:
-  static void save_what_is_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-    const auto facts = facts_of(op);
-    const std::size_t first = stack.size() - op.schema().arguments().size();
-    for_each_live_domain([&](TensorDomain& domain) {
-      const auto save = [&](std::uint8_t position) {
-        for_each_storage(stack[first + position], [&](const c10::StorageImpl& storage) {
-          try {
-            save_in(domain, storage, *facts);
-          } catch (const NoRoom&) {
-            domain.forget_outside(storage);
-          }
-        });
-      };
-      for (const std::uint8_t position : facts->writes) save(position);
-      for (const std::uint8_t position : facts->training_writes) save(position);
-    }, domain_that_sees());
-  }
+  const c10::SafeKernelFunction theirs_;
 };
 
 }  // namespace
 
 void watch_writes(const c10::OperatorHandle& op,
                   std::vector<c10::RegistrationHandleRAII>& handles) {
+  using c10::DispatchKey;
   if (!facts_of(op)->writes_uncounted) return;
-  handles.push_back(c10::Dispatcher::singleton().registerImpl(
-      op.operator_name(), c10::DispatchKey::ADInplaceOrView,
-      c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Watching>()), std::nullopt, nullptr,
-      "rematfn"));
+  const auto add = [&](DispatchKey key, auto kernel) {
+    handles.push_back(c10::Dispatcher::singleton().registerImpl(
+        op.operator_name(), key, c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)),
+        std::nullopt, nullptr, "rematfn"));
+  };
+  add(DispatchKey::ADInplaceOrView, std::make_unique<Watching>());
+  if (op.schema().is_mutable() || !op.hasKernelForDispatchKey(DispatchKey::Autograd)) return;
+  for (const DispatchKey key : {DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA}) {
+    add(key, std::make_unique<WatchingAround>(op.getComputedKernelForDispatchKey(key)));
+  }
 }
 
 void save_for_readers(const c10::StorageImpl& storage, const OperatorFacts& facts,

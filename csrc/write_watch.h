@@ -11,7 +11,8 @@
 // it for them: programs that step a fused optimiser between two backwards would begin to fail. But
 // they are operators, and what they write is known. The dispatch key under which autograd counts,
 // ADInplaceOrView, is on every tensor with bytes, level or no level, and these operators have no kernel
-// there. So they are given one: it asks all domains whether they have read what is about to be
+// there (or, of those whose schema mentions no write, have one of autograd's that passes it by). So
+// they are given one: it asks all domains whether they have read what is about to be
 // written, and these keep a copy, as for Note [Hooks may write parameters].
 //
 // Note [Resizes are operators]

@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes to tensors from outside for which autograd's version counter does not move."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import rematfn
+import torch
+from helpers import (
+    EVERYTHING,
+    Mode,
+    Transform,
+    assert_bitwise_equal,
+    assert_same_as_eager,
+    in_a_process,
+    untransformed,
+)
+from torch import Tensor, distributed, nn
+
+Write = Callable[[Tensor], Any]
+EVICT = functools.partial(rematfn.remat, policy=rematfn.EvictEverything())
+
+
+def triple(*tensors: Tensor) -> None:
+    for t in tensors:
+        t.detach().numpy()[:] *= 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _operators() -> Iterator[None]:
+    library = torch.library.Library("uncounted", "DEF")
+    library.define("write(Tensor(a!) x) -> ()")
+    library.impl("write", triple, "CPU")
+    library.define("write_list(Tensor(a!)[] xs) -> ()")
+    library.impl("write_list", lambda xs: triple(*xs), "CPU")
+    yield
+    library._destroy()
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+def fused(kind: Any, **options: Any) -> Write:
+    def write(w: Tensor) -> None:
+        w.grad = torch.ones_like(w)
+        kind([w], lr=0.3, fused=True, **options).step()
+        w.grad = None
+
+    return write
+
+
+def batch_norm(w: Tensor) -> None:
+    torch.nn.functional.batch_norm(
+        torch.randn(5, w.numel()), w, torch.ones_like(w), training=True
+    )
+
+
+OPERATORS: dict[str, Write] = {
+    "Adam": fused(torch.optim.Adam),
+    "Adam, amsgrad": fused(torch.optim.Adam, amsgrad=True),
+    "AdamW": fused(torch.optim.AdamW),
+    "SGD": fused(torch.optim.SGD, momentum=0.9),
+    "Adagrad": fused(torch.optim.Adagrad),
+    "a batch norm's mean": batch_norm,
+    "a batch norm's, legit": lambda w: torch.ops.aten._native_batch_norm_legit(
+        torch.randn(5, w.numel()), None, None, w, torch.ones_like(w), True, 0.1, 1e-5
+    ),
+    "update_stats": lambda w: torch.batch_norm_update_stats(
+        torch.randn(5, w.numel()), w, torch.ones_like(w), 0.1
+    ),
+    "unscale": lambda w: torch._amp_foreach_non_finite_check_and_unscale_(
+        [w], torch.zeros(()), torch.full((), 0.5)
+    ),
+    "noise of a rrelu": lambda w: torch.ops.aten.rrelu_with_noise(-w, w, 0.1, 0.3, True),
+    "_cummax_helper": lambda w: torch.ops.aten._cummax_helper(
+        w.sin(), w, torch.zeros(w.shape, dtype=torch.long), 0
+    ),
+    "an operator of one's own": lambda w: torch.ops.uncounted.write(w),
+    "one of a list": lambda w: torch.ops.uncounted.write_list([w, torch.ones(3)]),
+    "through .data": lambda w: torch.ops.uncounted.write(w.data),
+}
+
+
+def two_losses(write: Write, transform: Transform, n: int = 512) -> Any:
+    """Return gradients of one loss, and of another after `w` has been written."""
+    torch.manual_seed(5)
+    x, w = torch.linspace(-1, 1, n).requires_grad_(), torch.linspace(0.5, 1.5, n)
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = x
+        for _ in range(4):
+            h = (h * w).sin() + w  # w is saved as well: what comes after the write reads it anew
+        return h.sum(), (h * h).exp().sum()
+
+    first, second = transform(f)(x)
+    found = torch.autograd.grad(first, x, retain_graph=True)
+    with torch.no_grad():
+        write(w)
+    return found, torch.autograd.grad(second, x), w
+
+
+@pytest.mark.parametrize("write", OPERATORS.values(), ids=OPERATORS.keys())
+def test_an_operator_writes_between_two_backwards(write: Write, mode: Mode) -> None:
+    counter = (w := torch.ones(512))._version
+    write(w)
+    assert w._version == counter, "the write is counted"
+    assert_same_as_eager(functools.partial(two_losses, write), mode)
+
+
+@pytest.mark.parametrize("write", OPERATORS.values(), ids=OPERATORS.keys())
+def test_in_inference_mode(write: Write, mode: Mode) -> None:
+    def quietly(w: Tensor) -> None:
+        with torch.inference_mode():
+            write(w.detach())
+
+    assert_same_as_eager(functools.partial(two_losses, quietly), mode)
+
+
+@pytest.mark.parametrize("write", OPERATORS.values(), ids=OPERATORS.keys())
+def test_in_a_hook(write: Write, mode: Mode) -> None:
+    """On an intermediate: nobody is told that a hook runs."""
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(5)
+        x, w = torch.linspace(-1, 1, 512).requires_grad_(), torch.linspace(0.5, 1.5, 512)
+
+        def f(x: Tensor) -> Tensor:
+            h = (x + w).sin()
+            z = (h + w).exp()
+            z.register_hook(lambda grad: (torch.no_grad()(write)(w), None)[1])
+            return (z * z).sum()
+
+        return torch.autograd.grad(transform(f)(x), x), w
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("write", OPERATORS.values(), ids=OPERATORS.keys())
+def test_under_another_level(write: Write, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(5)
+        x, w = torch.linspace(-1, 1, 512).requires_grad_(), torch.linspace(0.5, 1.5, 512)
+        loss = transform(lambda x: ((x + w).sin() + w).exp().sum())(x)
+
+        def step(y: Tensor) -> Tensor:
+            with torch.no_grad():
+                write(w)
+            return y * w
+
+        return transform(step)(torch.ones(512)), torch.autograd.grad(loss, x), w
+
+    assert_same_as_eager(run, mode)
+
+
+def gan(optimiser: Callable[..., torch.optim.Optimizer], transform: Transform) -> Any:
+    """Two networks and two losses of one forward, each stepped after its own backward."""
+    torch.manual_seed(3)
+    left, right = (nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(2))
+    steps = [optimiser(net.parameters()) for net in (left, right)]
+    found = []
+    for k in range(3):
+        x = torch.linspace(-1, 1, 32).view(4, 8) * (k + 1)
+
+        def f(x: Tensor) -> tuple[Tensor, Tensor]:
+            h = left(x)
+            return h.square().sum(), right(h.detach()).cos().sum()
+
+        for loss, step in zip(transform(f)(x), steps, strict=True):
+            step.zero_grad()
+            loss.backward(retain_graph=True)
+            step.step()
+            found.append(loss.detach().clone())
+    return found, [p.detach() for net in (left, right) for p in net.parameters()]
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Adagrad"])
+def test_two_networks_stepped_in_turn(kind: str, mode: Mode) -> None:
+    optimiser = functools.partial(getattr(torch.optim, kind), lr=0.1, fused=True)
+    assert_same_as_eager(functools.partial(gan, optimiser), mode)
+
+
+def test_no_room_for_a_copy() -> None:
+    """Then it cannot be replayed from; but whoever does not need that goes on."""
+    n = 1 << 16
+    x, w = torch.linspace(-1, 1, n).requires_grad_(), torch.linspace(0.5, 1.5, n)
+
+    def losses(transform: Transform) -> Any:
+        return transform(lambda x: [((x + w * k).sin() * 2).exp().sum() for k in range(6)])(x)
+
+    (expected,) = torch.autograd.grad(losses(untransformed)[5], x)
+    policy = rematfn.LRU()
+    budget = 5 * 4 * n
+    kept = losses(functools.partial(rematfn.remat, budget=budget, policy=policy))
+    grads = [torch.autograd.grad(kept[5], x)[0]]
+    assert_bitwise_equal(grads[0], expected)
+    fused(torch.optim.SGD)(w)
+    rematfn.check()
+    try:
+        torch.autograd.grad(kept[0], x)
+    except rematfn.ReplayError as error:
+        assert "overwritten" in str(error)
+
+
+# --- no operator ----------------------------------------------------------------------------------
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "all": lambda w: w,
+    "a row": lambda w: w[3],
+    "a column": lambda w: w[:, 5],
+    "transposed": lambda w: w.t(),
+    "steps": lambda w: w[::2, 1::3],
+    "expanded": lambda w: w[:1].expand(7, -1),
+}
+ARRAYS: dict[str, Write] = {
+    "an array": lambda w: w.numpy().__imul__(2),
+    ".data": lambda w: w.data.mul_(2),
+    "its storage": lambda w: w.untyped_storage().fill_(7),
+    "dlpack": lambda w: torch.from_dlpack(w.numpy()).mul_(2),
+    "apply_": lambda w: w.apply_(lambda v: v * 2),
+    "another view of the bytes": lambda w: torch.empty(0).set_(w.untyped_storage()).add_(1),
+}
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.complex128]
+
+
+def read_once(
+    write: Write,
+    transform: Transform,
+    view: Callable[[Tensor], Tensor] = lambda w: w,
+    dtype: torch.dtype = torch.float32,
+) -> Any:
+    w = (torch.linspace(1, 2, 32 * 18).view(32, 18) * torch.ones((), dtype=dtype)).to(dtype)
+    x = torch.linspace(-1, 1, view(w).numel()).view(view(w).shape).to(dtype).requires_grad_()
+    loss = transform(lambda x: (x + view(w)).sin().exp().abs().sum())(x)
+    write(w)
+    return torch.autograd.grad(loss, x)
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+@pytest.mark.parametrize("write", ARRAYS.values(), ids=ARRAYS.keys())
+def test_a_write_of_all_is_refused(write: Write, view: Callable[[Tensor], Tensor]) -> None:
+    expected = read_once(lambda w: None, untransformed, view)
+    assert_bitwise_equal(read_once(write, rematfn.remat, view), expected)  # nothing is evicted
+    with pytest.raises(rematfn.ReplayError, match=r"`aten::add`.*overwritten.*NumPy"):
+        read_once(write, EVICT, view)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_of_any_dtype(dtype: torch.dtype) -> None:
+    with pytest.raises(rematfn.ReplayError, match="overwritten"):
+        read_once(lambda w: w.data.mul_(2), EVICT, dtype=dtype)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 31, 32, 33, 63, 64, 65, 66, 93, 128, 1000, 4097])
+def test_first_and_last_are_looked_at(n: int) -> None:
+    def run(at: int) -> Any:
+        x, w = torch.linspace(-1, 1, n).requires_grad_(), torch.linspace(1, 2, n)
+        loss = EVICT(lambda x: (x + w).sin().exp().sum())(x)
+        w.numpy()[at] = 5
+        return torch.autograd.grad(loss, x)
+
+    for at in (0, n - 1):
+        with pytest.raises(rematfn.ReplayError, match="overwritten"):
+            run(at)
+
+
+def test_a_result_that_the_caller_overwrites() -> None:
+    def run(transform: Transform) -> Any:
+        x = torch.linspace(-1, 1, 512).requires_grad_()
+
+        def f(x: Tensor) -> tuple[Tensor, Tensor]:
+            h = x.sin()
+            return h.detach(), (h + 1).exp().sum()
+
+        h, loss = transform(f)(x)
+        h.numpy().fill(0)
+        return torch.autograd.grad(loss, x)
+
+    assert_bitwise_equal(run(rematfn.remat), run(untransformed))
+    with pytest.raises(rematfn.ReplayError, match="overwritten"):
+        run(EVICT)
+
+
+def test_not_a_number_is_what_it_was(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x, w = torch.linspace(-1, 1, 64).requires_grad_(), torch.full((64,), float("nan"))
+        loss = transform(lambda x: (x * 2 + w).sin().exp().sum())(x)
+        w.numpy()[:] = w.numpy().copy()
+        return torch.autograd.grad(loss, x)
+
+    assert_same_as_eager(run, mode)
+
+
+# --- what must go on working ----------------------------------------------------------------------
+
+
+def test_elsewhere_in_a_flat_buffer(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        flat = torch.linspace(1, 2, 4000)
+        here, there = flat[:1000], flat[1000:3000]
+        across = flat[3000:].view(20, 50)
+        x = torch.linspace(-1, 1, 1000).requires_grad_()
+        loss = transform(lambda x: ((x + here).sin() * 2 + across[:, ::2].sum()).exp().sum())(x)
+        there.numpy().fill(3)
+        across.numpy()[:, 1::2] = 4
+        return torch.autograd.grad(loss, x)
+
+    assert_same_as_eager(run, mode)
+
+
+def test_before_the_first_read_and_after_the_last_replay(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x, w = torch.linspace(-1, 1, 512).requires_grad_(), torch.linspace(1, 2, 512)
+
+        def f(x: Tensor) -> Tensor:
+            h = x.sin()
+            w.numpy()[:] *= 3
+            return (h + w).exp().cos()
+
+        found = []
+        for k in range(3):
+            w.numpy()[:] += k
+            found += torch.autograd.grad(transform(f)(x).sum(), x)
+            w.numpy()[:] = 1
+        return found
+
+    assert_same_as_eager(run, mode)
+
+
+def test_what_operators_wrote_since_is_what_was_read(mode: Mode) -> None:
+    """Reads and counted writes in turn, of one tensor, inside and outside."""
+
+    def run(transform: Transform) -> Any:
+        x, w = torch.linspace(-1, 1, 512).requires_grad_(), torch.linspace(1, 2, 512)
+
+        def f(x: Tensor) -> Tensor:
+            for k in range(3):
+                x = (x + w).sin()
+                w.mul_(1.5)
+                x = (x + w[k:].sum()).cos()
+                w[k] = 7
+            return x
+
+        found = []
+        for _ in range(3):
+            found += torch.autograd.grad(transform(f)(x).sum(), x)
+            w.add_(1)
+            fused(torch.optim.SGD)(w)
+        return found, w
+
+    assert_same_as_eager(run, mode)
+
+
+def test_steps_of_a_sequence(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        xs = torch.linspace(-1, 1, 100 * 16).view(4, 100, 4)
+        h = torch.ones(4, 4, requires_grad=True)
+
+        def f(h: Tensor) -> Tensor:
+            for t in range(100):
+                h = torch.tanh(h + xs[:, t])
+            return h
+
+        return torch.autograd.grad(transform(f)(h).sum(), h)
+
+    assert_same_as_eager(run, mode)
+
+
+def test_shapes_alone(mode: Mode) -> None:
+    """An operator that reads no byte of its argument can be replayed whatever becomes of these."""
+
+    def run(transform: Transform) -> Any:
+        x, w = torch.linspace(-1, 1, 64).requires_grad_(), torch.linspace(1, 2, 64)
+
+        def f(x: Tensor) -> Tensor:
+            return ((x + torch.ones_like(w)).sin() + w.new_full((64,), 2.0)).exp()
+
+        out = transform(f)(x).sum()
+        w.numpy()[:] = 0
+        w.mul_(2)
+        return torch.autograd.grad(out, x)
+
+    assert_same_as_eager(run, mode)
+
+
+def test_few_elements_are_found_by_verify() -> None:
+    def write(w: Tensor) -> None:
+        w.numpy()[1, 1] += 1
+
+    with pytest.raises(rematfn.ReplayError, match="gave other bits on its second run"):
+        read_once(write, EVERYTHING)
+
+
+# --- collectives ----------------------------------------------------------------------------------
+
+
+def collectives(transform: Transform, rank: int) -> Any:
+    n = 20_000
+
+    def reduce(x: Tensor, w: Tensor) -> Tensor:
+        h = x.sin()
+        z = h.detach()
+        y = z * 3
+        distributed.all_reduce(z)  # and h with it, of which no schema speaks
+        return (h * w).exp() + y
+
+    def gather(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = x.sin()
+        parts = [torch.empty_like(h) for _ in range(2)]
+        distributed.all_gather(parts, h.detach())
+        flat = torch.empty(2 * n)
+        distributed.all_gather_into_tensor(flat, (h * 2).detach())
+        return (h * parts[0]).exp(), (h * parts[1] + flat[:n]).cos()
+
+    def functional(x: Tensor) -> Tensor:
+        h = x.sin()
+        total = torch.ops._c10d_functional.all_reduce(h.detach() * 2, "sum", "default")
+        return (h * torch.ops._c10d_functional.wait_tensor(total)).exp()
+
+    def later(x: Tensor) -> Tensor:
+        h = (x * 2).detach()
+        work = distributed.all_reduce(h, async_op=True)
+        y = (x.sin() * 2).exp()
+        work.wait()
+        return y + h
+
+    found: list[Any] = []
+    w = torch.full((n,), 1.0 + rank)
+    for f in (functools.partial(reduce, w=w.clone()), gather, functional, later):
+        x = torch.linspace(0, 1, n).requires_grad_()
+        out = transform(f)(x)
+        torch.autograd.backward([o.sum() for o in (out if isinstance(out, tuple) else (out,))])
+        found += [out, x.grad]
+    # Between the forward and the backward, nobody's operator.
+    x = torch.linspace(0, 1, n).requires_grad_()
+    loss = transform(lambda x: ((x + w).sin() * 2).exp().sum())(x)
+    distributed.broadcast(w, 1)
+    loss.backward()
+    return [*found, x.grad]
+
+
+def compare_collectives(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
+    torch._C._distributed_c10d._register_process_group("default", distributed.group.WORLD)
+    expected = collectives(untransformed, rank)
+    for transform in (rematfn.remat, EVICT, functools.partial(rematfn.remat, budget="800KB")):
+        assert_bitwise_equal(collectives(transform, rank), expected)
+    distributed.destroy_process_group()
+    rematfn.check()
+
+
+def two_processes() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(
+            compare_collectives, (os.path.join(folder, "store"),), nprocs=2
+        )
+
+
+def test_collectives() -> None:
+    in_a_process("test_uncounted_writes", "two_processes")
