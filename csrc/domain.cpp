@@ -29,6 +29,15 @@ void Domain::make_room(Table& table, std::size_t nbytes) {
   }
 }
 
+bool Domain::could_make_room(const Table& table, std::size_t nbytes) {
+  for (const Table* t = &table; t != nullptr; t = t->enclosing.get()) {
+    if (t->budget == kNoBudget || t->used_bytes() + nbytes <= t->budget) continue;
+    list_candidates();
+    if (t->used_bytes() - t->evictable_bytes() + nbytes > t->budget) return false;
+  }
+  return true;
+}
+
 // Note [Candidates are listed once something has to go]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Most levels without a budget never evict, nor do those whose budget is ample. Until something has to

@@ -77,6 +77,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void list_candidates();
   // Evicts until `table` and every table around it can hold `nbytes` more. Throws NoRoom.
   void make_room(Table& table, std::size_t nbytes);
+  // Whether it looks as if it can.
+  [[nodiscard]] bool could_make_room(const Table& table, std::size_t nbytes);
   // Evicts one version of `table` or, when it has none left, of a table inside it.
   bool evict_one(Table& table);
   // Evicts everything evictable of `table` and of the tables inside it; or only what its policy does

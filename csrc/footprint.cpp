@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "footprint.h"
 
-#include <ATen/ops/empty_strided.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
@@ -22,8 +23,8 @@ using Arguments = c10::ArrayRef<c10::IValue>;
 
 constexpr std::size_t kMostSignatures = std::size_t{1} << 16;
 
-ska::flat_hash_map<Signature, Footprint>& known() {
-  thread_local ska::flat_hash_map<Signature, Footprint> map;
+ska::flat_hash_map<Signature, Foresight>& known() {
+  thread_local ska::flat_hash_map<Signature, Foresight> map;
   return map;
 }
 
@@ -45,32 +46,43 @@ struct Hash {
         static_cast<std::uint64_t>(tensor.is_wrapped_number()) << 16U |
         static_cast<std::uint64_t>(tensor.key_set().has_backend(c10::BackendComponent::CPUBit))
             << 17U);
-    if (!tensor.has_symbolic_sizes_strides() && tensor.layout() == c10::kStrided) {
-      add(tensor.sizes());
-      add(tensor.strides());
-    }
+    if (tensor.has_symbolic_sizes_strides() || tensor.layout() != c10::kStrided) return;
+    add(tensor.sizes());
+    add(tensor.strides());
+    add(static_cast<std::uint64_t>(tensor.storage_offset()));
+    if (tensor.has_storage()) add(tensor.unsafe_storage().nbytes());
   }
-  void add(const at::Tensor& tensor, int index) {
-    add(static_cast<std::uint64_t>(index));
-    add(*tensor.unsafeGetTensorImpl());
-  }
+  void add_kind(char kind) { add(static_cast<std::uint64_t>(kind)); }
+  // An integer, a truth value and a float of the same bits give results of other types.
   void add(const c10::IValue& value) {
-    if (value.isTensor() && value.toTensor().defined()) return add(value.toTensor(), -1);
-    if (value.isInt()) return add(static_cast<std::uint64_t>(value.toInt()));
-    if (value.isDouble()) return add(std::bit_cast<std::uint64_t>(value.toDouble()));
-    if (value.isBool()) return add(static_cast<std::uint64_t>(value.toBool()) + 2);
-    if (value.isNone()) return add(std::uint64_t{0x6E6F6E65});
+    if (value.isNone()) return add_kind('n');
+    if (value.isGenerator()) return add_kind('g');
+    if (value.isInt()) {
+      add_kind('i');
+      return add(static_cast<std::uint64_t>(value.toInt()));
+    }
+    if (value.isDouble()) {
+      add_kind('d');
+      return add(std::bit_cast<std::uint64_t>(value.toDouble()));
+    }
+    if (value.isBool()) return add_kind(value.toBool() ? 't' : 'f');
     if (value.isIntList()) {
       const auto list = value.toIntList();
+      add_kind('I');
       add(list.size());
       for (const std::int64_t item : list) add(static_cast<std::uint64_t>(item));
       return;
     }
     if (value.isTensor() || value.isTensorList() || value.isOptionalTensorList()) {
-      for_each_tensor(value, [&](const at::Tensor& tensor, int index) { add(tensor, index); });
+      add_kind('T');
+      add(value.isList() ? value.toListRef().size() : std::size_t{1});
+      for_each_tensor(value, [&](const at::Tensor& tensor, int index) {
+        add(static_cast<std::uint64_t>(index));
+        add(*tensor.unsafeGetTensorImpl());
+      });
       return;
     }
-    if (value.isGenerator()) return;
+    add_kind('s');
     if (value.isString()) return add(std::hash<std::string>{}(value.toStringRef()));
     // Devices, scalar lists, complex numbers: rare, so by their printed form.
     std::ostringstream text;
@@ -100,7 +112,7 @@ class MetaArguments {
   [[nodiscard]] std::size_t added() const {
     std::size_t sum = 0;
     std::vector<const c10::StorageImpl*> seen;
-    for (const auto& [storage, before] : storages_) {
+    for (const auto& [_, storage, before] : storages_) {
       seen.push_back(storage.unsafeGetStorageImpl());
       if (storage.nbytes() > before) sum += storage.nbytes() - before;
     }
@@ -120,12 +132,27 @@ class MetaArguments {
 
  private:
   at::Tensor convert(const at::Tensor& tensor) {
-    const auto options = at::TensorOptions().dtype(tensor.dtype()).device(c10::kMeta);
     // A Python number stays where it is: shape functions read its value.
-    at::Tensor meta = tensor.unsafeGetTensorImpl()->is_wrapped_number()
-                          ? tensor
-                          : at::empty_strided(tensor.sizes(), tensor.strides(), options);
-    storages_.emplace_back(meta.storage(), meta.storage().nbytes());
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      storages_.push_back({nullptr, tensor.storage(), tensor.storage().nbytes()});
+      return tensor;
+    }
+    auto meta = at::detail::make_tensor<c10::TensorImpl>(
+        convert(tensor.storage()), c10::DispatchKeySet(c10::DispatchKey::Meta), tensor.dtype());
+    meta.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
+                                                      tensor.storage_offset());
+    return meta;
+  }
+
+  // Operators may allocate by the size of an argument's storage, and make it larger.
+  c10::Storage convert(const c10::Storage& storage) {
+    for (const Given& given : storages_) {
+      if (given.original == storage.unsafeGetStorageImpl()) return given.meta;
+    }
+    const std::size_t nbytes = storage.nbytes();
+    c10::Storage meta(c10::Storage::use_byte_size_t(), nbytes, c10::GetAllocator(c10::kMeta),
+                      /*resizable=*/true);
+    storages_.push_back({storage.unsafeGetStorageImpl(), meta, nbytes});
     return meta;
   }
 
@@ -150,7 +177,12 @@ class MetaArguments {
     return value;
   }
 
-  std::vector<std::pair<c10::Storage, std::size_t>> storages_;
+  struct Given {
+    const c10::StorageImpl* original;
+    c10::Storage meta;
+    std::size_t nbytes_before;
+  };
+  std::vector<Given> storages_;
 };
 
 // Upper bounds where the output's size depends on data.
@@ -172,7 +204,8 @@ std::size_t bound_of(const c10::OperatorHandle& op, Arguments arguments) {
   return self.nbytes();
 }
 
-Footprint infer(const c10::OperatorHandle& op, const OperatorFacts& facts, Arguments arguments) {
+// Bytes of the outputs.
+std::size_t infer(const c10::OperatorHandle& op, const OperatorFacts& facts, Arguments arguments) {
   if (facts.dynamic_shape) {
     // index is tagged too, but only boolean masks make its shape depend on data.
     const bool mask = op.schema().name() != "aten::index" ||
@@ -184,15 +217,16 @@ Footprint infer(const c10::OperatorHandle& op, const OperatorFacts& facts, Argum
                         });
                         return boolean;
                       });
-    if (mask) return {bound_of(op, arguments), 0};
+    if (mask) return bound_of(op, arguments);
   }
+  if (op.schema().name() == "aten::_efficientzerotensor") return 0;  // a shape alone
   try {
     const BackendScope scope;
     MetaArguments meta(op, arguments);
     op.callBoxed(meta.stack);
-    return {meta.added(), 0};
+    return meta.added();
   } catch (const std::exception&) {
-    return {};  // no shape function; the first run will tell
+    return 0;  // no shape function; the first run will tell
   }
 }
 
@@ -204,25 +238,27 @@ Signature signature_of(const c10::OperatorHandle& op, Arguments arguments) {
   hash.add(reinterpret_cast<std::uintptr_t>(&op.schema()));
   hash.add(operator_generation());
   hash.add(static_cast<std::uint64_t>(c10::get_default_dtype_as_scalartype()));
+  hash.add(static_cast<std::uint64_t>(c10::GradMode::is_enabled()));
   for (const c10::IValue& value : arguments) hash.add(value);
   return hash.state;
 }
 
-Footprint predict(Signature signature, const c10::OperatorHandle& op, const OperatorFacts& facts,
+// See Note [What one call teaches decides no other]
+Foresight predict(Signature signature, const c10::OperatorHandle& op, const OperatorFacts& facts,
                   Arguments arguments) {
   auto& map = known();
   if (const auto found = map.find(signature); found != map.end()) return found->second;
-  const Footprint inferred = infer(op, facts, arguments);
+  const std::size_t inferred = infer(op, facts, arguments);
+  const Foresight foresight{.certain_bytes = inferred, .likely = {.output_bytes = inferred}};
   if (map.size() >= kMostSignatures) map.clear();
-  known()[signature] = inferred;
-  return inferred;
+  known()[signature] = foresight;
+  return foresight;
 }
 
 void remember(Signature signature, const OperatorFacts& facts, Footprint seen) {
-  Footprint& entry = known()[signature];
-  entry.scratch_bytes = std::max(entry.scratch_bytes, seen.scratch_bytes);
-  entry.output_bytes =
-      facts.dynamic_shape ? std::max(entry.output_bytes, seen.output_bytes) : seen.output_bytes;
+  Foresight& entry = known()[signature];
+  if (facts.dynamic_shape) seen.output_bytes = entry.certain_bytes;
+  entry.likely = seen;
 }
 
 // See Note [Cost is a model]

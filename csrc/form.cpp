@@ -94,6 +94,7 @@ void Form::take_tensor(const FoundTensor& found) {
   TensorArgument& argument = tensors.emplace_back();
   argument.keys = keys_without_ours(tensor);
   argument.offset = tensor.storage_offset();
+  argument.storage_bytes = found.storage->nbytes();
   argument.geometry = static_cast<std::uint32_t>(geometry.size());
   argument.dimensions = static_cast<std::uint32_t>(tensor.dim());
   argument.index = found.index;
@@ -121,6 +122,7 @@ bool Form::fits(const Invocation& invocation, const FoundTensors& found,
     if (sizes.size() != then.dimensions || keys_without_ours(tensor) != then.keys ||
         f.position != then.position || f.index != then.index || f.written != then.written ||
         tensor.dtype() != then.dtype || tensor.storage_offset() != then.offset ||
+        f.storage->nbytes() != then.storage_bytes ||
         tensor.is_wrapped_number() != then.wrapped_number) {
       return false;
     }

@@ -30,6 +30,7 @@ namespace rematfn {
 struct TensorArgument {
   c10::DispatchKeySet keys;
   std::int64_t offset;
+  std::size_t storage_bytes;  // See Note [What one call teaches decides no other]
   std::uint32_t geometry;  // where its sizes stand in the form's geometry, and its strides
   std::uint32_t dimensions;
   std::int32_t index;

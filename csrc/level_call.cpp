@@ -45,6 +45,8 @@ bool empties(const Invocation& invocation) {
   return size != nullptr && size->isInt() && size->toInt() == 0;
 }
 
+bool is_on_cpu(const FoundTensor& f) { return f.tensor->device().is_cpu(); }
+
 }  // namespace
 
 LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque,
@@ -101,7 +103,7 @@ void LevelCall::run() {
     make_resident();
     if (facts_.communicates) keep_arguments();
     record_arguments();
-    if (bounded_) domain_.make_room(level_, granted_ + copied_bytes_);
+    if (bounded_) make_room();
     run_kernel();
     sort_results();
     record_results();
@@ -119,9 +121,8 @@ void LevelCall::run() {
 }
 
 ObservedCall LevelCall::refused_call() const {
-  ObservedCall call(op_.schema().name(), {.output_bytes = foreseen_.output_bytes,
-                                          .scratch_bytes = foreseen_.scratch_bytes,
-                                          .replayable = recordable_});
+  ObservedCall call(op_.schema().name(),
+                    {.output_bytes = foreseen_.certain_bytes, .replayable = recordable_});
   for (const FoundTensor& f : found_) {
     if (f.cell != nullptr) call.reads.push_back({f.cell->version, f.written});
   }
@@ -265,13 +266,29 @@ void LevelCall::record_arguments() {
 void LevelCall::foresee() {
   signature_ = recordable_ ? form()->signature : signature_of(op_, arguments());
   foreseen_ = predict(signature_, op_, facts_, arguments());
-  granted_ = foreseen_.output_bytes + foreseen_.scratch_bytes;
+  granted_ = foreseen_.likely.output_bytes + foreseen_.likely.scratch_bytes;
   for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
     const std::size_t inputs = input_bytes_in(*t);
-    const std::size_t needed = inputs + granted_;
+    const std::size_t needed = inputs + foreseen_.certain_bytes;
     t->statistics.min_budget = std::max(t->statistics.min_budget, needed);
     if (needed > t->budget) throw NoRoom{t, needed, inputs};
   }
+}
+
+// See Note [What one call teaches decides no other]
+void LevelCall::make_room() {
+  // Of an accelerator's kernels nothing else is known.
+  if (granted_ > foreseen_.certain_bytes && std::all_of(found_.begin(), found_.end(), is_on_cpu)) {
+    if (domain_.could_make_room(level_, granted_ + copied_bytes_)) {
+      try {
+        return domain_.make_room(level_, granted_ + copied_bytes_);
+      } catch (const NoRoom&) {
+        // what could have gone turned out to be held
+      }
+    }
+    granted_ = foreseen_.certain_bytes;
+  }
+  domain_.make_room(level_, granted_ + copied_bytes_);
 }
 
 // Bytes of the versions the operator reads or writes that count in `table`.
@@ -295,7 +312,6 @@ void LevelCall::run_kernel() {
   if (has_run_) return;
   const auto start = level_.timed ? std::chrono::steady_clock::now()
                                   : std::chrono::steady_clock::time_point();
-  const auto is_on_cpu = [](const FoundTensor& f) { return f.tensor->device().is_cpu(); };
   const bool on_cpu =
       !found_.empty() && std::all_of(found_.begin(), found_.end(), is_on_cpu);
   if (metered_ && !facts_.is_view) {
@@ -305,8 +321,8 @@ void LevelCall::run_kernel() {
     } catch (...) {
       // See Note [Scratch is made room for as it is asked for]
       if (meter.refused() > granted_) {
-        remember(signature_, facts_,
-                 {foreseen_.output_bytes, meter.refused() - foreseen_.output_bytes});
+        const std::size_t outputs = std::min(foreseen_.certain_bytes, meter.refused());
+        remember(signature_, facts_, {outputs, meter.refused() - outputs});
       }
       throw;
     }

@@ -39,6 +39,7 @@ class LevelCall {
   void note_leaves();
   void record_arguments();
   void foresee();
+  void make_room();
   [[nodiscard]] std::size_t input_bytes_in(const Table& table) const;
   void run_kernel();
   void run_until_it_fits();
@@ -84,7 +85,7 @@ class LevelCall {
   c10::SmallVector<Fresh, 4> fresh_;
   bool has_parts_ = false;  // some result is no plain tensor, and perhaps made of some that are
   Signature signature_ = 0;
-  Footprint foreseen_;
+  Foresight foreseen_;
   std::size_t granted_ = 0;  // what room was made for
   std::size_t copied_bytes_ = 0;  // of cells whose old contents were saved
   std::size_t peak_ = 0;     // what the kernel allocated at once

@@ -99,7 +99,7 @@ void LevelCall::record_results() {
   }
   const std::size_t scratch_bytes = peak_ > output_bytes_ ? peak_ - output_bytes_ : 0;
   level_.note_peak(peak_);
-  if (peak_ > granted_) level_.note_need(input_bytes_in(level_) + peak_);
+  if (peak_ > foreseen_.certain_bytes) level_.note_need(input_bytes_in(level_) + peak_);
   const double flops = flops_.total(elements);
   const double cost =
       level_.timed ? std::max(seconds_, kOperatorCost)
@@ -134,7 +134,7 @@ void LevelCall::record_results() {
   }
   if (observed) domain_.note_call(*seen_);
   const Footprint seen{output_bytes_, scratch_bytes};
-  if (metered_ && seen != foreseen_) remember(signature_, facts_, seen);
+  if (metered_ && seen != foreseen_.likely) remember(signature_, facts_, seen);
 }
 
 // Taken down before writes put other versions in the places of those that were read.

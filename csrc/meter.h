@@ -8,8 +8,8 @@
 // im2col matrix, a row of partial sums for each thread. So our allocator, which the first
 // level puts around torch's, tells the running operator's meter of each request. What goes beyond
 // the room already made has to be made room for there and then: evicting only frees, so it may run
-// inside `allocate`. If it cannot be done the operator fails, in its middle this one time; what it
-// needed is remembered, and from then on it is refused before it starts.
+// inside `allocate`. If it cannot be done the operator fails, in its middle. What a call took is where
+// room is made before the next one like it: see Note [What one call teaches decides no other].
 
 #pragma once
 
