@@ -228,13 +228,18 @@ PYBIND11_MODULE(_C, m) {
         const DomainLock lock(handle.level().domain);
         handle.level().domain->evict_all(handle.level());
       }, nogil);
+  py::class_<SharedBudget, std::shared_ptr<SharedBudget>>(m, "SharedBudget")
+      .def(py::init<std::size_t>())
+      .def("resident_bytes", &SharedBudget::resident_bytes)
+      .def("peak_bytes", &SharedBudget::peak_bytes);
   py::class_<ActiveLevel>(m, "ActiveLevel")
-      .def(py::init([](std::optional<std::size_t> budget, const Score& score, const Keeping& keeping,
-                       const py::object& judge, bool evict_everything, bool timed, bool verify,
+      .def(py::init([](std::optional<std::size_t> budget, std::shared_ptr<SharedBudget> shared,
+                       const Score& score, const Keeping& keeping, const py::object& judge,
+                       bool evict_everything, bool timed, bool verify,
                        const std::string& name, std::size_t max_operations, bool record,
                        const Program* program) {
-        return ActiveLevel({budget.value_or(kNoBudget), score, keeping, make_judge(judge),
-                            evict_everything, timed, verify, name, max_operations, record,
+        return ActiveLevel({budget.value_or(kNoBudget), std::move(shared), score, keeping,
+                            make_judge(judge), evict_everything, timed, verify, name, max_operations, record,
                             program == nullptr ? nullptr : program->guide(),
                             program == nullptr ? nullptr : program->trace});
       }))

@@ -12,6 +12,7 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
   TensorVersion& version = *cell.version;
   if (heir != nullptr) {
     if (version.table) {
+      if (version.resident) heir->hold(version.nbytes);
       version.table->expel(version);
       heir->admit(version);
     }

@@ -101,6 +101,7 @@ std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain) {
     if (may_overwrite(version)) {
       storage = version.storage;
       version.storage = c10::Storage();
+      version.table->hold(version.nbytes);
       domain.leave(version);
     } else {
       storage = bytes_of(version.current_storage()).clone().storage();
@@ -130,7 +131,7 @@ void Call::replay(TensorDomain& domain) {
   const BackendScope backend;
   const SurroundingsScope scope(form->surroundings);
   std::optional<RandomTurn> turn;
-  if (random) turn.emplace();
+  if (random) turn.emplace(domain);
   const RandomScope randomness(random);
 
   check_inputs(domain);

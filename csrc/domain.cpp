@@ -11,6 +11,10 @@ namespace rematfn {
 
 void Domain::make_room(Table& table, std::size_t nbytes) {
   for (Table* t = &table; t != nullptr; t = t->enclosing.get()) {
+    if (t->shared) {
+      make_shared_room(*t, nbytes);
+      continue;
+    }
     if (t->budget == kNoBudget || t->used_bytes() + nbytes <= t->budget) continue;
     list_candidates();
     // Whoever cannot have enough takes nothing.
@@ -60,12 +64,17 @@ bool Domain::evict_one(Table& table) {
 }
 
 bool Domain::evict_one(Table& table, bool spare_pending) {
-  if (Version* victim = choose(table, spare_pending)) {
-    evict(*victim);
-    return true;
+  Version* victim = find_victim(table, spare_pending);
+  if (victim != nullptr) evict(*victim);
+  return victim != nullptr;
+}
+
+Version* Domain::find_victim(Table& table, bool spare_pending) {
+  Version* victim = choose(table, spare_pending);
+  for (std::size_t i = 0; victim == nullptr && i < table.inner.size(); ++i) {
+    victim = find_victim(*table.inner[i], spare_pending);
   }
-  return std::any_of(table.inner.begin(), table.inner.end(),
-                     [&](Table* inner) { return evict_one(*inner, spare_pending); });
+  return victim;
 }
 
 void Domain::evict(Version& version) {

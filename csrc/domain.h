@@ -24,6 +24,7 @@
 
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include <c10/util/FunctionRef.h>
@@ -79,6 +80,10 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void make_room(Table& table, std::size_t nbytes);
   // Whether it looks as if it can.
   [[nodiscard]] bool could_make_room(const Table& table, std::size_t nbytes);
+  // What `table` may have, as things stand.
+  [[nodiscard]] static std::size_t budget_of(const Table& table);
+  // Waits for a moment, with the lock held. Threads that share a budget may evict meanwhile.
+  void lend();
   // Evicts one version of `table` or, when it has none left, of a table inside it.
   bool evict_one(Table& table);
   // Evicts everything evictable of `table` and of the tables inside it; or only what its policy does
@@ -104,6 +109,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
 
   // In a forked child: is this domain lost? See Note [A fork loses the domains of other threads].
   void after_fork();
+  void leave_shared_after_fork();
   [[nodiscard]] bool lost_to_fork() const { return lost_to_fork_; }
   // Whether this thread holds the lock.
   [[nodiscard]] bool is_held_here() const { return lock_.is_this_threads(); }
@@ -128,6 +134,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   std::shared_ptr<const Trace> known;  // of an earlier call that was alike
   bool guide_lost = false;
   Table* root = nullptr;  // the outermost level
+  std::vector<Table*> shared_tables;  // those that share their budget
   Thrash thrash;
 
   // Cost of replaying what `version` waits for, per the definition of `kind`.
@@ -154,11 +161,30 @@ class Domain : public std::enable_shared_from_this<Domain> {
   [[nodiscard]] virtual bool lost(const Version& version) = 0;
   // `version`, now a constant, must outlive the program's tensors on it.
   virtual void keep_alive(Version& version) = 0;
+  // Throws if the user wants the program to stop.
+  virtual void serve_signals() {}
 
  private:
+  friend class Borrowed;
   friend class DomainLock;
 
   bool evict_one(Table& table, bool spare_pending);
+  Version* find_victim(Table& table, bool spare_pending);
+
+  // sharing.cpp
+  struct Offer {
+    Table* table;
+    double score;
+  };
+  struct Taken {
+    bool enough = false;
+    bool any = false;
+    bool some_busy = false;
+  };
+  void make_shared_room(Table& table, std::size_t nbytes);
+  [[nodiscard]] std::optional<Offer> offer_for(const SharedBudget& budget);
+  Taken take(Table& table, std::size_t nbytes);
+  void settle_claims();
 
   // trim.cpp
   struct Trim;
@@ -167,6 +193,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   [[nodiscard]] bool has_ancestors(const Version& version, std::size_t count);
 
   // victims.cpp
+  [[nodiscard]] bool has_to_stay(const Version& version);
   [[nodiscard]] Score score_in_force(const Table& table);
   Version* choose(Table& table, bool spare_pending);
   Version* choose_by_judge(Table& table, bool spare_pending);
@@ -259,6 +286,9 @@ class Domain : public std::enable_shared_from_this<Domain> {
   std::vector<Operation*> walk_;
   std::vector<std::pair<std::uint32_t, double>> components_{{0, 0.0}};  // parent, sum of costs
 
+  enum class Lending : std::uint8_t { kNot, kLent, kTaken };
+  Lending lending_ = Lending::kNot;  // under the lock of sharing.cpp
+  bool is_borrowed_ = false;
   QueueLock<Released> lock_;
   bool lost_to_fork_ = false;
 };

@@ -221,12 +221,12 @@ void Domain::replay_frugally(Table& table, std::span<Version* const> wanted) {
       finish_frame();
       continue;
     }
-    if (Sweep all = foresee(table, missing, kept); all.peak <= table.budget) {
+    if (Sweep all = foresee(table, missing, kept); all.peak <= budget_of(table)) {
       run(all);
       continue;
     }
     Version* first = easiest_first(table, missing, kept);
-    if (Sweep alone = foresee(table, {&first, 1}, {}); alone.peak <= table.budget) {
+    if (Sweep alone = foresee(table, {&first, 1}, {}); alone.peak <= budget_of(table)) {
       run(alone);
     } else {
       enter(first->producer);

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <mutex>
+#include <optional>
 
 #include "advice.h"
 #include "allocator.h"
@@ -60,13 +62,16 @@ std::atomic<std::uint64_t> forks{0};
 void before_fork() {
   registry().mutex.lock();
   handle_lock.lock();
+  lock_sharing();
 }
 void after_fork_in_parent() {
+  unlock_sharing();
   handle_lock.unlock();
   registry().mutex.unlock();
 }
 // See Note [A forked child is under no level]
 void after_fork_in_child() {
+  unlock_sharing();
   handle_lock.unlock();
   for (const auto& entry : registry().domains) {
     const auto domain = entry.lock();
@@ -214,6 +219,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
     domain->known = options.known;
   }
   const Ref<Level> level(new Level(options, domain, enclosing));
+  if (options.shared) level->join(options.shared);
   level->keeping = options.keeping;
   level->judge = options.judge;
   auto handle = std::make_shared<LevelHandle>(*level);
@@ -305,6 +311,10 @@ void notice_unrecorded(Level& level) {
   for (Level* l = &level; l != nullptr && l->unrecorded; l = l->enclosing_level()) {
     const std::size_t now = l->unrecorded->live();
     if (now == l->unrecorded_bytes) continue;
+    if (l->shared) {  // room is made below
+      l->shared->add_for_a_moment(now);
+      l->shared->subtract(l->unrecorded_bytes);
+    }
     l->unrecorded_bytes = now;
     changed = true;
     if (l == l->domain->root && l->domain->recorder) l->domain->recorder->note_unrecorded(now);
@@ -396,11 +406,42 @@ std::size_t live_operations() {
   return count;
 }
 
+namespace {
+
+// What the levels that share a budget hold, by the function that they run; as far as none of them is
+// running an operator on another thread.
+std::string holders_of(const SharedBudget& budget, const Domain& own) {
+  struct Holder {
+    std::size_t calls = 0;
+    std::size_t nbytes = 0;
+  };
+  std::map<std::string, Holder> holders;
+  for (const std::shared_ptr<Domain>& domain : budget.domains()) {
+    std::optional<Borrowed> borrowed;
+    if (domain.get() != &own && !borrowed.emplace(domain)) continue;
+    for (const Table* table : domain->shared_tables) {
+      if (table->shared.get() != &budget || table->used_bytes() == 0) continue;
+      Holder& holder = holders[static_cast<const Level*>(table)->name];
+      ++holder.calls;
+      holder.nbytes += table->used_bytes();
+    }
+  }
+  std::string text;
+  for (const auto& [name, holder] : holders) {
+    text += "\n  held by     " + name + ": " + format_bytes(holder.nbytes);
+    if (holder.calls > 1) text += " in " + std::to_string(holder.calls) + " calls";
+  }
+  return text;
+}
+
+}  // namespace
+
 void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused) {
   const auto& level = static_cast<const Level&>(*why.table);
   const std::string budget = format_bytes(level.budget);
   const bool expects_backward = at::sequence_number::peek() > level.first_node;
   const Advice advice = advise(why, refused, level.evict_everything, expects_backward);
+  const std::string holders = level.shared ? holders_of(*level.shared, *level.domain) : "";
   const std::string raise_it =
       "\nRaise the budget to at least " + format_bytes(advice.budget) + covered_by(advice) + ".";
   const std::string message =
@@ -409,7 +450,8 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
                 " their replays evict each other without end." + raise_it
           : level.name + ": " + what + " needs " + format_bytes(why.smallest_budget) +
                 " resident at once, the budget is " + budget + ".\n  kept        " +
-                format_bytes(why.unevictable) + ", pinned or not replayable\n  to allocate " +
+                format_bytes(why.unevictable) + ", pinned or not replayable" + holders +
+                "\n  to allocate " +
                 format_bytes(why.smallest_budget - why.unevictable) + raise_it;
   raise(ErrorKind::kBudget, message);
 }

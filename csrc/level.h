@@ -30,6 +30,7 @@ namespace rematfn {
 
 struct LevelOptions {
   std::size_t budget = kNoBudget;
+  std::shared_ptr<SharedBudget> shared;  // null: the budget is the level's alone
   Score score;
   Keeping keeping;
   Judge judge;

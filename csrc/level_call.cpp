@@ -71,7 +71,7 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
 // The journey of one operator.
 void LevelCall::run() {
   std::optional<RandomTurn> turn;
-  if (facts_.draws_random) turn.emplace();
+  if (facts_.draws_random) turn.emplace(domain_);
   mark_writes(invocation_, found_);
   if (level_.active) note_leaves();
   domain_.settle_counters();
@@ -158,7 +158,9 @@ void LevelCall::make_resident() {
     domain_.materialize(wanted);
   }
   for (const FoundTensor& f : found_) {
-    if (f.cell != nullptr) pin_for_call(f.cell->version);
+    if (f.cell == nullptr) continue;
+    pin_for_call(f.cell->version);
+    if (facts_.announces_read) f.cell->version->exposed = domain_.next_order;
   }
 }
 

@@ -186,6 +186,7 @@ void LevelCall::record_write(std::size_t argument) {
     old->leave_cell();
     old->program = false;
     old->storage = c10::Storage();
+    if (old->table) old->table->hold(old->nbytes);
     domain_.leave(*old);
   }
   if (call_ && (old->producer || saved)) {

@@ -353,11 +353,13 @@ void TensorDomain::make_outside(TensorVersion& version) {
   outside_[version.storage.unsafeGetStorageImpl()] = {&version, Contents(version.storage)};
 }
 
+void TensorDomain::serve_signals() {
+  const BelowLevels below;
+  serve_signals_now_and_then();  // See Note [Interrupts are served between replays]
+}
+
 void TensorDomain::replay(Operation& operation) {
-  {
-    const BelowLevels below;
-    serve_signals_now_and_then();  // See Note [Interrupts are served between replays]
-  }
+  serve_signals();
   static_cast<Call&>(operation).replay(*this);
 }
 

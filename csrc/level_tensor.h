@@ -214,6 +214,7 @@ class TensorDomain final : public Domain {
   bool forget(Version& version) override;
   bool lost(const Version& version) override;
   void keep_alive(Version& version) override;
+  void serve_signals() override;
 
   ska::flat_hash_map<const c10::StorageImpl*, Outside> outside_;
   std::unordered_multimap<const void*, TensorVersion*> by_counter_;

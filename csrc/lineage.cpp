@@ -86,6 +86,7 @@ Table::Table(std::shared_ptr<Domain> owner, Table* outer, std::size_t bytes, Sco
 }
 
 Table::~Table() {
+  if (shared) leave_shared();
   if (enclosing) std::erase(enclosing->inner, this);
 }
 
@@ -112,13 +113,17 @@ void Table::expel(Version& version) {
 }
 
 void Table::charge(std::size_t nbytes) {
-  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->resident_bytes += nbytes;
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
+    t->resident_bytes += nbytes;
+    if (t->shared) t->charge_shared(nbytes);
+  }
   note_peak(0);
 }
 
 void Table::discharge(std::size_t nbytes) {
   for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
     t->resident_bytes -= nbytes;
+    if (t->shared) t->shared->subtract(nbytes);
     if (t->resident_bytes == 0) t->emptied();
   }
 }

@@ -39,6 +39,7 @@
 
 #include "eviction.h"
 #include "keeping.h"
+#include "shared_budget.h"
 
 namespace rematfn {
 
@@ -129,6 +130,9 @@ struct Version : Node {
   std::uint32_t pins = 0;
   std::uint32_t pending = 0;  // planned replays, and the waiting operator, that will read it
   bool resident = true;
+  // The domain's `next_order` when its address was given out.
+  // See Note [An address is good until its level's next operator]
+  std::uint64_t exposed = 0;
   bool trimmed = false;   // a constant because the record was too long
   bool raw = false;       // uninitialised memory, perhaps being filled where we cannot see: kept
   bool program = false;   // some tensor of the program stands on these very contents
@@ -235,6 +239,12 @@ class Table : public Node {
   ByteCount unrecorded_bytes;
   std::size_t loose_bytes = 0;     // of candidates that are not pinned
   std::size_t trimmed_bytes = 0;   // of what was trimmed and is resident; inner tables' included
+  // See Note [A shared budget is a sum]. None if `budget` is this table's alone, or if a table around
+  // it shares the same.
+  std::shared_ptr<SharedBudget> shared;
+  std::size_t in_flight = 0;  // claimed, and not resident yet
+  double clock_before = 0;    // when room was last made: the domain's clock,
+  double time_before = 0;     // and the members'
   Statistics statistics;
   Version* oldest = nullptr;
   Version* newest = nullptr;
@@ -255,6 +265,13 @@ class Table : public Node {
   void discharge_trimmed(std::size_t nbytes);
   // Nothing of it is resident any more.
   virtual void emptied() {}
+  // sharing.cpp
+  void join(std::shared_ptr<SharedBudget> budget_of_many);
+  void leave_shared();
+  // Bytes of this table, or of one inside, are about to change hands. See Note [A shared budget is a sum]
+  void hold(std::size_t nbytes);
+  // That `nbytes` more may be allocated, if they fit. Replaces the claim before.
+  [[nodiscard]] bool claim(std::size_t nbytes);
   // What counts against the budget.
   [[nodiscard]] std::size_t used_bytes() const { return resident_bytes + unrecorded_bytes; }
   // What could go, inner tables' included; but for what somebody turns out to hold.
@@ -271,6 +288,9 @@ class Table : public Node {
   // A candidate that may go: it is considered along with the batch, if there is one.
   void offer(Version& version);
   void check() const;
+
+ private:
+  void charge_shared(std::size_t nbytes);
 };
 
 // The candidate's score may have risen; or fallen, if `lower`. See Note [Stale scores are too low].

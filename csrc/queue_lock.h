@@ -84,6 +84,9 @@ class QueueLock {
     return owner_.load(std::memory_order_relaxed) == std::this_thread::get_id();
   }
 
+  // Its owner asks: has it been taken more than once?
+  [[nodiscard]] bool is_nested() const { return depth_ > 1; }
+
   [[nodiscard]] bool is_another_threads() const {
     return word_.load(std::memory_order_relaxed) != kFree &&
            owner_.load(std::memory_order_relaxed) != std::this_thread::get_id();

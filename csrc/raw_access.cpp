@@ -47,7 +47,9 @@ void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
       level = cell->level.get();
       wanted.push_back(cell->version.get());
     }
-    if (level != nullptr) materialize_for(*level, wanted, reader);
+    if (level == nullptr) continue;
+    materialize_for(*level, wanted, reader);
+    for (Version* version : wanted) version->exposed = domain->next_order;
   }
 }
 

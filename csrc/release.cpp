@@ -35,6 +35,7 @@ void Domain::bury_released(std::unique_ptr<Released> released) {
 
 // See Note [One word for a lock and its queue]
 void Domain::unlock() {
+  if (!shared_tables.empty() && !lock_.is_nested()) settle_claims();
   std::shared_ptr<Domain> alive;
   while (Released* released = lock_.unlock()) {
     if (!alive) alive = shared_from_this();
@@ -47,7 +48,10 @@ void Domain::unlock() {
 }
 
 // See Note [A fork loses the domains of other threads]
-void Domain::after_fork() { lost_to_fork_ = lock_.is_another_threads(); }
+void Domain::after_fork() {
+  lost_to_fork_ = lock_.is_another_threads();
+  leave_shared_after_fork();
+}
 
 constinit thread_local int DomainLock::held_ = 0;
 

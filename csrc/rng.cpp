@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "domain.h"
 #include "interpreter.h"
 
 namespace rematfn {
@@ -75,7 +76,14 @@ std::recursive_mutex*& turn_mutex() {
 }  // namespace
 
 // See Note [Random operators take turns]
-RandomTurn::RandomTurn() : mutex_(*turn_mutex()) { lock_without_interpreter(mutex_); }
+// See Note [Whoever needs room may take it]
+RandomTurn::RandomTurn(Domain& domain) : mutex_(*turn_mutex()) {
+  if (domain.shared_tables.empty()) {
+    lock_without_interpreter(mutex_);
+  } else {
+    while (!mutex_.try_lock()) domain.lend();
+  }
+}
 
 RandomTurn::~RandomTurn() { mutex_.unlock(); }
 

@@ -20,6 +20,8 @@
 
 namespace rematfn {
 
+class Domain;
+
 // A generator's state at one moment. A CPU generator's is copied as plain memory: asking for it as
 // a tensor would allocate, in the middle of a budget, from the very allocator that is counted.
 class RandomState {
@@ -33,7 +35,8 @@ class RandomState {
 // For a scope: no other thread runs a random operator under a level.
 class RandomTurn {
  public:
-  RandomTurn();
+  // `domain`, whose lock this thread holds, lends while it waits.
+  explicit RandomTurn(Domain& domain);
   ~RandomTurn();
   RandomTurn(const RandomTurn&) = delete;
   RandomTurn& operator=(const RandomTurn&) = delete;

@@ -48,7 +48,8 @@ void Domain::trim(Table& table, Trim& goal) {
     list_candidates();
     const std::size_t stays = table.used_bytes() - table.evictable_bytes() - table.trimmed_bytes;
     const std::size_t needed = stays + table.statistics.min_budget;
-    goal.rooms.push_back({&table, (table.budget - std::min(needed, table.budget)) / 2});  // Rule 1
+    const std::size_t budget = budget_of(table);
+    goal.rooms.push_back({&table, (budget - std::min(needed, budget)) / 2});  // Rule 1
   }
   const auto fits = [&](const Version& version) {
     return std::all_of(goal.rooms.begin(), goal.rooms.end(), [&](const Trim::Room& room) {

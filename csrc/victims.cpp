@@ -55,7 +55,7 @@ Version* Domain::choose(Table& table, bool spare_pending) {
       if (!pick_batch(table, kind, spare_pending)) break;
       victim = lowest_of_batch(table, kind, spare_pending);
     }
-    if (!held_elsewhere(*victim)) break;
+    if (!has_to_stay(*victim)) break;
     table.candidates[victim->slot].refused = refused = true;
     batch.remove(*victim);
     victim = lowest_of_batch(table, kind, spare_pending);
@@ -67,6 +67,11 @@ Version* Domain::choose(Table& table, bool spare_pending) {
   return victim;
 }
 
+// See Note [An address is good until its level's next operator]
+bool Domain::has_to_stay(const Version& version) {
+  return held_elsewhere(version) || (is_borrowed_ && version.exposed == next_order);
+}
+
 // The judge may throw; nothing has changed then.
 Version* Domain::choose_by_judge(Table& table, bool spare_pending) {
   Version* victim = nullptr;
@@ -74,7 +79,7 @@ Version* Domain::choose_by_judge(Table& table, bool spare_pending) {
   for (std::size_t i = 0; i < table.candidates.size(); ++i) {
     const Candidate& c = table.candidates[i];
     Version& version = *table.candidate_versions[i];
-    if (c.pinned || (spare_pending && c.pending) || held_elsewhere(version)) continue;
+    if (c.pinned || (spare_pending && c.pending) || has_to_stay(version)) continue;
     const double next = next_use(version);
     const bool known = next != kUnknown && next != kNever;
     const double found = table.judge({.nbytes = c.nbytes,

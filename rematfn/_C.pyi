@@ -13,10 +13,16 @@ class Level:
     def take_trace(self) -> Trace | None: ...
     def guide_lost(self) -> bool: ...
 
+class SharedBudget:
+    def __init__(self, bytes: int) -> None: ...
+    def resident_bytes(self) -> int: ...
+    def peak_bytes(self) -> int: ...
+
 class ActiveLevel:
     def __init__(
         self,
         budget: int | None,
+        shared: SharedBudget | None,
         score: Score,
         keeping: Keeping,
         judge: Callable[..., float] | None,

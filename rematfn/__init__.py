@@ -14,7 +14,8 @@ _C.set_errors(BudgetError, ReplayError)
 _C.set_inner_tensors(_subclasses.inner_tensors)
 _C.register_kernels()
 
-from ._checkpoint import checkpoint as checkpoint  # noqa: E402  (needs the extension)
+from ._budget import Budget as Budget  # noqa: E402  (needs the extension)
+from ._checkpoint import checkpoint as checkpoint  # noqa: E402
 from ._checkpoint import checkpoint_sequential as checkpoint_sequential  # noqa: E402
 from ._inspect import Stats as Stats  # noqa: E402
 from ._inspect import check as check  # noqa: E402
@@ -48,6 +49,7 @@ __all__ = [
     "LRU",
     "MSPS",
     "ON",
+    "Budget",
     "BudgetError",
     "Candidate",
     "Custom",

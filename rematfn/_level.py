@@ -33,6 +33,7 @@ class LevelOptions:
     """The arguments of `_C.ActiveLevel`, decided."""
 
     budget: int | None
+    shared: _C.SharedBudget | None  # whose bytes those are, if not the level's alone
     score: _C.Score
     keeping: _C.Keeping
     judge: Callable[..., float] | None
@@ -50,6 +51,7 @@ class LevelOptions:
         _storages.watch()
         return _C.ActiveLevel(
             self.budget,
+            self.shared,
             self.score,
             self.keeping,
             self.judge,

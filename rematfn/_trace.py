@@ -108,6 +108,7 @@ def record(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     refuse_deferred(f, "record(f)")
     options = LevelOptions(
         budget=None,
+        shared=None,
         score=Guided().score(),
         keeping=Guided().keeping(),
         judge=None,

@@ -15,7 +15,7 @@ from torch import nn
 from torch._C._dynamo.eval_frame import set_eval_frame
 
 from . import _C
-from ._budget import Budget, BudgetLike, parse_budget
+from ._budget import BudgetLike, Limit, parse_budget
 from ._deferred import refuse_deferred
 from ._level import MAX_OPERATIONS, LevelOptions, call
 from ._measured import Memory
@@ -35,7 +35,7 @@ _DEFAULT = Guided()
 class Options:
     """What `remat` was asked for, beside the function."""
 
-    budget: Budget
+    budget: Limit
     policy: Policy
     cost: Cost
     verify: bool
@@ -97,12 +97,14 @@ class Rematted(Generic[P, R]):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[LevelOptions, Signature | None]:
         """Return how to call, and the signature if something is measured or was."""
+        shared = self.budget.shared
         options = LevelOptions(
             budget=self.budget.bytes,
+            shared=shared._shared if shared is not None else None,
             score=self.policy.score(),
             keeping=self.policy.keeping(),
             judge=self.policy.judge(),
-            discards=self.policy.discards and self.budget == Budget(),
+            discards=self.policy.discards and self.budget == Limit(),
             evict_everything=self.policy.evict_everything,
             timed=self._options.cost == "time",
             verify=self._options.verify,
@@ -113,7 +115,9 @@ class Rematted(Generic[P, R]):
         # Only the outermost level is recorded and guided: its record holds what runs inside. Where
         # nothing is planned, the record of a first call serves the figure of a BudgetError.
         outermost = _C.stack_depth() == 0
-        if fraction is None and (options.budget is None or not outermost):
+        # What a call may have of a shared budget is known only when it asks: it is not planned for.
+        planned = options.budget is not None and shared is None
+        if fraction is None and not (planned and outermost):
             return options, None
         guided = outermost and isinstance(self.policy, Planned)
         signature = signature_of(args, kwargs)
@@ -229,9 +233,11 @@ def remat(
             running operator included. Arguments, parameters and results do not count. Bytes
             (``4096``), a string with a unit (``"1.5GiB"``, ``"200MB"``), a float in (0, 1] (that
             fraction of the unconstrained peak, which the first call of each signature measures by
-            running without a cap), or None (no cap).
+            running without a cap), a :class:`Budget` that several functions share, or None (no
+            cap).
         policy: What to evict first. :class:`Guided` unless given, which learns from the first call
-            of each signature; with :class:`ON` nothing is learnt or searched for.
+            of each signature; with :class:`ON` nothing is learnt or searched for. Within a shared
+            budget no call is guided: those of policies that plan go by their ``first`` policy.
             For experiments, a function of a :class:`Candidate` (:class:`Custom`).
         cost: ``"model"`` estimates an operator's cost from bytes and FLOPs, the same on every run
             and machine; ``"time"`` measures it.

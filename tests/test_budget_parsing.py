@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rematfn._budget import Budget, format_bytes, parse_budget
+from rematfn._budget import Limit, format_bytes, parse_budget
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ from rematfn._budget import Budget, format_bytes, parse_budget
     ],
 )
 def test_bytes_are_read_as_written(written, meant):
-    assert parse_budget(written) == Budget(bytes=meant)
+    assert parse_budget(written) == Limit(bytes=meant)
     assert type(parse_budget(written).bytes) is int
 
 
@@ -52,17 +52,17 @@ def test_a_decimal_fraction_is_read_exactly_and_rounded_down():
 @pytest.mark.parametrize("fraction", [0.3, 1.0, 1e-9, np.float64(0.25), np.float32(0.5)])
 def test_a_float_is_a_fraction_of_the_peak(fraction):
     budget = parse_budget(fraction)
-    assert budget == Budget(fraction=float(fraction))
+    assert budget == Limit(fraction=float(fraction))
     assert type(budget.fraction) is float
 
 
 def test_one_is_a_byte_and_one_point_zero_is_the_whole_peak():
-    assert parse_budget(1) == Budget(bytes=1)
-    assert parse_budget(1.0) == Budget(fraction=1.0)
+    assert parse_budget(1) == Limit(bytes=1)
+    assert parse_budget(1.0) == Limit(fraction=1.0)
 
 
 def test_none_is_no_cap():
-    assert parse_budget(None) == Budget(bytes=None, fraction=None)
+    assert parse_budget(None) == Limit(bytes=None, fraction=None)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_budget_prints_as_prose(budget, text):
 
 def test_a_budget_is_not_both_bytes_and_a_fraction():
     with pytest.raises(ValueError, match="not both"):
-        Budget(bytes=1, fraction=0.5)
+        Limit(bytes=1, fraction=0.5)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import rematfn
 PUBLIC = {
     # the transform
     "remat",
+    "Budget",
     "materialize",
     "opaque",
     "check",
