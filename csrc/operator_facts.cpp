@@ -160,7 +160,7 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   facts.writes_uncounted = !(facts.writes.empty() && facts.training_writes.empty()) &&
                            !op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView) &&
                            !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-                           !name.starts_with("aten::_foreach_");
+                           !name.starts_with("aten::_foreach_") && name != "aten::record_stream";
   const auto tensors = std::count_if(arguments.begin(), arguments.end(), [](const auto& a) {
     return mentions_tensor(*a.real_type());
   });

@@ -54,8 +54,10 @@ class ReplayError(RematError, RuntimeError):
 
     An evicted value is rematerialised by replaying the operators it came from. Those may read
     tensors that rematfn does not own: arguments, parameters, captured tensors. rematfn sees it when
-    they are written while the function runs. When they are written elsewhere, a replay would give
-    another value than the first time; it raises instead.
+    they are written while the function runs, and when an operator writes them for which autograd
+    counts nothing, such as a fused optimiser. When they are written elsewhere, or lose their bytes
+    (``x.untyped_storage().resize_``), a replay would give another value than the first time; it
+    raises instead.
 
     With ``remat(..., verify=True)`` it is also raised when an operator, given what it was given the
     first time, computed something else. The message names the operator and the first element that

@@ -196,6 +196,20 @@ def test_a_captured_tensor_that_is_overwritten_before_the_backward() -> None:
         overwritten(EVERYTHING)
 
 
+def stepped(transform: Transform) -> list[Any]:
+    x, w = torch.linspace(-1, 1, 12).requires_grad_(), torch.linspace(0.5, 1.5, 12)
+    loss = transform(lambda x: ((x + w).sin() * 2).exp().sum())(x)
+    w.grad = torch.ones(12)
+    torch.optim.SGD([w], lr=0.5, fused=True).step()
+    loss.backward()
+    return [x.grad]
+
+
+def test_a_captured_tensor_that_a_fused_optimiser_steps(exact: Exact) -> None:
+    assert not agree(stepped, checkpointed)
+    assert exact(stepped)
+
+
 REFUSED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "grad": torch.func.grad,
     "vjp": lambda f: lambda x: torch.func.vjp(f, x)[1](torch.ones(()))[0],
