@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "level_tensor.h"
+#include "shapes.h"
 #include "stack_utils.h"
 
 namespace rematfn {
@@ -220,10 +221,16 @@ std::size_t infer(const c10::OperatorHandle& op, const OperatorFacts& facts, Arg
     if (mask) return bound_of(op, arguments);
   }
   if (op.schema().name() == "aten::_efficientzerotensor") return 0;  // a shape alone
+  // See Note [Shapes without Python]
+  if (const auto bytes = bytes_added_by(op, arguments)) return *bytes;
   try {
     const BackendScope scope;
     MetaArguments meta(op, arguments);
-    op.callBoxed(meta.stack);
+    if (const c10::KernelFunction* function = shape_function_of(op)) {
+      function->callBoxed(op, c10::DispatchKeySet(c10::DispatchKey::Meta), &meta.stack);
+    } else {
+      op.callBoxed(meta.stack);
+    }
     return meta.added();
   } catch (const std::exception&) {
     return 0;  // no shape function; the first run will tell

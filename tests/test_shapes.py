@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator will allocate is known to the byte before it runs, and mostly without Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import in_a_process
+from torch import Tensor, nn
+
+import rematfn
+
+aten = torch.ops.aten
+T, F = True, False
+
+
+def numbers(*sizes: int) -> Tensor:
+    return torch.linspace(0.1, 0.9, int(torch.Size(sizes).numel())).view(sizes)
+
+
+X, M, Q = numbers(3, 8, 6, 6), numbers(12, 16), numbers(2, 3, 7, 4)
+I, W, B = torch.tensor([[0, 1, 2, 1]]), numbers(5, 8, 3, 3), numbers(5)  # noqa: E741
+C, LABELS, PIXELS = numbers(8), torch.tensor([0, 1, 2, 3]), torch.zeros(2, 3, 3, dtype=torch.long)
+ONE = torch.tensor(1.0)
+NORMED = aten.native_layer_norm(M, [16], M[0], M[0], 1e-5)
+BATCHED = aten.native_batch_norm(X, C, C, None, None, T, 0.1, 1e-5)
+POOLED = aten.max_pool2d_with_indices(X, [2, 2])
+ATTENDED = aten._scaled_dot_product_flash_attention_for_cpu(Q, Q, Q)
+
+UNARY = (
+    *("neg", "exp", "exp2", "expm1", "log", "log1p", "log2", "sin", "cos", "tan", "tanh", "sqrt"),
+    *("sigmoid", "rsqrt", "reciprocal", "erf", "floor", "ceil", "sign", "silu", "gelu", "elu"),
+    *("leaky_relu", "softplus", "trunc", "atan", "sinh", "cosh", "relu", "amax", "amin", "argmax"),
+    *("argmin", "all", "any", "zeros_like", "ones_like", "empty_like", "bernoulli", "tril", "triu"),
+)
+BINARY = ("add", "sub", "mul", "div", "pow", "eq", "ne", "lt", "le", "gt", "ge")
+
+CALLS: list[tuple[Any, ...]] = [
+    *((getattr(aten, name), M) for name in UNARY),
+    *((getattr(aten, name), M, M[:1]) for name in (*BINARY, "maximum", "minimum", "atan2")),
+    *((getattr(aten, name), I, M[:4, :1]) for name in (*BINARY, "maximum", "minimum", "atan2")),
+    *((getattr(aten, name).Scalar, M, 2.0) for name in BINARY if name != "pow"),
+    *((getattr(aten, name).Scalar, I, 2.5) for name in BINARY if name != "pow"),
+    *((aten.pow, M, 2.0), (aten.bitwise_and, I, I), (aten.bitwise_or, I, I)),
+    *((aten.clamp, M, 0.0, 1.0), (aten.clamp_min, M, 0.0), (aten.clamp_max, M, 0.0)),
+    *((aten.addcmul, M, M, M), (aten.addcdiv, M, M, M), (aten.lerp, M, M, 0.3)),
+    *((aten.sum, M, [0]), (aten.sum, M, [0], True), (aten.sum, I, [0]), (aten.mean, M, [1])),
+    *((aten.prod, M, 1), (aten.max, M, 1), (aten.min, M, 0), (aten.all, M, 1), (aten.any, M, 1)),
+    *((aten.cumsum, M, 1), (aten.linalg_vector_norm, M), (aten.topk, M, 3)),
+    *((aten.mm, M, M.mT), (aten.bmm, Q[0], Q[0].mT), (aten.addmm, M[:, 0], M, M.mT)),
+    (aten.baddbmm, numbers(3, 7, 7), Q[0], Q[0].mT),
+    *((aten._softmax, M, 1, F), (aten._log_softmax, M, 1, F)),
+    *((aten._safe_softmax, M, 1), (aten.logical_not, M), (aten.abs, M), (aten.abs, M + 1j)),
+    *((aten.masked_fill, M[:1], M > 0.5, 2.0), (aten.masked_fill, M, M[0] > 0.5, ONE)),
+    *((aten.index_select, M, 1, I[0]), (aten.index_select, M, 0, I[0])),
+    (aten._softmax_backward_data, M, M, 1, torch.float),
+    (aten._log_softmax_backward_data, M, M, 1, torch.float),
+    *((aten.gelu_backward, M, M), (aten.silu_backward, M, M), (aten.sigmoid_backward, M, M)),
+    *((aten.tanh_backward, M, M), (aten.threshold_backward, M, M, 0)),
+    *((aten.elu_backward, M, 1.0, 1.0, 1.0, F, M), (aten.leaky_relu_backward, M, M, 0.1, F)),
+    (aten.softplus_backward, M, M, 1.0, 20.0),
+    (aten.avg_pool2d, X, [2, 2]),
+    (aten.avg_pool2d_backward, X[:, :, :3, :3], X, [2, 2], [2, 2], [0, 0], F, T, None),
+    (aten.max_pool2d_with_indices, X, [2, 2]),
+    (
+        *(aten.max_pool2d_with_indices_backward, POOLED[0], X),
+        *([2, 2], [2, 2], [0, 0], [1, 1], F, POOLED[1]),
+    ),
+    *((aten.nll_loss_forward, M[:4], LABELS, None, reduced, -100) for reduced in (0, 1)),
+    (aten.nll_loss_backward, ONE, M[:4], LABELS, None, 1, -100, ONE),
+    *((aten.nll_loss2d_forward, Q[:, :, :3, :3], PIXELS, None, how, -100) for how in (0, 1)),
+    (aten.nll_loss2d_backward, ONE, Q[:, :, :3, :3], PIXELS, None, 1, -100, ONE),
+    *((aten.mse_loss, M, M), (aten.mse_loss, M, M, 0), (aten.mse_loss_backward, ONE, M, M, 1)),
+    *((aten.cat, [M, M], 1), (aten.cat, [M, I.expand(12, 4)], 1), (aten.stack, [M, M], 1)),
+    *((aten.stack, [M, M.double()]), (aten.gather, M, 0, I), (aten.scatter_add, M, 0, I, M)),
+    *((aten.scatter, M, 0, I, 1.0), (aten.scatter, M, 0, I, M)),
+    (lambda m: aten.zeros_like(m, dtype=torch.float64), M),
+    *((aten.zeros, [5, 6]), (aten.ones, [5]), (aten.empty, [3, 3]), (aten.new_zeros, M, [3, 4])),
+    (lambda m: aten.new_empty(m, [3, 4], dtype=torch.half), M),
+    *((aten.where, M > 0, M, ONE.double()), (aten.where, M[:1] > 0, M[:, :1], I[0, :1])),
+    (aten.convolution, X, W, B, [2, 1], [1, 0], [1, 2], F, [0, 0], 1),
+    (aten.convolution, X, W, None, [1], [1], [1], F, [0], 1),
+    (aten.convolution, X, W.transpose(0, 1), B, [2, 2], [1, 1], [1, 1], T, [1, 1], 1),
+    (aten.convolution, X, numbers(8, 1, 3, 3), None, [1, 1], [1, 1], [1, 1], F, [0, 0], 8),
+    *(
+        (
+            *(aten.convolution_backward, numbers(3, 5, 4, 4), X, W, [5]),
+            *([1, 1], [0, 0], [1, 1], F, [0, 0], 1, mask),
+        )
+        for mask in ([T, T, T], [F, T, F])
+    ),
+    (aten.native_layer_norm, M, [16], M[0], M[0], 1e-5),
+    *(
+        (aten.native_layer_norm_backward, M, M, [16], NORMED[1], NORMED[2], M[0], M[0], mask)
+        for mask in ([T, T, T], [F, T, F])
+    ),
+    *((aten.native_batch_norm, X, C, C, C.clone(), C.clone(), on, 0.1, 1e-5) for on in (T, F)),
+    (
+        *(aten.native_batch_norm_backward, X, X, C, None, None),
+        *(BATCHED[1], BATCHED[2], T, 1e-5, [T, T, F]),
+    ),
+    (aten.native_group_norm, X, C, C, 3, 8, 36, 4, 1e-5),
+    *((aten.embedding, M, I), (aten.embedding_dense_backward, numbers(1, 4, 16), I, 12, -1, F)),
+    (aten._scaled_dot_product_flash_attention_for_cpu, Q, Q, Q),
+    (
+        aten._scaled_dot_product_flash_attention_for_cpu_backward,
+        *(Q, Q, Q, Q, ATTENDED[0], ATTENDED[1], 0.0, F),
+    ),
+]
+
+
+def fresh_bytes(results: Any) -> int:
+    tensors = results if isinstance(results, tuple | list) else [results]
+    return sum(t.untyped_storage().nbytes() for t in tensors if isinstance(t, Tensor))
+
+
+@pytest.mark.parametrize("number", range(len(CALLS)))
+def test_a_budget_one_byte_too_small_is_refused_for_what_the_operator_would_make(
+    number: int,
+) -> None:
+    op: Callable[..., Any]
+    op, *args = CALLS[number]
+    made = fresh_bytes(op(*args))
+    if made == 1:
+        pytest.skip("there is no smaller budget")
+    g = rematfn.remat(lambda: op(*args), made - 1)
+    with pytest.raises(rematfn.BudgetError):
+        g()
+    assert rematfn.stats(g).min_budget == made, op
+
+
+def test_what_writes_its_argument_adds_nothing() -> None:
+    x = M.clone()
+
+    def f() -> None:
+        x.add_(M).mul_(M).sigmoid_().copy_(M).relu_().addcmul_(M, M)
+
+    g = rematfn.remat(f, 1)
+    g()
+    assert rematfn.stats(g).min_budget == 0
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.grow = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, -1)).mT for t in self.grow(self.norm(x)).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.mlp(nn.functional.dropout(y.mT.flatten(-2), 0.1))
+
+
+class Language(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(50, 32), nn.Linear(32, 50)
+        self.blocks = nn.Sequential(Block(32), Block(32))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = self.head(self.blocks(self.embed(tokens)))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+class Picture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(8, 8, 3, stride=2), nn.Flatten(), nn.LazyLinear(5)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self.layers(x), x.new_zeros(len(x), 5))
+
+
+def step_in_eager_and_under_a_budget() -> None:
+    import sys
+
+    words, pictures = torch.arange(60).view(4, 15) % 50, numbers(2, 3, 16, 16)
+    for net, batch in ((Language(), words), (Picture(), pictures)):
+        g = rematfn.remat(net, "1GiB")
+        net(batch).backward()  # no optimizer, which would import the compiler
+        before = set(sys.modules)
+        g(batch).backward()
+        assert rematfn.stats(g).operators > 15
+        added = set(sys.modules) - before
+        assert not added & {"torch._dynamo", "sympy", "onnx"}
+        assert not added, sorted(added)[:20]
+    assert "torch._dynamo" not in sys.modules
+
+
+def test_a_budget_imports_nothing_that_the_step_does_not() -> None:
+    in_a_process("test_shapes", "step_in_eager_and_under_a_budget")
