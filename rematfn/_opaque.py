@@ -102,23 +102,20 @@ def _before_backward(gradients: tuple[torch.Tensor | None, ...]) -> None:
     _C.stay_outside()
 
 
-_watching = False
-
-
 def watch_compiler() -> None:
     """Have compilations under a level raise, from when torch's compiler is loaded."""
-    global _watching
-    if _watching or "torch._dynamo" not in sys.modules:
+    compiler = sys.modules.get("torch._dynamo.callback")
+    if compiler is None:
         return
-    from torch._dynamo.callback import on_compile_start
-
-    on_compile_start(_refuse_under_level)
-    _watching = True
+    handler = compiler.callback_handler
+    if _refuse_under_level not in handler.start_callbacks:  # torch._dynamo.reset() forgets it
+        handler.register_start_callback(_refuse_under_level)
 
 
 def _refuse_under_level(_: object) -> None:
     if _C.is_intercepting():
         raise RuntimeError(
             "torch.compile inside of remat: compiled code reads addresses, and no level sees that. "
-            "Write rematfn.opaque(torch.compile(f))."
+            "Write rematfn.opaque(torch.compile(f)) for a part that may run outside of the budget; "
+            "or transform what is not compiled, remat(f) and not remat(torch.compile(f))."
         )

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
+import types
 from typing import Any
 
+import pytest
 import torch
 from helpers import Mode, Transform, assert_bitwise_equal, assert_same_as_eager
-from torch import nn
+from torch import Tensor, nn
 
 import rematfn
+from rematfn import _C
 
 remat = rematfn.remat
 
@@ -66,3 +70,181 @@ def test_a_transformed_module_can_be_copied_and_saved() -> None:
     assert_bitwise_equal(twin(x), net(x))
     restored = pickle.loads(pickle.dumps(net.state_dict()))
     assert_bitwise_equal(restored, net.state_dict())
+
+
+# --- See Note [What the module would run] ---------------------------------------------------------
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+LAYERS = 3  # operators in a forward of it
+BATCH = torch.linspace(-1, 1, 8).view(2, 4)
+
+
+def operators(net: Any) -> int | None:
+    net(BATCH)
+    return rematfn.stats(net).operators
+
+
+def waving(forward: Any) -> Any:
+    return lambda x: forward(x).sin()
+
+
+def test_a_forward_set_before() -> None:
+    net = network()
+    net.forward = waving(net.forward)
+    g = remat(net, "1MiB")
+    assert operators(g) == LAYERS + 1
+    assert_bitwise_equal(g(BATCH).detach(), net(BATCH).detach())
+    assert_bitwise_equal(g.forward(BATCH).detach(), net(BATCH).detach())
+
+
+@pytest.mark.parametrize("on_twin", [False, True])
+def test_a_forward_set_afterwards_put_back_and_deleted(on_twin: bool) -> None:
+    net = network()
+    g = remat(net, "1MiB")
+    assert operators(g) == LAYERS
+    expected = net(BATCH).sin().detach()
+    patched = g if on_twin else net
+    before = patched.forward
+    patched.forward = waving(before)
+    assert operators(g) == LAYERS + 1
+    assert_bitwise_equal(g(BATCH).detach(), expected)
+    assert_bitwise_equal(net(BATCH).detach(), expected)
+    patched.forward = before
+    assert operators(g) == LAYERS
+    assert rematfn.stats(g.forward) == rematfn.stats(g)
+    del patched.forward
+    assert operators(g) == LAYERS
+    with pytest.raises(AttributeError):
+        del patched.forward
+
+
+def test_a_method_of_the_twin_set_as_its_forward() -> None:
+    g = remat(network(), "1MiB")
+    g.forward = types.MethodType(lambda self, x: self[0](x).cos(), g)
+    assert operators(g) == 2
+    assert_bitwise_equal(g(BATCH).detach(), g[0](BATCH).cos().detach())
+
+
+def prepared(net: nn.Module) -> nn.Module:
+    """Do to a module what mixed precision does in a well-known library."""
+    forward = net.forward
+    inside = getattr(forward, "__func__", None)
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    if inside is None:
+        net.forward = autocast(forward)
+    else:
+        net.forward = types.MethodType(autocast(inside), net)
+    converted = net.forward
+    net.forward = lambda *args: converted(*args).float()
+    return net
+
+
+@pytest.mark.parametrize("prepared_first", [False, True])
+@pytest.mark.parametrize("budget", ["1MiB", 200])
+def test_mixed_precision_around_a_forward(prepared_first: bool, budget: Any) -> None:
+    eager = prepared(network())
+    x, y = (BATCH.clone().requires_grad_() for _ in range(2))
+    expected = eager(x)
+    expected.sum().backward()
+    g = remat(prepared(network()), budget) if prepared_first else prepared(remat(network(), budget))
+    for _ in range(2):
+        y.grad = None
+        g.zero_grad()
+        actual = g(y)
+        actual.sum().backward()
+        assert_bitwise_equal(actual.detach(), expected.detach())
+        gradients = [(t.grad, *(p.grad for p in n.parameters())) for t, n in ((y, g), (x, eager))]
+        assert_bitwise_equal(*gradients)
+    assert rematfn.stats(g).operators > LAYERS + 3, "the casts are the level's"
+    assert rematfn.stats(g).peak_bytes <= rematfn.stats(g).budget
+
+
+def test_hooks_run_around_the_level() -> None:
+    net, depths = network(), []
+    net.register_forward_pre_hook(lambda module, args: depths.append(_C.stack_depth()))
+    net.register_forward_hook(lambda module, args, out: depths.append(_C.stack_depth()))
+    net.forward = waving(net.forward)
+    remat(net)(BATCH)
+    assert depths == [0, 0]
+
+
+class Called(nn.Module):
+    """A module that has no forward at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.layer(x).sin()
+
+
+def test_a_module_with_a_call_of_its_own() -> None:
+    net = Called()
+    g = remat(net, "1MiB")
+    assert operators(g) == 2
+    assert_bitwise_equal(g(BATCH).detach(), net(BATCH).detach())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_copy_of_a_twin_whose_forward_was_set(copied: Any) -> None:
+    g = remat(network(), "1MiB")
+    g.forward = functools.partial(g[0].forward)
+    made = copied(g)
+    assert operators(made) == 1
+    with torch.no_grad():
+        g[0].weight.zero_()
+    assert made(BATCH).sin().std() > 0
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        torch.jit.script,
+        lambda net: torch.jit.trace(net, BATCH),
+        torch.fx.symbolic_trace,
+        lambda net: remat(net, "2MiB"),
+    ],
+    ids=["script", "trace", "fx", "remat"],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_modules_that_are_made_of_others(made: Any) -> None:
+    net = made(network())
+    g = remat(net, "1MiB")
+    assert operators(g) == LAYERS
+    assert_bitwise_equal(g(BATCH).detach(), network()(BATCH).detach())
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).sin()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns about torch
+def test_compiled_modules_never_run_unseen() -> None:
+    """Compiled as a whole it is refused; compiled around the twin, it enters the level."""
+    torch._dynamo.reset()
+    whole = Net()
+    whole.compile(backend="eager")
+    for net in (torch.compile(Net(), backend="eager"), whole):
+        with pytest.raises(Exception, match=r"rematfn\.opaque\(torch\.compile"):
+            remat(net, "1MiB")(BATCH)
+        assert _C.stack_depth() == 0
+    warm = torch.compile(Net(), backend="eager")
+    warm(BATCH)
+    with pytest.raises(Exception, match=r"rematfn\.opaque\(torch\.compile"):
+        remat(warm, "1MiB")(BATCH)
+    inside = remat(Net(), "1MiB")
+    inside.compile(backend="eager")
+    for net in (torch.compile(remat(Net(), "1MiB"), backend="eager"), inside):
+        assert operators(net) == LAYERS + 1
+    torch._dynamo.reset()
