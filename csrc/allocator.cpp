@@ -3,14 +3,17 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <limits>
 #include <mutex>
 #include <utility>
 
+#include "edges.h"
 #include "level.h"
 #include "meter.h"
 #include "pressure.h"
@@ -66,16 +69,25 @@ class Asked {
  private:
   // See Note [Bytes beside operators]
   void count_if_unrecorded() {
-    Level* level = current_level();
-    if (level == nullptr || !level->unrecorded || !is_intercepting()) return;
-    beside_ = level->unrecorded;
+    if (Level* level = current_level()) {
+      if (level->unrecorded && is_intercepting()) count_in(*level, "a tensor made beside operators");
+      return;
+    }
+    // See Note [A backward allocates for its level]
+    const std::shared_ptr<LevelHandle> handle = level_of_running_node();
+    if (!handle || c10::impl::tls_is_dispatch_key_excluded(kLevelKey)) return;
+    count_in(handle->level(), "`" + torch::autograd::get_current_node()->name() + "`");
+  }
+  void count_in(Level& level, const std::string& what) {
+    beside_ = level.unrecorded;
     beside_->add(nbytes_);
     try {
-      const DomainLock lock(level->domain);
-      notice_unrecorded(*level);
-    } catch (const NoRoom& why) {
+      const DomainLock lock(level.domain);
+      notice_unrecorded(level);
+    } catch (NoRoom& why) {
       beside_->subtract(nbytes_);
-      raise_budget_error(why, "a tensor made beside operators");
+      why.unevictable -= std::min(why.unevictable, nbytes_);  // of what was asked for
+      raise_budget_error(why, what);
     }
   }
 
@@ -84,18 +96,26 @@ class Asked {
   c10::intrusive_ptr<UnrecordedBytes> beside_;  // null if it counts elsewhere
 };
 
-void count_freed(const Pages::Label& label) {
-  if (running_meter != nullptr) running_meter->freed(label.nbytes);
+void stop_counting(const Pages::Label& label) {
   if (label.owner == nullptr) return;
   const auto counter = c10::intrusive_ptr<UnrecordedBytes>::reclaim(
       static_cast<UnrecordedBytes*>(label.owner));
   counter->subtract(label.nbytes);
 }
 
+void count_freed(const Pages::Label& label) {
+  if (running_meter != nullptr) running_meter->freed(label.nbytes);
+  stop_counting(label);
+}
+
 // Where the blocks of the C library have their label: in front. The space keeps the alignment that
 // torch promises.
 constexpr std::size_t kAhead = 64;
 static_assert(sizeof(Pages::Label) <= kAhead);
+
+Pages::Label* label_ahead_of(void* data) {
+  return reinterpret_cast<Pages::Label*>(static_cast<char*>(data) - kAhead);
+}
 
 void* place(const Pages::Label& label) {
   if (label.nbytes >= kLeastPaged && uses_pages.load(std::memory_order_relaxed)) {
@@ -135,6 +155,18 @@ class Allocator final : public c10::Allocator {
 
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
 
+  static void count_no_more(const c10::DataPtr& bytes) {
+    void* data = bytes.get_context();
+    if (bytes.get_deleter() != &release || data == nullptr) return;
+    auto label = pages().disown(data);
+    if (!label) {
+      Pages::Label* ahead = label_ahead_of(data);
+      label = *ahead;
+      ahead->owner = nullptr;
+    }
+    stop_counting(*label);
+  }
+
   void copy_data(void* dest, const void* src, std::size_t count) const override {
     default_copy_data(dest, src, count);
   }
@@ -144,13 +176,16 @@ class Allocator final : public c10::Allocator {
     if (data == nullptr) return;
     c10::profiledCPUMemoryReporter().Delete(data);  // before the address is handed out again
     if (const auto label = pages().free(data)) return count_freed(*label);
-    char* block = static_cast<char*>(data) - kAhead;
-    count_freed(*reinterpret_cast<Pages::Label*>(block));
-    c10::free_cpu(block);
+    count_freed(*label_ahead_of(data));
+    c10::free_cpu(static_cast<char*>(data) - kAhead);
   }
 };
 
 }  // namespace
+
+void count_no_more(c10::StorageImpl& storage) {
+  Allocator::count_no_more(storage._mutable_data_ptr_no_checks());
+}
 
 Pages& pages() {
   static auto* const pool = new Pages;  // outlives the tensors of a dying process

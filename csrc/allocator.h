@@ -18,6 +18,8 @@
 
 #pragma once
 
+#include <c10/core/StorageImpl.h>
+
 #include <cstddef>
 #include <optional>
 
@@ -32,6 +34,9 @@ void install_allocator();
 [[nodiscard]] Pages& pages();
 // For measurements: without, all blocks come from the C library.
 void use_pages(bool on);
+
+// The block behind `storage`, if it counts beside operators, is the caller's from now on.
+void count_no_more(c10::StorageImpl& storage);
 
 // For tests: the allocation after the next `count` on this thread fails, once. Returns how many were
 // left of the last such wish: none, if it has been granted.

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "allocator.h"
 #include "boundary.h"
 #include "layers.h"
 #include "torch_compat.h"
@@ -56,6 +57,12 @@ class HookScope {
 };
 
 bool is_seal(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook);
+
+// A gradient that no level made, where one leaves. See Note [A backward allocates for its level]
+void leave_count(const at::Tensor& gradient) {
+  if (current_level() != nullptr || !is_plain(*gradient.unsafeGetTensorImpl())) return;
+  count_no_more(*gradient.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
 
 // Note [Hooks may write parameters]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -115,7 +122,7 @@ class SealHook final : public torch::autograd::FunctionPreHook {
   void seal_arriving(const at::Tensor& gradient) const {
     for_each_innermost(gradient, [&](const at::Tensor& inner) {
       const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
-      if (!domain) return;
+      if (!domain) return leave_count(inner);
       const DomainLock lock(domain);
       Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
       if (cell == nullptr || in_region(target_, *cell->level)) return;
@@ -147,7 +154,7 @@ class OutputSealHook final : public torch::autograd::FunctionPreHook {
       if (!gradient.defined()) continue;
       for_each_innermost(gradient, [&](const at::Tensor& inner) {
         const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
-        if (!domain) return;
+        if (!domain) return leave_count(inner);
         const DomainLock lock(domain);
         const Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
         if (cell != nullptr) seal(gradient, *cell->level);
@@ -217,6 +224,44 @@ bool has_graph(const at::Tensor& tensor) {
   return recorded;
 }
 
+// Note [A backward allocates for its level]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What a formula of the backward makes without reading a tensor of the level is no operator of the
+// level: the cosine of an argument, the zeros that a formula starts from, all of matrix_exp's, which
+// works on a block matrix of its own. To see these operators, our key would have to be included anew
+// for each node, since the engine restores the thread's state in between: a hook on every node. But
+// nothing of the kind is read after its node, other than as a gradient. So they are left alone, and
+// their bytes count: what is allocated on a thread that runs a node of the region, and not by one of
+// our kernels, counts beside operators until it is freed, or until the gradient leaves (SealHook).
+// A node is known by what cut_graph() has visited. A level is looked for among those that the
+// running graph task has entered.
+struct Entered {
+  int graph_task;
+  std::weak_ptr<LevelHandle> level;
+};
+thread_local std::vector<Entered> entered;
+constinit thread_local bool any_entered = false;  // costs less to ask
+
+void leave_graph_task(int graph_task) {
+  std::erase_if(entered, [&](const Entered& e) {
+    return e.graph_task == graph_task || e.level.expired();
+  });
+  any_entered = !entered.empty();
+}
+
+void note_entry(const std::shared_ptr<LevelHandle>& level) {
+  if (!level->level().unrecorded) return;
+  const int graph_task = torch::autograd::get_current_graph_task_id();
+  for (const Entered& e : entered) {
+    if (e.graph_task == graph_task && e.level.lock() == level) return;
+  }
+  std::erase_if(entered, [](const Entered& e) { return e.level.expired(); });
+  entered.push_back({graph_task, level});
+  any_entered = true;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [graph_task] { leave_graph_task(graph_task); });
+}
+
 // See Note [Gradients enter tagged]
 class EntryHook final : public torch::autograd::FunctionPreHook {
  public:
@@ -225,6 +270,7 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
 
   variable_list operator()(const variable_list& gradients) override {
     watch_again(watched_leaves());
+    note_entry(level_);
     // See Note [What is stored away outlives what it was made of]
     const bool graph_ends = !torch::autograd::get_current_graph_task_keep_graph() &&
                             !c10::GradMode::is_enabled();  // else another graph is being made
@@ -280,6 +326,23 @@ Node* root_of(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+std::shared_ptr<LevelHandle> level_of_running_node() {
+  if (!any_entered) return {};
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return {};
+  const int graph_task = torch::autograd::get_current_graph_task_id();
+  std::shared_ptr<LevelHandle> innermost;
+  for (const Entered& e : entered) {
+    if (e.graph_task != graph_task) continue;
+    auto handle = e.level.lock();
+    if (!handle || !in_region(node->sequence_nr(), handle->level())) continue;
+    if (innermost && innermost->level().depth >= handle->level().depth) continue;
+    const DomainLock lock(handle->level().domain);
+    if (handle->level().visited_nodes.contains(name_of(*node))) innermost = std::move(handle);
+  }
+  return innermost;
+}
 
 void remember_leaf(const at::Tensor& leaf, WatchedLeaves& leaves) {
   // A weak reference keeps a tensor from being destroyed, and with it its handle and our lineage;

@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+
 #include "level.h"
 
 namespace rematfn {
@@ -16,5 +18,9 @@ namespace rematfn {
 void cut_graph(const at::Tensor& tensor, Level& level);
 // A backward that enters the level looks at the hooks of `leaf` again. The level's domain is locked.
 void remember_leaf(const at::Tensor& leaf, WatchedLeaves& leaves);
+
+// The level in whose region the node lies that a backward runs on this thread; null if there is none.
+// See Note [A backward allocates for its level]
+[[nodiscard]] std::shared_ptr<LevelHandle> level_of_running_node();
 
 }  // namespace rematfn

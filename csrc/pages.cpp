@@ -176,12 +176,23 @@ void* Pages::allocate(const Label& label) {
   return span.begin;
 }
 
-std::optional<Pages::Label> Pages::free(void* block) {
+bool Pages::may_be_ours(const void* block) const {
   const auto address = reinterpret_cast<std::uintptr_t>(block);
-  if (address < lowest_.load(std::memory_order_relaxed) ||
-      address >= highest_.load(std::memory_order_relaxed)) {
-    return {};
-  }
+  return address >= lowest_.load(std::memory_order_relaxed) &&
+         address < highest_.load(std::memory_order_relaxed);
+}
+
+std::optional<Pages::Label> Pages::disown(void* block) {
+  if (!may_be_ours(block)) return {};
+  const std::lock_guard guard(mutex_);
+  Range* range = range_of(block);
+  if (range == nullptr) return {};
+  Span* span = range->blocks[(static_cast<char*>(block) - range->begin) / kPage];
+  return std::exchange(span->label, {span->label.nbytes, nullptr});
+}
+
+std::optional<Pages::Label> Pages::free(void* block) {
+  if (!may_be_ours(block)) return {};
   const std::lock_guard guard(mutex_);
   Range* range = range_of(block);
   if (range == nullptr) return {};

@@ -76,6 +76,9 @@ class Pages {
   // Nothing if the block is not of this pool. For all that is known its tenant counts it still, so it
   // may wait beyond what is left, until the next request.
   std::optional<Label> free(void* block);
+  // The block's label as it was; its owner has nothing to do with it any more. Nothing if the block is
+  // not of this pool.
+  std::optional<Label> disown(void* block);
 
   [[nodiscard]] Usage usage();
   void check();  // throws std::logic_error
@@ -146,6 +149,7 @@ class Pages {
   [[nodiscard]] bool map(std::size_t nbytes);
   void unmap(Range& range);
   bool unmap_unused();
+  [[nodiscard]] bool may_be_ours(const void* block) const;
   [[nodiscard]] Range* range_of(const void* block) const;
   [[nodiscard]] Place find(std::size_t nbytes) const;
   [[nodiscard]] static std::size_t covered(const Span& hole, const char* begin, std::size_t nbytes);
