@@ -133,6 +133,17 @@ void govern(Invocation& invocation) {
   {
     // See Note [Another thread may seal a tensor]
     const FoundDomain domain = find_domain(found);
+    // See Note [What is stored away outlives what it was made of]
+    const OperatorFacts& facts = invocation.facts;
+    const bool writes = !facts.writes.empty() || !facts.training_writes.empty();
+    if (writes && domain.domain != nullptr && !DomainLock::is_held() &&
+        TensorDomain::others_know_outside(domain.domain)) {
+      mark_writes(invocation, found);
+      for (const FoundTensor& f : found) {
+        if (!f.written || has_level_key(*f.tensor)) continue;
+        save_for_other_levels(*f.storage, facts, domain.domain);
+      }
+    }
     std::optional<DomainLock> lock;
     if (domain.domain != nullptr) lock.emplace(*domain.domain);
     if (Level* level = find_level(invocation, found, kind)) {

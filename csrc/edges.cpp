@@ -271,13 +271,7 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
   variable_list operator()(const variable_list& gradients) override {
     watch_again(watched_leaves());
     note_entry(level_);
-    // See Note [What is stored away outlives what it was made of]
-    const bool graph_ends = !torch::autograd::get_current_graph_task_keep_graph() &&
-                            !c10::GradMode::is_enabled();  // else another graph is being made
-    if (!level_->level().active && graph_ends) {
-      torch::autograd::Engine::get_default_engine().queue_callback(
-          [level = level_] { settle(*level); });
-    }
+    watch_end_of_backward();
     if (c10::impl::dispatch_mode_enabled()) return gradients;
     variable_list tagged = gradients;
     for (at::Tensor& gradient : tagged) {
@@ -294,6 +288,21 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
   }
 
  private:
+  // See Note [What is stored away outlives what it was made of]
+  void watch_end_of_backward() const {
+    Level& level = level_->level();
+    if (level.active || torch::autograd::get_current_graph_task_keep_graph()) return;
+    {
+      const DomainLock lock(level.domain);
+      (void)level.tensor_domain().savers.now(level.tensor_domain());
+    }
+    const bool makes_another = c10::GradMode::is_enabled();
+    torch::autograd::Engine::get_default_engine().queue_callback([level = level_, makes_another] {
+      hand_over(*level, /*ended_well=*/false);
+      if (!makes_another) settle(*level);
+    });
+  }
+
   // Others may add to them meanwhile.
   WatchedLeaves watched_leaves() const {
     const DomainLock lock(level_->level().domain);
@@ -357,7 +366,7 @@ void cut_graph(const at::Tensor& tensor, Level& level) {
   Node* root = root_of(tensor);  // See Note [Reading a graph must not change it]
   if (root == nullptr || !in_region(root->sequence_nr(), level)) return;
   const DomainLock lock(level.domain);
-  level.graph_leaves = true;
+  const Savers& savers = level.tensor_domain().savers;
   auto leaves = level.watched_leaves.lock();
   if (!leaves) level.watched_leaves = leaves = std::make_shared<WatchedLeaves>();
   if (level.visited_nodes.insert(~name_of(*root)).second) {
@@ -367,7 +376,9 @@ void cut_graph(const at::Tensor& tensor, Level& level) {
   }
   std::vector<Node*> todo;
   const auto visit = [&](Node& node) {
-    if (level.visited_nodes.insert(name_of(node)).second) todo.push_back(&node);
+    if (!level.visited_nodes.insert(name_of(node)).second) return;
+    level.graph_leaves = level.graph_leaves || !savers.has_let_go(node);
+    todo.push_back(&node);
   };
   visit(*root);
   while (!todo.empty()) {

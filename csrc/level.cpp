@@ -15,7 +15,6 @@
 #include "advice.h"
 #include "allocator.h"
 #include "errors.h"
-#include "interpreter.h"
 #include "layers.h"
 #include "rng.h"
 
@@ -257,42 +256,6 @@ std::string pop_level(LevelHandle& handle) {
          " are interleaved: one of them began inside of the other, and has not ended there. Calls "
          "nest on a thread; greenlets that switch inside of them do not. Switch (wait, sleep, read) "
          "outside of the function, or give each call a thread of its own.";
-}
-
-void settle(LevelHandle& handle) {
-  Level& level = handle.level();
-  const DomainLock lock(level.domain);
-  for (Version* v = level.newest; v != nullptr; v = v->previous) {
-    if (!v->program || v->resident) continue;
-    try {
-      level.domain->materialize({&v, 1});
-    } catch (const NoRoom&) {
-      return;
-    } catch (const std::exception& error) {
-      if (is_stop(error)) throw;
-      // It cannot be had again. An exception is on its way already; whoever reads this tensor later
-      // will hear why.
-    }
-  }
-}
-
-void hand_over(LevelHandle& handle) {
-  Level& level = handle.level();
-  if (level.graph_leaves || level.heir() != nullptr) return;
-  const DomainLock lock(level.domain);
-  std::vector<Ref<Version>> kept;
-  for (Version* v = level.newest; v != nullptr; v = v->previous) {
-    if (v->program && v->readers == nullptr) kept.emplace_back(v);
-  }
-  for (const Ref<Version>& version : kept) {
-    Version* wanted = version.get();
-    try {
-      level.domain->materialize({&wanted, 1});
-    } catch (const NoRoom&) {
-      continue;
-    }
-    level.tensor_domain().make_outside(static_cast<TensorVersion&>(*wanted));
-  }
 }
 
 std::vector<std::shared_ptr<TensorDomain>> domains_held() {

@@ -86,7 +86,8 @@ class Level final : public Table, public Tenant {
   const c10::intrusive_ptr<UnrecordedBytes> unrecorded;
 
   // boundary.cpp and edges.cpp
-  bool graph_leaves = false;  // a result leads back into the level's part of the autograd graph
+  // A result leads back into the level's part of the autograd graph, and that is still there.
+  bool graph_leaves = false;
   std::unordered_set<std::uint64_t> visited_nodes;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
   std::unordered_set<const c10::TensorImpl*> known_leaves;
@@ -123,19 +124,24 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options);
 // After an exception: makes resident what of the level's tensors is still alive, as far as the
 // budget allows, for whoever kept them.
 void settle(LevelHandle& handle);
-// `f` has returned and its results are sealed: gives what else is alive to the caller, if no graph
-// can ask for it.
+// `f` is over, or a backward after it: gives to the caller what else is alive, unless a graph may ask
+// for it. `ended_well`: the results of `f` have been sealed.
 // Note [What is stored away outlives what it was made of]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // What `f` stores away (an optimiser's moments, the hidden state of an RNN, a cache) is not among its
 // results. It was computed from parameters, buffers and gradients, which the program overwrites
 // between two calls as a matter of course; if it were still evicted then, it could not be had again.
-// We cannot tell it from what autograd has saved, but we know when that is no longer wanted:
-//   - If no result of `f` leads back into the level, as for a whole training step, nothing is saved.
-//     What is alive and read by nothing else that is alive becomes the caller's, as a result would.
-//   - Else it is made resident at the end of the backward that frees the graph and makes no other, as
-//     far as the budget allows, and no operator of the level comes to evict it.
-void hand_over(LevelHandle& handle);
+//   1. What autograd cannot have saved, or has let go of, becomes the caller's, as a result would:
+//      when `f` is over, and at the end of each backward after that which frees its graph. So a step
+//      that has run its backward may return its loss, with what is left of the graph.
+//      See Note [What autograd may have saved].
+//   2. So does what no live operation has read, if no result of `f` leads back into a graph that is
+//      still there. What has been read may be the saved values of a graph that was stored away too.
+//   3. The rest stays the level's, and is evicted at need. An operator that another level sees, and
+//      that overwrites what the rest is replayed from, has that copied first.
+//   4. A backward that frees the graph, and makes no other, leaves the rest resident as far as the
+//      budget allows, and no operator of the level comes to evict it.
+void hand_over(LevelHandle& handle, bool ended_well);
 
 // Those whose lock this thread holds.
 [[nodiscard]] std::vector<std::shared_ptr<TensorDomain>> domains_held();

@@ -74,6 +74,7 @@ void LevelCall::run() {
   if (facts_.draws_random) turn.emplace(domain_);
   mark_writes(invocation_, found_);
   if (level_.active) note_leaves();
+  note_saver_of_arguments();
   domain_.settle_counters();
   try {
     if (metered_) notice_unrecorded(level_);
@@ -230,6 +231,15 @@ void LevelCall::note_leaves() {
     if (f.cell != nullptr || !is_leaf_with_gradient(*f.tensor)) continue;
     note_leaf(level_, *f.tensor);
     if (op_.schema().name() == "aten::_to_copy") note_cast(level_, *f.tensor);
+  }
+}
+
+// See Note [What autograd may have saved]
+void LevelCall::note_saver_of_arguments() {
+  saver_ = domain_.savers.now(domain_);
+  if (saver_ == 0) return;
+  for (const FoundTensor& f : found_) {
+    if (f.cell != nullptr) note_saver(*f.cell->version, saver_);
   }
 }
 

@@ -37,6 +37,7 @@ class LevelCall {
   void settle_raw_memory();
   void save_what_is_overwritten();
   void note_leaves();
+  void note_saver_of_arguments();
   void record_arguments();
   void foresee();
   void make_room();
@@ -76,6 +77,7 @@ class LevelCall {
   const bool has_run_;
   bool bounded_ = false;  // some level around has a budget
   bool metered_ = false;  // so what the operator allocates must be known
+  std::uint32_t saver_ = 0;  // the autograd node that may save what is read and made
   bool in_backward_ = false;  // found out where something may be evicted or kept, or is recorded
 
   Ref<Form> form_;  // once it has been asked for

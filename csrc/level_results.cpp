@@ -179,6 +179,8 @@ void LevelCall::record_write(std::size_t argument) {
   contents->consumed = old->consumed;
   // What a storage is grown by may be filled by address: Note [Uninitialised memory is kept].
   contents->raw = facts_.resizes_storage && recordable_;
+  contents->first_saver = old->first_saver;  // of the same tensors
+  contents->last_saver = old->last_saver;
   note_keeping(*contents);
   contents->kept |= old->kept && level_.keeping.written();
   contents->last_access = domain_.clock;
@@ -211,6 +213,7 @@ void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
   contents->nbytes = storage->nbytes();
   contents->last_access = domain_.clock;
   contents->raw = facts_.leaves_raw;
+  note_saver(*contents, saver_);
   note_keeping(*contents);
   if (call_ && level_.verify && facts_.leaves_raw && !fills_uninitialised_memory()) {
     fill_with_zeros(tensor.storage());

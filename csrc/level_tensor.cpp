@@ -171,6 +171,7 @@ Ref<TensorVersion> TensorDomain::outside_version(c10::TensorImpl& tensor, bool r
     entry.version->storage = storage;
     entry.version->nbytes = storage.nbytes();
     entry.version->outside = this;
+    count_outside();
     // functionalize bumps the counters of tensors it does not write.
     const bool counts =
         !c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Functionalize);
@@ -222,19 +223,25 @@ bool TensorDomain::agrees_with_readers(const Outside& entry) {
 const char* TensorDomain::change_of(TensorVersion& version, const View& view) {
   constexpr const char* kOverwritten =
       "was overwritten after it was read. Write to a clone, or run the backward first";
+  constexpr const char* kStored =
+      "was overwritten after it was read. What the function stored away is replayed from it: return "
+      "that, or call rematfn.materialize() on it before the write";
   const auto found = outside_.find(version.storage.unsafeGetStorageImpl());
   bool known = found != outside_.end() && found->second.version == &version;
   if (known && found->second.contents.may_be_gone(version.storage)) {
     settle_resize(found->second);
     known = found->second.version != nullptr;
-    if (!known) outside_.erase(found);
+    if (!known) {
+      outside_.erase(found);
+      count_outside();
+    }
   }
   if (version.lost_to_resize) {
     return "lost its bytes after it was read: its storage was resized "
            "(`untyped_storage().resize_`), and does not hold now what it held then. Refill it with "
            "the same values, resize it after the backward, or give the function a clone";
   }
-  if (!known || has_moved_counter(version)) return kOverwritten;
+  if (!known || has_moved_counter(version)) return savers.has_any() ? kStored : kOverwritten;
   if (found->second.contents.agrees(version.storage, view)) return nullptr;
   return "was overwritten after it was read, in a way that no version counter shows (NumPy, "
          "`.data`). Write to a clone, or run the backward first";
@@ -253,6 +260,7 @@ void TensorDomain::forget_outside(const c10::StorageImpl& storage) {
   if (found == outside_.end()) return;
   drop_counter(*found->second.version);
   outside_.erase(found);
+  count_outside();
 }
 
 void TensorDomain::note_write(const c10::StorageImpl& storage) {
@@ -286,6 +294,22 @@ void TensorDomain::erase_outside(TensorVersion& version) {
   drop_counter(version);
   const auto found = outside_.find(version.storage.unsafeGetStorageImpl());
   if (found != outside_.end() && found->second.version == &version) outside_.erase(found);
+  count_outside();
+}
+
+namespace {
+constinit std::atomic<std::size_t> known_outside_of_all{0};
+}
+
+void TensorDomain::count_outside() {
+  const std::size_t now = outside_.size();
+  known_outside_of_all += now - outside_count_.exchange(now);
+}
+
+bool TensorDomain::others_know_outside(const Domain* ours) {
+  const auto* domain = static_cast<const TensorDomain*>(ours);
+  const std::size_t own = domain == nullptr ? 0 : domain->outside_count_.load();
+  return known_outside_of_all.load() != own;
 }
 
 void TensorDomain::note_counter(TensorVersion& version, c10::TensorImpl& tensor) {
@@ -351,6 +375,7 @@ void TensorDomain::make_outside(TensorVersion& version) {
   // Two versions cannot share a storage: a cell has one current version, and the map no other.
   version.outside = this;
   outside_[version.storage.unsafeGetStorageImpl()] = {&version, Contents(version.storage)};
+  count_outside();
 }
 
 void TensorDomain::serve_signals() {

@@ -56,6 +56,7 @@
 #include "dispatch_key.h"
 #include "domain.h"
 #include "pool.h"
+#include "savers.h"
 
 namespace rematfn {
 
@@ -185,11 +186,14 @@ class TensorDomain final : public Domain {
   void settle_counters();
   // Keeps a copy of a constant or outside version that is about to be overwritten.
   void snapshot(TensorVersion& version, Level& level);
+  // Whether any other domain than `ours` knows contents from outside.
+  [[nodiscard]] static bool others_know_outside(const Domain* ours);
   // `version` becomes the caller's: resident, uncounted, a constant.
   void make_outside(TensorVersion& version);
 
   std::vector<Level*> levels;  // the domain's, alive in Python or in a tensor
   const std::unique_ptr<Forms> forms;
+  Savers savers;
 
  private:
   friend struct Call;
@@ -216,7 +220,10 @@ class TensorDomain final : public Domain {
   void keep_alive(Version& version) override;
   void serve_signals() override;
 
+  void count_outside();
+
   ska::flat_hash_map<const c10::StorageImpl*, Outside> outside_;
+  std::atomic<std::size_t> outside_count_{0};  // as others may ask for it
   std::unordered_multimap<const void*, TensorVersion*> by_counter_;
   std::vector<Ref<TensorVersion>> bumped_;
 };

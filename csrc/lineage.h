@@ -23,6 +23,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <concepts>
 #include <cstddef>
@@ -127,6 +128,9 @@ struct Version : Node {
   float weight = 1;                // of the guide's plan
   std::size_t slot = kNoSlot;  // place among the table's candidates
   std::size_t turn = kNoSlot;  // place in the table's batch
+  // Numbers of autograd nodes; 0: none. See Note [What autograd may have saved]
+  std::uint32_t first_saver = 0;
+  std::uint32_t last_saver = 0;
   std::uint32_t pins = 0;
   std::uint32_t pending = 0;  // planned replays, and the waiting operator, that will read it
   bool resident = true;
@@ -302,6 +306,12 @@ void pin(Version& version);
 void unpin(Version& version);
 void expect(Version& version);  // one more pending reader
 void unexpect(Version& version);
+// Node `number`, if it is one, may save `version`.
+inline void note_saver(Version& version, std::uint32_t number) {
+  if (number == 0) return;
+  if (version.first_saver == 0) version.first_saver = number;
+  version.last_saver = std::max(version.last_saver, number);
+}
 // The program reads or makes `version`.
 void touch(Version& version, double now);
 

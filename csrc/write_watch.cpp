@@ -20,6 +20,16 @@ void save_in(TensorDomain& domain, const c10::StorageImpl& storage, const Operat
   domain.snapshot(*version, static_cast<Level&>(*version->readers->reader->table));
 }
 
+// Or goes without.
+void save_or_forget_in(TensorDomain& domain, const c10::StorageImpl& storage,
+                       const OperatorFacts& facts) {
+  try {
+    save_in(domain, storage, facts);
+  } catch (const NoRoom&) {
+    domain.forget_outside(storage);
+  }
+}
+
 // The domain of this thread's levels, if they see its operators themselves.
 const Domain* domain_that_sees() {
   const Level* level = current_level();
@@ -46,11 +56,7 @@ void save_what_is_written(const c10::OperatorHandle& op, const torch::jit::Stack
   const auto visit = [&](TensorDomain& domain) {
     const auto save = [&](std::uint8_t position) {
       for_each_storage(stack[first + position], [&](const c10::StorageImpl& storage) {
-        try {
-          save_in(domain, storage, *facts);
-        } catch (const NoRoom&) {
-          domain.forget_outside(storage);
-        }
+        save_or_forget_in(domain, storage, *facts);
       });
     };
     for (const std::uint8_t position : facts->writes) save(position);
@@ -111,6 +117,12 @@ void save_for_readers(const c10::StorageImpl& storage, const OperatorFacts& fact
       raise_budget_error(why, writer);
     }
   });
+}
+
+void save_for_other_levels(const c10::StorageImpl& storage, const OperatorFacts& facts,
+                           const Domain* ours) {
+  for_each_live_domain(
+      [&](TensorDomain& domain) { save_or_forget_in(domain, storage, facts); }, ours);
 }
 
 void note_move(const c10::Storage& storage) {
