@@ -129,7 +129,7 @@ class ActiveLevel {
     const bool lost = !interleaved.empty();
     if (!ended || lost) forget_leaves(handle->level());
     if (failed || lost) {
-      hand_over(*handle, /*ended_well=*/false);
+      hand_over(*handle, /*sealed=*/false);
       settle(*handle);
     }
     if (ended && lost) throw std::runtime_error(interleaved);
@@ -262,7 +262,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("last_message", &last_message);
   m.def("set_inner_tensors", &set_inner_tensors);
   m.def("register_kernels", &register_kernels);
-  m.def("hand_over", [](LevelHandle& handle) { hand_over(handle, /*ended_well=*/true); }, nogil);
+  m.def("hand_over", [](LevelHandle& handle, bool sealed) { hand_over(handle, sealed); }, nogil);
   m.def("seal", [](const at::Tensor& t, LevelHandle& handle) { seal(t, handle.level()); }, nogil);
   m.def("seal_leaf_gradients",
         [](LevelHandle& handle) { seal_leaf_gradients(handle.level()); }, nogil);

@@ -24,12 +24,13 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
     materialize_for(level, wanted, "a result");
   }
   if (level.domain->recorder) level.domain->recorder->note_seal(version);
-  const bool outside_before = version.outside != nullptr;
+  const bool sealed_before = version.outside != nullptr && !version.handed_over;
+  version.handed_over = false;
   level.tensor_domain().make_outside(version);
   detach(tensor);
   // A caller that overwrites its result must not change what is replayed from it. It may have done so
   // by the time that another tensor on the storage is sealed.
-  if (outside_before) return;
+  if (sealed_before) return;
   level.tensor_domain().note_counter(version, tensor);
   level.tensor_domain().note_read(version, tensor);
 }

@@ -298,7 +298,7 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
     }
     const bool makes_another = c10::GradMode::is_enabled();
     torch::autograd::Engine::get_default_engine().queue_callback([level = level_, makes_another] {
-      hand_over(*level, /*ended_well=*/false);
+      hand_over(*level, /*sealed=*/false);
       if (!makes_another) settle(*level);
     });
   }

@@ -125,7 +125,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options);
 // budget allows, for whoever kept them.
 void settle(LevelHandle& handle);
 // `f` is over, or a backward after it: gives to the caller what else is alive, unless a graph may ask
-// for it. `ended_well`: the results of `f` have been sealed.
+// for it. `sealed`: the results of `f` are.
 // Note [What is stored away outlives what it was made of]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // What `f` stores away (an optimiser's moments, the hidden state of an RNN, a cache) is not among its
@@ -141,7 +141,7 @@ void settle(LevelHandle& handle);
 //      that overwrites what the rest is replayed from, has that copied first.
 //   4. A backward that frees the graph, and makes no other, leaves the rest resident as far as the
 //      budget allows, and no operator of the level comes to evict it.
-void hand_over(LevelHandle& handle, bool ended_well);
+void hand_over(LevelHandle& handle, bool sealed);
 
 // Those whose lock this thread holds.
 [[nodiscard]] std::vector<std::shared_ptr<TensorDomain>> domains_held();

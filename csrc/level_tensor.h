@@ -100,6 +100,7 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   c10::VariableVersion counter;
   std::uint32_t counted = 0;
   bool lost_to_resize = false;
+  bool handed_over = false;  // and its tensors still have their handles
 
   [[nodiscard]] c10::Storage current_storage() const;
 

@@ -44,30 +44,31 @@ void settle(LevelHandle& handle) {
 namespace {
 
 // See Note [What is stored away outlives what it was made of]
-void find_stored(const Level& level, bool ended_well, std::vector<Ref<TensorVersion>>& stored) {
+void find_stored(const Level& level, bool sealed, std::vector<Ref<TensorVersion>>& stored) {
   const TensorDomain& domain = level.tensor_domain();
   for (Version* v = level.oldest; v != nullptr; v = v->next) {
     auto& version = static_cast<TensorVersion&>(*v);
     if (!v->program || version.cell() == nullptr || version.cell()->storage.expired()) continue;
     if (domain.savers.have_let_go(*v) ||
-        (ended_well && !level.graph_leaves && v->readers == nullptr)) {
+        (sealed && !level.graph_leaves && v->readers == nullptr)) {
       stored.emplace_back(&version);
     }
   }
   for (const Table* table : level.inner) {
     const auto& inner = static_cast<const Level&>(*table);
-    if (!inner.active) find_stored(inner, ended_well && !level.graph_leaves, stored);
+    if (!inner.active) find_stored(inner, sealed && !level.graph_leaves, stored);
   }
 }
 
 }  // namespace
 
-void hand_over(LevelHandle& handle, bool ended_well) {
+void hand_over(LevelHandle& handle, bool sealed) {
   Level& level = handle.level();
   const DomainLock lock(level.domain);
   if (level.active || level.heir() != nullptr) return;
+  if (!sealed && !level.tensor_domain().savers.has_any()) return;
   std::vector<Ref<TensorVersion>> stored;
-  find_stored(level, ended_well, stored);
+  find_stored(level, sealed, stored);
   // What is resident first: it leaves room for the rest.
   std::stable_partition(stored.begin(), stored.end(),
                         [](const Ref<TensorVersion>& version) { return version->resident; });
@@ -79,6 +80,7 @@ void hand_over(LevelHandle& handle, bool ended_well) {
     }
     if (level.domain->recorder) level.domain->recorder->note_seal(*version);
     level.tensor_domain().make_outside(*version);
+    version->handed_over = true;
   }
 }
 

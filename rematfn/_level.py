@@ -84,8 +84,9 @@ def call(
         if _KEY_WITHOUT_DEVICE in str(error):
             raise RuntimeError(f"{options.name}: {_LEGACY_CONSTRUCTOR}") from error
         raise
+    _C.hand_over(level, False)  # what makes room for the rest
     seal(level, (result, args, kwargs))  # `x.set_(y)` makes an argument the level's
-    _C.hand_over(level)
+    _C.hand_over(level, True)
     if options.discards:
         level.discard()
     return result
