@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Short scripts, run to their exit codes: they end as they do in eager, and say the same.
+
+Most run in children forked from one process that has imported torch and done nothing else; they end
+by the interpreter's usual way out. Those marked `FRESH` are processes of their own from the start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import rematfn
+
+SECONDS = 100  # that a script may take, on a busy machine
+
+PRELUDE = """
+import atexit, faulthandler, gc, os, signal, sys, threading, time
+import torch
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+if sys.argv[1] == "eager":
+    def remat(f=None, *args, **options):
+        return (lambda f: f) if f is None else f
+else:
+    from rematfn import remat
+
+def f(w, x):
+    for _ in range(40):
+        x = torch.tanh(x @ w) + x
+    return x.square().sum()
+
+X = torch.linspace(-1, 1, 512).view(16, 32)
+
+def step(g, x=X):
+    w = torch.linspace(-1, 1, 1024).view(32, 32).requires_grad_()
+    g(w, x).backward()
+    return w.grad.sum().item()
+
+g = remat(f, 0.4)
+"""
+
+INTERRUPTED = """
+threading.Timer({delay}, os.kill, (os.getpid(), signal.SIGINT)).start()
+while True:
+    step(g)
+"""
+TWICE = "print(step(g), step(g))\n"
+FRESH = {
+    *("returns", "ends after 0.0 s", "ends after 0.6 s", "exits with 3", "raises", "daemon in f"),
+    *("interrupted after 0.2 s", "spawns", "atexit calls it", "loads data", "forks and exits"),
+    *("faulthandler", "forked worker", "thread pool"),
+}
+
+SCRIPTS: dict[str, str] = {
+    "returns": TWICE + "print(step(g))",
+    **{f"ends after {s} s": TWICE + f"time.sleep({s})" for s in (0.0, 0.05, 0.2, 0.4, 0.6, 1.0)},
+    **{
+        f"a third call ends after {s} s": TWICE + f"print(step(g)); time.sleep({s})"
+        for s in (0.0, 0.2, 0.6)
+    },
+    "function of bytes": "g = remat(f, 60_000)\nfor _ in range(4): print(step(g))",
+    "evicts everything": (
+        "if sys.argv[1] != 'eager':\n    from rematfn import EvictEverything\n"
+        "    g = remat(f, policy=EvictEverything())\n" + TWICE
+    ),
+    "two functions": "h = remat(f, 0.5)\n" + TWICE + "print(step(h), step(h))",
+    "exits with 3": TWICE + "sys.exit(3)",
+    "exits with a message": TWICE + "sys.exit('the end')",
+    "exits in f": """
+def f(w, x):
+    y = (x @ w).sin()
+    if len(done) == 2: sys.exit(4)
+    done.append(1)
+    return y.sum()
+done = []
+g = remat(f, 0.9)
+for _ in range(3): step(g)
+""",
+    "leaves at once": TWICE + "sys.stdout.flush(); os._exit(5)",
+    "leaves at once in f": TWICE
+    + "sys.stdout.flush()\nstep(remat(lambda w, x: os._exit(6), 0.5))",
+    "raises": TWICE + "raise ValueError('mine')",
+    "raises in f": TWICE + "step(remat(lambda w, x: {}['key'], '1MiB'))",
+    "raises in a backward": """
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, grad): raise ArithmeticError('in a backward')
+step(g); step(g)
+step(remat(lambda w, x: f(Fails.apply(w), x), '1MiB'))
+""",
+    "raises in a hook": """
+def fails(grad): raise ArithmeticError('in a hook')
+def h(w, x):
+    y = torch.tanh(x @ w)
+    y.register_hook(fails)
+    return y.sum()
+step(g); step(g)
+step(remat(h, '1MiB'))
+""",
+    "recurses too deeply": "def deep(w, x): return deep(w, x)\n" + TWICE + "step(remat(deep))",
+    "catches and goes on": """
+def h(w, x):
+    f(w, x)
+    raise KeyError('caught')
+for _ in range(2):
+    try: step(remat(h, '1MiB'))
+    except KeyError as error: print(error)
+"""
+    + TWICE,
+    **{f"interrupted after {d} s": INTERRUPTED.format(delay=d) for d in (0.01, 0.05, 0.2, 0.5)},
+    "interrupted as it sleeps": TWICE
+    + "threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start(); time.sleep(30)",
+    "interrupted and goes on": """
+def stop(*_): raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, stop)
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+try:
+    while True: step(g)
+except KeyboardInterrupt: print('stopped')
+"""
+    + TWICE,
+    "terminated": TWICE + "sys.stdout.flush(); os.kill(os.getpid(), signal.SIGTERM)",
+    "a handler calls it": """
+signal.signal(signal.SIGALRM, lambda *_: print(step(g)))
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+time.sleep(0.2)
+"""
+    + TWICE,
+    # No daemon computes as the interpreter ends: that aborts in eager, too.
+    "daemon in f": TWICE
+    + """
+def waits(w, x):
+    y = f(w, x)
+    inside.set()
+    time.sleep(60)
+    return y
+inside = threading.Event()
+threading.Thread(target=step, args=(remat(waits, '1MiB'),), daemon=True).start()
+inside.wait()
+""",
+    "daemon in a backward": TWICE
+    + """
+def waits(grad):
+    inside.set()
+    time.sleep(60)
+def h(w, x):
+    y = f(w, x)
+    y.register_hook(waits)
+    return y
+inside = threading.Event()
+threading.Thread(target=step, args=(remat(h, '1MiB'),), daemon=True).start()
+inside.wait()
+""",
+    "thread outlives main": """
+def later():
+    time.sleep(0.3)
+    print(step(g))
+print(step(g), step(g))
+threading.Thread(target=later).start()
+""",
+    "exits in a thread": """
+thread = threading.Thread(target=step, args=(remat(lambda w, x: sys.exit(7)),))
+thread.start(); thread.join()
+"""
+    + TWICE,
+    "first calls in a thread": """
+def twice(): print(step(g), step(g))
+thread = threading.Thread(target=twice)
+thread.start(); thread.join()
+""",
+    "thread pool": """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(3) as pool: print(list(pool.map(lambda _: step(g), range(6))))
+""",
+    "thread pool left open": """
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(2)
+found = [pool.submit(step, g) for _ in range(4)]
+print(found[0].result())
+""",
+    "forks and exits": TWICE
+    + """
+sys.stdout.flush()
+if os.fork() == 0:
+    sys.exit(8)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+""",
+    "forks and both compute": TWICE
+    + """
+sys.stdout.flush()
+pid = os.fork()
+if pid: print(os.waitstatus_to_exitcode(os.wait()[1]))
+print(step(g), step(g))
+""",
+    "forks before": """
+pid = os.fork()
+if pid: os.wait()
+print(step(g), step(g))
+""",
+    "forks in f": """
+def h(w, x):
+    y = f(w, x)
+    sys.stdout.flush()
+    if os.fork() == 0: sys.exit(9)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+    return y
+step(g); print(step(remat(h, '1MiB')))
+""",
+    "forks and leaves at once": TWICE
+    + """
+sys.stdout.flush()
+if os.fork() == 0: os._exit(11)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+""",
+    "forked worker": TWICE
+    + """
+import multiprocessing
+def work(queue): queue.put((step(g), step(g)))
+context = multiprocessing.get_context('fork')
+queue = context.SimpleQueue()
+worker = context.Process(target=work, args=(queue,))
+sys.stdout.flush()
+worker.start()
+print(queue.get()); worker.join(); print(worker.exitcode)
+""",
+    "forked pool": """
+import multiprocessing
+def work(_): return step(g)
+with multiprocessing.get_context('fork').Pool(2) as pool: print(pool.map(work, range(4)))
+""",
+    "spawns": """
+def work(queue): queue.put((step(g), step(g)))
+if __name__ == '__main__':
+    import multiprocessing
+    print(step(g), step(g))
+    context = multiprocessing.get_context('spawn')
+    queue = context.SimpleQueue()
+    worker = context.Process(target=work, args=(queue,))
+    worker.start()
+    print(queue.get()); worker.join(); print(worker.exitcode)
+""",
+    "loads data": """
+from torch.utils.data import DataLoader
+data = DataLoader(list(X), batch_size=8, num_workers=1)
+for epoch in range(2):
+    for x in data: print(step(g, x))
+""",
+    "loads data in f": """
+from torch.utils.data import DataLoader
+data = DataLoader(list(X), batch_size=8, num_workers=1)
+g = remat(lambda w, x: sum(f(w, x) for x in data), 0.5)
+print(step(g), step(g))
+""",
+    "atexit calls it": "atexit.register(lambda: print(step(g)))\n" + TWICE,
+    "atexit calls it first": "atexit.register(lambda: print(step(g), step(g)))",
+    "atexit raises": "atexit.register(lambda: 1 / 0)\n" + TWICE,
+    "faulthandler": "faulthandler.enable()\n" + TWICE,
+    "graph at exit": """
+w = (X.mT @ X).requires_grad_()
+for _ in range(2): loss = g(w, X)
+print(loss.item())
+""",
+    "graph in a cycle": """
+class Node: pass
+step(g)
+node = Node()
+node.itself, node.loss = node, g((X.mT @ X).requires_grad_(), X)
+del node
+"""
+    + TWICE,
+    "a destructor calls it": """
+class Last:
+    def __init__(self): self.step, self.g, self.print = step, g, print
+    def __del__(self): self.print(self.step(self.g))
+last = Last()
+"""
+    + TWICE
+    + "del last",
+    "finalizer": """
+import weakref
+keep = X.clone()
+weakref.finalize(keep, lambda: print(step(g)))
+"""
+    + TWICE,
+    "becomes another program": TWICE
+    + "os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(12)'])",
+    "asyncio": """
+import asyncio
+async def main(): return await asyncio.gather(*(asyncio.to_thread(step, g) for _ in range(3)))
+print(asyncio.run(main()))
+""",
+    "gradient transform": """
+h, w = torch.func.grad(g), X.mT @ X / 9
+for _ in range(3): print(h(w, X).sum().item())
+""",
+    "module": """
+net = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(20)))
+twin = remat(net, 0.5)
+for _ in range(3): twin(X).sum().backward()
+print(net[0].weight.grad.sum().item())
+""",
+    "collects at the end": TWICE + "gc.set_threshold(1)\nprint(step(g))\ngc.collect()",
+}
+
+# In eager there is none, so what is expected is written down.
+BUDGET_ERROR = "step(g); step(remat(f, 512))"
+
+_ZYGOTE = """
+import json, os, signal, sys
+import torch, rematfn
+jobs, mine, codes, running = json.load(open(sys.argv[1])), None, {}, {}
+while jobs or running:
+    while jobs and len(running) < 2:
+        job = jobs.pop()
+        child = os.fork()
+        if child == 0:
+            mine = job
+            break
+        running[child] = job
+    if mine is not None:
+        break
+    child, status = os.wait()
+    codes[running.pop(child)[0]] = os.waitstatus_to_exitcode(status)
+if mine is None:
+    json.dump(codes, open(sys.argv[2], "w"))
+    sys.exit()
+for name, stream in (("out", 1), ("err", 2)):
+    os.dup2(os.open(f"{mine[0]}.{name}", os.O_WRONLY | os.O_CREAT), stream)
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+sys.argv = mine[1:]
+_source = compile(open(sys.argv[0]).read(), sys.argv[0], "exec")
+del json, jobs, running, codes, job, child
+exec(_source)
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a script ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def environment() -> dict[str, str]:
+    package = str(Path(rematfn.__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def fresh(script: Path, kind: str) -> Ended:
+    """Run a script in an interpreter of its own."""
+    command = [sys.executable, str(script), kind]
+    found = subprocess.run(
+        command, env=environment(), timeout=SECONDS, capture_output=True, text=True
+    )
+    return Ended(found.returncode, found.stdout, found.stderr)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Ended]:
+    """Run all scripts, and return how each ended in eager and under a budget."""
+    folder = tmp_path_factory.mktemp("scripts")
+    found: dict[tuple[str, str], Ended] = {}
+    jobs: dict[str, tuple[str, str]] = {}
+    listed = []
+    for number, (name, text) in enumerate(SCRIPTS.items()):
+        script = folder / f"script{number}.py"
+        script.write_text(PRELUDE + text + "\n")
+        for kind in ("eager", "remat"):
+            if name in FRESH:
+                found[name, kind] = fresh(script, kind)
+                continue
+            job = str(folder / f"{number}{kind}")
+            jobs[job] = (name, kind)
+            listed.append([job, str(script), kind])
+    (folder / "jobs").write_text(json.dumps(listed))
+    subprocess.run(
+        [sys.executable, "-c", _ZYGOTE, str(folder / "jobs"), str(folder / "codes")],
+        env=environment(),
+        timeout=10 * SECONDS,
+        check=True,
+    )
+    codes = json.loads((folder / "codes").read_text())
+    for job, key in jobs.items():
+        out, err = (Path(f"{job}.{name}").read_text() for name in ("out", "err"))
+        found[key] = Ended(codes[job], out, err)
+    return found
+
+
+@pytest.mark.forking
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_ends_as_it_does_in_eager(
+    name: str, ended: dict[tuple[str, str], Ended]
+) -> None:
+    ours, eager = ended[name, "remat"], ended[name, "eager"]
+    assert ours.code == eager.code, ours.err
+    assert ours.out == eager.out
+    assert ours.err.splitlines()[-1:] == eager.err.splitlines()[-1:]
+    for words in ("terminate called", "Fatal Python error", "Segmentation", "internal assert"):
+        assert words not in ours.err
+
+
+def test_there_are_fifty_and_a_dozen_start_afresh() -> None:
+    assert len(SCRIPTS) >= 50
+    assert len(FRESH) >= 12
+    assert set(SCRIPTS) >= FRESH
+
+
+@pytest.mark.forking
+def test_an_uncaught_budget_error_ends_the_script_with_its_message(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PRELUDE + BUDGET_ERROR)
+    found = fresh(script, "remat")
+    assert found.code == 1
+    assert "rematfn.BudgetError: remat(f, budget=512 B): `aten::" in found.err
+    assert found.err.splitlines()[-1] == "See help(rematfn.BudgetError)."
