@@ -33,6 +33,9 @@ class Meter {
   // What it would have had, had the request that failed been granted; 0 if none failed.
   [[nodiscard]] std::size_t refused() const { return static_cast<std::size_t>(refused_); }
 
+  // Whether a budget decides what it may allocate.
+  [[nodiscard]] bool is_bounded() const;
+
   void allocated(std::size_t nbytes);
   void freed(std::size_t nbytes) { add(-static_cast<std::int64_t>(nbytes)); }
 

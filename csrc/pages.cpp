@@ -18,7 +18,8 @@ const auto kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 constexpr std::size_t kLeastRange = std::size_t{64} << 20;
 constexpr std::size_t kMostRange = std::size_t{1} << 40;
 constexpr int kTried = 32;     // spans or holes among which the best is looked for
-constexpr int kSpareSpans = 64;  // made at once
+constexpr int kPopulate = 23;  // MADV_POPULATE_WRITE, which older headers lack
+constexpr int kSpareSpans = 64;   // made at once
 
 std::size_t whole_pages(std::size_t nbytes) { return (nbytes + kPage - 1) & ~(kPage - 1); }
 
@@ -158,7 +159,17 @@ void Pages::give_back(Span& span) {
 
 // ---- blocks -----------------------------------------------------------------------------------
 
-void* Pages::allocate(const Label& label) {
+void* Pages::allocate(const Label& label, bool populated) {
+  Gone gone;
+  char* block = allocate(label, gone);
+  // The system has them all at once for less than one by one, as they are touched.
+  for (std::size_t i = 0; populated && i < gone.count; ++i) {
+    madvise(gone.parts[i].begin, gone.parts[i].nbytes, kPopulate);  // an old kernel refuses
+  }
+  return block;
+}
+
+char* Pages::allocate(const Label& label, Gone& gone) {
   if (tenant_count_.load(std::memory_order_relaxed) == 0) return nullptr;
   if (label.nbytes > kMostRange) return nullptr;
   const std::size_t nbytes = whole_pages(label.nbytes);
@@ -169,7 +180,7 @@ void* Pages::allocate(const Label& label) {
     if (!reserve(nbytes)) return nullptr;
     place = find(nbytes);
   }
-  Span& span = take(place, nbytes);
+  Span& span = take(place, nbytes, gone);
   span.label = label;
   span.range->blocks[(span.begin - span.range->begin) / kPage] = &span;
   trim_to_tenants();
@@ -270,7 +281,7 @@ Pages::Place Pages::best_in(Span& hole, std::size_t nbytes, std::size_t& most) {
   return best;
 }
 
-Pages::Span& Pages::take(const Place& place, std::size_t nbytes) {
+Pages::Span& Pages::take(const Place& place, std::size_t nbytes, Gone& gone) {
   unfile_hole(*place.hole);
   Span* span = place.hole;
   while (span->end() <= place.begin) span = span->after;
@@ -280,7 +291,11 @@ Pages::Span& Pages::take(const Place& place, std::size_t nbytes) {
   for (std::size_t left = nbytes; left > 0;) {
     Span& part = left == nbytes ? *span : *span->after;
     if (part.nbytes > left) split(part, left);
-    if (part.state == Span::kWaiting) end_wait(part);
+    if (part.state == Span::kWaiting) {
+      end_wait(part);
+    } else if (gone.count < gone.parts.size()) {
+      gone.parts[gone.count++] = {part.begin, part.nbytes};
+    }
     part.state = Span::kLive;
     left -= part.nbytes;
     if (&part != span) absorb_next(*span);

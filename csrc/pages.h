@@ -71,8 +71,9 @@ class Pages {
   // Gives back what tenants leave no room for any more.
   void trim();
 
-  // A block of whole pages. Null if no tenant lives, or the system gives no more.
-  [[nodiscard]] void* allocate(const Label& label);
+  // A block of whole pages, which are `populated` if all of them will be used. Null if no tenant
+  // lives, or the system gives no more.
+  [[nodiscard]] void* allocate(const Label& label, bool populated = false);
   // Nothing if the block is not of this pool. For all that is known its tenant counts it still, so it
   // may wait beyond what is left, until the next request.
   std::optional<Label> free(void* block);
@@ -140,6 +141,17 @@ class Pages {
     char* begin = nullptr;
   };
 
+  // Parts of a block that are not resident; not all, if there are many.
+  struct Gone {
+    struct Part {
+      char* begin;
+      std::size_t nbytes;
+    };
+    std::array<Part, 8> parts;
+    std::size_t count = 0;
+  };
+
+  [[nodiscard]] char* allocate(const Label& label, Gone& gone);
   // The lock is held.
   [[nodiscard]] bool any_lives() const;
   [[nodiscard]] std::size_t left_by_tenants() const;
@@ -154,7 +166,7 @@ class Pages {
   [[nodiscard]] Place find(std::size_t nbytes) const;
   [[nodiscard]] static std::size_t covered(const Span& hole, const char* begin, std::size_t nbytes);
   [[nodiscard]] static Place best_in(Span& hole, std::size_t nbytes, std::size_t& most);
-  Span& take(const Place& place, std::size_t nbytes);
+  Span& take(const Place& place, std::size_t nbytes, Gone& gone);
   [[nodiscard]] bool have_spare(int count);
   Span& split(Span& span, std::size_t nbytes);
   void absorb_next(Span& span);

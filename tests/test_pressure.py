@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Levels without a budget: they hold everything while memory lasts, and evict when it does not."""
 
+import os
+import resource
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import assert_bitwise_equal, in_a_process
 from torch import Tensor
 
 import rematfn
@@ -48,3 +52,128 @@ def test_a_level_evicts_when_little_memory_is_left(pretend: Callable[[int], None
 def test_memory_left_is_what_the_system_says() -> None:
     total = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
     assert 0 < _C.memory_left() <= total
+
+
+# --- when an allocation fails ---------------------------------------------------------------------
+
+LARGE = 40 * MIB  # more than the C library keeps for later
+no_sanitizer = pytest.mark.skipif(
+    "san.so" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer needs all addresses"
+)
+
+
+@contextmanager
+def addresses(nbytes: int) -> Iterator[None]:
+    """Let the process have so many bytes of addresses more than it has."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def large() -> Tensor:
+    return torch.linspace(0, 1, LARGE // 4)
+
+
+def shallow(x: Tensor) -> Tensor:
+    for _ in range(6):
+        x = x.sin() * 1.5
+    return x.sum()
+
+
+def survive(budget: int | None) -> None:
+    torch.set_num_threads(1)
+    x = large()
+    expected = torch.func.grad(shallow)(x)
+    g = rematfn.remat(shallow, budget)
+    torch.func.grad(rematfn.remat(lambda x: x.sin().sum()))(torch.ones(9))  # what is set up once
+    with addresses(8 * LARGE):
+        with pytest.raises(RuntimeError, match="allocate memory"):
+            torch.func.grad(shallow)(x)
+        for _ in range(2):
+            assert_bitwise_equal(torch.func.grad(g)(x), expected)
+    assert g.stats.evictions > 0
+    rematfn.check()
+
+
+def survive_without_a_budget() -> None:
+    survive(None)
+
+
+def survive_in_a_budget_that_is_too_large() -> None:
+    survive(20 * LARGE)
+
+
+@no_sanitizer
+@pytest.mark.parametrize(
+    "program", [survive_without_a_budget, survive_in_a_budget_that_is_too_large]
+)
+def test_a_level_evicts_when_an_allocation_fails(program: Callable[[], None]) -> None:
+    in_a_process("test_pressure", program.__name__)
+
+
+@torch.library.custom_op("rematfn_tests::write_and_allocate", mutates_args={"x"})
+def write_and_allocate(x: Tensor) -> None:
+    """Write, then ask for memory: who runs it again has written twice."""
+    x.add_(1)
+    scratch = torch.empty(2 * LARGE // 4)
+    x.add_(scratch[:1].zero_().item())
+
+
+@write_and_allocate.register_fake
+def _(x: Tensor) -> None: ...
+
+
+def write_once() -> None:
+    torch.set_num_threads(1)
+
+    def f(x: Tensor) -> Tensor:
+        held = [x * k for k in range(1, 6)]
+        written = x.sin()
+        write_and_allocate(written)
+        return sum(held, written)  # type: ignore[return-value]
+
+    x = large()
+    expected = f(x)
+    g = rematfn.remat(f)
+    rematfn.remat(lambda x: x.sin().sum())(torch.ones(9))
+    with addresses(int(7.5 * LARGE)):
+        found = g(x)
+    assert g.stats.evictions > 0, "the allocation failed"
+    assert_bitwise_equal(found, expected)
+
+
+@no_sanitizer
+def test_an_operator_whose_allocation_failed_has_written_once() -> None:
+    in_a_process("test_pressure", "write_once")
+
+
+def fail_in_the_end() -> None:
+    """Nothing can go: the error is torch's, and the level goes on."""
+    torch.set_num_threads(1)
+    seen: list[str] = []
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        try:
+            torch.empty(16 * LARGE)
+        except RuntimeError as error:
+            seen.append(str(error))
+        return y.cos()
+
+    x = large()
+    g = rematfn.remat(f)
+    expected = f(x)
+    with addresses(14 * LARGE):
+        assert_bitwise_equal(g(x), expected)
+    assert len(seen) == 1
+    assert "allocate memory" in seen[0]
+    rematfn.check()
+
+
+@no_sanitizer
+def test_an_allocation_that_cannot_be_had_fails_as_in_eager() -> None:
+    in_a_process("test_pressure", "fail_in_the_end")
