@@ -62,7 +62,7 @@ def measure_network(
         "about": network.about,
         "machine": machine(),
         "command": command(),
-        "eager": {"peak": bench.peak},
+        "eager": {"peak": bench.peak, "resident": bench.resident(bench.eager)},
         "budgets": [],
         "peers": [],
     }

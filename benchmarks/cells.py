@@ -64,6 +64,15 @@ class Bench:
             results, _ = self.run(step)
         return results, Count.of(timeline, results)
 
+    def resident(self, step: Step) -> int | None:
+        """Return how far the resident set of the process rises in ``step``, results included."""
+        from rematfn._memory import ResidentPeak, give_back
+
+        give_back()
+        with ResidentPeak() as peak:
+            self.run(step)
+        return peak.added
+
     def is_exact(self, results: Any) -> bool:
         """Whether the results, and what the step wrote to, are eager's, bit for bit."""
         found = self._all(results, clone=False)
@@ -106,6 +115,7 @@ class Ours:
         stats = rematfn.stats(self.transformed)
         return {
             "peak": memory.peak,
+            "resident": self._bench.resident(self.step),
             "peak / budget": memory.peak / self.budget,
             "exact": self._bench.is_exact(results) and exact,
             "operators": stats.operators,
@@ -142,6 +152,7 @@ def peer_row(bench: Bench, peer: Peer, repeats: int, patience: float) -> Row:
     except (Exception, TookTooLongError) as error:  # whatever it refuses with is its result
         return row | {"refused": _first_line(error, patience)}
     row |= {"peak": memory.peak, "of eager's": memory.peak / bench.peak}
+    row["resident"] = bench.resident(step)
     row["exact"] = bench.is_exact(results)
     if peer.compiler and row["exact"] and memory.peak == bench.peak:
         return row | {"refused": "has no effect: runs as in eager"}

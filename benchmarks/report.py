@@ -20,6 +20,9 @@ scratch included. What was there before (parameters, inputs) does not count, nor
 (gradients, loss), from the moment they are made. rematfn is not asked. A budget is a fraction of
 eager's peak, counted in the same way.
 
+*Resident* is how far the resident set of the process rises in such a step (`VmHWM`, results
+included), once the C library has given back what earlier ones left: [resident.md](resident.md).
+
 *Exact*: every result, and a batch norm's statistics, are eager's, bit for bit. *Replayed cost* is
 that of the cost model, as a fraction of the program's own; it is the same on every run, but for the
 plan that the search for it, which looks at the clock, comes to. *Replayed FLOPs* are those of

@@ -3,15 +3,13 @@
 
 Each cell runs in a process of its own, which begins with eager steps and gives back what they left;
 above that start its high-water mark (``VmHWM``) is read for each call from the second on. Where the
-pool of pages is off, all blocks come from the C library. Ratios are of processor time, of steps that
-take turns in one process.
+pool of pages is off, all blocks come from the C library. Ratios are of processor time, of steps
+that take turns in one process.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import statistics
 import subprocess
@@ -29,7 +27,7 @@ from networks import NETWORKS, Program, Step, in_order, untransformed
 import rematfn
 from rematfn import _C
 from rematfn._measured import SEARCH_THREAD
-from rematfn._memory import MemoryTimeline, ResidentPeak
+from rematfn._memory import MemoryTimeline, ResidentPeak, give_back
 from rematfn.demo.task import Count, Task
 
 MIB = 2**20
@@ -91,8 +89,7 @@ class Cell:
 
     def resident(self, budget: int, calls: int) -> dict[str, Any]:
         """Return how far the resident set rises in a call; with no budget, in eager."""
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
+        give_back()
         step, skipped, peaks = self.eager, 0, []
         if budget:
             step, skipped = self.program.make_step(lambda f: rematfn.remat(f, budget), in_order), 1
@@ -102,6 +99,8 @@ class Cell:
                     results = self.run(step)
                 del results
                 if number >= skipped:
+                    assert peak.after is not None
+                    assert whole.before is not None
                     peaks.append(peak.after - whole.before)
         return {"added": max(peaks)}
 

@@ -10,6 +10,8 @@ What the operating system counts, and kills for, is another figure: `ResidentPea
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
@@ -163,28 +165,42 @@ class ResidentPeak:
 
     What libraries and the interpreter hold counts, and what allocators keep for later. The
     figures are the kernel's, in whole pages; its high-water mark begins anew with each block, so
-    in nested blocks the outer one's `after` is that since an inner one began.
+    in nested blocks the outer one's `after` is that since an inner one began. Where the kernel
+    keeps no such figures, both are None.
     """
 
     def __init__(self) -> None:
-        self.before = 0
-        self.after = 0
+        self.before: int | None = None
+        self.after: int | None = None
 
     @property
-    def added(self) -> int:
+    def added(self) -> int | None:
         """Bytes that the resident set rose by."""
-        return self.after - self.before
+        return None if self.before is None or self.after is None else self.after - self.before
 
     def __enter__(self) -> ResidentPeak:
-        Path("/proc/self/clear_refs").write_text("5")
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            return self
         self.before = _status("VmRSS")
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.after = _status("VmHWM")
+        if self.before is not None:
+            self.after = _status("VmHWM")
 
 
-def _status(field: str) -> int:
+def give_back() -> None:
+    """Have the C library give back to the system what it keeps for later."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
+
+
+def _status(field: str) -> int | None:
     """Return the bytes that the kernel names in this process's status."""
     status = Path("/proc/self/status").read_text()
-    return int(status.split(f"{field}:")[1].split()[0]) * 1024
+    found = status.split(f"{field}:")
+    return int(found[1].split()[0]) * 1024 if len(found) > 1 else None

@@ -19,6 +19,8 @@ class Report:
     own_peak: int  # rematfn's table, over all steps
     counted_peak: int  # the allocator's events, over one rematted step
     eager_peak: int  # the same counter, over an eager step
+    resident: int | None  # that the resident set rose by in a rematted step, gradients included
+    eager_resident: int | None  # in an eager step; None if the system does not tell
     replayed_cost: float
     time_ratios: Sequence[float]  # rematted / eager, pairs of steps side by side
     eager_seconds: float  # median
@@ -70,6 +72,8 @@ class Report:
             ("peak, rematted, allocator", _bytes(self.counted_peak), self._against_budget()),
             ("peak, rematted, own count", _bytes(self.own_peak), "largest over all steps"),
             ("peak, eager, allocator", _bytes(self.eager_peak), ""),
+            ("resident set, rematted", _rise(self.resident), "VmHWM, with the gradients"),
+            ("resident set, eager", _rise(self.eager_resident), "the same"),
             ("peak, rematted / eager", f"{self.counted_peak / self.eager_peak:.3f}", ""),
             ("replayed cost", f"{self.replayed_cost:.1%}", "of the cost of one eager step"),
             ("step, eager", f"{self.eager_seconds:.3f} s", f"median of {pairs}"),
@@ -89,6 +93,10 @@ class Report:
 def median(values: Sequence[float]) -> float:
     """Return the middle of ``values``, the upper one of two."""
     return sorted(values)[len(values) // 2]
+
+
+def _rise(nbytes: int | None) -> str:
+    return "unknown" if nbytes is None else f"+{format_bytes(nbytes)}"
 
 
 def _bytes(nbytes: int | None) -> str:

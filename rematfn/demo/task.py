@@ -11,7 +11,7 @@ import optree
 import torch
 from torch import Tensor
 
-from rematfn._memory import MemoryTimeline
+from rematfn._memory import MemoryTimeline, ResidentPeak, give_back
 from rematfn.demo.chargpt import Params, Sizes, make_chargpt
 from rematfn.demo.text import Corpus
 
@@ -66,6 +66,13 @@ class Task:
         with MemoryTimeline(self.device) as timeline:
             results, _ = self.run(step, tokens, number)
         return results, Count.of(timeline, results)
+
+    def count_resident(self, step: Step, tokens: Tensor, number: int) -> int | None:
+        """Run training step ``number``; return how far the resident set of the process rose."""
+        give_back()  # what steps before have left does not hide what this one takes
+        with ResidentPeak() as peak:
+            self.run(step, tokens, number)
+        return peak.added
 
     def _finish_queued_work(self) -> None:
         if self.device.type == "cuda":

@@ -115,6 +115,9 @@ def run_demo(options: Options) -> Report:
     expected, eager_memory = task.count(eager, tokens, options.steps)
     got, rematted_memory = task.count(rematted, tokens, options.steps)
     comparison.add("the last call", got, expected)
+    del expected, got
+    eager_resident = task.count_resident(eager, tokens, options.steps)
+    rematted_resident = task.count_resident(rematted, tokens, options.steps)
     stats = rematfn.stats(rematted_loss)
     if options.png is not None:
         plot_step(options.png, eager_memory, rematted_memory, stats.budget)
@@ -126,6 +129,8 @@ def run_demo(options: Options) -> Report:
         own_peak=max(own_peak, stats.peak_bytes or 0),
         counted_peak=rematted_memory.peak,
         eager_peak=eager_memory.peak,
+        resident=rematted_resident,
+        eager_resident=eager_resident,
         replayed_cost=stats.replayed_cost or 0.0,
         time_ratios=ratios,
         eager_seconds=median(eager_seconds),
