@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storages that the program resizes: no operator, no version counter, sometimes the same address."""
+"""Storages that are resized: no operator, no version counter, sometimes the same address."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import rematfn
 import torch
 from helpers import (
     EVERYTHING,
@@ -20,6 +19,8 @@ from helpers import (
     untransformed,
 )
 from torch import Tensor, nn
+
+import rematfn
 
 SIZES = [7, 256, 4096, 50_000, 300_000]
 Write = Callable[[Tensor], Any]
@@ -40,7 +41,7 @@ def refill(t: Tensor, how: Write, values: Tensor | None = None) -> None:
 REFILLS: dict[str, Callable[[Tensor], Callable[[Tensor], Any]]] = {
     "an operator": lambda t: t.copy_,
     ".data": lambda t: t.data.copy_,
-    "an array": lambda t: lambda values: t.detach().numpy().__setitem__(slice(None), values.numpy()),
+    "an array": lambda t: lambda values: t.detach().numpy().__setitem__(..., values.numpy()),
     "its storage": lambda t: lambda values: t.untyped_storage().copy_(values.untyped_storage()),
     "a collective's way": lambda t: (
         lambda values: torch.autograd._unsafe_preserve_version_counter(t).__enter__()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import rematfn
 import torch
 from helpers import (
     EVERYTHING,
@@ -22,6 +21,8 @@ from helpers import (
     untransformed,
 )
 from torch import Tensor, distributed, nn
+
+import rematfn
 
 Write = Callable[[Tensor], Any]
 EVICT = functools.partial(rematfn.remat, policy=rematfn.EvictEverything())
@@ -186,25 +187,19 @@ def test_two_networks_stepped_in_turn(kind: str, mode: Mode) -> None:
 
 
 def test_no_room_for_a_copy() -> None:
-    """Then it cannot be replayed from; but whoever does not need that goes on."""
-    n = 1 << 16
-    x, w = torch.linspace(-1, 1, n).requires_grad_(), torch.linspace(0.5, 1.5, n)
+    """The step goes on, and what needs the copy is refused."""
+    n = 4096
+    x, w = torch.linspace(-1, 1, n).requires_grad_(), torch.linspace(0.5, 1.5, 8 * n)
 
-    def losses(transform: Transform) -> Any:
-        return transform(lambda x: [((x + w * k).sin() * 2).exp().sum() for k in range(6)])(x)
+    def f(x: Tensor) -> Tensor:
+        return ((x + w[:n]).sin() * 2).exp().sum()
 
-    (expected,) = torch.autograd.grad(losses(untransformed)[5], x)
-    policy = rematfn.LRU()
-    budget = 5 * 4 * n
-    kept = losses(functools.partial(rematfn.remat, budget=budget, policy=policy))
-    grads = [torch.autograd.grad(kept[5], x)[0]]
-    assert_bitwise_equal(grads[0], expected)
+    budget = 4 * 4 * n  # all of `w` takes twice that
+    loss = rematfn.remat(f, budget, policy=rematfn.EvictEverything())(x)
     fused(torch.optim.SGD)(w)
     rematfn.check()
-    try:
-        torch.autograd.grad(kept[0], x)
-    except rematfn.ReplayError as error:
-        assert "overwritten" in str(error)
+    with pytest.raises(rematfn.ReplayError, match=r"overwritten after it was read\. Write"):
+        loss.backward()
 
 
 # --- no operator ----------------------------------------------------------------------------------
@@ -463,4 +458,4 @@ def two_processes() -> None:
 
 
 def test_collectives() -> None:
-    in_a_process("test_uncounted_writes", "two_processes")
+    in_a_process("test_uncounted_writes", "two_processes", timeout=600)
