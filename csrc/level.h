@@ -139,8 +139,9 @@ void settle(LevelHandle& handle);
 //      still there. What has been read may be the saved values of a graph that was stored away too.
 //   3. The rest stays the level's, and is evicted at need. An operator that another level sees, and
 //      that overwrites what the rest is replayed from, has that copied first.
-//   4. A backward that frees the graph, and makes no other, leaves the rest resident as far as the
-//      budget allows, and no operator of the level comes to evict it.
+//   4. As far as the budget allows, the rest is made resident when `f` returns, if no result leads
+//      back into a graph, and else at the end of a backward that frees the graph and makes no other.
+//      No operator of the level comes to evict it then.
 void hand_over(LevelHandle& handle, bool sealed);
 
 // Those whose lock this thread holds.

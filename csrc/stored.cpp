@@ -82,6 +82,7 @@ void hand_over(LevelHandle& handle, bool sealed) {
     level.tensor_domain().make_outside(*version);
     version->handed_over = true;
   }
+  if (sealed && !level.graph_leaves) settle(handle);
 }
 
 }  // namespace rematfn
