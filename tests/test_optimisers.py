@@ -474,6 +474,29 @@ def test_a_module_that_remembers(
     assert_as_eager(run, transform)
 
 
+def test_what_a_graph_that_was_dropped_leaves_behind(transform: Transform) -> None:
+    """No backward says that the graph is gone; but no result leads back to it."""
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        net = Memory(detached=False)
+
+        def warm_up(x: Tensor, y: Tensor) -> Tensor:
+            return loss_of(net, x, y)[0].detach()
+
+        step, seen = roomier(transform, "64KiB")(warm_up), []
+        for x, y in batches():
+            seen.append(step(x, y).clone())
+            x.zero_()
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.mul_(0.99)
+        assert net.state is not None
+        return seen, [t.clone() for t in net.state], net.mean.clone()
+
+    assert_as_eager(run, transform)
+
+
 def test_a_functional_optimiser(transform: Transform) -> None:
     """`torch.func.grad_and_value` inside the step, its state in a dictionary."""
 
