@@ -3,6 +3,7 @@
 
 #include "edges.h"
 #include "layers.h"
+#include "meter.h"
 #include "torch_compat.h"
 
 namespace rematfn {
@@ -39,7 +40,13 @@ namespace {
 
 void seal_cell(c10::TensorImpl& tensor, Level& level) {
   const std::shared_ptr<Domain> domain = domain_of(tensor);
-  if (!domain) return;
+  if (!domain) {
+    // See Note [Bytes beside operators]
+    if (level.heir() == nullptr && is_plain(tensor)) {
+      count_no_more(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    }
+    return;
+  }
   const DomainLock lock(domain);
   Cell* cell = cell_of(tensor);
   if (cell == nullptr) return;  // another thread has sealed it

@@ -8,7 +8,7 @@
 // is eight bytes, and nobody can make it anew for us; but a loop makes thousands, and a budget that
 // knows only what operators return is exceeded by them. So what the CPU allocator hands out on a
 // thread under a budgeted level, while none of our kernels runs there, counts in that level and in
-// those around it until it is freed. It cannot go; others make room for it. It may be freed at any
+// those around it until it is freed or leaves as a result. It cannot go; others make room for it. It may be freed at any
 // time and on any thread, after the level too. So the count is not the table's: the table takes
 // notice of it when the next bytes are asked for, or the next operator comes.
 
