@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "boundary.h"
 
+#include "allocator.h"
 #include "edges.h"
 #include "layers.h"
-#include "meter.h"
 #include "torch_compat.h"
 
 namespace rematfn {
