@@ -53,7 +53,8 @@ void Domain::after_fork() {
   leave_shared_after_fork();
 }
 
-constinit thread_local int DomainLock::held_ = 0;
+// Each operator takes a lock, and the usual way to a thread's variable is a call.
+[[gnu::tls_model("initial-exec")]] constinit thread_local int DomainLock::held_ = 0;
 
 DomainLock::DomainLock(std::shared_ptr<Domain> domain)
     : alive_(std::move(domain)), domain_(*alive_) {
