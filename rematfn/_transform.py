@@ -231,8 +231,10 @@ def remat(
         f: A function of tensors, a method, a ``staticmethod`` or ``classmethod``, or an
             ``nn.Module``. Arguments and results may be any pytree. Without ``f``, a decorator is
             returned.
-        budget: The most bytes of tensors made inside that may be resident at once, those of the
-            running operator included. Arguments, parameters and results do not count. Bytes
+        budget: The most bytes of tensors made inside that may be resident at once. Residuals, the
+            backward's intermediates, scratch of the running operator (on a CPU) and copies of what
+            was overwritten count; results and gradients until they leave the function; arguments,
+            parameters, captured tensors and the record of what was done (host memory) not. Bytes
             (``4096``), a string with a unit (``"1.5GiB"``, ``"200MB"``), a float in (0, 1] (that
             fraction of the unconstrained peak, which the first call of each signature measures by
             running without a cap), a :class:`Budget` that several functions share, or None (no

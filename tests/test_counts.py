@@ -118,7 +118,7 @@ def sines(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("f", [exponential, sines])
 def test_what_a_backward_makes_of_arguments_alone_counts(f: Callable[[Tensor], Tensor]) -> None:
-    """matrix_exp's backward works on a block matrix of its own, as large as four of its argument."""
+    """The backward of matrix_exp works on a block matrix of its own, four times as large."""
     x = torch.linspace(-1, 1, 8 * 16 * 16).view(8, 16, 16).requires_grad_()
     g = rematfn.remat(f, 1 << 30)
     with MemoryTimeline() as timeline:

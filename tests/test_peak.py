@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The budget is a promise: counted at the allocator, the level's bytes never exceed it.
 
-It is so for the backward too, what its formulas make without reading a tensor of the level included.
+So it is for the backward: what its formulas make without reading a level tensor is included.
 """
 
 from __future__ import annotations
