@@ -10,8 +10,6 @@ from typing import Final, SupportsIndex, TypeAlias
 
 from . import _C
 
-BudgetLike: TypeAlias = "Budget | SupportsIndex | float | str | None"
-
 _BINARY: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _DECIMAL: Final = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS: Final = {name.lower(): size for name, size in (_BINARY | _DECIMAL).items()}
@@ -100,6 +98,9 @@ class Budget:
 
     def __reduce__(self) -> tuple[object, ...]:
         return Budget, (self.bytes,)
+
+
+BudgetLike: TypeAlias = Budget | SupportsIndex | float | str | None
 
 
 @dataclass(frozen=True)
