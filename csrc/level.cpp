@@ -109,7 +109,8 @@ c10::intrusive_ptr<UnrecordedBytes> make_unrecorded(const LevelOptions& options,
                                                     const Level* outer) {
   auto around = outer == nullptr ? nullptr : outer->unrecorded;
   if (options.budget == kNoBudget && !options.record && !around) return {};
-  return c10::make_intrusive<UnrecordedBytes>(std::move(around));
+  auto shared = is_shared_around(options.shared, outer) ? nullptr : options.shared;
+  return c10::make_intrusive<UnrecordedBytes>(std::move(around), std::move(shared));
 }
 
 // See Note [Smaller than its record]
@@ -218,7 +219,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
     domain->known = options.known;
   }
   const Ref<Level> level(new Level(options, domain, enclosing));
-  if (options.shared) level->join(options.shared);
+  if (options.shared && !is_shared_around(options.shared, enclosing)) level->join(options.shared);
   level->keeping = options.keeping;
   level->judge = options.judge;
   auto handle = std::make_shared<LevelHandle>(*level);
@@ -274,10 +275,6 @@ void notice_unrecorded(Level& level) {
   for (Level* l = &level; l != nullptr && l->unrecorded; l = l->enclosing_level()) {
     const std::size_t now = l->unrecorded->live();
     if (now == l->unrecorded_bytes) continue;
-    if (l->shared) {  // room is made below
-      l->shared->add_for_a_moment(now);
-      l->shared->subtract(l->unrecorded_bytes);
-    }
     l->unrecorded_bytes = now;
     changed = true;
     if (l == l->domain->root && l->domain->recorder) l->domain->recorder->note_unrecorded(now);

@@ -117,10 +117,12 @@ std::vector<std::shared_ptr<Domain>> SharedBudget::domains() const {
 
 // ---- what a table adds to it ------------------------------------------------------------------
 
+bool is_shared_around(const std::shared_ptr<SharedBudget>& budget, const Table* table) {
+  while (table != nullptr && table->shared != budget) table = table->enclosing.get();
+  return table != nullptr;
+}
+
 void Table::join(std::shared_ptr<SharedBudget> budget_of_many) {
-  for (const Table* t = enclosing.get(); t != nullptr; t = t->enclosing.get()) {
-    if (t->shared == budget_of_many) return;  // it counts there
-  }
   shared = std::move(budget_of_many);
   domain->shared_tables.push_back(this);
   clock_before = domain->clock;
@@ -130,7 +132,7 @@ void Table::join(std::shared_ptr<SharedBudget> budget_of_many) {
 
 void Table::leave_shared() {
   std::erase(domain->shared_tables, this);
-  shared->subtract(resident_bytes + unrecorded_bytes + in_flight);
+  shared->subtract(resident_bytes + in_flight);
   shared->leave(*domain);
   shared.reset();
   in_flight = 0;

@@ -10,7 +10,8 @@
 // thread under a budgeted level, while none of our kernels runs there, counts in that level and in
 // those around it until it is freed or leaves as a result. It cannot go; others make room for it. It may be freed at any
 // time and on any thread, after the level too. So the count is not the table's: the table takes
-// notice of it when the next bytes are asked for, or the next operator comes.
+// notice of it when the next bytes are asked for, or the next operator comes. A shared budget's sum
+// is told at once: others go by it, and no operator of the level may come any more.
 
 #pragma once
 
@@ -18,26 +19,38 @@
 
 #include <atomic>
 #include <cstddef>
+#include <memory>
 #include <utility>
+
+#include "shared_budget.h"
 
 namespace rematfn {
 
 class UnrecordedBytes final : public c10::intrusive_ptr_target {
  public:
-  explicit UnrecordedBytes(c10::intrusive_ptr<UnrecordedBytes> enclosing)
-      : enclosing_(std::move(enclosing)) {}
+  // `shared`: the budget whose sum these bytes are part of, if they are and not by `enclosing`.
+  UnrecordedBytes(c10::intrusive_ptr<UnrecordedBytes> enclosing,
+                  std::shared_ptr<SharedBudget> shared)
+      : enclosing_(std::move(enclosing)), shared_(std::move(shared)) {}
 
   void add(std::size_t nbytes) {
-    for (UnrecordedBytes* u = this; u != nullptr; u = u->enclosing_.get()) u->live_ += nbytes;
+    for (UnrecordedBytes* u = this; u != nullptr; u = u->enclosing_.get()) {
+      u->live_ += nbytes;
+      if (u->shared_) u->shared_->add_for_a_moment(nbytes);  // until there is room for it
+    }
   }
   void subtract(std::size_t nbytes) {
-    for (UnrecordedBytes* u = this; u != nullptr; u = u->enclosing_.get()) u->live_ -= nbytes;
+    for (UnrecordedBytes* u = this; u != nullptr; u = u->enclosing_.get()) {
+      u->live_ -= nbytes;
+      if (u->shared_) u->shared_->subtract(nbytes);
+    }
   }
   [[nodiscard]] std::size_t live() const { return live_.load(std::memory_order_relaxed); }
 
  private:
   std::atomic<std::size_t> live_{0};
   const c10::intrusive_ptr<UnrecordedBytes> enclosing_;
+  const std::shared_ptr<SharedBudget> shared_;
 };
 
 }  // namespace rematfn

@@ -178,6 +178,24 @@ def test_a_budget_error_gives_all_back_and_says_who_holds_what() -> None:
     assert shared.resident_bytes == 0
 
 
+def test_what_is_allocated_beside_operators_is_given_back_when_it_is_freed() -> None:
+    """An error ends the call: no operator comes any more that would take notice of it."""
+    shared, held = Budget("16KiB"), []
+
+    def f(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x * 0.5
+        held.append(shared.resident_bytes)
+        return torch.cat([x] * 4).sin()
+
+    g = remat(f, shared)  # whose statistics keep the level
+    with pytest.raises(rematfn.BudgetError):
+        g(torch.ones(1024).requires_grad_())
+    assert held[0] > 0
+    assert shared.resident_bytes == 0
+    assert g.stats.operators > 0
+
+
 # --- nested ---------------------------------------------------------------------------------------
 
 
