@@ -83,7 +83,7 @@ def f(w, x):
     done.append(1)
     return y.sum()
 done = []
-g = remat(f, 0.9)
+g = remat(f, '1MiB')
 for _ in range(3): step(g)
 """,
     "leaves at once": TWICE + "sys.stdout.flush(); os._exit(5)",
