@@ -5,7 +5,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <chrono>
+#include <algorithm>
 
 #include "allocator.h"
 #include "bindings.h"
@@ -140,6 +140,25 @@ class ActiveLevel {
   std::shared_ptr<LevelHandle> handle_;
 };
 
+std::shared_ptr<Trace> take_trace(Report& report) {
+  if (const std::shared_ptr<Domain> domain = report.domain.lock()) {
+    const DomainLock lock(domain);
+    if (domain->recorder && domain->recorder->trace == report.trace) domain->recorder.reset();
+    return std::move(report.trace);
+  }
+  return std::move(report.trace);
+}
+
+// Whether nothing runs in the level, and no graph can ask it for a replay any more.
+bool is_over(const Report& report) {
+  const std::shared_ptr<Domain> domain = report.domain.lock();
+  if (!domain || domain->lost_to_fork()) return true;
+  const DomainLock lock(domain);
+  const auto& levels = static_cast<TensorDomain&>(*domain).levels;
+  const auto is_active = [](const Level* level) -> bool { return level->active; };
+  return domain->live_operations == 0 && std::none_of(levels.begin(), levels.end(), is_active);
+}
+
 // A block whose operators no level sees.
 class Outside {
  public:
@@ -156,6 +175,7 @@ py::dict record_of(const Statistics& s, std::size_t budget, std::size_t resident
   py::dict record;
   record["budget"] = budget == kNoBudget ? py::object(py::none()) : py::cast(budget);
   record["peak_bytes"] = s.peak_bytes;
+  record["unconstrained_bytes"] = s.unconstrained_bytes;
   record["resident_bytes"] = resident_bytes;
   record["operators"] = s.operators;
   record["evictions"] = s.evictions;
@@ -208,21 +228,18 @@ PYBIND11_MODULE(_C, m) {
     }
   });
 
-  py::class_<LevelHandle, std::shared_ptr<LevelHandle>>(m, "Level")
-      .def("read", [](const LevelHandle& handle) {
-        const Level& level = handle.level();
-        py::dict record = record_of(level.counted(), level.budget, level.bytes_now());
-        if (level.budget == kNoBudget) record["min_budget"] = py::none();  // needs are not looked at
+  py::class_<Report, std::shared_ptr<Report>>(m, "Report")
+      .def("read", [](const Report& report) {
+        py::dict record = record_of(report.counted(), report.budget, report.bytes_now());
+        if (report.budget == kNoBudget) record["min_budget"] = py::none();  // needs are not looked at
         return record;
       })
       // What was recorded; recording ends. None if the level did not record, or was asked before.
-      .def("take_trace",
-           [](const LevelHandle& handle) {
-             const DomainLock lock(handle.level().domain);
-             const auto recorder = std::move(handle.level().domain->recorder);
-             return recorder ? recorder->trace : nullptr;
-           })
-      .def("guide_lost", [](const LevelHandle& handle) { return handle.level().domain->guide_lost; })
+      .def("take_trace", &take_trace)
+      .def("is_over", &is_over)
+      .def_readonly("guide_lost", &Report::guide_lost);
+  py::class_<LevelHandle, std::shared_ptr<LevelHandle>>(m, "Level")
+      .def("report", [](const LevelHandle& handle) { return handle.level().report; })
       .def("discard", [](LevelHandle& handle) {
         const DomainLock lock(handle.level().domain);
         handle.level().domain->evict_all(handle.level(), /*spare_kept=*/true);
@@ -238,12 +255,14 @@ PYBIND11_MODULE(_C, m) {
   py::class_<ActiveLevel>(m, "ActiveLevel")
       .def(py::init([](std::optional<std::size_t> budget, std::shared_ptr<SharedBudget> shared,
                        const Score& score, const Keeping& keeping, const py::object& judge,
-                       bool evict_everything, bool timed, bool verify,
-                       const std::string& name, std::size_t max_operations, bool record,
-                       const Program* program) {
+                       bool evict_everything, bool timed, bool verify, const std::string& name,
+                       std::size_t max_operations, bool record, const Program* program,
+                       double fraction, bool is_estimate, bool is_estimate_unguided) {
         return ActiveLevel({budget.value_or(kNoBudget), std::move(shared), score, keeping,
-                            make_judge(judge), evict_everything, timed, verify, name, max_operations, record,
-                            program == nullptr ? nullptr : program->guide(),
+                            make_judge(judge), evict_everything, timed, verify, name,
+                            max_operations, record,
+                            program == nullptr ? nullptr : program->guide(), fraction, is_estimate,
+                            is_estimate_unguided,
                             program == nullptr ? nullptr : program->trace});
       }))
       .def("__enter__", &ActiveLevel::enter)

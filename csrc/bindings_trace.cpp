@@ -4,12 +4,12 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include <chrono>
-
 #include "advice.h"
 #include "bindings.h"
 #include "domain.h"
+#include "footprint.h"
 #include "plan.h"
+#include "search_thread.h"
 #include "simulation.h"
 
 namespace py = pybind11;
@@ -47,25 +47,6 @@ py::list events_of(const Trace& trace) {
                                makes)));
   }
   return events;
-}
-
-// For as long as each `seconds` bring a plan that replays a hundredth less, `most_seconds` in all; or,
-// if not negative, for `runs` plans.
-GoOn while_it_pays(double seconds, double most_seconds, std::int64_t runs) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  return [=, last_gain = start, reached = kNever](double replayed_cost) mutable {
-    constexpr double kGain = 0.01;
-    const auto now = Clock::now();
-    if (replayed_cost < (1 - kGain) * reached) {
-      reached = replayed_cost;
-      last_gain = now;
-    }
-    const auto has_passed = [now](Clock::time_point since, double limit) {
-      return std::chrono::duration<double>(now - since).count() >= limit;
-    };
-    return !has_passed(last_gain, seconds) && !has_passed(start, most_seconds) && runs-- != 0;
-  };
 }
 
 // The statistics, or (a budget that would do, unevictable bytes, whether it thrashes).
@@ -125,34 +106,51 @@ void bind_traces(py::module_& m) {
              return values;
            })
       .def("events", &events_of)
+      .def_property_readonly("operators", [](const Trace& trace) { return trace.calls.size(); })
       .def("check", &Trace::check);
   py::class_<Program, std::shared_ptr<Program>>(m, "Program")
       .def(py::init([](std::shared_ptr<Trace> trace) {
         return std::make_shared<Program>(std::move(trace));
       }))
+      // With the settings of `like`, if given, before all others.
       .def(
           "search",
-          [](Program& program, std::size_t budget, double seconds, double most_seconds,
-             std::int64_t runs) {
-            return program.search(budget, Strategy::kBest, 0,
-                                  while_it_pays(seconds, most_seconds, runs));
+          [](Program& program, std::size_t budget, std::uint64_t in_vain, std::uint64_t in_all,
+             std::int64_t plans, const Program* like) {
+            const auto effort = std::make_shared<Effort>();
+            const std::optional<Score> first =
+                like == nullptr ? std::nullopt : std::optional(like->plan().score);
+            program.search(budget, Strategy::kBest, 0,
+                           while_it_pays({in_vain, in_all, plans}, effort), *effort, first);
+            return effort->operators.load();
           },
-          nogil)
+          nogil, py::arg("budget"), py::arg("in_vain"), py::arg("in_all"), py::arg("plans") = -1,
+          py::arg("like") = nullptr)
+      .def("search_later",
+           [](const std::shared_ptr<Program>& program, std::size_t budget, std::uint64_t in_vain,
+              std::uint64_t in_all) { search_later(program, budget, {in_vain, in_all}); })
       .def(
           "cut_into",
           [](Program& program, std::size_t budget, std::size_t segments) {
-            return program.search(budget, Strategy::kSegments, segments, {});
+            Effort effort;
+            program.search(budget, Strategy::kSegments, segments, {}, effort);
           },
           nogil)
       .def(
           "cut_at_points",
           [](Program& program, std::size_t budget) {
-            return program.search(budget, Strategy::kCutPoints, 0, {});
+            Effort effort;
+            program.search(budget, Strategy::kCutPoints, 0, {}, effort);
           },
           nogil)
       .def("kept", [](const Program& program) { return program.plan().kept; })
       .def("replayed_cost", [](const Program& program) { return program.plan().replayed_cost; });
   m.def("simulate", &simulate_trace);
+  m.def("modelled_cost", [](double flops, std::size_t nbytes) {
+    return modelled_cost(flops, nbytes, /*draws_on_cpu=*/false);
+  });
+  m.def("is_searching", &is_searching);
+  m.def("end_searches", &end_searches, nogil);
 }
 
 }  // namespace rematfn

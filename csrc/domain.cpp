@@ -19,13 +19,14 @@ void Domain::make_room(Table& table, std::size_t nbytes) {
     list_candidates();
     // Whoever cannot have enough takes nothing.
     const std::size_t least = t->used_bytes() - t->evictable_bytes() + nbytes;
-    if (least > t->budget) {
+    if (least > t->budget && (planning_ || !t->give_way(least, nbytes))) {
       if (!planning_) t->note_need(least);
       throw NoRoom{t, least, least - nbytes};
     }
     if (prices_pending(*t)) evict_by_price(*t, t->used_bytes() + nbytes - t->budget);
     while (t->used_bytes() + nbytes > t->budget) {
       if (!evict_one(*t)) {
+        if (!planning_ && t->give_way(t->used_bytes() + nbytes, nbytes)) break;
         if (!planning_) t->note_need(t->used_bytes() + nbytes);
         throw NoRoom{t, t->used_bytes() + nbytes, t->used_bytes()};
       }
@@ -134,14 +135,21 @@ void Domain::cut(Version& version) {
 // ---- what is known of the program --------------------------------------------------------------
 
 void Domain::note_call(const ObservedCall& call) {
-  if (recorder) recorder->note(call);
+  if (recorder) {
+    recorder->note(call);
+    if (recorder->is_too_long()) {
+      recorder.reset();
+      root->report->trace.reset();
+    }
+  }
   if (guide && !guide->follow(call)) lose_guide();
 }
 
 // See Note [Guided, never trusted]
 void Domain::lose_guide() {
   guide.reset();
-  guide_lost = true;
+  guide_lost = root->report->guide_lost = true;
+  root->is_estimate |= root->is_estimate_unguided;
   std::vector<Table*> tables{root};
   for (std::size_t i = 0; i < tables.size(); ++i) {
     for (Version* v = tables[i]->oldest; v != nullptr; v = v->next) {

@@ -55,9 +55,9 @@ constexpr std::size_t kGuidedMarkCap = 16;
 
 // Thrown when room cannot be made: what `table` would have to allow for, and what stands in the way.
 struct NoRoom {
-  Table* table;
-  std::size_t smallest_budget;
-  std::size_t unevictable;  // resident bytes left when nothing more could go
+  Table* table = nullptr;
+  std::size_t smallest_budget = 0;
+  std::size_t unevictable = 0;  // resident bytes left when nothing more could go
   bool thrashing = false;   // replays evict each other's inputs without end; the bytes are a guess
 };
 
@@ -244,6 +244,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void run_plan();
   void replay_softly(std::span<Version* const> wanted, std::size_t per_operation);
   void bring_back(std::span<Version* const> wanted);
+  [[nodiscard]] NoRoom try_to_bring_back(std::span<Version* const> wanted);
   [[nodiscard]] static NoRoom thrashing(Table& table);
   void replay_now(Operation& operation);
   void abandon_plan();

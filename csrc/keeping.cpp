@@ -31,7 +31,9 @@ void Domain::bury_contents(Ref<Version> version, HoldBytes hold) {
                      retain(*version, hold());
   if (stays) list_candidates();
   retains_ |= stays;
-  if (!stays && forget(*version) && version->table && version->resident) leave(*version);
+  const bool goes = !stays && forget(*version);
+  if (version->table && (stays || goes)) version->table->let_go(*version);
+  if (goes && version->table && version->resident) leave(*version);
   if (retains_) let_go_of_kept_for(*version);
 }
 

@@ -148,9 +148,13 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       forks_before(forks),
       first_node(at::sequence_number::peek()),
       unrecorded(make_unrecorded(options, outer)),
-      tenant_(outer != nullptr && outer->tenant_ != nullptr               ? outer->tenant_
+      tenant_(outer != nullptr && outer->tenant_ != nullptr     ? outer->tenant_
               : options.budget != kNoBudget || options.record ? this
-                                                                          : nullptr) {
+                                                                : nullptr) {
+  report->unrecorded = unrecorded;
+  fraction = options.fraction;
+  is_estimate = options.is_estimate;
+  is_estimate_unguided = options.is_estimate_unguided;
   tensor_domain().levels.push_back(this);
   if (tenant_ == this) pages().enter(*this);
 }
@@ -163,7 +167,9 @@ Level::~Level() {
 bool Level::lives() const { return active || resident_bytes > 0; }
 
 std::size_t Level::unused() const {
+  const std::size_t budget = report->budget;  // that of a fraction may rise
   if (budget == kNoBudget) return kNoBudget;  // it is recorded, and may have what it likes
+  if (shared) return shared->unused_of_each();
   const std::int64_t in_flight = in_flight_.load(std::memory_order_relaxed);
   const std::size_t used = used_bytes() + static_cast<std::size_t>(std::max<std::int64_t>(in_flight, 0));
   return used < budget ? budget - used : 0;
@@ -177,14 +183,6 @@ void Level::note_in_flight(std::int64_t nbytes) {
   if (tenant_ == nullptr) return;
   auto& sum = tenant_->in_flight_;  // changes under the domain's lock
   sum.store(sum.load(std::memory_order_relaxed) + nbytes, std::memory_order_relaxed);
-}
-
-Statistics Level::counted() const {
-  Statistics all = statistics;
-  const std::uint64_t little = passed_over.load(std::memory_order_relaxed);
-  all.operators += little;
-  all.base_cost += static_cast<double>(little) * kOperatorCost;
-  return all;
 }
 
 Level* Level::heir() const {
@@ -222,6 +220,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
   if (options.shared && !is_shared_around(options.shared, enclosing)) level->join(options.shared);
   level->keeping = options.keeping;
   level->judge = options.judge;
+  if (domain->recorder && enclosing == nullptr) level->report->trace = domain->recorder->trace;
   auto handle = std::make_shared<LevelHandle>(*level);
   level->active = true;
   push(*level);

@@ -43,6 +43,10 @@ struct LevelOptions {
   std::size_t max_operations = Domain::kMostOperations;
   bool record = false;
   std::shared_ptr<Guide> guide;
+  // The budget is so much of a peak. See Note [A fraction of what is not known yet]
+  double fraction = 0;
+  bool is_estimate = false;
+  bool is_estimate_unguided = false;
   std::shared_ptr<const Trace> known;
 };
 
@@ -55,13 +59,7 @@ class Level final : public Table, public Tenant {
   ~Level() override;
 
   [[nodiscard]] TensorDomain& tensor_domain() const { return static_cast<TensorDomain&>(*domain); }
-  // Resident, or beside operators. See Note [Bytes beside operators].
-  [[nodiscard]] std::size_t bytes_now() const {
-    return resident_bytes + (unrecorded ? unrecorded->live() : 0);
-  }
   [[nodiscard]] Level* enclosing_level() const { return static_cast<Level*>(enclosing.get()); }
-  // Those that were passed over included.
-  [[nodiscard]] Statistics counted() const;
   // Of pages, if this is the outermost level with a budget, or recorded to learn of one.
   [[nodiscard]] bool lives() const override;
   [[nodiscard]] std::size_t unused() const override;
@@ -79,7 +77,7 @@ class Level final : public Table, public Tenant {
   const bool records_all;  // or, without a budget, not what is smaller than its record
   const std::uint64_t forks_before;  // See Note [A forked child is under no level]
   std::size_t made_since_asked = 0;  // pressure.h
-  std::atomic<std::uint64_t> passed_over{0};  // operators of its thread that left no record
+  std::atomic<std::uint64_t>& passed_over{report->passed_over};  // of its thread
   // Autograd nodes from this number on were made since the level began.
   const std::uint64_t first_node;
   // Null if nobody asks: neither this level nor one around it has a budget or is recorded.

@@ -283,7 +283,9 @@ void LevelCall::foresee() {
     const std::size_t inputs = input_bytes_in(*t);
     const std::size_t needed = inputs + foreseen_.certain_bytes;
     t->statistics.min_budget = std::max(t->statistics.min_budget, needed);
-    if (needed > t->budget) throw NoRoom{t, needed, inputs};
+    if (needed > t->budget && !t->give_way(needed, granted_)) {
+      throw NoRoom{t, needed, inputs};
+    }
   }
 }
 

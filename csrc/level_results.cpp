@@ -188,7 +188,10 @@ void LevelCall::record_write(std::size_t argument) {
     old->leave_cell();
     old->program = false;
     old->storage = c10::Storage();
-    if (old->table) old->table->hold(old->nbytes);
+    if (old->table) {
+      old->table->hold(old->nbytes);
+      old->table->let_go(*old);
+    }
     domain_.leave(*old);
   }
   if (call_ && (old->producer || saved)) {

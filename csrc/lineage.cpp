@@ -77,10 +77,15 @@ void Batch::clear() {
 
 Table::Table(std::shared_ptr<Domain> owner, Table* outer, std::size_t bytes, Score kind)
     : domain(std::move(owner)),
+      report(std::make_shared<Report>()),
       enclosing(outer),
       budget(bytes),
       score(kind),
-      depth(outer == nullptr ? 1 : outer->depth + 1) {
+      depth(outer == nullptr ? 1 : outer->depth + 1),
+      resident_bytes(report->resident_bytes),
+      statistics(report->statistics) {
+  report->budget = bytes;
+  report->domain = domain;
   if (outer != nullptr) outer->inner.push_back(this);
   if (outer == nullptr) domain->root = this;
 }
@@ -95,6 +100,8 @@ void Table::admit(Version& version) {
   version.previous = newest;
   (newest == nullptr ? oldest : newest->next) = &version;
   newest = &version;
+  version.held = true;
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->held_bytes += version.nbytes;
   if (version.resident) {
     charge(version.nbytes);
     if (version.trimmed) charge_trimmed(version.nbytes);
@@ -102,8 +109,15 @@ void Table::admit(Version& version) {
   }
 }
 
+void Table::let_go(Version& version) {
+  if (!version.held) return;
+  version.held = false;
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->held_bytes -= version.nbytes;
+}
+
 void Table::expel(Version& version) {
   delist(version);
+  let_go(version);
   if (version.resident) discharge(version.nbytes);
   if (version.resident && version.trimmed) discharge_trimmed(version.nbytes);
   (version.previous == nullptr ? oldest : version.previous->next) = version.next;
@@ -144,8 +158,44 @@ std::size_t Table::evictable_bytes() const {
 
 void Table::note_peak(std::size_t in_flight) {
   for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
-    t->statistics.peak_bytes = std::max(t->statistics.peak_bytes, t->used_bytes() + in_flight);
+    Statistics& s = t->statistics;
+    s.peak_bytes = std::max(s.peak_bytes, t->used_bytes() + in_flight);
+    const std::size_t would_be = t->held_bytes + t->unrecorded_bytes + in_flight;
+    if (would_be <= s.unconstrained_bytes) continue;
+    s.unconstrained_bytes = would_be;
+    if (t->fraction > 0) t->raise_budget(t->fraction * static_cast<double>(would_be));
   }
+}
+
+// Note [A fraction of what is not known yet]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The budget of a fraction is that of the largest of the peaks that are known: the one that was
+// expected, and the one that the call would have had so far, which note_peak() sees to. What was
+// expected may be far too little: a call of another size, or another program under the same
+// arguments. Then an operator may not fit although the whole call would. The operator's own bytes
+// are part of the call's peak, so they count first. If that is not enough and the peak was only an
+// estimate, the budget gives way to what the operator needs, for the peak is still to come. If it does
+// not come, Python sees at the call's end that the budget was more than its fraction, and the calls that
+// are alike do not give way.
+bool Table::give_way(std::size_t nbytes, std::size_t in_flight) {
+  if (fraction <= 0) return false;
+  const std::size_t would_be = held_bytes + unrecorded_bytes + in_flight;
+  if (nbytes > budget) raise_budget(fraction * static_cast<double>(would_be));
+  if (nbytes > budget && is_estimate) raise_budget(static_cast<double>(nbytes));
+  return nbytes <= budget;
+}
+
+void Table::raise_budget(double bytes) {
+  budget = std::max(budget, static_cast<std::size_t>(bytes));
+  report->budget = budget;
+}
+
+Statistics Report::counted() const {
+  Statistics all = statistics;
+  const std::uint64_t little = passed_over.load(std::memory_order_relaxed);
+  all.operators += little;
+  all.base_cost += static_cast<double>(little) * kOperatorCost;
+  return all;
 }
 
 void Table::note_need(std::size_t nbytes) {
@@ -263,6 +313,7 @@ void require(bool holds, const char* invariant) {
 
 void Table::check() const {
   std::size_t own = 0;
+  std::size_t held = 0;
   std::size_t loose = 0;
   std::size_t trimmed = 0;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
@@ -277,6 +328,7 @@ void Table::check() const {
     require(v->pins == 0 || v->resident, "L4: pins imply residency");
     if (v->resident) own += v->nbytes;
     if (v->resident && v->trimmed) trimmed += v->nbytes;
+    if (v->held) held += v->nbytes;
     for (const Input* use = v->readers; use != nullptr; use = use->next) {
       const auto& inputs = use->reader->inputs;
       require(use->version.get() == v && inputs.begin() <= use && use < inputs.end(),
@@ -297,10 +349,12 @@ void Table::check() const {
   }
   for (const Table* table : inner) {
     own += table->resident_bytes;
+    held += table->held_bytes;
     trimmed += table->trimmed_bytes;
   }
   require(loose == loose_bytes, "L5: loose bytes are the sum over unpinned candidates");
   require(trimmed == trimmed_bytes, "L5: trimmed bytes are the sum over what was trimmed");
+  require(held == held_bytes, "L7: unconstrained bytes are the sum over held versions");
   require(own == resident_bytes, "L5: bytes are the sum over resident versions");
 }
 

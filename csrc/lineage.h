@@ -20,6 +20,17 @@
 //   L4  pins > 0 implies resident.
 //   L5  A table's bytes are the sum over its own resident versions and its inner tables' bytes.
 //   L6  readers and inputs mirror each other, as do outputs and producers.
+//   L7  A table's unconstrained bytes are the sum over its own held versions and its inner tables'.
+//
+// Note [What a call would have held]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A fraction is one of the peak that the call has without a budget, and most calls have one. So beside
+// the bytes that are resident a table counts those that would be, were nothing ever evicted: of each
+// version from when it is made until the program drops it, writes over it or takes it away, evicted
+// or not. A snapshot counts until its lineage goes. What replays make for a while does not count. With
+// what the running operator allocates, and the bytes beside operators, the highest such sum is the
+// peak of the same call without a budget, to the byte; a test compares the two. What a policy keeps
+// although the program has dropped it is not in it.
 
 #pragma once
 
@@ -41,11 +52,13 @@
 #include "eviction.h"
 #include "keeping.h"
 #include "shared_budget.h"
+#include "unrecorded.h"
 
 namespace rematfn {
 
 class Domain;
 class Table;
+struct Trace;
 struct Operation;
 struct Version;
 
@@ -138,6 +151,7 @@ struct Version : Node {
   // See Note [An address is good until its level's next operator]
   std::uint64_t exposed = 0;
   bool trimmed = false;   // a constant because the record was too long
+  bool held = false;  // its bytes count in what the call would have held
   bool raw = false;       // uninitialised memory, perhaps being filled where we cannot see: kept
   bool program = false;   // some tensor of the program stands on these very contents
   bool consumed = false;  // an operator of the program has read it
@@ -171,6 +185,7 @@ struct Operation : Node {
 // What a call of a transformed function did. Read by `stats`.
 struct Statistics {
   std::size_t peak_bytes = 0;
+  std::size_t unconstrained_bytes = 0;  // See Note [What a call would have held]
   std::size_t min_budget = 0;
   std::uint64_t operators = 0;
   std::uint64_t evictions = 0;
@@ -179,6 +194,41 @@ struct Statistics {
   double replayed_cost = 0;
   double base_flops = 0;
   double replayed_flops = 0;
+};
+
+// A number of bytes that changes under the domain's lock, and is read by anybody.
+class ByteCount {
+ public:
+  operator std::size_t() const { return nbytes_.load(std::memory_order_relaxed); }
+  void operator+=(std::size_t n) { nbytes_.store(*this + n, std::memory_order_relaxed); }
+  void operator-=(std::size_t n) { nbytes_.store(*this - n, std::memory_order_relaxed); }
+  void operator=(std::size_t n) { nbytes_.store(n, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::size_t> nbytes_{0};
+};
+
+// Note [Nothing of a call outlives it but numbers]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Whoever asks what a call did may ask long after it, and after its backward, whose figures are the
+// call's too. A level that was kept for that would keep the forms of its operators, with whatever was
+// among their arguments. So a level writes its figures where they can be read without it.
+struct Report {
+  Statistics statistics;
+  ByteCount budget;
+  ByteCount resident_bytes;
+  std::atomic<std::uint64_t> passed_over{0};  // operators that left no record
+  bool guide_lost = false;
+  c10::intrusive_ptr<UnrecordedBytes> unrecorded;
+  std::shared_ptr<Trace> trace;  // if the level records
+  std::weak_ptr<Domain> domain;
+
+  // Those that were passed over included.
+  [[nodiscard]] Statistics counted() const;
+  // Resident, or beside operators. See Note [Bytes beside operators].
+  [[nodiscard]] std::size_t bytes_now() const {
+    return resident_bytes + (unrecorded ? unrecorded->live() : 0);
+  }
 };
 
 // What a score written by the user is shown of a candidate.
@@ -212,18 +262,6 @@ struct Batch {
 
 inline constexpr std::size_t kNoBudget = std::numeric_limits<std::size_t>::max();
 
-// A number of bytes that changes under the domain's lock, and is read by anybody.
-class ByteCount {
- public:
-  operator std::size_t() const { return nbytes_.load(std::memory_order_relaxed); }
-  void operator+=(std::size_t n) { nbytes_.store(*this + n, std::memory_order_relaxed); }
-  void operator-=(std::size_t n) { nbytes_.store(*this - n, std::memory_order_relaxed); }
-  void operator=(std::size_t n) { nbytes_.store(n, std::memory_order_relaxed); }
-
- private:
-  std::atomic<std::size_t> nbytes_{0};
-};
-
 // A level's versions: which may go, and how many bytes they hold together.
 class Table : public Node {
  public:
@@ -231,6 +269,7 @@ class Table : public Node {
   ~Table() override;
 
   const std::shared_ptr<Domain> domain;
+  const std::shared_ptr<Report> report;
   const Ref<Table> enclosing;
   std::vector<Table*> inner;
   std::size_t budget;
@@ -238,7 +277,13 @@ class Table : public Node {
   Keeping keeping;
   Judge judge;  // if set, scores instead of `score`
   const std::uint32_t depth;
-  ByteCount resident_bytes;  // inner tables' included
+  // Of the unconstrained peak so far, if more than `budget` was: see note_peak(). None: zero.
+  double fraction = 0;
+  // The budget is of a peak that was only estimated: it gives way to what an operator needs.
+  bool is_estimate = false;
+  bool is_estimate_unguided = false;  // the same from when the guide is lost
+  ByteCount& resident_bytes;  // inner tables' included
+  std::size_t held_bytes = 0;   // the same; see Note [What a call would have held]
   // As last taken notice of; inner tables' included. See Note [Bytes beside operators].
   ByteCount unrecorded_bytes;
   std::size_t loose_bytes = 0;     // of candidates that are not pinned
@@ -249,7 +294,7 @@ class Table : public Node {
   std::size_t in_flight = 0;  // claimed, and not resident yet
   double clock_before = 0;    // when room was last made: the domain's clock,
   double time_before = 0;     // and the members'
-  Statistics statistics;
+  Statistics& statistics;
   Version* oldest = nullptr;
   Version* newest = nullptr;
 
@@ -260,6 +305,8 @@ class Table : public Node {
   // The version's bytes count here from now on. It must not belong to a table yet.
   void admit(Version& version);
   void expel(Version& version);
+  // The program, or lineage, asks no more for what `version` contains, a version of this table.
+  void let_go(Version& version);
 
   // The bytes of a version of this table come or go.
   void charge(std::size_t nbytes);
@@ -280,8 +327,12 @@ class Table : public Node {
   [[nodiscard]] std::size_t used_bytes() const { return resident_bytes + unrecorded_bytes; }
   // What could go, inner tables' included; but for what somebody turns out to hold.
   [[nodiscard]] std::size_t evictable_bytes() const;
-  // `in_flight` bytes beyond the resident ones are in use, here and in the enclosing tables.
+  // `in_flight` bytes beyond the resident ones are in use, here and in the enclosing tables. A budget
+  // that is a fraction rises with the peak that there would have been.
   void note_peak(std::size_t in_flight);
+  // An operator needs `nbytes` of budget, and allocates `in_flight` of them. False if the budget
+  // stays below. See Note [A fraction of what is not known yet]
+  bool give_way(std::size_t nbytes, std::size_t in_flight);
   void note_need(std::size_t nbytes);
 
   // The program marks `version`. The innermost table around that heeds marks decides what it means.
@@ -295,6 +346,7 @@ class Table : public Node {
 
  private:
   void charge_shared(std::size_t nbytes);
+  void raise_budget(double bytes);
 };
 
 // The candidate's score may have risen; or fallen, if `lower`. See Note [Stale scores are too low].

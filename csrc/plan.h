@@ -13,11 +13,12 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include "simulation.h"
 #include "trace.h"
 
 namespace rematfn {
@@ -78,15 +79,30 @@ class Guide {
 // Whether to try another plan, told what the best one so far replays.
 using GoOn = std::function<bool(double replayed_cost)>;
 
+// How much a search may do. It is counted in operators simulated, replays among them, and not in
+// seconds: so it finds the same on every machine.
+struct SearchLimits {
+  std::uint64_t in_vain = 0;  // without coming to a plan that replays a hundredth less
+  std::uint64_t in_all = 0;
+  std::int64_t plans = -1;  // if not negative: so many plans
+};
+// `effort` is that of the search.
+[[nodiscard]] GoOn while_it_pays(const SearchLimits& limits,
+                                 std::shared_ptr<const Effort> effort);
+
 // A program that was recorded, and the best plan for it so far. Any thread.
 class Program {
  public:
   explicit Program(std::shared_ptr<const Trace> trace);
 
   // Looks for a better plan for `budget`, with kBest while `go_on` says so and at least until one is
-  // found that fits. False if there is none. A plan for another budget is forgotten.
-  bool search(std::size_t budget, Strategy strategy, std::size_t segments,
-              const GoOn& go_on);
+  // found that fits; with the settings of `first`, if given, before all others. False if it was
+  // stopped. A plan for another budget is forgotten.
+  bool search(std::size_t budget, Strategy strategy, std::size_t segments, const GoOn& go_on,
+              Effort& effort, std::optional<Score> first = {});
+  // A search for this budget has come to its end.
+  void note_searched(std::size_t budget);
+  [[nodiscard]] bool has_searched(std::size_t budget) const;
   // Who guides the next run, or null if no plan fits.
   [[nodiscard]] std::shared_ptr<Guide> guide() const;
   [[nodiscard]] Plan plan() const;
@@ -95,9 +111,10 @@ class Program {
 
  private:
   const std::shared_ptr<const Future> future_;
-  mutable std::mutex mutex_;
+  // Under plans_mutex().
   std::shared_ptr<const Plan> plan_;
   std::size_t budget_ = 0;
+  bool searched_ = false;
 };
 
 }  // namespace rematfn

@@ -81,6 +81,19 @@ void Domain::materialize(std::span<Version* const> wanted) {
 
 // Rule 6
 void Domain::bring_back(std::span<Version* const> wanted) {
+  for (;;) {
+    const NoRoom why = try_to_bring_back(wanted);
+    if (why.table == nullptr) return;
+    // Not in small steps: each costs many replays.
+    const std::size_t more = std::max(why.smallest_budget, why.table->budget + why.table->budget / 8);
+    if (why.table->give_way(more, 0)) continue;
+    if (!why.thrashing) why.table->note_need(why.smallest_budget);
+    throw why;
+  }
+}
+
+// The least that would have done, without a table if all is there.
+NoRoom Domain::try_to_bring_back(std::span<Version* const> wanted) {
   std::optional<NoRoom> least;
   const auto fits = [&](const auto& replay) {
     try {
@@ -95,12 +108,11 @@ void Domain::bring_back(std::span<Version* const> wanted) {
     }
     return true;
   };
-  if (fits([&] { replay_softly(wanted, kFewReplays); })) return;
+  if (fits([&] { replay_softly(wanted, kFewReplays); })) return {};
   replays_left_ = kSomeReplays + kManyReplays * live_operations;
-  if (fits([&] { replay_frugally(*least->table, wanted); })) return;
-  if (fits([&] { replay_softly(wanted, kManyReplays); })) return;
-  if (!least->thrashing) least->table->note_need(least->smallest_budget);
-  throw *least;
+  if (fits([&] { replay_frugally(*least->table, wanted); })) return {};
+  if (fits([&] { replay_softly(wanted, kManyReplays); })) return {};
+  return *least;
 }
 
 void Domain::replay_softly(std::span<Version* const> wanted, std::size_t per_operation) {
@@ -121,7 +133,10 @@ void Domain::replay_softly(std::span<Version* const> wanted, std::size_t per_ope
 bool Domain::is_missing(Version& version) {
   if (version.resident && lost(version)) {
     version.program = false;
-    if (forget(version)) leave(version);
+    if (forget(version)) {
+      version.table->let_go(version);
+      leave(version);
+    }
   }
   return !version.resident;
 }

@@ -117,14 +117,18 @@ std::pair<std::vector<Trace::Id>, std::vector<Trace::Id>> values_by_wait(const T
 }  // namespace
 
 Search::Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-               std::size_t budget, GoOn go_on, std::function<void(const Plan&)> found)
+               std::size_t budget, GoOn go_on, Effort& effort,
+               std::function<void(const Plan&)> found)
     : trace_(std::move(trace)),
       future_(std::move(future)),
       budget_(budget),
       go_on_(std::move(go_on)),
+      effort_(effort),
       found_(std::move(found)) {}
 
-void Search::run() {
+void Search::run(std::optional<Score> first) {
+  if (first) consider({*first, {}, {}});
+  if (best_.replayed_cost < kNever && !goes_on()) return;
   for (const Score& score : kPortfolio) {
     consider({score, {}, {}});
     if (best_.replayed_cost < kNever && !goes_on()) return;
@@ -183,7 +187,7 @@ void Search::consider(Plan plan, bool or_as_good) {
   try {
     plan.replayed_cost =
         simulate(*trace_, {.budget = budget_, .score = plan.score, .guide = guide,
-                           .most_replayed_cost = best_.replayed_cost})
+                           .most_replayed_cost = best_.replayed_cost, .effort = &effort_})
             .replayed_cost;
   } catch (const NoRoom&) {
     return;

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "plan.h"
 
@@ -16,10 +17,11 @@ namespace rematfn {
 class Search {
  public:
   Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-         std::size_t budget, GoOn go_on, std::function<void(const Plan&)> found);
+         std::size_t budget, GoOn go_on, Effort& effort, std::function<void(const Plan&)> found);
 
-  // The settings that there are, then local search.
-  void run();
+  // The settings that there are, those of `first` before all others; then local search. Each of the
+  // three throws Stopped.
+  void run(std::optional<Score> first);
   // Segments alone, as many as asked for; zero: the best number.
   void cut_into(std::size_t count);
   void cut_at_points();
@@ -37,6 +39,7 @@ class Search {
   const std::shared_ptr<const Future> future_;
   const std::size_t budget_;
   const GoOn go_on_;
+  Effort& effort_;
   const std::function<void(const Plan&)> found_;
   Plan best_;
 };

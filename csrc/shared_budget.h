@@ -19,6 +19,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -40,6 +41,12 @@ class SharedBudget {
   // Claims included.
   [[nodiscard]] std::size_t resident_bytes() const { return used_; }
   [[nodiscard]] std::size_t peak_bytes() const { return peak_; }
+
+  // A member's part of what is left. Any thread.
+  [[nodiscard]] std::size_t unused_of_each() const {
+    const std::size_t used = used_;
+    return used < bytes ? (bytes - used) / std::max<std::size_t>(member_count_, 1) : 0;
+  }
 
   void add(std::size_t nbytes) { note_peak(used_ += nbytes); }
   // Bytes whose former owner is about to let go of them.
@@ -71,6 +78,7 @@ class SharedBudget {
   std::atomic<std::size_t> peak_{0};
   std::atomic<std::uint64_t> changes_{0};
   std::atomic<double> clock_{0};
+  std::atomic<std::size_t> member_count_{0};
   std::vector<Member> members_;  // under the lock of sharing.cpp
 };
 

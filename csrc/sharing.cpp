@@ -95,6 +95,7 @@ void SharedBudget::join(Domain& domain) {
     ++member->tables;
   } else {
     members_.push_back({&domain, domain.weak_from_this(), 1});
+    member_count_ = members_.size();
   }
 }
 
@@ -104,6 +105,7 @@ void SharedBudget::leave(Domain& domain) {
   const auto member = std::find_if(members_.begin(), members_.end(),
                                    [&](const Member& m) { return m.domain == &domain; });
   if (--member->tables == 0) members_.erase(member);
+  member_count_ = members_.size();
 }
 
 std::vector<std::shared_ptr<Domain>> SharedBudget::domains() const {

@@ -26,9 +26,20 @@ struct SimulatedOperation final : Operation, Pooled<SimulatedOperation> {
 };
 
 class SimulatedDomain final : public Domain {
+ public:
+  Effort* effort = nullptr;
+
+  // An operator, or a replay of one.
+  void note_effort() {
+    if (effort == nullptr) return;
+    if (effort->stop.load(std::memory_order_relaxed)) throw Stopped{};
+    effort->operators.fetch_add(1, std::memory_order_relaxed);
+  }
+
  private:
   // See Note [A replay writes to copies]
   void replay(Operation& operation) override {
+    note_effort();
     for (std::size_t i = 0; i < operation.inputs.size(); ++i) {
       Version& version = *operation.inputs[i].version;
       if (writes(operation, i) && may_overwrite(version)) leave(version);
@@ -70,6 +81,7 @@ class Simulation {
     table_->keeping = options.keeping;
     table_->judge = options.judge;
     domain_->guide = options.guide;
+    domain_->effort = options.effort;
   }
 
   Statistics run() {
@@ -113,6 +125,7 @@ class Simulation {
   using Pinned = c10::SmallVector<Ref<Version>, 6>;
 
   void run_call(const Trace::Call& call) {
+    domain_->note_effort();
     domain_->thrash.enter(call.backward);
     const std::size_t granted = call.output_bytes + call.scratch_bytes;
     foresee(call, granted);
@@ -229,6 +242,7 @@ class Simulation {
       replayable = replayable && (old.producer || saved);
       if (!saved) {
         old.program = false;
+        table_->let_go(old);
         domain_->leave(old);
       }
     }

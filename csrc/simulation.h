@@ -11,6 +11,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "lineage.h"
@@ -20,6 +21,14 @@ namespace rematfn {
 
 class Guide;
 
+// What simulations have done so far, and whether they are to end.
+struct Effort {
+  std::atomic<std::uint64_t> operators{0};  // replays among them
+  std::atomic<bool> stop{false};
+};
+// Thrown by a simulation that was told to stop.
+struct Stopped {};
+
 struct SimulationOptions {
   std::size_t budget = kNoBudget;
   Score score;
@@ -28,9 +37,10 @@ struct SimulationOptions {
   bool evict_everything = false;
   std::shared_ptr<Guide> guide{};
   double most_replayed_cost = kNever;  // seconds; beyond, the run is not worth finishing
+  Effort* effort = nullptr;  // to add to, and to stop by
 };
 
-// The statistics of a run of `trace`. Throws NoRoom.
+// The statistics of a run of `trace`. Throws NoRoom and Stopped.
 [[nodiscard]] Statistics simulate(const Trace& trace, const SimulationOptions& options);
 
 }  // namespace rematfn

@@ -105,7 +105,11 @@ struct ObservedCall : CallFacts {
 // Writes down what a domain does.
 class Recorder {
  public:
+  // Nobody keeps a record of more operators; see rematfn/_measured.py.
+  static constexpr std::size_t kMostCalls = std::size_t{1} << 19;
+
   void note(const ObservedCall& call);
+  [[nodiscard]] bool is_too_long() const { return trace->calls.size() > kMostCalls; }
   void note_release(const Version& version);
   void note_seal(const Version& version);
   void note_settle(const Version& version);

@@ -42,6 +42,7 @@ from ._policy import Sqrt as Sqrt  # noqa: E402
 from ._trace import Trace as Trace  # noqa: E402
 from ._trace import record as record  # noqa: E402
 from ._trace import simulate as simulate  # noqa: E402
+from ._trace import warmup as warmup  # noqa: E402
 from ._transform import remat as remat  # noqa: E402
 
 __all__ = [
@@ -77,4 +78,5 @@ __all__ = [
     "remat",
     "simulate",
     "stats",
+    "warmup",
 ]

@@ -109,8 +109,8 @@ class Limit:
 
     Attributes:
         bytes: The most bytes a level may keep resident, if the budget was given in bytes.
-        fraction: The part of the unconstrained peak, if the budget was given as one. The first
-            call of each signature measures the peak.
+        fraction: The part of the unconstrained peak, if the budget was given as one. Every call
+            measures that peak.
         shared: Whose bytes these are, if others use them too.
     """
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 from . import _C
 from ._budget import format_bytes
-from ._transform import Rematted
+from ._transform import rematted_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,9 +21,12 @@ class Stats:
     What is not known is None: everything, before the first call.
 
     Attributes:
-        budget: Bytes the call may hold resident, or None.
+        budget: Bytes the call may hold resident, or None. That of a fraction can rise while the
+            call runs, with ``unconstrained_bytes``.
         peak_bytes: The most bytes that were resident at once, those a running operator was about
             to allocate included.
+        unconstrained_bytes: What ``peak_bytes`` would have been without a budget: what fractions
+            are of.
         resident_bytes: Bytes resident when the statistics were taken.
         operators: Operators the program ran, each counted once.
         evictions: How often a version's bytes were given up.
@@ -34,10 +36,14 @@ class Stats:
             convolutions and attention have some.
         min_budget: The largest need of a single operator, in bytes: no smaller budget can do, and
             with one as small replays may need more. Known only for calls with a budget.
+        call: What the call was: ``"first"``, of which nothing was known; ``"estimated"``, whose
+            peak was estimated from other calls; ``"guided"`` by a recorded one; else ``"online"``.
+        why: Why it was that, in words.
     """
 
     budget: int | None = None
     peak_bytes: int | None = None
+    unconstrained_bytes: int | None = None
     resident_bytes: int | None = None
     operators: int | None = None
     evictions: int | None = None
@@ -45,6 +51,8 @@ class Stats:
     replayed_cost: float | None = None
     replayed_flops: float | None = None
     min_budget: int | None = None
+    call: str | None = None
+    why: str | None = None
 
     def __str__(self) -> str:
         if self.operators is None:
@@ -56,7 +64,8 @@ class Stats:
             f"operators  {self.operators}\n"
             f"evictions  {self.evictions}\n"
             f"replays    {self.replays} ({self.replayed_cost:.1%} of the cost)\n"
-            f"min budget {_bytes(self.min_budget)}"
+            f"min budget {_bytes(self.min_budget)}\n"
+            f"call       {self.call}: {self.why}"
         )
 
 
@@ -87,27 +96,8 @@ def stats(g: Callable[..., Any]) -> Stats:
         >>> rematfn.stats(g).replays
         0
     """
-    level = _rematted_in(g).last_level
-    return Stats() if level is None else Stats(**level.read())
-
-
-def _rematted_in(g: Any) -> Rematted[..., Any]:
-    """Return the outermost rematted function that `g` is, or wraps."""
-    inside, seen = g, set[int]()
-    while not isinstance(inside, Rematted):
-        seen.add(id(inside))
-        names = ["__rematted__", "__func__", "__wrapped__"]
-        if isinstance(inside, functools.partial | functools.partialmethod):
-            names = ["func"]
-        inside = next((x for n in names if (x := getattr(inside, n, None)) is not None), None)
-        if inside is None or id(inside) in seen:
-            raise TypeError(
-                f"stats(g): what remat() returned is needed, got {g!r}, which wraps no such "
-                f"function that can be found. Keep what remat() returned, and pass that: "
-                f"g = remat(f, ...), rematfn.stats(g). Of a module inside of another one, pass "
-                f"the one inside."
-            )
-    return inside
+    ran = rematted_of(g, "stats")[0].last_call
+    return Stats() if ran is None else Stats(**ran.read())
 
 
 def check() -> None:

@@ -45,6 +45,10 @@ class LevelOptions:
     max_operations: int = MAX_OPERATIONS  # of an outermost level: before its record is trimmed
     record: bool = False
     program: _C.Program | None = None
+    # The budget is so much of a peak, which may be only an estimate, always or without the guide.
+    fraction: float = 0.0
+    is_estimate: bool = False
+    is_estimate_unguided: bool = False
 
     def level(self) -> _C.ActiveLevel:
         """Return a level to be entered."""
@@ -62,6 +66,9 @@ class LevelOptions:
             self.max_operations,
             self.record,
             self.program,
+            self.fraction,
+            self.is_estimate,
+            self.is_estimate_unguided,
         )
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 from . import _C
 
-_MOST_SEARCHES = 10  # times the seconds that may bring nothing
+_MOST_SEARCHES = 10  # times the operators that may bring nothing
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,6 @@ class Planned(Policy, ABC):
     """
 
     first: Policy = field(default=ON(), kw_only=True)
-    search: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         scores = isinstance(self.first, Policy) and not self.first.discards
@@ -97,8 +96,20 @@ class Planned(Policy, ABC):
         return self.first.judge()
 
     @abstractmethod
-    def plan(self, program: _C.Program, budget: int, at_most: float = math.inf) -> None:
-        """Have the program look for a plan, for ``at_most`` seconds if it takes any."""
+    def plan(
+        self,
+        program: _C.Program,
+        budget: int,
+        at_most: int | None = None,
+        like: _C.Program | None = None,
+    ) -> None:
+        """Have the program look for a plan, and begin with the settings of that of ``like``.
+
+        If it takes a search, that simulates about ``at_most`` operators.
+        """
+
+    def plan_later(self, program: _C.Program, budget: int) -> None:
+        """Have a thread look for a better plan, if there is anything to look for."""
 
 
 @dataclass(frozen=True)
@@ -116,23 +127,40 @@ class Guided(Planned):
 
     Attributes:
         first: The policy of calls about which nothing is known.
-        search: Seconds a thread may look in vain for a plan that replays a hundredth less, once for
-            each signature and budget; ten times as long in all. The second call waits for it a
-            twentieth of a second, later calls use what it has found by then. With 0 nothing depends
-            on how fast the machine is: the first plan that fits.
+        search: Operators that a thread may simulate in vain, without a plan that replays a
+            hundredth less, once for each signature and budget; ten times as many in all. So what is
+            found in the end is the same on every machine. A million takes one or two seconds. The
+            second call waits for the first 30,000, later calls use what has been found by then.
+            With 0, no thread is started: the first plan that fits.
     """
 
-    search: float = 1.5  # type: ignore[misc]  # the others have nothing to set
+    search: int = 1_000_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.search >= 0:
-            raise ValueError(f"Guided(search=...): seconds are needed, got {self.search!r}.")
+        if type(self.search) is not int or self.search < 0:
+            raise ValueError(
+                f"Guided(search=...): a number of operators is needed, such as 1_000_000, "
+                f"got {self.search!r}."
+            )
 
-    def plan(self, program: _C.Program, budget: int, at_most: float = math.inf) -> None:
-        """Have the program look for a plan while that pays, for ``at_most`` seconds."""
-        most = min(at_most, _MOST_SEARCHES * self.search)
-        program.search(budget, self.search, most, -1)
+    def plan(
+        self,
+        program: _C.Program,
+        budget: int,
+        at_most: int | None = None,
+        like: _C.Program | None = None,
+    ) -> None:
+        """Have the program look for a plan while that pays, for ``at_most`` operators."""
+        most = _MOST_SEARCHES * self.search
+        program.search(
+            budget, self.search, most if at_most is None else min(at_most, most), like=like
+        )
+
+    def plan_later(self, program: _C.Program, budget: int) -> None:
+        """Have a thread look for a better plan while that pays."""
+        if self.search > 0:
+            program.search_later(budget, self.search, _MOST_SEARCHES * self.search)
 
 
 @dataclass(frozen=True)
@@ -163,7 +191,13 @@ class Sqrt(Planned):
         if found is not None and (type(found) is not int or found < 1):
             raise ValueError(f"Sqrt(segments=...): a number from 1 or None, got {found!r}.")
 
-    def plan(self, program: _C.Program, budget: int, at_most: float = math.inf) -> None:
+    def plan(
+        self,
+        program: _C.Program,
+        budget: int,
+        at_most: int | None = None,
+        like: _C.Program | None = None,
+    ) -> None:
         """Have the program cut itself into segments."""
         program.cut_into(budget, self.segments or 0)
 
@@ -185,7 +219,13 @@ class Memory(Planned):
     graph with a skip from end to end, such as a U-Net's, has no cut points.
     """
 
-    def plan(self, program: _C.Program, budget: int, at_most: float = math.inf) -> None:
+    def plan(
+        self,
+        program: _C.Program,
+        budget: int,
+        at_most: int | None = None,
+        like: _C.Program | None = None,
+    ) -> None:
         """Have the program find its cut points."""
         program.cut_at_points(budget)
 

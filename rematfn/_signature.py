@@ -3,38 +3,215 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, TypeAlias
+import functools
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
-import optree
 import torch
 
-Signature: TypeAlias = tuple[Hashable, ...]
+# What is looked at of one call's arguments.
+_MOST_OBJECTS = 4096
+_MOST_DEPTH = 16
+_LONG_TEXT = 256
+_OF_MODULES = ("_parameters", "_buffers", "_modules")  # the rest of the kind is hooks
+
+_Places: TypeAlias = tuple[tuple[int, str], ...]
+
+# Note [What makes two calls alike]
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The memory of a call depends on the sizes of its tensors, and on the way that it takes. Were every
+# argument part of the key, a step counter would make each call a new one, and nothing would ever be
+# known of it. Were only tensors, a flag that turns half of the function off would go unnoticed. So:
+#   - Tensors count by their metadata, wherever they are: in containers, in dataclasses, among the
+#     attributes of any other object. Text and booleans count by value, types by their name.
+#   - Numbers do not count. They choose among what is known: the same numbers first, else the
+#     latest.
+#   - No code of the user's is run to find them, such as a property or an iterator of a mapping:
+#     only what C has laid down is read, the instance's dictionary and its slots. A cycle ends where
+#     it began, and beyond so many objects, or so deep, nothing more is looked at.
+# Two calls with one key may still go different ways. That costs time and nothing else:
+# See Note [Guided, never trusted].
+#
+# The key holds no object of the user's, only names and numbers: it lives on after the call.
 
 
-def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
-    """Return what two calls must have in common for their memory to be alike.
+class Signature(NamedTuple):
+    """What is known of a call before it runs.
 
-    Shapes, dtypes, devices and ``requires_grad`` of all tensors, the other arguments by value where
-    they can be hashed, grad mode, and the torch.func transforms around the call.
+    Attributes:
+        key: What two calls must have in common for their memory to be alike.
+        around: The part of the key that is about what surrounds the call.
+        numbers: The numbers among the arguments, as a hash.
+        nbytes: The bytes of the tensors among the arguments.
     """
-    tree: Any = (args, kwargs)
-    leaves: list[Any]
-    leaves, treespec = optree.tree_flatten(tree, none_is_leaf=True, namespace="torch")
+
+    key: tuple[Hashable, ...]
+    around: tuple[Hashable, ...]
+    numbers: int
+    nbytes: int
+
+
+def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], owner: Any = None) -> Signature:
+    """Return the signature of a call with these arguments, under the grad mode and transforms now.
+
+    Args:
+        args: Arguments by position.
+        kwargs: Arguments by name.
+        owner: A module whose ``forward`` is called, if any: it is in training mode, or it is not.
+    """
     interpreters = torch._C._functorch.get_interpreter_stack() or []
-    return (
-        treespec,
+    around = (
         torch.is_grad_enabled(),
-        tuple(str(interpreter.key()) for interpreter in interpreters),
-        *(_of_leaf(leaf) for leaf in leaves),
+        bool(owner.__dict__.get("training")) if isinstance(owner, torch.nn.Module) else None,
+        *(str(interpreter.key()) for interpreter in interpreters),
     )
-
-
-def _of_leaf(leaf: Any) -> Hashable:
-    if isinstance(leaf, torch.Tensor):
-        return (tuple(leaf.shape), leaf.dtype, leaf.device, leaf.requires_grad)
+    with torch._C.DisableTorchFunctionSubclass():
+        walk = _Walk()
+        walk.see_all(args, 0)
+        walk.see_pairs(kwargs, 0)
+    key = (*around, *walk.key)
     try:
-        hash(leaf)
-    except TypeError:
-        return id(leaf)
-    return leaf  # type: ignore[no-any-return]
+        hash(key)
+    except TypeError:  # sizes that are symbols
+        key = (*around, *map(repr, walk.key))
+    return Signature(key, around, hash(tuple(walk.numbers)), int(walk.nbytes))
+
+
+class _Walk:
+    """One look at the arguments of a call."""
+
+    def __init__(self) -> None:
+        self.key: list[Hashable] = []
+        self.numbers: list[Any] = []
+        self.nbytes = 0
+        self._seen: dict[int, int] = {}  # ids of what the call holds while we look
+
+    def see_all(self, values: Iterable[Any], depth: int) -> None:
+        """Look at each of the values."""
+        for value in values:
+            self.see(value, depth + 1)
+
+    def see_pairs(self, pairs: dict[Any, Any], depth: int) -> None:
+        """Look at the values of a dictionary, with their names."""
+        for name, value in list(dict.items(pairs)):
+            if type(name) is str:
+                self.key.append(name)
+            elif type(name) is int or type(name) is float:
+                self.numbers.append(name)
+            else:
+                self.key.append(_name_of(type(name)))
+            self.see(value, depth + 1)
+
+    def see(self, x: Any, depth: int) -> None:
+        """Look at one object, and at what is in it."""
+        kind = type(x)
+        if isinstance(x, torch.Tensor):
+            self._see_tensor(x)
+        elif x is None or kind is bool:
+            self.key.append(x)
+        elif kind is int or kind is float or kind is complex:
+            self.numbers.append(x)
+        elif kind is str or kind is bytes:
+            self.key.append(x if len(x) <= _LONG_TEXT else (len(x), hash(x)))
+        elif isinstance(x, int):  # of a class of the user's, as the others here
+            self.numbers.append(int.__int__(x))
+        elif isinstance(x, float):
+            self.numbers.append(float.__float__(x))
+        elif isinstance(x, str):
+            self.see(str.__str__(x), depth)
+        else:
+            self._see_object(x, kind, depth)
+
+    def _see_tensor(self, x: torch.Tensor) -> None:
+        try:
+            shape: tuple[int, ...] = x.shape
+            self.nbytes += x.nbytes
+        except RuntimeError:  # it is ragged, or sparse
+            shape = ()
+        self.key.append((shape, x.dtype, x.device, x.requires_grad))
+        if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
+            self.key.append(_name_of(type(x)))
+
+    def _see_object(self, x: Any, kind: type, depth: int) -> None:
+        before = len(self._seen)
+        number = self._seen.setdefault(id(x), before)
+        if number < before:
+            self.key.append(("again", number))
+            return
+        self.key.append(_name_of(kind))
+        if before > _MOST_OBJECTS or depth > _MOST_DEPTH:
+            return
+        if isinstance(x, (list, tuple, deque)):
+            self.see_all(_items(x), depth)
+        if isinstance(x, dict):
+            self.see_pairs(x, depth)
+        elif kind is functools.partial:
+            self.see_all((x.func, x.args, x.keywords), depth)
+        elif kind is types.MethodType:
+            self.see_all((x.__func__, x.__self__), depth)
+        elif isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType)):
+            self.key.append(_name_of(x))
+        elif kind.__module__ == "torch":  # a dtype, a device, a layout
+            self.key.append(str(x))
+        elif _is_array(x):
+            self.key.append((x.shape, str(x.dtype)))
+            self.nbytes += x.nbytes
+        elif not isinstance(x, types.ModuleType):
+            for found in _attributes_of(x, kind):
+                if type(found) is dict:
+                    if isinstance(x, torch.nn.Module):
+                        found = {n: found[n] for n in found if n[:1] != "_" or n in _OF_MODULES}
+                    self.see_pairs(found, depth)
+                else:
+                    self.see(found, depth + 1)
+        self.key.append(...)  # the end of what is inside
+
+
+def _items(x: Any) -> Iterable[Any]:
+    base = list if isinstance(x, list) else tuple if isinstance(x, tuple) else deque
+    return list(base.__iter__(x))  # that of the class itself may be the user's
+
+
+def _name_of(x: Any) -> str:
+    return f"{x.__module__}.{x.__qualname__}"
+
+
+def _is_array(x: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(x, (numpy.ndarray, numpy.generic))
+
+
+# By class: where in its order of bases, under which name. A descriptor would hold the class.
+_known_attributes: weakref.WeakKeyDictionary[type, _Places] = weakref.WeakKeyDictionary()
+
+
+def _attributes_of(x: Any, kind: type) -> Iterator[Any]:
+    """Yield the instance's dictionary, and what is in its slots, without a word to the class."""
+    places = _known_attributes.get(kind)
+    if places is None:
+        places = _known_attributes[kind] = tuple(_places_in(kind))
+    for position, name in places:
+        member = _class_dictionary(kind.__mro__[position])[name]
+        try:
+            yield type(member).__get__(member, x)
+        except AttributeError:  # a slot that is empty
+            continue
+
+
+def _places_in(kind: type) -> Iterator[tuple[int, str]]:
+    for position, base in enumerate(kind.__mro__):
+        for name, member in _class_dictionary(base).items():
+            is_laid_down = type(member) is types.MemberDescriptorType
+            is_dictionary = name == "__dict__" and (
+                is_laid_down or type(member) is types.GetSetDescriptorType
+            )
+            if is_dictionary or (is_laid_down and base.__flags__ & _ON_HEAP):
+                yield position, name
+
+
+_ON_HEAP = 1 << 9  # a class that Python code has made
+_class_dictionary = type.__dict__["__dict__"].__get__

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias, cast
@@ -16,6 +17,7 @@ from ._errors import BudgetError
 from ._inspect import Stats
 from ._level import LevelOptions, call
 from ._policy import Custom, Guided, Planned, Policy, Scorer
+from ._transform import rematted_of
 
 _NANOSECOND = 1e-9
 _Line: TypeAlias = dict[str, Any]
@@ -90,6 +92,9 @@ def record(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     A backward pass is in the trace if it runs inside ``f``: record a training step, or a gradient
     function such as ``torch.func.grad(loss)``.
 
+    On fake tensors, or under a ``FakeTensorMode``, the trace is of shapes alone, and nothing is
+    computed. What kernels take for the while is not in it then.
+
     Args:
         f: A function of tensors.
         *args: Its arguments. They are written to, and random numbers are drawn, as in any call.
@@ -106,6 +111,10 @@ def record(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     if not callable(f):
         raise TypeError(f"record(f, *args): a function is needed, got {f!r}.")
     refuse_deferred(f, "record(f)")
+    if on_shapes((args, kwargs)):
+        from ._shapes import trace_on_shapes
+
+        return Trace(trace_on_shapes(f, args, kwargs, backward=False))
     options = LevelOptions(
         budget=None,
         shared=None,
@@ -123,9 +132,53 @@ def record(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
         raise RuntimeError("record(f): it cannot run inside of another level; call it outside.")
     levels: list[_C.Level] = []
     call(f, args, kwargs, options, levels.append)
-    trace = levels[0].take_trace()
+    trace = levels[0].report().take_trace()
     assert trace is not None
     return Trace(trace)
+
+
+def on_shapes(args: Any) -> bool:
+    """Whether there are fake tensors; to ask does not import what they need."""
+    if "torch._subclasses.fake_tensor" not in sys.modules:
+        return False
+    from ._shapes import is_on_shapes
+
+    return is_on_shapes(args)
+
+
+def warmup(g: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
+    """Measure what ``g(*args, **kwargs)`` needs, so that even its first call keeps to a fraction.
+
+    The function runs on fake tensors, which have shapes and no contents: nothing is computed, no
+    memory is taken, no tensor is written to, no random number is drawn. If its results have
+    gradients, their backward runs as well. For the call itself, and for those of other sizes, the
+    peak is then known, but for what kernels take for the while.
+
+    Args:
+        g: What :func:`remat` has returned: a function, a method, a module.
+        *args: Arguments as for ``g``.
+        **kwargs: The same, by name.
+
+    Returns:
+        The trace, as :func:`record` would on fake tensors.
+
+    Raises:
+        TypeError: ``g`` is not a transformed function.
+        RuntimeError: The function asks for the contents of a tensor (``item()``, ``nonzero()``).
+
+    Example:
+        >>> import torch, rematfn
+        >>> g = rematfn.remat(lambda x: x.sin().cos().exp().sum(), 0.9)
+        >>> trace = rematfn.warmup(g, torch.ones(1024))
+        >>> g(torch.ones(1024)), rematfn.stats(g).budget is not None
+        (tensor(...), True)
+    """
+    from ._shapes import trace_on_shapes  # See Note [A trace of shapes]
+
+    rematted, given = rematted_of(g, "warmup")
+    trace = Trace(trace_on_shapes(rematted._f, (*given, *args), kwargs, backward=True))
+    rematted.know((*given, *args), kwargs, trace.peak_bytes)
+    return trace
 
 
 def simulate(
@@ -182,7 +235,8 @@ def _simulated(
         program,
     )
     if isinstance(found, dict):
-        return found
+        kind = "online" if program is None else "guided"
+        return {**found, "call": kind, "why": "it was simulated"}
     smallest, kept, thrashes = found
     why = "replays evict each other's inputs" if thrashes else f"{format_bytes(kept)} cannot go"
     raise BudgetError(

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
+import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import set_eval_frame
 
@@ -20,7 +21,7 @@ from . import _C
 from ._budget import BudgetLike, Limit, parse_budget
 from ._deferred import refuse_deferred
 from ._level import MAX_OPERATIONS, LevelOptions, call
-from ._measured import Memory
+from ._measured import Advice, Memory, Ran
 from ._opaque import watch_compiler
 from ._policy import Custom, Guided, Planned, Policy, Scorer
 from ._signature import Signature, signature_of
@@ -50,12 +51,12 @@ class Rematted(Generic[P, R]):
     Attributes:
         budget: The budget as it was parsed.
         policy: What is evicted when room is needed.
-        last_level: The last call's level, which counts on in the backward (:func:`rematfn.stats`).
+        last_call: What the last call did, and its backward goes on to do (:func:`rematfn.stats`).
     """
 
     # Not in `__dict__`, which what wraps the function copies.
     __slots__ = (
-        *("__dict__", "__weakref__", "budget", "policy", "last_level"),
+        *("__dict__", "__weakref__", "budget", "policy", "last_call"),
         *("_f", "_options", "_memory"),
     )
 
@@ -63,7 +64,7 @@ class Rematted(Generic[P, R]):
         functools.update_wrapper(self, f)
         self.budget = options.budget
         self.policy = options.policy
-        self.last_level: _C.Level | None = None
+        self.last_call: Ran | None = None
         self._f = f
         self._options = options
         self._memory = Memory()
@@ -80,25 +81,34 @@ class Rematted(Generic[P, R]):
     __call__._torchdynamo_disable_msg = "remat runs its function eagerly"  # type: ignore[attr-defined]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        options, signature = self._resolve(args, kwargs)
+        options, signature, advice = self._resolve(args, kwargs)
+        failed: list[Callable[[], None]] = []
 
         def started(level: _C.Level) -> None:
-            self.last_level = level
+            ran = Ran(level.report(), advice, self.budget.fraction)
+            self.last_call = ran
             if signature is not None:
-                self._memory.note(signature, level, first=options.record)
+                failed.append(self._memory.begin(signature, ran))
 
         try:
             result: R = call(self._f, args, kwargs, options, started)
         except BaseException:
-            if options.record and signature is not None:  # what was seen is not the whole of it
-                self._memory.forget(signature)
+            for fail in failed:
+                fail()
             raise
         return result
 
+    def know(self, args: tuple[Any, ...], kwargs: dict[str, Any], peak_bytes: int) -> None:
+        """Note the unconstrained peak of calls with these arguments."""
+        self._memory.know(self._signature(args, kwargs), peak_bytes)
+
+    def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
+        return signature_of(args, kwargs, getattr(self._f, "__self__", None))
+
     def _resolve(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[LevelOptions, Signature | None]:
-        """Return how to call, and the signature if something is measured or was."""
+    ) -> tuple[LevelOptions, Signature | None, Advice]:
+        """Return how to call, the signature if what it does is to be known, and what is known."""
         shared = self.budget.shared
         options = LevelOptions(
             budget=self.budget.bytes,
@@ -120,24 +130,37 @@ class Rematted(Generic[P, R]):
         # What a call may have of a shared budget is known only when it asks: it is not planned for.
         planned = options.budget is not None and shared is None
         if fraction is None and not (planned and outermost):
-            return options, None
-        guided = outermost and isinstance(self.policy, Planned)
-        signature = signature_of(args, kwargs)
-        measured = self._memory.get(signature)
-        if measured is None or (guided and measured.lost()):
-            return dataclasses.replace(options, record=True), signature
-        if not guided:
-            measured.drop_program()
-        if fraction is not None:
-            options = dataclasses.replace(
-                options, budget=max(1, int(fraction * measured.peak_bytes))
+            why = (
+                "there is no budget"
+                if options.budget is None
+                else "its budget is shared"
+                if shared is not None
+                else "it runs inside another level"
             )
-        if guided:
+            return options, None, Advice("online", why)
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            return options, None, Advice("online", "it runs on shapes alone")
+        guided = outermost and isinstance(self.policy, Planned)
+        signature = self._signature(args, kwargs)  # See Note [What makes two calls alike]
+        advice = self._memory.advise(signature, guided=guided, outermost=outermost)
+        options = dataclasses.replace(options, record=advice.record)
+        if fraction is not None and advice.peak_bytes is not None:
+            options = dataclasses.replace(
+                options,
+                budget=max(1, int(fraction * advice.peak_bytes)),
+                fraction=fraction,
+                is_estimate=advice.is_estimate and advice.gives_way,
+                is_estimate_unguided=advice.gives_way,
+            )
+        if advice.way is not None:
             assert isinstance(self.policy, Planned)
             assert options.budget is not None
-            program = measured.program(options.budget, self.policy)
+            like = None if advice.way.planned else self._memory.like(signature)
+            program = advice.way.program(options.budget, self.policy, like)
             options = dataclasses.replace(options, program=program)
-        return options, signature
+            if advice.way.planned is None:
+                advice = dataclasses.replace(advice, kind="online", why="no plan fits its budget")
+        return options, signature, advice
 
     def _describe(self) -> str:
         name = getattr(self, "__name__", type(self._f).__name__)
@@ -236,9 +259,9 @@ def remat(
             was overwritten count; results and gradients until they leave the function; arguments,
             parameters, captured tensors and the record of what was done (host memory) not. Bytes
             (``4096``), a string with a unit (``"1.5GiB"``, ``"200MB"``), a float in (0, 1] (that
-            fraction of the unconstrained peak, which the first call of each signature measures by
-            running without a cap), a :class:`Budget` that several functions share, or None (no
-            cap).
+            fraction of the peak that the call would have without a budget, as the calls before it
+            have measured; the very first has no cap, unless :func:`warmup` has), a
+            :class:`Budget` that several functions share, or None (no cap).
         policy: What to evict first. :class:`Guided` unless given, which learns from the first call
             of each signature; with :class:`ON` nothing is learnt or searched for. Within a shared
             budget no call is guided: those of policies that plan go by their ``first`` policy.
@@ -319,6 +342,33 @@ def remat(
             advice = f"Transform the function inside: write @remat below @{type(f).__name__}."
         raise TypeError(f"remat(f): a function or an nn.Module is needed, got {f!r}. {advice}")
     return Rematted(f, options)
+
+
+def rematted_of(g: Any, call: str) -> tuple[Rematted[..., Any], tuple[Any, ...]]:
+    """Return the outermost rematted function that ``g`` is or wraps, and its first arguments.
+
+    Raises:
+        TypeError: There is none that can be found; ``call`` is the function that was given ``g``.
+    """
+    inside, seen = g, set[int]()
+    given: tuple[Any, ...] = ()
+    while not isinstance(inside, Rematted):
+        seen.add(id(inside))
+        names = ["__rematted__", "__func__", "__wrapped__"]
+        if isinstance(inside, functools.partial | functools.partialmethod):
+            names = ["func"]
+            given = (*inside.args, *given)
+        elif isinstance(inside, types.MethodType):
+            given = (inside.__self__, *given)
+        inside = next((x for n in names if (x := getattr(inside, n, None)) is not None), None)
+        if inside is None or id(inside) in seen:
+            raise TypeError(
+                f"{call}(g): what remat() returned is needed, got {g!r}, which wraps no such "
+                f"function that can be found. Keep what remat() returned, and pass that: "
+                f"g = remat(f, ...), rematfn.{call}(g). Of a module inside of another one, pass "
+                f"the one inside."
+            )
+    return inside, given
 
 
 class _Slot:

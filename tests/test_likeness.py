@@ -208,7 +208,7 @@ def test_attributes_of_the_function_are_found_and_ones_own_are_kept() -> None:
     assert f.budget == "its own"  # type: ignore[attr-defined]
     assert not hasattr(f, "mine")
     around = functools.wraps(g)(lambda x: g(x))
-    assert not hasattr(around, "last_level"), "what wraps it has copied its state"
+    assert not hasattr(around, "last_call"), "what wraps it has copied its state"
 
 
 @functools.singledispatch

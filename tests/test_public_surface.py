@@ -23,6 +23,7 @@ PUBLIC = {
     "Trace",
     "record",
     "simulate",
+    "warmup",
     # policies
     "Policy",
     "Guided",

@@ -73,7 +73,7 @@ class Open:
     budget: int | None
 
     def check(self) -> None:
-        record = self.level.read()
+        record = self.level.report().read()
         if self.budget is not None:
             assert record["resident_bytes"] <= self.budget, record
             assert record["peak_bytes"] <= self.budget, record

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import described
 from torch import Tensor, nn
 
 import rematfn
@@ -146,7 +147,7 @@ class Endless:
 @pytest.mark.parametrize(
     "other",
     [wave, lambda x: rematfn.remat(wave)(x), nn.Linear(2, 2), 3, None, Endless()],
-    ids=repr,
+    ids=described,
 )
 def test_where_there_is_none_the_error_says_what_to_pass(other: Any) -> None:
     with pytest.raises(TypeError, match=r"g = remat\(f, \.\.\.\), rematfn\.stats\(g\)"):

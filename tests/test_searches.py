@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread that looks for better plans: it is not in the way of a process that ends or forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from torch import Tensor
+
+import rematfn
+from rematfn import _C, Guided
+
+# Two calls, so that a search runs when the third line is reached; it would go on for minutes.
+BEGUN = """
+import os, signal, sys, threading, time, torch, rematfn
+from rematfn import _C
+def loss(params, x):
+    for w in params:
+        x = torch.nn.functional.gelu(x @ w)
+    return x.square().mean()
+params = [torch.randn(64, 64) / 8 for _ in range(24)]
+x = torch.randn(128, 64)
+g = torch.func.grad(rematfn.remat(loss, 0.2, policy=rematfn.Guided(search=1 << 40)))
+expected = torch.func.grad(loss)(params, x)
+def call():
+    assert all(map(torch.equal, g(params, x), expected))
+call()
+call()
+assert _C.is_searching()
+"""
+
+FORKED = """
+pid = os.fork()
+for _ in range(3):
+    call()
+assert _C.is_searching()
+if pid == 0:
+    os._exit(0)
+_, status = os.waitpid(pid, 0)
+assert status == 0, status
+"""
+
+ENDS = {
+    "the-end": ("", 0),
+    "sys.exit": ("sys.exit(3)", 3),
+    "os._exit": ("os._exit(4)", 4),
+    "exception": ("raise LookupError", 1),
+    "exit-in-a-thread": ("threading.Thread(target=lambda: (call(), sys.exit(5))).start()", 0),
+    "exception-in-a-thread": ("threading.Thread(target=lambda: 1 / 0).start()", 0),
+    "ctrl-c": ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
+    "term": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    "quick": ("import ctypes; ctypes.CDLL(None).exit(6)", 6),
+    "at-exit": ("import atexit; atexit.register(call)", 0),
+    "fork": (FORKED, 0),
+    "fork-child-exits": ("pid = os.fork()\ncall()\nif pid: os.waitpid(pid, 0)", 0),
+    "multiprocessing": (
+        "import multiprocessing\n"
+        "p = multiprocessing.get_context('fork').Process(target=call)\n"
+        "p.start(); p.join(); sys.exit(p.exitcode)",
+        0,
+    ),
+}
+
+
+def start(script: str) -> subprocess.Popen[str]:
+    package = Path(rematfn.__file__).parent.parent
+    env = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + script
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=Path(__file__).parent,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_ends_as_it_would_without_a_search(end: str) -> None:
+    script, code = ENDS[end]
+    process = start(BEGUN + script)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == code, out + err
+    assert "terminate called" not in err
+
+
+def test_ctrl_c_reaches_the_program_and_not_the_search() -> None:
+    waits = "print('ready', flush=True)\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n"
+    process = start(BEGUN + waits + "    call()\n    sys.exit(7)")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 7, out + err
+
+
+def test_a_long_simulation_is_stopped_in_its_middle() -> None:
+    """One plan of this program takes seconds to simulate, and the exit is not to wait for it."""
+    long = """
+import time, torch, rematfn
+from rematfn import _C
+core = _C.Trace()
+values = [core.add_value(1, True) for _ in range(300_000)]
+for i, v in enumerate(values):
+    reads = [(values[i - 1], False)] if i else []
+    core.add_call("a", 1e-5, 0.0, 1, 0, True, False, i >= 150_000, reads, [(v, -1)])
+program = _C.Program(core)
+program.search_later(30_000, 1 << 40, 1 << 40)
+time.sleep(0.5)
+assert _C.is_searching()
+start = time.monotonic()
+_C.end_searches()
+assert time.monotonic() - start < 2, time.monotonic() - start
+assert not _C.is_searching()
+program.search_later(1_000, 1 << 40, 1 << 40)
+assert not _C.is_searching()
+"""
+    process = start(long)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, out + err
+
+
+# --- within a process -----------------------------------------------------------------------------
+
+X = torch.linspace(-1, 1, 4096)
+
+
+def chain(x: Tensor) -> Tensor:
+    for _ in range(12):
+        x = (x.sin() * x).exp().tanh()
+    return x.square().sum()
+
+
+def wait_for_searches() -> None:
+    end = time.monotonic() + 100
+    while _C.is_searching():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_a_search_finds_is_the_same_each_time() -> None:
+    """It is bounded by operators, not by seconds."""
+    trace = rematfn.record(torch.func.grad(chain), X)
+    now = rematfn.simulate(trace, 100_000, Guided(search=50_000)).replayed_cost
+    later = []
+    for _ in range(2):
+        program = _C.Program(trace._core)
+        program.search_later(100_000, 50_000, 500_000)
+        program.search_later(100_000, 50_000, 500_000)  # it runs already
+        wait_for_searches()
+        later.append(program.replayed_cost() / trace.cost)
+    assert later == [pytest.approx(now)] * 2
+    program.search_later(100_000, 50_000, 500_000)
+    assert not _C.is_searching(), "it has been searched for"
+
+
+def test_one_search_runs_at_a_time_and_the_others_wait() -> None:
+    def threads() -> set[str]:
+        tasks = Path("/proc/self/task")
+        return {t.name for t in tasks.iterdir()}
+
+    trace = rematfn.record(torch.func.grad(chain), X)
+    programs = [_C.Program(trace._core) for _ in range(5)]
+    wait_for_searches()
+    before = threads()
+    for program in programs:
+        program.search_later(100_000, 20_000, 200_000)
+    assert len(threads() - before) <= 1
+    wait_for_searches()
+    assert len({program.replayed_cost() for program in programs}) == 1
+    assert programs[0].replayed_cost() < float("inf")
+
+
+def test_nobody_searches_for_a_program_that_is_gone() -> None:
+    trace = rematfn.record(torch.func.grad(chain), X)
+    program = _C.Program(trace._core)
+    program.search_later(100_000, 1 << 40, 1 << 40)
+    assert _C.is_searching()
+    del program
+    wait_for_searches()
+
+
+def test_a_search_gives_way_to_the_program() -> None:
+    trace = rematfn.record(torch.func.grad(chain), X)
+    program = _C.Program(trace._core)
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    program.search_later(100_000, 1 << 40, 1 << 40)
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        tasks = [int(p.name) for p in Path("/proc/self/task").iterdir()]
+        if any(os.getpriority(os.PRIO_PROCESS, task) > mine for task in tasks):
+            break
+    else:
+        raise AssertionError("every thread has the program's priority")
+    del program
+    wait_for_searches()
+
+
+def test_another_size_begins_with_the_settings_found_for_the_first() -> None:
+    """What is simulated at once is one plan, and not ten."""
+    small = X[:1024].clone()
+    g = rematfn.remat(torch.func.grad(chain), 0.3, policy=Guided(search=50_000))
+    for _ in range(3):
+        g(X)
+    wait_for_searches()
+    for _ in range(2):
+        assert_bitwise_equal(g(small), torch.func.grad(chain)(small))
+    assert rematfn.stats(g).call == "guided"
+    assert rematfn.stats(g).replays > 0
+    wait_for_searches()
