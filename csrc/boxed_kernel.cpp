@@ -141,7 +141,8 @@ void govern(Invocation& invocation) {
       mark_writes(invocation, found);
       for (const FoundTensor& f : found) {
         if (!f.written || has_level_key(*f.tensor)) continue;
-        save_for_other_levels(*f.storage, facts, domain.domain);
+        save_for_other_levels(*f.storage, facts, bumps_so_far(invocation, found, *f.storage),
+                              domain.domain);
       }
     }
     std::optional<DomainLock> lock;
@@ -158,7 +159,8 @@ void govern(Invocation& invocation) {
   mark_writes(invocation, found);
   for (const FoundTensor& f : found) {
     if (!f.written) continue;
-    save_for_readers(*f.storage, invocation.facts, "`" + invocation.op.schema().name() + "`");
+    save_for_readers(*f.storage, invocation.facts, bumps_so_far(invocation, found, *f.storage),
+                     "`" + invocation.op.schema().name() + "`");
   }
   invocation.run_below();
 }

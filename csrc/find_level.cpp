@@ -144,6 +144,14 @@ Level* find_level(Invocation& invocation, FoundTensors& found, Arguments& kind) 
   return level;
 }
 
+std::uint32_t bumps_so_far(const Invocation& invocation, const FoundTensors& found,
+                           const c10::StorageImpl& storage) {
+  if (!invocation.facts.may_count_first) return 0;
+  return static_cast<std::uint32_t>(
+      std::count_if(found.begin(), found.end(),
+                    [&](const FoundTensor& f) { return f.written && f.storage == &storage; }));
+}
+
 void mark_writes(const Invocation& invocation, FoundTensors& found) {
   const OperatorFacts& facts = invocation.facts;
   const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();

@@ -59,6 +59,10 @@ struct FoundDomain {
 // With a level tensor among them, arguments are not abstract.
 [[nodiscard]] Level* find_level(Invocation& invocation, FoundTensors& found, Arguments& kind);
 
+// How often the operator may have moved the version counters of tensors on `storage` by now.
+[[nodiscard]] std::uint32_t bumps_so_far(const Invocation& invocation, const FoundTensors& found,
+                                         const c10::StorageImpl& storage);
+
 // Notes which of the tensors found among its arguments the operator overwrites.
 void mark_writes(const Invocation& invocation, FoundTensors& found);
 

@@ -204,7 +204,8 @@ void LevelCall::save_what_is_overwritten() {
     if (f.cell != nullptr && f.cell->version->outside == nullptr) {
       version = f.cell->version;
     } else {
-      version = Ref<TensorVersion>(domain_.known_outside(*f.storage));
+      version = Ref<TensorVersion>(
+          domain_.known_outside(*f.storage, bumps_so_far(invocation_, found_, *f.storage)));
       if (!version && f.cell == nullptr && call_) version = domain_.outside_version(*f.tensor);
     }
     if (!version || version->producer) continue;

@@ -200,10 +200,10 @@ void TensorDomain::settle_resize(Outside& entry) {
   }
 }
 
-bool TensorDomain::has_moved_counter(const TensorVersion& version) const {
-  if (!version.counter.enabled() || version.counter.current_version() == version.counted) {
-    return false;
-  }
+bool TensorDomain::has_moved_counter(const TensorVersion& version, std::uint32_t bumps) const {
+  if (!version.counter.enabled()) return false;
+  const std::uint32_t moved = version.counter.current_version() - version.counted;
+  if (moved == 0 || moved == bumps) return false;
   return std::none_of(bumped_.begin(), bumped_.end(),
                       [&](const Ref<TensorVersion>& v) { return v.get() == &version; });
 }
@@ -241,6 +241,10 @@ const char* TensorDomain::change_of(TensorVersion& version, const View& view) {
            "(`untyped_storage().resize_`), and does not hold now what it held then. Refill it with "
            "the same values, resize it after the backward, or give the function a clone";
   }
+  if (version.lost_for_want_of_room) {
+    return "was overwritten after it was read, and the budget had no room for a copy. Raise the "
+           "budget, or write to a clone";
+  }
   if (!known || has_moved_counter(version)) return savers.has_any() ? kStored : kOverwritten;
   if (found->second.contents.agrees(version.storage, view)) return nullptr;
   return "was overwritten after it was read, in a way that no version counter shows (NumPy, "
@@ -255,9 +259,10 @@ void TensorDomain::note_resize(const c10::StorageImpl& storage) {
   }
 }
 
-void TensorDomain::forget_outside(const c10::StorageImpl& storage) {
+void TensorDomain::forget_outside(const c10::StorageImpl& storage, bool for_want_of_room) {
   const auto found = outside_.find(&storage);
   if (found == outside_.end()) return;
+  found->second.version->lost_for_want_of_room = for_want_of_room;
   drop_counter(*found->second.version);
   outside_.erase(found);
   count_outside();
@@ -266,7 +271,9 @@ void TensorDomain::forget_outside(const c10::StorageImpl& storage) {
 void TensorDomain::note_write(const c10::StorageImpl& storage) {
   const auto found = outside_.find(&storage);
   if (found == outside_.end() || found->second.version->readers != nullptr) return;
-  found->second.contents = Contents(found->second.version->storage);
+  TensorVersion& version = *found->second.version;
+  found->second.contents = Contents(version.storage);
+  if (version.counter.enabled()) version.counted = version.counter.current_version();
 }
 
 Cell* TensorDomain::cell_on(const c10::StorageImpl& storage) const {
@@ -280,12 +287,12 @@ Cell* TensorDomain::cell_on(const c10::StorageImpl& storage) const {
   return nullptr;
 }
 
-TensorVersion* TensorDomain::known_outside(const c10::StorageImpl& storage) {
+TensorVersion* TensorDomain::known_outside(const c10::StorageImpl& storage, std::uint32_t bumps) {
   const auto found = outside_.find(&storage);
   if (found == outside_.end()) return nullptr;
   TensorVersion* version = found->second.version;
   if (found->second.contents.may_be_gone(version->storage)) return nullptr;
-  if (!has_moved_counter(*version) && agrees_with_readers(found->second)) return version;
+  if (!has_moved_counter(*version, bumps) && agrees_with_readers(found->second)) return version;
   forget_outside(storage);
   return nullptr;
 }

@@ -100,6 +100,7 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   c10::VariableVersion counter;
   std::uint32_t counted = 0;
   bool lost_to_resize = false;
+  bool lost_for_want_of_room = false;  // it was overwritten, and there was none for a copy
   bool handed_over = false;  // and its tensors still have their handles
 
   [[nodiscard]] c10::Storage current_storage() const;
@@ -157,8 +158,9 @@ class TensorDomain final : public Domain {
   // The same for one whose contents are `version`, from outside.
   void note_read(const TensorVersion& version, const c10::TensorImpl& tensor);
   // What operations have read of a storage, if it is still there; else null. What is known to have
-  // been overwritten is forgotten, and cannot be replayed from any more.
-  [[nodiscard]] TensorVersion* known_outside(const c10::StorageImpl& storage);
+  // been overwritten is forgotten, and cannot be replayed from any more. The operator that asks may
+  // have moved the counter by `bumps` already.
+  [[nodiscard]] TensorVersion* known_outside(const c10::StorageImpl& storage, std::uint32_t bumps = 0);
   // What has become of contents from outside, that an operation has read by `view`: a message, or
   // null if they are there as they were. See Note [Evidence of contents].
   [[nodiscard]] const char* change_of(TensorVersion& version, const View& view);
@@ -171,7 +173,7 @@ class TensorDomain final : public Domain {
   // It is about to be written, and nothing that an operation has read is lost by that.
   void note_write(const c10::StorageImpl& storage);
   // It is about to be written, and what operations have read there is lost.
-  void forget_outside(const c10::StorageImpl& storage);
+  void forget_outside(const c10::StorageImpl& storage, bool for_want_of_room = false);
   // The cell of a storage, resident or not: a walk over all versions.
   [[nodiscard]] Cell* cell_on(const c10::StorageImpl& storage) const;
   // From now on the counter of `tensor`, if it has one, tells whether `version` was overwritten.
@@ -208,7 +210,7 @@ class TensorDomain final : public Domain {
 
   void erase_outside(TensorVersion& version);
   void settle_resize(Outside& entry);
-  [[nodiscard]] bool has_moved_counter(const TensorVersion& version) const;
+  [[nodiscard]] bool has_moved_counter(const TensorVersion& version, std::uint32_t bumps = 0) const;
   [[nodiscard]] static bool agrees_with_readers(const Outside& entry);
   void replay(Operation& operation) override;
   std::size_t replay_bytes(const Operation& operation) override;

@@ -161,6 +161,8 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
                            !op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView) &&
                            !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                            !name.starts_with("aten::_foreach_") && name != "aten::record_stream";
+  facts.may_count_first = !facts.writes.empty() && !name.starts_with("aten::") &&
+                          op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView);
   const auto tensors = std::count_if(arguments.begin(), arguments.end(), [](const auto& a) {
     return mentions_tensor(*a.real_type());
   });

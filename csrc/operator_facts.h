@@ -28,6 +28,8 @@ struct OperatorFacts {
   bool resizes_storage = false;   // to as many bytes as its second argument says
   bool communicates = false;      // its kernel may read and write after it has returned
   bool writes_uncounted = false;  // autograd counts no write of some argument
+  // Its writes may be counted before the kernel runs, as are those of operators defined in Python.
+  bool may_count_first = false;
   bool leaves_raw = false;  // `empty`: the output's contents are whatever was there
   // Results, a bit for each, whose contents are whatever was there, at least in part.
   std::uint32_t unspecified = 0;

@@ -46,7 +46,7 @@ namespace {
 // See Note [What is stored away outlives what it was made of]
 void find_stored(const Level& level, bool sealed, std::vector<Ref<TensorVersion>>& stored) {
   const TensorDomain& domain = level.tensor_domain();
-  for (Version* v = level.oldest; v != nullptr; v = v->next) {
+  for (Version* v = level.newest; v != nullptr; v = v->previous) {
     auto& version = static_cast<TensorVersion&>(*v);
     if (!v->program || version.cell() == nullptr || version.cell()->storage.expired()) continue;
     if (domain.savers.have_let_go(*v) ||
@@ -69,18 +69,20 @@ void hand_over(LevelHandle& handle, bool sealed) {
   if (!sealed && !level.tensor_domain().savers.has_any()) return;
   std::vector<Ref<TensorVersion>> stored;
   find_stored(level, sealed, stored);
-  // What is resident first: it leaves room for the rest.
-  std::stable_partition(stored.begin(), stored.end(),
-                        [](const Ref<TensorVersion>& version) { return version->resident; });
-  for (const Ref<TensorVersion>& version : stored) {
-    try {
-      if (!try_to_have(*version)) continue;
-    } catch (const NoRoom&) {
-      continue;
+  // What finds no room is tried again when the others have left.
+  std::vector<Ref<TensorVersion>> crowded;
+  for (std::vector<Ref<TensorVersion>>* some : {&stored, &crowded}) {
+    for (const Ref<TensorVersion>& version : *some) {
+      try {
+        if (!try_to_have(*version)) continue;
+      } catch (const NoRoom&) {
+        if (some == &stored) crowded.push_back(version);
+        continue;
+      }
+      if (level.domain->recorder) level.domain->recorder->note_seal(*version);
+      level.tensor_domain().make_outside(*version);
+      version->handed_over = true;
     }
-    if (level.domain->recorder) level.domain->recorder->note_seal(*version);
-    level.tensor_domain().make_outside(*version);
-    version->handed_over = true;
   }
   if (sealed && !level.graph_leaves) settle(handle);
 }

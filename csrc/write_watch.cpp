@@ -12,9 +12,10 @@ namespace rematfn {
 namespace {
 
 // Keeps a copy of what recorded operations have read, or throws NoRoom.
-void save_in(TensorDomain& domain, const c10::StorageImpl& storage, const OperatorFacts& facts) {
+void save_in(TensorDomain& domain, const c10::StorageImpl& storage, const OperatorFacts& facts,
+             std::uint32_t bumps) {
   if (facts.resizes_storage) return domain.note_resize(storage);
-  TensorVersion* version = domain.known_outside(storage);
+  TensorVersion* version = domain.known_outside(storage, bumps);
   if (version == nullptr) return;
   if (version->readers == nullptr) return domain.note_write(storage);
   domain.snapshot(*version, static_cast<Level&>(*version->readers->reader->table));
@@ -22,11 +23,11 @@ void save_in(TensorDomain& domain, const c10::StorageImpl& storage, const Operat
 
 // Or goes without.
 void save_or_forget_in(TensorDomain& domain, const c10::StorageImpl& storage,
-                       const OperatorFacts& facts) {
+                       const OperatorFacts& facts, std::uint32_t bumps) {
   try {
-    save_in(domain, storage, facts);
+    save_in(domain, storage, facts, bumps);
   } catch (const NoRoom&) {
-    domain.forget_outside(storage);
+    domain.forget_outside(storage, /*for_want_of_room=*/true);
   }
 }
 
@@ -56,7 +57,7 @@ void save_what_is_written(const c10::OperatorHandle& op, const torch::jit::Stack
   const auto visit = [&](TensorDomain& domain) {
     const auto save = [&](std::uint8_t position) {
       for_each_storage(stack[first + position], [&](const c10::StorageImpl& storage) {
-        save_or_forget_in(domain, storage, *facts);
+        save_or_forget_in(domain, storage, *facts, /*bumps=*/0);
       });
     };
     for (const std::uint8_t position : facts->writes) save(position);
@@ -109,10 +110,10 @@ void watch_writes(const c10::OperatorHandle& op,
 }
 
 void save_for_readers(const c10::StorageImpl& storage, const OperatorFacts& facts,
-                      const std::string& writer) {
+                      std::uint32_t bumps, const std::string& writer) {
   for_each_live_domain([&](TensorDomain& domain) {
     try {
-      save_in(domain, storage, facts);
+      save_in(domain, storage, facts, bumps);
     } catch (const NoRoom& why) {
       raise_budget_error(why, writer);
     }
@@ -120,9 +121,10 @@ void save_for_readers(const c10::StorageImpl& storage, const OperatorFacts& fact
 }
 
 void save_for_other_levels(const c10::StorageImpl& storage, const OperatorFacts& facts,
-                           const Domain* ours) {
+                           std::uint32_t bumps, const Domain* ours) {
   for_each_live_domain(
-      [&](TensorDomain& domain) { save_or_forget_in(domain, storage, facts); }, ours);
+      [&](TensorDomain& domain) { save_or_forget_in(domain, storage, facts, bumps); },
+      ours);
 }
 
 void note_move(const c10::Storage& storage) {

@@ -37,14 +37,15 @@
 namespace rematfn {
 
 // `writer`, which no level sees, is about to overwrite `storage`, or to resize it: keeps a copy
-// wherever recorded operations have read it, or takes note of what is there.
+// wherever recorded operations have read it, or takes note of what is there. `bumps`: how often the
+// writer may have moved the version counter already.
 void save_for_readers(const c10::StorageImpl& storage, const OperatorFacts& facts,
-                      const std::string& writer);
+                      std::uint32_t bumps, const std::string& writer);
 
 // The same for an operator that `ours` sees: what the levels of other domains, which are over, have
 // read. Where there is no room for a copy, they go without: nobody may ever ask.
 void save_for_other_levels(const c10::StorageImpl& storage, const OperatorFacts& facts,
-                           const Domain* ours);
+                           std::uint32_t bumps, const Domain* ours);
 
 // Has writes by the operator seen, if autograd counts them not.
 void watch_writes(const c10::OperatorHandle& op, std::vector<c10::RegistrationHandleRAII>& handles);

@@ -136,7 +136,7 @@ def call(name: str, budget: int | None, kept: list[list[Tensor]]) -> Iterator[No
     """Do what a call of `f` would in a greenlet that switches in the middle of it."""
     x = torch.linspace(-1, 1, KIB4 // 4)
     g = rematfn.remat(lambda x: x, budget)
-    options, _ = g._resolve((x,), {})
+    options, _, _ = g._resolve((x,), {})
     with options.level():
         made = [x.sin()]
         for step in range(12):
@@ -187,9 +187,8 @@ def test_tensors_of_interleaved_calls_stay_readable() -> None:
     held: list[Tensor] = []
 
     def f(x: Tensor) -> Iterator[None]:
-        options, _ = rematfn.remat(lambda x: x, 1 << 20, policy=rematfn.EvictEverything())._resolve(
-            (x,), {}
-        )
+        g = rematfn.remat(lambda x: x, 1 << 20, policy=rematfn.EvictEverything())
+        options, _, _ = g._resolve((x,), {})
         with options.level():
             held.append(x.sin().cos())
             yield

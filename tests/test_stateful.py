@@ -343,6 +343,7 @@ class Twins(RuleBasedStateMachine):
     def open_level(self, budget: int | None, policy: Any) -> None:
         options = _level.LevelOptions(
             budget=budget,
+            shared=None,
             score=policy.score(),
             keeping=policy.keeping(),
             judge=policy.judge(),

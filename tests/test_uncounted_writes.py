@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers import (
     EVERYTHING,
+    TIGHT,
     Mode,
     Transform,
     assert_bitwise_equal,
@@ -26,6 +27,7 @@ import rematfn
 
 Write = Callable[[Tensor], Any]
 EVICT = functools.partial(rematfn.remat, policy=rematfn.EvictEverything())
+ROOMY = Mode("roomy", 1.0)  # for a copy of what is written
 
 
 def triple(*tensors: Tensor) -> None:
@@ -139,7 +141,7 @@ def test_in_a_hook(write: Write, mode: Mode) -> None:
 
         return torch.autograd.grad(transform(f)(x), x), w
 
-    assert_same_as_eager(run, mode)
+    assert_same_as_eager(run, ROOMY if mode is TIGHT else mode)
 
 
 @pytest.mark.parametrize("write", OPERATORS.values(), ids=OPERATORS.keys())
