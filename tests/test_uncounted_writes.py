@@ -27,7 +27,6 @@ import rematfn
 
 Write = Callable[[Tensor], Any]
 EVICT = functools.partial(rematfn.remat, policy=rematfn.EvictEverything())
-ROOMY = Mode("roomy", 1.0)  # for a copy of what is written
 
 
 def triple(*tensors: Tensor) -> None:
@@ -141,7 +140,8 @@ def test_in_a_hook(write: Write, mode: Mode) -> None:
 
         return torch.autograd.grad(transform(f)(x), x), w
 
-    assert_same_as_eager(run, ROOMY if mode is TIGHT else mode)
+    # A copy of what is written needs room, beyond the peak of the function without it.
+    assert_same_as_eager(run, Mode("roomy", 1.25) if mode is TIGHT else mode)
 
 
 @pytest.mark.parametrize("write", OPERATORS.values(), ids=OPERATORS.keys())
@@ -200,7 +200,7 @@ def test_no_room_for_a_copy() -> None:
     loss = rematfn.remat(f, budget, policy=rematfn.EvictEverything())(x)
     fused(torch.optim.SGD)(w)
     rematfn.check()
-    with pytest.raises(rematfn.ReplayError, match=r"overwritten after it was read\. Write"):
+    with pytest.raises(rematfn.ReplayError, match=r"overwritten .* no room for a copy\. Raise"):
         loss.backward()
 
 
