@@ -14,7 +14,6 @@ import json
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +25,6 @@ from networks import NETWORKS, Program, Step, in_order, untransformed
 
 import rematfn
 from rematfn import _C
-from rematfn._measured import SEARCH_THREAD
 from rematfn._memory import MemoryTimeline, ResidentPeak, give_back
 from rematfn.demo.task import Count, Task
 
@@ -136,9 +134,8 @@ class Cell:
 
 
 def _join_searches() -> None:
-    for thread in threading.enumerate():
-        if thread.name == SEARCH_THREAD:
-            thread.join()
+    while _C.is_searching():
+        time.sleep(0.01)
 
 
 def in_a_process(name: str, what: str, *arguments: object, pool: bool = True) -> dict[str, Any]:

@@ -76,7 +76,7 @@ CALLS: list[tuple[Any, ...]] = [
     *((aten.mse_loss, M, M), (aten.mse_loss, M, M, 0), (aten.mse_loss_backward, ONE, M, M, 1)),
     *((aten.cat, [M, M], 1), (aten.cat, [M, I.expand(12, 4)], 1), (aten.stack, [M, M], 1)),
     *((aten.stack, [M, M.double()]), (aten.gather, M, 0, I), (aten.scatter_add, M, 0, I, M)),
-    *((aten.scatter, M, 0, I, 1.0), (aten.scatter, M, 0, I, M)),
+    *((torch.scatter, M, 0, I, 1.0), (torch.scatter, M, 0, I, M)),
     (lambda m: aten.zeros_like(m, dtype=torch.float64), M),
     *((aten.zeros, [5, 6]), (aten.ones, [5]), (aten.empty, [3, 3]), (aten.new_zeros, M, [3, 4])),
     (lambda m: aten.new_empty(m, [3, 4], dtype=torch.half), M),
