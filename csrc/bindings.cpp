@@ -63,11 +63,16 @@ void serve_signals() {
   throw std::move(error);
 }
 
+// Python's errors come as torch's class or as pybind's, depending on who has called Python.
 bool asks_to_stop(const std::exception& error) {
-  const auto* raised = dynamic_cast<const python_error*>(&error);
+  if (const auto* raised = dynamic_cast<const python_error*>(&error)) {
+    const py::gil_scoped_acquire gil;
+    return PyErr_GivenExceptionMatches(raised->type, PyExc_Exception) == 0;
+  }
+  const auto* raised = dynamic_cast<const py::error_already_set*>(&error);
   if (raised == nullptr) return false;
   const py::gil_scoped_acquire gil;
-  return PyErr_GivenExceptionMatches(raised->type, PyExc_Exception) == 0;
+  return !raised->matches(PyExc_Exception);
 }
 
 void set_errors(const py::object& budget, const py::object& replay) {

@@ -13,6 +13,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "interpreter.h"
 #include "level_tensor.h"
 #include "shapes.h"
 #include "stack_utils.h"
@@ -232,7 +233,8 @@ std::size_t infer(const c10::OperatorHandle& op, const OperatorFacts& facts, Arg
       op.callBoxed(meta.stack);
     }
     return meta.added();
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
+    if (is_stop(error)) throw;
     return 0;  // no shape function; the first run will tell
   }
 }

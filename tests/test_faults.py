@@ -379,6 +379,36 @@ def test_an_interrupt_is_served_in_the_middle_of_replays() -> None:
     assert_bitwise_equal(run(remat), expected())
 
 
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_is_not_lost_while_shapes_are_inferred(stop: type[BaseException]) -> None:
+    """A shape function in Python that fails is done without; one that is to stop is not."""
+    raised: list[BaseException] = []
+
+    @torch.library.custom_op("rematfn_tests::shapeless", mutates_args=())
+    def shapeless(x: Tensor) -> Tensor:
+        return x + 1
+
+    @shapeless.register_fake
+    def _(x: Tensor) -> Tensor:
+        if raised:
+            raise raised[0]
+        return torch.empty_like(x)
+
+    def f(x: Tensor) -> Tensor:
+        return shapeless(x * 2).sin()
+
+    x = torch.linspace(0, 1, 8)
+    raised.append(ValueError("no shape"))
+    assert_bitwise_equal(remat(f, "1MiB")(x), f(x))
+    x = torch.linspace(0, 1, 9)
+    raised[0] = stop()
+    with pytest.raises(stop):
+        remat(f, "1MiB")(x)
+    assert _C.stack_depth() == 0
+    raised.clear()
+    assert_bitwise_equal(remat(f, "1MiB")(x), f(x))
+
+
 def test_an_interrupt_at_any_instruction_leaves_no_level_on_the_stack() -> None:
     """Signals come between two bytecodes: before the level is pushed, or just after."""
     x, missed = torch.linspace(0, 1, 8), 0
