@@ -117,6 +117,14 @@ void Pages::trim() {
   trim_to_tenants();
 }
 
+bool Pages::give_back_kept() {
+  const std::lock_guard guard(mutex_);
+  const std::size_t waiting = usage_.waiting;
+  kept_ = 0;
+  trim_to_tenants();
+  return usage_.waiting < waiting;
+}
+
 bool Pages::any_lives() const {
   for (const Tenant* t = tenants_; t != nullptr; t = t->next_) {
     if (t->lives()) return true;
@@ -137,8 +145,14 @@ std::size_t Pages::left_by_tenants() const {
 // The tenants may still count `freed` bytes as used.
 void Pages::trim_to_tenants(std::size_t freed) {
   if (usage_.waiting > 0) {
-    std::size_t most = left_by_tenants();
-    if (freed > 0 && any_lives()) most = freed > SIZE_MAX - most ? SIZE_MAX : most + freed;
+    std::size_t most = kept_;
+    if (any_lives()) {
+      most = left_by_tenants();
+      // Without a budget nobody has said how much may stay.
+      const bool bounded = most < SIZE_MAX - freed;
+      most = bounded ? most + freed : SIZE_MAX;
+      kept_ = bounded && may_keep_ ? most : 0;
+    }
     while (usage_.waiting > most) {
       Span* span = longest_unused_;
       const std::size_t excess = whole_pages(usage_.waiting - most);
@@ -185,12 +199,6 @@ char* Pages::allocate(const Label& label, Gone& gone) {
   span.range->blocks[(span.begin - span.range->begin) / kPage] = &span;
   trim_to_tenants();
   return span.begin;
-}
-
-bool Pages::may_be_ours(const void* block) const {
-  const auto address = reinterpret_cast<std::uintptr_t>(block);
-  return address >= lowest_.load(std::memory_order_relaxed) &&
-         address < highest_.load(std::memory_order_relaxed);
 }
 
 std::optional<Pages::Label> Pages::disown(void* block) {
@@ -401,7 +409,8 @@ void Pages::unfile_hole(Span& first) { holes_.remove(first); }
 // ---- addresses --------------------------------------------------------------------------------
 
 bool Pages::reserve(std::size_t nbytes) {
-  if (addresses_are_dear()) {
+  may_keep_ = !addresses_are_dear();
+  if (!may_keep_) {
     for (;;) {
       if (map(std::max(nbytes, kLeastRange)) || map(nbytes)) return true;
       if (!unmap_unused()) return false;
@@ -476,7 +485,7 @@ Pages::Range* Pages::range_of(const void* block) const {
 }
 
 Pages::~Pages() {
-  trim();
+  give_back_kept();
   while (ranges_ != nullptr) unmap(*ranges_);
 }
 

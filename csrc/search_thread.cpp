@@ -2,7 +2,6 @@
 #include "search_thread.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -12,6 +11,8 @@
 #include <deque>
 #include <system_error>
 #include <thread>
+
+#include "background.h"
 
 namespace rematfn {
 namespace {
@@ -97,17 +98,12 @@ void work(Searcher& own) {
 // The mutex is held.
 void start(Searcher& own) {
   if (own.thread.joinable()) own.thread.join();  // it has let go of the mutex for the last time
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    own.thread = std::thread([&own] { work(own); });
+    own.thread = start_in_background([&own] { work(own); });
     own.working = true;
   } catch (const std::system_error&) {
     own.waiting.clear();  // no thread is to be had: the plans there are will do
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace

@@ -22,6 +22,8 @@ import torch
 from torch._C._profiler import _EventType, _ProfilerEvent
 from torch.profiler import ProfilerActivity, profile
 
+from rematfn import _C
+
 
 class AllocatorEvent(NamedTuple):
     """A block handed out (``nbytes > 0``) or taken back (``nbytes < 0``)."""
@@ -192,8 +194,9 @@ class ResidentPeak:
 
 
 def give_back() -> None:
-    """Have the C library give back to the system what it keeps for later."""
+    """Give back to the system what the C library and rematfn keep for later."""
     gc.collect()
+    _C.give_back_pages()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)
