@@ -42,7 +42,8 @@ test: $(INSTALLED)  ## run all tests, doctests included
 # The sanitizers' libraries are loaded first. Leaks are Python's own; an allocation that is too large
 # fails, as it does without sanitizers.
 CORE_TESTS := $(addprefix tests/test_,exceptions.py faults.py inplace.py levels.py lifetime.py \
-  lineage.py random_programs.py regressions.py stateful.py threads.py)
+  lineage.py random_programs.py regressions.py resized_storages.py shared_budget.py stateful.py \
+  threads.py uncounted_writes.py)
 sanitize: $(INSTALLED)  ## the tests of the core, under the address and undefined-behaviour sanitizers
 	REMATFN_SANITIZE=address,undefined \
 	  $(BIN)/python setup.py --quiet build --build-lib build/sanitized
@@ -54,7 +55,7 @@ sanitize: $(INSTALLED)  ## the tests of the core, under the address and undefine
 # Neither torch nor Python is instrumented: what is reported is in our code, or in torch's headers as
 # compiled into it; what oneDNN does is left out. OpenMP's own threads would be reported for what
 # libgomp does. Reports go past pytest's capture, and the exit status tells that there were some.
-THREAD_TESTS := $(addprefix tests/test_,threads.py levels.py)
+THREAD_TESTS := $(addprefix tests/test_,threads.py levels.py shared_budget.py)
 sanitize-threads: $(INSTALLED)  ## the tests of threads, under the thread sanitizer
 	REMATFN_SANITIZE=thread \
 	  $(BIN)/python setup.py --quiet build --build-lib build/sanitized-threads

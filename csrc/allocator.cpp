@@ -30,10 +30,11 @@ constexpr bool kMayUsePages = true;
 #endif
 std::atomic<bool> uses_pages{kMayUsePages};
 
+std::atomic<bool> may_be_told_to_fail{false};  // asked first: it costs less
 constinit thread_local std::optional<std::size_t> until_failure;
 
 void fail_if_told_to() {
-  if (!until_failure) return;
+  if (!may_be_told_to_fail.load(std::memory_order_relaxed) || !until_failure) return;
   if (*until_failure == 0) {
     until_failure.reset();
     TORCH_CHECK(false, "an allocation fails, as a test has asked for");
@@ -48,7 +49,7 @@ class Asked {
     if (running_meter != nullptr) {
       running_meter->allocated(nbytes);
       meter_ = running_meter;
-    } else {
+    } else if (UnrecordedBytes::are_counted()) {
       count_if_unrecorded();
     }
   }
@@ -134,7 +135,7 @@ void* place_at_last(const Pages::Label& label) {
     try {
       return place(label);
     } catch (const c10::Error&) {
-      if (!evict_after_failure(label.nbytes)) throw;
+      if (!pages().give_back_kept() && !evict_after_failure(label.nbytes)) throw;
     }
   }
 }
@@ -177,7 +178,9 @@ class Allocator final : public c10::Allocator {
   static void release(void* data) {
     if (data == nullptr) return;
     c10::profiledCPUMemoryReporter().Delete(data);  // before the address is handed out again
-    if (const auto label = pages().free(data)) return count_freed(*label);
+    if (pages().may_be_ours(data)) {
+      if (const auto label = pages().free(data)) return count_freed(*label);
+    }
     count_freed(*label_ahead_of(data));
     c10::free_cpu(static_cast<char*>(data) - kAhead);
   }
@@ -198,6 +201,7 @@ void use_pages(bool on) { uses_pages = on && kMayUsePages; }
 
 std::optional<std::size_t> fail_allocation(std::optional<std::size_t> count) {
   install_allocator();
+  may_be_told_to_fail = true;
   return std::exchange(until_failure, count);
 }
 

@@ -341,6 +341,7 @@ PYBIND11_MODULE(_C, m) {
     const Pages::Usage usage = pages().usage();
     return std::tuple(usage.live, usage.waiting, usage.reserved);
   });
+  m.def("give_back_pages", [] { pages().give_back_kept(); });
   m.def("pretend_memory_left", &pretend_memory_left);
   m.def("pretend_record_bytes", &pretend_record_bytes);
   m.def("check", [] {

@@ -32,6 +32,7 @@
 
 #include "lineage.h"
 #include "queue_lock.h"
+#include "thread_local.h"
 #include "thrash.h"
 #include "trace.h"
 
@@ -307,7 +308,7 @@ class DomainLock {
   [[nodiscard]] static bool is_held() { return held_ > 0; }
 
  private:
-  constinit static thread_local int held_;
+  REMATFN_THREAD_LOCAL static int held_;
 
   const std::shared_ptr<Domain> alive_;
   Domain& domain_;

@@ -294,7 +294,7 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
     if (level.active || torch::autograd::get_current_graph_task_keep_graph()) return;
     {
       const DomainLock lock(level.domain);
-      (void)level.tensor_domain().savers.now(level.tensor_domain());
+      level.tensor_domain().savers.note_backward(level.tensor_domain());
     }
     const bool makes_another = c10::GradMode::is_enabled();
     torch::autograd::Engine::get_default_engine().queue_callback([level = level_, makes_another] {

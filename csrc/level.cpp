@@ -15,6 +15,7 @@
 #include "advice.h"
 #include "allocator.h"
 #include "errors.h"
+#include "idle_pages.h"
 #include "layers.h"
 #include "rng.h"
 
@@ -23,11 +24,11 @@ namespace {
 
 struct ThreadStack {
   std::vector<Level*> levels;
-  bool tagging = false;
   const torch::autograd::Node* writer = nullptr;  // the last node that see_writes() was called in
 };
 thread_local ThreadStack this_thread;
-constinit thread_local Level* top_level = nullptr;  // of this_thread.levels
+REMATFN_THREAD_LOCAL bool is_tagging_now = false;
+REMATFN_THREAD_LOCAL Level* top_level = nullptr;  // of this_thread.levels
 
 // Every live domain, for check_all().
 struct Registry {
@@ -152,6 +153,7 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
               : options.budget != kNoBudget || options.record ? this
                                                                 : nullptr) {
   report->unrecorded = unrecorded;
+  if (unrecorded) ++UnrecordedBytes::counting;
   fraction = options.fraction;
   is_estimate = options.is_estimate;
   is_estimate_unguided = options.is_estimate_unguided;
@@ -160,7 +162,11 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
 }
 
 Level::~Level() {
-  if (tenant_ == this) pages().leave(*this);
+  if (unrecorded) --UnrecordedBytes::counting;
+  if (tenant_ == this) {
+    pages().leave(*this);
+    keep_pages_for_a_while();
+  }
   std::erase(tensor_domain().levels, this);
 }
 
@@ -176,7 +182,9 @@ std::size_t Level::unused() const {
 }
 
 void Level::emptied() {
-  if (tenant_ == this && !active) pages().trim();
+  if (tenant_ != this || active) return;
+  pages().trim();
+  keep_pages_for_a_while();
 }
 
 void Level::note_in_flight(std::int64_t nbytes) {
@@ -284,17 +292,17 @@ void notice_unrecorded(Level& level) {
 }
 
 LevelScope::LevelScope(Level& level, bool tagging)
-    : was_tagging_(this_thread.tagging), depth_(this_thread.levels.size()) {
+    : was_tagging_(is_tagging_now), depth_(this_thread.levels.size()) {
   push(level);
-  this_thread.tagging = tagging;
+  is_tagging_now = tagging;
 }
 
 LevelScope::~LevelScope() {
-  this_thread.tagging = was_tagging_;
+  is_tagging_now = was_tagging_;
   pop_to(depth_);
 }
 
-bool is_tagging() { return this_thread.tagging; }
+bool is_tagging() { return is_tagging_now; }
 
 void see_writes() {
   this_thread.writer = torch::autograd::get_current_node().get();

@@ -327,12 +327,10 @@ void LevelCall::run_kernel() {
   if (has_run_) return;
   const auto start = level_.timed ? std::chrono::steady_clock::now()
                                   : std::chrono::steady_clock::time_point();
-  const bool on_cpu =
-      !found_.empty() && std::all_of(found_.begin(), found_.end(), is_on_cpu);
   if (metered_ && !facts_.is_view) {
     Meter meter(level_, granted_, op_);
     try {
-      on_cpu ? invocation_.run_below() : run_until_it_fits();
+      run_until_it_fits();
     } catch (...) {
       // See Note [Scratch is made room for as it is asked for]
       if (meter.refused() > granted_) {
@@ -343,7 +341,7 @@ void LevelCall::run_kernel() {
     }
     peak_ = meter.peak();
   } else {
-    on_cpu ? invocation_.run_below() : run_until_it_fits();
+    run_until_it_fits();
   }
   if (level_.timed) {
     seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -356,6 +354,8 @@ void LevelCall::run_until_it_fits() {
     try {
       return invocation_.run_below();
     } catch (const c10::OutOfMemoryError&) {
+      // On a CPU the allocation has been tried again.
+      if (!found_.empty() && std::all_of(found_.begin(), found_.end(), is_on_cpu)) throw;
       if (!evict_after_failure(domain_, std::max(granted_, input_bytes_))) throw;
     }
   }

@@ -10,8 +10,8 @@ namespace rematfn {
 
 // See Note [Lineage owns inputs, never outputs]
 void bury(Node* node) {
-  constinit thread_local static Node* dead = nullptr;
-  constinit thread_local static bool digging = false;
+  REMATFN_THREAD_LOCAL static Node* dead = nullptr;
+  REMATFN_THREAD_LOCAL static bool digging = false;
   node->next_dead = dead;
   dead = node;
   if (digging) return;
@@ -163,7 +163,9 @@ void Table::note_peak(std::size_t in_flight) {
     const std::size_t would_be = t->held_bytes + t->unrecorded_bytes + in_flight;
     if (would_be <= s.unconstrained_bytes) continue;
     s.unconstrained_bytes = would_be;
-    if (t->fraction > 0) t->raise_budget(t->fraction * static_cast<double>(would_be));
+    if (t->fraction > 0) [[unlikely]] {
+      t->raise_budget(t->fraction * static_cast<double>(would_be));
+    }
   }
 }
 
@@ -185,7 +187,7 @@ bool Table::give_way(std::size_t nbytes, std::size_t in_flight) {
   return nbytes <= budget;
 }
 
-void Table::raise_budget(double bytes) {
+[[gnu::noinline]] void Table::raise_budget(double bytes) {
   budget = std::max(budget, static_cast<std::size_t>(bytes));
   report->budget = budget;
 }

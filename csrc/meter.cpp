@@ -6,7 +6,7 @@
 
 namespace rematfn {
 
-constinit thread_local Meter* running_meter = nullptr;
+REMATFN_THREAD_LOCAL Meter* running_meter = nullptr;
 
 Meter::Meter(Table& level, std::size_t granted, const c10::OperatorHandle& op)
     : level_(level),

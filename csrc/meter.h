@@ -16,6 +16,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "level.h"
+#include "thread_local.h"
 
 namespace rematfn {
 
@@ -52,6 +53,6 @@ class Meter {
 };
 
 // The innermost meter of this thread, or null.
-extern constinit thread_local Meter* running_meter;
+extern REMATFN_THREAD_LOCAL Meter* running_meter;
 
 }  // namespace rematfn

@@ -13,6 +13,8 @@
 #include <cstddef>
 #include <new>
 
+#include "thread_local.h"
+
 namespace rematfn {
 
 // Objects of T, a final class, take the place of those that died before them on the same thread. A
@@ -58,7 +60,7 @@ class Pooled {
   // Apart from the blocks, for then these are found without asking whether they have been made.
   static void end_with_thread() { thread_local End end; }
 
-  constinit static thread_local inline Blocks blocks_{nullptr, 0};
+  REMATFN_THREAD_LOCAL static inline Blocks blocks_{nullptr, 0};
 
 #ifdef __SANITIZE_ADDRESS__
   static constexpr std::size_t kMostKept = 0;  // it wants to see each object come and go

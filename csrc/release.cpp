@@ -53,8 +53,7 @@ void Domain::after_fork() {
   leave_shared_after_fork();
 }
 
-// Each operator takes a lock, and the usual way to a thread's variable is a call.
-[[gnu::tls_model("initial-exec")]] constinit thread_local int DomainLock::held_ = 0;
+REMATFN_THREAD_LOCAL int DomainLock::held_ = 0;
 
 DomainLock::DomainLock(std::shared_ptr<Domain> domain)
     : alive_(std::move(domain)), domain_(*alive_) {

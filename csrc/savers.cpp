@@ -9,10 +9,12 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <limits>
 
 #include "level_tensor.h"
+#include "thread_local.h"
 
 namespace rematfn {
 namespace {
@@ -45,27 +47,47 @@ void for_each_executed(const GraphTask& backward, Visit&& visit) {
   }
 }
 
+// Which thread this is. To ask torch is a call, and another for its variable.
+std::uint64_t this_threads_number() {
+  static constinit std::atomic<std::uint64_t> latest{0};
+  static REMATFN_THREAD_LOCAL std::uint64_t number = 0;
+  if (number == 0) number = ++latest;
+  return number;
+}
+
 }  // namespace
 
 Savers::Savers()
-    : base_(at::sequence_number::peek()), thread_(at::RecordFunction::currentThreadId()) {}
+    : base_(at::sequence_number::peek()),
+      thread_(at::RecordFunction::currentThreadId()),
+      maker_(this_threads_number()) {}
 
 // See Note [What autograd may have saved]
 std::uint32_t Savers::now(TensorDomain& domain) {
   const bool records = c10::GradMode::is_enabled();
-  const int backward = torch::autograd::get_current_graph_task_id();
-  if (at::RecordFunction::currentThreadId() != thread_) {
-    return records || backward < 0 ? kAnybody : 0;  // Rule 2
+  if (this_threads_number() != maker_) {
+    return records || torch::autograd::get_current_graph_task_id() < 0 ? kAnybody : 0;  // Rule 2
   }
+  const std::uint32_t latest = latest_node();
+  if (records) return seen_ = latest;  // Rule 4
+  see_backward(domain, latest);
+  return latest == seen_ ? 0 : latest;  // Rule 1
+}
+
+std::uint32_t Savers::latest_node() const {
   const std::uint64_t made = at::sequence_number::peek() - base_;
-  const auto latest = static_cast<std::uint32_t>(std::min<std::uint64_t>(made, kAnybody));
-  if (backward != backward_) {
-    backward_ = backward;
-    if (backward >= 0) enter_backward(domain, latest);
-  }
-  if (!records && latest == seen_) return 0;  // Rule 1
-  if (records) seen_ = latest;
-  return latest;
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(made, kAnybody));
+}
+
+void Savers::note_backward(TensorDomain& domain) {
+  if (this_threads_number() == maker_) see_backward(domain, latest_node());
+}
+
+void Savers::see_backward(TensorDomain& domain, std::uint32_t latest) {
+  const int backward = torch::autograd::get_current_graph_task_id();
+  if (backward == backward_) return;
+  backward_ = backward;
+  if (backward >= 0) enter_backward(domain, latest);
 }
 
 void Savers::enter_backward(TensorDomain& domain, std::uint32_t latest) {

@@ -15,6 +15,7 @@
 //      operator under grad mode has seen, and a backward, which may make a root, begins with none.
 //   2. Numbers are a thread's own. What another thread reads or makes may be saved for good.
 //   3. Nodes that die without a backward tell nobody. What they may have saved, may be saved for good.
+//   4. A backward that is recorded itself keeps its graph as a rule, and is not looked for at each operator.
 // Where this errs, it takes for saved what is not.
 
 #pragma once
@@ -43,6 +44,8 @@ class Savers {
   // Numbers count from 1. 0: no node saves what the running operator reads and makes.
   // `domain`, whose member this is, learns of it when a backward has ended.
   [[nodiscard]] std::uint32_t now(TensorDomain& domain);
+  // A backward of the domain's graph runs.
+  void note_backward(TensorDomain& domain);
 
   // Whether nobody but the program can hold `version`.
   [[nodiscard]] bool have_let_go(const Version& version) const;
@@ -51,12 +54,15 @@ class Savers {
   [[nodiscard]] bool has_any() const { return !let_go_.empty(); }
 
  private:
+  [[nodiscard]] std::uint32_t latest_node() const;
+  void see_backward(TensorDomain& domain, std::uint32_t latest);
   void enter_backward(TensorDomain& domain, std::uint32_t latest);
   [[nodiscard]] std::uint32_t number_of(const torch::autograd::Node& node) const;
   void let_go(std::vector<std::uint32_t> numbers);
 
   const std::uint64_t base_;
-  const std::uint64_t thread_;
+  const std::uint64_t thread_;  // as torch numbers it
+  const std::uint64_t maker_;   // as we do
   std::uint32_t seen_ = 0;  // the latest under grad mode
   int backward_ = -1;       // that the last operator ran in
   std::set<int> noted_;     // backwards that have not ended

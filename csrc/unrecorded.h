@@ -47,6 +47,10 @@ class UnrecordedBytes final : public c10::intrusive_ptr_target {
   }
   [[nodiscard]] std::size_t live() const { return live_.load(std::memory_order_relaxed); }
 
+  // Whether any level of the process counts such bytes; to ask costs next to nothing.
+  [[nodiscard]] static bool are_counted() { return counting.load(std::memory_order_relaxed) > 0; }
+  static inline std::atomic<int> counting{0};  // such levels
+
  private:
   std::atomic<std::size_t> live_{0};
   const c10::intrusive_ptr<UnrecordedBytes> enclosing_;
