@@ -14,7 +14,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/third_party_shims/*/*)
+SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/third_party_shims/*/*)
 TORCH_READY := $(VENV)/.torch-$(TORCH)
 INSTALLED := $(VENV)/.installed
 

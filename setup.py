@@ -93,7 +93,7 @@ def main() -> None:
     compile_args, link_args = flags(cpp_extension.include_paths())
     extension = cpp_extension.CppExtension(
         "rematfn._C",
-        sorted(path.as_posix() for path in Path("csrc").glob("*.cpp")),
+        sorted(path.as_posix() for path in Path("csrc").rglob("*.cpp")),
         depends=sorted(path.as_posix() for path in Path("csrc").rglob("*.h*")),
         include_dirs=[str(Path("csrc").resolve()), str(Path("csrc/third_party_shims").resolve())],
         define_macros=[("REMATFN_BUILT_TORCH", f'"{version}"')],

@@ -2,7 +2,7 @@
 //
 // The pool of pages against a model, without torch: blocks of random sizes come and go while budgets
 // change. Prints what went wrong, if anything did.
-#include "pages.h"
+#include "memory/pages.h"
 
 #include <sys/mman.h>
 #include <sys/resource.h>

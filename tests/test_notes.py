@@ -43,7 +43,7 @@ def test_notes_resolve():
 
 
 def test_there_are_notes_in_the_core():
-    core = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "csrc").glob("*.*"))]
+    core = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "csrc").rglob("*.*"))]
     assert sum(len(DEFINED.findall(text)) for text in core) > 0
 
 

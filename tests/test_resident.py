@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not shutil.which(compiler):
         pytest.skip("needs a C++ compiler")
     program = tmp_path_factory.mktemp("pages") / "pages_model"
-    sources = [Path(__file__).with_name("pages_model.cpp"), CORE / "pages.cpp"]
+    sources = [Path(__file__).with_name("pages_model.cpp"), CORE / "memory" / "pages.cpp"]
     command = [compiler, "-std=c++20", "-O1", "-pthread", f"-I{CORE}", *sources, "-o", program]
     subprocess.run([*map(str, command)], check=True)
     return program

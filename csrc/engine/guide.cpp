@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/guide.h"
+
+#include <utility>
+
+#include "engine/domain.h"
+
+namespace rematfn {
+
+Future::Future(const Trace& trace) {
+  std::vector<double> start(trace.calls.size());
+  double clock = 0;
+  for (const Trace::Event& event : trace.events) {
+    if (event.what != Trace::What::kCall) continue;
+    start[event.index] = clock;
+    clock += trace.calls[event.index].cost;
+  }
+  first_.resize(trace.calls.size() + 1);
+  made_.resize(trace.calls.size());
+  for (std::size_t i = 0; i < trace.calls.size(); ++i) {
+    made_[i] = trace.calls[i].makes.size();
+    first_[i + 1] = first_[i] + trace.calls[i].reads.size() + made_[i];
+  }
+  next_.resize(first_.back());
+  std::vector<double> next(trace.values.size(), kNever);
+  for (std::size_t e = trace.events.size(); e-- > 0;) {
+    const auto [what, index] = trace.events[e];
+    if (what == Trace::What::kSeal) next[index] = clock;
+    if (what != Trace::What::kCall) continue;
+    const Trace::Call& call = trace.calls[index];
+    clock = start[index];
+    std::size_t entry = first_[index];
+    for (const Trace::Read& read : call.reads) next_[entry++] = next[read.value];
+    for (const Trace::Made& made : call.makes) next_[entry++] = next[made.value];
+    for (const Trace::Read& read : call.reads) next[read.value] = clock;
+  }
+}
+
+Guide::Guide(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
+             std::shared_ptr<const Plan> plan)
+    : trace_(std::move(trace)), future_(std::move(future)), plan_(std::move(plan)) {}
+
+bool Guide::follow(const ObservedCall& seen) {
+  const std::size_t index = next_call_++;
+  if (index >= trace_->calls.size()) return false;
+  const Trace::Call& call = trace_->calls[index];
+  if (call.name != seen.name || call.reads.size() != seen.reads.size() ||
+      call.makes.size() != seen.makes.size()) {
+    return false;
+  }
+  for (std::size_t i = 0; i < call.reads.size(); ++i) {
+    const Trace::Id value = call.reads[i].value;
+    Version& version = *seen.reads[i].version;
+    if (version.value == kNoValue && !trace_->values[value].counted) version.value = value;
+    if (version.value != value) return false;
+  }
+  for (std::size_t i = 0; i < call.makes.size(); ++i) {
+    if (seen.makes[i].version->nbytes != trace_->values[call.makes[i].value].nbytes) return false;
+  }
+  for (std::size_t i = 0; i < call.reads.size(); ++i) {
+    advise(*seen.reads[i].version, call.reads[i].value, future_->after_read(index, i));
+  }
+  for (std::size_t i = 0; i < call.makes.size(); ++i) {
+    advise(*seen.makes[i].version, call.makes[i].value, future_->after_made(index, i));
+  }
+  return true;
+}
+
+void Guide::advise(Version& version, Trace::Id value, double next_use) const {
+  version.value = value;
+  version.next_use = next_use;
+  if (!plan_->weights.empty()) version.weight = plan_->weights[value];
+  // An inner level's policy decides for itself.
+  const bool outermost = version.table && !version.table->enclosing;
+  if (outermost && !plan_->kept.empty()) version.kept = plan_->kept[value];
+  if (version.producer) {
+    for (const Input& input : version.producer->inputs) {
+      const Version& source = *input.version;
+      // It is kept for those made from it, and there may be none any more.
+      if (source.kept && source.slot != kNoSlot) mark_stale(source, /*lower=*/true);
+    }
+  }
+  if (version.slot == kNoSlot) return;
+  Candidate& candidate = version.table->candidates[version.slot];
+  candidate.weight = weight_of(version);
+  mark_stale(version, /*lower=*/true);
+}
+
+}  // namespace rematfn

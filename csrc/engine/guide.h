@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// guide.h: what a trace tells the next run of the same program.
+//
+// Note [Guided, never trusted]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A guide says when a value is read next, and a plan which values to hold dear. Both only move
+// scores: what is evicted, never what is computed. So a guide that is wrong costs time and nothing
+// else, and still it is compared with the program at each operator. At the first difference it is
+// dropped, and the level scores as one that knows nothing.
+
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/trace.h"
+
+namespace rematfn {
+
+// When each value is read next, at each point of a trace.
+class Future {
+ public:
+  explicit Future(const Trace& trace);
+
+  // After call number `call`: of its i-th read, and of the i-th value it makes.
+  [[nodiscard]] double after_read(std::size_t call, std::size_t i) const {
+    return next_[first_[call] + i];
+  }
+  [[nodiscard]] double after_made(std::size_t call, std::size_t i) const {
+    return next_[first_[call + 1] - made_[call] + i];
+  }
+
+ private:
+  std::vector<std::size_t> first_;  // where a call's entries begin
+  std::vector<std::size_t> made_;
+  std::vector<double> next_;
+};
+
+// How to choose victims on the next run.
+struct Plan {
+  Score score;
+  std::vector<float> weights;  // by value; empty: all 1
+  std::vector<bool> kept;      // by value; empty: none
+  double replayed_cost = kNever;  // as simulated, seconds; kNever: it does not fit
+};
+
+class Guide {
+ public:
+  Guide(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
+        std::shared_ptr<const Plan> plan);
+
+  // The program has called `name`, reading `reads` and making `made`. True if so did the trace;
+  // then the versions know their next use.
+  [[nodiscard]] bool follow(const ObservedCall& call);
+  [[nodiscard]] const Plan& plan() const { return *plan_; }
+
+ private:
+  void advise(Version& version, Trace::Id value, double next_use) const;
+
+  const std::shared_ptr<const Trace> trace_;
+  const std::shared_ptr<const Future> future_;
+  const std::shared_ptr<const Plan> plan_;
+  std::size_t next_call_ = 0;
+};
+
+}  // namespace rematfn

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// release.cpp: the part of Domain that locks, and queues what the program drops meanwhile.
+
+#include <stdexcept>
+
+#include "engine/domain.h"
+
+namespace rematfn {
+
+// See Note [The program may drop a tensor at any time]
+void Domain::release(Ref<Version> version, Ref<Table> level, HoldBytes hold) {
+  std::unique_ptr<Released> released;
+  while (!lock_.try_lock()) {
+    if (!released) {
+      released = std::make_unique<Released>(hold(), std::move(version), std::move(level));
+    }
+    if (lock_.leave(released.get())) return static_cast<void>(released.release());
+  }
+  if (released) {
+    const std::shared_ptr<Domain> alive = shared_from_this();
+    bury_released(std::move(released));
+    return unlock();
+  }
+  bury_contents(std::move(version), hold);
+  // The domain lives as long as any of its levels.
+  const std::shared_ptr<Domain> alive = level->references == 1 ? level->domain : nullptr;
+  level.reset();
+  unlock();
+}
+
+void Domain::bury_released(std::unique_ptr<Released> released) {
+  bury_contents(std::move(released->version), [&] { return released->bytes; });
+}
+
+// See Note [One word for a lock and its queue]
+void Domain::unlock() {
+  if (!shared_tables.empty() && !lock_.is_nested()) settle_claims();
+  std::shared_ptr<Domain> alive;
+  while (Released* released = lock_.unlock()) {
+    if (!alive) alive = shared_from_this();
+    while (released != nullptr) {
+      Released* next = released->next;
+      bury_released(std::unique_ptr<Released>(released));
+      released = next;
+    }
+  }
+}
+
+// See Note [A fork loses the domains of other threads]
+void Domain::after_fork() {
+  lost_to_fork_ = lock_.is_another_threads();
+  leave_shared_after_fork();
+}
+
+REMATFN_THREAD_LOCAL int DomainLock::held_ = 0;
+
+DomainLock::DomainLock(std::shared_ptr<Domain> domain)
+    : alive_(std::move(domain)), domain_(*alive_) {
+  domain_.lock();
+  ++held_;
+}
+
+DomainLock::DomainLock(Domain& domain) : domain_(domain) {
+  domain_.lock();
+  ++held_;
+}
+
+DomainLock::~DomainLock() {
+  --held_;
+  domain_.unlock();
+}
+
+void Domain::lock() {
+  if (lost_to_fork_) {
+    throw std::runtime_error(
+        "rematfn: this tensor's level was running an operator on another thread when the process "
+        "forked, and is lost to the child. Fork while no other thread is in the level, or pass a "
+        "clone made outside of it.");
+  }
+  lock_.lock();
+}
+
+}  // namespace rematfn

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// sharing.cpp: the part of Domain that makes room in a budget that it shares with others.
+//
+// Note [Whoever needs room may take it]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// All members' values stand in one order, that of the default score. Each domain names the one that
+// its own policy would evict next, and the lowest of these goes. Time is the members' together: what
+// a block made does not stay young because its level has ended and its clock stands still. So the
+// blocks of a model evict as one level around all of them would, in the forward the oldest block's
+// values first, which are read last. Values that a planned replay will read go after all others, and
+// only their own domain's plan takes them.
+//
+// To evict from another domain takes its lock, and to wait for one while one holds another is how
+// threads come to wait for each other. So:
+//   1. Another domain's lock is only ever tried.
+//   2. Whoever has to wait lends: it keeps its lock, so that no operator comes between, but others
+//      may evict from it meanwhile. What it needs itself is pinned.
+//   3. To wait makes sense as long as some domain is busy and does not lend: what its operator holds
+//      will be free. If all have been looked at, and nothing has changed, there is no room: NoRoom,
+//      for the one that found out. The others wait on, since it is about to let go of what it holds.
+//   4. A busy operator may wait for something that the waiting one holds, where we cannot see it. So
+//      nobody waits for longer than a minute in which nothing changes.
+// The lock below says who lends. It is held for a few instructions, in which nothing else is locked.
+//
+// Note [An address is good until its level's next operator]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What is read behind the dispatcher is made resident just before, and as no operator comes between,
+// it is not evicted again. Where a budget is shared, an operator of another level may come between. So
+// a version that was asked for in this way is not taken by others until its own domain has recorded
+// another operator.
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "base/interpreter.h"
+#include "engine/domain.h"
+
+namespace rematfn {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::microseconds kTurn(200);
+constexpr std::chrono::seconds kPatience(60);
+
+std::mutex& sharing() {
+  static auto* const instance = new std::mutex;  // outlives the tensors of a dying process
+  return *instance;
+}
+
+}  // namespace
+
+void lock_sharing() { sharing().lock(); }
+void unlock_sharing() { sharing().unlock(); }
+
+// ---- the sum ----------------------------------------------------------------------------------
+
+void SharedBudget::subtract(std::size_t nbytes) {
+  if (nbytes == 0) return;
+  used_ -= nbytes;
+  ++changes_;
+}
+
+bool SharedBudget::try_replace(std::size_t before, std::size_t after) {
+  std::size_t used = used_;
+  do {
+    if (used - before + after > bytes) return false;
+  } while (!used_.compare_exchange_weak(used, used - before + after));
+  note_peak(used - before + after);
+  if (before != after) ++changes_;
+  return true;
+}
+
+void SharedBudget::note_peak(std::size_t used) {
+  std::size_t peak = peak_;
+  while (used > peak && !peak_.compare_exchange_weak(peak, used)) {
+  }
+}
+
+void SharedBudget::advance(double seconds) {
+  double before = clock_;
+  while (!clock_.compare_exchange_weak(before, before + seconds)) {
+  }
+}
+
+void SharedBudget::join(Domain& domain) {
+  const std::lock_guard guard(sharing());
+  const auto member = std::find_if(members_.begin(), members_.end(),
+                                   [&](const Member& m) { return m.domain == &domain; });
+  if (member != members_.end()) {
+    ++member->tables;
+  } else {
+    members_.push_back({&domain, domain.weak_from_this(), 1});
+    member_count_ = members_.size();
+  }
+}
+
+void SharedBudget::leave(Domain& domain) {
+  const std::lock_guard guard(sharing());
+  ++changes_;
+  const auto member = std::find_if(members_.begin(), members_.end(),
+                                   [&](const Member& m) { return m.domain == &domain; });
+  if (--member->tables == 0) members_.erase(member);
+  member_count_ = members_.size();
+}
+
+std::vector<std::shared_ptr<Domain>> SharedBudget::domains() const {
+  std::vector<std::shared_ptr<Domain>> found;
+  const std::lock_guard guard(sharing());
+  for (const Member& member : members_) {
+    if (auto domain = member.alive.lock()) found.push_back(std::move(domain));
+  }
+  return found;
+}
+
+// ---- what a table adds to it ------------------------------------------------------------------
+
+bool is_shared_around(const std::shared_ptr<SharedBudget>& budget, const Table* table) {
+  while (table != nullptr && table->shared != budget) table = table->enclosing.get();
+  return table != nullptr;
+}
+
+void Table::join(std::shared_ptr<SharedBudget> budget_of_many) {
+  shared = std::move(budget_of_many);
+  domain->shared_tables.push_back(this);
+  clock_before = domain->clock;
+  time_before = shared->clock();
+  shared->join(*domain);
+}
+
+void Table::leave_shared() {
+  std::erase(domain->shared_tables, this);
+  shared->subtract(resident_bytes + in_flight);
+  shared->leave(*domain);
+  shared.reset();
+  in_flight = 0;
+}
+
+void Table::charge_shared(std::size_t nbytes) {
+  const std::size_t claimed = std::min(in_flight, nbytes);
+  in_flight -= claimed;
+  if (nbytes > claimed) shared->add(nbytes - claimed);
+}
+
+void Table::hold(std::size_t nbytes) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
+    if (!t->shared) continue;
+    t->in_flight += nbytes;
+    t->shared->add_for_a_moment(nbytes);
+  }
+}
+
+bool Table::claim(std::size_t nbytes) {
+  if (!shared->try_replace(in_flight, nbytes)) return false;
+  in_flight = nbytes;
+  return true;
+}
+
+// ---- lending ----------------------------------------------------------------------------------
+
+Borrowed::Borrowed(std::shared_ptr<Domain> domain) : domain_(std::move(domain)) {
+  if (domain_->lost_to_fork()) return;
+  if (domain_->lock_.try_lock()) {
+    how_ = How::kLocked;
+  } else {
+    const std::lock_guard guard(sharing());
+    if (domain_->lending_ != Domain::Lending::kLent) return;
+    domain_->lending_ = Domain::Lending::kTaken;
+    how_ = How::kLent;
+  }
+  domain_->is_borrowed_ = true;
+}
+
+Borrowed::~Borrowed() {
+  if (how_ == How::kNot) return;
+  domain_->is_borrowed_ = false;
+  if (how_ == How::kLocked) {
+    domain_->unlock();
+  } else {
+    const std::lock_guard guard(sharing());
+    domain_->lending_ = Domain::Lending::kLent;
+  }
+}
+
+// Whoever takes from us may need the interpreter: a score may be written in Python.
+void Domain::lend() {
+  const detail::WithoutInterpreter scope;
+  {
+    const std::lock_guard guard(sharing());
+    lending_ = Lending::kLent;
+  }
+  for (;;) {
+    std::this_thread::sleep_for(kTurn);
+    const std::lock_guard guard(sharing());
+    if (lending_ == Lending::kTaken) continue;
+    lending_ = Lending::kNot;
+    return;
+  }
+}
+
+// See Note [A shared budget is a sum]
+void Domain::settle_claims() {
+  for (Table* table : shared_tables) {
+    table->shared->subtract(table->in_flight);
+    table->in_flight = 0;
+  }
+}
+
+// See Note [A fork loses the domains of other threads]
+void Domain::leave_shared_after_fork() {
+  lending_ = Lending::kNot;
+  if (!lost_to_fork_) return;
+  while (!shared_tables.empty()) shared_tables.back()->leave_shared();
+}
+
+// ---- making room ------------------------------------------------------------------------------
+
+std::size_t Domain::budget_of(const Table& table) {
+  if (!table.shared) return table.budget;
+  const std::size_t own = table.used_bytes() + table.in_flight;
+  const std::size_t all = table.shared->resident_bytes();
+  const std::size_t others = all > own ? all - own : 0;
+  return table.budget - std::min(others, table.budget);
+}
+
+// The next of what this domain would evict for `budget`.
+std::optional<Domain::Offer> Domain::offer_for(const SharedBudget& budget) {
+  std::optional<Offer> lowest;
+  for (Table* table : shared_tables) {
+    if (table->shared.get() != &budget) continue;
+    list_candidates();
+    const Version* victim = find_victim(*table, /*spare_pending=*/true);
+    if (victim == nullptr) continue;
+    Candidate candidate = victim->table->candidates[victim->slot];
+    candidate.last_access -= budget.clock() - table->time_before;  // all members' time
+    const double found = rematfn::score(Score(), candidate, clock);
+    if (!lowest || found < lowest->score) lowest = Offer{table, found};
+  }
+  return lowest;
+}
+
+// Evicts until `table` has its claim. See Note [Whoever needs room may take it].
+Domain::Taken Domain::take(Table& table, std::size_t nbytes) {
+  const SharedBudget& budget = *table.shared;
+  Taken taken;
+  struct Other {
+    std::shared_ptr<Domain> domain;
+    std::optional<Offer> offer;
+  };
+  std::vector<Other> others;
+  const auto look_at = [&](std::shared_ptr<Domain> domain, bool evicts) {
+    Other other{std::move(domain), {}};
+    const Borrowed borrowed(other.domain);
+    if (!borrowed) {
+      taken.some_busy |= other.domain->lock_.is_another_threads();
+      return other;
+    }
+    if (evicts) {
+      // Another thread may have been here since.
+      if (const auto offer = other.domain->offer_for(budget)) {
+        taken.any |= other.domain->evict_one(*offer->table, /*spare_pending=*/true);
+      }
+    }
+    other.offer = other.domain->offer_for(budget);
+    return other;
+  };
+  for (std::shared_ptr<Domain>& domain : budget.domains()) {
+    if (domain.get() != this) others.push_back(look_at(std::move(domain), /*evicts=*/false));
+  }
+  std::optional<Offer> own = offer_for(budget);
+  while (!(taken.enough = table.claim(nbytes))) {
+    Other* lowest = nullptr;
+    for (Other& other : others) {
+      const bool is_lower =
+          other.offer && (lowest == nullptr || other.offer->score < lowest->offer->score);
+      if (is_lower) lowest = &other;
+    }
+    if (lowest != nullptr && (!own || lowest->offer->score < own->score)) {
+      *lowest = look_at(std::move(lowest->domain), /*evicts=*/true);
+      continue;
+    }
+    if (!own) break;
+    if (prices_pending(*own->table)) {
+      const std::size_t needed = budget.resident_bytes() - table.in_flight + nbytes;
+      if (needed > budget.bytes) evict_by_price(*own->table, needed - budget.bytes);
+    } else {
+      evict_one(*own->table, /*spare_pending=*/true);
+    }
+    taken.any = true;
+    own = offer_for(budget);
+  }
+  while (!taken.enough && evict_one(table, /*spare_pending=*/false)) {
+    taken.any = true;
+    taken.enough = table.claim(nbytes);
+  }
+  return taken;
+}
+
+void Domain::make_shared_room(Table& table, std::size_t nbytes) {
+  SharedBudget& budget = *table.shared;
+  budget.advance(clock - table.clock_before);
+  table.clock_before = clock;
+  table.time_before = budget.clock();
+  if (table.claim(nbytes)) return;
+  list_candidates();
+  // Whoever cannot have enough takes nothing.
+  const std::size_t least = table.used_bytes() - table.evictable_bytes() + nbytes;
+  if (least > budget.bytes) {
+    if (!planning_) table.note_need(least);
+    throw NoRoom{&table, least, least - nbytes};
+  }
+  Clock::time_point last_change = Clock::now();
+  for (std::uint64_t before = budget.changes();;) {
+    const Taken taken = take(table, nbytes);
+    if (taken.enough) return;
+    if (taken.any) continue;
+    const bool changed = std::exchange(before, budget.changes()) != before;
+    if (changed) last_change = Clock::now();
+    const bool hopes = taken.some_busy && Clock::now() - last_change < kPatience;
+    if (!changed && !hopes) {
+      const std::size_t held = budget.resident_bytes() - table.in_flight;
+      throw NoRoom{&table, held + nbytes, held};
+    }
+    serve_signals();
+    lend();
+  }
+}
+
+}  // namespace rematfn

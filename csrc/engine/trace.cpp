@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/trace.h"
+
+#include <stdexcept>
+#include <utility>
+
+namespace rematfn {
+namespace {
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw std::invalid_argument("rematfn: not a trace: " + what);
+}
+
+}  // namespace
+
+Trace::Id Trace::add_value(std::size_t nbytes, bool counted) {
+  values.push_back({nbytes, counted});
+  return static_cast<Id>(values.size() - 1);
+}
+
+void Trace::add_mark(Id value, std::string name) {
+  events.push_back({What::kMark, static_cast<std::uint32_t>(marks.size())});
+  marks.push_back({value, std::move(name)});
+}
+
+void Trace::add_unrecorded(std::size_t nbytes) {
+  events.push_back({What::kUnrecorded, static_cast<std::uint32_t>(unrecorded.size())});
+  unrecorded.push_back(nbytes);
+}
+
+void Trace::add_call(Call call) {
+  events.push_back({What::kCall, static_cast<std::uint32_t>(calls.size())});
+  calls.push_back(std::move(call));
+}
+
+void Trace::check() const {
+  enum class State : std::uint8_t { kUnborn, kAlive, kGone };
+  std::vector<State> states(values.size(), State::kUnborn);
+  const auto state = [&](Id value) -> State& {
+    require(value < values.size(), "there is no value " + std::to_string(value));
+    return states[value];
+  };
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!values[i].counted) states[i] = State::kAlive;
+  }
+  for (const Event& event : events) {
+    if (event.what == What::kMark) {
+      require(event.index < marks.size(), "there is no mark " + std::to_string(event.index));
+      const Id value = marks[event.index].value;
+      require(state(value) == State::kAlive,
+              "value " + std::to_string(value) + " is marked, but is not there");
+      continue;
+    }
+    if (event.what == What::kUnrecorded) {
+      require(event.index < unrecorded.size(), "unrecorded bytes are missing");
+      continue;
+    }
+    if (event.what != What::kCall) {
+      require(state(event.index) == State::kAlive,
+              "value " + std::to_string(event.index) + " is let go of, but is not there");
+      if (event.what == What::kRelease) state(event.index) = State::kGone;
+      continue;
+    }
+    require(event.index < calls.size(), "there is no call " + std::to_string(event.index));
+    const Call& call = calls[event.index];
+    for (const Read& read : call.reads) {
+      require(state(read.value) == State::kAlive,
+              call.name + " reads value " + std::to_string(read.value) + ", which is not there");
+    }
+    for (const Made& made : call.makes) {
+      require(made.over < static_cast<std::int32_t>(call.reads.size()),
+              call.name + " overwrites an argument it does not have");
+      if (made.over >= 0) state(call.reads[made.over].value) = State::kGone;
+      require(state(made.value) == State::kUnborn,
+              call.name + " makes value " + std::to_string(made.value) + " a second time");
+      state(made.value) = State::kAlive;
+    }
+  }
+}
+
+Trace::Id Recorder::id_of(Version& version, bool made) {
+  if (version.value == kNoValue) version.value = trace->add_value(version.nbytes, made);
+  return version.value;
+}
+
+void Recorder::note(const ObservedCall& seen) {
+  Trace::Call call(seen.name, seen);
+  for (const auto& [version, written] : seen.reads) {
+    call.reads.push_back({id_of(*version, false), written});
+  }
+  for (const auto& [version, over] : seen.makes) call.makes.push_back({id_of(*version, true), over});
+  trace->add_call(std::move(call));
+}
+
+void Recorder::note_release(const Version& version) {
+  // What came from outside, or has left, may be read again by whoever else holds it.
+  if (version.value != kNoValue && version.table) trace->add_release(version.value);
+}
+
+void Recorder::note_seal(const Version& version) {
+  if (version.value != kNoValue && version.table) trace->add_seal(version.value);
+}
+
+void Recorder::note_settle(const Version& version) {
+  if (version.value != kNoValue) trace->add_settle(version.value);
+}
+
+void Recorder::note_mark(const Version& version, const std::string& name) {
+  if (version.value != kNoValue) trace->add_mark(version.value, name);
+}
+
+Trace Recorder::followed_by(const ObservedCall* refused) const {
+  Trace whole = *trace;
+  if (refused == nullptr) return whole;
+  Trace::Call call(refused->name, *refused);
+  for (const auto& [version, written] : refused->reads) {
+    if (version->value != kNoValue) call.reads.push_back({version->value, written});
+  }
+  whole.add_call(std::move(call));
+  return whole;
+}
+
+}  // namespace rematfn

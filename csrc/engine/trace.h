@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// trace.h: what a program did to memory, without its tensors.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <c10/util/SmallVector.h>
+
+#include "engine/lineage.h"
+
+namespace rematfn {
+
+// What a call is, apart from its name and its values.
+struct CallFacts {
+  double cost = 0;  // seconds
+  double flops = 0;
+  std::size_t output_bytes = 0;
+  std::size_t scratch_bytes = 0;
+  bool replayable = true;
+  bool raw = false;  // what it makes is uninitialised: kept until it is written
+  bool backward = false;  // autograd called it, in a backward
+};
+
+struct Trace {
+  using Id = std::uint32_t;  // of a value: the contents of one storage between two writes
+
+  struct Value {
+    std::size_t nbytes = 0;
+    bool counted = false;  // made inside: its bytes are in the budget
+  };
+  struct Read {
+    Id value;
+    bool written = false;
+  };
+  struct Made {
+    Id value;
+    std::int32_t over = -1;  // the read whose storage it takes over; none: a fresh storage
+  };
+  struct Call : CallFacts {
+    Call(std::string_view operator_name, const CallFacts& facts)
+        : CallFacts(facts), name(operator_name) {}
+
+    std::string name;
+    std::vector<Read> reads;
+    std::vector<Made> makes;
+  };
+  struct Mark {
+    Id value;
+    std::string name;  // may be empty
+  };
+  enum class What : std::uint8_t {
+    kCall,
+    kRelease,  // the program has dropped the last tensor on a value
+    kSeal,     // a value left: resident from now on, and not counted
+    kSettle,   // raw memory turned out to have contents: a constant from now on
+    kMark,     // the program has marked a value: see keeping.h
+    kUnrecorded,  // so many bytes are now alive of what was allocated beside the calls
+  };
+  struct Event {
+    What what;
+    std::uint32_t index;  // of the call, the mark, the unrecorded bytes, or the value
+  };
+
+  std::vector<Value> values;
+  std::vector<Call> calls;
+  std::vector<Mark> marks;
+  std::vector<std::size_t> unrecorded;
+  std::vector<Event> events;
+
+  [[nodiscard]] Id add_value(std::size_t nbytes, bool counted);
+  void add_call(Call call);
+  void add_release(Id value) { events.push_back({What::kRelease, value}); }
+  void add_seal(Id value) { events.push_back({What::kSeal, value}); }
+  void add_settle(Id value) { events.push_back({What::kSettle, value}); }
+  void add_mark(Id value, std::string name);
+  void add_unrecorded(std::size_t nbytes);
+  // Throws std::invalid_argument unless each value is made before it is read, and released once.
+  void check() const;
+};
+
+// One call as the engine sees it, for a recorder or a guide.
+struct ObservedCall : CallFacts {
+  ObservedCall(std::string_view operator_name, const CallFacts& facts)
+      : CallFacts(facts), name(operator_name) {}
+
+  struct Read {
+    Ref<Version> version;
+    bool written;
+  };
+  struct Made {
+    Ref<Version> version;
+    std::int32_t over;
+  };
+  std::string_view name;
+  c10::SmallVector<Read, 4> reads;
+  c10::SmallVector<Made, 2> makes;
+};
+
+// Writes down what a domain does.
+class Recorder {
+ public:
+  // Nobody keeps a record of more operators; see rematfn/_measured.py.
+  static constexpr std::size_t kMostCalls = std::size_t{1} << 19;
+
+  void note(const ObservedCall& call);
+  [[nodiscard]] bool is_too_long() const { return trace->calls.size() > kMostCalls; }
+  void note_release(const Version& version);
+  void note_seal(const Version& version);
+  void note_settle(const Version& version);
+  void note_mark(const Version& version, const std::string& name);
+  void note_unrecorded(std::size_t nbytes) { trace->add_unrecorded(nbytes); }
+  // What it has written down, and then a call that did not come to run, if there is one.
+  [[nodiscard]] Trace followed_by(const ObservedCall* refused) const;
+
+  const std::shared_ptr<Trace> trace = std::make_shared<Trace>();
+
+ private:
+  // A value that is read without having been made came from outside.
+  Trace::Id id_of(Version& version, bool made);
+};
+
+}  // namespace rematfn

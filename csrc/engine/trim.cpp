@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// trim.cpp: the part of Domain that shortens a record that has become too long.
+//
+// Note [A record that is too long is trimmed]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A loop that feeds on its own result would remember every step it ever made. So beyond a limit of
+// live operations resident versions become constants, the oldest first, until half as many are left:
+// what only they needed dies. But a constant cannot be evicted, and a level whose constants fill its
+// budget refuses the next operator. Hence:
+//   1. What trimming pins is at most half of the budget that neither the largest operator so far nor
+//      anything else that cannot go has need of.
+//   2. A version is worth its bytes if so many evicted operations lead to it that, at that price, half
+//      of the room pays for all that is to go. The state of a loop is. A result that is held for
+//      itself, one operation away from what is resident, is not, and would take the room of one that
+//      is. How many there are is not what goes at once: a second version may need them too, until it
+//      is cut as well.
+//   3. What then is still too long stays so: evicted versions of the program need their lineage. The
+//      next attempt is made when the record has grown by a quarter, so that it costs next to nothing
+//      for each operator that attempts are in vain.
+// Without a budget nothing is refused for want of room, and all that is resident may be cut.
+
+#include <algorithm>
+#include <vector>
+
+#include "engine/domain.h"
+
+namespace rematfn {
+
+struct Domain::Trim {
+  struct Room {
+    const Table* table;
+    std::size_t most;  // of trimmed bytes
+  };
+  std::size_t operations;   // to be freed
+  std::vector<Room> rooms;  // of the table that is looked at and those around it
+};
+
+void Domain::trim() {
+  Trim goal{live_operations - most_operations_ / 2, {}};
+  trim(*root, goal);
+  trims_beyond_ = std::max(most_operations_, live_operations + live_operations / 4);  // Rule 3
+}
+
+void Domain::trim(Table& table, Trim& goal) {
+  const bool bounded = table.budget != kNoBudget;
+  if (bounded) {
+    list_candidates();
+    const std::size_t stays = table.used_bytes() - table.evictable_bytes() - table.trimmed_bytes;
+    const std::size_t needed = stays + table.statistics.min_budget;
+    const std::size_t budget = budget_of(table);
+    goal.rooms.push_back({&table, (budget - std::min(needed, budget)) / 2});  // Rule 1
+  }
+  const auto fits = [&](const Version& version) {
+    return std::all_of(goal.rooms.begin(), goal.rooms.end(), [&](const Trim::Room& room) {
+      return room.table->trimmed_bytes + version.nbytes <= room.most;
+    });
+  };
+  const auto is_worth_its_bytes = [&](const Version& version) {  // Rule 2
+    return std::all_of(goal.rooms.begin(), goal.rooms.end(), [&](const Trim::Room& room) {
+      const double share = static_cast<double>(version.nbytes) / static_cast<double>(room.most + 1);
+      return has_ancestors(version, static_cast<std::size_t>(
+                                        share * static_cast<double>(goal.operations)));
+    });
+  };
+  for (Version* v = table.oldest; v != nullptr && live_operations > most_operations_ / 2;
+       v = v->next) {
+    if (!v->resident || !v->producer || !fits(*v) || !is_worth_its_bytes(*v)) continue;
+    cut(*v);
+    v->trimmed = true;
+    table.charge_trimmed(v->nbytes);
+  }
+  for (Table* inner : table.inner) trim(*inner, goal);
+  if (bounded) goal.rooms.pop_back();
+}
+
+// Whether it would take `count` operations or more to replay a version that is resident.
+bool Domain::has_ancestors(const Version& version, std::size_t count) {
+  ++mark_;
+  walk_.assign(1, version.producer.get());
+  for (std::size_t i = 0; i < walk_.size() && walk_.size() < count; ++i) {
+    for (const Input& input : walk_[i]->inputs) {
+      Operation* producer = input.version->producer.get();
+      if (input.version->resident || producer->mark == mark_) continue;
+      producer->mark = mark_;
+      walk_.push_back(producer);
+    }
+  }
+  return walk_.size() >= count;
+}
+
+}  // namespace rematfn

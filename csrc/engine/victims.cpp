@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// victims.cpp: the part of Domain that chooses what goes.
+
+#include <algorithm>
+
+#include "engine/domain.h"
+#include "engine/guide.h"
+
+namespace rematfn {
+namespace {
+
+// See Note [Victims are chosen a batch at a time]
+constexpr std::size_t kFew = 128;
+constexpr std::size_t kBatchShare = 32;
+constexpr std::size_t kLookedAt = 16;
+
+bool is_exact(ScoreKind kind) { return kind == ScoreKind::kDtr || kind == ScoreKind::kEq; }
+
+bool has_neighbourhood(ScoreKind kind) {
+  return is_exact(kind) || kind == ScoreKind::kOn || kind == ScoreKind::kMsps;
+}
+
+}  // namespace
+
+Score Domain::score_in_force(const Table& table) {
+  if (table.score.kind != ScoreKind::kOn) return table.score;
+  Score score = guide != nullptr ? guide->plan().score : table.score;
+  // See Note [A backward reads in reverse]
+  if (score.horizon == Horizon::kAge && thrash.is_thrashing(clock)) {
+    score.horizon = Horizon::kMirrored;
+    score.front = thrash.front();
+  }
+  return score;
+}
+
+// Note [Victims are chosen a batch at a time]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Ages change the scores with every operator, and each eviction those of its neighbours, so no order
+// of the candidates lasts; but to score all of them for each eviction makes a program of n operators
+// cost n^2. What is among the lowest now will be so for a while. So one look at all n picks enough for
+// the next n / 32 evictions; what becomes a candidate meanwhile stands in line behind. The victim is
+// the lowest of the first few of both, scored anew; what is dearer by then than the cheapest that was
+// not picked leaves the line. Up to 128 candidates, and for h_DTR and h_eq, which are references, all
+// are looked at for each eviction.
+Version* Domain::choose(Table& table, bool spare_pending) {
+  if (table.judge) return choose_by_judge(table, spare_pending);
+  const Score kind = score_in_force(table);
+  Batch& batch = table.batch;
+  if (batch.evictions_left == 0) batch.clear();
+  bool refused = false;
+  Version* victim = lowest_of_batch(table, kind, spare_pending);
+  for (;;) {
+    if (victim == nullptr) {
+      if (!pick_batch(table, kind, spare_pending)) break;
+      victim = lowest_of_batch(table, kind, spare_pending);
+    }
+    if (!has_to_stay(*victim)) break;
+    table.candidates[victim->slot].refused = refused = true;
+    batch.remove(*victim);
+    victim = lowest_of_batch(table, kind, spare_pending);
+  }
+  if (refused) {
+    for (Candidate& c : table.candidates) c.refused = false;
+  }
+  if (victim != nullptr) --batch.evictions_left;
+  return victim;
+}
+
+// See Note [An address is good until its level's next operator]
+bool Domain::has_to_stay(const Version& version) {
+  return held_elsewhere(version) || (is_borrowed_ && version.exposed == next_order);
+}
+
+// The judge may throw; nothing has changed then.
+Version* Domain::choose_by_judge(Table& table, bool spare_pending) {
+  Version* victim = nullptr;
+  double lowest = 0;
+  for (std::size_t i = 0; i < table.candidates.size(); ++i) {
+    const Candidate& c = table.candidates[i];
+    Version& version = *table.candidate_versions[i];
+    if (c.pinned || (spare_pending && c.pending) || has_to_stay(version)) continue;
+    const double next = next_use(version);
+    const bool known = next != kUnknown && next != kNever;
+    const double found = table.judge({.nbytes = c.nbytes,
+                                      .cost = c.cost,
+                                      .ancestors = neighbourhood(version, ScoreKind::kOn),
+                                      .age = clock - c.last_access,
+                                      .next_use = known ? std::max(next - clock, 0.0) : next,
+                                      .consumed = c.consumed,
+                                      .producer = version.producer->name()});
+    if (victim != nullptr && found >= lowest) continue;
+    victim = &version;
+    lowest = found;
+  }
+  return victim;
+}
+
+// See Note [Stale scores are too low]
+Version* Domain::lowest_of_batch(Table& table, const Score& kind, bool spare_pending) {
+  Batch& batch = table.batch;
+  struct Scored {
+    Version* version;
+    double score;
+  };
+  c10::SmallVector<Scored, 2 * kLookedAt> looked_at;
+  const auto look = [&](std::size_t& first, std::size_t end) {
+    while (first < end && batch.versions[first] == nullptr) ++first;
+    const std::size_t most = looked_at.size() + kLookedAt;
+    for (std::size_t i = first; i < end && looked_at.size() < most; ++i) {
+      Version* version = batch.versions[i];
+      if (version == nullptr) continue;
+      const Candidate& c = table.candidates[version->slot];
+      if (spare_pending && c.pending) continue;
+      const double s = score(kind, c, clock);
+      s > batch.limit ? batch.remove(*version) : looked_at.push_back({version, s});
+    }
+  };
+  look(batch.first_picked, batch.picked);
+  look(batch.first_offered, batch.versions.size());
+  while (!looked_at.empty()) {
+    const auto lowest = std::min_element(
+        looked_at.begin(), looked_at.end(),
+        [](const Scored& a, const Scored& b) { return a.score < b.score; });
+    Candidate& c = table.candidates[lowest->version->slot];
+    if (!c.stale) return lowest->version;
+    refresh(c, *lowest->version, kind.kind);
+    lowest->score = score(kind, c, clock);
+    if (lowest->score > batch.limit) {
+      batch.remove(*lowest->version);
+      looked_at.erase(lowest);
+    }
+  }
+  return nullptr;
+}
+
+bool Domain::pick_batch(Table& table, const Score& kind, bool spare_pending) {
+  const std::size_t count = table.candidates.size();
+  if (is_exact(kind.kind)) {
+    for (std::size_t i = 0; i < count; ++i) {
+      Candidate& c = table.candidates[i];
+      if (!c.pinned) refresh(c, *table.candidate_versions[i], kind.kind);
+    }
+  }
+  const std::size_t most = is_exact(kind.kind) || count <= kFew ? 1 : count / kBatchShare;
+  const Victims victims = lowest_of_all(table, kind, spare_pending, most);
+  table.batch.clear();
+  for (const std::size_t index : victims.indices) {
+    table.batch.add(*table.candidate_versions[index]);
+  }
+  table.batch.picked = table.batch.first_offered = table.batch.versions.size();
+  table.batch.limit = victims.lowest_left;
+  table.batch.evictions_left = most;
+  return !victims.indices.empty();
+}
+
+Victims Domain::lowest_of_all(Table& table, const Score& kind, bool spare_pending,
+                              std::size_t most) {
+  return choose_victims(kind, table.candidates, clock, spare_pending, most, [&](std::size_t i) {
+    refresh(table.candidates[i], *table.candidate_versions[i], kind.kind);
+  });
+}
+
+void Domain::refresh(Candidate& c, const Version& version, ScoreKind kind) {
+  c.stale = false;
+  if (!has_neighbourhood(kind)) return;
+  any_refreshed_ = true;
+  c.next_use = next_use(version);
+  const bool is_free = kind == ScoreKind::kOn && c.next_use == kNever;  // whatever is around it
+  c.neighbours = is_free ? 0 : neighbourhood(version, kind);
+}
+
+// See Note [Pending readers have a price]
+bool Domain::prices_pending(const Table& table) const {
+  // What a judge says, and what inner levels do, cannot be compared with it.
+  if (table.score.kind != ScoreKind::kOn || table.judge || !table.inner.empty()) return false;
+  const Score& score = guide != nullptr ? guide->plan().score : table.score;
+  return thrash.has_cost(score.patience, clock);
+}
+
+// Makes room for `nbytes`, of what is not pinned, as far as there is any.
+void Domain::evict_by_price(Table& table, std::size_t nbytes) {
+  Score kind = score_in_force(table);
+  kind.prices_pending = true;
+  const Victims in_order =
+      lowest_of_all(table, kind, /*spare_pending=*/false, table.candidates.size());
+  std::vector<Version*> victims;
+  std::size_t freed = 0;
+  for (const std::size_t index : in_order.indices) {
+    Version* version = table.candidate_versions[index];
+    if (freed >= nbytes || held_elsewhere(*version)) continue;
+    victims.push_back(version);
+    freed += version->nbytes;
+  }
+  std::for_each(victims.rbegin(), victims.rend(), [&](Version* version) {  // Rule 2
+    const bool is_necessary = freed - version->nbytes < nbytes;
+    if (is_necessary) return evict(*version);
+    freed -= version->nbytes;
+  });
+}
+
+}  // namespace rematfn

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "levels/allocator.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <mutex>
+#include <utility>
+
+#include "levels/edges.h"
+#include "levels/level.h"
+#include "levels/meter.h"
+#include "levels/pressure.h"
+
+namespace rematfn {
+namespace {
+
+constexpr std::size_t kLeastPaged = std::size_t{64} << 10;
+
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kMayUsePages = false;  // it watches the C library's blocks
+#else
+constexpr bool kMayUsePages = true;
+#endif
+std::atomic<bool> uses_pages{kMayUsePages};
+
+std::atomic<bool> may_be_told_to_fail{false};  // asked first: it costs less
+constinit thread_local std::optional<std::size_t> until_failure;
+
+void fail_if_told_to() {
+  if (!may_be_told_to_fail.load(std::memory_order_relaxed) || !until_failure) return;
+  if (*until_failure == 0) {
+    until_failure.reset();
+    TORCH_CHECK(false, "an allocation fails, as a test has asked for");
+  }
+  --*until_failure;
+}
+
+// A block that is asked for now, which counts as long as this lives.
+class Asked {
+ public:
+  explicit Asked(std::size_t nbytes) : nbytes_(nbytes) {
+    if (running_meter != nullptr) {
+      running_meter->allocated(nbytes);
+      meter_ = running_meter;
+    } else if (UnrecordedBytes::are_counted()) {
+      count_if_unrecorded();
+    }
+  }
+  ~Asked() {
+    if (meter_ != nullptr) meter_->freed(nbytes_);
+    if (beside_) beside_->subtract(nbytes_);
+  }
+  Asked(const Asked&) = delete;
+  Asked& operator=(const Asked&) = delete;
+
+  [[nodiscard]] Pages::Label label() const { return {nbytes_, beside_.get()}; }
+  // From now on it counts until it is freed.
+  void granted() {
+    meter_ = nullptr;
+    static_cast<void>(beside_.release());  // the label has it
+  }
+
+ private:
+  // See Note [Bytes beside operators]
+  void count_if_unrecorded() {
+    if (Level* level = current_level()) {
+      if (level->unrecorded && is_intercepting()) count_in(*level, "a tensor made beside operators");
+      return;
+    }
+    // See Note [A backward allocates for its level]
+    const std::shared_ptr<LevelHandle> handle = level_of_running_node();
+    if (!handle || c10::impl::tls_is_dispatch_key_excluded(kLevelKey)) return;
+    count_in(handle->level(), "`" + torch::autograd::get_current_node()->name() + "`");
+  }
+  void count_in(Level& level, const std::string& what) {
+    beside_ = level.unrecorded;
+    beside_->add(nbytes_);
+    try {
+      const DomainLock lock(level.domain);
+      notice_unrecorded(level);
+    } catch (NoRoom& why) {
+      beside_->subtract(nbytes_);
+      why.unevictable -= std::min(why.unevictable, nbytes_);  // of what was asked for
+      raise_budget_error(why, what);
+    }
+  }
+
+  const std::size_t nbytes_;
+  Meter* meter_ = nullptr;
+  c10::intrusive_ptr<UnrecordedBytes> beside_;  // null if it counts elsewhere
+};
+
+void stop_counting(const Pages::Label& label) {
+  if (label.owner == nullptr) return;
+  const auto counter = c10::intrusive_ptr<UnrecordedBytes>::reclaim(
+      static_cast<UnrecordedBytes*>(label.owner));
+  counter->subtract(label.nbytes);
+}
+
+void count_freed(const Pages::Label& label) {
+  if (running_meter != nullptr) running_meter->freed(label.nbytes);
+  stop_counting(label);
+}
+
+// Where the blocks of the C library have their label: in front. The space keeps the alignment that
+// torch promises.
+constexpr std::size_t kAhead = 64;
+static_assert(sizeof(Pages::Label) <= kAhead);
+
+Pages::Label* label_ahead_of(void* data) {
+  return reinterpret_cast<Pages::Label*>(static_cast<char*>(data) - kAhead);
+}
+
+void* place(const Pages::Label& label) {
+  if (label.nbytes >= kLeastPaged && uses_pages.load(std::memory_order_relaxed)) {
+    // What a budget counts is there to be used. Elsewhere most of a block may never be touched.
+    const bool counted = running_meter != nullptr && running_meter->is_bounded();
+    if (void* block = pages().allocate(label, counted)) return block;
+  }
+  auto* block = static_cast<char*>(c10::alloc_cpu(label.nbytes + kAhead));
+  new (block) Pages::Label(label);
+  return block + kAhead;
+}
+
+// See Note [The allocation is tried again, not the operator]
+void* place_at_last(const Pages::Label& label) {
+  for (;;) {
+    try {
+      return place(label);
+    } catch (const c10::Error&) {
+      if (!pages().give_back_kept() && !evict_after_failure(label.nbytes)) throw;
+    }
+  }
+}
+
+// The profiler is told of the bytes that were asked for, as without us.
+class Allocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t nbytes) override {
+    const c10::Device kCpu(c10::kCPU);
+    if (nbytes == 0) return {nullptr, nullptr, &release, kCpu};
+    TORCH_CHECK(nbytes <= std::numeric_limits<std::ptrdiff_t>::max() - kAhead,
+                "an allocation of ", nbytes, " bytes: more than there are addresses");
+    fail_if_told_to();
+    Asked asked(nbytes);
+    void* data = place_at_last(asked.label());
+    asked.granted();
+    c10::profiledCPUMemoryReporter().New(data, nbytes);
+    return {data, data, &release, kCpu};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+
+  static void count_no_more(const c10::DataPtr& bytes) {
+    void* data = bytes.get_context();
+    if (bytes.get_deleter() != &release || data == nullptr) return;
+    auto label = pages().disown(data);
+    if (!label) {
+      Pages::Label* ahead = label_ahead_of(data);
+      label = *ahead;
+      ahead->owner = nullptr;
+    }
+    stop_counting(*label);
+  }
+
+  void copy_data(void* dest, const void* src, std::size_t count) const override {
+    default_copy_data(dest, src, count);
+  }
+
+ private:
+  static void release(void* data) {
+    if (data == nullptr) return;
+    c10::profiledCPUMemoryReporter().Delete(data);  // before the address is handed out again
+    if (pages().may_be_ours(data)) {
+      if (const auto label = pages().free(data)) return count_freed(*label);
+    }
+    count_freed(*label_ahead_of(data));
+    c10::free_cpu(static_cast<char*>(data) - kAhead);
+  }
+};
+
+}  // namespace
+
+void count_no_more(c10::StorageImpl& storage) {
+  Allocator::count_no_more(storage._mutable_data_ptr_no_checks());
+}
+
+void use_pages(bool on) { uses_pages = on && kMayUsePages; }
+
+std::optional<std::size_t> fail_allocation(std::optional<std::size_t> count) {
+  install_allocator();
+  may_be_told_to_fail = true;
+  return std::exchange(until_failure, count);
+}
+
+void install_allocator() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    // Somebody else's allocator stays: then shape inference alone bounds the peak.
+    if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return;
+    // Registered before those of levels, so that in a fork this lock is the last to be taken.
+    pthread_atfork([] { pages().lock(); }, [] { pages().unlock(); }, [] { pages().unlock(); });
+    c10::SetCPUAllocator(new Allocator, /*priority=*/255);
+  });
+}
+
+}  // namespace rematfn

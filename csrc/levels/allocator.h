@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// allocator.h: torch's CPU allocator, which counts what it hands out, and places it.
+//
+// Smaller blocks come from the C library. Larger ones come from the pool of pages while a level lives
+// that has a budget, or is recorded to learn of one; each goes back to where it came from, whenever
+// and on whichever thread that is. Levels without a budget leave all blocks to the C library: they
+// hold what memory can hold, and what they free may stay for the next.
+//
+// Note [The allocation is tried again, not the operator]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// When the system gives no more (a limit on addresses, no overcommitment), what a level holds may go.
+// By then the operator is under way and may have written its arguments; to run it once more would
+// write twice. So it is the allocation that is tried again, within the operator, each time after
+// something has been evicted, until nothing more can go. The candidates are those of domains whose
+// lock this thread holds. What the running operator reads is pinned there; of another domain a kernel
+// might be reading anything, on this thread or on another.
+
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+
+#include <cstddef>
+#include <optional>
+
+#include "memory/pages.h"
+
+namespace rematfn {
+
+// Puts our allocator around torch's. Once per process; later calls do nothing.
+void install_allocator();
+
+// For measurements: without, all blocks come from the C library.
+void use_pages(bool on);
+
+// The block behind `storage`, if it counts beside operators, is the caller's from now on.
+void count_no_more(c10::StorageImpl& storage);
+
+// For tests: the allocation after the next `count` on this thread fails, once. Returns how many were
+// left of the last such wish: none, if it has been granted.
+std::optional<std::size_t> fail_allocation(std::optional<std::size_t> count);
+
+}  // namespace rematfn

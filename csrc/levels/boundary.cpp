@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "levels/boundary.h"
+
+#include "levels/allocator.h"
+#include "levels/edges.h"
+#include "tensors/layers.h"
+#include "tensors/torch_compat.h"
+
+namespace rematfn {
+
+void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
+  Level& level = level_of(cell);
+  TensorVersion& version = *cell.version;
+  if (heir != nullptr) {
+    if (version.table) {
+      if (version.resident) heir->hold(version.nbytes);
+      version.table->expel(version);
+      heir->admit(version);
+    }
+    cell.move_to(*heir);
+    return;
+  }
+  if (!version.resident) {
+    Version* wanted = &version;
+    materialize_for(level, wanted, "a result");
+  }
+  if (level.domain->recorder) level.domain->recorder->note_seal(version);
+  const bool sealed_before = version.outside != nullptr && !version.handed_over;
+  version.handed_over = false;
+  level.tensor_domain().make_outside(version);
+  detach(tensor);
+  // A caller that overwrites its result must not change what is replayed from it. It may have done so
+  // by the time that another tensor on the storage is sealed.
+  if (sealed_before) return;
+  level.tensor_domain().note_counter(version, tensor);
+  level.tensor_domain().note_read(version, tensor);
+}
+
+namespace {
+
+void seal_cell(c10::TensorImpl& tensor, Level& level) {
+  const std::shared_ptr<Domain> domain = domain_of(tensor);
+  if (!domain) {
+    // See Note [Bytes beside operators]
+    if (level.heir() == nullptr && is_plain(tensor)) {
+      count_no_more(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    }
+    return;
+  }
+  const DomainLock lock(domain);
+  Cell* cell = cell_of(tensor);
+  if (cell == nullptr) return;  // another thread has sealed it
+  // Another tree's tensor that came through here: its own level lets go of it.
+  Level& leaving = cell->level->domain == level.domain ? level : level_of(*cell);
+  if (level_of(*cell).depth < leaving.depth) return;  // an enclosing level's, which it stays
+  give_cell(tensor, *cell, leaving.heir());
+}
+
+}  // namespace
+
+// See Note [What leaves is sealed]
+void seal(const at::Tensor& tensor, Level& level) {
+  const at::Tensor inner = for_each_layer(tensor, [&](const at::Tensor& layer) {
+    const at::Tensor& tangent = layer._fw_grad(/*level=*/0);
+    if (tangent.defined()) seal(tangent, level);
+    cut_graph(layer, level);
+  });
+  const std::vector<at::Tensor> held = held_by_subclass(inner);
+  for (const at::Tensor& part : held) seal(part, level);
+  if (held.empty()) seal_cell(*inner.unsafeGetTensorImpl(), level);
+}
+
+void note_leaf(Level& level, c10::TensorImpl& tensor) {
+  if (!level.known_leaves.insert(&tensor).second) return;
+  level.leaves.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&tensor));
+}
+
+void forget_leaves(Level& level) {
+  const DomainLock lock(level.domain);
+  level.leaves.clear();
+  level.known_leaves.clear();
+}
+
+void seal_leaf_gradients(Level& level) {
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
+  {
+    const DomainLock lock(level.domain);
+    leaves.swap(level.leaves);
+    level.known_leaves.clear();
+  }
+  Level* heir = level.heir();
+  for (const auto& weak : leaves) {
+    auto impl = weak.lock();
+    if (!impl) continue;
+    const at::Tensor leaf{std::move(impl)};
+    if (leaf.grad().defined()) seal(leaf.grad(), level);
+    {
+      const DomainLock lock(level.domain);
+      if (const auto watched = level.watched_leaves.lock()) remember_leaf(leaf, *watched);
+    }
+    if (heir != nullptr) {
+      const DomainLock lock(heir->domain);
+      note_leaf(*heir, *leaf.unsafeGetTensorImpl());
+    }
+  }
+}
+
+void share_handles(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> arguments) {
+  for (const at::Tensor& result : results) {
+    c10::TensorImpl* impl = innermost(result).unsafeGetTensorImpl();
+    if (!has_level_key(*impl) || domain_of(*impl)) continue;
+    for (const at::Tensor& argument : arguments) {
+      const at::Tensor other = innermost(argument);
+      const std::shared_ptr<Domain> domain = domain_of(*other.unsafeGetTensorImpl());
+      if (!domain || !result.is_alias_of(argument)) continue;
+      const DomainLock lock(domain);
+      Cell* cell = cell_of(*other.unsafeGetTensorImpl());
+      if (cell != nullptr) attach(*impl, c10::intrusive_ptr<Cell>::reclaim_copy(cell));
+    }
+    if (!domain_of(*impl)) detach(*impl);
+  }
+}
+
+bool has_key(const at::Tensor& tensor) {
+  bool found = false;
+  if (!tensor.defined()) return found;
+  for_each_innermost(
+      tensor,
+      [&](const at::Tensor& inner) { found |= has_level_key(*inner.unsafeGetTensorImpl()); });
+  return found;
+}
+
+void mark(const at::Tensor& tensor, const std::string& name) {
+  for_each_innermost(tensor, [&](const at::Tensor& inner) {
+    const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
+    if (!domain) return;
+    const DomainLock lock(domain);
+    Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+    if (cell == nullptr) return;  // another thread has sealed it
+    Version& version = *cell->version;
+    if (version.table) version.table->mark(version, name);
+    if (domain->recorder) domain->recorder->note_mark(version, name);
+  });
+}
+
+bool evict(const at::Tensor& tensor) {
+  const at::Tensor inner = innermost(tensor);
+  const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
+  if (!domain) return false;
+  const DomainLock lock(domain);
+  Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+  return cell != nullptr && domain->evict_if_free(*cell->version);
+}
+
+}  // namespace rematfn

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// boundary.h: what leaves a level: outputs, and gradients of any order.
+//
+// Note [What leaves is sealed]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A tensor that the caller ends up holding must not belong to a level: it would keep lineage alive
+// and could be evicted under the caller's feet. To seal it is to make it resident, forget its
+// lineage, stop counting it and take the key off; nothing is copied and it stays the same tensor.
+// If an enclosing level runs, the cell is handed to that level instead, lineage and all.
+//
+// Outputs are sealed as `f` returns. Gradients leave later, through edges of the autograd graph from
+// a node made in the region to one made before it. That node gets a hook that seals what arrives.
+// Arguments, captured tensors and parameters need no other care than that.
+//
+// With create_graph, as torch.func.grad always has it, a gradient that leaves brings along a graph
+// whose own edges leave the region too: y = x.sin() gives dx = g * x.cos(), which reaches x past
+// every hook set when `f` returned. So sealing a tensor always walks the graph behind it; what one
+// walk has visited the next one skips, and the walks of all orders together are linear.
+//
+// Note [Gradients enter tagged]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The gradient that autograd feeds to an output is a plain tensor, and so is what the first backward
+// operators make of it until they meet a saved level tensor: for a mean, a tensor as large as its
+// input, outside every budget. A hook on the output's node therefore passes on an alias of the
+// gradient that carries key and handle, and the level governs from the first operator on. A gradient
+// that is itself recorded is left as it is: an alias would add a node to its graph, and with it
+// another order of summation to the next backward. Under a dispatch mode it is left too: the mode
+// would see an operator that is not the program's, and a tracer would take it down.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+#include "levels/level.h"
+
+namespace rematfn {
+
+// Seals `tensor` for `level`, through functorch's wrappers, subclasses and forward-mode tangents.
+void seal(const at::Tensor& tensor, Level& level);
+// Gives a level tensor's cell to `heir`, or to the caller if there is none. The lock of its domain is
+// held.
+void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir);
+// Seals the gradients accumulated on leaves that operators of `level` have read.
+void seal_leaf_gradients(Level& level);
+// The same for a level that did not end well: gradients stay the level's until they are used.
+void forget_leaves(Level& level);
+// Notes a leaf that may be given a gradient while the level is active.
+void note_leaf(Level& level, c10::TensorImpl& tensor);
+
+// Puts the handle of the argument that it is a view of on each result of an operator that we did not
+// see. See Note [Which key we borrow]: view kernels copy the key, not the handle.
+void share_handles(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> arguments);
+[[nodiscard]] bool has_key(const at::Tensor& tensor);
+// The program marks the contents of `tensor`, with a name or an empty one, for policies that heed
+// it. Whatever no level made is left alone.
+void mark(const at::Tensor& tensor, const std::string& name);
+// Evicts a level tensor, for tests. False if it is none, is evicted already, or has to stay.
+bool evict(const at::Tensor& tensor);
+
+}  // namespace rematfn

@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "levels/edges.h"
+
+#include <ATen/ops/alias.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "levels/allocator.h"
+#include "levels/boundary.h"
+#include "tensors/layers.h"
+#include "tensors/torch_compat.h"
+
+namespace rematfn {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+// AccumulateGrad nodes have the greatest number of all, so that they run as early as they can. They
+// are in nobody's region, whoever made their leaf.
+constexpr std::uint64_t kAccumulator = std::numeric_limits<std::uint64_t>::max();
+
+bool in_region(std::uint64_t node, const Level& level) {
+  return node >= level.first_node && node != kAccumulator;
+}
+
+// Note [A hook does not touch the hooks of its node]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// With create_graph a gradient that is taken from a node has a graph that leads back to that node. To
+// seal it is to watch the node: to add to the hooks that the engine is just walking through, one of
+// which is us. So such a node is watched when the backward is done.
+constinit thread_local const Node* in_hook_of = nullptr;
+
+class HookScope {
+ public:
+  HookScope()
+      : outer_(std::exchange(in_hook_of, torch::autograd::get_current_node().get())) {}
+  ~HookScope() { in_hook_of = outer_; }
+  HookScope(const HookScope&) = delete;
+  HookScope& operator=(const HookScope&) = delete;
+
+ private:
+  const Node* const outer_;
+};
+
+bool is_seal(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook);
+
+// A gradient that no level made, where one leaves. See Note [A backward allocates for its level]
+void leave_count(const at::Tensor& gradient) {
+  if (current_level() != nullptr || !is_plain(*gradient.unsafeGetTensorImpl())) return;
+  count_no_more(*gradient.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+
+// Note [Hooks may write parameters]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A hook on a leaf, above all one that runs after its gradient was accumulated, may step an optimiser
+// and free the gradient: in eager code nothing reads the parameter any more. We may have to: the
+// gradient on its way to the layer below was made from the parameter, and can be evicted. Nothing in
+// such a step belongs to a level, so no operator of it would come to us. Hence the key is included
+// from the first hook of a leaf that has hooks of the program's until its node is done (the engine
+// restores the thread's state for each node), and the kernel saves the old contents of what is
+// written for those who have read them.
+bool has_hooks(const at::Tensor& leaf) {
+  const auto& hooks = torch::autograd::impl::hooks(leaf);
+  return torch::autograd::impl::post_acc_grad_hooks(leaf) != nullptr ||
+         !std::all_of(hooks.begin(), hooks.end(), is_seal);
+}
+
+void see_writes_of_hooks() {
+  const auto node = torch::autograd::get_current_node();
+  const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
+  if (leaf == nullptr || !leaf->variable.defined()) return;
+  if (has_hooks(leaf->variable)) see_writes();
+}
+
+// Note [Seals are hooks on the target]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A node that gradients reach from inside a level has a hook that seals what arrives. Why there, and
+// not a hook or a node on each edge: autograd adds up in a node's input buffer what all edges bring,
+// in the order in which it comes. Floating-point sums depend on that order and on how they are
+// bracketed, so nothing may be put between, or x.grad would differ in its last bits. And until they
+// are added up the parts are the level's to evict; sealed one by one they would pile up uncounted.
+//
+// The user's hooks on the same tensor are to see a sealed gradient, and what they return (a product
+// with something that `f` stored away) is to leave sealed as well: so one of ours comes first, and
+// one comes last.
+//
+// The hook of an AccumulateGrad node lives with its leaf, and stays there: it knows no level and
+// leaves alone whatever is not a level tensor. But Python throws a leaf's hooks away when it
+// registers the first one of its own. So a level remembers the leaves it has watched and looks at
+// them again when a backward enters it.
+class SealHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit SealHook(const Node& target) : target_(target.sequence_nr()) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (target_ == kAccumulator) see_writes_of_hooks();
+    const HookScope scope;
+    for (const at::Tensor& gradient : gradients) {
+      if (gradient.defined()) seal_arriving(gradient);
+    }
+    return gradients;
+  }
+
+  // Nothing for compiled autograd to trace: what it runs are no level tensors.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+
+ private:
+  void seal_arriving(const at::Tensor& gradient) const {
+    for_each_innermost(gradient, [&](const at::Tensor& inner) {
+      const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
+      if (!domain) return leave_count(inner);
+      const DomainLock lock(domain);
+      Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+      if (cell == nullptr || in_region(target_, level_of(*cell))) return;
+      // Out of each level up to the one whose region the target is in. A leaf has none: an enclosing
+      // level that still runs takes over.
+      Level* heir = &level_of(*cell);
+      do {
+        for_each_layer(gradient, [&](const at::Tensor& layer) { cut_graph(layer, *heir); });
+        heir = heir->enclosing_level();
+      } while (heir != nullptr &&
+               !(target_ == kAccumulator ? heir->active.load() : in_region(target_, *heir)));
+      give_cell(*inner.unsafeGetTensorImpl(), *cell, heir);
+    });
+  }
+
+  const std::uint64_t target_;
+};
+
+// Sits on the node of an output, and seals a gradient that is taken from there: asked for with
+// autograd.grad(z, y), y an output too, or retained. It would never cross an edge out of the region.
+class OutputSealHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit OutputSealHook(Node& owner) : owner_(owner) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (!is_taken()) return gradients;
+    const HookScope scope;
+    for (const at::Tensor& gradient : gradients) {
+      if (!gradient.defined()) continue;
+      for_each_innermost(gradient, [&](const at::Tensor& inner) {
+        const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
+        if (!domain) return leave_count(inner);
+        const DomainLock lock(domain);
+        const Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+        if (cell != nullptr) seal(gradient, level_of(*cell));
+      });
+    }
+    return gradients;
+  }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+
+ private:
+  bool is_taken() const {
+    if (!owner_.retains_grad_hooks().empty()) return true;
+    const auto* plan = torch::autograd::get_current_graph_task_exec_info();
+    if (plan == nullptr) return false;
+    const auto found = plan->find(&owner_);
+    return found != plan->end() && found->second.captures_ != nullptr;
+  }
+
+  Node& owner_;  // owns this hook
+};
+
+bool is_seal(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook) {
+  return dynamic_cast<const SealHook*>(hook.get()) != nullptr;
+}
+
+// Levels of several threads may share a leaf.
+std::mutex watching;
+
+// See Note [Seals are hooks on the target]
+void add_seals(Node& target) {
+  const std::lock_guard guard(watching);
+  auto& hooks = target.tensor_pre_hooks();
+  if (hooks.empty() || !is_seal(hooks.back())) {
+    hooks.push_back(std::make_unique<SealHook>(target));
+  }
+  if (!is_seal(hooks.front())) {
+    hooks.insert(hooks.begin(), std::make_unique<SealHook>(target));
+  }
+}
+
+// See Note [A hook does not touch the hooks of its node]
+void watch(const decltype(Edge::function)& target) {
+  if (target.get() == in_hook_of) {
+    torch::autograd::Engine::get_default_engine().queue_callback([target] { add_seals(*target); });
+  } else {
+    add_seals(*target);
+  }
+}
+
+void watch_again(const WatchedLeaves& leaves) {
+  for (const auto& [impl, weak] : leaves) {
+    auto strong = weak.lock();
+    if (!strong) continue;
+    const at::Tensor leaf{std::move(strong)};
+    auto node = torch::autograd::impl::try_get_grad_accumulator(leaf);
+    // A part of the graph may still have to be made: by torch.utils.checkpoint, reentrant.
+    if (!node && has_hooks(leaf)) node = torch::autograd::impl::grad_accumulator(leaf);
+    if (node) watch(node);
+  }
+}
+
+// Whether autograd, at any level of functorch's, records what is done to the tensor.
+bool has_graph(const at::Tensor& tensor) {
+  bool recorded = false;
+  for_each_layer(tensor, [&](const at::Tensor& layer) { recorded |= layer.requires_grad(); });
+  return recorded;
+}
+
+// Note [A backward allocates for its level]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What a formula of the backward makes without reading a tensor of the level is no operator of the
+// level: the cosine of an argument, the zeros that a formula starts from, all of matrix_exp's, which
+// works on a block matrix of its own. To see these operators, our key would have to be included anew
+// for each node, since the engine restores the thread's state in between: a hook on every node. But
+// nothing of the kind is read after its node, other than as a gradient. So they are left alone, and
+// their bytes count: what is allocated on a thread that runs a node of the region, and not by one of
+// our kernels, counts beside operators until it is freed, or until the gradient leaves (SealHook).
+// A node is known by what cut_graph() has visited. A level is looked for among those that the
+// running graph task has entered.
+struct Entered {
+  int graph_task;
+  std::weak_ptr<LevelHandle> level;
+};
+thread_local std::vector<Entered> entered;
+constinit thread_local bool any_entered = false;  // costs less to ask
+
+void leave_graph_task(int graph_task) {
+  std::erase_if(entered, [&](const Entered& e) {
+    return e.graph_task == graph_task || e.level.expired();
+  });
+  any_entered = !entered.empty();
+}
+
+void note_entry(const std::shared_ptr<LevelHandle>& level) {
+  if (!level->level().unrecorded) return;
+  const int graph_task = torch::autograd::get_current_graph_task_id();
+  for (const Entered& e : entered) {
+    if (e.graph_task == graph_task && e.level.lock() == level) return;
+  }
+  std::erase_if(entered, [](const Entered& e) { return e.level.expired(); });
+  entered.push_back({graph_task, level});
+  any_entered = true;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [graph_task] { leave_graph_task(graph_task); });
+}
+
+// See Note [Gradients enter tagged]
+class EntryHook final : public torch::autograd::FunctionPreHook {
+ public:
+  EntryHook(std::shared_ptr<LevelHandle> level, std::shared_ptr<WatchedLeaves> leaves)
+      : level_(std::move(level)), leaves_(std::move(leaves)) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    watch_again(watched_leaves());
+    note_entry(level_);
+    watch_end_of_backward();
+    if (c10::impl::dispatch_mode_enabled()) return gradients;
+    variable_list tagged = gradients;
+    for (at::Tensor& gradient : tagged) {
+      if (!gradient.defined()) continue;
+      const at::Tensor inner = innermost(gradient);
+      if (domain_of(*inner.unsafeGetTensorImpl()) ||
+          !is_plain(*inner.unsafeGetTensorImpl()) || has_graph(gradient)) {
+        continue;
+      }
+      const LevelScope scope(level_->level(), /*tagging=*/true);
+      gradient = at::alias(gradient);
+    }
+    return tagged;
+  }
+
+ private:
+  // See Note [What is stored away outlives what it was made of]
+  void watch_end_of_backward() const {
+    Level& level = level_->level();
+    if (level.active || torch::autograd::get_current_graph_task_keep_graph()) return;
+    {
+      const DomainLock lock(level.domain);
+      level.tensor_domain().savers.note_backward(level.tensor_domain());
+    }
+    const bool makes_another = c10::GradMode::is_enabled();
+    torch::autograd::Engine::get_default_engine().queue_callback([level = level_, makes_another] {
+      hand_over(*level, /*sealed=*/false);
+      if (!makes_another) settle(*level);
+    });
+  }
+
+  // Others may add to them meanwhile.
+  WatchedLeaves watched_leaves() const {
+    const DomainLock lock(level_->level().domain);
+    return *leaves_;
+  }
+
+  std::shared_ptr<LevelHandle> level_;
+  std::shared_ptr<WatchedLeaves> leaves_;
+};
+
+// Numbers are a thread's own; the pair is unique while the process lasts.
+std::uint64_t name_of(const Node& node) {
+  return node.sequence_nr() * 0x9E3779B97F4A7C15ULL ^ node.thread_id();
+}
+
+// Note [Reading a graph must not change it]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Tensor::grad_fn() makes a new node for a view whose base was written since. Made here, as `f`
+// returns, it would have a lower number than the one the program makes when it uses the view, the
+// backward would run in another order, and sums would differ in their last bits. The node to be made
+// will lead to the base's; so that is where the walk starts for such a view.
+Node* root_of(const at::Tensor& tensor) {
+  auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
+  if (view != nullptr && view->has_bw_view() && !tensor.is_inference() &&
+      view->get_attr_version() != tensor._version()) {
+    return root_of(view->get_backward_view().base_);
+  }
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta == nullptr ? nullptr : meta->grad_fn_.get();
+}
+
+}  // namespace
+
+std::shared_ptr<LevelHandle> level_of_running_node() {
+  if (!any_entered) return {};
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return {};
+  const int graph_task = torch::autograd::get_current_graph_task_id();
+  std::shared_ptr<LevelHandle> innermost;
+  for (const Entered& e : entered) {
+    if (e.graph_task != graph_task) continue;
+    auto handle = e.level.lock();
+    if (!handle || !in_region(node->sequence_nr(), handle->level())) continue;
+    if (innermost && innermost->level().depth >= handle->level().depth) continue;
+    const DomainLock lock(handle->level().domain);
+    if (handle->level().visited_nodes.contains(name_of(*node))) innermost = std::move(handle);
+  }
+  return innermost;
+}
+
+void remember_leaf(const at::Tensor& leaf, WatchedLeaves& leaves) {
+  // A weak reference keeps a tensor from being destroyed, and with it its handle and our lineage;
+  // or, if it is a wrapper of functorch's, the tensor inside.
+  const at::Tensor inner = innermost(leaf);
+  if (!inner.is_same(leaf) || has_level_key(*inner.unsafeGetTensorImpl())) return;
+  leaves.try_emplace(leaf.unsafeGetTensorImpl(), leaf.getIntrusivePtr());
+}
+
+void cut_graph(const at::Tensor& tensor, Level& level) {
+  using torch::autograd::Node;
+  Node* root = root_of(tensor);  // See Note [Reading a graph must not change it]
+  if (root == nullptr || !in_region(root->sequence_nr(), level)) return;
+  const DomainLock lock(level.domain);
+  const Savers& savers = level.tensor_domain().savers;
+  auto leaves = level.watched_leaves.lock();
+  if (!leaves) level.watched_leaves = leaves = std::make_shared<WatchedLeaves>();
+  if (level.visited_nodes.insert(~name_of(*root)).second) {
+    root->add_tensor_pre_hook(std::make_unique<OutputSealHook>(*root));
+    root->add_pre_hook(
+        std::make_unique<EntryHook>(std::make_shared<LevelHandle>(level), leaves));
+  }
+  std::vector<Node*> todo;
+  const auto visit = [&](Node& node) {
+    if (!level.visited_nodes.insert(name_of(node)).second) return;
+    level.graph_leaves = level.graph_leaves || !savers.has_let_go(node);
+    todo.push_back(&node);
+  };
+  visit(*root);
+  while (!todo.empty()) {
+    Node& node = *todo.back();
+    todo.pop_back();
+    for (const Edge& edge : node.next_edges()) {
+      if (!edge.is_valid()) continue;
+      if (in_region(edge.function->sequence_nr(), level)) {
+        visit(*edge.function);
+      } else {
+        watch(edge.function);  // See Note [Seals are hooks on the target]
+        const auto* leaf =
+            dynamic_cast<const torch::autograd::AccumulateGrad*>(edge.function.get());
+        if (leaf != nullptr && leaf->variable.defined()) remember_leaf(leaf->variable, *leaves);
+      }
+    }
+  }
+}
+
+}  // namespace rematfn

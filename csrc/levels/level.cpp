@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "levels/level.h"
+
+#include <ATen/SequenceNumber.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "base/errors.h"
+#include "levels/allocator.h"
+#include "memory/idle_pages.h"
+#include "planning/advice.h"
+#include "tensors/layers.h"
+#include "tensors/rng.h"
+
+namespace rematfn {
+namespace {
+
+struct ThreadStack {
+  std::vector<Level*> levels;
+};
+thread_local ThreadStack this_thread;
+REMATFN_THREAD_LOCAL bool is_tagging_now = false;
+REMATFN_THREAD_LOCAL Level* top_level = nullptr;  // of this_thread.levels
+
+// Every live domain, for check_all().
+struct Registry {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<TensorDomain>> domains;
+};
+Registry& registry() {
+  static auto* const instance = new Registry;  // outlives the tensors of a dying process
+  return *instance;
+}
+
+// Note [A forked child is under no level]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A worker of a DataLoader that is made inside a level is a program of its own: its tensors are no
+// intermediates of `f`, and it hands them to torch's shared memory. So the levels of the parent are
+// over in the child. A child that goes on with `f` computes the same, without the budget.
+// `forks` counts: a level that is to be popped may have been pushed before one.
+std::atomic<std::uint64_t> forks{0};
+
+// See Note [A fork loses the domains of other threads]
+void before_fork() {
+  registry().mutex.lock();
+  handle_lock.lock();
+  lock_sharing();
+}
+void after_fork_in_parent() {
+  unlock_sharing();
+  handle_lock.unlock();
+  registry().mutex.unlock();
+}
+// See Note [A forked child is under no level]
+void after_fork_in_child() {
+  unlock_sharing();
+  handle_lock.unlock();
+  for (const auto& entry : registry().domains) {
+    const auto domain = entry.lock();
+    if (!domain) continue;
+    domain->after_fork();
+    for (Table* level : domain->levels) static_cast<Level*>(level)->active = false;
+  }
+  registry().mutex.unlock();
+  if (!this_thread.levels.empty()) {
+    this_thread.levels.clear();
+    top_level = nullptr;
+    set_intercepting(false);
+  }
+  ++forks;
+  forget_turns_after_fork();
+}
+
+std::shared_ptr<TensorDomain> make_domain() {
+  static const int watching_forks =
+      pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
+  TORCH_INTERNAL_ASSERT(watching_forks == 0);
+  auto domain = std::make_shared<TensorDomain>();
+  const std::lock_guard guard(registry().mutex);
+  std::erase_if(registry().domains, [](const auto& entry) { return entry.expired(); });
+  registry().domains.push_back(domain);
+  return domain;
+}
+
+c10::intrusive_ptr<UnrecordedBytes> make_unrecorded(const LevelOptions& options,
+                                                    const Level* outer) {
+  auto around = outer == nullptr ? nullptr : outer->unrecorded;
+  if (options.budget == kNoBudget && !options.record && !around) return {};
+  auto shared = is_shared_around(options.shared, outer) ? nullptr : options.shared;
+  return c10::make_intrusive<UnrecordedBytes>(std::move(around), std::move(shared));
+}
+
+// See Note [Smaller than its record]
+bool must_record_all(const LevelOptions& options, const Level* outer) {
+  return options.budget != kNoBudget || options.evict_everything || options.timed ||
+         options.record || options.guide || options.keeping.decides() || is_in_grad_transform() ||
+         (outer != nullptr && outer->records_all);
+}
+
+void push(Level& level) {
+  this_thread.levels.push_back(&level);
+  top_level = &level;
+  if (this_thread.levels.size() == 1) set_intercepting(true);
+}
+
+// Takes levels off the stack until `depth` of them are left.
+void pop_to(std::size_t depth) {
+  if (this_thread.levels.size() <= depth) return;
+  this_thread.levels.resize(depth);
+  top_level = this_thread.levels.empty() ? nullptr : this_thread.levels.back();
+  if (top_level != nullptr) return;
+  set_intercepting(false);
+  if (is_writer_running()) see_writes();
+}
+
+}  // namespace
+
+Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, Level* outer)
+    : Table(std::move(owner), outer, options.budget, options.score),
+      name(options.name),
+      evict_everything(options.evict_everything),
+      timed(options.timed),
+      verify(options.verify || (outer != nullptr && outer->verify)),
+      records_all(must_record_all(options, outer)),
+      forks_before(forks),
+      first_node(at::sequence_number::peek()),
+      unrecorded(make_unrecorded(options, outer)),
+      tenant_(outer != nullptr && outer->tenant_ != nullptr     ? outer->tenant_
+              : options.budget != kNoBudget || options.record ? this
+                                                                : nullptr) {
+  report->unrecorded = unrecorded;
+  if (unrecorded) ++UnrecordedBytes::counting;
+  fraction = options.fraction;
+  is_estimate = options.is_estimate;
+  is_estimate_unguided = options.is_estimate_unguided;
+  tensor_domain().levels.push_back(this);
+  if (tenant_ == this) pages().enter(*this);
+}
+
+Level::~Level() {
+  if (unrecorded) --UnrecordedBytes::counting;
+  if (tenant_ == this) {
+    pages().leave(*this);
+    keep_pages_for_a_while();
+  }
+  std::erase(tensor_domain().levels, this);
+}
+
+bool Level::lives() const { return active || resident_bytes > 0; }
+
+std::size_t Level::unused() const {
+  const std::size_t budget = report->budget;  // that of a fraction may rise
+  if (budget == kNoBudget) return kNoBudget;  // it is recorded, and may have what it likes
+  if (shared) return shared->unused_of_each();
+  const std::int64_t in_flight = in_flight_.load(std::memory_order_relaxed);
+  const std::size_t used = used_bytes() + static_cast<std::size_t>(std::max<std::int64_t>(in_flight, 0));
+  return used < budget ? budget - used : 0;
+}
+
+void Level::emptied() {
+  if (tenant_ != this || active) return;
+  pages().trim();
+  keep_pages_for_a_while();
+}
+
+void Level::note_in_flight(std::int64_t nbytes) {
+  if (tenant_ == nullptr) return;
+  auto& sum = tenant_->in_flight_;  // changes under the domain's lock
+  sum.store(sum.load(std::memory_order_relaxed) + nbytes, std::memory_order_relaxed);
+}
+
+Level* Level::heir() const {
+  Level* level = enclosing_level();
+  while (level != nullptr && !level->active) level = level->enclosing_level();
+  return level;
+}
+
+LevelHandle::LevelHandle(Level& level) : level_(&level) {}
+
+// See Note [The program may drop a tensor at any time]
+LevelHandle::~LevelHandle() {
+  Domain& domain = *level_->domain;
+  domain.release({}, std::move(level_), &Domain::no_bytes);
+}
+
+Level* current_level() { return top_level; }
+
+std::size_t stack_depth() { return this_thread.levels.size(); }
+
+std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
+  install_allocator();
+  Level* enclosing = current_level();
+  auto domain = enclosing == nullptr
+                    ? make_domain()
+                    : std::static_pointer_cast<TensorDomain>(enclosing->domain);
+  const DomainLock lock(domain);
+  if (enclosing == nullptr) {
+    domain->limit_operations(options.max_operations);
+    if (options.record) domain->recorder = std::make_unique<Recorder>();
+    domain->guide = options.guide;
+    domain->known = options.known;
+  }
+  const Ref<Level> level(new Level(options, domain, enclosing));
+  if (options.shared && !is_shared_around(options.shared, enclosing)) level->join(options.shared);
+  level->keeping = options.keeping;
+  level->judge = options.judge;
+  if (domain->recorder && enclosing == nullptr) level->report->trace = domain->recorder->trace;
+  auto handle = std::make_shared<LevelHandle>(*level);
+  level->active = true;
+  push(*level);
+  return handle;
+}
+
+// Note [Calls that are interleaved]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Greenlets share a thread, and with it its stack of levels. One that is switched away from inside of
+// its call leaves its level on the stack; the level of the next one goes on top. If the first then
+// ends before the second, what ends is not on top. Its operators have run under the second's level and
+// the other way round: exact, but under budgets that are not theirs. So all levels from the first
+// one's upward are over: this call says so, and each of the others when it ends. Whatever it computes
+// until then, it computes under no level.
+std::string pop_level(LevelHandle& handle) {
+  Level& level = handle.level();
+  if (level.forks_before != forks) return {};  // See Note [A forked child is under no level]
+  const Level* between = top_level;
+  const bool on_top = between == &level;
+  const auto at = std::find(this_thread.levels.begin(), this_thread.levels.end(), &level);
+  if (at != this_thread.levels.end()) {
+    pop_to(static_cast<std::size_t>(at - this_thread.levels.begin()));
+  } else {
+    between = level.enclosing_level();
+  }
+  const DomainLock lock(level.domain);
+  level.active = false;
+  level.tensor_domain().settle_counters();
+  if (level.resident_bytes == 0) level.emptied();
+  if (on_top) return {};
+  return level.name + ": this call and that of " +
+         (between == nullptr ? "another function" : between->name) +
+         " are interleaved: one of them began inside of the other, and has not ended there. Calls "
+         "nest on a thread; greenlets that switch inside of them do not. Switch (wait, sleep, read) "
+         "outside of the function, or give each call a thread of its own.";
+}
+
+std::vector<std::shared_ptr<TensorDomain>> domains_held() {
+  std::vector<std::shared_ptr<TensorDomain>> held;
+  const std::lock_guard guard(registry().mutex);
+  for (const auto& entry : registry().domains) {
+    auto domain = entry.lock();
+    if (domain && domain->is_held_here()) held.push_back(std::move(domain));
+  }
+  return held;
+}
+
+// See Note [Bytes beside operators]
+void notice_unrecorded(Level& level) {
+  bool changed = false;
+  for (Level* l = &level; l != nullptr && l->unrecorded; l = l->enclosing_level()) {
+    const std::size_t now = l->unrecorded->live();
+    if (now == l->unrecorded_bytes) continue;
+    l->unrecorded_bytes = now;
+    changed = true;
+    if (l == l->domain->root && l->domain->recorder) l->domain->recorder->note_unrecorded(now);
+  }
+  if (!changed) return;
+  level.domain->make_room(level, 0);
+  level.note_peak(0);
+}
+
+LevelScope::LevelScope(Level& level, bool tagging)
+    : was_tagging_(is_tagging_now), depth_(this_thread.levels.size()) {
+  push(level);
+  is_tagging_now = tagging;
+}
+
+LevelScope::~LevelScope() {
+  is_tagging_now = was_tagging_;
+  pop_to(depth_);
+}
+
+bool is_tagging() { return is_tagging_now; }
+
+void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit, const Domain* but) {
+  std::vector<std::weak_ptr<TensorDomain>> domains;
+  {
+    const std::lock_guard guard(registry().mutex);
+    domains = registry().domains;
+  }
+  for (const auto& entry : domains) {
+    const auto domain = entry.lock();
+    if (!domain || domain.get() == but || domain->lost_to_fork()) continue;
+    const DomainLock lock(domain);
+    visit(*domain);
+  }
+}
+
+void check_all() {
+  for_each_live_domain([](TensorDomain& domain) {
+    for (const Table* level : domain.levels) level->check();
+  });
+}
+
+std::size_t live_levels() {
+  std::size_t count = 0;
+  for_each_live_domain([&](TensorDomain& domain) {
+    for (const Table* level : domain.levels) {
+      count += static_cast<const Level*>(level)->active || level->oldest != nullptr;
+    }
+  });
+  return count;
+}
+
+std::size_t live_operations() {
+  std::size_t count = 0;
+  for_each_live_domain([&](TensorDomain& domain) { count += domain.live_operations; });
+  return count;
+}
+
+namespace {
+
+// What the levels that share a budget hold, by the function that they run; as far as none of them is
+// running an operator on another thread.
+std::string holders_of(const SharedBudget& budget, const Domain& own) {
+  struct Holder {
+    std::size_t calls = 0;
+    std::size_t nbytes = 0;
+  };
+  std::map<std::string, Holder> holders;
+  for (const std::shared_ptr<Domain>& domain : budget.domains()) {
+    std::optional<Borrowed> borrowed;
+    if (domain.get() != &own && !borrowed.emplace(domain)) continue;
+    for (const Table* table : domain->shared_tables) {
+      if (table->shared.get() != &budget || table->used_bytes() == 0) continue;
+      Holder& holder = holders[static_cast<const Level*>(table)->name];
+      ++holder.calls;
+      holder.nbytes += table->used_bytes();
+    }
+  }
+  std::string text;
+  for (const auto& [name, holder] : holders) {
+    text += "\n  held by     " + name + ": " + format_bytes(holder.nbytes);
+    if (holder.calls > 1) text += " in " + std::to_string(holder.calls) + " calls";
+  }
+  return text;
+}
+
+}  // namespace
+
+void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused) {
+  const auto& level = static_cast<const Level&>(*why.table);
+  const std::string budget = format_bytes(level.budget);
+  const bool expects_backward = at::sequence_number::peek() > level.first_node;
+  const Advice advice = advise(why, refused, level.evict_everything, expects_backward);
+  const std::string holders = level.shared ? holders_of(*level.shared, *level.domain) : "";
+  const std::string raise_it =
+      "\nRaise the budget to at least " + format_bytes(advice.budget) + covered_by(advice) + ".";
+  const std::string message =
+      why.thrashing
+          ? level.name + ": the inputs of " + what + " were evicted, and within " + budget +
+                " their replays evict each other without end." + raise_it
+          : level.name + ": " + what + " needs " + format_bytes(why.smallest_budget) +
+                " resident at once, the budget is " + budget + ".\n  kept        " +
+                format_bytes(why.unevictable) + ", pinned or not replayable" + holders +
+                "\n  to allocate " +
+                format_bytes(why.smallest_budget - why.unevictable) + raise_it;
+  raise(ErrorKind::kBudget, message);
+}
+
+void materialize_for(Level& level, c10::ArrayRef<Version*> wanted, const std::string& what) {
+  try {
+    level.domain->materialize({wanted.data(), wanted.size()});
+  } catch (const NoRoom& why) {
+    raise_budget_error(why, what);
+  }
+}
+
+}  // namespace rematfn

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// level.h: one active application of a transform, and the thread's stack of them.
+//
+// Note [Why the backward finds its level again]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A level is active while its function runs, but its tensors live on in what autograd saved. When
+// the backward reads them their key brings the operator to us, and it is processed by their level
+// although that is long off the stack: gradients in flight are governed too. This holds inside a
+// backward only. A level tensor met anywhere else has left through a side effect (`self.cache = h`,
+// a constant captured by a tracer); it is sealed then and there, or else whatever is computed from it
+// would belong to a level that nobody is running.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "engine/unrecorded.h"
+#include "memory/pages.h"
+#include "tensors/level_tensor.h"
+#include "tensors/thread_keys.h"
+
+namespace rematfn {
+
+struct LevelOptions {
+  std::size_t budget = kNoBudget;
+  std::shared_ptr<SharedBudget> shared;  // null: the budget is the level's alone
+  Score score;
+  Keeping keeping;
+  Judge judge;
+  bool evict_everything = false;  // after every operator
+  bool timed = false;             // cost is measured, not modelled
+  bool verify = false;            // replays are compared with first runs
+  std::string name;               // the call as the user wrote it, for messages
+  // For an outermost level: how long its record may be, in operations; to write down what it does, or
+  // to be guided by what was written down.
+  std::size_t max_operations = Domain::kMostOperations;
+  bool record = false;
+  std::shared_ptr<Guide> guide;
+  // The budget is so much of a peak. See Note [A fraction of what is not known yet]
+  double fraction = 0;
+  bool is_estimate = false;
+  bool is_estimate_unguided = false;
+  std::shared_ptr<const Trace> known;
+};
+
+using WatchedLeaves =
+    std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>>;
+
+class Level final : public Table, public Tenant {
+ public:
+  Level(const LevelOptions& options, std::shared_ptr<TensorDomain> domain, Level* enclosing);
+  ~Level() override;
+
+  [[nodiscard]] TensorDomain& tensor_domain() const { return static_cast<TensorDomain&>(*domain); }
+  [[nodiscard]] Level* enclosing_level() const { return static_cast<Level*>(enclosing.get()); }
+  // Of pages, if this is the outermost level with a budget, or recorded to learn of one.
+  [[nodiscard]] bool lives() const override;
+  [[nodiscard]] std::size_t unused() const override;
+  void emptied() override;
+  // The running operator holds so many bytes more, which the table does not count yet.
+  void note_in_flight(std::int64_t nbytes);
+  // The level around this one that still runs, if any: heir to what this one hands out.
+  [[nodiscard]] Level* heir() const;
+
+  const std::string name;
+  const bool evict_everything;
+  const bool timed;
+  const bool verify;
+  std::atomic<bool> active{false};
+  const bool records_all;  // or, without a budget, not what is smaller than its record
+  const std::uint64_t forks_before;  // See Note [A forked child is under no level]
+  std::size_t made_since_asked = 0;  // pressure.h
+  std::atomic<std::uint64_t>& passed_over{report->passed_over};  // of its thread
+  // Autograd nodes from this number on were made since the level began.
+  const std::uint64_t first_node;
+  // Null if nobody asks: neither this level nor one around it has a budget or is recorded.
+  const c10::intrusive_ptr<UnrecordedBytes> unrecorded;
+
+  // boundary.cpp and edges.cpp
+  // A result leads back into the level's part of the autograd graph, and that is still there.
+  bool graph_leaves = false;
+  std::unordered_set<std::uint64_t> visited_nodes;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
+  std::unordered_set<const c10::TensorImpl*> known_leaves;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> cast_leaves;  // weight_cache.cpp
+  std::weak_ptr<WatchedLeaves> watched_leaves;  // live with the graph that leads to them
+
+ private:
+  Level* const tenant_;  // this level, or one around it; or null
+  std::atomic<std::int64_t> in_flight_{0};
+};
+
+// A level as Python or an autograd hook holds it.
+class LevelHandle {
+ public:
+  explicit LevelHandle(Level& level);
+  ~LevelHandle();
+  LevelHandle(const LevelHandle&) = delete;
+  LevelHandle& operator=(const LevelHandle&) = delete;
+
+  [[nodiscard]] Level& level() const { return *level_; }
+
+ private:
+  Ref<Level> level_;
+};
+
+[[nodiscard]] inline Level& level_of(const Cell& cell) { return static_cast<Level&>(*cell.level); }
+
+// This thread's innermost active level, or null.
+[[nodiscard]] Level* current_level();
+[[nodiscard]] std::size_t stack_depth();
+
+// Makes a new level inside the current one and puts it on this thread's stack.
+std::shared_ptr<LevelHandle> push_level(const LevelOptions& options);
+// Returns what is wrong, if the level is not on top. See Note [Calls that are interleaved].
+[[nodiscard]] std::string pop_level(LevelHandle& handle);
+// After an exception: makes resident what of the level's tensors is still alive, as far as the
+// budget allows, for whoever kept them.
+void settle(LevelHandle& handle);
+// `f` is over, or a backward after it: gives to the caller what else is alive, unless a graph may ask
+// for it. `sealed`: the results of `f` are.
+// Note [What is stored away outlives what it was made of]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What `f` stores away (an optimiser's moments, the hidden state of an RNN, a cache) is not among its
+// results. It was computed from parameters, buffers and gradients, which the program overwrites
+// between two calls as a matter of course; if it were still evicted then, it could not be had again.
+//   1. What autograd cannot have saved, or has let go of, becomes the caller's, as a result would:
+//      when `f` is over, and at the end of each backward after that which frees its graph. So a step
+//      that has run its backward may return its loss, with what is left of the graph.
+//      See Note [What autograd may have saved].
+//   2. So does what no live operation has read, if no result of `f` leads back into a graph that is
+//      still there. What has been read may be the saved values of a graph that was stored away too.
+//   3. The rest stays the level's, and is evicted at need. An operator that another level sees, and
+//      that overwrites what the rest is replayed from, has that copied first.
+//   4. As far as the budget allows, the rest is made resident when `f` returns, if no result leads
+//      back into a graph, and else at the end of a backward that frees the graph and makes no other.
+//      No operator of the level comes to evict it then.
+void hand_over(LevelHandle& handle, bool sealed);
+
+// Those whose lock this thread holds.
+[[nodiscard]] std::vector<std::shared_ptr<TensorDomain>> domains_held();
+
+// Takes notice of what has been allocated and freed beside operators, and makes room for it. Throws
+// NoRoom.
+void notice_unrecorded(Level& level);
+
+// For a scope: `level` is on top of this thread's stack, `tagging` or as usual.
+class LevelScope {
+ public:
+  LevelScope(Level& level, bool tagging);
+  ~LevelScope();
+  LevelScope(const LevelScope&) = delete;
+  LevelScope& operator=(const LevelScope&) = delete;
+
+ private:
+  bool was_tagging_;
+  std::size_t depth_;
+};
+
+// Whether aliases of tensors from outside become the level's (edges.cpp says why).
+[[nodiscard]] bool is_tagging();
+
+// Every domain there is but one, one after the other, with its lock held.
+void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit,
+                          const Domain* but = nullptr);
+
+// Asserts the invariants of every live table; the number of live tables and operations.
+void check_all();
+[[nodiscard]] std::size_t live_levels();
+[[nodiscard]] std::size_t live_operations();
+
+// Makes all of `wanted` resident for `level`, or raises BudgetError. `what` reads them.
+void materialize_for(Level& level, c10::ArrayRef<Version*> wanted, const std::string& what);
+[[noreturn]] void raise_budget_error(const NoRoom& why, const std::string& what,
+                                     const ObservedCall* refused = nullptr);
+
+}  // namespace rematfn

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "operators/boxed_kernel.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "operators/call.h"
+#include "operators/kernels_above.h"
+#include "operators/level_call.h"
+#include "operators/raw_access.h"
+#include "operators/small_results.h"
+#include "operators/unboxed_kernel.h"
+#include "operators/write_watch.h"
+
+namespace rematfn {
+namespace {
+
+void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack);
+
+// ---- registration -----------------------------------------------------------------------------
+
+struct Registrations {
+  std::mutex mutex;
+  std::vector<c10::OperatorName> pending;  // defined, not looked at yet
+  std::atomic<bool> any_pending{false};
+  std::vector<c10::RegistrationHandleRAII> handles;
+};
+
+Registrations& registrations() {
+  static auto* const instance = new Registrations;  // the dispatcher outlives static destructors
+  return *instance;
+}
+
+// The dispatcher holds its lock while it calls back, so new operators are queued here and
+// registered when the next operator comes by or the next level is pushed.
+class Listener final : public c10::OpRegistrationListener {
+ public:
+  void onOperatorRegistered(const c10::OperatorHandle& op) override {
+    const std::lock_guard guard(registrations().mutex);
+    registrations().pending.push_back(op.operator_name());
+    registrations().any_pending = true;
+  }
+  void onOperatorDeregistered(const c10::OperatorHandle&) override { end_operator_generation(); }
+};
+
+constexpr std::array kBackends{c10::DispatchKey::CPU,  c10::DispatchKey::CUDA,
+                               c10::DispatchKey::HIP,  c10::DispatchKey::XPU,
+                               c10::DispatchKey::MPS,  c10::DispatchKey::PrivateUse1};
+
+// See Note [Which key we borrow]: a default kernel beats a fallback on our key. An operator that
+// decomposes anyway is left to do so, unless some backend has a kernel for it nevertheless: the
+// decomposition would give other bits than that kernel (silu_backward).
+bool needs_kernel_of_its_own(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  const auto has = [&](DispatchKey key) { return op.hasKernelForDispatchKey(key); };
+  if (has(kLevelKey)) return false;
+  if (has(DispatchKey::CompositeImplicitAutograd)) {
+    return std::any_of(kBackends.begin(), kBackends.end(), has);
+  }
+  return has(DispatchKey::CompositeExplicitAutograd) ||
+         has(DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+void register_operators(const std::vector<c10::OperatorName>& names) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard registering(one_at_a_time);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : names) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op.has_value()) continue;
+    if (!op->hasKernelForAnyDispatchKey(c10::DispatchKeySet(c10::DispatchKeySet::FULL)) &&
+        !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
+        !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+      // Defined but not implemented yet: look again when the next one is defined or level pushed.
+      const std::lock_guard guard(registrations().mutex);
+      registrations().pending.push_back(name);
+      continue;
+    }
+    watch_writes(*op, registrations().handles);
+    const bool decomposes =
+        op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    const bool needed = needs_kernel_of_its_own(*op);
+    if (decomposes && !needed) continue;
+    auto kernel = unboxed_kernel_for(*op);
+    if (!kernel && !needed) continue;
+    if (decomposes) {
+      // AutogradOther stands for other backends, and could not choose between them and ours.
+      pin_kernel(*op, c10::DispatchKey::AutogradOther, registrations().handles);
+    }
+    if (!kernel) kernel = c10::KernelFunction::makeFromBoxedFunction<&level_kernel>();
+    registrations().handles.push_back(dispatcher.registerImpl(name, kLevelKey, std::move(*kernel),
+                                                              std::nullopt, nullptr, "rematfn"));
+  }
+}
+
+void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+  govern(op, keys, stack);
+}
+
+}  // namespace
+
+void govern(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
+            const c10::SafeKernelFunction* instead) {
+  BoxedInvocation invocation(op, keys, *stack, instead);
+  govern(invocation);
+}
+
+void govern(Invocation& invocation) {
+  const BelowLevels below;
+  if (registrations().any_pending.load(std::memory_order_relaxed)) register_new_operators();
+  FoundTensors found;
+  Arguments kind = find_tensors(invocation.arguments(), found);
+  bool has_run = false;
+  // See Note [Smaller than its record]
+  if (reads_little(invocation, found, kind)) {
+    try {
+      invocation.run_below();
+      has_run = true;
+    } catch (const c10::OutOfMemoryError&) {
+      // of a result that is not small: what is evicted for it, is in its journey
+    }
+    if (has_run && makes_little(invocation.results())) return pass_over();
+  }
+  {
+    // See Note [Another thread may seal a tensor]
+    const FoundDomain domain = find_domain(found);
+    // See Note [What is stored away outlives what it was made of]
+    const OperatorFacts& facts = invocation.facts;
+    const bool writes = !facts.writes.empty() || !facts.training_writes.empty();
+    if (writes && domain.domain != nullptr && !DomainLock::is_held() &&
+        TensorDomain::others_know_outside(domain.domain)) {
+      mark_writes(invocation, found);
+      for (const FoundTensor& f : found) {
+        if (!f.written || has_level_key(*f.tensor)) continue;
+        save_for_other_levels(*f.storage, facts, bumps_so_far(invocation, found, *f.storage),
+                              domain.domain);
+      }
+    }
+    std::optional<DomainLock> lock;
+    if (domain.domain != nullptr) lock.emplace(*domain.domain);
+    if (Level* level = find_level(invocation, found, kind)) {
+      LevelCall(invocation, *level, found, kind == Arguments::kOpaque, has_run).run();
+      return;
+    }
+  }
+  if (kind == Arguments::kAbstract) {
+    invocation.call_again();
+    return;
+  }
+  mark_writes(invocation, found);
+  for (const FoundTensor& f : found) {
+    if (!f.written) continue;
+    save_for_readers(*f.storage, invocation.facts, bumps_so_far(invocation, found, *f.storage),
+                     "`" + invocation.op.schema().name() + "`");
+  }
+  invocation.run_below();
+}
+
+void register_kernels() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  TORCH_CHECK(!dispatcher.hasBackendFallbackForDispatchKey(kLevelKey),
+              "rematfn needs the dispatch key ", c10::toString(kLevelKey),
+              ", and another library in this process has a fallback on it (torchcsprng does). "
+              "The two cannot be used together.");
+  registrations().handles.push_back(dispatcher.registerFallback(
+      kLevelKey, c10::KernelFunction::makeFromBoxedFunction<&level_kernel>(), "rematfn"));
+  register_operators(dispatcher.getAllOpNames());
+  register_announcements(registrations().handles);
+  register_kernels_above(registrations().handles);
+  registrations().handles.push_back(
+      dispatcher.addRegistrationListener(std::make_unique<Listener>()));
+  // The listener is told of all operators there are, which we have just seen to.
+  const std::lock_guard guard(registrations().mutex);
+  registrations().pending.clear();
+  registrations().any_pending = false;
+}
+
+void register_new_operators() {
+  std::vector<c10::OperatorName> names;
+  {
+    const std::lock_guard guard(registrations().mutex);
+    names.swap(registrations().pending);
+    registrations().any_pending = false;
+  }
+  register_operators(names);
+}
+
+}  // namespace rematfn

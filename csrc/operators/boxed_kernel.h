@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// boxed_kernel.h: the one kernel that every operator passes while a level is active.
+
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "operators/invocation.h"
+
+namespace rematfn {
+
+// Registers the kernel with the dispatcher; inert until a level is pushed. Once per process.
+void register_kernels();
+// What the kernel does.
+void govern(Invocation& invocation);
+// The same, with another kernel to run in the place of the one below.
+void govern(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
+            const c10::SafeKernelFunction* instead = nullptr);
+// Registers it for operators defined since.
+void register_new_operators();
+
+}  // namespace rematfn

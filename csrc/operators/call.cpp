@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "operators/call.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/clone.h>
+#include <c10/core/DefaultDtype.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "base/errors.h"
+#include "levels/meter.h"
+#include "tensors/stack_utils.h"
+
+namespace rematfn {
+namespace {
+
+// A written version that was recomputed for this call alone may be overwritten in place.
+bool may_overwrite(const TensorVersion& version) {
+  return version.slot != kNoSlot && !version.program && version.pending <= 1 && version.storage;
+}
+
+// See Note [Replay restores what a kernel can see]
+class SurroundingsScope {
+ public:
+  explicit SurroundingsScope(const Surroundings& then) : grad_mode_(then.grad_mode) {
+    const Surroundings now;
+    if (now.default_dtype != then.default_dtype) {
+      dtype_ = now.default_dtype;
+      c10::set_default_dtype(c10::scalarTypeToTypeMeta(then.default_dtype));
+    }
+    if (now.deterministic != then.deterministic) {
+      deterministic_ = now.deterministic;
+      at::globalContext().setDeterministicAlgorithms(then.deterministic, false);
+    }
+  }
+  ~SurroundingsScope() {
+    if (dtype_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(*dtype_));
+    if (deterministic_) at::globalContext().setDeterministicAlgorithms(*deterministic_, false);
+  }
+  SurroundingsScope(const SurroundingsScope&) = delete;
+  SurroundingsScope& operator=(const SurroundingsScope&) = delete;
+
+ private:
+  const c10::AutoGradMode grad_mode_;
+  std::optional<c10::ScalarType> dtype_;
+  std::optional<bool> deterministic_;
+};
+
+}  // namespace
+
+void Call::take_input(Ref<Version> version) {
+  // A constant that lineage reads must outlive the program's tensors on it.
+  if (auto& v = static_cast<TensorVersion&>(*version); !v.producer && !v.storage) {
+    v.storage = v.current_storage();
+  }
+  add_input(std::move(version));
+}
+
+void Call::add_result(Version& version, OutputPlace place, const at::Tensor* result) {
+  add_output(version);
+  places.push_back(place);
+  if (result == nullptr) return;
+  if (!fingerprints) fingerprints = std::make_unique<std::vector<Fingerprint>>();
+  fingerprints->resize(places.size());
+  fingerprints->back() = Fingerprint(*result);
+}
+
+void Call::verify(std::size_t output, const at::Tensor& again) const {
+  if (!fingerprints || output >= fingerprints->size()) return;
+  const auto differs = (*fingerprints)[output].first_difference(again);
+  check_replay(!differs.has_value(),
+               "`" + c10::toString(form->op.operator_name()) +
+                   "` gave other bits on its second run than on its first, beginning with " +
+                   (differs ? describe_element(again, *differs) : "") +
+                   ". Make its kernel deterministic; or if it draws random numbers, take them from "
+                   "torch's generators and tag it nondeterministic_seeded; or have its results kept "
+                   "by the tag nondeterministic_bitwise");
+}
+
+const TensorVersion& Call::input(std::size_t i) const {
+  return static_cast<const TensorVersion&>(*inputs[i].version);
+}
+
+std::size_t Call::replay_bytes() const {
+  std::size_t sum = output_bytes + scratch_bytes;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (writes(i) && !may_overwrite(input(i))) sum += input(i).nbytes;
+  }
+  return sum;
+}
+
+// See Note [A replay writes to copies]
+std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain) {
+  std::vector<c10::Storage> own(inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!writes(i) || own[i]) continue;
+    auto& version = static_cast<TensorVersion&>(*inputs[i].version);
+    c10::Storage storage;
+    if (may_overwrite(version)) {
+      storage = version.storage;
+      version.storage = c10::Storage();
+      version.table->hold(version.nbytes);
+      domain.leave(version);
+    } else {
+      storage = bytes_of(version.current_storage()).clone().storage();
+    }
+    // The call may have been given the same storage more than once: x.add_(x).
+    for (std::size_t k = 0; k < inputs.size(); ++k) {
+      if (inputs[k].version.get() == &version) own[k] = storage;
+    }
+  }
+  return own;
+}
+
+// See Note [Evidence of contents]
+void Call::check_inputs(TensorDomain& domain) const {
+  if (form->reads_shapes_only) return;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    auto& version = static_cast<TensorVersion&>(*inputs[i].version);
+    if (version.outside == nullptr) continue;
+    const char* change = domain.change_of(version, form->view(i));
+    if (change == nullptr) continue;
+    check_replay(false, "an argument of `" + form->op.schema().name() +
+                            "` that no level made " + change);
+  }
+}
+
+std::optional<View> Call::read_by(std::size_t i) const {
+  if (form->reads_shapes_only) return {};
+  return form->view(i);
+}
+
+void Call::replay(Domain& owner) {
+  auto& domain = static_cast<TensorDomain&>(owner);
+  const BackendScope backend;
+  const SurroundingsScope scope(form->surroundings);
+  std::optional<RandomTurn> turn;
+  if (random) turn.emplace(domain);
+  const RandomScope randomness(random);
+
+  check_inputs(domain);
+  const Meter meter(*table, replay_bytes(), form->op);
+  const std::vector<c10::Storage> own = prepare_writes(domain);
+  torch::jit::Stack stack(form->arguments.begin(), form->arguments.end());
+  for (c10::IValue& value : stack) {
+    if (value.isTensorList()) value = value.toTensorList().copy();
+    if (value.isOptionalTensorList()) value = value.toOptionalTensorList().copy();
+  }
+  std::vector<at::Tensor> written(fingerprints ? inputs.size() : 0);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const TensorArgument& argument = form->tensors[i];
+    at::Tensor tensor = form->over(own[i] ? own[i] : input(i).current_storage(), argument);
+    if (fingerprints && argument.written) written[i] = tensor;
+    c10::IValue& place = stack[argument.position];
+    if (argument.index < 0) {
+      place = std::move(tensor);
+    } else if (place.isTensorList()) {
+      place.toTensorList().set(argument.index, std::move(tensor));
+    } else {
+      place.toOptionalTensorList().set(argument.index, std::move(tensor));
+    }
+  }
+  run_below(form->op, form->keys, form->selects_backend, &stack);
+
+  for (std::size_t k = 0; k < outputs.size(); ++k) {
+    auto* version = static_cast<TensorVersion*>(outputs[k]);
+    if (version == nullptr || version->resident || !Domain::is_wanted(*version)) continue;
+    const OutputPlace& place = places[k];
+    c10::Storage storage;
+    at::Tensor result;
+    if (place.written) {
+      storage = own[place.position];
+      if (fingerprints) result = written[place.position];
+    } else {
+      for_each_tensor(stack.at(place.position), [&](const at::Tensor& tensor, int index) {
+        if (index != place.index) return;
+        storage = tensor.storage();
+        result = tensor;
+      });
+    }
+    check_replay(storage && storage.nbytes() == version->nbytes,
+                 "`" + form->op.schema().name() + "` returned other sizes than on its first run");
+    verify(k, result);
+    if (gives_zeros) fill_with_zeros(storage);
+    refill(*version, std::move(storage));
+    domain.arrive(*version);
+  }
+}
+
+void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, bool selects_backend,
+               torch::jit::Stack* stack, const c10::SafeKernelFunction* instead) {
+  if (instead != nullptr) {
+    instead->callBoxed(op, keys, stack);
+    return;
+  }
+  if (!selects_backend) {
+    op.redispatchBoxed(keys & kBelowLevels, stack);
+    return;
+  }
+  // A factory's backend follows from its options alone, and BackendSelect knows how.
+  const c10::impl::ExcludeDispatchKeyGuard above(kAboveLevels);
+  op.callBoxed(stack);
+}
+
+}  // namespace rematfn

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// call.h: one recorded call of an operator on tensors, and how to run it again.
+//
+// Note [A recorded call holds no tensors]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A copy of an argument tensor would hold its storage, so the program's dropping it would free
+// nothing. A call keeps a version, and in its form the view the operator had of it (sizes, strides,
+// offset, dtype, keys), and builds the tensor anew when it is replayed.
+//
+// Note [Replay restores what a kernel can see]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A kernel's result depends on more than its arguments: on the generator it draws from, on grad mode
+// (mkldnn_rnn_layer returns its workspace only with it on), on the default dtype (factories), on
+// whether deterministic algorithms are asked for. A replay puts all of these back to what they were,
+// runs below everything that interprets operators, and restores the present.
+//
+// Note [A replay writes to copies]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The replay of `x.add_(y)` needs the old contents of x and destroys them, and that of a batch norm
+// must not move the running statistics again. So what a call writes is handed to its replay as a
+// storage of its own: the old version's, if it was recomputed for this call alone, else a copy.
+
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "operators/form.h"
+#include "tensors/level_tensor.h"
+#include "tensors/rng.h"
+#include "tensors/verify.h"
+
+namespace rematfn {
+
+// Where outputs[i] is found after the call: in its result `position` (element `index`), or, if
+// `written`, in the storage of tensor argument `position`.
+struct OutputPlace {
+  std::uint16_t position;
+  std::int32_t index;
+  bool written;
+};
+
+struct Call final : TensorOperation, Pooled<Call> {
+  explicit Call(Ref<Form> form) : form(std::move(form)) {}
+
+  // What the next of the form's tensors was.
+  void take_input(Ref<Version> version);
+
+  // Makes `version` an output. With `result` replays are held to what it is now.
+  void add_result(Version& version, OutputPlace place, const at::Tensor* result);
+
+  [[nodiscard]] std::size_t replay_bytes() const override;
+  void replay(Domain& domain) override;
+  [[nodiscard]] std::string_view name() const override { return form->op.schema().name(); }
+  [[nodiscard]] bool writes(std::size_t input) const override { return form->tensors[input].written; }
+  [[nodiscard]] std::optional<View> read_by(std::size_t input) const override;
+
+  const Ref<Form> form;
+  c10::SmallVector<OutputPlace, 2> places;
+  std::shared_ptr<const RandomState> random;
+  // One for each output, if the level verifies. See Note [What a fingerprint can tell]
+  std::unique_ptr<std::vector<Fingerprint>> fingerprints;
+  bool gives_zeros = false;  // See Note [Uninitialised memory is verified as zeros]
+
+ private:
+  void check_inputs(TensorDomain& domain) const;
+  void verify(std::size_t output, const at::Tensor& again) const;
+  [[nodiscard]] const TensorVersion& input(std::size_t i) const;
+  // Storages to be overwritten, by tensor argument; empty where the argument is only read.
+  std::vector<c10::Storage> prepare_writes(TensorDomain& domain);
+};
+
+// Redispatches below our key: the way every operator goes on, first run or replay. Or calls
+// `instead`, if that is given: see Note [Kernels above a level].
+void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, bool selects_backend,
+               torch::jit::Stack* stack, const c10::SafeKernelFunction* instead = nullptr);
+
+}  // namespace rematfn

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "operators/footprint.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+#include <bit>
+#include <exception>
+#include <optional>
+#include <sstream>
+#include <string_view>
+
+#include "base/interpreter.h"
+#include "operators/shapes.h"
+#include "tensors/level_tensor.h"
+#include "tensors/thread_keys.h"
+#include "tensors/stack_utils.h"
+
+namespace rematfn {
+namespace {
+
+using Arguments = c10::ArrayRef<c10::IValue>;
+
+constexpr std::size_t kMostSignatures = std::size_t{1} << 16;
+
+ska::flat_hash_map<Signature, Foresight>& known() {
+  thread_local ska::flat_hash_map<Signature, Foresight> map;
+  return map;
+}
+
+// ---- signatures -------------------------------------------------------------------------------
+
+struct Hash {
+  std::uint64_t state = 0x243F6A8885A308D3ULL;
+
+  void add(std::uint64_t value) {
+    state = (state ^ value) * 0x9E3779B97F4A7C15ULL;
+    state ^= state >> 32U;
+  }
+  void add(c10::IntArrayRef values) {
+    for (const std::int64_t value : values) add(static_cast<std::uint64_t>(value));
+  }
+  void add(const c10::TensorImpl& tensor) {
+    add(static_cast<std::uint64_t>(c10::typeMetaToScalarType(tensor.dtype())) |
+        static_cast<std::uint64_t>(tensor.dim()) << 8U |
+        static_cast<std::uint64_t>(tensor.is_wrapped_number()) << 16U |
+        static_cast<std::uint64_t>(tensor.key_set().has_backend(c10::BackendComponent::CPUBit))
+            << 17U);
+    if (tensor.has_symbolic_sizes_strides() || tensor.layout() != c10::kStrided) return;
+    add(tensor.sizes());
+    add(tensor.strides());
+    add(static_cast<std::uint64_t>(tensor.storage_offset()));
+    if (tensor.has_storage()) add(tensor.unsafe_storage().nbytes());
+  }
+  void add_kind(char kind) { add(static_cast<std::uint64_t>(kind)); }
+  // An integer, a truth value and a float of the same bits give results of other types.
+  void add(const c10::IValue& value) {
+    if (value.isNone()) return add_kind('n');
+    if (value.isGenerator()) return add_kind('g');
+    if (value.isInt()) {
+      add_kind('i');
+      return add(static_cast<std::uint64_t>(value.toInt()));
+    }
+    if (value.isDouble()) {
+      add_kind('d');
+      return add(std::bit_cast<std::uint64_t>(value.toDouble()));
+    }
+    if (value.isBool()) return add_kind(value.toBool() ? 't' : 'f');
+    if (value.isIntList()) {
+      const auto list = value.toIntList();
+      add_kind('I');
+      add(list.size());
+      for (const std::int64_t item : list) add(static_cast<std::uint64_t>(item));
+      return;
+    }
+    if (value.isTensor() || value.isTensorList() || value.isOptionalTensorList()) {
+      add_kind('T');
+      add(value.isList() ? value.toListRef().size() : std::size_t{1});
+      for_each_tensor(value, [&](const at::Tensor& tensor, int index) {
+        add(static_cast<std::uint64_t>(index));
+        add(*tensor.unsafeGetTensorImpl());
+      });
+      return;
+    }
+    add_kind('s');
+    if (value.isString()) return add(std::hash<std::string>{}(value.toStringRef()));
+    // Devices, scalar lists, complex numbers: rare, so by their printed form.
+    std::ostringstream text;
+    text << value;
+    add(std::hash<std::string>{}(text.str()));
+  }
+};
+
+// ---- shape inference --------------------------------------------------------------------------
+
+// The call's arguments with every tensor on the meta device.
+class MetaArguments {
+ public:
+  MetaArguments(const c10::OperatorHandle& op, Arguments arguments) {
+    for (const c10::IValue& value : arguments) stack.push_back(convert(value));
+    const auto& schema = op.schema().arguments();
+    for (std::size_t i = 0; i < schema.size(); ++i) {
+      if (stack[i].isDevice() || (storages_.empty() && schema[i].name() == "device")) {
+        stack[i] = c10::Device(c10::kMeta);
+      } else if (schema[i].name() == "pin_memory") {
+        stack[i] = c10::IValue();
+      }
+    }
+  }
+
+  // Bytes the call added: fresh outputs, and inputs that it made larger.
+  [[nodiscard]] std::size_t added() const {
+    std::size_t sum = 0;
+    std::vector<const c10::StorageImpl*> seen;
+    for (const auto& [_, storage, before] : storages_) {
+      seen.push_back(storage.unsafeGetStorageImpl());
+      if (storage.nbytes() > before) sum += storage.nbytes() - before;
+    }
+    for (const c10::IValue& value : stack) {
+      for_each_tensor(value, [&](const at::Tensor& tensor, int) {
+        if (!tensor.has_storage()) return;
+        const auto* storage = tensor.storage().unsafeGetStorageImpl();
+        if (std::find(seen.begin(), seen.end(), storage) != seen.end()) return;
+        seen.push_back(storage);
+        sum += storage->nbytes();
+      });
+    }
+    return sum;
+  }
+
+  torch::jit::Stack stack;
+
+ private:
+  at::Tensor convert(const at::Tensor& tensor) {
+    // A Python number stays where it is: shape functions read its value.
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      storages_.push_back({nullptr, tensor.storage(), tensor.storage().nbytes()});
+      return tensor;
+    }
+    auto meta = at::detail::make_tensor<c10::TensorImpl>(
+        convert(tensor.storage()), c10::DispatchKeySet(c10::DispatchKey::Meta), tensor.dtype());
+    meta.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
+                                                      tensor.storage_offset());
+    return meta;
+  }
+
+  // Operators may allocate by the size of an argument's storage, and make it larger.
+  c10::Storage convert(const c10::Storage& storage) {
+    for (const Given& given : storages_) {
+      if (given.original == storage.unsafeGetStorageImpl()) return given.meta;
+    }
+    const std::size_t nbytes = storage.nbytes();
+    c10::Storage meta(c10::Storage::use_byte_size_t(), nbytes, c10::GetAllocator(c10::kMeta),
+                      /*resizable=*/true);
+    storages_.push_back({storage.unsafeGetStorageImpl(), meta, nbytes});
+    return meta;
+  }
+
+  c10::IValue convert(const c10::IValue& value) {
+    if (value.isTensor()) {
+      return value.toTensor().defined() ? c10::IValue(convert(value.toTensor())) : value;
+    }
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        list.push_back(tensor.defined() ? convert(tensor) : tensor);
+      }
+      return list;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+        list.push_back(tensor.has_value() && tensor->defined() ? convert(*tensor) : tensor);
+      }
+      return list;
+    }
+    return value;
+  }
+
+  struct Given {
+    const c10::StorageImpl* original;
+    c10::Storage meta;
+    std::size_t nbytes_before;
+  };
+  std::vector<Given> storages_;
+};
+
+// Upper bounds where the output's size depends on data.
+std::size_t bound_of(const c10::OperatorHandle& op, Arguments arguments) {
+  if (arguments.empty() || !arguments[0].isTensor() || !arguments[0].toTensor().defined()) return 0;
+  const at::Tensor& self = arguments[0].toTensor();
+  const auto elements = static_cast<std::size_t>(self.numel());
+  const std::string_view name = op.schema().name();
+  if (name == "aten::nonzero" || name == "aten::argwhere") {
+    return elements * static_cast<std::size_t>(self.dim()) * sizeof(std::int64_t);
+  }
+  if (name == "aten::masked_select") {
+    const auto mask = static_cast<std::size_t>(arguments[1].toTensor().numel());
+    return std::max(elements, mask) * self.itemsize();
+  }
+  if (name.find("unique") != std::string_view::npos) {
+    return elements * (self.itemsize() + 2 * sizeof(std::int64_t));
+  }
+  return self.nbytes();
+}
+
+// Bytes of the outputs.
+std::size_t infer(const c10::OperatorHandle& op, const OperatorFacts& facts, Arguments arguments) {
+  if (facts.dynamic_shape) {
+    // index is tagged too, but only boolean masks make its shape depend on data.
+    const bool mask = op.schema().name() != "aten::index" ||
+                      std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& v) {
+                        bool boolean = false;
+                        for_each_tensor(v, [&](const at::Tensor& t, int index) {
+                          boolean |= index >= 0 && (t.scalar_type() == at::kBool ||
+                                                    t.scalar_type() == at::kByte);
+                        });
+                        return boolean;
+                      });
+    if (mask) return bound_of(op, arguments);
+  }
+  if (op.schema().name() == "aten::_efficientzerotensor") return 0;  // a shape alone
+  // See Note [Shapes without Python]
+  if (const auto bytes = bytes_added_by(op, arguments)) return *bytes;
+  try {
+    const BackendScope scope;
+    MetaArguments meta(op, arguments);
+    if (const c10::KernelFunction* function = shape_function_of(op)) {
+      function->callBoxed(op, c10::DispatchKeySet(c10::DispatchKey::Meta), &meta.stack);
+    } else {
+      op.callBoxed(meta.stack);
+    }
+    return meta.added();
+  } catch (const std::exception& error) {
+    if (is_stop(error)) throw;
+    return 0;  // no shape function; the first run will tell
+  }
+}
+
+}  // namespace
+
+Signature signature_of(const c10::OperatorHandle& op, Arguments arguments) {
+  Hash hash;
+  // See Note [Operators are known by an address]
+  hash.add(reinterpret_cast<std::uintptr_t>(&op.schema()));
+  hash.add(operator_generation());
+  hash.add(static_cast<std::uint64_t>(c10::get_default_dtype_as_scalartype()));
+  hash.add(static_cast<std::uint64_t>(c10::GradMode::is_enabled()));
+  for (const c10::IValue& value : arguments) hash.add(value);
+  return hash.state;
+}
+
+// See Note [What one call teaches decides no other]
+Foresight predict(Signature signature, const c10::OperatorHandle& op, const OperatorFacts& facts,
+                  Arguments arguments) {
+  auto& map = known();
+  if (const auto found = map.find(signature); found != map.end()) return found->second;
+  const std::size_t inferred = infer(op, facts, arguments);
+  const Foresight foresight{.certain_bytes = inferred, .likely = {.output_bytes = inferred}};
+  if (map.size() >= kMostSignatures) map.clear();
+  known()[signature] = foresight;
+  return foresight;
+}
+
+void remember(Signature signature, const OperatorFacts& facts, Footprint seen) {
+  Foresight& entry = known()[signature];
+  if (facts.dynamic_shape) seen.output_bytes = entry.certain_bytes;
+  entry.likely = seen;
+}
+
+// See Note [Cost is a model]
+Flops flops_of(const OperatorFacts& facts, Arguments arguments) {
+  const auto tensor = [&](std::size_t i) -> const at::Tensor& { return arguments[i].toTensor(); };
+  // The kernel will refuse what has not the dimensions that it needs, in words of its own.
+  const auto extent = [](const at::Tensor& t, std::int64_t dimension) {
+    const bool has = t.dim() >= (dimension < 0 ? -dimension : dimension + 1);
+    return has ? static_cast<double>(t.size(dimension)) : 1.0;
+  };
+  const auto per_channel = [&](const at::Tensor& weight) {
+    return static_cast<double>(weight.numel()) / std::max(extent(weight, 0), 1.0);
+  };
+  switch (facts.work) {
+    case Work::kBytes:
+      return {};
+    case Work::kMatmul: {
+      // addmm and baddbmm take the summand first.
+      const bool summand = arguments.size() > 2 && arguments[2].isTensor();
+      return {0, 2 * extent(tensor(summand ? 1 : 0), -1)};
+    }
+    case Work::kConvolution:
+      return {0, 2 * per_channel(tensor(1))};
+    case Work::kConvolutionBackward: {
+      // One convolution for each gradient that is asked for, the bias's apart.
+      const c10::List<bool> asked = arguments.back().toBoolList();
+      const double count = static_cast<double>(asked[0]) + static_cast<double>(asked[1]);
+      return {2 * count * static_cast<double>(tensor(0).numel()) * per_channel(tensor(2)), 0};
+    }
+    case Work::kAttention:
+      // Two products of queries with all keys; the backward's five are judged by their operands.
+      return {4 * static_cast<double>(tensor(0).numel()) * extent(tensor(1), -2), 0};
+  }
+  return {};
+}
+
+double modelled_cost(double flops, std::size_t bytes_moved, bool draws_on_cpu) {
+  constexpr double kBytesPerSecond = 10e9;
+  constexpr double kDrawnBytesPerSecond = 1e9;
+  constexpr double kFlopsPerSecond = 50e9;
+  const double moving = static_cast<double>(bytes_moved) /
+                        (draws_on_cpu ? kDrawnBytesPerSecond : kBytesPerSecond);
+  return kOperatorCost + (flops == 0 ? moving : std::max(flops / kFlopsPerSecond, moving));
+}
+
+}  // namespace rematfn

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// footprint.h: what a call will allocate, known before it runs; and what it costs.
+
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "operators/operator_facts.h"
+
+namespace rematfn {
+
+struct Footprint {
+  std::size_t output_bytes = 0;
+  std::size_t scratch_bytes = 0;  // beyond inputs and outputs, at the worst moment of the kernel
+  bool operator==(const Footprint&) const = default;
+};
+
+// A call's operator, the geometry, dtypes and storages' sizes of its tensors and its plain arguments,
+// as one number.
+using Signature = std::uint64_t;
+[[nodiscard]] Signature signature_of(const c10::OperatorHandle& op,
+                                     c10::ArrayRef<c10::IValue> arguments);
+
+// Note [What one call teaches decides no other]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What a kernel allocates depends on more than can be written down: on the values that it reads
+// (`matrix_exp` sorts matrices by their norms), on the number of threads, on the flags of its
+// library, on what its library still has from the last call. So what the last call of a signature
+// took is where room is made in advance, and no more: what does not fit by that figure is not
+// refused. A call is refused in advance by what shape inference says of its own arguments, and
+// otherwise by its own requests, in the allocator. So it does not matter what a process has run
+// before: what fits in a fresh one fits, and what is refused is refused with the same figure.
+struct Foresight {
+  std::size_t certain_bytes = 0;  // of outputs, by shape inference
+  Footprint likely;               // what the last call of the signature did, else that
+};
+
+// Where shape inference fails, nothing is certain; where a shape depends on data, an upper bound
+// takes its place.
+[[nodiscard]] Foresight predict(Signature signature, const c10::OperatorHandle& op,
+                                const OperatorFacts& facts,
+                                c10::ArrayRef<c10::IValue> arguments);
+// What the call really did. Operators whose output size depends on data keep their bound.
+void remember(Signature signature, const OperatorFacts& facts, Footprint seen);
+
+// Note [Cost is a model]
+// ~~~~~~~~~~~~~~~~~~~~~~
+// Timers would make a program's evictions differ from run to run, and an accelerator's from the
+// moment its queue fills. The default cost of a call is a roofline: the greater of its FLOPs (for
+// matrix products, convolutions and attention) and the bytes it moves, each at a fixed rate, plus a
+// launch. A CPU draws its random numbers one after the other, at about a tenth of the rate that it
+// moves bytes at: a dropout's mask is dear, though it looks like a copy. Only ratios matter, and not
+// precisely: costs wrong by 30 % at random change what is recomputed by a percent or two.
+// `cost="time"` measures instead.
+struct Flops {
+  double fixed = 0;
+  double per_output_element = 0;
+
+  [[nodiscard]] double total(std::int64_t output_elements) const {
+    return fixed + per_output_element * static_cast<double>(output_elements);
+  }
+};
+// Of the call about to run.
+[[nodiscard]] Flops flops_of(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments);
+[[nodiscard]] double modelled_cost(double flops, std::size_t bytes_moved, bool draws_on_cpu);
+
+// A tensor argument's bytes as the kernel reads them: the view's, not the storage's.
+[[nodiscard]] inline std::size_t view_bytes(const c10::TensorImpl& tensor) {
+  return static_cast<std::size_t>(tensor.numel()) * tensor.itemsize();
+}
+
+}  // namespace rematfn

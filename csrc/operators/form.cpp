@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "operators/form.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DefaultDtype.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace rematfn {
+namespace {
+
+// Whether two plain arguments are the same to a kernel. What is rare may be found to differ.
+bool are_same(const c10::IValue& a, const c10::IValue& b) {
+  if (a.isInt()) return b.isInt() && a.toInt() == b.toInt();
+  if (a.isNone()) return b.isNone();
+  if (a.isBool()) return b.isBool() && a.toBool() == b.toBool();
+  if (a.isDouble()) {  // bit by bit: a zero has a sign
+    return b.isDouble() &&
+           std::bit_cast<std::uint64_t>(a.toDouble()) == std::bit_cast<std::uint64_t>(b.toDouble());
+  }
+  if (a.isString()) return b.isString() && a.toStringRef() == b.toStringRef();
+  if (a.isDevice()) return b.isDevice() && a.toDevice() == b.toDevice();
+  if (a.isList()) {
+    if (!b.isList()) return false;
+    const c10::ArrayRef<c10::IValue> in_a = a.toListRef();
+    const c10::ArrayRef<c10::IValue> in_b = b.toListRef();
+    return std::equal(in_a.begin(), in_a.end(), in_b.begin(), in_b.end(),
+                      [](const c10::IValue& x, const c10::IValue& y) { return are_same(x, y); });
+  }
+  return a.is(b);
+}
+
+// With the same tensors found in both, in the same places.
+bool have_same_places(const c10::IValue& now, const c10::IValue& then) {
+  if (now.isTensor()) return then.isTensor();
+  if (now.isTensorList()) {
+    return then.isTensorList() && now.toTensorList().size() == then.toTensorList().size();
+  }
+  if (now.isOptionalTensorList()) {
+    return then.isOptionalTensorList() &&
+           now.toOptionalTensorList().size() == then.toOptionalTensorList().size();
+  }
+  return are_same(now, then);
+}
+
+c10::DispatchKeySet keys_without_ours(const c10::TensorImpl& tensor) {
+  return keys_of(tensor) - kLevelKeySet;
+}
+
+}  // namespace
+
+Surroundings::Surroundings()
+    : grad_mode(c10::GradMode::is_enabled()),
+      deterministic(at::globalContext().deterministicAlgorithms()),
+      default_dtype(c10::get_default_dtype_as_scalartype()) {}
+
+Form::Form(const Invocation& invocation, const FoundTensors& found)
+    : op(invocation.op),
+      keys(invocation.keys),
+      selects_backend(invocation.facts.selects_backend),
+      reads_shapes_only(invocation.facts.reads_shapes_only),
+      signature(signature_of(invocation.op, invocation.arguments())) {
+  take_arguments(invocation.arguments());
+  tensors.reserve(found.size());
+  for (const FoundTensor& f : found) take_tensor(f);
+}
+
+// See Note [A recorded call holds no tensors]
+void Form::take_arguments(c10::ArrayRef<c10::IValue> from) {
+  arguments.reserve(from.size());
+  for (const c10::IValue& value : from) {
+    const bool is_found = value.isTensor() && value.toTensor().defined();
+    if (!is_found) compared_.push_back(static_cast<std::uint16_t>(arguments.size()));
+    if (value.isTensor()) {
+      arguments.emplace_back(at::Tensor());
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      list.resize(value.toListRef().size());
+      arguments.emplace_back(std::move(list));
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      list.resize(value.toListRef().size());
+      arguments.emplace_back(std::move(list));
+    } else {
+      arguments.push_back(value);
+    }
+  }
+}
+
+void Form::take_tensor(const FoundTensor& found) {
+  const c10::TensorImpl& tensor = *found.tensor;
+  TensorArgument& argument = tensors.emplace_back();
+  argument.keys = keys_without_ours(tensor);
+  argument.offset = tensor.storage_offset();
+  argument.storage_bytes = found.storage->nbytes();
+  argument.geometry = static_cast<std::uint32_t>(geometry.size());
+  argument.dimensions = static_cast<std::uint32_t>(tensor.dim());
+  argument.index = found.index;
+  argument.position = found.position;
+  argument.dtype = tensor.dtype();
+  argument.wrapped_number = tensor.is_wrapped_number();
+  argument.written = found.written;
+  const c10::IntArrayRef sizes = tensor.sizes();
+  const c10::IntArrayRef strides = tensor.strides();
+  geometry.append(sizes.begin(), sizes.end());
+  geometry.append(strides.begin(), strides.end());
+}
+
+bool Form::fits(const Invocation& invocation, const FoundTensors& found,
+                const Surroundings& now) const {
+  if (keys != invocation.keys || tensors.size() != found.size() || !(surroundings == now)) {
+    return false;
+  }
+  const std::int64_t* place = geometry.data();
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const FoundTensor& f = found[i];
+    const c10::TensorImpl& tensor = *f.tensor;
+    const TensorArgument& then = tensors[i];
+    const c10::IntArrayRef sizes = tensor.sizes();
+    if (sizes.size() != then.dimensions || keys_without_ours(tensor) != then.keys ||
+        f.position != then.position || f.index != then.index || f.written != then.written ||
+        tensor.dtype() != then.dtype || tensor.storage_offset() != then.offset ||
+        f.storage->nbytes() != then.storage_bytes ||
+        tensor.is_wrapped_number() != then.wrapped_number) {
+      return false;
+    }
+    for (const std::int64_t size : sizes) {
+      if (size != *place++) return false;
+    }
+    for (const std::int64_t stride : tensor.strides()) {
+      if (stride != *place++) return false;
+    }
+  }
+  const c10::ArrayRef<c10::IValue> values = invocation.arguments();
+  return std::all_of(compared_.begin(), compared_.end(), [&](std::uint16_t i) {
+    return have_same_places(values[i], arguments[i]);
+  });
+}
+
+at::Tensor Form::over(const c10::Storage& storage, const TensorArgument& argument) const {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), argument.keys,
+                                                         argument.dtype);
+  auto* impl = tensor.unsafeGetTensorImpl();
+  const std::int64_t* sizes = geometry.data() + argument.geometry;
+  impl->set_sizes_and_strides({sizes, argument.dimensions},
+                              {sizes + argument.dimensions, argument.dimensions}, argument.offset);
+  if (argument.wrapped_number) impl->set_wrapped_number(true);
+  return tensor;
+}
+
+View Form::view(std::size_t i) const {
+  const TensorArgument& argument = tensors[i];
+  const std::int64_t* sizes = geometry.data() + argument.geometry;
+  return {argument.offset,
+          {sizes, argument.dimensions},
+          {sizes + argument.dimensions, argument.dimensions},
+          argument.dtype.itemsize()};
+}
+
+Ref<Form> Forms::of(const Invocation& invocation, const FoundTensors& found) {
+  // See Note [Operators are known by an address]
+  if (const std::uint64_t current = operator_generation(); current != generation_) {
+    by_operator_.clear();
+    generation_ = current;
+  }
+  Latest& latest = by_operator_[&invocation.op.schema()];
+  const Surroundings now;
+  for (std::size_t i = 0; i < latest.size() && latest[i]; ++i) {
+    if (!latest[i]->fits(invocation, found, now)) continue;
+    if (i > 0) std::rotate(latest.begin(), &latest[i], &latest[i] + 1);
+    return latest.front();
+  }
+  std::rotate(latest.begin(), latest.end() - 1, latest.end());
+  latest.front() = Ref<Form>(new Form(invocation, found));
+  return latest.front();
+}
+
+}  // namespace rematfn

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// form.h: what calls that are alike have in common.
+//
+// Note [Calls have a form]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// The layers of a network and the steps of a loop call the same operators on other tensors of the
+// same shapes. All that a replay needs but the versions themselves (the operator, its plain arguments,
+// the views that it had of its tensors, grad mode and the like) is then the same, some four hundred
+// bytes. So it is written down once, as a form, and a call refers to it. The form of a call is found
+// by comparing it with those that the operator's last calls had.
+
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <array>
+
+#include "operators/find_level.h"
+#include "operators/footprint.h"
+#include "tensors/contents.h"
+
+namespace rematfn {
+
+// The view that the operator had of inputs[i], for the i-th of these: argument `position` (element
+// `index` of it, if a list).
+struct TensorArgument {
+  c10::DispatchKeySet keys;
+  std::int64_t offset;
+  std::size_t storage_bytes;  // See Note [What one call teaches decides no other]
+  std::uint32_t geometry;  // where its sizes stand in the form's geometry, and its strides
+  std::uint32_t dimensions;
+  std::int32_t index;
+  std::uint16_t position;
+  caffe2::TypeMeta dtype;
+  bool wrapped_number;
+  bool written;
+};
+
+// See Note [Replay restores what a kernel can see]
+struct Surroundings {
+  Surroundings();
+  bool operator==(const Surroundings&) const = default;
+  bool grad_mode;
+  bool deterministic;
+  c10::ScalarType default_dtype;
+};
+
+struct Form final : Node {
+  Form(const Invocation& invocation, const FoundTensors& found);
+  // Whether it is the form of this call as well.
+  [[nodiscard]] bool fits(const Invocation& invocation, const FoundTensors& found,
+                          const Surroundings& now) const;
+  // The argument, whose shape and dtype it gives back to these bytes.
+  [[nodiscard]] at::Tensor over(const c10::Storage& storage, const TensorArgument& argument) const;
+  [[nodiscard]] View view(std::size_t i) const;
+
+  const c10::OperatorHandle op;
+  const c10::DispatchKeySet keys;
+  const bool selects_backend;
+  const bool reads_shapes_only;
+  const Surroundings surroundings;
+  const Signature signature;
+  c10::SmallVector<c10::IValue, 4> arguments;  // without their tensors
+  c10::SmallVector<TensorArgument, 3> tensors;
+  c10::SmallVector<std::int64_t, 12> geometry;
+
+ private:
+  c10::SmallVector<std::uint16_t, 6> compared_;  // arguments other than the found tensors
+
+  void take_arguments(c10::ArrayRef<c10::IValue> from);
+  void take_tensor(const FoundTensor& found);
+};
+
+// The forms that calls in a domain have had of late.
+class Forms final : public TensorDomain::Kept {
+ public:
+  [[nodiscard]] static Forms& of(TensorDomain& domain) {
+    if (!domain.forms) domain.forms = std::make_unique<Forms>();
+    return static_cast<Forms&>(*domain.forms);
+  }
+  [[nodiscard]] Ref<Form> of(const Invocation& invocation, const FoundTensors& found);
+
+ private:
+  using Latest = std::array<Ref<Form>, 4>;  // the one that was met last comes first
+  ska::flat_hash_map<const c10::FunctionSchema*, Latest> by_operator_;
+  std::uint64_t generation_ = operator_generation();
+};
+
+}  // namespace rematfn

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// kernels_above.h: kernels of torch's whose turn comes before a level's, and what we put around them.
+//
+// Note [Kernels above a level]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Some kernels run without our key's turn having come, and read the bytes of level tensors, evicted
+// or not. Around each of them goes one of ours, which asks the level first.
+//   1. Sparse, nested and mkldnn tensors have keys above ours. `torch.mm(a, x)` with a sparse `a`
+//      reads the dense x, `x.add_(a)` writes it. Theirs then is to the level what the kernel below
+//      is otherwise: an operator with an argument that is no plain tensor, whose results are kept.
+//      A level tensor that becomes part of a sparse one (`torch.sparse_coo_tensor(indices, x)`)
+//      is given away, since the sparse one cannot be asked to bring it back.
+//   2. A few operators decompose, which happens above us, and on the way read an integer tensor to
+//      know what to do: `tensor_split(x, indices)`, `ctc_loss` with tensors of lengths, an LSTM over
+//      a packed sequence. Integers among their arguments are made resident and are held until they
+//      are done; and so are those they make meanwhile (`lengths.to(long)`).
+//   3. max_pool1d decomposes, and then does all the work itself if no derivative is wanted. In that
+//      case it is one operator of the level, as it is one kernel.
+
+#pragma once
+
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <vector>
+
+#include "tensors/level_tensor.h"
+
+namespace rematfn {
+
+using Handles = std::vector<c10::RegistrationHandleRAII>;
+
+void register_kernels_above(Handles& handles);
+
+// Registers for `op` at `key` what it does there now, so that no other registration changes it.
+void pin_kernel(const c10::OperatorHandle& op, c10::DispatchKey key, Handles& handles);
+
+// Called for each result that a level records, with the domain's lock held.
+void hold_if_asked(const Ref<TensorVersion>& version, caffe2::TypeMeta dtype);
+
+// Visits the dense tensors that a sparse one consists of.
+template <class Visit>
+void for_each_part(const at::Tensor& tensor, Visit&& visit) {
+  if (tensor.is_sparse()) {
+    const auto* impl = static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
+    visit(impl->indices());
+    visit(impl->values());
+  } else if (tensor.key_set().has(c10::DispatchKey::SparseCsr)) {
+    const auto* impl = static_cast<at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl());
+    visit(impl->compressed_indices());
+    visit(impl->plain_indices());
+    visit(impl->values());
+  }
+}
+
+}  // namespace rematfn

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "operators/raw_access.h"
+
+#include <ATen/ops/resolve_conj_native.h>
+#include <ATen/ops/resolve_neg_native.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "levels/level.h"
+#include "tensors/layers.h"
+
+namespace rematfn {
+namespace {
+
+at::Tensor resolve_conj(const at::Tensor& tensor) {
+  materialize(tensor);
+  return at::native::resolve_conj(tensor);
+}
+
+at::Tensor resolve_neg(const at::Tensor& tensor) {
+  materialize(tensor);
+  return at::native::resolve_neg(tensor);
+}
+
+}  // namespace
+
+void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
+  std::vector<at::Tensor> asked;
+  for (const at::Tensor& tensor : tensors) {
+    for_each_innermost(tensor, [&](const at::Tensor& inner) { asked.push_back(inner); });
+  }
+  std::vector<std::shared_ptr<Domain>> domains;  // nearly always there is one
+  for (const at::Tensor& tensor : asked) {
+    auto domain = domain_of(*tensor.unsafeGetTensorImpl());
+    const bool known = std::find(domains.begin(), domains.end(), domain) != domains.end();
+    if (domain && !known) domains.push_back(std::move(domain));
+  }
+  for (const std::shared_ptr<Domain>& domain : domains) {
+    const DomainLock lock(domain);
+    std::vector<Version*> wanted;
+    Level* level = nullptr;
+    for (const at::Tensor& tensor : asked) {
+      if (domain_of(*tensor.unsafeGetTensorImpl()) != domain) continue;
+      const Cell* cell = cell_of(*tensor.unsafeGetTensorImpl());
+      level = &level_of(*cell);
+      wanted.push_back(cell->version.get());
+    }
+    if (level == nullptr) continue;
+    materialize_for(*level, wanted, reader);
+    for (Version* version : wanted) version->exposed = domain->next_order;
+  }
+}
+
+void materialize(const at::Tensor& tensor) { materialize({&tensor, 1}, "materialize(x)"); }
+
+// See Note [What is asked before bytes are read]
+void register_announcements(std::vector<c10::RegistrationHandleRAII>& handles) {
+  const auto add = [&](const char* name, at::Tensor (*kernel)(const at::Tensor&)) {
+    // Without autograd (inference mode) our own key's turn comes first.
+    for (const c10::DispatchKey key :
+         {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradOther, kLevelKey}) {
+      handles.push_back(c10::Dispatcher::singleton().registerImpl(
+          {name, ""}, key, c10::KernelFunction::makeFromUnboxedRuntimeFunction(kernel),
+          c10::impl::CppSignature::make<at::Tensor(const at::Tensor&)>(), nullptr, "rematfn"));
+    }
+  };
+  add("aten::resolve_conj", &resolve_conj);
+  add("aten::resolve_neg", &resolve_neg);
+}
+
+}  // namespace rematfn

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "operators/write_watch.h"
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "levels/level.h"
+#include "tensors/layers.h"
+
+namespace rematfn {
+namespace {
+
+// Keeps a copy of what recorded operations have read, or throws NoRoom.
+void save_in(TensorDomain& domain, const c10::StorageImpl& storage, const OperatorFacts& facts,
+             std::uint32_t bumps) {
+  if (facts.resizes_storage) return domain.note_resize(storage);
+  TensorVersion* version = domain.known_outside(storage, bumps);
+  if (version == nullptr) return;
+  if (version->readers == nullptr) return domain.note_write(storage);
+  domain.snapshot(*version, static_cast<Level&>(*version->readers->reader->table));
+}
+
+// Or goes without.
+void save_or_forget_in(TensorDomain& domain, const c10::StorageImpl& storage,
+                       const OperatorFacts& facts, std::uint32_t bumps) {
+  try {
+    save_in(domain, storage, facts, bumps);
+  } catch (const NoRoom&) {
+    domain.forget_outside(storage, /*for_want_of_room=*/true);
+  }
+}
+
+// The domain of this thread's levels, if they see its operators themselves.
+const Domain* domain_that_sees() {
+  const Level* level = current_level();
+  return level != nullptr && is_intercepting() ? level->domain.get() : nullptr;
+}
+
+template <class Visit>
+void for_each_storage(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    if (!value.toTensor().defined()) return;
+    for_each_innermost(value.toTensor(), [&](const at::Tensor& inner) {
+      const c10::TensorImpl& impl = *inner.unsafeGetTensorImpl();
+      if (is_plain(impl)) visit(*impl.unsafe_storage().unsafeGetStorageImpl());
+    });
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) for_each_storage(element, visit);
+  }
+}
+
+void save_what_is_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (DomainLock::is_held()) return;  // it runs within an operator that has been seen
+  const auto facts = facts_of(op);
+  const std::size_t first = stack.size() - op.schema().arguments().size();
+  const auto visit = [&](TensorDomain& domain) {
+    const auto save = [&](std::uint8_t position) {
+      for_each_storage(stack[first + position], [&](const c10::StorageImpl& storage) {
+        save_or_forget_in(domain, storage, *facts, /*bumps=*/0);
+      });
+    };
+    for (const std::uint8_t position : facts->writes) save(position);
+    for (const std::uint8_t position : facts->training_writes) save(position);
+  };
+  for_each_live_domain(visit, domain_that_sees());
+}
+
+// See Note [Writes that nobody counts]
+class Watching final : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    save_what_is_written(op, *stack);
+    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+  }
+};
+
+// The same, around a kernel of autograd's that goes straight to the backends.
+class WatchingAround final : public c10::OperatorKernel {
+ public:
+  explicit WatchingAround(c10::SafeKernelFunction theirs) : theirs_(std::move(theirs)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    save_what_is_written(op, *stack);
+    theirs_.callBoxed(op, keys, stack);
+  }
+
+ private:
+  const c10::SafeKernelFunction theirs_;
+};
+
+}  // namespace
+
+void watch_writes(const c10::OperatorHandle& op,
+                  std::vector<c10::RegistrationHandleRAII>& handles) {
+  using c10::DispatchKey;
+  if (!facts_of(op)->writes_uncounted) return;
+  const auto add = [&](DispatchKey key, auto kernel) {
+    handles.push_back(c10::Dispatcher::singleton().registerImpl(
+        op.operator_name(), key, c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)),
+        std::nullopt, nullptr, "rematfn"));
+  };
+  add(DispatchKey::ADInplaceOrView, std::make_unique<Watching>());
+  if (op.schema().is_mutable() || !op.hasKernelForDispatchKey(DispatchKey::Autograd)) return;
+  for (const DispatchKey key : {DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA}) {
+    add(key, std::make_unique<WatchingAround>(op.getComputedKernelForDispatchKey(key)));
+  }
+}
+
+void save_for_readers(const c10::StorageImpl& storage, const OperatorFacts& facts,
+                      std::uint32_t bumps, const std::string& writer) {
+  for_each_live_domain([&](TensorDomain& domain) {
+    try {
+      save_in(domain, storage, facts, bumps);
+    } catch (const NoRoom& why) {
+      raise_budget_error(why, writer);
+    }
+  });
+}
+
+void save_for_other_levels(const c10::StorageImpl& storage, const OperatorFacts& facts,
+                           std::uint32_t bumps, const Domain* ours) {
+  for_each_live_domain(
+      [&](TensorDomain& domain) { save_or_forget_in(domain, storage, facts, bumps); },
+      ours);
+}
+
+void note_move(const c10::Storage& storage) {
+  for_each_live_domain([&](TensorDomain& domain) {
+    domain.note_resize(*storage.unsafeGetStorageImpl());
+  });
+}
+
+// See Note [Resizes are operators]
+bool resize_if_known(const c10::Storage& storage, std::int64_t nbytes) {
+  at::Tensor bytes;
+  bool known = false;
+  const Domain* seeing = domain_that_sees();
+  for_each_live_domain([&](TensorDomain& domain) {
+    const c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
+    known |= domain.has_read(impl);
+    if (&domain != seeing) domain.note_resize(impl);
+    Cell* cell = bytes.defined() ? nullptr : domain.cell_on(impl);
+    if (cell == nullptr) return;
+    bytes = bytes_of(storage);
+    attach(*bytes.unsafeGetTensorImpl(), c10::intrusive_ptr<Cell>::reclaim_copy(cell));
+  });
+  if (!known && !bytes.defined()) return false;
+  if (!bytes.defined()) bytes = bytes_of(storage);
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("inductor::resize_storage_bytes_", "")
+                             .typed<void(const at::Tensor&, c10::SymInt)>();
+  op.call(bytes, nbytes);
+  return true;
+}
+
+}  // namespace rematfn

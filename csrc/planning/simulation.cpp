@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "planning/simulation.h"
+
+#include <algorithm>
+
+#include "base/pool.h"
+#include "engine/domain.h"
+#include "engine/guide.h"
+
+namespace rematfn {
+namespace {
+
+// A version of the simulated program. One recomputed for a replay alone may be overwritten by it.
+bool may_overwrite(const Version& version) {
+  return version.slot != kNoSlot && !version.program && version.pending <= 1;
+}
+
+struct SimulatedVersion final : Version, Pooled<SimulatedVersion> {};
+
+class SimulatedDomain final : public Domain {
+ public:
+  Effort* effort = nullptr;
+
+  // An operator, or a replay of one.
+  void note_effort() {
+    if (effort == nullptr) return;
+    if (effort->stop.load(std::memory_order_relaxed)) throw Stopped{};
+    effort->operators.fetch_add(1, std::memory_order_relaxed);
+  }
+
+ private:
+  void drop(Version&) override {}
+  bool held_elsewhere(const Version&) override { return false; }
+  bool retain(Version&, const Bytes&) override { return true; }
+  bool forget(Version& version) override { return static_cast<bool>(version.producer); }
+  bool lost(const Version&) override { return false; }
+  void keep_alive(Version&) override {}
+};
+
+struct SimulatedOperation final : Operation, Pooled<SimulatedOperation> {
+  explicit SimulatedOperation(const Trace::Call& call) : call(call) {}
+  [[nodiscard]] std::string_view name() const override { return call.name; }
+  [[nodiscard]] bool writes(std::size_t input) const override { return call.reads[input].written; }
+
+  // See Note [A replay writes to copies]
+  void replay(Domain& domain) override {
+    static_cast<SimulatedDomain&>(domain).note_effort();
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      Version& version = *inputs[i].version;
+      if (writes(i) && may_overwrite(version)) domain.leave(version);
+    }
+    for (Version* output : outputs) {
+      if (output != nullptr && !output->resident && Domain::is_wanted(*output)) {
+        domain.arrive(*output);
+      }
+    }
+  }
+
+  [[nodiscard]] std::size_t replay_bytes() const override {
+    std::size_t sum = output_bytes + scratch_bytes;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const Version& version = *inputs[i].version;
+      if (writes(i) && !may_overwrite(version)) sum += version.nbytes;
+    }
+    return sum;
+  }
+
+  const Trace::Call& call;
+};
+
+class Simulation {
+ public:
+  Simulation(const Trace& trace, const SimulationOptions& options)
+      : trace_(trace),
+        options_(options),
+        domain_(std::make_shared<SimulatedDomain>()),
+        table_(new Table(domain_, nullptr, options.budget, options.score)),
+        versions_(trace.values.size()) {
+    table_->keeping = options.keeping;
+    table_->judge = options.judge;
+    domain_->guide = options.guide;
+    domain_->effort = options.effort;
+  }
+
+  Statistics run() {
+    for (std::size_t i = 0; i < versions_.size(); ++i) {
+      if (trace_.values[i].counted) continue;
+      versions_[i] = Ref<Version>(new SimulatedVersion);
+      versions_[i]->nbytes = trace_.values[i].nbytes;
+      versions_[i]->program = true;
+    }
+    for (const Trace::Event& event : trace_.events) {
+      const DomainLock lock(domain_);
+      if (table_->statistics.replayed_cost > options_.most_replayed_cost) break;
+      switch (event.what) {
+        case Trace::What::kCall:
+          run_call(trace_.calls[event.index]);
+          break;
+        case Trace::What::kRelease:
+          domain_->release(std::move(versions_[event.index]), table_, &Domain::no_bytes);
+          break;
+        case Trace::What::kSeal:
+          seal(*versions_[event.index]);
+          break;
+        case Trace::What::kSettle:
+          versions_[event.index]->raw = false;
+          if (versions_[event.index]->producer) domain_->cut(*versions_[event.index]);
+          break;
+        case Trace::What::kMark:
+          mark(trace_.marks[event.index]);
+          break;
+        case Trace::What::kUnrecorded:
+          table_->unrecorded_bytes = trace_.unrecorded[event.index];
+          domain_->make_room(*table_, 0);
+          table_->note_peak(0);
+          break;
+      }
+    }
+    return table_->statistics;
+  }
+
+ private:
+  using Pinned = c10::SmallVector<Ref<Version>, 6>;
+
+  void run_call(const Trace::Call& call) {
+    domain_->note_effort();
+    domain_->thrash.enter(call.backward);
+    const std::size_t granted = call.output_bytes + call.scratch_bytes;
+    foresee(call, granted);
+    // Taken down now, before writes put other versions in the places of these.
+    ObservedCall seen(call.name, call);
+    for (const Trace::Read& read : call.reads) {
+      seen.reads.push_back({versions_[read.value], read.written});
+    }
+    Pinned pinned;
+    const std::size_t copied_bytes = save_what_is_overwritten(call, pinned);
+    c10::SmallVector<Version*, 6> wanted;
+    for (const Trace::Read& read : call.reads) {
+      if (versions_[read.value]->table) wanted.push_back(versions_[read.value].get());
+    }
+    domain_->materialize({wanted.data(), wanted.size()});
+    for (Version* version : wanted) {
+      pin(*version);
+      pinned.emplace_back(version);
+    }
+
+    Ref<SimulatedOperation> operation;
+    if (call.replayable) {
+      operation = Ref<SimulatedOperation>(new SimulatedOperation(call));
+      operation->table = table_;
+      operation->order = domain_->next_order++;
+      operation->cost = call.cost;
+      operation->flops = call.flops;
+      operation->output_bytes = call.output_bytes;
+      operation->scratch_bytes = call.scratch_bytes;
+      ++domain_->live_operations;
+      operation->inputs.reserve(call.reads.size());
+      for (const Trace::Read& read : call.reads) {
+        operation->add_input(versions_[read.value]);
+      }
+    }
+    domain_->make_room(*table_, granted + copied_bytes);
+    table_->note_peak(granted);
+    domain_->clock += call.cost;
+    ++table_->statistics.operators;
+    table_->statistics.base_cost += call.cost;
+    table_->statistics.base_flops += call.flops;
+    for (Version* version : wanted) {
+      version->consumed = true;
+      touch(*version, domain_->clock);
+    }
+    for (const Trace::Made& made : call.makes) {
+      seen.makes.push_back({make(call, made, operation, pinned), made.over});
+    }
+    domain_->note_call(seen);
+    for (const Trace::Made& made : call.makes) {
+      // The old contents live on only as lineage, if at all.
+      if (made.over >= 0) versions_[call.reads[made.over].value].reset();
+    }
+    for (const Ref<Version>& version : pinned) unpin(*version);
+    domain_->trim_if_long();
+    domain_->make_room(*table_, 0);
+    if (options_.evict_everything) domain_->evict_all(*table_);
+  }
+
+  void mark(const Trace::Mark& mark) {
+    if (versions_[mark.value]->table) table_->mark(*versions_[mark.value], mark.name);
+  }
+
+  // See Note [Before, not after]
+  void foresee(const Trace::Call& call, std::size_t granted) {
+    std::size_t inputs = 0;
+    for (std::size_t i = 0; i < call.reads.size(); ++i) {
+      const Version* version = versions_[call.reads[i].value].get();
+      const auto earlier = call.reads.begin() + static_cast<std::ptrdiff_t>(i);
+      const bool counted_before = std::any_of(
+          call.reads.begin(), earlier,
+          [&](const Trace::Read& r) { return versions_[r.value].get() == version; });
+      if (version->table && !counted_before) inputs += version->nbytes;
+    }
+    const std::size_t needed = inputs + granted;
+    table_->statistics.min_budget = std::max(table_->statistics.min_budget, needed);
+    if (needed > table_->budget) throw NoRoom{table_.get(), needed, inputs};
+  }
+
+  // See Note [Mutation is a new version]
+  // Returns the bytes whose old and new contents both count.
+  std::size_t save_what_is_overwritten(const Trace::Call& call, Pinned& pinned) {
+    std::size_t copied_bytes = 0;
+    for (const Trace::Read& read : call.reads) {
+      const Ref<Version> version = versions_[read.value];
+      if (!read.written || version->producer || !version->program) continue;
+      if (!call.replayable && version->readers == nullptr) continue;
+      domain_->make_room(*table_, version->nbytes);
+      if (version->table) copied_bytes += version->nbytes;
+      if (version->table) table_->expel(*version);
+      version->program = false;
+      table_->admit(*version);
+      pin(*version);
+      pinned.push_back(version);
+    }
+    return copied_bytes;
+  }
+
+  Ref<Version> make(const Trace::Call& call, const Trace::Made& made,
+                    const Ref<SimulatedOperation>& operation, Pinned& pinned) {
+    const Ref<Version> contents(new SimulatedVersion);
+    contents->nbytes = trace_.values[made.value].nbytes;
+    contents->last_access = domain_->clock;
+    contents->program = true;
+    contents->raw = call.raw && made.over < 0;
+    contents->backward = call.backward;
+    contents->kept = table_->keeping.unmarked(work_of(call.name), call.backward);
+    bool replayable = static_cast<bool>(operation);
+    if (made.over >= 0) {
+      Version& old = *versions_[call.reads[made.over].value];
+      contents->consumed = old.consumed;
+      contents->kept |= old.kept && table_->keeping.written();
+      const bool saved = !old.producer && !old.program;
+      replayable = replayable && (old.producer || saved);
+      if (!saved) {
+        old.program = false;
+        table_->let_go(old);
+        domain_->leave(old);
+      }
+    }
+    if (replayable) operation->add_output(*contents);
+    table_->admit(*contents);
+    if (made.over >= 0) {
+      pin(*contents);
+      pinned.push_back(contents);
+    }
+    versions_[made.value] = contents;
+    return contents;
+  }
+
+  void seal(Version& version) {
+    if (!version.table) return;
+    Version* wanted = &version;
+    if (!version.resident) domain_->materialize({&wanted, 1});
+    if (version.producer) domain_->cut(version);
+    table_->expel(version);
+    version.program = false;
+  }
+
+  const Trace& trace_;
+  const SimulationOptions options_;
+  const std::shared_ptr<SimulatedDomain> domain_;
+  const Ref<Table> table_;
+  std::vector<Ref<Version>> versions_;
+};
+
+}  // namespace
+
+Statistics simulate(const Trace& trace, const SimulationOptions& options) {
+  return Simulation(trace, options).run();
+}
+
+}  // namespace rematfn

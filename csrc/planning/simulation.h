@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// simulation.h: the engine, run on a trace.
+//
+// Note [One engine for tensors and numbers]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A plan is only worth as much as the simulator that judged it. So there is no second engine: a
+// simulation is a Domain whose replay() moves numbers, and whoever evicts, plans and replays is the
+// code that does it for tensors. What is written twice is the journey of one operator, in LevelCall
+// and in Simulation::run_call, and a test holds the two together, count for count.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "engine/lineage.h"
+#include "engine/trace.h"
+
+namespace rematfn {
+
+class Guide;
+
+// What simulations have done so far, and whether they are to end.
+struct Effort {
+  std::atomic<std::uint64_t> operators{0};  // replays among them
+  std::atomic<bool> stop{false};
+};
+// Thrown by a simulation that was told to stop.
+struct Stopped {};
+
+struct SimulationOptions {
+  std::size_t budget = kNoBudget;
+  Score score;
+  Keeping keeping{};
+  Judge judge{};
+  bool evict_everything = false;
+  std::shared_ptr<Guide> guide{};
+  double most_replayed_cost = kNever;  // seconds; beyond, the run is not worth finishing
+  Effort* effort = nullptr;  // to add to, and to stop by
+};
+
+// The statistics of a run of `trace`. Throws NoRoom and Stopped.
+[[nodiscard]] Statistics simulate(const Trace& trace, const SimulationOptions& options);
+
+}  // namespace rematfn

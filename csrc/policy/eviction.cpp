@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "policy/eviction.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace rematfn {
+namespace {
+
+// See Note [Staleness is counted in program time]
+double age_of(const Candidate& c, double now) { return now - c.last_access + kOperatorCost; }
+
+double power(double base, double exponent) {
+  return std::exp2(static_cast<float>(exponent) * std::log2(static_cast<float>(base)));
+}
+
+double time_of(const Score& s, const Candidate& c, double now) {
+  if (s.prices_pending && c.pending) return kOperatorCost;  // See Note [Pending readers have a price]
+  const double age = age_of(c, now);
+  if (s.horizon == Horizon::kMirrored) {
+    return c.last_access > s.front ? age : s.front - c.last_access + kOperatorCost;
+  }
+  if (c.next_use == kUnknown || s.horizon == Horizon::kAge) return age;
+  const double next = std::max(c.next_use - now, 0.0) + kOperatorCost;
+  switch (s.horizon) {
+    case Horizon::kGeometric:
+      return std::sqrt(age * next);
+    case Horizon::kHarmonic:
+      return age * next / (age + next);
+    case Horizon::kNearer:
+      return std::min(age, next);
+    case Horizon::kNext:
+      return std::sqrt(std::sqrt(age * next) * next);
+    case Horizon::kAge:
+    case Horizon::kMirrored:
+      break;
+  }
+  return age;
+}
+
+}  // namespace
+
+double score(const Score& s, const Candidate& c, double now) {
+  switch (s.kind) {
+    case ScoreKind::kOn: {
+      if (c.next_use == kNever) return -c.nbytes;  // free: no replay will ever be asked for
+      // A value nobody has read yet is about to be: its consumer is usually the next operator.
+      const bool priced = s.prices_pending && c.pending;
+      const double fresh = c.consumed || priced ? 1.0 : s.unread;
+      return c.weight * fresh * (c.cost + s.ancestors * c.neighbours) /
+             (c.nbytes * power(time_of(s, c, now), s.exponent));
+    }
+    case ScoreKind::kDtr:
+    case ScoreKind::kEq:
+      return (c.cost + c.neighbours) / (c.nbytes * age_of(c, now));
+    case ScoreKind::kLocal:
+      return c.cost / (c.nbytes * age_of(c, now));
+    case ScoreKind::kMsps:
+      return (c.cost + c.neighbours) / c.nbytes;
+    case ScoreKind::kLru:
+      return -age_of(c, now);
+    case ScoreKind::kLargest:
+      return -c.nbytes;
+  }
+  return 0;
+}
+
+Victims choose_victims(const Score& kind, std::span<const Candidate> candidates, double now,
+                       bool spare_pending, std::size_t most, Refresh refresh) {
+  struct Scored {
+    double score;
+    std::size_t index;
+    bool stale;
+  };
+  const auto comes_later = [](const Scored& a, const Scored& b) {
+    return a.score != b.score ? a.score > b.score : a.index > b.index;
+  };
+  std::vector<Scored> heap;
+  heap.reserve(candidates.size());
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const Candidate& c = candidates[i];
+    if (c.pinned || c.refused || (spare_pending && c.pending)) continue;
+    heap.push_back({score(kind, c, now), i, c.stale});
+  }
+  std::make_heap(heap.begin(), heap.end(), comes_later);
+  Victims victims;
+  double highest = -kNever;
+  while (!heap.empty()) {
+    const Scored first = heap.front();
+    if (!first.stale && victims.indices.size() == most) {
+      victims.lowest_left = std::max(first.score, highest);  // a use may have gone unnoticed
+      break;
+    }
+    std::pop_heap(heap.begin(), heap.end(), comes_later);
+    if (first.stale) {
+      refresh(first.index);
+      heap.back() = {score(kind, candidates[first.index], now), first.index, false};
+      std::push_heap(heap.begin(), heap.end(), comes_later);
+    } else {
+      heap.pop_back();
+      victims.indices.push_back(first.index);
+      highest = std::max(highest, first.score);
+    }
+  }
+  return victims;
+}
+
+}  // namespace rematfn

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// bindings.h: what the two files that know Python share.
+
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "engine/lineage.h"
+
+namespace rematfn {
+
+// The fields of rematfn.Stats.
+[[nodiscard]] pybind11::dict record_of(const Statistics& statistics, std::size_t budget,
+                                       std::size_t resident_bytes);
+
+// A score written in Python, or none if that is None.
+[[nodiscard]] Judge make_judge(const pybind11::object& function);
+
+void bind_traces(pybind11::module_& m);
+
+}  // namespace rematfn

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// bindings_trace.cpp: traces, the simulator and plans, as Python sees them. Holds no logic.
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "engine/domain.h"
+#include "operators/footprint.h"
+#include "planning/advice.h"
+#include "planning/program.h"
+#include "planning/search_thread.h"
+#include "planning/simulation.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace rematfn {
+namespace {
+
+py::list events_of(const Trace& trace) {
+  py::list events;
+  for (const Trace::Event& event : trace.events) {
+    if (event.what == Trace::What::kMark) {
+      const auto& [value, name] = trace.marks[event.index];
+      events.append(py::make_tuple("mark", py::make_tuple(value, name)));
+      continue;
+    }
+    if (event.what == Trace::What::kUnrecorded) {
+      events.append(py::make_tuple("unrecorded", trace.unrecorded[event.index]));
+      continue;
+    }
+    if (event.what != Trace::What::kCall) {
+      const char* what = event.what == Trace::What::kSeal     ? "seal"
+                         : event.what == Trace::What::kSettle ? "settle"
+                                                              : "release";
+      events.append(py::make_tuple(what, event.index));
+      continue;
+    }
+    const Trace::Call& call = trace.calls[event.index];
+    py::list reads;
+    py::list makes;
+    for (const auto& [value, written] : call.reads) reads.append(py::make_tuple(value, written));
+    for (const auto& [value, over] : call.makes) makes.append(py::make_tuple(value, over));
+    events.append(py::make_tuple(
+        "call", py::make_tuple(call.name, call.cost, call.flops, call.output_bytes,
+                               call.scratch_bytes, call.replayable, call.raw, call.backward, reads,
+                               makes)));
+  }
+  return events;
+}
+
+// The statistics, or (a budget that would do, unevictable bytes, whether it thrashes).
+py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std::size_t> budget,
+                          const Score& score, const Keeping& keeping, const py::object& judge,
+                          bool evict_everything, const Program* program) {
+  Statistics statistics;
+  const std::size_t bytes = budget.value_or(kNoBudget);
+  SimulationOptions options{bytes, score, keeping, make_judge(judge), evict_everything};
+  try {
+    const py::gil_scoped_release nogil;
+    if (program != nullptr) options.guide = program->guide();
+    statistics = simulate(*trace, options);
+  } catch (const NoRoom& why) {
+    options.guide.reset();
+    const auto enough = judge.is_none() ? enough_for(*trace, options, why.smallest_budget)
+                                        : std::optional<std::size_t>();
+    return py::make_tuple(enough.value_or(why.smallest_budget), why.unevictable, why.thrashing);
+  }
+  return record_of(statistics, bytes, 0);
+}
+
+}  // namespace
+
+void bind_traces(py::module_& m) {
+  const auto nogil = py::call_guard<py::gil_scoped_release>();
+
+  py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace")
+      .def(py::init())
+      .def("add_value", &Trace::add_value)
+      .def("add_call",
+           [](Trace& trace, const std::string& name, double cost, double flops,
+              std::size_t output_bytes, std::size_t scratch_bytes, bool replayable, bool raw,
+              bool backward,
+              const std::vector<std::pair<Trace::Id, bool>>& reads,
+              const std::vector<std::pair<Trace::Id, std::int32_t>>& makes) {
+             Trace::Call call(name, {.cost = cost,
+                                     .flops = flops,
+                                     .output_bytes = output_bytes,
+                                     .scratch_bytes = scratch_bytes,
+                                     .replayable = replayable,
+                                     .raw = raw,
+                                     .backward = backward});
+             for (const auto& [value, written] : reads) call.reads.push_back({value, written});
+             for (const auto& [value, over] : makes) call.makes.push_back({value, over});
+             trace.add_call(std::move(call));
+           })
+      .def("add_release", &Trace::add_release)
+      .def("add_seal", &Trace::add_seal)
+      .def("add_settle", &Trace::add_settle)
+      .def("add_mark", &Trace::add_mark)
+      .def("add_unrecorded", &Trace::add_unrecorded)
+      .def("values",
+           [](const Trace& trace) {
+             std::vector<std::pair<std::size_t, bool>> values;
+             for (const auto& [nbytes, counted] : trace.values) values.emplace_back(nbytes, counted);
+             return values;
+           })
+      .def("events", &events_of)
+      .def_property_readonly("operators", [](const Trace& trace) { return trace.calls.size(); })
+      .def("check", &Trace::check);
+  py::class_<Program, std::shared_ptr<Program>>(m, "Program")
+      .def(py::init([](std::shared_ptr<Trace> trace) {
+        return std::make_shared<Program>(std::move(trace));
+      }))
+      // With the settings of `like`, if given, before all others.
+      .def(
+          "search",
+          [](Program& program, std::size_t budget, std::uint64_t in_vain, std::uint64_t in_all,
+             std::int64_t plans, const Program* like) {
+            const auto effort = std::make_shared<Effort>();
+            const std::optional<Score> first =
+                like == nullptr ? std::nullopt : std::optional(like->plan().score);
+            program.search(budget, Strategy::kBest, 0,
+                           while_it_pays({in_vain, in_all, plans}, effort), *effort, first);
+            return effort->operators.load();
+          },
+          nogil, py::arg("budget"), py::arg("in_vain"), py::arg("in_all"), py::arg("plans") = -1,
+          py::arg("like") = nullptr)
+      .def("search_later",
+           [](const std::shared_ptr<Program>& program, std::size_t budget, std::uint64_t in_vain,
+              std::uint64_t in_all) { search_later(program, budget, {in_vain, in_all}); })
+      .def(
+          "cut_into",
+          [](Program& program, std::size_t budget, std::size_t segments) {
+            Effort effort;
+            program.search(budget, Strategy::kSegments, segments, {}, effort);
+          },
+          nogil)
+      .def(
+          "cut_at_points",
+          [](Program& program, std::size_t budget) {
+            Effort effort;
+            program.search(budget, Strategy::kCutPoints, 0, {}, effort);
+          },
+          nogil)
+      .def("kept", [](const Program& program) { return program.plan().kept; })
+      .def("replayed_cost", [](const Program& program) { return program.plan().replayed_cost; });
+  m.def("simulate", &simulate_trace);
+  m.def("modelled_cost", [](double flops, std::size_t nbytes) {
+    return modelled_cost(flops, nbytes, /*draws_on_cpu=*/false);
+  });
+  m.def("is_searching", &is_searching);
+  m.def("end_searches", &end_searches, nogil);
+}
+
+}  // namespace rematfn

@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensors/level_tensor.h"
+
+#include <ATen/ops/clone.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "base/errors.h"
+#include "base/interpreter.h"
+#include "tensors/thread_keys.h"
+#include "tensors/torch_compat.h"
+
+namespace rematfn {
+namespace {
+
+constexpr const char* kEvicted =
+    "This tensor was evicted by rematfn.remat and its bytes were asked for outside of the "
+    "dispatcher. Call rematfn.materialize(x) first, or return the tensor from the transformed "
+    "function.";
+
+// See Note [An evicted storage knows its cell]
+void let_go_of_cell(void* cell) { c10::intrusive_ptr<Cell>::reclaim(static_cast<Cell*>(cell)); }
+
+c10::DataPtr instead_of_bytes(c10::intrusive_ptr<Cell> cell, c10::Device device) {
+  if (!cell) return c10::DataPtr(nullptr, device);
+  return c10::DataPtr(nullptr, cell.release(), &let_go_of_cell, device);
+}
+
+void set_keys(c10::TensorImpl& tensor, c10::DispatchKeySet keys) {
+  KeySet::of(tensor).store(keys, std::memory_order_release);
+}
+
+// Note [Contents are found by their counter]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// After `x.data = y` the tensor has another storage and its old counter. A write to it bumps that
+// counter, and what was read from the old storage would seem to be overwritten. So those whose
+// counter an operator bumps are found by that counter. torch compares no counters, nor gives an
+// address; but it is all that a VariableVersion holds.
+const void* address_of(const c10::VariableVersion& counter) {
+  const void* address = nullptr;
+  static_assert(sizeof(counter) == sizeof(address));
+  std::memcpy(&address, &counter, sizeof(address));
+  return address;
+}
+
+}  // namespace
+
+TensorVersion::~TensorVersion() {
+  if (outside != nullptr) outside->erase_outside(*this);
+}
+
+c10::Storage TensorVersion::current_storage() const {
+  if (storage) return storage;
+  TORCH_INTERNAL_ASSERT(cell() != nullptr);
+  return c10::Storage(cell()->storage.lock());
+}
+
+void TensorVersion::enter(const c10::intrusive_ptr<Cell>& cell) {
+  cell_ = c10::weak_intrusive_ptr<Cell>(cell);
+  program = true;
+}
+
+Cell::Cell(Table& owner, Ref<TensorVersion> contents, const c10::Storage& bytes)
+    : level(&owner), version(std::move(contents)), storage(bytes.getWeakStorageImpl()) {}
+
+c10::intrusive_ptr<Cell> make_cell(Table& level, Ref<TensorVersion> version,
+                                   const c10::Storage& storage) {
+  auto cell = c10::make_intrusive<Cell>(level, std::move(version), storage);
+  if (cell->version->outside == nullptr) cell->version->enter(cell);
+  return cell;
+}
+
+// A version that stands on the cell refers to it weakly: c10 then calls the latter, and keeps the
+// memory. Nobody does: the former.
+Cell::~Cell() { let_go(); }
+void Cell::release_resources() { let_go(); }
+
+// Any thread, any time. See Note [The program may drop a tensor at any time]
+void Cell::let_go() {
+  if (!level) return;
+  Domain& domain = *level->domain;
+  domain.release(std::move(version), std::move(level), [&] { return storage.lock(); });
+}
+
+constinit HandleLock handle_lock;
+
+void Cell::move_to(Table& heir) {
+  Ref<Table> before(&heir);  // and is let go of when the lock is free
+  const std::lock_guard guard(handle_lock);
+  std::swap(level, before);
+}
+
+std::shared_ptr<Domain> domain_of(const c10::TensorImpl& tensor) {
+  if (!has_level_key(tensor)) return nullptr;
+  const std::lock_guard guard(handle_lock);
+  const Cell* cell = cell_of(tensor);
+  return cell == nullptr ? nullptr : cell->level->domain;
+}
+
+bool is_of(const Domain& domain, const c10::TensorImpl& tensor) {
+  const std::lock_guard guard(handle_lock);
+  const Cell* cell = cell_of(tensor);
+  return cell != nullptr && cell->level->domain.get() == &domain;
+}
+
+// See Note [An evicted storage knows its cell]
+Cell* cell_evicted_from(const c10::StorageImpl& storage) {
+  const auto& bytes = const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks();
+  return bytes.get_deleter() == &let_go_of_cell ? static_cast<Cell*>(bytes.get_context()) : nullptr;
+}
+
+void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell) {
+  // What it had is let go of when the lock is free: a cell that dies takes the domain's.
+  const c10::intrusive_ptr<c10::BackendMeta> before = tensor.get_backend_meta_intrusive_ptr();
+  const std::lock_guard guard(handle_lock);
+  if (before.get() != cell.get()) tensor.set_backend_meta(std::move(cell));
+  set_keys(tensor, keys_of(tensor).add(kLevelKey));
+}
+
+void attach_new(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell) {
+  if (tensor.get_backend_meta() != nullptr) return attach(tensor, std::move(cell));
+  tensor.set_backend_meta(std::move(cell));
+  set_keys(tensor, keys_of(tensor).add(kLevelKey));
+}
+
+void detach(c10::TensorImpl& tensor) {
+  const c10::intrusive_ptr<c10::BackendMeta> before = tensor.get_backend_meta_intrusive_ptr();
+  const std::lock_guard guard(handle_lock);
+  set_keys(tensor, keys_of(tensor).remove(kLevelKey));
+  tensor.set_backend_meta(nullptr);
+}
+
+// ---- what a domain does to tensors ------------------------------------------------------------
+
+// Note [A number is no tensor]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// torch wraps the 2 of `x * 2` into a tensor before any kernel of ours sees it. Lineage that held on
+// to that tensor would add eight bytes to each such operator, outside of every budget. An operator
+// that declares a Scalar has its number in the record of its call; so do these have theirs, in bytes
+// that are not the allocator's.
+Ref<TensorVersion> number_version(const c10::TensorImpl& tensor) {
+  const c10::Storage& from = tensor.unsafe_storage();
+  void* bytes = std::malloc(from.nbytes());
+  if (bytes == nullptr) throw std::bad_alloc();
+  std::memcpy(bytes, from.data(), from.nbytes());
+  Ref<TensorVersion> version(new TensorVersion);
+  version->nbytes = from.nbytes();
+  version->storage =
+      c10::Storage(c10::Storage::use_byte_size_t(), from.nbytes(),
+                   c10::DataPtr(bytes, bytes, &std::free, c10::kCPU), /*allocator=*/nullptr);
+  return version;
+}
+
+Ref<TensorVersion> TensorDomain::outside_version(c10::TensorImpl& tensor, bool read) {
+  const c10::Storage& storage = tensor.unsafe_storage();
+  Outside& entry = outside_[storage.unsafeGetStorageImpl()];
+  if (entry.version != nullptr && entry.contents.may_be_gone(storage)) settle_resize(entry);
+  if (entry.version == nullptr) {
+    entry.version = new TensorVersion;
+    entry.contents = Contents(storage);
+    entry.version->storage = storage;
+    entry.version->nbytes = storage.nbytes();
+    entry.version->outside = this;
+    count_outside();
+    // functionalize bumps the counters of tensors it does not write.
+    const bool counts =
+        !c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Functionalize);
+    if (counts) note_counter(*entry.version, tensor);
+  }
+  if (read) entry.contents.note_read(tensor);
+  return Ref<TensorVersion>(entry.version);
+}
+
+void TensorDomain::note_read(const TensorVersion& version, const c10::TensorImpl& tensor) {
+  const auto found = outside_.find(version.storage.unsafeGetStorageImpl());
+  if (found != outside_.end() && found->second.version == &version) {
+    found->second.contents.note_read(tensor);
+  }
+}
+
+// Either what was read is back, or it is nobody's to be found any more.
+void TensorDomain::settle_resize(Outside& entry) {
+  TensorVersion& version = *entry.version;
+  if (!entry.contents.is_back(version.storage, version.nbytes)) {
+    drop_counter(version);
+    version.lost_to_resize = true;
+    entry.version = nullptr;
+  } else if (version.counter.enabled()) {
+    version.counted = version.counter.current_version();
+  }
+}
+
+bool TensorDomain::has_moved_counter(const TensorVersion& version, std::uint32_t bumps) const {
+  if (!version.counter.enabled()) return false;
+  const std::uint32_t moved = version.counter.current_version() - version.counted;
+  if (moved == 0 || moved == bumps) return false;
+  return std::none_of(bumped_.begin(), bumped_.end(),
+                      [&](const Ref<TensorVersion>& v) { return v.get() == &version; });
+}
+
+bool TensorDomain::agrees_with_readers(const Outside& entry) {
+  std::uint64_t last = 0;
+  for (const Input* use = entry.version->readers; use != nullptr; use = use->next) {
+    const auto& reader = static_cast<const TensorOperation&>(*use->reader);
+    const auto view = reader.read_by(static_cast<std::size_t>(use - reader.inputs.begin()));
+    if (!view) continue;
+    if (const std::uint64_t key = view->key(); std::exchange(last, key) == key) continue;
+    if (!entry.contents.agrees(entry.version->storage, *view)) return false;
+  }
+  return true;
+}
+
+const char* TensorDomain::change_of(TensorVersion& version, const View& view) {
+  constexpr const char* kOverwritten =
+      "was overwritten after it was read. Write to a clone, or run the backward first";
+  constexpr const char* kStored =
+      "was overwritten after it was read. What the function stored away is replayed from it: return "
+      "that, or call rematfn.materialize() on it before the write";
+  const auto found = outside_.find(version.storage.unsafeGetStorageImpl());
+  bool known = found != outside_.end() && found->second.version == &version;
+  if (known && found->second.contents.may_be_gone(version.storage)) {
+    settle_resize(found->second);
+    known = found->second.version != nullptr;
+    if (!known) {
+      outside_.erase(found);
+      count_outside();
+    }
+  }
+  if (version.lost_to_resize) {
+    return "lost its bytes after it was read: its storage was resized "
+           "(`untyped_storage().resize_`), and does not hold now what it held then. Refill it with "
+           "the same values, resize it after the backward, or give the function a clone";
+  }
+  if (version.lost_for_want_of_room) {
+    return "was overwritten after it was read, and the budget had no room for a copy. Raise the "
+           "budget, or write to a clone";
+  }
+  if (!known || has_moved_counter(version)) return savers.has_any() ? kStored : kOverwritten;
+  if (found->second.contents.agrees(version.storage, view)) return nullptr;
+  return "was overwritten after it was read, in a way that no version counter shows (NumPy, "
+         "`.data`). Write to a clone, or run the backward first";
+}
+
+void TensorDomain::note_resize(const c10::StorageImpl& storage) {
+  const auto found = outside_.find(&storage);
+  if (found == outside_.end()) return;
+  if (TensorVersion* version = known_outside(storage)) {
+    found->second.contents.note_resize(version->storage, version->nbytes);
+  }
+}
+
+void TensorDomain::forget_outside(const c10::StorageImpl& storage, bool for_want_of_room) {
+  const auto found = outside_.find(&storage);
+  if (found == outside_.end()) return;
+  found->second.version->lost_for_want_of_room = for_want_of_room;
+  drop_counter(*found->second.version);
+  outside_.erase(found);
+  count_outside();
+}
+
+void TensorDomain::note_write(const c10::StorageImpl& storage) {
+  const auto found = outside_.find(&storage);
+  if (found == outside_.end() || found->second.version->readers != nullptr) return;
+  TensorVersion& version = *found->second.version;
+  found->second.contents = Contents(version.storage);
+  if (version.counter.enabled()) version.counted = version.counter.current_version();
+}
+
+Cell* TensorDomain::cell_on(const c10::StorageImpl& storage) const {
+  if (Cell* cell = cell_evicted_from(storage)) return cell;
+  for (const Table* level : levels) {
+    for (const Version* v = level->newest; v != nullptr; v = v->previous) {
+      Cell* cell = static_cast<const TensorVersion*>(v)->cell();
+      if (cell != nullptr && cell->storage._unsafe_get_target() == &storage) return cell;
+    }
+  }
+  return nullptr;
+}
+
+TensorVersion* TensorDomain::known_outside(const c10::StorageImpl& storage, std::uint32_t bumps) {
+  const auto found = outside_.find(&storage);
+  if (found == outside_.end()) return nullptr;
+  TensorVersion* version = found->second.version;
+  if (found->second.contents.may_be_gone(version->storage)) return nullptr;
+  if (!has_moved_counter(*version, bumps) && agrees_with_readers(found->second)) return version;
+  forget_outside(storage);
+  return nullptr;
+}
+
+void TensorDomain::erase_outside(TensorVersion& version) {
+  drop_counter(version);
+  const auto found = outside_.find(version.storage.unsafeGetStorageImpl());
+  if (found != outside_.end() && found->second.version == &version) outside_.erase(found);
+  count_outside();
+}
+
+namespace {
+constinit std::atomic<std::size_t> known_outside_of_all{0};
+}
+
+void TensorDomain::count_outside() {
+  const std::size_t now = outside_.size();
+  known_outside_of_all += now - outside_count_.exchange(now);
+}
+
+bool TensorDomain::others_know_outside(const Domain* ours) {
+  const auto* domain = static_cast<const TensorDomain*>(ours);
+  const std::size_t own = domain == nullptr ? 0 : domain->outside_count_.load();
+  return known_outside_of_all.load() != own;
+}
+
+void TensorDomain::note_counter(TensorVersion& version, c10::TensorImpl& tensor) {
+  drop_counter(version);
+  if (tensor.is_inference()) return;
+  version.counter = tensor.version_counter();
+  version.counted = version.counter.current_version();
+  by_counter_.emplace(address_of(version.counter), &version);
+}
+
+void TensorDomain::drop_counter(TensorVersion& version) {
+  if (!version.counter.enabled()) return;
+  const auto [first, last] = by_counter_.equal_range(address_of(version.counter));
+  by_counter_.erase(std::find_if(first, last, [&](const auto& e) { return e.second == &version; }));
+  version.counter = {};
+}
+
+// See Note [Contents are found by their counter]
+void TensorDomain::expect_bump(c10::TensorImpl& tensor) {
+  if (by_counter_.empty() || tensor.is_inference()) return;
+  const auto [first, last] = by_counter_.equal_range(address_of(tensor.version_counter()));
+  for (auto it = first; it != last; ++it) {
+    TensorVersion& version = *it->second;
+    if (version.counter.current_version() == version.counted) bumped_.emplace_back(&version);
+  }
+}
+
+void TensorDomain::expect_move(const c10::TensorImpl& tensor) {
+  const auto found = outside_.find(tensor.unsafe_storage().unsafeGetStorageImpl());
+  if (found != outside_.end()) drop_counter(*found->second.version);
+}
+
+void TensorDomain::settle_counters() {
+  if (bumped_.empty()) return;
+  for (const Ref<TensorVersion>& version : std::exchange(bumped_, {})) {
+    if (version->counter.enabled()) version->counted = version->counter.current_version();
+  }
+}
+
+void TensorDomain::snapshot(TensorVersion& version, Table& level) {
+  make_room(level, version.nbytes);
+  const BackendScope scope;
+  const c10::Storage copy = bytes_of(version.current_storage()).clone().storage();
+  if (version.outside != nullptr) {
+    erase_outside(version);
+    version.outside = nullptr;
+  } else {
+    version.table->expel(version);
+    version.leave_cell();
+    version.program = false;
+  }
+  version.storage = copy;
+  level.admit(version);
+}
+
+void TensorDomain::make_outside(TensorVersion& version) {
+  if (version.outside != nullptr) return;
+  version.storage = version.current_storage();
+  if (version.producer) cut(version);
+  if (version.table) version.table->expel(version);
+  version.leave_cell();
+  version.program = false;
+  // Two versions cannot share a storage: a cell has one current version, and the map no other.
+  version.outside = this;
+  outside_[version.storage.unsafeGetStorageImpl()] = {&version, Contents(version.storage)};
+  count_outside();
+}
+
+void TensorDomain::serve_signals() {
+  const BelowLevels below;
+  serve_signals_now_and_then();  // See Note [Interrupts are served between replays]
+}
+
+void TensorDomain::drop(Version& version) {
+  auto& v = static_cast<TensorVersion&>(version);
+  if (v.storage) {
+    v.storage = c10::Storage();
+    return;
+  }
+  const auto storage = v.cell()->storage.lock();
+  if (!storage) return;  // See Note [A handle may outlive its storage]
+  storage->set_data_ptr_noswap(instead_of_bytes(v.own_cell(), storage->device()));
+  forbid_access(*storage, kEvicted);
+}
+
+bool TensorDomain::held_elsewhere(const Version& version) {
+  const auto& v = static_cast<const TensorVersion&>(version);
+  if (v.storage) return v.storage.use_count() > 1;
+  const auto storage = v.cell()->storage.lock();
+  // tensor.numpy() leaves the storage unresizable: an array may stand on its bytes.
+  if (!storage) return false;
+  const auto tensors = c10::raw::intrusive_ptr::use_count(v.cell());
+  const auto queue = tensors == 0 ? 1 : 0;  // the program let go of it while the lock was held
+  return !storage->resizable() || storage.use_count() - 1 > tensors + queue;
+}
+
+// See Note [A handle may outlive its storage]
+bool TensorDomain::lost(const Version& version) {
+  const auto& v = static_cast<const TensorVersion&>(version);
+  return !v.storage && (v.cell() == nullptr || v.cell()->storage.expired());
+}
+
+// See Note [A kept value outlives the program's tensors]
+bool TensorDomain::retain(Version& version, const Bytes& bytes) {
+  auto& v = static_cast<TensorVersion&>(version);
+  if (!v.storage) {
+    if (!bytes) return false;
+    v.storage = c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+        static_cast<c10::StorageImpl*>(bytes.get())));
+  }
+  v.leave_cell();
+  return true;
+}
+
+bool TensorDomain::forget(Version& version) {
+  auto& v = static_cast<TensorVersion&>(version);
+  v.leave_cell();
+  return !v.storage;
+}
+
+void TensorDomain::keep_alive(Version& version) {
+  auto& v = static_cast<TensorVersion&>(version);
+  if (!v.storage) v.storage = v.current_storage();
+}
+
+void refill(TensorVersion& version, c10::Storage from) {
+  const c10::intrusive_ptr<Cell> cell = version.own_cell();
+  auto storage = cell ? cell->storage.lock() : c10::intrusive_ptr<c10::StorageImpl>();
+  if (!storage) {  // See Note [A handle may outlive its storage]
+    version.leave_cell();
+    version.program = false;
+    version.storage = std::move(from);
+    return;
+  }
+  check_replay(storage->nbytes() == from.nbytes(),
+               "a replay produced another number of bytes than the first run");
+  allow_access(*storage);
+  storage->set_data_ptr_noswap(
+      from.set_data_ptr(c10::DataPtr(nullptr, storage->device())));
+  if (cell.use_count() > 1) return;
+  // No tensor is left on the storage, which somebody holds by itself.
+  version.leave_cell();
+  version.storage = c10::Storage(std::move(storage));
+}
+
+at::Tensor bytes_of(const c10::Storage& storage) {
+  const auto device = storage.device();
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet(c10::computeDispatchKey(
+                                 c10::kByte, c10::kStrided, device)),
+      c10::scalarTypeToTypeMeta(c10::kByte));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(storage.nbytes())});
+  return tensor;
+}
+
+}  // namespace rematfn

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// level_tensor.h: cells, handles and storages: what ties the program's tensors to their lineage.
+//
+// Note [The handle and the key]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A level tensor is the backend kernel's own tensor with two things added: our dispatch key in its
+// key set, so that operators on it come to us, and a handle in its backend meta, so that we know
+// what it is. Nothing is wrapped: while it is resident, whatever works on a tensor works on it.
+//
+// The handle is the cell itself, one for all tensors on a storage. Copies of a tensor that autograd
+// makes (`detach`, saved variables) share the handle, as c10 copies backend meta by reference. Hence
+//   - the cell dies exactly when the program's last tensor on the storage does, and
+//   - its reference count is the number of tensors we know of on the storage. When the storage has
+//     more holders than that, somebody else (an UntypedStorage object) has it, and evicting would
+//     pull it from under them. NumPy holds the tensor instead, but makes the storage unresizable.
+//
+// Note [A handle may outlive its storage]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// c10 copies backend meta along with sizes and strides, so a tensor can come to hold the handle of
+// a storage on which it does not stand: functionalize's wrapper, which mirrors the value it wraps
+// and is later given another one; a tensor that `x.data = y` has moved. cell_of() looks at the
+// storage and is not taken in. But the cell of the storage lives on with such a tensor, and when the
+// storage dies nobody says so. So before a replay counts on a version of the program's, it asks
+// whether it was lost, and an eviction finds nothing to free.
+//
+// Note [An evicted storage knows its cell]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A tensor may be made over a level tensor's storage without us: `set_` takes a Storage, and so do
+// deepcopy, pickle and share_memory_ beneath. It has no handle, and if the storage is evicted, no
+// bytes. So what an evicted storage holds in the place of its bytes is a reference to its cell, and
+// the first operator that finds such a tensor puts the handle on it.
+//
+// Note [Another thread may seal a tensor]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Threads may read one tensor at once. But the first use of a tensor that has left its level seals
+// it: the key is taken off, and the cell goes. So whoever does not hold the domain's lock must not
+// follow a handle, not even to find the lock. They ask domain_of(), lock what it says, and look at
+// the handle then: it may be gone. A lock of its own keeps handles still for a few instructions, in
+// which nothing else is locked, so it spins. A key set is one word, which is read and written whole, and
+// whoever finds the key gone finds the bytes that were put back before.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <unordered_map>
+
+#include "base/pool.h"
+#include "engine/domain.h"
+#include "tensors/contents.h"
+#include "tensors/dispatch_key.h"
+#include "tensors/savers.h"
+
+namespace rematfn {
+
+struct TensorVersion;
+class TensorDomain;
+
+// One storage as its level knows it. Lives in the backend meta of every tensor on it.
+struct Cell final : c10::BackendMeta, Pooled<Cell> {
+  Cell(Table& level, Ref<TensorVersion> version, const c10::Storage& storage);
+  ~Cell() override;
+  void release_resources() override;
+  // Another level of the same domain takes over.
+  void move_to(Table& heir);
+
+  Ref<Table> level;
+  Ref<TensorVersion> version;  // the current contents
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+
+ private:
+  void let_go();
+};
+
+struct TensorVersion final : Version, Pooled<TensorVersion> {
+  ~TensorVersion() override;
+
+  // Whose current contents these are, or null. It may be dying on another thread: own_cell() is null then.
+  [[nodiscard]] Cell* cell() const { return cell_._unsafe_get_target(); }
+  [[nodiscard]] c10::intrusive_ptr<Cell> own_cell() const { return cell_.lock(); }
+  void enter(const c10::intrusive_ptr<Cell>& cell);
+  void leave_cell() { cell_.reset(); }
+
+  // Ours alone: recomputed without a cell, a snapshot, a constant that lineage reads, or the storage
+  // of a tensor from outside.
+  c10::Storage storage;
+
+  // For a tensor from outside: whose map it stands in, and how to tell that it was written.
+  // The domain's note_counter() and drop_counter() change the counter.
+  TensorDomain* outside = nullptr;
+  c10::VariableVersion counter;
+  std::uint32_t counted = 0;
+  bool lost_to_resize = false;
+  bool lost_for_want_of_room = false;  // it was overwritten, and there was none for a copy
+  bool handed_over = false;  // and its tensors still have their handles
+
+  [[nodiscard]] c10::Storage current_storage() const;
+
+ private:
+  c10::weak_intrusive_ptr<Cell> cell_{c10::intrusive_ptr<Cell>()};
+};
+
+struct TensorOperation : Operation {
+  // How it saw its i-th input; nothing if it read the shape alone.
+  [[nodiscard]] virtual std::optional<View> read_by(std::size_t input) const = 0;
+};
+
+// The contents of a number that torch has wrapped, kept as numbers are. See Note [A number is no tensor]
+[[nodiscard]] Ref<TensorVersion> number_version(const c10::TensorImpl& tensor);
+
+// The cell of the program's tensors on `storage`, whose contents are `version`.
+[[nodiscard]] c10::intrusive_ptr<Cell> make_cell(Table& level, Ref<TensorVersion> version,
+                                                 const c10::Storage& storage);
+
+// The domain of a level tensor, or null. Needs no lock.
+[[nodiscard]] std::shared_ptr<Domain> domain_of(const c10::TensorImpl& tensor);
+// Whether it is a level tensor of `domain`. Needs no lock.
+[[nodiscard]] bool is_of(const Domain& domain, const c10::TensorImpl& tensor);
+// The cell a tensor stands on, if it is a level tensor. To follow it is to hold the domain's lock.
+[[nodiscard]] inline Cell* cell_of(const c10::TensorImpl& tensor);
+// Whether our key is on the tensor: a level tensor's, or one that a view has taken along.
+[[nodiscard]] inline bool has_level_key(const c10::TensorImpl& tensor);
+// The cell whose bytes `storage` has lost, if it is an evicted one.
+[[nodiscard]] Cell* cell_evicted_from(const c10::StorageImpl& storage);
+// See Note [Another thread may seal a tensor]. A fork waits for it.
+class HandleLock {
+ public:
+  void lock() {
+    while (held_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+  }
+  void unlock() { held_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag held_;
+};
+extern constinit HandleLock handle_lock;
+// Makes `tensor`, whose storage is the cell's, a level tensor.
+void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell);
+// The same for one that no other thread can know of yet.
+void attach_new(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell);
+void detach(c10::TensorImpl& tensor);
+
+// A dense tensor with bytes of its own; anything else passes through untracked.
+[[nodiscard]] inline bool is_plain(const c10::TensorImpl& tensor);
+
+class TensorDomain final : public Domain {
+ public:
+  // What others keep with a domain.
+  struct Kept {
+    virtual ~Kept() = default;
+  };
+
+
+  // The contents of a tensor that no level made, as of now. `read`: an operation that is recorded
+  // is about to read them.
+  Ref<TensorVersion> outside_version(c10::TensorImpl& tensor, bool read = false);
+  // The same for one whose contents are `version`, from outside.
+  void note_read(const TensorVersion& version, const c10::TensorImpl& tensor);
+  // What operations have read of a storage, if it is still there; else null. What is known to have
+  // been overwritten is forgotten, and cannot be replayed from any more. The operator that asks may
+  // have moved the counter by `bumps` already.
+  [[nodiscard]] TensorVersion* known_outside(const c10::StorageImpl& storage, std::uint32_t bumps = 0);
+  // What has become of contents from outside, that an operation has read by `view`: a message, or
+  // null if they are there as they were. See Note [Evidence of contents].
+  [[nodiscard]] const char* change_of(TensorVersion& version, const View& view);
+  // Whether recorded operations have read the storage.
+  [[nodiscard]] bool has_read(const c10::StorageImpl& storage) const {
+    return outside_.find(&storage) != outside_.end();
+  }
+  // A storage is about to be resized, or moved, where no level sees it.
+  void note_resize(const c10::StorageImpl& storage);
+  // It is about to be written, and nothing that an operation has read is lost by that.
+  void note_write(const c10::StorageImpl& storage);
+  // It is about to be written, and what operations have read there is lost.
+  void forget_outside(const c10::StorageImpl& storage, bool for_want_of_room = false);
+  // The cell of a storage, resident or not: a walk over all versions.
+  [[nodiscard]] Cell* cell_on(const c10::StorageImpl& storage) const;
+  // From now on the counter of `tensor`, if it has one, tells whether `version` was overwritten.
+  void note_counter(TensorVersion& version, c10::TensorImpl& tensor);
+  void drop_counter(TensorVersion& version);
+  // The version counter of `tensor` is about to be bumped, once the running operator returns. Known
+  // contents from outside have not changed by that: the operator changes what is none of the contents,
+  // or they are of another storage or a copy by now.
+  void expect_bump(c10::TensorImpl& tensor);
+  // The operator moves `tensor` to another storage: its counter says nothing of this one any more.
+  void expect_move(const c10::TensorImpl& tensor);
+  // It has been bumped by now.
+  void settle_counters();
+  // Keeps a copy of a constant or outside version that is about to be overwritten.
+  void snapshot(TensorVersion& version, Table& level);
+  // Whether any other domain than `ours` knows contents from outside.
+  [[nodiscard]] static bool others_know_outside(const Domain* ours);
+  // `version` becomes the caller's: resident, uncounted, a constant.
+  void make_outside(TensorVersion& version);
+
+  std::vector<Table*> levels;  // the domain's, alive in Python or in a tensor
+  std::unique_ptr<Kept> forms;  // those of its calls; made by whoever asks first
+  Savers savers;
+
+ private:
+  friend struct Call;
+  friend struct TensorVersion;
+
+  // Contents from outside, of a storage that nobody else can be given the address of meanwhile.
+  struct Outside {
+    TensorVersion* version = nullptr;
+    Contents contents;
+  };
+
+  void erase_outside(TensorVersion& version);
+  void settle_resize(Outside& entry);
+  [[nodiscard]] bool has_moved_counter(const TensorVersion& version, std::uint32_t bumps = 0) const;
+  [[nodiscard]] static bool agrees_with_readers(const Outside& entry);
+  void drop(Version& version) override;
+  bool held_elsewhere(const Version& version) override;
+  bool retain(Version& version, const Bytes& bytes) override;
+  bool forget(Version& version) override;
+  bool lost(const Version& version) override;
+  void keep_alive(Version& version) override;
+  void serve_signals() override;
+
+  void count_outside();
+
+  ska::flat_hash_map<const c10::StorageImpl*, Outside> outside_;
+  std::atomic<std::size_t> outside_count_{0};  // as others may ask for it
+  std::unordered_multimap<const void*, TensorVersion*> by_counter_;
+  std::vector<Ref<TensorVersion>> bumped_;
+};
+
+// The level's own bytes: puts those of `from` where the program's tensors look for them.
+void refill(TensorVersion& version, c10::Storage from);
+
+// A one-dimensional tensor of bytes over a storage.
+[[nodiscard]] at::Tensor bytes_of(const c10::Storage& storage);
+
+// key_set_ is protected; a pointer to the member, named through a derived class, is the legal way in.
+// See Note [Another thread may seal a tensor]
+struct KeySet : c10::TensorImpl {
+  static std::atomic_ref<c10::DispatchKeySet> of(const c10::TensorImpl& tensor) {
+    return std::atomic_ref(const_cast<c10::TensorImpl&>(tensor).*(&KeySet::key_set_));
+  }
+};
+
+inline c10::DispatchKeySet keys_of(const c10::TensorImpl& tensor) {
+  return KeySet::of(tensor).load(std::memory_order_acquire);
+}
+
+inline bool has_level_key(const c10::TensorImpl& tensor) { return keys_of(tensor).has(kLevelKey); }
+
+// See Note [The handle and the key]
+inline Cell* cell_of(const c10::TensorImpl& tensor) {
+  if (!has_level_key(tensor)) return nullptr;
+  auto& impl = const_cast<c10::TensorImpl&>(tensor);  // the getter is not const
+  auto* cell = static_cast<Cell*>(impl.get_backend_meta());
+  // `x.data = y` and `set_` may leave a handle behind on a tensor that has moved to another storage.
+  if (cell == nullptr || !tensor.has_storage() ||
+      cell->storage._unsafe_get_target() != tensor.unsafe_storage().unsafeGetStorageImpl()) {
+    return nullptr;
+  }
+  return cell;
+}
+
+inline bool is_plain(const c10::TensorImpl& tensor) {
+  // Tensors without bytes of their own, or whose bytes are not what their metadata says.
+  // layout() would read the keys once more, and not atomically; they name all that is not strided.
+  constexpr c10::DispatchKeySet kNotPlain({
+      c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr, c10::DispatchKey::MkldnnCPU,
+      c10::DispatchKey::Quantized, c10::DispatchKey::NestedTensor, c10::DispatchKey::ZeroTensor,
+      c10::DispatchKey::Python, c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
+      c10::DispatchKey::FuncTorchGradWrapper});
+  return !keys_of(tensor).has_any(kNotPlain) && !tensor.is_meta() && tensor.has_storage() &&
+         !tensor.has_symbolic_sizes_strides();
+}
+
+}  // namespace rematfn

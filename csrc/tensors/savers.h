@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// savers.h: what autograd may have saved, and so may read again.
+//
+// Note [What autograd may have saved]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A tensor that the program holds and one that a node of autograd's has saved look alike to us. But
+// nodes are numbered as they are made, each before the kernel that it is for runs. So when an
+// operator reads or makes a value, the node that saves it, if any does, is the latest one. A value
+// notes the first and the last of these. A backward that does not keep the graph has each node that
+// it executes let go of what it saved; once it has done so with all between the two, what still holds
+// the value is the program.
+//   1. Without grad mode the latest node is of an operator that is over, and saves nothing more; but
+//      for a custom Function's, whose forward runs without grad mode. Its number is one that no
+//      operator under grad mode has seen, and a backward, which may make a root, begins with none.
+//   2. Numbers are a thread's own. What another thread reads or makes may be saved for good.
+//   3. Nodes that die without a backward tell nobody. What they may have saved, may be saved for good.
+//   4. A backward that is recorded itself keeps its graph as a rule, and is not looked for at each operator.
+// Where this errs, it takes for saved what is not.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "engine/lineage.h"
+
+namespace torch::autograd {
+struct Node;
+}
+
+namespace rematfn {
+
+class TensorDomain;
+
+// The nodes made by the thread, and since the time, that made this. Under the domain's lock.
+class Savers {
+ public:
+  Savers();
+
+  // Numbers count from 1. 0: no node saves what the running operator reads and makes.
+  // `domain`, whose member this is, learns of it when a backward has ended.
+  [[nodiscard]] std::uint32_t now(TensorDomain& domain);
+  // A backward of the domain's graph runs.
+  void note_backward(TensorDomain& domain);
+
+  // Whether nobody but the program can hold `version`.
+  [[nodiscard]] bool have_let_go(const Version& version) const;
+  [[nodiscard]] bool has_let_go(const torch::autograd::Node& node) const;
+  // Whether any backward has freed its graph.
+  [[nodiscard]] bool has_any() const { return !let_go_.empty(); }
+
+ private:
+  [[nodiscard]] std::uint32_t latest_node() const;
+  void see_backward(TensorDomain& domain, std::uint32_t latest);
+  void enter_backward(TensorDomain& domain, std::uint32_t latest);
+  [[nodiscard]] std::uint32_t number_of(const torch::autograd::Node& node) const;
+  void let_go(std::vector<std::uint32_t> numbers);
+
+  const std::uint64_t base_;
+  const std::uint64_t thread_;  // as torch numbers it
+  const std::uint64_t maker_;   // as we do
+  std::uint32_t seen_ = 0;  // the latest under grad mode
+  int backward_ = -1;       // that the last operator ran in
+  std::set<int> noted_;     // backwards that have not ended
+  std::map<std::uint32_t, std::uint32_t> let_go_;  // from the first of a run to its last
+};
+
+}  // namespace rematfn

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// thread_keys.h: which operators of a thread come to us: the dispatch keys that are on for it.
+
+#pragma once
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "tensors/dispatch_key.h"
+
+namespace rematfn {
+
+// Whether a level is active on this thread: its operators come to us from now on, or no more.
+void set_intercepting(bool on);
+// Whether this thread's operators come to us: a level is active, and no kernel or replay of ours runs.
+[[nodiscard]] inline bool is_intercepting() {
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
+  return (keys.included_ - keys.excluded_).has(kLevelKey);
+}
+
+// Until the thread's state is restored, operators come to us though no level runs.
+// See Note [Hooks may write parameters]
+void see_writes();
+// Whether it is for that node of autograd's that operators come to us.
+[[nodiscard]] bool is_writer_running();
+
+// For a scope: operators do not come to us, and factories find their backend as usual.
+// See Note [Keys that come back]
+class BelowLevels {
+ public:
+  BelowLevels();
+  ~BelowLevels();
+  BelowLevels(const BelowLevels&) = delete;
+  BelowLevels& operator=(const BelowLevels&) = delete;
+
+ private:
+  c10::impl::LocalDispatchKeySet saved_;
+};
+
+// Until the thread's state is restored (autograd's engine does so for each node), the same.
+void stay_outside();
+
+// For a scope: operators run as kernels do, with nothing that interprets them above the backends.
+class BackendScope {
+ public:
+  BackendScope();
+  ~BackendScope();
+  BackendScope(const BackendScope&) = delete;
+  BackendScope& operator=(const BackendScope&) = delete;
+
+ private:
+  c10::impl::LocalDispatchKeySet saved_;
+};
+
+}  // namespace rematfn

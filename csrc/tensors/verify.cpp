@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensors/verify.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/zero.h>
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+
+#include "tensors/level_tensor.h"
+#include "tensors/thread_keys.h"
+
+namespace rematfn {
+namespace {
+
+constexpr std::uint64_t kMix = 0x9E3779B97F4A7C15ULL;
+
+std::uint64_t bits_of(const char* element, std::size_t size) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, element, std::min(size, sizeof(bits)));
+  if (size > sizeof(bits)) {
+    std::uint64_t rest = 0;
+    std::memcpy(&rest, element + sizeof(bits), size - sizeof(bits));
+    bits ^= (rest ^ (rest >> 31U)) * kMix;
+  }
+  return bits;
+}
+
+// Calls `visit` with the address of each element in row-major order. Allocates nothing: it runs
+// while a budget is being kept.
+template <class Visit>
+void for_each_element(const at::Tensor& tensor, const Visit& visit) {
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  const auto size = static_cast<std::int64_t>(tensor.itemsize());
+  const auto* element = static_cast<const char*>(tensor.const_data_ptr());
+  c10::SmallVector<std::int64_t, 8> index(sizes.size(), 0);
+  for (std::int64_t left = tensor.numel(); left > 0; --left) {
+    visit(element);
+    for (std::size_t d = sizes.size(); d-- > 0;) {
+      element += strides[d] * size;
+      if (++index[d] < sizes[d]) break;
+      element -= strides[d] * size * sizes[d];
+      index[d] = 0;
+    }
+  }
+}
+
+at::Tensor readable(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return tensor;
+  const BackendScope scope;
+  return tensor.to(c10::kCPU);
+}
+
+}  // namespace
+
+// See Note [Uninitialised memory is verified as zeros]
+bool fills_uninitialised_memory() {
+  return at::globalContext().deterministicAlgorithms() &&
+         at::globalContext().deterministicFillUninitializedMemory();
+}
+
+void fill_with_zeros(const c10::Storage& storage) {
+  const BackendScope scope;
+  bytes_of(storage).zero_();
+}
+
+Fingerprint::Fingerprint(const at::Tensor& tensor) {
+  const at::Tensor here = readable(tensor);
+  elements_.reserve(static_cast<std::size_t>(here.numel()));
+  for_each_element(here, [&](const char* element) {
+    const std::uint64_t mixed = bits_of(element, here.itemsize()) * kMix;
+    whole_ = (whole_ ^ mixed ^ (mixed >> 29U)) * kMix + 1;
+    elements_.push_back(static_cast<std::uint16_t>(mixed >> 48U));
+  });
+}
+
+std::optional<std::size_t> Fingerprint::first_difference(const at::Tensor& now) const {
+  if (elements_.empty()) return std::nullopt;
+  const Fingerprint other(now);
+  if (other.whole_ == whole_ && other.elements_.size() == elements_.size()) return std::nullopt;
+  const std::size_t common = std::min(elements_.size(), other.elements_.size());
+  const auto differs = std::mismatch(elements_.begin(), elements_.begin() + common,
+                                     other.elements_.begin());
+  return static_cast<std::size_t>(differs.first - elements_.begin());
+}
+
+std::string describe_element(const at::Tensor& tensor, std::size_t position) {
+  std::ostringstream text;
+  std::vector<std::int64_t> index(tensor.dim());
+  auto left = static_cast<std::int64_t>(position);
+  for (std::int64_t d = tensor.dim(); d-- > 0;) {
+    const std::int64_t size = std::max<std::int64_t>(tensor.size(d), 1);
+    index[d] = left % size;
+    left /= size;
+  }
+  text << "element " << c10::IntArrayRef(index) << " of " << c10::toString(tensor.scalar_type()) << tensor.sizes();
+  return text.str();
+}
+
+}  // namespace rematfn
