@@ -36,8 +36,8 @@ def simulated(bench: Bench, fraction: float = 0.4) -> bool | str:
     """Return True if the simulator foretells what the engine does, else what it says instead."""
     budget = int(fraction * bench.peak)
     trace = rematfn.record(bench.eager)
-    foretold = rematfn.simulate(trace, budget, rematfn.ON())
-    step = rematfn.remat(bench.eager, budget, policy=rematfn.ON())
+    foretold = rematfn.simulate(trace, budget, rematfn.policies.ON())
+    step = rematfn.remat(bench.eager, budget, policy=rematfn.policies.ON())
     bench.run(step)
     for count in ("operators", "evictions", "replays", "peak_bytes"):
         a, b = getattr(foretold, count), getattr(rematfn.stats(step), count)

@@ -280,7 +280,7 @@ def recorded(bench: Any) -> rematfn.Trace:
     """Return the trace of the level that the benchmark measures: of what is under its transform."""
     from cells import Ours
 
-    ours = Ours(bench, 1 << 50, rematfn.Guided(search=0))
+    ours = Ours(bench, 1 << 50, rematfn.policies.Guided(search=0))
     bench.run(ours.step)
     (key,) = rematted_of(ours.transformed, "recorded")[0]._memory._keys.values()
     ((_, call),) = key.recorded
@@ -293,7 +293,7 @@ def best_found(trace: rematfn.Trace, budget: int, millions: float | None = None)
     """Return what the best plan replays that so many operators of search find, or Guided's."""
     program = _C.Program(trace._core)
     if millions is None:
-        rematfn.Guided().plan(program, budget)
+        rematfn.policies.Guided().plan(program, budget)
     else:
         operators = int(millions * 1e6)
         program.search(budget, operators, operators)

@@ -26,7 +26,10 @@ from rematfn.demo.train import bitwise_equal
 
 Row = dict[str, Any]
 
-POLICIES: dict[str, rematfn.Policy] = {"online": rematfn.ON(), "guided": rematfn.Guided()}
+POLICIES: dict[str, rematfn.policies.Policy] = {
+    "online": rematfn.policies.ON(),
+    "guided": rematfn.policies.Guided(),
+}
 
 
 class Bench:
@@ -85,7 +88,7 @@ class Bench:
 class Ours:
     """A network's step inside a budget."""
 
-    def __init__(self, bench: Bench, budget: int, policy: rematfn.Policy) -> None:
+    def __init__(self, bench: Bench, budget: int, policy: rematfn.policies.Policy) -> None:
         self._bench = bench
         self._policy = policy
         self.transformed: Any = None
@@ -104,7 +107,7 @@ class Ours:
             rematfn.BudgetError: It does not fit.
         """
         exact = True
-        if isinstance(self._policy, rematfn.Guided):
+        if isinstance(self._policy, rematfn.policies.Guided):
             exact = self._bench.is_exact(self._bench.run(self.step)[0])  # is recorded
             exact = self._bench.is_exact(self._bench.run(self.step)[0]) and exact
             while _C.is_searching():  # a search for a better plan goes on
@@ -198,7 +201,9 @@ def _times(bench: Bench, steps: dict[str, Step], repeats: int) -> dict[str, Row]
     }
 
 
-def _advice_followed(bench: Bench, error: rematfn.BudgetError, policy: rematfn.Policy) -> Row:
+def _advice_followed(
+    bench: Bench, error: rematfn.BudgetError, policy: rematfn.policies.Policy
+) -> Row:
     """Return what the error says is needed, and in how many such steps the program runs."""
     first = needed = _advice(error)
     for attempts in range(1, 20):

@@ -41,11 +41,11 @@ REFERENCE: dict[str, dict[str, tuple[float | str | None, ...]]] = {
 # Constants, and the largest operator, as fractions of the peak: nothing fits in less.
 FLOORS = {"densenet121": 0.081, "transformer": 0.095, "unet": 0.242, "lstm": 0.047}
 
-_POLICIES: dict[str, rematfn.Policy] = {
-    "online": rematfn.ON(),
-    "guided": rematfn.Guided(),
-    "h_DTR, our engine": rematfn.DTR(),
-    "h_eq, our engine": rematfn.Eq(),
+_POLICIES: dict[str, rematfn.policies.Policy] = {
+    "online": rematfn.policies.ON(),
+    "guided": rematfn.policies.Guided(),
+    "h_DTR, our engine": rematfn.policies.reference.DTR(),
+    "h_eq, our engine": rematfn.policies.reference.Eq(),
 }
 
 
@@ -84,7 +84,7 @@ def _row(
     return row
 
 
-def _overhead(trace: rematfn.Trace, budget: int, policy: rematfn.Policy) -> float | str:
+def _overhead(trace: rematfn.Trace, budget: int, policy: rematfn.policies.Policy) -> float | str:
     try:
         return 1 + rematfn.simulate(trace, budget, policy).replayed_cost
     except rematfn.BudgetError as error:

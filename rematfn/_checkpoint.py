@@ -15,8 +15,8 @@ from torch.utils.checkpoint import noop_context_fn
 
 from ._budget import BudgetLike, parse_budget
 from ._deferred import refuse_deferred
-from ._policy import ON, Manual
 from ._transform import Options, Rematted
+from .policies import ON, Manual
 
 R = TypeVar("R")
 
@@ -78,7 +78,7 @@ def checkpoint(
         raise ValueError(
             "checkpoint(context_fn=...): there is no second run that a context could surround. To "
             "choose what is kept, mark it with rematfn.keep(x), or write "
-            "rematfn.remat(function, policy=rematfn.Speed())(*args)."
+            "rematfn.remat(function, policy=rematfn.policies.Speed())(*args)."
         )
     if determinism_check not in ("default", "none"):
         raise ValueError(

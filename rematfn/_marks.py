@@ -29,7 +29,7 @@ def keep(x: torch.Tensor, name: str | None = None) -> torch.Tensor:
         >>> def block(x):
         ...     h = rematfn.keep(x @ x, "product")
         ...     return h.sin().exp().sum()
-        >>> g = rematfn.remat(block, policy=rematfn.Manual(only=("product",)))
+        >>> g = rematfn.remat(block, policy=rematfn.policies.Manual(only=("product",)))
         >>> torch.func.grad(g)(torch.zeros(2, 2))
         tensor([[0., 0.],
                 [0., 0.]])

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from . import _C
-from ._policy import Planned
 from ._signature import Signature
+from .policies._planned import Planned
 
 # A recorded operator takes about 300 bytes. A call of more than half a million is not recorded.
 _MOST_OPERATORS = 1 << 19  # of the records of one function

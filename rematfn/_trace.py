@@ -16,8 +16,10 @@ from ._deferred import refuse_deferred
 from ._errors import BudgetError
 from ._inspect import Stats
 from ._level import LevelOptions, call
-from ._policy import Custom, Guided, Planned, Policy, Scorer
 from ._transform import rematted_of
+from .policies import Custom, Guided, Policy
+from .policies._custom import Scorer
+from .policies._planned import Planned
 
 _NANOSECOND = 1e-9
 _Line: TypeAlias = dict[str, Any]
@@ -203,7 +205,7 @@ def simulate(
         >>> def loss(x):
         ...     return x.sin().cos().exp().sum()
         >>> trace = rematfn.record(torch.func.grad(loss), torch.ones(8))
-        >>> rematfn.simulate(trace, 0.9, rematfn.DTR()).replays >= 0
+        >>> rematfn.simulate(trace, 0.9, rematfn.policies.reference.DTR()).replays >= 0
         True
     """
     if not isinstance(trace, Trace):

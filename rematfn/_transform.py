@@ -23,8 +23,10 @@ from ._deferred import refuse_deferred
 from ._level import MAX_OPERATIONS, LevelOptions, call
 from ._measured import Advice, Memory, Ran
 from ._opaque import watch_compiler
-from ._policy import Custom, Guided, Planned, Policy, Scorer
 from ._signature import Signature, signature_of
+from .policies import Custom, Guided, Policy
+from .policies._custom import Scorer
+from .policies._planned import Planned
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -317,7 +319,8 @@ def remat(
         policy = Custom(policy)
     if not isinstance(policy, Policy):
         raise TypeError(
-            f"remat(f, policy=...): a policy such as rematfn.ON() is needed, got {policy!r}."
+            "remat(f, policy=...): a policy such as rematfn.policies.ON() is needed, got "
+            f"{policy!r}."
         )
     if cost not in ("model", "time"):
         raise ValueError(f'remat(f, cost=...): "model" or "time" is needed, got {cost!r}.')

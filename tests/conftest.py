@@ -42,7 +42,7 @@ def nothing_is_left_behind() -> Iterator[None]:
     torch.manual_seed(0)
     before = remains()
     yield
-    rematfn.check()
+    rematfn.testing.check()
     assert_nothing_left(before)
 
 

@@ -32,6 +32,7 @@ from rematfn._budget import format_bytes, parse_budget
 Transform = Callable[..., Any]
 Run = Callable[[Transform], Any]
 
+
 def described(value: object) -> str:
     """Return a test's id that is the same in every process: `repr`, without addresses."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
@@ -146,7 +147,7 @@ def untransformed(f: Transform) -> Transform:
     return f
 
 
-EVERYTHING = functools.partial(rematfn.remat, policy=rematfn.EvictEverything(), verify=True)
+EVERYTHING = functools.partial(rematfn.remat, policy=rematfn.testing.EvictEverything(), verify=True)
 
 
 NO_LIMIT = 1 << 50  # bytes; with a budget the level records what its operators need
@@ -163,7 +164,7 @@ def asked_for(error: rematfn.BudgetError) -> int:
 
 
 def smallest_budgets(
-    run: Run, fraction: float = 0.0, policy: rematfn.Policy | None = None
+    run: Run, fraction: float = 0.0, policy: rematfn.policies.Policy | None = None
 ) -> list[int]:
     """Return, for each function that `run` transforms, about the smallest budget that does.
 
@@ -198,7 +199,7 @@ def smallest_budgets(
 
 
 def shortage(
-    run: Run, budgets: list[int], policy: rematfn.Policy | None = None
+    run: Run, budgets: list[int], policy: rematfn.policies.Policy | None = None
 ) -> rematfn.BudgetError | None:
     """Return the BudgetError that `run` meets within `budgets`, if any, without its traceback."""
     try:
@@ -213,7 +214,7 @@ def shortage(
     return None
 
 
-def within(budgets: list[int], policy: rematfn.Policy | None = None) -> Transform:
+def within(budgets: list[int], policy: rematfn.policies.Policy | None = None) -> Transform:
     """Return a transform that gives the k-th function it meets the k-th budget."""
     left = iter(budgets)
     remat = rematfn.remat if policy is None else functools.partial(rematfn.remat, policy=policy)

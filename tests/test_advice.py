@@ -12,7 +12,7 @@ from helpers import asked_for, assert_bitwise_equal
 from torch import Tensor, nn
 
 import rematfn
-from rematfn import ON
+from rematfn.policies import ON
 
 
 def deep(x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def test_the_simulators_figure_is_enough_at_once(times: float) -> None:
 def test_with_a_record_of_the_whole_call_its_figure_is_enough_at_once() -> None:
     x = torch.randn(4, 16, 16)
     expected = deep(x)
-    g = rematfn.remat(deep, 0.03, policy=rematfn.Guided(search=0))
+    g = rematfn.remat(deep, 0.03, policy=rematfn.policies.Guided(search=0))
     g(x)  # measures
     error = refused(lambda: g(x))
     assert "in which the whole call fits" in str(error)
@@ -96,10 +96,11 @@ def with_vmap(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.func.vmap(torch.func.grad(f))(x.view(4, -1))
 
 
-@pytest.mark.parametrize("policy", [ON(), rematfn.Guided(search=0)], ids=["on", "guided"])
+@pytest.mark.parametrize("policy", [ON(), rematfn.policies.Guided(search=0)], ids=["on", "guided"])
 @pytest.mark.parametrize("gradient", [with_autograd, with_grad, with_vjp, with_vmap])
 def test_in_a_forward_the_figure_allows_for_its_backward(
-    gradient: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor], policy: rematfn.Policy
+    gradient: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor],
+    policy: rematfn.policies.Policy,
 ) -> None:
     """See Note [What a forward holds, a backward reads]."""
     x = torch.linspace(-1, 1, 4096)
@@ -110,10 +111,11 @@ def test_in_a_forward_the_figure_allows_for_its_backward(
     assert_bitwise_equal(gradient(enough, x), gradient(spread, x))
 
 
-@pytest.mark.parametrize("policy", [ON(), rematfn.Guided(search=0)], ids=["on", "guided"])
+@pytest.mark.parametrize("policy", [ON(), rematfn.policies.Guided(search=0)], ids=["on", "guided"])
 @pytest.mark.parametrize("gradient", [with_autograd, with_grad, with_vjp, with_vmap])
 def test_so_it_does_for_a_gradient_inside(
-    gradient: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor], policy: rematfn.Policy
+    gradient: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor],
+    policy: rematfn.policies.Policy,
 ) -> None:
     def f(x: Tensor) -> Tensor:
         return gradient(spread, x)

@@ -32,7 +32,7 @@ def test_so_many_candidates_that_victims_are_chosen_a_batch_at_a_time(
     x = torch.linspace(-1, 1, 512).view(4, 128).requires_grad_()
     peak = rematfn.record(f, x).peak_bytes
     assert peak > 2 * 128 * x.nbytes  # so more than 128 are resident in half of it
-    g = rematfn.remat(f, peak // 2, policy=rematfn.ON())
+    g = rematfn.remat(f, peak // 2, policy=rematfn.policies.ON())
     with MemoryTimeline() as timeline:
         result = g(x)
     assert_bitwise_equal(result, f(x))

@@ -14,7 +14,9 @@ import pytest
 from test_trace import NETWORKS, build
 
 import rematfn
-from rematfn import _C, DTR, LRU, ON, Guided, Memory, Speed, Sqrt
+from rematfn import _C
+from rematfn.policies import ON, Guided, Memory, Speed, Sqrt
+from rematfn.policies.reference import DTR, LRU
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 

@@ -147,7 +147,7 @@ def test_a_backward_that_does_not_fit_says_so_and_stays_within_the_budget(fracti
         g(x).backward(ONE)
     assert timeline.peak <= budget + NUMBERS
     assert x.grad is None
-    assert rematfn.check() is None
+    assert rematfn.testing.check() is None
 
 
 def test_the_error_names_the_node_of_the_backward() -> None:
@@ -201,10 +201,12 @@ STEPS: dict[str, tuple[int, Callable[[Transform], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("policy", [rematfn.ON(), rematfn.EvictEverything()], ids=str)
+@pytest.mark.parametrize(
+    "policy", [rematfn.policies.ON(), rematfn.testing.EvictEverything()], ids=str
+)
 @pytest.mark.parametrize("name", STEPS)
 def test_the_peak_without_what_the_caller_holds_is_within_the_budget(
-    name: str, policy: rematfn.Policy
+    name: str, policy: rematfn.policies.Policy
 ) -> None:
     made_by_caller, step = STEPS[name]
     expected = step(untransformed)

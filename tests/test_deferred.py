@@ -169,7 +169,7 @@ def test_calls_that_are_interleaved_end_in_an_error_and_leave_nothing(
         for word in ("remat(<lambda>", "interleaved", "greenlets", "a thread of its own"):
             assert word in message
     del calls, running
-    rematfn.check()
+    rematfn.testing.check()
     x = torch.linspace(-1, 1, KIB4 // 4)
     expected = [x.sin()]
     for _ in range(12):
@@ -187,7 +187,7 @@ def test_tensors_of_interleaved_calls_stay_readable() -> None:
     held: list[Tensor] = []
 
     def f(x: Tensor) -> Iterator[None]:
-        g = rematfn.remat(lambda x: x, 1 << 20, policy=rematfn.EvictEverything())
+        g = rematfn.remat(lambda x: x, 1 << 20, policy=rematfn.testing.EvictEverything())
         options, _, _ = g._resolve((x,), {})
         with options.level():
             held.append(x.sin().cos())

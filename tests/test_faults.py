@@ -102,7 +102,7 @@ def few_objects_to_collect() -> Iterator[None]:
 
 def look_around() -> None:
     """Assert what has to hold when an exception has been dealt with."""
-    rematfn.check()
+    rematfn.testing.check()
     assert _C.stack_depth() == 0
     assert remains() == {"levels": 0, "operations": 0}
 
@@ -219,7 +219,7 @@ def test_a_backward_that_failed_is_tried_again(
                 found = has_happened()
                 assert not found, "the error was swallowed"
         except error:
-            rematfn.check()
+            rematfn.testing.check()
         x.grad = w.grad = None
         loss.backward()
         assert_bitwise_equal([loss.detach(), x.grad, w.grad], right)
@@ -331,7 +331,7 @@ def raise_in_saved_tensor_hooks(end: str, transform: Transform) -> None:
     x, w = arguments()
     with pytest.raises(OwnError), torch.autograd.graph.saved_tensors_hooks(*hooks):
         transform(program)(x, w).backward()
-    rematfn.check()
+    rematfn.testing.check()
     assert _C.stack_depth() == 0
     assert_bitwise_equal(run(transform), expected())
 

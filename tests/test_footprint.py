@@ -91,7 +91,7 @@ def outcome(case: tuple[str, str, int]) -> str:
     threads = torch.get_num_threads()
     torch.set_num_threads(2 if program == "two threads" else 1)
     try:
-        rematfn.remat(PROGRAMS[program], budget, policy=rematfn.ON())(INPUTS[given]())
+        rematfn.remat(PROGRAMS[program], budget, policy=rematfn.policies.ON())(INPUTS[given]())
     except rematfn.BudgetError as error:
         return str(error)
     finally:

@@ -18,8 +18,9 @@ from helpers import NO_LIMIT, assert_bitwise_equal, tensors_in
 from torch import Tensor, nn
 
 import rematfn
-from rematfn import _C, ON
+from rematfn import _C
 from rematfn._memory import MemoryTimeline
+from rematfn.policies import ON
 
 Step = Callable[[], Any]
 

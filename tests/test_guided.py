@@ -15,8 +15,9 @@ from test_exact import world
 from torch import Tensor, nn
 
 import rematfn
-from rematfn import _C, ON, Guided
+from rematfn import _C
 from rematfn._memory import MemoryTimeline
+from rematfn.policies import ON, Guided
 
 AT_ONCE = Guided(search=0)  # only the portfolio's first plan that fits: the same on each machine
 X = torch.linspace(-1, 1, 4096)
@@ -39,7 +40,7 @@ def calls(g: Any, n: int, *args: Any) -> list[dict[str, Any]]:
     return found
 
 
-def gradient_under(budget: Any, policy: rematfn.Policy) -> Any:
+def gradient_under(budget: Any, policy: rematfn.policies.Policy) -> Any:
     return rematfn.remat(torch.func.grad(chain), budget, policy=policy)
 
 
@@ -106,7 +107,7 @@ def test_guided_calls_of_a_long_program_under_transforms(nesting: str) -> None:
         return LONG[nesting](transform, X), torch.rand(2)
 
     expected = run(untransformed)
-    everything = rematfn.EvictEverything()
+    everything = rematfn.testing.EvictEverything()
     assert_bitwise_equal(run(lambda f: rematfn.remat(f, policy=everything)), expected)
     g: Any = None
 
@@ -220,8 +221,6 @@ def test_nothing_of_a_call_outlives_it_but_numbers() -> None:
     assert alive() <= before
 
 
-
-
 def test_a_call_that_fails_is_not_remembered() -> None:
     failing = [True]
 
@@ -304,4 +303,7 @@ def test_the_search_tries_what_speed_keeps(fraction: float) -> None:
 
     scores, products = 10, 3
     assert 0 < cost(scores + products) < 0.95 * cost(scores)
-    assert cost(scores + products) < rematfn.simulate(trace, budget, rematfn.Speed()).replayed_cost
+    assert (
+        cost(scores + products)
+        < rematfn.simulate(trace, budget, rematfn.policies.Speed()).replayed_cost
+    )

@@ -229,7 +229,7 @@ def test_a_result_that_the_caller_overwrites_is_not_replayed_from() -> None:
         return y, (x * (y * 2).cos()).sum()
 
     x = torch.linspace(0, 1, 24, requires_grad=True)
-    y, z = rematfn.remat(f, policy=rematfn.EvictEverything())(x)
+    y, z = rematfn.remat(f, policy=rematfn.testing.EvictEverything())(x)
     y.zero_()
     with pytest.raises(rematfn.ReplayError, match="overwritten"):
         z.backward()
@@ -243,5 +243,7 @@ def test_an_array_of_an_intermediate_keeps_it_from_being_evicted() -> None:
             x = x * 1.5
         return y * 1, array.copy()
 
-    out, array = rematfn.remat(f, policy=rematfn.EvictEverything())(torch.linspace(0, 1, 4096))
+    out, array = rematfn.remat(f, policy=rematfn.testing.EvictEverything())(
+        torch.linspace(0, 1, 4096)
+    )
     assert (out.numpy() == array).all()

@@ -14,7 +14,9 @@ from helpers import assert_bitwise_equal
 from torch import Tensor
 
 import rematfn
-from rematfn import _C, LRU, ON, Manual, Policy, Speed, Trace, keep
+from rematfn import _C, Trace, keep
+from rematfn.policies import ON, Manual, Policy, Speed
+from rematfn.policies.reference import LRU
 
 PRODUCTS = ("aten::mm", "aten::convolution", "aten::convolution_backward")
 SIDE = 32
@@ -173,7 +175,9 @@ def test_without_a_budget_the_rest_goes_when_the_function_returns(
     assert rematfn.stats(g).resident_bytes == 0
 
 
-@pytest.mark.parametrize("policy", [ON(), rematfn.Guided(), rematfn.Sqrt()], ids=repr)
+@pytest.mark.parametrize(
+    "policy", [ON(), rematfn.policies.Guided(), rematfn.policies.Sqrt()], ids=repr
+)
 def test_without_a_budget_other_policies_keep_everything(policy: Policy) -> None:
     x = X.clone().requires_grad_()
     g = rematfn.remat(lambda x: x.sin().exp().tanh().sum(), policy=policy)

@@ -197,7 +197,7 @@ def test_a_window_over_a_loop_keeps_a_bounded_lineage() -> None:
         return list(window)
 
     x = torch.arange(256.0)
-    g = remat(f, "40KiB", policy=rematfn.ON(), max_operations=most)
+    g = remat(f, "40KiB", policy=rematfn.policies.ON(), max_operations=most)
     with torch.no_grad():
         assert_bitwise_equal(g(x), f(x))
     assert most // 2 < peak <= 4 * most
@@ -216,7 +216,7 @@ def test_a_long_record_of_what_is_held_refuses_nothing() -> None:
         return total
 
     x, budget = torch.ones(256), 100 << 10
-    g = remat(f, budget, policy=rematfn.ON(), max_operations=most)
+    g = remat(f, budget, policy=rematfn.policies.ON(), max_operations=most)
     with MemoryTimeline() as timeline:
         result = g(x)
     assert_bitwise_equal(result, eager_sum(count))
@@ -246,7 +246,7 @@ def test_what_is_trimmed_leaves_the_budget_workable() -> None:
         return h, torch.stack([t.sum() for t in held])
 
     x = torch.arange(256.0)
-    g = remat(f, budget, policy=rematfn.ON(), max_operations=500)
+    g = remat(f, budget, policy=rematfn.policies.ON(), max_operations=500)
     with torch.no_grad():
         assert_bitwise_equal(g(x), f(x))
     assert rematfn.stats(g).peak_bytes <= budget
@@ -260,7 +260,7 @@ def test_attempts_to_trim_in_vain_cost_next_to_nothing() -> None:
             held = [x.sin() for _ in range(count)]
             assert _C.live_operations() > 0.99 * len(held)
 
-        g = remat(f, 64 << 10, policy=rematfn.ON(), **options)
+        g = remat(f, 64 << 10, policy=rematfn.policies.ON(), **options)
         start = time.perf_counter()
         with torch.no_grad():
             g(torch.ones(256))

@@ -284,7 +284,7 @@ def test_under_its_own_name_a_copy_is_the_same_function(copied: Callable[..., An
 
 @eachway
 def test_else_a_copy_has_the_options_and_no_memory_of_calls(copied: Callable[..., Any]) -> None:
-    options = {"policy": rematfn.EvictEverything(), "verify": True, "cost": "time"}
+    options = {"policy": rematfn.testing.EvictEverything(), "verify": True, "cost": "time"}
     for g in (rematted, remat(wave, 0.9), remat(wave, **options)):
         for _ in range(3):
             g(X)

@@ -82,7 +82,7 @@ MODES: dict[str, Transform] = {
     "tight": functools.partial(rematfn.remat, budget="40KiB"),
     "fraction": functools.partial(rematfn.remat, budget=0.7),
     "everything": functools.partial(
-        rematfn.remat, policy=rematfn.EvictEverything(), verify=True
+        rematfn.remat, policy=rematfn.testing.EvictEverything(), verify=True
     ),
 }
 RETURNS: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -139,7 +139,7 @@ def held(net: nn.Module, *optimisers: Optimizer) -> list[Any]:
 def assert_as_eager(run: Callable[[Transform], Any], transform: Transform) -> None:
     expected = run(lambda f: f)
     actual = run(transform)
-    rematfn.check()
+    rematfn.testing.check()
     assert_bitwise_equal(actual, expected)
 
 
@@ -301,9 +301,7 @@ PLACED = [*SOME, "AdamW, fused", "Adam, foreach", "Adafactor", "ASGD", "NAdam"]
 @EVICTING
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
 @pytest.mark.parametrize("name", PLACED)
-def test_a_step(
-    name: str, place: Callable[[Build, Transform], Any], transform: Transform
-) -> None:
+def test_a_step(name: str, place: Callable[[Build, Transform], Any], transform: Transform) -> None:
     if place is between:  # of twice the parameters
         transform = roomier(transform, "64KiB")
     assert_as_eager(functools.partial(place, OPTIMISERS[name]), transform)
@@ -599,7 +597,7 @@ def test_the_budget_holds_and_nothing_piles_up(name: str) -> None:
     for call, (x, y) in enumerate(batches(20)):
         with MemoryTimeline() as timeline:
             loss = step(x, y)
-        rematfn.check()
+        rematfn.testing.check()
         if call > 0:  # the state is made in the first, and is the caller's
             kept = sum(p.grad.nbytes for p in net.parameters() if p.grad is not None)
             assert timeline.peak <= budget + kept
@@ -622,7 +620,7 @@ def test_what_a_dead_graph_held_is_the_callers_when_the_function_returns() -> No
         optimiser.step()
         return loss
 
-    loss = rematfn.remat(train_step, policy=rematfn.EvictEverything())(*next(batches()))
+    loss = rematfn.remat(train_step, policy=rematfn.testing.EvictEverything())(*next(batches()))
     assert loss.grad_fn is not None
     assert _C.live_levels() == 0, "nothing belongs to the level any more"
     assert _C.live_operations() == 0

@@ -21,12 +21,12 @@ from helpers import (
 from programs import Program
 
 import rematfn
-from rematfn import Custom, Manual, Memory, Policy, Speed, Sqrt
+from rematfn.policies import Custom, Manual, Memory, Policy, Speed, Sqrt
 
 X = torch.linspace(-1, 1, 100)
 
 
-def by_density(c: rematfn.Candidate) -> float:
+def by_density(c: rematfn.policies.Candidate) -> float:
     return c.cost / c.nbytes
 
 
@@ -94,7 +94,7 @@ def test_a_policy_prints_compares_and_hashes(policy: Policy) -> None:
     assert same == policy
     assert hash(same) == hash(policy)
     assert repr(policy).startswith(type(policy).__name__ + "(")
-    assert policy not in [p for p in (Sqrt(), rematfn.ON(), Manual()) if p is not policy]
+    assert policy not in [p for p in (Sqrt(), rematfn.policies.ON(), Manual()) if p is not policy]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_policy_prints_compares_and_hashes(policy: Policy) -> None:
         (lambda: Manual(only=("a",), drop=("b",)), "only, drop"),
         (lambda: Custom(3), "function"),
         (lambda: rematfn.remat(torch.sin, policy=3), "policy"),
-        (lambda: rematfn.remat(torch.sin, policy=rematfn.ON), "policy"),
+        (lambda: rematfn.remat(torch.sin, policy=rematfn.policies.ON), "policy"),
         (lambda: rematfn.keep(3), "tensor"),
         (lambda: rematfn.keep(X, 3), "string"),
         (lambda: rematfn.keep(X, ""), "string"),

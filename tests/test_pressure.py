@@ -97,7 +97,7 @@ def survive(budget: int | None) -> None:
     for each in found:
         assert_bitwise_equal(each, expected)
     assert rematfn.stats(g).evictions > 0
-    rematfn.check()
+    rematfn.testing.check()
 
 
 def survive_without_a_budget() -> None:
@@ -172,7 +172,7 @@ def fail_in_the_end() -> None:
         assert_bitwise_equal(g(x), expected)
     assert len(seen) == 1
     assert "allocate memory" in seen[0]
-    rematfn.check()
+    rematfn.testing.check()
 
 
 @no_sanitizer

@@ -70,7 +70,7 @@ SCRIPTS: dict[str, str] = {
     },
     "function of bytes": "g = remat(f, 60_000)\nfor _ in range(4): print(step(g))",
     "evicts everything": (
-        "if sys.argv[1] != 'eager':\n    from rematfn import EvictEverything\n"
+        "if sys.argv[1] != 'eager':\n    from rematfn.testing import EvictEverything\n"
         "    g = remat(f, policy=EvictEverything())\n" + TWICE
     ),
     "two functions": "h = remat(f, 0.5)\n" + TWICE + "print(step(h), step(h))",
@@ -87,8 +87,7 @@ g = remat(f, '1MiB')
 for _ in range(3): step(g)
 """,
     "leaves at once": TWICE + "sys.stdout.flush(); os._exit(5)",
-    "leaves at once in f": TWICE
-    + "sys.stdout.flush()\nstep(remat(lambda w, x: os._exit(6), 0.5))",
+    "leaves at once in f": TWICE + "sys.stdout.flush()\nstep(remat(lambda w, x: os._exit(6), 0.5))",
     "raises": TWICE + "raise ValueError('mine')",
     "raises in f": TWICE + "step(remat(lambda w, x: {}['key'], '1MiB'))",
     "raises in a backward": """
@@ -402,9 +401,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], End
 
 @pytest.mark.forking
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_ends_as_it_does_in_eager(
-    name: str, ended: dict[tuple[str, str], Ended]
-) -> None:
+def test_a_script_ends_as_it_does_in_eager(name: str, ended: dict[tuple[str, str], Ended]) -> None:
     ours, eager = ended[name, "remat"], ended[name, "eager"]
     assert ours.code == eager.code, ours.err
     assert ours.out == eager.out

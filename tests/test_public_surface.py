@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public surface: adding to it or taking from it is a decision, made here too."""
 
+from importlib import import_module
 from types import ModuleType
 
 import pytest
@@ -12,8 +13,8 @@ PUBLIC = {
     "remat",
     "Budget",
     "materialize",
+    "keep",
     "opaque",
-    "check",
     "stats",
     "Stats",
     # in the place of torch.utils.checkpoint
@@ -24,32 +25,22 @@ PUBLIC = {
     "record",
     "simulate",
     "warmup",
-    # policies
-    "Policy",
-    "Guided",
-    "ON",
-    "DTR",
-    "Eq",
-    "Local",
-    "MSPS",
-    "LRU",
-    "Largest",
-    "EvictEverything",
-    "Sqrt",
-    "Memory",
-    "Speed",
-    "Manual",
-    "keep",
-    "Custom",
-    "Candidate",
     # errors
     "RematError",
     "BudgetError",
     "ReplayError",
 }
+PARTS = {
+    "rematfn.policies": {
+        *("Policy", "Guided", "ON", "Sqrt", "Memory", "Speed", "Manual", "Custom", "Candidate"),
+    },
+    "rematfn.policies.reference": {"DTR", "Eq", "Local", "MSPS", "LRU", "Largest"},
+    "rematfn.testing": {"EvictEverything", "check", "MemoryTimeline", "ResidentPeak"},
+}
 POLICIES = (
-    *("Guided", "ON", "DTR", "Eq", "Local", "MSPS", "LRU", "Largest", "EvictEverything"),
-    *("Sqrt", "Memory", "Speed", "Manual"),
+    *(getattr(rematfn.policies, n) for n in ("Guided", "ON", "Sqrt", "Memory", "Speed", "Manual")),
+    *(getattr(rematfn.policies.reference, n) for n in rematfn.policies.reference.__all__),
+    rematfn.testing.EvictEverything,
 )
 BUILT_INS = {
     "BudgetError": MemoryError,
@@ -58,33 +49,43 @@ BUILT_INS = {
 
 
 def test_all_is_what_was_decided():
-    assert set(rematfn.__all__) == PUBLIC
-    assert len(rematfn.__all__) == len(PUBLIC)
+    assert set(rematfn.__all__) == PUBLIC | {"policies", "testing"}
+    for part, names in PARTS.items():
+        assert set(import_module(part).__all__) - {"reference"} == names
+
+
+def in_sight(module: ModuleType) -> set[str]:
+    return {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
 
 
 def test_nothing_else_is_in_sight():
-    in_sight = {
-        name
-        for name, value in vars(rematfn).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
-    }
-    assert in_sight == PUBLIC
+    assert in_sight(rematfn) == PUBLIC
+    assert in_sight(rematfn.policies) == PARTS["rematfn.policies"]
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC))
-def test_every_public_name_is_documented_and_calls_itself_public(name):
-    value = getattr(rematfn, name)
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        *(("rematfn", name) for name in sorted(PUBLIC)),
+        *((part, name) for part, names in PARTS.items() for name in sorted(names)),
+    ],
+)
+def test_every_public_name_is_documented_and_calls_itself_public(part, name):
+    value = getattr(import_module(part), name)
     assert len(value.__doc__.strip().splitlines()[0]) > 10
     # A frozen dataclass without a docstring gets its signature for one.
     assert not value.__doc__.startswith(f"{name}(")
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_policies_are_values(name):
-    policy = getattr(rematfn, name)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policies_are_values(policy):
     assert policy() == policy()
     assert hash(policy()) == hash(policy())
-    assert repr(policy()).startswith(name)
+    assert repr(policy()).startswith(policy.__name__)
     with pytest.raises(AttributeError):
         policy().threshold = 1
 

@@ -40,7 +40,7 @@ def program_of(steps: list[Step], differentiate: bool) -> Callable[[Transform], 
         pool = [x.exp(), y] if not differentiate else [x.exp(), y.cos()]
         for step in steps:
             obey(pool, step)
-            rematfn.check()
+            rematfn.testing.check()
         return pool
 
     def run(transform: Transform) -> Any:

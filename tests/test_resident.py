@@ -53,9 +53,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", MODEL)
 def test_the_pool_is_its_model(model: Path, name: str) -> None:
     env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-    found = subprocess.run(
-        [str(model), name], capture_output=True, text=True, timeout=120, env=env
-    )
+    found = subprocess.run([str(model), name], capture_output=True, text=True, timeout=120, env=env)
     assert found.returncode == 0, found.stdout + found.stderr
 
 
@@ -210,7 +208,7 @@ def test_a_forked_child_allocates_and_frees(usage: None) -> None:
         try:
             y = torch.ones(SIDE, SIDE).sin()
             del loss, y
-            rematfn.check()
+            rematfn.testing.check()
             inner = rematfn.remat(deep, 10 * SQUARE)(square())
             status = 0 if torch.isfinite(inner) else 2
         finally:

@@ -45,8 +45,9 @@ REFILLS: dict[str, Callable[[Tensor], Callable[[Tensor], Any]]] = {
     "an array": lambda t: lambda values: t.detach().numpy().__setitem__(..., values.numpy()),
     "its storage": lambda t: lambda values: t.untyped_storage().copy_(values.untyped_storage()),
     "a collective's way": lambda t: (
-        lambda values: torch.autograd._unsafe_preserve_version_counter(t).__enter__()
-        or t.copy_(values)
+        lambda values: (
+            torch.autograd._unsafe_preserve_version_counter(t).__enter__() or t.copy_(values)
+        )
     ),
 }
 
@@ -72,9 +73,7 @@ def between(do: Write, transform: Transform, n: int = 4096) -> Any:
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("how", REFILLS.values(), ids=REFILLS.keys())
 def test_refilled_with_what_was_there(how: Any, n: int, mode: Mode) -> None:
-    assert_same_as_eager(
-        lambda transform: between(lambda w: refill(w, how), transform, n), mode
-    )
+    assert_same_as_eager(lambda transform: between(lambda w: refill(w, how), transform, n), mode)
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -89,7 +88,7 @@ def test_refilled_with_something_else(how: Any, n: int, at: int) -> None:
     expected = between(lambda w: None, untransformed, n)
     assert_bitwise_equal(between(do, rematfn.remat, n), expected)  # nothing is evicted
     with pytest.raises(rematfn.ReplayError, match=r"`aten::\w+`.* was resized .*Refill it"):
-        between(do, functools.partial(rematfn.remat, policy=rematfn.EvictEverything()), n)
+        between(do, functools.partial(rematfn.remat, policy=rematfn.testing.EvictEverything()), n)
 
 
 def emptied() -> None:

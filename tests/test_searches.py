@@ -16,7 +16,8 @@ from helpers import assert_bitwise_equal
 from torch import Tensor
 
 import rematfn
-from rematfn import _C, Guided
+from rematfn import _C
+from rematfn.policies import Guided
 
 # Two calls, so that a search runs when the third line is reached; it would go on for minutes.
 BEGUN = """
@@ -28,7 +29,7 @@ def loss(params, x):
     return x.square().mean()
 params = [torch.randn(64, 64) / 8 for _ in range(24)]
 x = torch.randn(128, 64)
-g = torch.func.grad(rematfn.remat(loss, 0.2, policy=rematfn.Guided(search=1 << 40)))
+g = torch.func.grad(rematfn.remat(loss, 0.2, policy=rematfn.policies.Guided(search=1 << 40)))
 expected = torch.func.grad(loss)(params, x)
 def call():
     assert all(map(torch.equal, g(params, x), expected))

@@ -15,7 +15,8 @@ from test_keeping import loss, step, weights
 from torch import Tensor
 
 import rematfn
-from rematfn import _C, ON, Memory, Policy, Sqrt, Trace
+from rematfn import _C, Trace
+from rematfn.policies import ON, Memory, Policy, Sqrt
 
 
 def chain(n: int) -> Trace:

@@ -97,7 +97,7 @@ def test_the_oldest_blocks_give_first_in_a_forward() -> None:
     """A backward reads them last. Their levels' clocks stand still, but not the members' time."""
     ws, x = weights(8), torch.ones(64, 64)
     shared = Budget(24 * BYTES)
-    blocks, y = [remat(block, shared, policy=rematfn.ON()) for _ in ws], x
+    blocks, y = [remat(block, shared, policy=rematfn.policies.ON()) for _ in ws], x
     for f, w in zip(blocks, ws, strict=True):
         y = f(y, w)
     held = [rematfn.stats(f).resident_bytes for f in blocks]
@@ -125,8 +125,11 @@ def test_several_microbatches_are_alive_at_once() -> None:
     assert shared.resident_bytes == 0
 
 
-@pytest.mark.parametrize("policy", [rematfn.EvictEverything(), rematfn.DTR(), rematfn.Speed()])
-def test_policies_share(policy: rematfn.Policy) -> None:
+@pytest.mark.parametrize(
+    "policy",
+    [rematfn.testing.EvictEverything(), rematfn.policies.reference.DTR(), rematfn.policies.Speed()],
+)
+def test_policies_share(policy: rematfn.policies.Policy) -> None:
     ws, x = weights(6), torch.ones(64, 64)
     shared = Budget(8 * BYTES)
     blocks = [remat(block, shared, policy=policy, verify=True) for _ in ws]
@@ -213,11 +216,9 @@ def transformed(how: str, f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], A
     }[how]()
 
 
-@pytest.mark.parametrize(
-    "how", ["grad", "vmap", "jvp", "grad-of-grad", "vmap-of-grad", "jacrev"]
-)
-@pytest.mark.parametrize("policy", [rematfn.Guided(), rematfn.EvictEverything()])
-def test_transforms_around_and_inside(how: str, policy: rematfn.Policy) -> None:
+@pytest.mark.parametrize("how", ["grad", "vmap", "jvp", "grad-of-grad", "vmap-of-grad", "jacrev"])
+@pytest.mark.parametrize("policy", [rematfn.policies.Guided(), rematfn.testing.EvictEverything()])
+def test_transforms_around_and_inside(how: str, policy: rematfn.policies.Policy) -> None:
     def f(transform: Any) -> Callable[[Tensor], Tensor]:
         first, second = transform(lambda x: x.sin() * x), transform(lambda x: (x * x).cos().exp())
 
@@ -278,8 +279,10 @@ def steps(blocks: list[Any], ws: list[Tensor], x: Tensor, count: int) -> list[li
 
 @pytest.mark.parametrize("threads", [2, 4])
 @pytest.mark.parametrize("units", [6, 14])
-@pytest.mark.parametrize("policy", [rematfn.Guided(), rematfn.EvictEverything()])
-def test_threads_take_from_each_other(threads: int, units: int, policy: rematfn.Policy) -> None:
+@pytest.mark.parametrize("policy", [rematfn.policies.Guided(), rematfn.testing.EvictEverything()])
+def test_threads_take_from_each_other(
+    threads: int, units: int, policy: rematfn.policies.Policy
+) -> None:
     """Six units are what a replay of one block needs: two threads have to wait for each other."""
     xs = [torch.full((64, 64), 0.1 * (k + 1)) for k in range(threads)]
     shared = Budget(units * threads * BYTES)
@@ -296,7 +299,7 @@ def test_threads_take_from_each_other(threads: int, units: int, policy: rematfn.
             assert_bitwise_equal(result, expected[k])
     assert shared.peak_bytes <= shared.bytes
     assert shared.resident_bytes == 0
-    rematfn.check()
+    rematfn.testing.check()
 
 
 def test_threads_that_do_not_fit_together_end_with_an_error_and_leave_nothing() -> None:

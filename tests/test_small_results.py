@@ -59,8 +59,8 @@ def test_a_chain_of_more_is_recorded() -> None:
 ALL_RECORDED: dict[str, Transform] = {
     "a budget": functools.partial(rematfn.remat, budget="1 GiB"),
     "a budget around": lambda f: rematfn.remat(rematfn.remat(f), "1 GiB"),
-    "evict everything": functools.partial(rematfn.remat, policy=rematfn.EvictEverything()),
-    "names": functools.partial(rematfn.remat, policy=rematfn.Manual()),
+    "evict everything": functools.partial(rematfn.remat, policy=rematfn.testing.EvictEverything()),
+    "names": functools.partial(rematfn.remat, policy=rematfn.policies.Manual()),
     "grad around": lambda f: lambda x: torch.func.vjp(rematfn.remat(f), x)[0],
 }
 

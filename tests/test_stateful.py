@@ -56,7 +56,13 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "views": lambda x: torch.cat([p.sin() for p in x.reshape(-1).split(2)]) * 0.5,
     "dropout": lambda x: torch.nn.functional.dropout(x.exp(), 0.5),
 }
-POLICIES = [rematfn.ON(), rematfn.DTR(), rematfn.Eq(), rematfn.Local(), rematfn.LRU()]
+POLICIES = [
+    rematfn.policies.ON(),
+    rematfn.policies.reference.DTR(),
+    rematfn.policies.reference.Eq(),
+    rematfn.policies.reference.Local(),
+    rematfn.policies.reference.LRU(),
+]
 WORDS = ["remat", "everything", "tight", "grad", "vmap", "jvp"]
 
 
@@ -91,7 +97,7 @@ def spell(word: str, f: Callable[[Tensor], Tensor], ours: bool) -> Callable[[Ten
     if not ours:
         return f
     if word == "everything":
-        return rematfn.remat(f, policy=rematfn.EvictEverything())
+        return rematfn.remat(f, policy=rematfn.testing.EvictEverything())
     return rematfn.remat(f, budget=2048 if word == "tight" else None)
 
 
@@ -201,7 +207,7 @@ class Twins(RuleBasedStateMachine):
 
     number = st.integers(0, MOST_PAIRS - 1)
     budget = st.sampled_from([None, 256, 512, 1024])
-    policy = st.sampled_from([*POLICIES, rematfn.EvictEverything()])
+    policy = st.sampled_from([*POLICIES, rematfn.testing.EvictEverything()])
 
     def start(self) -> None:
         self.pairs.clear()
@@ -386,7 +392,7 @@ class Twins(RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
-        rematfn.check()
+        rematfn.testing.check()
         assert _C.stack_depth() == len(self.open)
         for level in (*self.open, *self.closed):
             level.check()
@@ -403,7 +409,7 @@ class Twins(RuleBasedStateMachine):
             self.closed.clear()
             self.held.clear()
             self.elsewhere.shutdown()
-        rematfn.check()
+        rematfn.testing.check()
         after = remains()
         assert self.knotted or all(after[k] <= self.before[k] for k in after), f"left: {after}"
 

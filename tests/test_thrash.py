@@ -22,7 +22,7 @@ def unrolled(x: Tensor, w: Tensor) -> Tensor:
     return h.square().sum()
 
 
-def on_without_detector(c: rematfn.Candidate) -> float:
+def on_without_detector(c: rematfn.policies.Candidate) -> float:
     fresh = 1 if c.consumed else 4
     return fresh * (c.cost + c.ancestors / 2) / (c.nbytes * (c.age + 5e-6) ** 0.6)
 
@@ -35,7 +35,7 @@ def test_where_a_backward_thrashes_the_score_looks_ahead(fraction: float, thrash
     budget = int(fraction * trace.peak_bytes)
     cost, plain = (
         rematfn.simulate(trace, budget, policy).replayed_cost
-        for policy in (rematfn.ON(), rematfn.Custom(on_without_detector))
+        for policy in (rematfn.policies.ON(), rematfn.policies.Custom(on_without_detector))
     )
     assert plain > (1 if thrashes else 0)
     assert cost < plain / 2 if thrashes else cost == plain
@@ -54,7 +54,7 @@ def test_where_looking_ahead_does_not_help_it_is_given_up() -> None:
     trace = rematfn.record(step, torch.randn(2, 16, 32))
     cost, plain = (
         rematfn.simulate(trace, 0.24, policy).replayed_cost
-        for policy in (rematfn.ON(), rematfn.Custom(on_without_detector))
+        for policy in (rematfn.policies.ON(), rematfn.policies.Custom(on_without_detector))
     )
     assert plain > 10
     assert cost < 1.1 * plain
@@ -69,13 +69,13 @@ def test_what_thrashes_is_still_exact_and_bounded(per_sample: bool) -> None:
     trace = rematfn.record(f, x, w)
     budget = int(0.3 * trace.peak_bytes)
     expected = f(x, w)
-    g = rematfn.remat(f, budget, policy=rematfn.ON())
+    g = rematfn.remat(f, budget, policy=rematfn.policies.ON())
     with MemoryTimeline() as timeline:
         found = g(x, w)
     assert_bitwise_equal(found, expected)
     assert timeline.peak <= budget
-    predicted = rematfn.simulate(trace, budget, rematfn.ON())
-    plain = rematfn.simulate(trace, budget, rematfn.Custom(on_without_detector))
+    predicted = rematfn.simulate(trace, budget, rematfn.policies.ON())
+    plain = rematfn.simulate(trace, budget, rematfn.policies.Custom(on_without_detector))
     assert rematfn.stats(g).replays == predicted.replays
     assert rematfn.stats(g).replayed_cost < plain.replayed_cost
 
@@ -103,15 +103,15 @@ def test_where_replays_run_away_gradients_are_not_given_for_what_a_replay_reads(
     f, arguments = curvature(torch.randn(4, 8, 16, 16))
     trace = rematfn.record(f, *arguments)
     budget = int(0.175 * trace.peak_bytes)
-    plain = rematfn.simulate(trace, budget, rematfn.Custom(on_without_detector))
-    online = rematfn.simulate(trace, budget, rematfn.ON())
-    guided = rematfn.simulate(trace, budget, rematfn.Guided())
+    plain = rematfn.simulate(trace, budget, rematfn.policies.Custom(on_without_detector))
+    online = rematfn.simulate(trace, budget, rematfn.policies.ON())
+    guided = rematfn.simulate(trace, budget, rematfn.policies.Guided())
     assert plain.replayed_cost > 10
     assert online.replayed_cost < plain.replayed_cost / 2
     assert guided.replayed_cost < online.replayed_cost
 
     expected = f(*arguments)
-    g = rematfn.remat(f, budget, policy=rematfn.ON())
+    g = rematfn.remat(f, budget, policy=rematfn.policies.ON())
     with MemoryTimeline() as timeline:
         found = g(*arguments)
     assert_bitwise_equal(found, expected)
@@ -133,11 +133,11 @@ def test_what_a_program_drops_is_kept_for_what_is_evicted_where_replays_run_away
     jacobian, x = torch.func.jacrev(f), torch.randn(64, 16)
     trace = rematfn.record(jacobian, ws, x)
     budget = int(0.35 * trace.peak_bytes)
-    predicted = rematfn.simulate(trace, budget, rematfn.ON())
-    plain = rematfn.simulate(trace, budget, rematfn.Custom(on_without_detector))
+    predicted = rematfn.simulate(trace, budget, rematfn.policies.ON())
+    plain = rematfn.simulate(trace, budget, rematfn.policies.Custom(on_without_detector))
     assert 3 < predicted.replayed_cost < plain.replayed_cost
     expected = jacobian(ws, x)
-    g = rematfn.remat(jacobian, budget, policy=rematfn.ON())
+    g = rematfn.remat(jacobian, budget, policy=rematfn.policies.ON())
     with MemoryTimeline() as timeline:
         found = g(ws, x)
     assert_bitwise_equal(found, expected)

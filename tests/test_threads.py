@@ -339,7 +339,7 @@ def test_a_fork_inside_a_level(transform: Transform) -> None:
         def child() -> None:
             assert torch.equal(z + y, x.sin() * x.sin() + x.sin())
             assert torch.equal(transform(inner)(x), inner(x))
-            rematfn.check()
+            rematfn.testing.check()
 
         assert in_a_child(child) == 0
         return z.exp()
@@ -385,7 +385,7 @@ def fork_while_another_thread_is_in_a_kernel() -> None:
     entered.wait(60)
 
     def child() -> None:
-        rematfn.check()
+        rematfn.testing.check()
         dropout = partial(nn.functional.dropout, p=0.5)
         assert EVERYTHING(lambda x: dropout(x.sin()).sum() * 2)(leaf()).isfinite()
         with pytest.raises(RuntimeError, match="is lost to the child"):

@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import rematfn
-from rematfn import DTR, LRU, MSPS, ON, Eq, EvictEverything, Local, Manual, Policy, Speed, Trace
+from rematfn import Trace
+from rematfn.policies import ON, Manual, Policy, Speed
+from rematfn.policies.reference import DTR, LRU, MSPS, Eq, Local
+from rematfn.testing import EvictEverything
 
 Build = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
 
@@ -284,5 +287,5 @@ def test_a_guided_simulation_replays_less() -> None:
     f, args = build("mlp")
     trace = rematfn.record(f, *args)
     online = rematfn.simulate(trace, 0.35, ON()).replayed_cost
-    guided = rematfn.simulate(trace, 0.35, rematfn.Guided(search=0)).replayed_cost
+    guided = rematfn.simulate(trace, 0.35, rematfn.policies.Guided(search=0)).replayed_cost
     assert 0 < guided < online

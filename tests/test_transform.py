@@ -34,12 +34,12 @@ FORMS = {
     "@remat()": lambda f: remat()(f),
     "@remat(budget=fraction)": lambda f: remat(budget=0.5)(f),
     "@remat(budget=text)": lambda f: remat(budget="4 KiB")(f),
-    "@remat(policy=LRU())": lambda f: remat(policy=rematfn.LRU())(f),
-    "policy=DTR()": lambda f: remat(f, 2048, policy=rematfn.DTR()),
-    "policy=Eq()": lambda f: remat(f, 2048, policy=rematfn.Eq()),
-    "policy=Local()": lambda f: remat(f, 2048, policy=rematfn.Local()),
-    "policy=Largest()": lambda f: remat(f, 2048, policy=rematfn.Largest()),
-    "policy=ON()": lambda f: remat(f, 2048, policy=rematfn.ON()),
+    "@remat(policy=LRU())": lambda f: remat(policy=rematfn.policies.reference.LRU())(f),
+    "policy=DTR()": lambda f: remat(f, 2048, policy=rematfn.policies.reference.DTR()),
+    "policy=Eq()": lambda f: remat(f, 2048, policy=rematfn.policies.reference.Eq()),
+    "policy=Local()": lambda f: remat(f, 2048, policy=rematfn.policies.reference.Local()),
+    "policy=Largest()": lambda f: remat(f, 2048, policy=rematfn.policies.reference.Largest()),
+    "policy=ON()": lambda f: remat(f, 2048, policy=rematfn.policies.ON()),
     "cost=time": lambda f: remat(f, 2048, cost="time"),
 }
 
@@ -216,20 +216,20 @@ def test_other_arguments_are_checked_when_they_are_given() -> None:
     with pytest.raises(TypeError, match="policy"):
         remat(wave, policy="lru")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="policy"):
-        remat(wave, policy=rematfn.LRU)  # type: ignore[call-overload]
+        remat(wave, policy=rematfn.policies.reference.LRU)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="cost"):
         remat(wave, cost="speed")  # type: ignore[call-overload]
     with pytest.raises(TypeError):
-        remat(wave, 4096, rematfn.LRU())  # type: ignore[call-overload]
+        remat(wave, 4096, rematfn.policies.reference.LRU())  # type: ignore[call-overload]
 
 
 def test_materialize_and_check_take_what_any_program_has() -> None:
     assert rematfn.materialize(X) is X
-    rematfn.check()
+    rematfn.testing.check()
 
     def f(x: Tensor) -> Tensor:
         y = x.sin()
-        rematfn.check()
+        rematfn.testing.check()
         assert rematfn.materialize(y) is y
         assert y.numpy().shape == (64,)
         return y * 2

@@ -15,9 +15,9 @@ from test_exact import world
 from torch import Tensor
 
 import rematfn
-from rematfn import ON
 from rematfn._trace import Trace
 from rematfn._transform import rematted_of
+from rematfn.policies import ON
 
 UNCAPPED = functools.partial(rematfn.remat, budget=1.0, policy=ON())  # a first call: has no cap
 

@@ -26,7 +26,7 @@ from torch import Tensor, distributed, nn
 import rematfn
 
 Write = Callable[[Tensor], Any]
-EVICT = functools.partial(rematfn.remat, policy=rematfn.EvictEverything())
+EVICT = functools.partial(rematfn.remat, policy=rematfn.testing.EvictEverything())
 
 
 def triple(*tensors: Tensor) -> None:
@@ -58,9 +58,7 @@ def fused(kind: Any, **options: Any) -> Write:
 
 
 def batch_norm(w: Tensor) -> None:
-    torch.nn.functional.batch_norm(
-        torch.randn(5, w.numel()), w, torch.ones_like(w), training=True
-    )
+    torch.nn.functional.batch_norm(torch.randn(5, w.numel()), w, torch.ones_like(w), training=True)
 
 
 OPERATORS: dict[str, Write] = {
@@ -197,9 +195,9 @@ def test_no_room_for_a_copy() -> None:
         return ((x + w[:n]).sin() * 2).exp().sum()
 
     budget = 4 * 4 * n  # all of `w` takes twice that
-    loss = rematfn.remat(f, budget, policy=rematfn.EvictEverything())(x)
+    loss = rematfn.remat(f, budget, policy=rematfn.testing.EvictEverything())(x)
     fused(torch.optim.SGD)(w)
-    rematfn.check()
+    rematfn.testing.check()
     with pytest.raises(rematfn.ReplayError, match=r"overwritten .* no room for a copy\. Raise"):
         loss.backward()
 
@@ -449,14 +447,12 @@ def compare_collectives(rank: int, store: str) -> None:
     for transform in (rematfn.remat, EVICT, functools.partial(rematfn.remat, budget="800KB")):
         assert_bitwise_equal(collectives(transform, rank), expected)
     distributed.destroy_process_group()
-    rematfn.check()
+    rematfn.testing.check()
 
 
 def two_processes() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(
-            compare_collectives, (os.path.join(folder, "store"),), nprocs=2
-        )
+        torch.multiprocessing.spawn(compare_collectives, (os.path.join(folder, "store"),), nprocs=2)
 
 
 def test_collectives() -> None:

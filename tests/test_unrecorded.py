@@ -55,16 +55,18 @@ GRADIENTS: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], T
 
 
 @pytest.mark.parametrize(
-    ("policy", "steps"), [(rematfn.ON(), STEPS), (rematfn.EvictEverything(), 6)], ids=str
+    ("policy", "steps"),
+    [(rematfn.policies.ON(), STEPS), (rematfn.testing.EvictEverything(), 6)],
+    ids=str,
 )
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_numbers_count_as_the_allocator_counts_them(
-    gradient: str, policy: rematfn.Policy, steps: int
+    gradient: str, policy: rematfn.policies.Policy, steps: int
 ) -> None:
     f = GRADIENTS[gradient](functools.partial(mixed, steps=steps))
     expected = f(X)
     trace = rematfn.record(f, X)
-    for fraction in (0.6, 0.3) if policy == rematfn.ON() else (1.0, 0.8):
+    for fraction in (0.6, 0.3) if policy == rematfn.policies.ON() else (1.0, 0.8):
         budget = int(fraction * trace.peak_bytes)
         g = rematfn.remat(f, budget, policy=policy)
         with MemoryTimeline() as timeline:
@@ -133,17 +135,17 @@ def test_numbers_that_do_not_fit_are_an_error_before_they_are_made() -> None:
     f = torch.func.grad(scaled)
     budget = 4 * X.nbytes
     assert budget < 8 * STEPS
-    g = rematfn.remat(f, budget, policy=rematfn.ON())
+    g = rematfn.remat(f, budget, policy=rematfn.policies.ON())
     with MemoryTimeline() as timeline, pytest.raises(rematfn.BudgetError, match="Raise the budget"):
         g(X)
     assert timeline.peak <= budget
     assert rematfn.stats(g).peak_bytes <= budget
 
     with pytest.raises(rematfn.BudgetError) as caught:
-        rematfn.simulate(rematfn.record(f, X), budget, rematfn.ON())
+        rematfn.simulate(rematfn.record(f, X), budget, rematfn.policies.ON())
     figure = re.search(r"at least ([\d.]+ \w+)", str(caught.value))
     assert figure is not None
-    g = rematfn.remat(f, figure[1], policy=rematfn.ON())
+    g = rematfn.remat(f, figure[1], policy=rematfn.policies.ON())
     assert_bitwise_equal(g(X), f(X))
     assert rematfn.stats(g).peak_bytes <= (rematfn.stats(g).budget or 0)
 

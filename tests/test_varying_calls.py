@@ -17,9 +17,10 @@ from helpers import assert_bitwise_equal
 from torch import Tensor, nn
 
 import rematfn
-from rematfn import ON, Guided, _measured
+from rematfn import _measured
 from rematfn._memory import MemoryTimeline
 from rematfn._signature import signature_of
+from rematfn.policies import ON, Guided
 
 AT_ONCE = Guided(search=0)
 FRACTION = 0.4

@@ -69,7 +69,7 @@ def test_an_operator_that_computes_something_else_is_named_with_the_element() ->
 
 def test_without_verification_it_goes_unnoticed() -> None:
     f = with_operator(define(spoil_element))
-    g = rematfn.remat(f, policy=rematfn.EvictEverything())
+    g = rematfn.remat(f, policy=rematfn.testing.EvictEverything())
     assert not torch.equal(g(X), with_operator(torch.sin)(X))
 
 
@@ -125,7 +125,9 @@ def test_a_difference_found_in_the_backward_raises_there() -> None:
 
 
 def test_a_verifying_level_verifies_what_runs_in_levels_inside() -> None:
-    inner = rematfn.remat(with_operator(define(spoil_element)), policy=rematfn.EvictEverything())
+    inner = rematfn.remat(
+        with_operator(define(spoil_element)), policy=rematfn.testing.EvictEverything()
+    )
     with pytest.raises(rematfn.ReplayError, match=r"element \[1, 2\]"):
         rematfn.remat(inner, verify=True)(X)
 

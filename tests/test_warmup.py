@@ -12,8 +12,8 @@ from helpers import assert_bitwise_equal, in_a_process
 from torch import Tensor, nn
 
 import rematfn
-from rematfn import Guided
 from rematfn._memory import MemoryTimeline
+from rematfn.policies import Guided
 
 AT_ONCE = Guided(search=0)
 X = torch.linspace(-1, 1, 4096)

@@ -68,7 +68,7 @@ def judge(info: Any, kind: Kind, sample: Sample) -> tuple[str, str]:
     try:
         assert_nothing_keyed(actual)
         assert_bitwise_equal(actual, expected)
-        rematfn.check()
+        rematfn.testing.check()
     except AssertionError as found:
         again, _ = attempt(run, lambda run: run(untransformed))
         try:

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A score that is written in Python."""
+
+import math
+import numbers
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from ._scores import Policy
+
+
+class Candidate(NamedTuple):
+    """What a score written in Python is shown of a value that may go.
+
+    Attributes:
+        nbytes: Its bytes.
+        cost: What replaying its producer costs, in seconds of the cost model.
+        ancestors: What replaying its evicted ancestors costs, which would come first.
+        age: Program time since the program last touched it, in the same seconds.
+        next_use: Program time until the program reads it next, ``inf`` if it never will; None where
+            that is not known.
+        consumed: Whether an operator of the program has read it.
+        producer: The operator that made it, as ``"aten::mm"``.
+    """
+
+    nbytes: float
+    cost: float
+    ancestors: float
+    age: float
+    next_use: float | None
+    consumed: bool
+    producer: str
+
+
+Scorer: TypeAlias = Callable[[Candidate], float]
+
+
+@dataclass(frozen=True)
+class Custom(Policy):
+    """Evict what a function of Python scores lowest. For experiments.
+
+    ``remat(f, budget, policy=score)`` is short for ``policy=Custom(score)``. The function is given
+    each :class:`Candidate` each time that something is to go, which is slow: a call of Python for
+    each value that is resident. It must not use tensors of the level. What it raises, the operator
+    that room was made for raises (a RuntimeError instead of a TypeError); nothing is evicted then,
+    and nothing lost. A score that is no number is a ValueError.
+
+    Attributes:
+        scorer: From a candidate to a number; the lowest goes first.
+
+    Example:
+        >>> import torch, rematfn
+        >>> def loss(x):
+        ...     return x.sin().cos().exp().sum()
+        >>> g = rematfn.remat(torch.func.grad(loss), 0.9, policy=lambda c: c.cost / c.nbytes)
+        >>> g(torch.zeros(3))
+        tensor([-0., -0., -0.])
+    """
+
+    scorer: Scorer
+
+    def __post_init__(self) -> None:
+        if not callable(self.scorer):
+            raise TypeError(f"Custom(scorer): a function is needed, got {self.scorer!r}.")
+
+    def judge(self) -> Callable[..., float]:
+        """Return the score on the fields of a candidate."""
+
+        def score(*fields: object) -> float:
+            candidate = Candidate(*fields)  # type: ignore[arg-type]
+            try:
+                found: object = self.scorer(candidate)
+            except TypeError as error:
+                # Raised from `x * y`, it would tell Python that tensors cannot be multiplied.
+                raise RuntimeError(f"policy={self.scorer!r}: {error}") from error
+            if not isinstance(found, numbers.Real):
+                raise ValueError(f"policy={self.scorer!r}: a score is a number, got {found!r}.")
+            number = float(found)
+            if math.isnan(number):
+                raise ValueError(f"policy={self.scorer!r}: NaN is no score; it is {candidate}'s.")
+            return number
+
+        return score

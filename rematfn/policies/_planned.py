@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies that record a call and have a plan for those after it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .. import _C
+from ._scores import ON, Policy
+
+_MOST_SEARCHES = 10  # times the operators that may bring nothing
+
+
+@dataclass(frozen=True)
+class Planned(Policy, ABC):
+    """A policy that records the first call of each signature and has a plan for those after it.
+
+    Attributes:
+        first: The policy of calls about which nothing is known.
+    """
+
+    first: Policy = field(default=ON(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        scores = isinstance(self.first, Policy) and not self.first.discards
+        if not scores or isinstance(self.first, Planned):
+            raise TypeError(
+                f"{type(self).__name__}(first=...): a policy that scores, such as ON(), is needed, "
+                f"got {self.first!r}."
+            )
+
+    def score(self) -> _C.Score:
+        """Return the score of calls about which nothing is known."""
+        return self.first.score()
+
+    def judge(self) -> Callable[..., float] | None:
+        """Return the score of such calls, if it is written in Python."""
+        return self.first.judge()
+
+    @abstractmethod
+    def plan(
+        self,
+        program: _C.Program,
+        budget: int,
+        at_most: int | None = None,
+        like: _C.Program | None = None,
+    ) -> None:
+        """Have the program look for a plan, and begin with the settings of that of ``like``.
+
+        If it takes a search, that simulates about ``at_most`` operators.
+        """
+
+    def plan_later(self, program: _C.Program, budget: int) -> None:
+        """Have a thread look for a better plan, if there is anything to look for."""
+
+
+@dataclass(frozen=True)
+class Guided(Planned):
+    """Measure the first call of each signature, and guide those after it; the default.
+
+    The first call is run with the policy ``first`` and recorded: the sequence of operators, what
+    each reads, and when the program lets go of a value. Later calls of the same signature know
+    every next use: what is never read again goes first, and the score weighs time since the last
+    access against time to the next. Which weighing does best at this budget is found by simulating
+    the recorded call. Each operator is compared with the record; at the first difference the call
+    goes on with ``first``, and the next call is recorded anew. Results never depend on the record.
+
+    Recording and guiding as in Peng et al., *Capuchin* (ASPLOS 2020).
+
+    Attributes:
+        first: The policy of calls about which nothing is known.
+        search: Operators that a thread may simulate in vain, without a plan that replays a
+            hundredth less, once for each signature and budget; ten times as many in all. So what is
+            found in the end is the same on every machine. A million takes one or two seconds. The
+            second call waits for the first 30,000, later calls use what has been found by then.
+            With 0, no thread is started: the first plan that fits.
+    """
+
+    search: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.search) is not int or self.search < 0:
+            raise ValueError(
+                f"Guided(search=...): a number of operators is needed, such as 1_000_000, "
+                f"got {self.search!r}."
+            )
+
+    def plan(
+        self,
+        program: _C.Program,
+        budget: int,
+        at_most: int | None = None,
+        like: _C.Program | None = None,
+    ) -> None:
+        """Have the program look for a plan while that pays, for ``at_most`` operators."""
+        most = _MOST_SEARCHES * self.search
+        program.search(
+            budget, self.search, most if at_most is None else min(at_most, most), like=like
+        )
+
+    def plan_later(self, program: _C.Program, budget: int) -> None:
+        """Have a thread look for a better plan while that pays."""
+        if self.search > 0:
+            program.search_later(budget, self.search, _MOST_SEARCHES * self.search)
+
+
+@dataclass(frozen=True)
+class Sqrt(Planned):
+    """Cut the recorded sequence into segments, keep what crosses, and compute the rest again.
+
+    The forward part of a call is cut into segments that make about as many bytes each. A value that
+    a later segment reads is held dear; of the rest goes what is read last. With about the square
+    root of n segments a chain of n operators needs memory for twice that many values, and runs each
+    operator twice at most.
+
+    The first call of a signature is recorded and runs with ``first``, as with :class:`Guided`. So
+    does a call for which no number of segments fits the budget. Without a budget nothing has to go.
+
+    After Chen et al., *Training Deep Nets with Sublinear Memory Cost* (arXiv 1604.06174, 2016), who
+    drop all of the rest at once; here it goes when room is needed. Its weakness: segments know
+    bytes alone, not what a value costs, and what a long skip carries crosses every boundary.
+
+    Attributes:
+        segments: How many; None: of those that fit, the number that recomputes least.
+    """
+
+    segments: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        found = self.segments
+        if found is not None and (type(found) is not int or found < 1):
+            raise ValueError(f"Sqrt(segments=...): a number from 1 or None, got {found!r}.")
+
+    def plan(
+        self,
+        program: _C.Program,
+        budget: int,
+        at_most: int | None = None,
+        like: _C.Program | None = None,
+    ) -> None:
+        """Have the program cut itself into segments."""
+        program.cut_into(budget, self.segments or 0)
+
+
+@dataclass(frozen=True)
+class Memory(Planned):
+    """Keep the cut points of the recorded graph, and compute what is between them again.
+
+    A cut point is a value through which all paths of the forward go: an articulation point of its
+    graph, such as the stream between two residual blocks. Each of them is held dear, or every
+    second one, or so on: as recomputes least within the budget. Values that depend on no argument
+    (a mask), and small ones, may go around them.
+
+    The first call of a signature is recorded and runs with ``first``, as with :class:`Guided`. So
+    does a call for which no choice fits the budget. Without a budget nothing has to go.
+
+    After the strategy ``'memory'`` of Salimans and Bulatov, *Saving memory using
+    gradient-checkpointing* (github.com/cybertronai/gradient-checkpointing, 2018). Its weakness: a
+    graph with a skip from end to end, such as a U-Net's, has no cut points.
+    """
+
+    def plan(
+        self,
+        program: _C.Program,
+        budget: int,
+        at_most: int | None = None,
+        like: _C.Program | None = None,
+    ) -> None:
+        """Have the program find its cut points."""
+        program.cut_at_points(budget)
