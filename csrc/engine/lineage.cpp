@@ -2,6 +2,7 @@
 #include "engine/lineage.h"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
 #include "engine/domain.h"
@@ -193,6 +194,10 @@ bool Table::give_way(std::size_t nbytes, std::size_t in_flight) {
 }
 
 Statistics Report::counted() const {
+  // The call may be running, on another thread.
+  const std::shared_ptr<Domain> owner = domain.lock();
+  std::optional<DomainLock> lock;
+  if (owner && !owner->lost_to_fork() && !owner->is_held_here()) lock.emplace(owner);
   Statistics all = statistics;
   const std::uint64_t little = passed_over.load(std::memory_order_relaxed);
   all.operators += little;

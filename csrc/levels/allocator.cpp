@@ -163,9 +163,9 @@ class Allocator final : public c10::Allocator {
     if (bytes.get_deleter() != &release || data == nullptr) return;
     auto label = pages().disown(data);
     if (!label) {
+      // Two threads may seal one tensor.
       Pages::Label* ahead = label_ahead_of(data);
-      label = *ahead;
-      ahead->owner = nullptr;
+      label = {ahead->nbytes, std::atomic_ref(ahead->owner).exchange(nullptr)};
     }
     stop_counting(*label);
   }
