@@ -115,6 +115,7 @@ class Simulation {
           table_->note_peak(0);
           break;
       }
+      if (options_.check) table_->check();
     }
     return table_->statistics;
   }

@@ -38,6 +38,7 @@ struct SimulationOptions {
   std::shared_ptr<Guide> guide{};
   double most_replayed_cost = kNever;  // seconds; beyond, the run is not worth finishing
   Effort* effort = nullptr;  // to add to, and to stop by
+  bool check = false;        // the tables after each event
 };
 
 // The statistics of a run of `trace`. Throws NoRoom and Stopped.
