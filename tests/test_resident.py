@@ -134,7 +134,7 @@ def test_pages_are_kept_for_the_next_call(usage: None) -> None:
     assert faults < 2 * SQUARE // resource.getpagesize(), "the last call has cleared few anew"
     rematfn.remat(deep, 5 * SQUARE)(x)
     assert waiting() <= 5 * SQUARE, "as much as the last one to live would have left"
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while _C.pages() != (0, 0, 0) and time.monotonic() < until:
         time.sleep(0.05)
     assert _C.pages() == (0, 0, 0), "nobody comes any more"

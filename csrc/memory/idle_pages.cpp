@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kWhile{1};
+constexpr std::chrono::seconds kWhile{10};  // as in jemalloc
 
 // Of this process; a forked child has one of its own. Never destroyed, so that the thread, which
 // nobody waits for, may still sleep when the process ends.

@@ -6,7 +6,7 @@
 
 namespace rematfn {
 
-// From now on pages are kept for a second; if a level with a budget comes meanwhile, for as long as
+// From now on pages are kept for ten seconds; if a level with a budget comes meanwhile, for as long as
 // it lives, and then anew.
 void keep_pages_for_a_while();
 
