@@ -74,10 +74,10 @@ class Asked {
       if (level->unrecorded && is_intercepting()) count_in(*level, "a tensor made beside operators");
       return;
     }
-    // See Note [A backward allocates for its level]
-    const std::shared_ptr<LevelHandle> handle = level_of_running_node();
-    if (!handle || c10::impl::tls_is_dispatch_key_excluded(kLevelKey)) return;
-    count_in(handle->level(), "`" + torch::autograd::get_current_node()->name() + "`");
+    // See Note [The operators of a node are its level's]
+    Level* level = level_of_running_node();
+    if (level == nullptr || !level->unrecorded || !is_intercepting()) return;
+    count_in(*level, "`" + torch::autograd::get_current_node()->name() + "`");
   }
   void count_in(Level& level, const std::string& what) {
     beside_ = level.unrecorded;

@@ -17,16 +17,6 @@
 // whose own edges leave the region too: y = x.sin() gives dx = g * x.cos(), which reaches x past
 // every hook set when `f` returned. So sealing a tensor always walks the graph behind it; what one
 // walk has visited the next one skips, and the walks of all orders together are linear.
-//
-// Note [Gradients enter tagged]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// The gradient that autograd feeds to an output is a plain tensor, and so is what the first backward
-// operators make of it until they meet a saved level tensor: for a mean, a tensor as large as its
-// input, outside every budget. A hook on the output's node therefore passes on an alias of the
-// gradient that carries key and handle, and the level governs from the first operator on. A gradient
-// that is itself recorded is left as it is: an alias would add a node to its graph, and with it
-// another order of summation to the next backward. Under a dispatch mode it is left too: the mode
-// would see an operator that is not the program's, and a tracer would take it down.
 
 #pragma once
 

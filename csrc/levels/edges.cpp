@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "levels/edges.h"
 
-#include <ATen/ops/alias.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "levels/allocator.h"
 #include "levels/boundary.h"
 #include "tensors/layers.h"
+#include "tensors/thread_keys.h"
 #include "tensors/torch_compat.h"
 
 namespace rematfn {
@@ -58,7 +58,7 @@ class HookScope {
 
 bool is_seal(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook);
 
-// A gradient that no level made, where one leaves. See Note [A backward allocates for its level]
+// A gradient that no level made, where one leaves. See Note [The operators of a node are its level's]
 void leave_count(const at::Tensor& gradient) {
   if (current_level() != nullptr || !is_plain(*gradient.unsafeGetTensorImpl())) return;
   count_no_more(*gradient.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
@@ -79,11 +79,11 @@ bool has_hooks(const at::Tensor& leaf) {
          !std::all_of(hooks.begin(), hooks.end(), is_seal);
 }
 
-void see_writes_of_hooks() {
+void see_operators_of_hooks() {
   const auto node = torch::autograd::get_current_node();
   const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
   if (leaf == nullptr || !leaf->variable.defined()) return;
-  if (has_hooks(leaf->variable)) see_writes();
+  if (has_hooks(leaf->variable)) see_operators();
 }
 
 // Note [Seals are hooks on the target]
@@ -107,7 +107,7 @@ class SealHook final : public torch::autograd::FunctionPreHook {
   explicit SealHook(const Node& target) : target_(target.sequence_nr()) {}
 
   variable_list operator()(const variable_list& gradients) override {
-    if (target_ == kAccumulator) see_writes_of_hooks();
+    if (target_ == kAccumulator) see_operators_of_hooks();
     const HookScope scope;
     for (const at::Tensor& gradient : gradients) {
       if (gradient.defined()) seal_arriving(gradient);
@@ -125,17 +125,21 @@ class SealHook final : public torch::autograd::FunctionPreHook {
       if (!domain) return leave_count(inner);
       const DomainLock lock(domain);
       Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-      if (cell == nullptr || in_region(target_, level_of(*cell))) return;
-      // Out of each level up to the one whose region the target is in. A leaf has none: an enclosing
-      // level that still runs takes over.
+      if (cell == nullptr) return;
       Level* heir = &level_of(*cell);
+      if (stays_in(*heir)) return;
       do {
         for_each_layer(gradient, [&](const at::Tensor& layer) { cut_graph(layer, *heir); });
         heir = heir->enclosing_level();
-      } while (heir != nullptr &&
-               !(target_ == kAccumulator ? heir->active.load() : in_region(target_, *heir)));
+      } while (heir != nullptr && !stays_in(*heir));
       give_cell(*inner.unsafeGetTensorImpl(), *cell, heir);
     });
+  }
+
+  // What arrives at the target leaves each level up to the one whose region the target is in. A leaf
+  // has none: a level that still runs keeps what arrives there.
+  [[nodiscard]] bool stays_in(const Level& level) const {
+    return target_ == kAccumulator ? level.active.load() : in_region(target_, level);
   }
 
   const std::uint64_t target_;
@@ -217,52 +221,39 @@ void watch_again(const WatchedLeaves& leaves) {
   }
 }
 
-// Whether autograd, at any level of functorch's, records what is done to the tensor.
-bool has_graph(const at::Tensor& tensor) {
-  bool recorded = false;
-  for_each_layer(tensor, [&](const at::Tensor& layer) { recorded |= layer.requires_grad(); });
-  return recorded;
-}
+// Note [The operators of a node are its level's]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A backward after `f` reads much that is no level tensor: the gradient that autograd feeds to an
+// output, for a mean as large as its input; the cosine of an argument; the zeros that a formula
+// starts from; all of matrix_exp's, which works on a block matrix of its own. The engine restores
+// the thread's state for each node, so each node of the region that a backward can reach from
+// outside has a hook that lets its operators come to us, and says whose they are. What is allocated
+// there beside operators counts for that level too, until it is freed, or until the gradient leaves
+// (SealHook). A node whose graph nested levels share has a hook of each; the innermost governs. A
+// backward that runs within a node begins with that node's state, so that our key is included in its
+// own nodes too. These have no hook: they were made just now, and belong where that node does.
+thread_local std::weak_ptr<LevelHandle> level_of_last_node;
 
-// Note [A backward allocates for its level]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// What a formula of the backward makes without reading a tensor of the level is no operator of the
-// level: the cosine of an argument, the zeros that a formula starts from, all of matrix_exp's, which
-// works on a block matrix of its own. To see these operators, our key would have to be included anew
-// for each node, since the engine restores the thread's state in between: a hook on every node. But
-// nothing of the kind is read after its node, other than as a gradient. So they are left alone, and
-// their bytes count: what is allocated on a thread that runs a node of the region, and not by one of
-// our kernels, counts beside operators until it is freed, or until the gradient leaves (SealHook).
-// A node is known by what cut_graph() has visited. A level is looked for among those that the
-// running graph task has entered.
-struct Entered {
-  int graph_task;
-  std::weak_ptr<LevelHandle> level;
-};
-thread_local std::vector<Entered> entered;
-constinit thread_local bool any_entered = false;  // costs less to ask
+class NodeHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit NodeHook(std::shared_ptr<LevelHandle> level) : level_(std::move(level)) {}
 
-void leave_graph_task(int graph_task) {
-  std::erase_if(entered, [&](const Entered& e) {
-    return e.graph_task == graph_task || e.level.expired();
-  });
-  any_entered = !entered.empty();
-}
-
-void note_entry(const std::shared_ptr<LevelHandle>& level) {
-  if (!level->level().unrecorded) return;
-  const int graph_task = torch::autograd::get_current_graph_task_id();
-  for (const Entered& e : entered) {
-    if (e.graph_task == graph_task && e.level.lock() == level) return;
+  variable_list operator()(const variable_list& gradients) override {
+    if (current_level() == nullptr) {
+      see_operators();
+      level_of_last_node = level_;
+    }
+    return gradients;
   }
-  std::erase_if(entered, [](const Entered& e) { return e.level.expired(); });
-  entered.push_back({graph_task, level});
-  any_entered = true;
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [graph_task] { leave_graph_task(graph_task); });
-}
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
 
-// See Note [Gradients enter tagged]
+  [[nodiscard]] Level& level() const { return level_->level(); }
+
+ private:
+  const std::shared_ptr<LevelHandle> level_;
+};
+
+// On the node of an output: where a backward begins that enters the level.
 class EntryHook final : public torch::autograd::FunctionPreHook {
  public:
   EntryHook(std::shared_ptr<LevelHandle> level, std::shared_ptr<WatchedLeaves> leaves)
@@ -270,21 +261,8 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
 
   variable_list operator()(const variable_list& gradients) override {
     watch_again(watched_leaves());
-    note_entry(level_);
     watch_end_of_backward();
-    if (c10::impl::dispatch_mode_enabled()) return gradients;
-    variable_list tagged = gradients;
-    for (at::Tensor& gradient : tagged) {
-      if (!gradient.defined()) continue;
-      const at::Tensor inner = innermost(gradient);
-      if (domain_of(*inner.unsafeGetTensorImpl()) ||
-          !is_plain(*inner.unsafeGetTensorImpl()) || has_graph(gradient)) {
-        continue;
-      }
-      const LevelScope scope(level_->level(), /*tagging=*/true);
-      gradient = at::alias(gradient);
-    }
-    return tagged;
+    return gradients;
   }
 
  private:
@@ -336,21 +314,22 @@ Node* root_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-std::shared_ptr<LevelHandle> level_of_running_node() {
-  if (!any_entered) return {};
+Level* level_of_running_node() {
   const auto node = torch::autograd::get_current_node();
-  if (!node) return {};
-  const int graph_task = torch::autograd::get_current_graph_task_id();
-  std::shared_ptr<LevelHandle> innermost;
-  for (const Entered& e : entered) {
-    if (e.graph_task != graph_task) continue;
-    auto handle = e.level.lock();
-    if (!handle || !in_region(node->sequence_nr(), handle->level())) continue;
-    if (innermost && innermost->level().depth >= handle->level().depth) continue;
-    const DomainLock lock(handle->level().domain);
-    if (handle->level().visited_nodes.contains(name_of(*node))) innermost = std::move(handle);
+  if (!node) return nullptr;
+  Level* innermost = nullptr;
+  for (const auto& hook : node->pre_hooks()) {
+    const torch::autograd::FunctionPreHook& any = *hook;
+    if (typeid(any) != typeid(NodeHook)) continue;
+    Level& level = static_cast<const NodeHook&>(any).level();
+    if (innermost == nullptr || level.depth > innermost->depth) innermost = &level;
   }
-  return innermost;
+  if (innermost != nullptr || node->sequence_nr() == kAccumulator ||
+      !c10::impl::tls_is_dispatch_key_included(kLevelKey)) {
+    return innermost;
+  }
+  const auto handle = level_of_last_node.lock();
+  return handle ? &handle->level() : nullptr;
 }
 
 void remember_leaf(const at::Tensor& leaf, WatchedLeaves& leaves) {
@@ -369,14 +348,15 @@ void cut_graph(const at::Tensor& tensor, Level& level) {
   const Savers& savers = level.tensor_domain().savers;
   auto leaves = level.watched_leaves.lock();
   if (!leaves) level.watched_leaves = leaves = std::make_shared<WatchedLeaves>();
+  const auto handle = std::make_shared<LevelHandle>(level);
   if (level.visited_nodes.insert(~name_of(*root)).second) {
     root->add_tensor_pre_hook(std::make_unique<OutputSealHook>(*root));
-    root->add_pre_hook(
-        std::make_unique<EntryHook>(std::make_shared<LevelHandle>(level), leaves));
+    root->add_pre_hook(std::make_unique<EntryHook>(handle, leaves));
   }
   std::vector<Node*> todo;
   const auto visit = [&](Node& node) {
     if (!level.visited_nodes.insert(name_of(node)).second) return;
+    node.add_pre_hook(std::make_unique<NodeHook>(handle));
     level.graph_leaves = level.graph_leaves || !savers.has_let_go(node);
     todo.push_back(&node);
   };

@@ -24,9 +24,9 @@ namespace {
 
 struct ThreadStack {
   std::vector<Level*> levels;
+  bool saw_operators = false;  // before the first of them: see_operators()
 };
 thread_local ThreadStack this_thread;
-REMATFN_THREAD_LOCAL bool is_tagging_now = false;
 REMATFN_THREAD_LOCAL Level* top_level = nullptr;  // of this_thread.levels
 
 // Every live domain, for check_all().
@@ -107,7 +107,9 @@ bool must_record_all(const LevelOptions& options, const Level* outer) {
 void push(Level& level) {
   this_thread.levels.push_back(&level);
   top_level = &level;
-  if (this_thread.levels.size() == 1) set_intercepting(true);
+  if (this_thread.levels.size() > 1) return;
+  this_thread.saw_operators = is_intercepting();
+  set_intercepting(true);
 }
 
 // Takes levels off the stack until `depth` of them are left.
@@ -117,7 +119,7 @@ void pop_to(std::size_t depth) {
   top_level = this_thread.levels.empty() ? nullptr : this_thread.levels.back();
   if (top_level != nullptr) return;
   set_intercepting(false);
-  if (is_writer_running()) see_writes();
+  if (this_thread.saw_operators) see_operators();
 }
 
 }  // namespace
@@ -273,19 +275,6 @@ void notice_unrecorded(Level& level) {
   level.domain->make_room(level, 0);
   level.note_peak(0);
 }
-
-LevelScope::LevelScope(Level& level, bool tagging)
-    : was_tagging_(is_tagging_now), depth_(this_thread.levels.size()) {
-  push(level);
-  is_tagging_now = tagging;
-}
-
-LevelScope::~LevelScope() {
-  is_tagging_now = was_tagging_;
-  pop_to(depth_);
-}
-
-bool is_tagging() { return is_tagging_now; }
 
 void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit, const Domain* but) {
   std::vector<std::weak_ptr<TensorDomain>> domains;

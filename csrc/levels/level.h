@@ -152,22 +152,6 @@ void hand_over(LevelHandle& handle, bool sealed);
 // NoRoom.
 void notice_unrecorded(Level& level);
 
-// For a scope: `level` is on top of this thread's stack, `tagging` or as usual.
-class LevelScope {
- public:
-  LevelScope(Level& level, bool tagging);
-  ~LevelScope();
-  LevelScope(const LevelScope&) = delete;
-  LevelScope& operator=(const LevelScope&) = delete;
-
- private:
-  bool was_tagging_;
-  std::size_t depth_;
-};
-
-// Whether aliases of tensors from outside become the level's (edges.cpp says why).
-[[nodiscard]] bool is_tagging();
-
 // Every domain there is but one, one after the other, with its lock held.
 void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit,
                           const Domain* but = nullptr);

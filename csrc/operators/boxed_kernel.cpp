@@ -147,7 +147,7 @@ void govern(Invocation& invocation) {
     }
     std::optional<DomainLock> lock;
     if (domain.domain != nullptr) lock.emplace(*domain.domain);
-    if (Level* level = find_level(invocation, found, kind)) {
+    if (Level* level = find_level(invocation, domain.level, found, kind)) {
       LevelCall(invocation, *level, found, kind == Arguments::kOpaque, has_run).run();
       return;
     }

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "levels/boundary.h"
+#include "levels/edges.h"
 #include "tensors/stack_utils.h"
 
 namespace rematfn {
@@ -76,6 +77,12 @@ bool is_outside_of_backward() {
   return leaf != nullptr && leaf->variable.defined() && !has_key(leaf->variable);
 }
 
+// See Note [The operators of a node are its level's]
+Level* level_of_thread() {
+  Level* level = current_level();
+  return level != nullptr ? level : level_of_running_node();
+}
+
 }  // namespace
 
 Arguments find_tensors(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found) {
@@ -103,7 +110,8 @@ Arguments find_tensors(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found
 
 FoundDomain find_domain(const FoundTensors& found) {
   FoundDomain ours;
-  if (const Level* level = current_level()) ours.domain = level->domain.get();
+  ours.level = level_of_thread();
+  if (ours.level != nullptr) ours.domain = ours.level->domain.get();
   for (const FoundTensor& f : found) {
     std::shared_ptr<Domain> theirs;
     if (has_level_key(*f.tensor)) {
@@ -123,8 +131,7 @@ FoundDomain find_domain(const FoundTensors& found) {
   return ours;
 }
 
-Level* find_level(Invocation& invocation, FoundTensors& found, Arguments& kind) {
-  Level* level = current_level();
+Level* find_level(Invocation& invocation, Level* level, FoundTensors& found, Arguments& kind) {
   if (kind != Arguments::kPlain && level != nullptr) find_storages(invocation, *level, found);
   for (FoundTensor& f : found) {
     f.cell = cell_of(*f.tensor);

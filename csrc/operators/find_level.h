@@ -46,6 +46,7 @@ enum class Arguments {
 // The domain that an operator belongs to: the one of this thread's levels, which is alive while
 // they run, else that of its level tensors, or none.
 struct FoundDomain {
+  Level* level = nullptr;  // of this thread, or of the node that runs
   Domain* domain = nullptr;
   std::shared_ptr<Domain> alive;
 };
@@ -53,11 +54,12 @@ struct FoundDomain {
 // held.
 [[nodiscard]] FoundDomain find_domain(const FoundTensors& found);
 
-// The level that the tensors and the thread's stack put the operator under: the innermost of all.
+// The level that the operator is under: the innermost of its tensors' and of `level`, the thread's.
 // Tensors of levels that nobody runs are sealed on the way, see
 // Note [Why the backward finds its level again]. The lock of the operator's domain is held, if any.
 // With a level tensor among them, arguments are not abstract.
-[[nodiscard]] Level* find_level(Invocation& invocation, FoundTensors& found, Arguments& kind);
+[[nodiscard]] Level* find_level(Invocation& invocation, Level* level, FoundTensors& found,
+                               Arguments& kind);
 
 // How often the operator may have moved the version counters of tensors on `storage` by now.
 [[nodiscard]] std::uint32_t bumps_so_far(const Invocation& invocation, const FoundTensors& found,

@@ -62,10 +62,6 @@ bool LevelCall::put_handle_on(c10::TensorImpl& tensor) {
     if (f.storage != storage) continue;
     if (f.cell != nullptr) {
       attach(tensor, c10::intrusive_ptr<Cell>::reclaim_copy(f.cell));
-    } else if (is_tagging()) {
-      // See Note [Gradients enter tagged]
-      attach(tensor, make_cell(level_, domain_.outside_version(tensor),
-                                               tensor.storage()));
     } else if (has_level_key(tensor)) {
       detach(tensor);
     }

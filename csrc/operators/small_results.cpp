@@ -18,7 +18,7 @@ constexpr std::uint64_t kAskEvery = 1U << 16U;  // operators, for whether memory
 
 bool reads_little(const Invocation& invocation, const FoundTensors& found, Arguments kind) {
   const Level* level = current_level();
-  if (level == nullptr || level->records_all || is_tagging()) return false;
+  if (level == nullptr || level->records_all) return false;
   const OperatorFacts& facts = invocation.facts;
   if (kind != Arguments::kPlain || !facts.makes_fresh || facts.draws_random ||
       facts.never_replayed || !facts.writes.empty() || !facts.training_writes.empty()) {

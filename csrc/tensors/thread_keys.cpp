@@ -9,9 +9,6 @@ namespace rematfn {
 namespace {
 
 REMATFN_THREAD_LOCAL bool is_under_level = false;
-// The last node that see_writes() was called in.
-constinit thread_local const torch::autograd::Node* writer = nullptr;
-
 // BackendSelect: see Note [Which key we borrow].
 constexpr c10::DispatchKeySet kBackendSelect{c10::DispatchKey::BackendSelect};
 
@@ -25,16 +22,10 @@ void set_intercepting(bool on) {
   c10::impl::_force_tls_local_dispatch_key_set(keys);
 }
 
-// See Note [Hooks may write parameters]
-bool is_writer_running() {
-  return writer != nullptr &&
-         torch::autograd::get_current_node().get() == writer;
-}
-
-void see_writes() {
-  writer = torch::autograd::get_current_node().get();
+void see_operators() {
   auto keys = c10::impl::tls_local_dispatch_key_set();
-  keys.included_ = keys.included_ | kLevelKeySet;
+  if (keys.excluded_.has(kLevelKey)) return;  // the node stays outside
+  keys.included_ = (keys.included_ | kLevelKeySet) - kBackendSelect;
   c10::impl::_force_tls_local_dispatch_key_set(keys);
 }
 
@@ -45,9 +36,10 @@ void see_writes() {
 // kinds are known. The first restores the excluded keys alone; so a level changes none of these, and
 // takes BackendSelect out of the included ones instead. The second restores all: our key is then
 // included on a thread whose stack is empty. Every operator comes to us in that state, factories
-// too, and the first one puts the keys right, unless see_writes() wanted it so.
+// too, and the first one puts the keys right; but not within a node of autograd's, which may have asked
+// for it, and whose state the engine takes back.
 BelowLevels::BelowLevels() : saved_(c10::impl::tls_local_dispatch_key_set()) {
-  if (!is_under_level && saved_.included_.has(kLevelKey) && !is_writer_running()) {
+  if (!is_under_level && saved_.included_.has(kLevelKey) && !torch::autograd::get_current_node()) {
     set_intercepting(false);
     saved_ = c10::impl::tls_local_dispatch_key_set();
   }

@@ -18,11 +18,9 @@ void set_intercepting(bool on);
   return (keys.included_ - keys.excluded_).has(kLevelKey);
 }
 
-// Until the thread's state is restored, operators come to us though no level runs.
-// See Note [Hooks may write parameters]
-void see_writes();
-// Whether it is for that node of autograd's that operators come to us.
-[[nodiscard]] bool is_writer_running();
+// Until the thread's state is restored, as it is for each node of autograd's, operators come to us
+// though no level runs; unless the node stays outside.
+void see_operators();
 
 // For a scope: operators do not come to us, and factories find their backend as usual.
 // See Note [Keys that come back]
