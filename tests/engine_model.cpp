@@ -34,28 +34,19 @@ struct Link final : Operation {
   [[nodiscard]] std::size_t replay_bytes() const override { return output_bytes; }
   void replay(Domain& domain) override {
     for (Version* output : outputs) {
-      if (output != nullptr && !output->resident && Domain::is_wanted(*output)) {
+      if (output != nullptr && !output->resident && Replayer::is_wanted(*output)) {
         domain.arrive(*output);
       }
     }
   }
 };
 
-class Numbers final : public Domain {
- protected:
-  void drop(Version&) override {}
-  bool held_elsewhere(const Version&) override { return false; }
-  bool retain(Version&, const Bytes&) override { return true; }
-  bool forget(Version& version) override { return static_cast<bool>(version.producer); }
-  bool lost(const Version&) override { return false; }
-  void keep_alive(Version&) override {}
-};
-
 // A chain of so many values, of which the last is the program's; no call of the stack for each.
 void a_chain_dies() {
+  Sizes sizes;
   constexpr int kLinks = 1'000'000;
-  const auto domain = std::make_shared<Numbers>();
-  domain->limit_operations(2 * kLinks);
+  const auto domain = std::make_shared<Domain>(sizes);
+  domain->trimmer.limit(2 * kLinks);
   Ref<Table> table(new Table(domain, nullptr, kNoBudget, Score{}));
   Ref<Version> latest;
   {
@@ -75,7 +66,7 @@ void a_chain_dies() {
       table->admit(*version);
       Ref<Version> before = std::move(latest);
       latest = std::move(version);
-      if (before) domain->release(std::move(before), table, &Domain::no_bytes);
+      if (before) domain->release(std::move(before), table, &Store::no_bytes);
     }
   }
   {
@@ -83,7 +74,7 @@ void a_chain_dies() {
     table->check();
     expect(domain->live_operations == kLinks, "the chain is there");
     expect(table->resident_bytes == 8, "what the program has dropped is gone");
-    domain->release(std::move(latest), table, &Domain::no_bytes);
+    domain->release(std::move(latest), table, &Store::no_bytes);
   }
   const DomainLock lock(domain);
   table->check();

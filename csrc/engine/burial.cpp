@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// burial.cpp: the part of Domain that buries what the program drops, or keeps it for what is replayed
-// from it.
+#include "engine/burial.h"
 
 #include "engine/domain.h"
-
-#include "engine/guide.h"
 
 namespace rematfn {
 
@@ -22,71 +18,66 @@ namespace rematfn {
 //   5. Where replays run away, a value of the backward stays as well, while something is evicted that
 //      is replayed from it: the next replay of that would go through all of the backward so far.
 //      See Note [Pending readers have a price].
-void Domain::bury_contents(Ref<Version> version, HoldBytes hold) {
+void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   if (!version) return;
   version->program = false;
-  if (recorder) recorder->note_release(*version);
+  if (domain_.recorder) domain_.recorder->note_release(*version);
   const bool stays = version->resident && version->producer &&
                      (is_kept_for_somebody(*version) || is_kept_for_evicted(*version)) &&
-                     retain(*version, hold());
-  if (stays) list_candidates();
+                     domain_.store.retain(*version, hold());
+  if (stays) domain_.list_candidates();
   retains_ |= stays;
-  const bool goes = !stays && forget(*version);
+  const bool goes = !stays && domain_.store.forget(*version);
   if (version->table && (stays || goes)) version->table->let_go(*version);
-  if (goes && version->table && version->resident) leave(*version);
+  if (goes && version->table && version->resident) domain_.leave(*version);
   if (retains_) let_go_of_kept_for(*version);
 }
 
-bool Domain::is_kept_for_somebody(const Version& version) {
+bool Burial::is_kept_for_somebody(const Version& version) {
   constexpr std::size_t kSmall = 64;  // so many times smaller
   if (!version.kept || version.backward || !version.table) return false;
   if (version.table->keeping.marks == Keeping::Marks::kAllBut) return false;
-  ++mark_;
-  walk_.clear();
-  walk_readers(version, kNoSlot);
-  for (std::size_t i = 0; i < walk_.size(); ++i) {
+  Walk walk(domain_.walks);
+  walk.visit_readers(version, kNoCap);
+  for (std::size_t i = 0; i < walk.size(); ++i) {
     if (i == kWalkCap) return true;  // See Note [Closure walks are capped]
-    for (const Version* output : walk_[i]->outputs) {
+    for (const Version* output : walk[i].outputs) {
       if (output == nullptr) continue;
       if (output->pending > 0) return true;
       const bool is_small = output->nbytes < version.nbytes / kSmall;
       if (output->program && !output->backward && !is_small) return true;
-      if (!output->resident && !output->kept) walk_readers(*output, kNoSlot);
+      if (!output->resident && !output->kept) walk.visit_readers(*output, kNoCap);
     }
   }
   return false;
 }
 
 // Rule 5
-bool Domain::is_kept_for_evicted(const Version& version) const {
+bool Burial::is_kept_for_evicted(const Version& version) const {
   if (!version.backward || version.raw || version.nbytes == 0 || !version.table) return false;
-  return prices_pending(*version.table) && is_wanted(version);
+  return domain_.evictor.prices_pending(*version.table) && Replayer::is_wanted(version);
 }
 
 // See Note [A kept value outlives the program's tensors]
-void Domain::let_go_of_kept_for(const Version& version) {
+void Burial::let_go_of_kept_for(const Version& version) {
   if (!version.producer) return;
-  ++mark_;
-  walk_.assign(1, version.producer.get());
+  Walk walk(domain_.walks);
+  walk.visit(*version.producer);
   std::vector<Version*> sources;
-  for (std::size_t i = 0; i < walk_.size() && i < kWalkCap; ++i) {
-    for (const Input& input : walk_[i]->inputs) {
+  for (std::size_t i = 0; i < walk.size() && i < kWalkCap; ++i) {
+    for (const Input& input : walk[i].inputs) {
       Version& source = *input.version;
       if (source.program) continue;
       const bool may_stay = source.kept || source.backward;
-      if (may_stay && source.slot != kNoSlot) sources.push_back(&source);
-      if (source.kept || source.resident || source.producer->mark == mark_) continue;
-      source.producer->mark = mark_;
-      walk_.push_back(source.producer.get());
+      if (may_stay && source.is_candidate()) sources.push_back(&source);
+      if (!source.kept && !source.resident) walk.visit(*source.producer);
     }
   }
   for (Version* source : sources) {
-    const bool free = source->slot != kNoSlot && source->pins == 0 && source->pending == 0;
-    if (!free) continue;
+    if (!source->may_go() || source->pending > 0) continue;
     const Version* dead = version.references == 1 ? &version : nullptr;
-    if (source->kept ? is_kept_for_somebody(*source) : is_wanted(*source, dead)) continue;
-    drop(*source);
-    leave(*source);
+    if (source->kept ? is_kept_for_somebody(*source) : Replayer::is_wanted(*source, dead)) continue;
+    domain_.drop(*source);
   }
 }
 

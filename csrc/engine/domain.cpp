@@ -7,27 +7,29 @@
 
 namespace rematfn {
 
+Domain::Domain(Store& bytes) : store(bytes) {}
+
 // ---- making room ------------------------------------------------------------------------------
 
 void Domain::make_room(Table& table, std::size_t nbytes) {
   for (Table* t = &table; t != nullptr; t = t->enclosing.get()) {
     if (t->shared) {
-      make_shared_room(*t, nbytes);
+      sharer.make_room(*t, nbytes);
       continue;
     }
     if (t->budget == kNoBudget || t->used_bytes() + nbytes <= t->budget) continue;
     list_candidates();
     // Whoever cannot have enough takes nothing.
     const std::size_t least = t->used_bytes() - t->evictable_bytes() + nbytes;
-    if (least > t->budget && (planning_ || !t->give_way(least, nbytes))) {
-      if (!planning_) t->note_need(least);
+    if (least > t->budget && (replayer.is_running() || !t->give_way(least, nbytes))) {
+      if (!replayer.is_running()) t->note_need(least);
       throw NoRoom{t, least, least - nbytes};
     }
-    if (prices_pending(*t)) evict_by_price(*t, t->used_bytes() + nbytes - t->budget);
+    if (evictor.prices_pending(*t)) evictor.evict_by_price(*t, t->used_bytes() + nbytes - t->budget);
     while (t->used_bytes() + nbytes > t->budget) {
-      if (!evict_one(*t)) {
-        if (!planning_ && t->give_way(t->used_bytes() + nbytes, nbytes)) break;
-        if (!planning_) t->note_need(t->used_bytes() + nbytes);
+      if (!evictor.evict_one(*t)) {
+        if (!replayer.is_running() && t->give_way(t->used_bytes() + nbytes, nbytes)) break;
+        if (!replayer.is_running()) t->note_need(t->used_bytes() + nbytes);
         throw NoRoom{t, t->used_bytes() + nbytes, t->used_bytes()};
       }
     }
@@ -59,28 +61,13 @@ void Domain::list_candidates() {
   }
 }
 
-bool Domain::evict_one(Table& table) {
-  list_candidates();
-  return evict_one(table, /*spare_pending=*/true) || evict_one(table, /*spare_pending=*/false);
-}
-
-bool Domain::evict_one(Table& table, bool spare_pending) {
-  Version* victim = find_victim(table, spare_pending);
-  if (victim != nullptr) evict(*victim);
-  return victim != nullptr;
-}
-
-Version* Domain::find_victim(Table& table, bool spare_pending) {
-  Version* victim = choose(table, spare_pending);
-  for (std::size_t i = 0; victim == nullptr && i < table.inner.size(); ++i) {
-    victim = find_victim(*table.inner[i], spare_pending);
-  }
-  return victim;
-}
-
 void Domain::evict(Version& version) {
-  drop(version);
   ++version.table->statistics.evictions;
+  drop(version);
+}
+
+void Domain::drop(Version& version) {
+  store.drop(version);
   leave(version);
 }
 
@@ -90,28 +77,7 @@ void Domain::leave(Version& version) {
   if (version.trimmed) version.table->discharge_trimmed(version.nbytes);
   version.trimmed = false;
   version.resident = false;
-  const bool is_eq = version.table->score.kind == ScoreKind::kEq;
-  if (version.producer && is_eq) join_component(*version.producer);
-  mark_dependents_stale(version, /*came_back=*/false);
-  mark_sources_stale(version, /*came_back=*/false);
-}
-
-void Domain::evict_all(Table& table, bool spare_kept) {
-  list_candidates();
-  for (std::size_t i = table.candidates.size(); i-- > 0;) {
-    // Evicting the last candidate keeps the places of those before it.
-    Version& version = *table.candidate_versions[i];
-    if (!(spare_kept && version.kept)) evict_if_free(version);
-  }
-  for (Table* inner : table.inner) evict_all(*inner, spare_kept);
-}
-
-bool Domain::evict_if_free(Version& version) {
-  list_candidates();
-  const bool free = version.slot != kNoSlot && version.pins == 0 && version.pending == 0 &&
-                    !held_elsewhere(version);
-  if (free) evict(version);
-  return free;
+  neighbourhood.note_change(version, /*came_back=*/false, guide != nullptr);
 }
 
 void Domain::arrive(Version& version) {
@@ -119,16 +85,14 @@ void Domain::arrive(Version& version) {
   version.raw = false;  // See Note [Uninitialised memory is kept]
   version.table->charge(version.nbytes);
   version.table->enlist(version);
-  if (version.table->score.kind == ScoreKind::kEq) leave_component(*version.producer);
-  mark_dependents_stale(version, /*came_back=*/true);
-  mark_sources_stale(version, /*came_back=*/true);
+  neighbourhood.note_change(version, /*came_back=*/true, guide != nullptr);
 }
 
 void Domain::cut(Version& version) {
   if (version.table) version.table->delist(version);
   auto& outputs = version.producer->outputs;
   std::replace(outputs.begin(), outputs.end(), &version, static_cast<Version*>(nullptr));
-  keep_alive(version);
+  store.keep_alive(version);
   version.producer.reset();
 }
 

@@ -1,24 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// frugal.cpp: the part of Domain that replays where next to nothing fits.
-//
-// Note [Frugal replays]
-// ~~~~~~~~~~~~~~~~~~~~~
-// Close to the least budget, replays that protect what they need softly evict each other's inputs.
-// Here nothing is left to chance:
-//   1. A sweep is the closure of some missing versions, in program order. What it takes at the most
-//      is added up beforehand. If that fits, the sweep pins all that it will still read, and so does
-//      what was foreseen; the others may go.
-//   2. Where a sweep does not fit, its versions are made one after the other, each pinned until the
-//      operator that reads them all has run. One that does not fit alone either is made by making
-//      the inputs of its producer, by the same rules. Unfinished operators are kept in a list of
-//      frames: a recursion could be as deep as the program is long.
-//   3. Which one is first decides how much is pinned on the way down. In `x + f(x)` it has to be x,
-//      or each of n blocks would leave its f pinned; in a backward it has to be the gradient, or
-//      each layer would leave its saved input. So that version is first after which the others need
-//      the least, if by then all has gone that may.
-// The pebble game asks for the least of all orders (Sethi, *Complete register allocation problems*,
-// 1975); it is hard, and this is not it. docs/design/budget.md says what it comes to.
+#include "engine/frugal.h"
 
 #include <algorithm>
 #include <iterator>
@@ -34,8 +15,6 @@ bool is_within(const Table* table, const Table& whole) {
   return table != nullptr;
 }
 
-bool may_go(const Version& version) { return version.slot != kNoSlot && version.pins == 0; }
-
 void add_once(std::vector<Ref<Version>>& versions, Version& version) {
   const auto is_it = [&](const Ref<Version>& v) { return v.get() == &version; };
   if (std::none_of(versions.begin(), versions.end(), is_it)) versions.emplace_back(&version);
@@ -43,7 +22,7 @@ void add_once(std::vector<Ref<Version>>& versions, Version& version) {
 
 }  // namespace
 
-struct Domain::Sweep {
+struct FrugalReplayer::Sweep {
   struct Reads {
     std::size_t left = 0;
     bool to_the_end = false;
@@ -54,54 +33,61 @@ struct Domain::Sweep {
   std::size_t peak = 0;  // bytes, what was resident and cannot go included
 };
 
-struct Domain::Frame {
+struct FrugalReplayer::Frame {
   Ref<Operation> operation;          // none: the program's own
   std::vector<Ref<Version>> inputs;  // each once
   std::vector<Ref<Version>> pinned;  // of these, while the others are made
 };
 
-Domain::Domain() = default;
-Domain::~Domain() = default;
+FrugalReplayer::FrugalReplayer(Domain& domain, Replayer& replayer)
+    : domain_(domain), replayer_(replayer) {}
+FrugalReplayer::~FrugalReplayer() = default;
 
 // The sweep that makes `missing` and keeps `kept`. With `first` given: once that is there, pinned,
 // and all that may go has gone.
-Domain::Sweep Domain::foresee(Table& table, std::span<Version* const> missing,
+FrugalReplayer::Sweep FrugalReplayer::foresee(Table& table, std::span<Version* const> missing,
                               std::span<Version* const> kept, const Version* first) {
-  ++mark_;
   Sweep sweep;
-  const auto reach = [&](Version& version) {
-    if (&version == first) return;
-    if (!is_missing(version) && (first == nullptr || !may_go(version))) return;
-    Operation& producer = *version.producer;
-    if (producer.mark == mark_) return;
-    producer.mark = mark_;
-    sweep.operations.push_back(&producer);
-  };
-  for (Version* v : missing) {
-    sweep.versions[v].to_the_end = true;
-    reach(*v);
-  }
-  for (Version* v : kept) sweep.versions[v].to_the_end = true;
-  for (std::size_t i = 0; i < sweep.operations.size(); ++i) {
-    for (Input& input : sweep.operations[i]->inputs) {
-      ++sweep.versions[input.version.get()].left;
-      reach(*input.version);
-    }
-  }
+  // What is lost is found out on the way, which takes a walk: then this one begins again.
+  while (!reach(sweep, missing, kept, first)) sweep = {};
   std::sort(sweep.operations.begin(), sweep.operations.end(),
             [](const Operation* a, const Operation* b) { return a->order < b->order; });
   sweep.peak = peak_of(sweep, table, first);
-  if (sweep.operations.size() > lookahead_left_) throw thrashing(table);
+  if (sweep.operations.size() > lookahead_left_) throw Replayer::thrashing(table);
   lookahead_left_ -= sweep.operations.size();
   return sweep;
 }
 
+bool FrugalReplayer::reach(Sweep& sweep, std::span<Version* const> missing,
+                           std::span<Version* const> kept, const Version* first) {
+  Walk walk(domain_.walks);
+  const auto visit_producer = [&](Version& version) {
+    if (&version == first) return;
+    if (!replayer_.is_missing(version) && (first == nullptr || !version.may_go())) return;
+    walk.visit(*version.producer);
+  };
+  for (Version* v : missing) {
+    sweep.versions[v].to_the_end = true;
+    visit_producer(*v);
+  }
+  for (Version* v : kept) sweep.versions[v].to_the_end = true;
+  for (std::size_t i = 0; i < walk.size() && walk.is_latest(); ++i) {
+    for (Input& input : walk[i].inputs) {
+      ++sweep.versions[input.version.get()].left;
+      visit_producer(*input.version);
+    }
+  }
+  if (!walk.is_latest()) return false;
+  for (std::size_t i = 0; i < walk.size(); ++i) sweep.operations.push_back(&walk[i]);
+  return true;
+}
+
 // See Note [Frugal replays]
-std::size_t Domain::peak_of(const Sweep& sweep, const Table& table, const Version* first) const {
+std::size_t FrugalReplayer::peak_of(const Sweep& sweep, const Table& table, const Version* first) const {
   std::unordered_map<const Version*, std::size_t> left;
   // Of what comes and goes with the sweep; the others count throughout.
   const auto bytes_of = [&](const Version& v) {
-    const bool comes_and_goes = v.resident ? may_go(v) : true;
+    const bool comes_and_goes = v.resident ? v.may_go() : true;
     return &v != first && comes_and_goes && is_within(v.table.get(), table) ? v.nbytes : 0;
   };
   std::size_t live = table.used_bytes() - table.evictable_bytes();
@@ -135,7 +121,7 @@ std::size_t Domain::peak_of(const Sweep& sweep, const Table& table, const Versio
 }
 
 // Runs a sweep. What it has to keep is pinned in the innermost frame.
-void Domain::run(Sweep& sweep) {
+void FrugalReplayer::run(Sweep& sweep) {
   const auto pin_in_sweep = [&](Version& version) {
     const auto place = sweep.versions.find(&version);
     if (place == sweep.versions.end() || place->second.pinned || !version.resident) return;
@@ -158,7 +144,7 @@ void Domain::run(Sweep& sweep) {
   try {
     while (done < sweep.operations.size()) {
       Operation& operation = *sweep.operations[done];
-      replay_now(operation);
+      replayer_.run(operation);
       ++done;
       for (Version* output : operation.outputs) {
         if (output != nullptr) pin_in_sweep(*output);
@@ -169,7 +155,7 @@ void Domain::run(Sweep& sweep) {
         if (--reads.left > 0 || reads.to_the_end || !reads.pinned) continue;
         reads.pinned = false;
         unpin(*input.version);
-        discard_if_useless(*input.version);
+        replayer_.discard_if_useless(*input.version);
       }
     }
   } catch (...) {
@@ -182,7 +168,11 @@ void Domain::run(Sweep& sweep) {
   finish();
 }
 
-void Domain::enter(Ref<Operation> operation) {
+void FrugalReplayer::abandon() {
+  while (!frames_.empty()) leave_frame();
+}
+
+void FrugalReplayer::enter(Ref<Operation> operation) {
   Frame frame{std::move(operation), {}, {}};
   for (Input& input : frame.operation->inputs) {
     expect(*input.version);
@@ -191,21 +181,21 @@ void Domain::enter(Ref<Operation> operation) {
   frames_.push_back(std::move(frame));
 }
 
-void Domain::leave_frame() {
+void FrugalReplayer::leave_frame() {
   const Frame frame = std::move(frames_.back());
   frames_.pop_back();
   for (const Ref<Version>& version : frame.pinned) unpin(*version);
   if (!frame.operation) return;
   for (Input& input : frame.operation->inputs) unexpect(*input.version);
-  for (Input& input : frame.operation->inputs) discard_if_useless(*input.version);
+  for (Input& input : frame.operation->inputs) replayer_.discard_if_useless(*input.version);
 }
 
-void Domain::pin_in_frame(Version& version) {
+void FrugalReplayer::pin_in_frame(Version& version) {
   pin(version);
   frames_.back().pinned.emplace_back(&version);
 }
 
-void Domain::replay_frugally(Table& table, std::span<Version* const> wanted) {
+void FrugalReplayer::replay(Table& table, std::span<Version* const> wanted) {
   constexpr std::size_t kMostLookahead = std::size_t{1} << 26;  // operations: some seconds
   lookahead_left_ = kMostLookahead;
   frames_.push_back({});
@@ -215,18 +205,18 @@ void Domain::replay_frugally(Table& table, std::span<Version* const> wanted) {
     std::vector<Version*> missing;
     std::vector<Version*> kept;
     for (const Ref<Version>& v : frame.inputs) {
-      (is_missing(*v) ? missing : kept).push_back(v.get());
+      (replayer_.is_missing(*v) ? missing : kept).push_back(v.get());
     }
     if (missing.empty()) {
       finish_frame();
       continue;
     }
-    if (Sweep all = foresee(table, missing, kept); all.peak <= budget_of(table)) {
+    if (Sweep all = foresee(table, missing, kept); all.peak <= Sharer::budget_of(table)) {
       run(all);
       continue;
     }
     Version* first = easiest_first(table, missing, kept);
-    if (Sweep alone = foresee(table, {&first, 1}, {}); alone.peak <= budget_of(table)) {
+    if (Sweep alone = foresee(table, {&first, 1}, {}); alone.peak <= Sharer::budget_of(table)) {
       run(alone);
     } else {
       enter(first->producer);
@@ -235,9 +225,9 @@ void Domain::replay_frugally(Table& table, std::span<Version* const> wanted) {
 }
 
 // The inputs of the innermost frame are there: its operation runs.
-void Domain::finish_frame() {
+void FrugalReplayer::finish_frame() {
   const Ref<Operation> operation = frames_.back().operation;
-  if (operation) replay_now(*operation);
+  if (operation) replayer_.run(*operation);
   leave_frame();
   if (!operation) return;
   for (const Ref<Version>& v : frames_.back().inputs) {
@@ -246,7 +236,7 @@ void Domain::finish_frame() {
 }
 
 // See Note [Frugal replays], 3
-Version* Domain::easiest_first(Table& table, std::span<Version* const> missing,
+Version* FrugalReplayer::easiest_first(Table& table, std::span<Version* const> missing,
                                std::span<Version* const> kept) {
   if (missing.size() == 1) return missing.front();
   Version* easiest = nullptr;

@@ -218,7 +218,7 @@ void Table::mark(Version& version, std::string_view name) {
   }
   if (heeding == nullptr) return;
   version.kept = heeding->keeping.marked(name);
-  if (version.slot != kNoSlot) candidates[version.slot].weight = weight_of(version);
+  if (version.is_candidate()) candidates[version.slot].weight = weight_of(version);
 }
 
 void Table::enlist(Version& version) {
@@ -247,8 +247,8 @@ void Table::offer(Version& version) {
 }
 
 void Table::delist(Version& version) {
+  if (!version.is_candidate()) return;
   const std::size_t slot = version.slot;
-  if (slot == kNoSlot) return;
   if (version.pins == 0) loose_bytes -= version.nbytes;
   candidates[slot] = candidates.back();
   candidate_versions[slot] = candidate_versions.back();
@@ -274,14 +274,14 @@ void mark_stale(const Version& version, bool lower) {
 }
 
 void pin(Version& version) {
-  if (version.pins++ > 0 || version.slot == kNoSlot) return;
+  if (version.pins++ > 0 || !version.is_candidate()) return;
   version.table->loose_bytes -= version.nbytes;
   version.table->candidates[version.slot].pinned = true;
   version.table->batch.remove(version);
 }
 
 void unpin(Version& version) {
-  if (--version.pins > 0 || version.slot == kNoSlot) return;
+  if (--version.pins > 0 || !version.is_candidate()) return;
   version.table->loose_bytes += version.nbytes;
   version.table->candidates[version.slot].pinned = false;
   version.table->offer(version);
@@ -289,18 +289,18 @@ void unpin(Version& version) {
 
 void expect(Version& version) {
   ++version.pending;
-  if (version.slot != kNoSlot) version.table->candidates[version.slot].pending = true;
+  if (version.is_candidate()) version.table->candidates[version.slot].pending = true;
 }
 
 void unexpect(Version& version) {
-  if (--version.pending == 0 && version.slot != kNoSlot) {
+  if (--version.pending == 0 && version.is_candidate()) {
     version.table->candidates[version.slot].pending = false;
   }
 }
 
 void touch(Version& version, double now) {
   version.last_access = now;
-  if (version.slot != kNoSlot) {
+  if (version.is_candidate()) {
     Candidate& c = version.table->candidates[version.slot];
     c.last_access = now;
     c.consumed = version.consumed;

@@ -127,6 +127,14 @@ struct Input {
 // The contents of one storage after its k-th write: the unit of residency and of eviction.
 struct Version : Node {
   ~Version() override;
+  // Its table lists it among those that may go, in time.
+  [[nodiscard]] bool is_candidate() const { return slot != kNoSlot; }
+  // And it may now, but for who holds its storage.
+  [[nodiscard]] bool may_go() const { return is_candidate() && pins == 0; }
+  // Made again for one replay alone, which may write over it.
+  [[nodiscard]] bool may_be_overwritten() const {
+    return is_candidate() && !program && pending <= 1;
+  }
 
   Ref<Table> table;         // whose bytes these are; none for what came from outside
   Version* previous = nullptr;  // the table's list of its versions, oldest first
@@ -184,7 +192,7 @@ struct Operation : Node {
   c10::SmallVector<Input, 3> inputs;
   c10::SmallVector<Version*, 2> outputs;  // by position; null once dead
   bool planned = false;           // waits in the replay heap
-  std::uint64_t mark = 0;         // visited by the closure walk of this number
+  std::uint64_t last_walk = 0;    // that has visited it
   std::uint32_t component = 0;    // evicted component of h_eq; 0: not evicted
 };
 
@@ -266,6 +274,14 @@ struct Batch {
   void clear();
 };
 
+// Thrown when room cannot be made: what `table` would have to allow for, and what stands in the way.
+struct NoRoom {
+  Table* table = nullptr;
+  std::size_t smallest_budget = 0;
+  std::size_t unevictable = 0;  // resident bytes left when nothing more could go
+  bool thrashing = false;   // replays evict each other's inputs without end; the bytes are a guess
+};
+
 inline constexpr std::size_t kNoBudget = std::numeric_limits<std::size_t>::max();
 
 // A level's versions: which may go, and how many bytes they hold together.
@@ -322,7 +338,7 @@ class Table : public Node {
   void discharge_trimmed(std::size_t nbytes);
   // Nothing of it is resident any more.
   virtual void emptied() {}
-  // sharing.cpp
+  // sharer.cpp
   void join(std::shared_ptr<SharedBudget> budget_of_many);
   void leave_shared();
   // Bytes of this table, or of one inside, are about to change hands. See Note [A shared budget is a sum]

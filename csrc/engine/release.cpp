@@ -9,7 +9,7 @@
 namespace rematfn {
 
 // See Note [The program may drop a tensor at any time]
-void Domain::release(Ref<Version> version, Ref<Table> level, HoldBytes hold) {
+void Domain::release(Ref<Version> version, Ref<Table> level, Store::HoldBytes hold) {
   std::unique_ptr<Released> released;
   while (!lock_.try_lock()) {
     if (!released) {
@@ -22,7 +22,7 @@ void Domain::release(Ref<Version> version, Ref<Table> level, HoldBytes hold) {
     bury_released(std::move(released));
     return unlock();
   }
-  bury_contents(std::move(version), hold);
+  burial.bury(std::move(version), hold);
   // The domain lives as long as any of its levels.
   const std::shared_ptr<Domain> alive = level->references == 1 ? level->domain : nullptr;
   level.reset();
@@ -30,12 +30,12 @@ void Domain::release(Ref<Version> version, Ref<Table> level, HoldBytes hold) {
 }
 
 void Domain::bury_released(std::unique_ptr<Released> released) {
-  bury_contents(std::move(released->version), [&] { return released->bytes; });
+  burial.bury(std::move(released->version), [&] { return released->bytes; });
 }
 
 // See Note [One word for a lock and its queue]
 void Domain::unlock() {
-  if (!shared_tables.empty() && !lock_.is_nested()) settle_claims();
+  if (!sharer.tables.empty() && !lock_.is_nested()) sharer.settle_claims();
   std::shared_ptr<Domain> alive;
   while (Released* released = lock_.unlock()) {
     if (!alive) alive = shared_from_this();
@@ -50,7 +50,7 @@ void Domain::unlock() {
 // See Note [A fork loses the domains of other threads]
 void Domain::after_fork() {
   lost_to_fork_ = lock_.is_another_threads();
-  leave_shared_after_fork();
+  sharer.after_fork();
 }
 
 REMATFN_THREAD_LOCAL int DomainLock::held_ = 0;

@@ -79,7 +79,7 @@ class SharedBudget {
   std::atomic<std::uint64_t> changes_{0};
   std::atomic<double> clock_{0};
   std::atomic<std::size_t> member_count_{0};
-  std::vector<Member> members_;  // under the lock of sharing.cpp
+  std::vector<Member> members_;  // under the lock of sharer.cpp
 };
 
 // In a fork: nobody is just changing who shares what with whom.

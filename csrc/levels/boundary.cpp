@@ -149,7 +149,7 @@ bool evict(const at::Tensor& tensor) {
   if (!domain) return false;
   const DomainLock lock(domain);
   Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-  return cell != nullptr && domain->evict_if_free(*cell->version);
+  return cell != nullptr && domain->evictor.evict_if_free(*cell->version);
 }
 
 }  // namespace rematfn

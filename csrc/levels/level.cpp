@@ -189,7 +189,7 @@ LevelHandle::LevelHandle(Level& level) : level_(&level) {}
 // See Note [The program may drop a tensor at any time]
 LevelHandle::~LevelHandle() {
   Domain& domain = *level_->domain;
-  domain.release({}, std::move(level_), &Domain::no_bytes);
+  domain.release({}, std::move(level_), &Store::no_bytes);
 }
 
 Level* current_level() { return top_level; }
@@ -204,7 +204,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
                     : std::static_pointer_cast<TensorDomain>(enclosing->domain);
   const DomainLock lock(domain);
   if (enclosing == nullptr) {
-    domain->limit_operations(options.max_operations);
+    domain->trimmer.limit(options.max_operations);
     if (options.record) domain->recorder = std::make_unique<Recorder>();
     domain->guide = options.guide;
     domain->known = options.known;
@@ -325,7 +325,7 @@ std::string holders_of(const SharedBudget& budget, const Domain& own) {
   for (const std::shared_ptr<Domain>& domain : budget.domains()) {
     std::optional<Borrowed> borrowed;
     if (domain.get() != &own && !borrowed.emplace(domain)) continue;
-    for (const Table* table : domain->shared_tables) {
+    for (const Table* table : domain->sharer.tables) {
       if (table->shared.get() != &budget || table->used_bytes() == 0) continue;
       Holder& holder = holders[static_cast<const Level*>(table)->name];
       ++holder.calls;

@@ -41,7 +41,7 @@ struct LevelOptions {
   std::string name;               // the call as the user wrote it, for messages
   // For an outermost level: how long its record may be, in operations; to write down what it does, or
   // to be guided by what was written down.
-  std::size_t max_operations = Domain::kMostOperations;
+  std::size_t max_operations = Trimmer::kMostOperations;
   bool record = false;
   std::shared_ptr<Guide> guide;
   // The budget is so much of a peak. See Note [A fraction of what is not known yet]

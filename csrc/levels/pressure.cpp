@@ -77,7 +77,7 @@ void relieve_pressure(Level& level, std::size_t nbytes) {
   if (left >= kKeepFree) return;
   const std::size_t before = level.resident_bytes;
   const std::size_t wanted = kKeepFree - left;
-  while (before - level.resident_bytes < wanted && level.domain->evict_one(level)) {
+  while (before - level.resident_bytes < wanted && level.domain->evictor.evict_one(level)) {
   }
 #ifdef __GLIBC__
   if (level.resident_bytes < before) malloc_trim(0);
@@ -88,7 +88,7 @@ bool evict_after_failure(Domain& domain, std::size_t nbytes) {
   if (domain.root == nullptr) return false;
   const Table& all = *domain.root;
   const std::size_t before = all.resident_bytes;
-  while (before - all.resident_bytes < 2 * nbytes && domain.evict_one(*domain.root)) {
+  while (before - all.resident_bytes < 2 * nbytes && domain.evictor.evict_one(*domain.root)) {
   }
   return all.resident_bytes < before;
 }

@@ -12,13 +12,14 @@
 #include "base/errors.h"
 #include "levels/meter.h"
 #include "tensors/stack_utils.h"
+#include "tensors/tensor_store.h"
 
 namespace rematfn {
 namespace {
 
 // A written version that was recomputed for this call alone may be overwritten in place.
 bool may_overwrite(const TensorVersion& version) {
-  return version.slot != kNoSlot && !version.program && version.pending <= 1 && version.storage;
+  return version.may_be_overwritten() && version.storage;
 }
 
 // See Note [Replay restores what a kernel can see]
@@ -166,7 +167,7 @@ void Call::replay(Domain& owner) {
 
   for (std::size_t k = 0; k < outputs.size(); ++k) {
     auto* version = static_cast<TensorVersion*>(outputs[k]);
-    if (version == nullptr || version->resident || !Domain::is_wanted(*version)) continue;
+    if (version == nullptr || version->resident || !Replayer::is_wanted(*version)) continue;
     const OutputPlace& place = places[k];
     c10::Storage storage;
     at::Tensor result;

@@ -248,7 +248,7 @@ void LevelCall::account() {
     relieve_pressure(level_, output_bytes_);
   }
   for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
-    if (static_cast<Level*>(t)->evict_everything) domain_.evict_all(*t);
+    if (static_cast<Level*>(t)->evict_everything) domain_.evictor.evict_all(*t);
   }
 }
 

@@ -10,15 +10,14 @@
 namespace rematfn {
 namespace {
 
-// A version of the simulated program. One recomputed for a replay alone may be overwritten by it.
-bool may_overwrite(const Version& version) {
-  return version.slot != kNoSlot && !version.program && version.pending <= 1;
-}
-
 struct SimulatedVersion final : Version, Pooled<SimulatedVersion> {};
+
+Sizes sizes;
 
 class SimulatedDomain final : public Domain {
  public:
+  SimulatedDomain() : Domain(sizes) {}
+
   Effort* effort = nullptr;
 
   // An operator, or a replay of one.
@@ -27,14 +26,6 @@ class SimulatedDomain final : public Domain {
     if (effort->stop.load(std::memory_order_relaxed)) throw Stopped{};
     effort->operators.fetch_add(1, std::memory_order_relaxed);
   }
-
- private:
-  void drop(Version&) override {}
-  bool held_elsewhere(const Version&) override { return false; }
-  bool retain(Version&, const Bytes&) override { return true; }
-  bool forget(Version& version) override { return static_cast<bool>(version.producer); }
-  bool lost(const Version&) override { return false; }
-  void keep_alive(Version&) override {}
 };
 
 struct SimulatedOperation final : Operation, Pooled<SimulatedOperation> {
@@ -47,10 +38,10 @@ struct SimulatedOperation final : Operation, Pooled<SimulatedOperation> {
     static_cast<SimulatedDomain&>(domain).note_effort();
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       Version& version = *inputs[i].version;
-      if (writes(i) && may_overwrite(version)) domain.leave(version);
+      if (writes(i) && version.may_be_overwritten()) domain.leave(version);
     }
     for (Version* output : outputs) {
-      if (output != nullptr && !output->resident && Domain::is_wanted(*output)) {
+      if (output != nullptr && !output->resident && Replayer::is_wanted(*output)) {
         domain.arrive(*output);
       }
     }
@@ -60,7 +51,7 @@ struct SimulatedOperation final : Operation, Pooled<SimulatedOperation> {
     std::size_t sum = output_bytes + scratch_bytes;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const Version& version = *inputs[i].version;
-      if (writes(i) && !may_overwrite(version)) sum += version.nbytes;
+      if (writes(i) && !version.may_be_overwritten()) sum += version.nbytes;
     }
     return sum;
   }
@@ -97,7 +88,7 @@ class Simulation {
           run_call(trace_.calls[event.index]);
           break;
         case Trace::What::kRelease:
-          domain_->release(std::move(versions_[event.index]), table_, &Domain::no_bytes);
+          domain_->release(std::move(versions_[event.index]), table_, &Store::no_bytes);
           break;
         case Trace::What::kSeal:
           seal(*versions_[event.index]);
@@ -181,7 +172,7 @@ class Simulation {
     for (const Ref<Version>& version : pinned) unpin(*version);
     domain_->trim_if_long();
     domain_->make_room(*table_, 0);
-    if (options_.evict_everything) domain_->evict_all(*table_);
+    if (options_.evict_everything) domain_->evictor.evict_all(*table_);
   }
 
   void mark(const Trace::Mark& mark) {

@@ -247,11 +247,11 @@ PYBIND11_MODULE(_C, m) {
       .def("report", [](const LevelHandle& handle) { return handle.level().report; })
       .def("discard", [](LevelHandle& handle) {
         const DomainLock lock(handle.level().domain);
-        handle.level().domain->evict_all(handle.level(), /*spare_kept=*/true);
+        handle.level().domain->evictor.evict_all(handle.level(), /*spare_kept=*/true);
       }, nogil)
       .def("evict", [](LevelHandle& handle) {
         const DomainLock lock(handle.level().domain);
-        handle.level().domain->evict_all(handle.level());
+        handle.level().domain->evictor.evict_all(handle.level());
       }, nogil);
   py::class_<SharedBudget, std::shared_ptr<SharedBudget>>(m, "SharedBudget")
       .def(py::init<std::size_t>())

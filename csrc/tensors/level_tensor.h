@@ -24,13 +24,6 @@
 // storage dies nobody says so. So before a replay counts on a version of the program's, it asks
 // whether it was lost, and an eviction finds nothing to free.
 //
-// Note [An evicted storage knows its cell]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// A tensor may be made over a level tensor's storage without us: `set_` takes a Storage, and so do
-// deepcopy, pickle and share_memory_ beneath. It has no handle, and if the storage is evicted, no
-// bytes. So what an evicted storage holds in the place of its bytes is a reference to its cell, and
-// the first operator that finds such a tensor puts the handle on it.
-//
 // Note [Another thread may seal a tensor]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Threads may read one tensor at once. But the first use of a tensor that has left its level seals
@@ -157,6 +150,7 @@ class TensorDomain final : public Domain {
     virtual ~Kept() = default;
   };
 
+  TensorDomain();
 
   // The contents of a tensor that no level made, as of now. `read`: an operation that is recorded
   // is about to read them.
@@ -218,14 +212,6 @@ class TensorDomain final : public Domain {
   void settle_resize(Outside& entry);
   [[nodiscard]] bool has_moved_counter(const TensorVersion& version, std::uint32_t bumps = 0) const;
   [[nodiscard]] static bool agrees_with_readers(const Outside& entry);
-  void drop(Version& version) override;
-  bool held_elsewhere(const Version& version) override;
-  bool retain(Version& version, const Bytes& bytes) override;
-  bool forget(Version& version) override;
-  bool lost(const Version& version) override;
-  void keep_alive(Version& version) override;
-  void serve_signals() override;
-
   void count_outside();
 
   ska::flat_hash_map<const c10::StorageImpl*, Outside> outside_;
@@ -233,9 +219,6 @@ class TensorDomain final : public Domain {
   std::unordered_multimap<const void*, TensorVersion*> by_counter_;
   std::vector<Ref<TensorVersion>> bumped_;
 };
-
-// The level's own bytes: puts those of `from` where the program's tensors look for them.
-void refill(TensorVersion& version, c10::Storage from);
 
 // A one-dimensional tensor of bytes over a storage.
 [[nodiscard]] at::Tensor bytes_of(const c10::Storage& storage);

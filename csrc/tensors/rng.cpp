@@ -78,10 +78,10 @@ std::recursive_mutex*& turn_mutex() {
 // See Note [Random operators take turns]
 // See Note [Whoever needs room may take it]
 RandomTurn::RandomTurn(Domain& domain) : mutex_(*turn_mutex()) {
-  if (domain.shared_tables.empty()) {
+  if (domain.sharer.tables.empty()) {
     lock_without_interpreter(mutex_);
   } else {
-    while (!mutex_.try_lock()) domain.lend();
+    while (!mutex_.try_lock()) domain.sharer.lend();
   }
 }
 

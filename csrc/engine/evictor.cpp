@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// victims.cpp: the part of Domain that chooses what goes.
+#include "engine/evictor.h"
 
 #include <algorithm>
 
@@ -23,13 +22,49 @@ bool has_neighbourhood(ScoreKind kind) {
 
 }  // namespace
 
-Score Domain::score_in_force(const Table& table) {
+bool Evictor::evict_one(Table& table) {
+  domain_.list_candidates();
+  return evict_one(table, /*spare_pending=*/true) || evict_one(table, /*spare_pending=*/false);
+}
+
+bool Evictor::evict_one(Table& table, bool spare_pending) {
+  Version* victim = find_victim(table, spare_pending);
+  if (victim != nullptr) domain_.evict(*victim);
+  return victim != nullptr;
+}
+
+Version* Evictor::find_victim(Table& table, bool spare_pending) {
+  Version* victim = choose(table, spare_pending);
+  for (std::size_t i = 0; victim == nullptr && i < table.inner.size(); ++i) {
+    victim = find_victim(*table.inner[i], spare_pending);
+  }
+  return victim;
+}
+
+void Evictor::evict_all(Table& table, bool spare_kept) {
+  domain_.list_candidates();
+  for (std::size_t i = table.candidates.size(); i-- > 0;) {
+    // Evicting the last candidate keeps the places of those before it.
+    Version& version = *table.candidate_versions[i];
+    if (!(spare_kept && version.kept)) evict_if_free(version);
+  }
+  for (Table* inner : table.inner) evict_all(*inner, spare_kept);
+}
+
+bool Evictor::evict_if_free(Version& version) {
+  domain_.list_candidates();
+  const bool free = version.may_go() && version.pending == 0 && !domain_.store.held_elsewhere(version);
+  if (free) domain_.evict(version);
+  return free;
+}
+
+Score Evictor::score_in_force(const Table& table) {
   if (table.score.kind != ScoreKind::kOn) return table.score;
-  Score score = guide != nullptr ? guide->plan().score : table.score;
+  Score score = domain_.guide != nullptr ? domain_.guide->plan().score : table.score;
   // See Note [A backward reads in reverse]
-  if (score.horizon == Horizon::kAge && thrash.is_thrashing(clock)) {
+  if (score.horizon == Horizon::kAge && domain_.thrash.is_thrashing(domain_.clock)) {
     score.horizon = Horizon::kMirrored;
-    score.front = thrash.front();
+    score.front = domain_.thrash.front();
   }
   return score;
 }
@@ -43,7 +78,7 @@ Score Domain::score_in_force(const Table& table) {
 // the lowest of the first few of both, scored anew; what is dearer by then than the cheapest that was
 // not picked leaves the line. Up to 128 candidates, and for h_DTR and h_eq, which are references, all
 // are looked at for each eviction.
-Version* Domain::choose(Table& table, bool spare_pending) {
+Version* Evictor::choose(Table& table, bool spare_pending) {
   if (table.judge) return choose_by_judge(table, spare_pending);
   const Score kind = score_in_force(table);
   Batch& batch = table.batch;
@@ -68,25 +103,26 @@ Version* Domain::choose(Table& table, bool spare_pending) {
 }
 
 // See Note [An address is good until its level's next operator]
-bool Domain::has_to_stay(const Version& version) {
-  return held_elsewhere(version) || (is_borrowed_ && version.exposed == next_order);
+bool Evictor::has_to_stay(const Version& version) {
+  return domain_.store.held_elsewhere(version) ||
+         (domain_.sharer.is_borrowed() && version.exposed == domain_.next_order);
 }
 
 // The judge may throw; nothing has changed then.
-Version* Domain::choose_by_judge(Table& table, bool spare_pending) {
+Version* Evictor::choose_by_judge(Table& table, bool spare_pending) {
   Version* victim = nullptr;
   double lowest = 0;
   for (std::size_t i = 0; i < table.candidates.size(); ++i) {
     const Candidate& c = table.candidates[i];
     Version& version = *table.candidate_versions[i];
     if (c.pinned || (spare_pending && c.pending) || has_to_stay(version)) continue;
-    const double next = next_use(version);
+    const double next = domain_.neighbourhood.next_use(version);
     const bool known = next != kUnknown && next != kNever;
     const double found = table.judge({.nbytes = c.nbytes,
                                       .cost = c.cost,
-                                      .ancestors = neighbourhood(version, ScoreKind::kOn),
-                                      .age = clock - c.last_access,
-                                      .next_use = known ? std::max(next - clock, 0.0) : next,
+                                      .ancestors = domain_.neighbourhood.cost(version, ScoreKind::kOn),
+                                      .age = domain_.clock - c.last_access,
+                                      .next_use = known ? std::max(next - domain_.clock, 0.0) : next,
                                       .consumed = c.consumed,
                                       .producer = version.producer->name()});
     if (victim != nullptr && found >= lowest) continue;
@@ -97,7 +133,7 @@ Version* Domain::choose_by_judge(Table& table, bool spare_pending) {
 }
 
 // See Note [Stale scores are too low]
-Version* Domain::lowest_of_batch(Table& table, const Score& kind, bool spare_pending) {
+Version* Evictor::lowest_of_batch(Table& table, const Score& kind, bool spare_pending) {
   Batch& batch = table.batch;
   struct Scored {
     Version* version;
@@ -112,7 +148,7 @@ Version* Domain::lowest_of_batch(Table& table, const Score& kind, bool spare_pen
       if (version == nullptr) continue;
       const Candidate& c = table.candidates[version->slot];
       if (spare_pending && c.pending) continue;
-      const double s = score(kind, c, clock);
+      const double s = score(kind, c, domain_.clock);
       s > batch.limit ? batch.remove(*version) : looked_at.push_back({version, s});
     }
   };
@@ -125,7 +161,7 @@ Version* Domain::lowest_of_batch(Table& table, const Score& kind, bool spare_pen
     Candidate& c = table.candidates[lowest->version->slot];
     if (!c.stale) return lowest->version;
     refresh(c, *lowest->version, kind.kind);
-    lowest->score = score(kind, c, clock);
+    lowest->score = score(kind, c, domain_.clock);
     if (lowest->score > batch.limit) {
       batch.remove(*lowest->version);
       looked_at.erase(lowest);
@@ -134,7 +170,7 @@ Version* Domain::lowest_of_batch(Table& table, const Score& kind, bool spare_pen
   return nullptr;
 }
 
-bool Domain::pick_batch(Table& table, const Score& kind, bool spare_pending) {
+bool Evictor::pick_batch(Table& table, const Score& kind, bool spare_pending) {
   const std::size_t count = table.candidates.size();
   if (is_exact(kind.kind)) {
     for (std::size_t i = 0; i < count; ++i) {
@@ -154,32 +190,31 @@ bool Domain::pick_batch(Table& table, const Score& kind, bool spare_pending) {
   return !victims.indices.empty();
 }
 
-Victims Domain::lowest_of_all(Table& table, const Score& kind, bool spare_pending,
+Victims Evictor::lowest_of_all(Table& table, const Score& kind, bool spare_pending,
                               std::size_t most) {
-  return choose_victims(kind, table.candidates, clock, spare_pending, most, [&](std::size_t i) {
+  return choose_victims(kind, table.candidates, domain_.clock, spare_pending, most, [&](std::size_t i) {
     refresh(table.candidates[i], *table.candidate_versions[i], kind.kind);
   });
 }
 
-void Domain::refresh(Candidate& c, const Version& version, ScoreKind kind) {
+void Evictor::refresh(Candidate& c, const Version& version, ScoreKind kind) {
   c.stale = false;
   if (!has_neighbourhood(kind)) return;
-  any_refreshed_ = true;
-  c.next_use = next_use(version);
+  c.next_use = domain_.neighbourhood.next_use(version);
   const bool is_free = kind == ScoreKind::kOn && c.next_use == kNever;  // whatever is around it
-  c.neighbours = is_free ? 0 : neighbourhood(version, kind);
+  c.neighbours = is_free ? 0 : domain_.neighbourhood.cost(version, kind);
 }
 
 // See Note [Pending readers have a price]
-bool Domain::prices_pending(const Table& table) const {
+bool Evictor::prices_pending(const Table& table) const {
   // What a judge says, and what inner levels do, cannot be compared with it.
   if (table.score.kind != ScoreKind::kOn || table.judge || !table.inner.empty()) return false;
-  const Score& score = guide != nullptr ? guide->plan().score : table.score;
-  return thrash.has_cost(score.patience, clock);
+  const Score& score = domain_.guide != nullptr ? domain_.guide->plan().score : table.score;
+  return domain_.thrash.has_cost(score.patience, domain_.clock);
 }
 
 // Makes room for `nbytes`, of what is not pinned, as far as there is any.
-void Domain::evict_by_price(Table& table, std::size_t nbytes) {
+void Evictor::evict_by_price(Table& table, std::size_t nbytes) {
   Score kind = score_in_force(table);
   kind.prices_pending = true;
   const Victims in_order =
@@ -188,13 +223,13 @@ void Domain::evict_by_price(Table& table, std::size_t nbytes) {
   std::size_t freed = 0;
   for (const std::size_t index : in_order.indices) {
     Version* version = table.candidate_versions[index];
-    if (freed >= nbytes || held_elsewhere(*version)) continue;
+    if (freed >= nbytes || domain_.store.held_elsewhere(*version)) continue;
     victims.push_back(version);
     freed += version->nbytes;
   }
   std::for_each(victims.rbegin(), victims.rend(), [&](Version* version) {  // Rule 2
     const bool is_necessary = freed - version->nbytes < nbytes;
-    if (is_necessary) return evict(*version);
+    if (is_necessary) return domain_.evict(*version);
     freed -= version->nbytes;
   });
 }

@@ -1,34 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// sharing.cpp: the part of Domain that makes room in a budget that it shares with others.
-//
-// Note [Whoever needs room may take it]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// All members' values stand in one order, that of the default score. Each domain names the one that
-// its own policy would evict next, and the lowest of these goes. Time is the members' together: what
-// a block made does not stay young because its level has ended and its clock stands still. So the
-// blocks of a model evict as one level around all of them would, in the forward the oldest block's
-// values first, which are read last. Values that a planned replay will read go after all others, and
-// only their own domain's plan takes them.
-//
-// To evict from another domain takes its lock, and to wait for one while one holds another is how
-// threads come to wait for each other. So:
-//   1. Another domain's lock is only ever tried.
-//   2. Whoever has to wait lends: it keeps its lock, so that no operator comes between, but others
-//      may evict from it meanwhile. What it needs itself is pinned.
-//   3. To wait makes sense as long as some domain is busy and does not lend: what its operator holds
-//      will be free. If all have been looked at, and nothing has changed, there is no room: NoRoom,
-//      for the one that found out. The others wait on, since it is about to let go of what it holds.
-//   4. A busy operator may wait for something that the waiting one holds, where we cannot see it. So
-//      nobody waits for longer than a minute in which nothing changes.
-// The lock below says who lends. It is held for a few instructions, in which nothing else is locked.
-//
-// Note [An address is good until its level's next operator]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// What is read behind the dispatcher is made resident just before, and as no operator comes between,
-// it is not evicted again. Where a budget is shared, an operator of another level may come between. So
-// a version that was asked for in this way is not taken by others until its own domain has recorded
-// another operator.
+#include "engine/sharer.h"
 
 #include <algorithm>
 #include <chrono>
@@ -126,14 +97,14 @@ bool is_shared_around(const std::shared_ptr<SharedBudget>& budget, const Table* 
 
 void Table::join(std::shared_ptr<SharedBudget> budget_of_many) {
   shared = std::move(budget_of_many);
-  domain->shared_tables.push_back(this);
+  domain->sharer.tables.push_back(this);
   clock_before = domain->clock;
   time_before = shared->clock();
   shared->join(*domain);
 }
 
 void Table::leave_shared() {
-  std::erase(domain->shared_tables, this);
+  std::erase(domain->sharer.tables, this);
   shared->subtract(resident_bytes + in_flight);
   shared->leave(*domain);
   shared.reset();
@@ -168,26 +139,26 @@ Borrowed::Borrowed(std::shared_ptr<Domain> domain) : domain_(std::move(domain)) 
     how_ = How::kLocked;
   } else {
     const std::lock_guard guard(sharing());
-    if (domain_->lending_ != Domain::Lending::kLent) return;
-    domain_->lending_ = Domain::Lending::kTaken;
+    if (domain_->sharer.lending_ != Sharer::Lending::kLent) return;
+    domain_->sharer.lending_ = Sharer::Lending::kTaken;
     how_ = How::kLent;
   }
-  domain_->is_borrowed_ = true;
+  domain_->sharer.is_borrowed_ = true;
 }
 
 Borrowed::~Borrowed() {
   if (how_ == How::kNot) return;
-  domain_->is_borrowed_ = false;
+  domain_->sharer.is_borrowed_ = false;
   if (how_ == How::kLocked) {
     domain_->unlock();
   } else {
     const std::lock_guard guard(sharing());
-    domain_->lending_ = Domain::Lending::kLent;
+    domain_->sharer.lending_ = Sharer::Lending::kLent;
   }
 }
 
 // Whoever takes from us may need the interpreter: a score may be written in Python.
-void Domain::lend() {
+void Sharer::lend() {
   const detail::WithoutInterpreter scope;
   {
     const std::lock_guard guard(sharing());
@@ -203,23 +174,23 @@ void Domain::lend() {
 }
 
 // See Note [A shared budget is a sum]
-void Domain::settle_claims() {
-  for (Table* table : shared_tables) {
+void Sharer::settle_claims() {
+  for (Table* table : tables) {
     table->shared->subtract(table->in_flight);
     table->in_flight = 0;
   }
 }
 
 // See Note [A fork loses the domains of other threads]
-void Domain::leave_shared_after_fork() {
+void Sharer::after_fork() {
   lending_ = Lending::kNot;
-  if (!lost_to_fork_) return;
-  while (!shared_tables.empty()) shared_tables.back()->leave_shared();
+  if (!domain_.lost_to_fork()) return;
+  while (!tables.empty()) tables.back()->leave_shared();
 }
 
 // ---- making room ------------------------------------------------------------------------------
 
-std::size_t Domain::budget_of(const Table& table) {
+std::size_t Sharer::budget_of(const Table& table) {
   if (!table.shared) return table.budget;
   const std::size_t own = table.used_bytes() + table.in_flight;
   const std::size_t all = table.shared->resident_bytes();
@@ -228,23 +199,23 @@ std::size_t Domain::budget_of(const Table& table) {
 }
 
 // The next of what this domain would evict for `budget`.
-std::optional<Domain::Offer> Domain::offer_for(const SharedBudget& budget) {
+std::optional<Sharer::Offer> Sharer::offer_for(const SharedBudget& budget) {
   std::optional<Offer> lowest;
-  for (Table* table : shared_tables) {
+  for (Table* table : tables) {
     if (table->shared.get() != &budget) continue;
-    list_candidates();
-    const Version* victim = find_victim(*table, /*spare_pending=*/true);
+    domain_.list_candidates();
+    const Version* victim = domain_.evictor.find_victim(*table, /*spare_pending=*/true);
     if (victim == nullptr) continue;
     Candidate candidate = victim->table->candidates[victim->slot];
     candidate.last_access -= budget.clock() - table->time_before;  // all members' time
-    const double found = rematfn::score(Score(), candidate, clock);
+    const double found = score(Score(), candidate, domain_.clock);
     if (!lowest || found < lowest->score) lowest = Offer{table, found};
   }
   return lowest;
 }
 
 // Evicts until `table` has its claim. See Note [Whoever needs room may take it].
-Domain::Taken Domain::take(Table& table, std::size_t nbytes) {
+Sharer::Taken Sharer::take(Table& table, std::size_t nbytes) {
   const SharedBudget& budget = *table.shared;
   Taken taken;
   struct Other {
@@ -256,20 +227,20 @@ Domain::Taken Domain::take(Table& table, std::size_t nbytes) {
     Other other{std::move(domain), {}};
     const Borrowed borrowed(other.domain);
     if (!borrowed) {
-      taken.some_busy |= other.domain->lock_.is_another_threads();
+      taken.some_busy |= other.domain->is_held_elsewhere();
       return other;
     }
     if (evicts) {
       // Another thread may have been here since.
-      if (const auto offer = other.domain->offer_for(budget)) {
-        taken.any |= other.domain->evict_one(*offer->table, /*spare_pending=*/true);
+      if (const auto offer = other.domain->sharer.offer_for(budget)) {
+        taken.any |= other.domain->evictor.evict_one(*offer->table, /*spare_pending=*/true);
       }
     }
-    other.offer = other.domain->offer_for(budget);
+    other.offer = other.domain->sharer.offer_for(budget);
     return other;
   };
   for (std::shared_ptr<Domain>& domain : budget.domains()) {
-    if (domain.get() != this) others.push_back(look_at(std::move(domain), /*evicts=*/false));
+    if (domain.get() != &domain_) others.push_back(look_at(std::move(domain), /*evicts=*/false));
   }
   std::optional<Offer> own = offer_for(budget);
   while (!(taken.enough = table.claim(nbytes))) {
@@ -284,33 +255,33 @@ Domain::Taken Domain::take(Table& table, std::size_t nbytes) {
       continue;
     }
     if (!own) break;
-    if (prices_pending(*own->table)) {
+    if (domain_.evictor.prices_pending(*own->table)) {
       const std::size_t needed = budget.resident_bytes() - table.in_flight + nbytes;
-      if (needed > budget.bytes) evict_by_price(*own->table, needed - budget.bytes);
+      if (needed > budget.bytes) domain_.evictor.evict_by_price(*own->table, needed - budget.bytes);
     } else {
-      evict_one(*own->table, /*spare_pending=*/true);
+      domain_.evictor.evict_one(*own->table, /*spare_pending=*/true);
     }
     taken.any = true;
     own = offer_for(budget);
   }
-  while (!taken.enough && evict_one(table, /*spare_pending=*/false)) {
+  while (!taken.enough && domain_.evictor.evict_one(table, /*spare_pending=*/false)) {
     taken.any = true;
     taken.enough = table.claim(nbytes);
   }
   return taken;
 }
 
-void Domain::make_shared_room(Table& table, std::size_t nbytes) {
+void Sharer::make_room(Table& table, std::size_t nbytes) {
   SharedBudget& budget = *table.shared;
-  budget.advance(clock - table.clock_before);
-  table.clock_before = clock;
+  budget.advance(domain_.clock - table.clock_before);
+  table.clock_before = domain_.clock;
   table.time_before = budget.clock();
   if (table.claim(nbytes)) return;
-  list_candidates();
+  domain_.list_candidates();
   // Whoever cannot have enough takes nothing.
   const std::size_t least = table.used_bytes() - table.evictable_bytes() + nbytes;
   if (least > budget.bytes) {
-    if (!planning_) table.note_need(least);
+    if (!domain_.replayer.is_running()) table.note_need(least);
     throw NoRoom{&table, least, least - nbytes};
   }
   Clock::time_point last_change = Clock::now();
@@ -325,7 +296,7 @@ void Domain::make_shared_room(Table& table, std::size_t nbytes) {
       const std::size_t held = budget.resident_bytes() - table.in_flight;
       throw NoRoom{&table, held + nbytes, held};
     }
-    serve_signals();
+    domain_.store.serve_signals();
     lend();
   }
 }

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// evictor.h: chooses what goes.
+
+#pragma once
+
+#include "engine/lineage.h"
+
+namespace rematfn {
+
+class Evictor {
+ public:
+  explicit Evictor(Domain& domain) : domain_(domain) {}
+
+  // Evicts one version of `table` or, when it has none left, of a table inside it.
+  bool evict_one(Table& table);
+  bool evict_one(Table& table, bool spare_pending);
+  // The one that goes next.
+  [[nodiscard]] Version* find_victim(Table& table, bool spare_pending);
+  // Evicts everything evictable of `table` and of the tables inside it; or only what its policy does
+  // not keep.
+  void evict_all(Table& table, bool spare_kept = false);
+  // Evicts `version` if it is resident and nobody needs it to stay. True if it did.
+  bool evict_if_free(Version& version);
+
+  // See Note [Pending readers have a price]
+  [[nodiscard]] bool prices_pending(const Table& table) const;
+  // Makes room for `nbytes`, of what is not pinned, as far as there is any.
+  void evict_by_price(Table& table, std::size_t nbytes);
+
+ private:
+  [[nodiscard]] bool has_to_stay(const Version& version);
+  [[nodiscard]] Score score_in_force(const Table& table);
+  Version* choose(Table& table, bool spare_pending);
+  Version* choose_by_judge(Table& table, bool spare_pending);
+  Version* lowest_of_batch(Table& table, const Score& kind, bool spare_pending);
+  bool pick_batch(Table& table, const Score& kind, bool spare_pending);
+  Victims lowest_of_all(Table& table, const Score& kind, bool spare_pending, std::size_t most);
+  void refresh(Candidate& c, const Version& version, ScoreKind kind);
+
+  Domain& domain_;
+};
+
+}  // namespace rematfn

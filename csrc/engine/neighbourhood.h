@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// neighbourhood.h: what lies around a version, for its score.
+
+#pragma once
+
+#include "engine/components.h"
+#include "engine/lineage.h"
+#include "engine/walk.h"
+
+namespace rematfn {
+
+class Neighbourhood {
+ public:
+  explicit Neighbourhood(Walks& walks) : walks_(walks) {}
+
+  // Cost of replaying what `version` waits for, per the definition of `kind`.
+  [[nodiscard]] double cost(const Version& version, ScoreKind kind);
+  // When the program reads `version` next, or something evicted that it takes `version` to replay.
+  [[nodiscard]] double next_use(const Version& version);
+  // `version` has gone or come back. See Note [Stale scores are too low].
+  void note_change(const Version& version, bool came_back, bool is_guided);
+
+ private:
+  template <class Visit>
+  bool is_any_dependent(const Version& version, std::size_t cap, Visit visit);
+  [[nodiscard]] bool is_asked_for(const Version& version);
+  void mark_dependents_stale(const Version& version, bool came_back, bool is_guided);
+  void mark_sources_stale(const Version& version, bool came_back);
+
+  Walks& walks_;
+  Components components_;
+  bool any_asked_ = false;  // else all candidates are stale
+};
+
+}  // namespace rematfn

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// replayer.h: has evicted versions made again.
+//
+// Note [Replay runs in program order]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The textbook way is recursion: to make a version, first make its producer's inputs, each locked
+// until the producer has run. On a chain of 10^5 operators that overflows the stack, and on a U-Net
+// the locks of all unfinished recursions together exceed a small budget. Instead:
+//   1. Collect the closure of missing producers and run it from a heap, by place in the program.
+//   2. Each version counts its pending readers; when the last has run and the program does not hold
+//      the version, it goes at once, unless a reader that is still evicted will want it again.
+//   3. Pending readers protect softly: such a version is evicted when nothing else is left, and
+//      found missing when its reader's turn comes. The closure is then planned again.
+//   4. Whoever had to plan again pins the inputs it still has until it has run. Each plan for an
+//      operation thus pins one more input than the last, so the loop ends.
+//   5. Such pins can themselves be what leaves no room. They are then let go, all of them, a limited
+//      number of times: what they kept is planned for again when its turn comes, in another order.
+//      Only then does NoRoom say that the inputs do not fit together.
+//   6. Just above the least budget, replays can be exponentially many. Past two for each recorded
+//      operation, or where there is no room, they are given up, and what is still missing is made by
+//      Note [Frugal replays]. If that does not find room, the above is tried once more, with twenty
+//      for each operation. Then NoRoom says what the least was that would have done, or that replays
+//      thrash.
+
+#pragma once
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/frugal.h"
+#include "engine/lineage.h"
+
+namespace rematfn {
+
+class Replayer {
+ public:
+  explicit Replayer(Domain& domain);
+
+  // Makes all of `wanted` resident at once, by replays in program order. Throws NoRoom.
+  void materialize(std::span<Version* const> wanted);
+  [[nodiscard]] bool is_running() const { return running_; }
+  // Would a version just recomputed be read again, by a planned replay or by the program? `dead` will
+  // not be replayed any more.
+  [[nodiscard]] static bool is_wanted(const Version& version, const Version* dead = nullptr);
+
+  // For frugal.cpp. Whether the version has to be replayed.
+  [[nodiscard]] bool is_missing(Version& version);
+  // Runs an operation whose inputs are there.
+  void run(Operation& operation);
+  void discard_if_useless(Version& version);
+  [[nodiscard]] static NoRoom thrashing(Table& table);
+
+ private:
+  struct Later {
+    bool operator()(const Ref<Operation>& a, const Ref<Operation>& b) const {
+      return a->order > b->order;
+    }
+  };
+  void bring_back(std::span<Version* const> wanted);
+  [[nodiscard]] NoRoom try_to_bring_back(std::span<Version* const> wanted);
+  void replay_softly(std::span<Version* const> wanted, std::size_t per_operation);
+  void plan_for(Version& missing);
+  void run_plan();
+  void abandon_plan();
+  void make_room_to_replay(Operation& operation);
+  void hold(Version& version, const Operation* reader);
+  void let_go_of_inputs(const Operation* reader);
+  void let_go_of_all();
+
+  Domain& domain_;
+  FrugalReplayer frugal_;
+  bool running_ = false;
+  std::vector<Ref<Operation>> heap_;
+  // Pins of Rule 4, innermost plan last: whose they are, and on what.
+  std::vector<std::pair<const Operation*, Ref<Version>>> held_;
+  int retries_ = 0;               // Rule 5
+  std::size_t replays_left_ = 0;  // Rule 6
+};
+
+}  // namespace rematfn

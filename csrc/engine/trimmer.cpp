@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/trimmer.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "engine/domain.h"
+
+namespace rematfn {
+
+struct Trimmer::Goal {
+  struct Room {
+    const Table* table;
+    std::size_t most;  // of trimmed bytes
+  };
+  std::size_t operations;   // to be freed
+  std::vector<Room> rooms;  // of the table that is looked at and those around it
+};
+
+void Trimmer::trim() {
+  Goal goal{domain_.live_operations - most_ / 2, {}};
+  trim(*domain_.root, goal);
+  beyond_ = std::max(most_, domain_.live_operations + domain_.live_operations / 4);  // Rule 3
+}
+
+void Trimmer::trim(Table& table, Goal& goal) {
+  const bool bounded = table.budget != kNoBudget;
+  if (bounded) {
+    domain_.list_candidates();
+    const std::size_t stays = table.used_bytes() - table.evictable_bytes() - table.trimmed_bytes;
+    const std::size_t needed = stays + table.statistics.min_budget;
+    const std::size_t budget = Sharer::budget_of(table);
+    goal.rooms.push_back({&table, (budget - std::min(needed, budget)) / 2});  // Rule 1
+  }
+  const auto fits = [&](const Version& version) {
+    return std::all_of(goal.rooms.begin(), goal.rooms.end(), [&](const Goal::Room& room) {
+      return room.table->trimmed_bytes + version.nbytes <= room.most;
+    });
+  };
+  const auto is_worth_its_bytes = [&](const Version& version) {  // Rule 2
+    return std::all_of(goal.rooms.begin(), goal.rooms.end(), [&](const Goal::Room& room) {
+      const double share = static_cast<double>(version.nbytes) / static_cast<double>(room.most + 1);
+      return has_ancestors(version, static_cast<std::size_t>(
+                                        share * static_cast<double>(goal.operations)));
+    });
+  };
+  for (Version* v = table.oldest; v != nullptr && domain_.live_operations > most_ / 2;
+       v = v->next) {
+    if (!v->resident || !v->producer || !fits(*v) || !is_worth_its_bytes(*v)) continue;
+    domain_.cut(*v);
+    v->trimmed = true;
+    table.charge_trimmed(v->nbytes);
+  }
+  for (Table* inner : table.inner) trim(*inner, goal);
+  if (bounded) goal.rooms.pop_back();
+}
+
+// Whether it would take `count` operations or more to replay a version that is resident.
+bool Trimmer::has_ancestors(const Version& version, std::size_t count) {
+  Walk walk(domain_.walks);
+  walk.visit(*version.producer);
+  for (std::size_t i = 0; i < walk.size() && walk.size() < count; ++i) {
+    for (const Input& input : walk[i].inputs) {
+      if (!input.version->resident) walk.visit(*input.version->producer);
+    }
+  }
+  return walk.size() >= count;
+}
+
+}  // namespace rematfn

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensors/tensor_store.h"
+
+#include <utility>
+
+#include "base/errors.h"
+#include "base/interpreter.h"
+#include "tensors/thread_keys.h"
+#include "tensors/torch_compat.h"
+
+namespace rematfn {
+namespace {
+
+constexpr const char* kEvicted =
+    "This tensor was evicted by rematfn.remat and its bytes were asked for outside of the "
+    "dispatcher. Call rematfn.materialize(x) first, or return the tensor from the transformed "
+    "function.";
+
+// See Note [An evicted storage knows its cell]
+void let_go_of_cell(void* cell) { c10::intrusive_ptr<Cell>::reclaim(static_cast<Cell*>(cell)); }
+
+c10::DataPtr instead_of_bytes(c10::intrusive_ptr<Cell> cell, c10::Device device) {
+  if (!cell) return c10::DataPtr(nullptr, device);
+  return c10::DataPtr(nullptr, cell.release(), &let_go_of_cell, device);
+}
+
+}  // namespace
+
+constinit TensorStore tensor_store;
+
+// See Note [An evicted storage knows its cell]
+Cell* cell_evicted_from(const c10::StorageImpl& storage) {
+  const auto& bytes = const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks();
+  return bytes.get_deleter() == &let_go_of_cell ? static_cast<Cell*>(bytes.get_context()) : nullptr;
+}
+
+void TensorStore::serve_signals() {
+  const BelowLevels below;
+  serve_signals_now_and_then();  // See Note [Interrupts are served between replays]
+}
+
+void TensorStore::drop(Version& version) {
+  auto& v = static_cast<TensorVersion&>(version);
+  if (v.storage) {
+    v.storage = c10::Storage();
+    return;
+  }
+  const auto storage = v.cell()->storage.lock();
+  if (!storage) return;  // See Note [A handle may outlive its storage]
+  storage->set_data_ptr_noswap(instead_of_bytes(v.own_cell(), storage->device()));
+  forbid_access(*storage, kEvicted);
+}
+
+bool TensorStore::held_elsewhere(const Version& version) {
+  const auto& v = static_cast<const TensorVersion&>(version);
+  if (v.storage) return v.storage.use_count() > 1;
+  const auto storage = v.cell()->storage.lock();
+  // tensor.numpy() leaves the storage unresizable: an array may stand on its bytes.
+  if (!storage) return false;
+  const auto tensors = c10::raw::intrusive_ptr::use_count(v.cell());
+  const auto queue = tensors == 0 ? 1 : 0;  // the program let go of it while the lock was held
+  return !storage->resizable() || storage.use_count() - 1 > tensors + queue;
+}
+
+// See Note [A handle may outlive its storage]
+bool TensorStore::lost(const Version& version) {
+  const auto& v = static_cast<const TensorVersion&>(version);
+  return !v.storage && (v.cell() == nullptr || v.cell()->storage.expired());
+}
+
+// See Note [A kept value outlives the program's tensors]
+bool TensorStore::retain(Version& version, const Bytes& bytes) {
+  auto& v = static_cast<TensorVersion&>(version);
+  if (!v.storage) {
+    if (!bytes) return false;
+    v.storage = c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+        static_cast<c10::StorageImpl*>(bytes.get())));
+  }
+  v.leave_cell();
+  return true;
+}
+
+bool TensorStore::forget(Version& version) {
+  auto& v = static_cast<TensorVersion&>(version);
+  v.leave_cell();
+  return !v.storage;
+}
+
+void TensorStore::keep_alive(Version& version) {
+  auto& v = static_cast<TensorVersion&>(version);
+  if (!v.storage) v.storage = v.current_storage();
+}
+
+void refill(TensorVersion& version, c10::Storage from) {
+  const c10::intrusive_ptr<Cell> cell = version.own_cell();
+  auto storage = cell ? cell->storage.lock() : c10::intrusive_ptr<c10::StorageImpl>();
+  if (!storage) {  // See Note [A handle may outlive its storage]
+    version.leave_cell();
+    version.program = false;
+    version.storage = std::move(from);
+    return;
+  }
+  check_replay(storage->nbytes() == from.nbytes(),
+               "a replay produced another number of bytes than the first run");
+  allow_access(*storage);
+  storage->set_data_ptr_noswap(
+      from.set_data_ptr(c10::DataPtr(nullptr, storage->device())));
+  if (cell.use_count() > 1) return;
+  // No tensor is left on the storage, which somebody holds by itself.
+  version.leave_cell();
+  version.storage = c10::Storage(std::move(storage));
+}
+
+}  // namespace rematfn
