@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine without tensors: long chains, and random programs by sizes whose every event leaves the
-// tables in order. Prints what went wrong, if anything did.
+// The engine without tensors: long chains, random programs by sizes whose every event leaves the
+// tables in order, and a way of letting go that moves numbers. Prints what went wrong, if anything did.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +11,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/domain.h"
@@ -34,7 +35,7 @@ struct Link final : Operation {
   [[nodiscard]] std::size_t replay_bytes() const override { return output_bytes; }
   void replay(Domain& domain) override {
     for (Version* output : outputs) {
-      if (output != nullptr && !output->resident && Replayer::is_wanted(*output)) {
+      if (output != nullptr && output->must_be_replayed() && Replayer::is_wanted(*output)) {
         domain.arrive(*output);
       }
     }
@@ -217,9 +218,137 @@ void random_programs(unsigned first, unsigned count) {
   expect(fitted > count && replays > count, "programs are put to the test");
 }
 
+// ---- a way that moves -------------------------------------------------------------------------
+
+// Copies numbers of bytes to a place that has room for `most`. Every other copy takes its time.
+class Move final : public Way {
+ public:
+  explicit Move(std::size_t most) : most_(most) {}
+
+  [[nodiscard]] std::string_view name() const override { return "move"; }
+  [[nodiscard]] bool keeps_copy() const override { return true; }
+  [[nodiscard]] bool applies(const Version&) const override { return true; }
+  [[nodiscard]] bool has_room(const Version& version) const override {
+    return bytes_ + version.nbytes <= most_;
+  }
+  [[nodiscard]] double cost(const Version& version) const override {
+    return 4e-7 * static_cast<double>(version.nbytes);
+  }
+  Place leave(Version& version) override {
+    expect(version.is_readable(), "what leaves is here");
+    expect(copies_.emplace(&version, State::kWhole).second, "what leaves has no copy yet");
+    bytes_ += version.nbytes;
+    ++moves;
+    if (moves % 2 == 0) return Place::kAway;
+    copies_[&version] = State::kLeaving;
+    return Place::kLeaving;
+  }
+  Place bring_back(Version& version) override {
+    expect(copies_.at(&version) == State::kWhole, "a whole copy comes back");
+    ++returns;
+    if (returns % 2 == 0) return forget(version), Place::kHere;
+    copies_[&version] = State::kComing;
+    return Place::kComing;
+  }
+  void wait(Version& version) override {
+    if (copies_.at(&version) == State::kComing) return forget(version);
+    expect(copies_.at(&version) == State::kLeaving, "what is waited for is under way");
+    copies_[&version] = State::kWhole;
+  }
+  void discard(Version& version) override {
+    expect(copies_.contains(&version), "what is discarded is a copy");
+    discards_under_way += copies_[&version] == State::kLeaving;
+    forget(version);
+  }
+
+  [[nodiscard]] bool is_empty() const { return copies_.empty() && bytes_ == 0; }
+  std::size_t moves = 0;
+  std::size_t returns = 0;
+  std::size_t discards_under_way = 0;
+
+ private:
+  enum class State { kLeaving, kWhole, kComing };
+
+  void forget(Version& version) {
+    copies_.erase(&version);
+    bytes_ -= version.nbytes;
+  }
+
+  const std::size_t most_;
+  std::size_t bytes_ = 0;
+  std::map<const Version*, State> copies_;
+};
+
+// One level that moves, one that drops, one within the other, at every budget.
+void moves(unsigned count) {
+  unsigned fitted = 0;
+  unsigned where_dropping_does_not = 0;
+  std::size_t moves = 0;
+  std::size_t returns = 0;
+  std::size_t called_back = 0;
+  std::uint64_t replays = 0;
+  for (unsigned seed = 0; seed < count; ++seed) {
+    std::mt19937 random(seed);
+    const std::string where = "program " + std::to_string(seed) + ": ";
+    const Trace trace = random_program(random);
+    const auto free = run(trace, {});
+    const auto calls = static_cast<std::size_t>(trace.calls.size());
+    const std::size_t first = random() % calls;
+    const std::size_t last = first + random() % (calls - first);
+    const std::size_t room = std::size_t{1} << (random() % 12);
+    Sizes sizes;
+    Drop drop(sizes);
+    for (const double fraction : {0.7, 0.4}) {
+      const auto budget = static_cast<std::size_t>(fraction * static_cast<double>(free->peak_bytes));
+      SimulationOptions dropping;
+      dropping.budget = budget;
+      const bool fits_by_dropping = run(trace, dropping) != nullptr;
+      for (int nesting = 0; nesting < 4; ++nesting) {
+        Move move(room);
+        SimulationOptions options;
+        options.budget = budget;
+        options.evict_everything = seed % 5 == 0;
+        const std::size_t within = budget / (1 + random() % 2);
+        switch (nesting) {
+          case 0:
+            options.ways = {&move};
+            break;
+          case 1:
+            options.ways = {&move, &drop};
+            break;
+          case 2:  // drop outside, move inside
+            options.inner = InnerLevel{first, last, within, {&move}};
+            break;
+          case 3:
+            options.ways = {&move};
+            options.inner = InnerLevel{first, last, within, {}};
+            break;
+        }
+        const auto found = run(trace, options);
+        expect(move.is_empty(), where + "no copy outlives the program");
+        moves += move.moves;
+        returns += move.returns;
+        called_back += move.discards_under_way;
+        if (found == nullptr) continue;
+        ++fitted;
+        replays += found->replays;
+        where_dropping_does_not += !fits_by_dropping;
+        expect(found->peak_bytes <= budget, where + "the budget holds");
+        expect(found->operators == free->operators, where + "every operator runs");
+        expect(found->unconstrained_bytes == free->unconstrained_bytes, where + "as much is held");
+        expect(nesting != 0 || found->replays == 0, where + "what moves is not replayed");
+      }
+    }
+  }
+  expect(fitted > count && moves > count && returns > count && replays > count &&
+             called_back > count && where_dropping_does_not > 0,
+         "moving is put to the test");
+}
+
 const std::map<std::string, std::function<void()>> kTests{
     {"chain", a_chain_dies},
     {"programs", [] { random_programs(0, 6000); }},
+    {"moves", [] { moves(3000); }},
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ import torch
 TORCH = Path(torch.__file__).parent
 TOP = Path(__file__).parents[1]
 PARTS = ("base", "memory", "policy", "engine", "planning")
-TESTS = ["chain", "programs"]
+TESTS = ["chain", "programs", "moves"]
 
 
 @pytest.fixture(scope="module")

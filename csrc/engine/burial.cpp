@@ -22,14 +22,14 @@ void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   if (!version) return;
   version->program = false;
   if (domain_.recorder) domain_.recorder->note_release(*version);
-  const bool stays = version->resident && version->producer &&
+  const bool stays = version->has_bytes() && version->producer &&
                      (is_kept_for_somebody(*version) || is_kept_for_evicted(*version)) &&
                      domain_.store.retain(*version, hold());
   if (stays) domain_.list_candidates();
   retains_ |= stays;
   const bool goes = !stays && domain_.store.forget(*version);
   if (version->table && (stays || goes)) version->table->let_go(*version);
-  if (goes && version->table && version->resident) domain_.leave(*version);
+  if (goes && version->table && version->has_bytes()) domain_.leave(*version);
   if (retains_) let_go_of_kept_for(*version);
 }
 
@@ -46,7 +46,7 @@ bool Burial::is_kept_for_somebody(const Version& version) {
       if (output->pending > 0) return true;
       const bool is_small = output->nbytes < version.nbytes / kSmall;
       if (output->program && !output->backward && !is_small) return true;
-      if (!output->resident && !output->kept) walk.visit_readers(*output, kNoCap);
+      if (output->must_be_replayed() && !output->kept) walk.visit_readers(*output, kNoCap);
     }
   }
   return false;
@@ -69,8 +69,8 @@ void Burial::let_go_of_kept_for(const Version& version) {
       Version& source = *input.version;
       if (source.program) continue;
       const bool may_stay = source.kept || source.backward;
-      if (may_stay && source.is_candidate()) sources.push_back(&source);
-      if (!source.kept && !source.resident) walk.visit(*source.producer);
+      if (may_stay && source.producer && source.is_candidate()) sources.push_back(&source);
+      if (!source.kept && source.must_be_replayed()) walk.visit(*source.producer);
     }
   }
   for (Version* source : sources) {

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "engine/lineage.h"
+#include "engine/table.h"
 #include "engine/store.h"
 
 namespace rematfn {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/lineage.h"
+#include "engine/table.h"
 
 namespace rematfn {
 

@@ -27,7 +27,12 @@ void Domain::make_room(Table& table, std::size_t nbytes) {
     }
     if (evictor.prices_pending(*t)) evictor.evict_by_price(*t, t->used_bytes() + nbytes - t->budget);
     while (t->used_bytes() + nbytes > t->budget) {
-      if (!evictor.evict_one(*t)) {
+      // See Note [A version goes by a way], Rule 2
+      const std::size_t leaving = t->leaving();
+      const bool enough_leaves = t->used_bytes() - leaving + nbytes <= t->budget;
+      if (leaving > 0 && (enough_leaves || !evictor.evict_one(*t))) {
+        let_leave(*t, /*all=*/false);
+      } else if (leaving == 0 && !evictor.evict_one(*t)) {
         if (!replayer.is_running() && t->give_way(t->used_bytes() + nbytes, nbytes)) break;
         if (!replayer.is_running()) t->note_need(t->used_bytes() + nbytes);
         throw NoRoom{t, t->used_bytes() + nbytes, t->used_bytes()};
@@ -55,15 +60,24 @@ void Domain::list_candidates() {
   std::vector<Table*> tables{root};
   for (std::size_t i = 0; i < tables.size(); ++i) {
     for (Version* v = tables[i]->oldest; v != nullptr; v = v->next) {
-      if (v->resident) tables[i]->enlist(*v);
+      if (v->place == Place::kHere) tables[i]->enlist(*v);
     }
     tables.insert(tables.end(), tables[i]->inner.begin(), tables[i]->inner.end());
   }
 }
 
+// ---- going and coming -------------------------------------------------------------------------
+
 void Domain::evict(Version& version) {
   ++version.table->statistics.evictions;
-  drop(version);
+  Way& way = *version.way;
+  const Place place = way.leave(version);
+  if (way.keeps_copy()) version.copied_by = &way;
+  if (place == Place::kAway) return lose_bytes(version);
+  version.table->delist(version);
+  version.table->leaving_bytes += version.nbytes;
+  version.place = Place::kLeaving;
+  leaving_.push_back(&version);
 }
 
 void Domain::drop(Version& version) {
@@ -72,20 +86,73 @@ void Domain::drop(Version& version) {
 }
 
 void Domain::leave(Version& version) {
+  if (version.copied_by != nullptr) discard_copy(version);
+  lose_bytes(version);
+}
+
+void Domain::lose_bytes(Version& version) {
   version.table->delist(version);
   version.table->discharge(version.nbytes);
   if (version.trimmed) version.table->discharge_trimmed(version.nbytes);
   version.trimmed = false;
-  version.resident = false;
+  version.place = Place::kAway;
   neighbourhood.note_change(version, /*came_back=*/false, guide != nullptr);
 }
 
 void Domain::arrive(Version& version) {
-  version.resident = true;
+  version.place = Place::kHere;
   version.raw = false;  // See Note [Uninitialised memory is kept]
   version.table->charge(version.nbytes);
   version.table->enlist(version);
   neighbourhood.note_change(version, /*came_back=*/true, guide != nullptr);
+}
+
+void Domain::fetch(Version& version) {
+  version.table->charge(version.nbytes);
+  try {
+    version.place = version.copied_by->bring_back(version);
+    if (version.place == Place::kComing) version.copied_by->wait(version);
+  } catch (...) {
+    version.place = Place::kAway;
+    version.table->discharge(version.nbytes);
+    throw;
+  }
+  version.place = Place::kHere;
+  version.copied_by = nullptr;
+  version.table->enlist(version);
+  neighbourhood.note_change(version, /*came_back=*/true, guide != nullptr);
+}
+
+void Domain::stop_leaving(Version& version) {
+  std::erase(leaving_, &version);
+  version.table->leaving_bytes -= version.nbytes;
+}
+
+void Domain::call_back(Version& version) {
+  discard_copy(version);
+  version.table->enlist(version);
+}
+
+void Domain::discard_copy(Version& version) {
+  if (version.place == Place::kLeaving) {
+    stop_leaving(version);
+    version.place = Place::kHere;
+  }
+  version.copied_by->discard(version);
+  version.copied_by = nullptr;
+}
+
+void Domain::let_leave(const Table& table, bool all) {
+  const std::vector<Version*> leaving = leaving_;
+  for (Version* version : leaving) {
+    const Table* around = version->table.get();
+    while (around != nullptr && around != &table) around = around->enclosing.get();
+    if (around == nullptr) continue;
+    version->copied_by->wait(*version);
+    stop_leaving(*version);
+    lose_bytes(*version);
+    if (!all) return;
+  }
 }
 
 void Domain::cut(Version& version) {
@@ -94,6 +161,7 @@ void Domain::cut(Version& version) {
   std::replace(outputs.begin(), outputs.end(), &version, static_cast<Version*>(nullptr));
   store.keep_alive(version);
   version.producer.reset();
+  if (version.table && version.place == Place::kHere) version.table->enlist(version);
 }
 
 // ---- what is known of the program --------------------------------------------------------------

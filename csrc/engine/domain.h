@@ -3,7 +3,8 @@
 // domain.h: a tree of nested levels that share one lineage, one clock and one lock.
 //
 // A domain decides: what to evict to make room, what to replay to have a version again. Each part of
-// that is a class of its own, with its own state. What doing so means for bytes, its Store knows.
+// that is a class of its own, with its own state. What doing so means for bytes, its Store knows, and
+// how a version goes and comes back, the Ways of its tables.
 //
 // Note [The program may drop a tensor at any time]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -26,12 +27,14 @@
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/queue_lock.h"
 #include "base/thread_local.h"
 #include "engine/burial.h"
+#include "engine/drop.h"
 #include "engine/evictor.h"
-#include "engine/lineage.h"
+#include "engine/table.h"
 #include "engine/neighbourhood.h"
 #include "engine/replayer.h"
 #include "engine/sharer.h"
@@ -61,6 +64,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   bool guide_lost = false;
 
   Store& store;
+  Drop drop_and_replay{store};
   Walks walks;
   Thrash thrash;
   Neighbourhood neighbourhood{walks};
@@ -80,13 +84,22 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // Makes all of `wanted` resident at once. Throws NoRoom.
   void materialize(std::span<Version* const> wanted) { replayer.materialize(wanted); }
 
-  // A version that may go has lost a contest, or is of no use.
+  // A candidate goes, by its way.
   void evict(Version& version);
+  // One that can be replayed is of no use now.
   void drop(Version& version);
   // `version` has lost its bytes; it stays as lineage.
   void leave(Version& version);
-  // `version` has its bytes again.
+  // `version` has been replayed: it has its bytes again.
   void arrive(Version& version);
+  // The bytes of `version`, for which there is room, come from its copy.
+  void fetch(Version& version);
+  // `version` is leaving, and stays.
+  void call_back(Version& version);
+  // Waits until what is leaving `table`, or one inside it, has gone: all of it, or the first to leave.
+  void let_leave(const Table& table, bool all = true);
+  // Nobody asks for the copy any more.
+  void discard_copy(Version& version);
   // `version` becomes a constant: it keeps its bytes and forgets how it was made.
   void cut(Version& version);
 
@@ -125,7 +138,11 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void lock();
   void unlock();
 
+  void stop_leaving(Version& version);
+  void lose_bytes(Version& version);
+
   bool lists_candidates_ = false;
+  std::vector<Version*> leaving_;  // the first to leave first
   QueueLock<Released> lock_;
   bool lost_to_fork_ = false;
 };

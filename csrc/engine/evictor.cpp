@@ -53,7 +53,8 @@ void Evictor::evict_all(Table& table, bool spare_kept) {
 
 bool Evictor::evict_if_free(Version& version) {
   domain_.list_candidates();
-  const bool free = version.may_go() && version.pending == 0 && !domain_.store.held_elsewhere(version);
+  const bool free = version.may_go() && version.pending == 0 &&
+                    !domain_.store.held_elsewhere(version) && find_way(version);
   if (free) domain_.evict(version);
   return free;
 }
@@ -103,9 +104,22 @@ Version* Evictor::choose(Table& table, bool spare_pending) {
 }
 
 // See Note [An address is good until its level's next operator]
-bool Evictor::has_to_stay(const Version& version) {
+bool Evictor::has_to_stay(Version& version) {
   return domain_.store.held_elsewhere(version) ||
-         (domain_.sharer.is_borrowed() && version.exposed == domain_.next_order);
+         (domain_.sharer.is_borrowed() && version.exposed == domain_.next_order) ||
+         !find_way(version);
+}
+
+// Whether there is room by its way, or else by another one, which is its way then.
+bool Evictor::find_way(Version& version) {
+  if (version.way->has_room(version)) return true;
+  Way* other = nullptr;
+  version.table->for_each_way(version, [&](Way& way) {
+    if (!way.has_room(version)) return;
+    if (other == nullptr || way.cost(version) < other->cost(version)) other = &way;
+  });
+  if (other != nullptr) version.way = other;
+  return other != nullptr;
 }
 
 // The judge may throw; nothing has changed then.
@@ -124,7 +138,7 @@ Version* Evictor::choose_by_judge(Table& table, bool spare_pending) {
                                       .age = domain_.clock - c.last_access,
                                       .next_use = known ? std::max(next - domain_.clock, 0.0) : next,
                                       .consumed = c.consumed,
-                                      .producer = version.producer->name()});
+                                      .producer = version.producer ? version.producer->name() : ""});
     if (victim != nullptr && found >= lowest) continue;
     victim = &version;
     lowest = found;
@@ -160,7 +174,7 @@ Version* Evictor::lowest_of_batch(Table& table, const Score& kind, bool spare_pe
         [](const Scored& a, const Scored& b) { return a.score < b.score; });
     Candidate& c = table.candidates[lowest->version->slot];
     if (!c.stale) return lowest->version;
-    refresh(c, *lowest->version, kind.kind);
+    refresh(c, *lowest->version, kind);
     lowest->score = score(kind, c, domain_.clock);
     if (lowest->score > batch.limit) {
       batch.remove(*lowest->version);
@@ -175,7 +189,7 @@ bool Evictor::pick_batch(Table& table, const Score& kind, bool spare_pending) {
   if (is_exact(kind.kind)) {
     for (std::size_t i = 0; i < count; ++i) {
       Candidate& c = table.candidates[i];
-      if (!c.pinned) refresh(c, *table.candidate_versions[i], kind.kind);
+      if (!c.pinned) refresh(c, *table.candidate_versions[i], kind);
     }
   }
   const std::size_t most = is_exact(kind.kind) || count <= kFew ? 1 : count / kBatchShare;
@@ -193,16 +207,32 @@ bool Evictor::pick_batch(Table& table, const Score& kind, bool spare_pending) {
 Victims Evictor::lowest_of_all(Table& table, const Score& kind, bool spare_pending,
                               std::size_t most) {
   return choose_victims(kind, table.candidates, domain_.clock, spare_pending, most, [&](std::size_t i) {
-    refresh(table.candidates[i], *table.candidate_versions[i], kind.kind);
+    refresh(table.candidates[i], *table.candidate_versions[i], kind);
   });
 }
 
-void Evictor::refresh(Candidate& c, const Version& version, ScoreKind kind) {
+void Evictor::refresh(Candidate& c, Version& version, const Score& kind) {
   c.stale = false;
-  if (!has_neighbourhood(kind)) return;
+  if (!has_neighbourhood(kind.kind)) return;
   c.next_use = domain_.neighbourhood.next_use(version);
-  const bool is_free = kind == ScoreKind::kOn && c.next_use == kNever;  // whatever is around it
-  c.neighbours = is_free ? 0 : domain_.neighbourhood.cost(version, kind);
+  const bool is_free = kind.kind == ScoreKind::kOn && c.next_use == kNever;  // whatever is around it
+  c.neighbours = is_free ? 0 : domain_.neighbourhood.cost(version, kind.kind);
+  if (version.table->has_copies()) choose_way(c, version, kind);
+}
+
+// See Note [A version goes by a way]
+void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
+  const double replayed_first = c.neighbours;
+  double least = kNever;
+  version.table->for_each_way(version, [&](Way& way) {
+    const double neighbours = way.keeps_copy() ? 0 : replayed_first;
+    const double whole = way.cost(version) + kind.ancestors * neighbours;
+    if (whole >= least) return;
+    least = whole;
+    version.way = &way;
+    c.cost = way.cost(version);
+    c.neighbours = neighbours;
+  });
 }
 
 // See Note [Pending readers have a price]
@@ -223,14 +253,17 @@ void Evictor::evict_by_price(Table& table, std::size_t nbytes) {
   std::size_t freed = 0;
   for (const std::size_t index : in_order.indices) {
     Version* version = table.candidate_versions[index];
-    if (freed >= nbytes || domain_.store.held_elsewhere(*version)) continue;
+    if (freed >= nbytes || domain_.store.held_elsewhere(*version) || !find_way(*version)) continue;
     victims.push_back(version);
     freed += version->nbytes;
   }
   std::for_each(victims.rbegin(), victims.rend(), [&](Version* version) {  // Rule 2
     const bool is_necessary = freed - version->nbytes < nbytes;
-    if (is_necessary) return domain_.evict(*version);
-    freed -= version->nbytes;
+    if (!is_necessary) {
+      freed -= version->nbytes;
+    } else if (find_way(*version)) {  // those before may have taken the room
+      domain_.evict(*version);
+    }
   });
 }
 

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "engine/lineage.h"
+#include "engine/table.h"
 
 namespace rematfn {
 
@@ -29,14 +29,16 @@ class Evictor {
   void evict_by_price(Table& table, std::size_t nbytes);
 
  private:
-  [[nodiscard]] bool has_to_stay(const Version& version);
+  [[nodiscard]] bool has_to_stay(Version& version);
+  [[nodiscard]] static bool find_way(Version& version);
   [[nodiscard]] Score score_in_force(const Table& table);
   Version* choose(Table& table, bool spare_pending);
   Version* choose_by_judge(Table& table, bool spare_pending);
   Version* lowest_of_batch(Table& table, const Score& kind, bool spare_pending);
   bool pick_batch(Table& table, const Score& kind, bool spare_pending);
   Victims lowest_of_all(Table& table, const Score& kind, bool spare_pending, std::size_t most);
-  void refresh(Candidate& c, const Version& version, ScoreKind kind);
+  void refresh(Candidate& c, Version& version, const Score& kind);
+  void choose_way(Candidate& c, Version& version, const Score& kind);
 
   Domain& domain_;
 };

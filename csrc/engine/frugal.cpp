@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "engine/domain.h"
 
@@ -20,6 +21,11 @@ void add_once(std::vector<Ref<Version>>& versions, Version& version) {
   if (std::none_of(versions.begin(), versions.end(), is_it)) versions.emplace_back(&version);
 }
 
+// It comes, or would come, from a copy.
+bool comes_by_copy(const Version& version) {
+  return version.copied_by != nullptr || (version.is_candidate() && version.way->keeps_copy());
+}
+
 }  // namespace
 
 struct FrugalReplayer::Sweep {
@@ -28,7 +34,14 @@ struct FrugalReplayer::Sweep {
     bool to_the_end = false;
     bool pinned = false;
   };
+  Reads& operator[](Version& version) {
+    const auto [place, is_new] = versions.try_emplace(&version);
+    if (is_new) order.push_back(&version);
+    return place->second;
+  }
+
   std::vector<Operation*> operations;  // in program order
+  std::vector<Version*> order;         // in which the versions were reached: the same in every process
   std::unordered_map<Version*, Reads> versions;
   std::size_t peak = 0;  // bytes, what was resident and cannot go included
 };
@@ -64,16 +77,16 @@ bool FrugalReplayer::reach(Sweep& sweep, std::span<Version* const> missing,
   const auto visit_producer = [&](Version& version) {
     if (&version == first) return;
     if (!replayer_.is_missing(version) && (first == nullptr || !version.may_go())) return;
-    walk.visit(*version.producer);
+    if (!comes_by_copy(version)) walk.visit(*version.producer);
   };
   for (Version* v : missing) {
-    sweep.versions[v].to_the_end = true;
+    sweep[*v].to_the_end = true;
     visit_producer(*v);
   }
-  for (Version* v : kept) sweep.versions[v].to_the_end = true;
+  for (Version* v : kept) sweep[*v].to_the_end = true;
   for (std::size_t i = 0; i < walk.size() && walk.is_latest(); ++i) {
     for (Input& input : walk[i].inputs) {
-      ++sweep.versions[input.version.get()].left;
+      ++sweep[*input.version].left;
       visit_producer(*input.version);
     }
   }
@@ -87,35 +100,47 @@ std::size_t FrugalReplayer::peak_of(const Sweep& sweep, const Table& table, cons
   std::unordered_map<const Version*, std::size_t> left;
   // Of what comes and goes with the sweep; the others count throughout.
   const auto bytes_of = [&](const Version& v) {
-    const bool comes_and_goes = v.resident ? v.may_go() : true;
+    const bool comes_and_goes = v.has_bytes() ? v.may_go() : true;
     return &v != first && comes_and_goes && is_within(v.table.get(), table) ? v.nbytes : 0;
   };
   std::size_t live = table.used_bytes() - table.evictable_bytes();
   if (first != nullptr && is_within(first->table.get(), table)) live += first->nbytes;
   for (const auto& [version, reads] : sweep.versions) {
     left[version] = reads.left + (reads.to_the_end ? 1 : 0);
-    if (version->resident && first == nullptr) live += bytes_of(*version);
+    if (version->has_bytes() && first == nullptr) live += bytes_of(*version);
   }
   std::size_t peak = live;
+  std::unordered_set<const Version*> fetched;
+  const auto fetch = [&](const Version& v) {
+    const bool is_there = v.has_bytes() && first == nullptr;
+    if (is_there || !comes_by_copy(v) || !fetched.insert(&v).second) return;
+    live += bytes_of(v);
+    peak = std::max(peak, live);
+  };
   for (const Operation* operation : sweep.operations) {
+    for (const Input& input : operation->inputs) fetch(*input.version);
     std::size_t allocated = operation->output_bytes + operation->scratch_bytes;
     std::size_t overwritten = 0;
     for (std::size_t i = 0; i < operation->inputs.size(); ++i) {
       const Version& v = *operation->inputs[i].version;
       if (!operation->writes(i)) continue;
       // See Note [A replay writes to copies]
-      const bool in_place = bytes_of(v) > 0 && !v.program && v.pending + left[&v] <= 1;
+      const bool in_place = bytes_of(v) > 0 && v.producer && !v.program && v.pending + left[&v] <= 1;
       (in_place ? overwritten : allocated) += v.nbytes;
     }
     if (is_within(operation->table.get(), table)) peak = std::max(peak, live + allocated);
     for (const Version* output : operation->outputs) {
-      if (output == nullptr || (output->resident && first == nullptr)) continue;
+      if (output == nullptr || (output->has_bytes() && first == nullptr)) continue;
+      if (comes_by_copy(*output)) continue;
       if (left.contains(output)) live += bytes_of(*output);
     }
     peak = std::max(peak, live - std::min(live, overwritten));
     for (const Input& input : operation->inputs) {
       if (--left[input.version.get()] == 0) live -= bytes_of(*input.version);
     }
+  }
+  for (Version* v : sweep.order) {
+    if (sweep.versions.at(v).to_the_end) fetch(*v);
   }
   return peak;
 }
@@ -124,18 +149,22 @@ std::size_t FrugalReplayer::peak_of(const Sweep& sweep, const Table& table, cons
 void FrugalReplayer::run(Sweep& sweep) {
   const auto pin_in_sweep = [&](Version& version) {
     const auto place = sweep.versions.find(&version);
-    if (place == sweep.versions.end() || place->second.pinned || !version.resident) return;
+    if (place == sweep.versions.end() || place->second.pinned || version.place != Place::kHere) return;
     pin(version);
     place->second.pinned = true;
   };
-  for (const auto& [version, reads] : sweep.versions) pin_in_sweep(*version);
+  const auto have = [&](Version& version) {
+    if (replayer_.is_missing(version) && version.can_be_fetched()) replayer_.fetch(version);
+    pin_in_sweep(version);
+  };
+  for (Version* version : sweep.order) pin_in_sweep(*version);
   for (Operation* operation : sweep.operations) {
     for (Input& input : operation->inputs) expect(*input.version);
   }
   std::size_t done = 0;
   const auto finish = [&] {
-    for (const auto& [version, reads] : sweep.versions) {
-      if (reads.pinned) unpin(*version);
+    for (Version* version : sweep.order) {
+      if (sweep[*version].pinned) unpin(*version);
     }
     for (; done < sweep.operations.size(); ++done) {
       for (Input& input : sweep.operations[done]->inputs) unexpect(*input.version);
@@ -144,6 +173,7 @@ void FrugalReplayer::run(Sweep& sweep) {
   try {
     while (done < sweep.operations.size()) {
       Operation& operation = *sweep.operations[done];
+      for (Input& input : operation.inputs) have(*input.version);
       replayer_.run(operation);
       ++done;
       for (Version* output : operation.outputs) {
@@ -151,19 +181,22 @@ void FrugalReplayer::run(Sweep& sweep) {
       }
       for (Input& input : operation.inputs) unexpect(*input.version);
       for (Input& input : operation.inputs) {
-        Sweep::Reads& reads = sweep.versions[input.version.get()];
+        Sweep::Reads& reads = sweep[*input.version];
         if (--reads.left > 0 || reads.to_the_end || !reads.pinned) continue;
         reads.pinned = false;
         unpin(*input.version);
         replayer_.discard_if_useless(*input.version);
       }
     }
+    for (Version* version : sweep.order) {
+      if (sweep[*version].to_the_end) have(*version);
+    }
   } catch (...) {
     finish();
     throw;
   }
-  for (const auto& [version, reads] : sweep.versions) {
-    if (reads.to_the_end) pin_in_frame(*version);
+  for (Version* version : sweep.order) {
+    if (sweep[*version].to_the_end) pin_in_frame(*version);
   }
   finish();
 }
@@ -218,8 +251,11 @@ void FrugalReplayer::replay(Table& table, std::span<Version* const> wanted) {
     Version* first = easiest_first(table, missing, kept);
     if (Sweep alone = foresee(table, {&first, 1}, {}); alone.peak <= Sharer::budget_of(table)) {
       run(alone);
-    } else {
+    } else if (first->must_be_replayed()) {
       enter(first->producer);
+    } else {
+      replayer_.fetch(*first);
+      pin_in_frame(*first);
     }
   }
 }
@@ -231,7 +267,7 @@ void FrugalReplayer::finish_frame() {
   leave_frame();
   if (!operation) return;
   for (const Ref<Version>& v : frames_.back().inputs) {
-    if (v->resident && v->producer.get() == operation.get()) pin_in_frame(*v);
+    if (v->place == Place::kHere && v->producer.get() == operation.get()) pin_in_frame(*v);
   }
 }
 

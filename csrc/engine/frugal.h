@@ -25,7 +25,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/lineage.h"
+#include "engine/table.h"
 
 namespace rematfn {
 

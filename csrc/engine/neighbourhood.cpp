@@ -8,7 +8,7 @@ namespace {
 
 // Of the two, `dependent` was computed from `version`.
 bool is_replayed_from(const Version& version, const Version& dependent) {
-  return !dependent.resident || version.kept;
+  return dependent.must_be_replayed() || version.kept;
 }
 
 }  // namespace
@@ -24,7 +24,7 @@ double Neighbourhood::cost(const Version& version, ScoreKind kind) {
   const auto visit_ancestors = [&](const Operation& operation) {
     for (const Input& input : operation.inputs) {
       Operation* producer = input.version->producer.get();
-      if (!input.version->resident && walk.visit(*producer)) sum += producer->cost;
+      if (input.version->must_be_replayed() && walk.visit(*producer)) sum += producer->cost;
     }
   };
   visit_ancestors(*version.producer);
@@ -35,7 +35,7 @@ double Neighbourhood::cost(const Version& version, ScoreKind kind) {
   const auto visit_descendants = [&](const Version& v) {
     for (const Input* use = v.readers; use != nullptr; use = use->next) {
       const auto& outputs = use->reader->outputs;
-      const auto is_evicted = [](const Version* o) { return o != nullptr && !o->resident; };
+      const auto is_evicted = [](const Version* o) { return o != nullptr && o->must_be_replayed(); };
       if (std::none_of(outputs.begin(), outputs.end(), is_evicted)) continue;
       if (walk.visit(*use->reader)) sum += use->reader->cost;
     }
@@ -43,7 +43,7 @@ double Neighbourhood::cost(const Version& version, ScoreKind kind) {
   visit_descendants(version);
   for (std::size_t i = ancestors; i < walk.size(); ++i) {
     for (const Version* output : walk[i].outputs) {
-      if (output != nullptr && !output->resident) visit_descendants(*output);
+      if (output != nullptr && output->must_be_replayed()) visit_descendants(*output);
     }
   }
   return sum;
@@ -59,7 +59,7 @@ bool Neighbourhood::is_any_dependent(const Version& version, std::size_t cap, Vi
     for (const Version* output : walk[i].outputs) {
       if (output == nullptr) continue;
       if (visit(*output)) return true;
-      if (!output->resident) walk.visit_readers(*output, cap);
+      if (output->must_be_replayed()) walk.visit_readers(*output, cap);
     }
   }
   return false;
@@ -94,7 +94,7 @@ void Neighbourhood::mark_sources_stale(const Version& version, bool came_back) {
     for (const Input& input : walk[i].inputs) {
       const Version& source = *input.version;
       if (source.is_candidate()) mark_stale(source, came_back);
-      if (!source.resident && walk.size() < kWalkCap) walk.visit(*source.producer);
+      if (source.must_be_replayed() && walk.size() < kWalkCap) walk.visit(*source.producer);
     }
   }
 }
@@ -102,14 +102,18 @@ void Neighbourhood::mark_sources_stale(const Version& version, bool came_back) {
 void Neighbourhood::mark_dependents_stale(const Version& version, bool came_back,
                                           bool is_guided) {
   is_any_dependent(version, is_guided ? kGuidedWalkCap : kWalkCap, [&](const Version& v) {
-    if (v.resident && v.is_candidate()) mark_stale(v, came_back);
+    if (v.is_candidate()) mark_stale(v, came_back);
     return false;
   });
 }
 
 void Neighbourhood::note_change(const Version& version, bool came_back, bool is_guided) {
   if (version.table->score.kind == ScoreKind::kEq && version.producer) {
-    came_back ? components_.remove(*version.producer) : components_.add(*version.producer);
+    if (came_back) {
+      components_.remove(*version.producer);
+    } else if (version.must_be_replayed()) {
+      components_.add(*version.producer);
+    }
   }
   if (!any_asked_) return;
   mark_dependents_stale(version, came_back, is_guided);

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "engine/components.h"
-#include "engine/lineage.h"
+#include "engine/table.h"
 #include "engine/walk.h"
 
 namespace rematfn {

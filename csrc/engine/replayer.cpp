@@ -22,7 +22,7 @@ Replayer::Replayer(Domain& domain) : domain_(domain), frugal_(domain, *this) {}
 bool Replayer::is_wanted(const Version& version, const Version* dead) {
   if (version.pending > 0 || version.program) return true;
   const auto is_evicted = [&](const Version* v) {
-    return v != nullptr && v != dead && !v->resident;
+    return v != nullptr && v != dead && v->must_be_replayed();
   };
   for (const Input* use = version.readers; use != nullptr; use = use->next) {
     const auto& outputs = use->reader->outputs;
@@ -32,7 +32,7 @@ bool Replayer::is_wanted(const Version& version, const Version* dead) {
 }
 
 void Replayer::materialize(std::span<Version* const> wanted) {
-  const auto missing = [](const Version* v) { return !v->resident; };
+  const auto missing = [](const Version* v) { return v->place != Place::kHere; };
   if (std::none_of(wanted.begin(), wanted.end(), missing)) return;
   if (running_) {
     throw std::runtime_error(
@@ -43,7 +43,7 @@ void Replayer::materialize(std::span<Version* const> wanted) {
   running_ = true;
   double latest = Thrash::kNowhere;
   for (const Version* v : wanted) {
-    if (!v->resident) latest = std::max(latest, v->last_access);
+    if (missing(v)) latest = std::max(latest, v->last_access);
   }
   domain_.thrash.note_miss(latest);
   for (Version* v : wanted) expect(*v);
@@ -96,29 +96,33 @@ NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
 }
 
 void Replayer::replay_softly(std::span<Version* const> wanted, std::size_t per_operation) {
-  const auto missing = [](const Version* v) { return !v->resident; };
+  const auto missing = [](const Version* v) { return v->place != Place::kHere; };
   retries_ = kMostRetries;
   replays_left_ = kSomeReplays + per_operation * domain_.live_operations;
   for (bool again = false; std::any_of(wanted.begin(), wanted.end(), missing); again = true) {
     for (Version* v : wanted) {
-      if (!v->resident) plan_for(*v);
-      if (v->resident && again) hold(*v, nullptr);  // Rule 4
+      if (is_missing(*v) && v->must_be_replayed()) plan_for(*v);
+      if (v->place == Place::kHere && again) hold(*v, nullptr);  // Rule 4
     }
     run_plan();
+    for (Version* v : wanted) {
+      if (v->can_be_fetched()) fetch(*v);
+    }
   }
   let_go_of_all();
 }
 
 // See Note [A handle may outlive its storage]
 bool Replayer::is_missing(Version& version) {
-  if (version.resident && domain_.store.lost(version)) {
+  if (version.place == Place::kLeaving) domain_.call_back(version);
+  if (version.has_bytes() && domain_.store.lost(version)) {
     version.program = false;
     if (domain_.store.forget(version)) {
       version.table->let_go(version);
       domain_.leave(version);
     }
   }
-  return !version.resident;
+  return version.place != Place::kHere;
 }
 
 void Replayer::plan_for(Version& missing) {
@@ -132,7 +136,9 @@ void Replayer::plan_for(Version& missing) {
     std::push_heap(heap_.begin(), heap_.end(), Later{});
     for (Input& input : operation.inputs) {
       expect(*input.version);
-      if (is_missing(*input.version)) todo.push_back(input.version.get());
+      if (!is_missing(*input.version)) continue;
+      // See Note [A version goes by a way], Rule 1
+      if (input.version->must_be_replayed()) todo.push_back(input.version.get());
     }
   }
 }
@@ -142,16 +148,17 @@ void Replayer::run_plan() {
     const Ref<Operation> operation = heap_.front();
     const auto& outputs = operation->outputs;
     const bool needed = std::any_of(outputs.begin(), outputs.end(), [](const Version* o) {
-      return o != nullptr && !o->resident && o->pending > 0;
+      return o != nullptr && o->must_be_replayed() && o->pending > 0;
     });
     if (needed) {
       const auto missing = [&](const Input& input) { return is_missing(*input.version); };
       if (std::any_of(operation->inputs.begin(), operation->inputs.end(), missing)) {
         for (Input& input : operation->inputs) {
-          if (input.version->resident) hold(*input.version, operation.get());  // Rule 4
+          if (!missing(input)) hold(*input.version, operation.get());  // Rule 4
         }
         for (Input& input : operation->inputs) {
-          if (!input.version->resident) plan_for(*input.version);
+          if (input.version->must_be_replayed()) plan_for(*input.version);
+          if (input.version->can_be_fetched()) fetch(*input.version);
         }
         continue;
       }
@@ -189,7 +196,7 @@ void Replayer::run(Operation& operation) {
   --replays_left_;
   for (Input& input : operation.inputs) pin(*input.version);
   try {
-    make_room_to_replay(operation);
+    make_room(*operation.table, operation.replay_bytes());
     domain_.store.serve_signals();
     operation.replay(domain_);
   } catch (...) {
@@ -203,10 +210,10 @@ void Replayer::run(Operation& operation) {
   domain_.thrash.note_replay(operation.cost);
 }
 
-void Replayer::make_room_to_replay(Operation& operation) {
+void Replayer::make_room(Table& table, std::size_t nbytes) {
   for (;;) {
     try {
-      domain_.make_room(*operation.table, operation.replay_bytes());
+      domain_.make_room(table, nbytes);
       return;
     } catch (const NoRoom&) {
       if (held_.empty() || retries_ == 0) throw;
@@ -216,8 +223,14 @@ void Replayer::make_room_to_replay(Operation& operation) {
   }
 }
 
+void Replayer::fetch(Version& version) {
+  make_room(*version.table, version.nbytes);
+  domain_.store.serve_signals();
+  domain_.fetch(version);
+}
+
 void Replayer::discard_if_useless(Version& version) {
-  if (!version.may_go()) return;
+  if (!version.may_go() || !version.producer) return;
   // See Note [A kept value outlives the program's tensors]
   if (is_wanted(version) || domain_.burial.is_kept_for_somebody(version)) return;
   domain_.drop(version);

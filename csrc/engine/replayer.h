@@ -30,7 +30,7 @@
 #include <vector>
 
 #include "engine/frugal.h"
-#include "engine/lineage.h"
+#include "engine/table.h"
 
 namespace rematfn {
 
@@ -45,10 +45,12 @@ class Replayer {
   // not be replayed any more.
   [[nodiscard]] static bool is_wanted(const Version& version, const Version* dead = nullptr);
 
-  // For frugal.cpp. Whether the version has to be replayed.
+  // For frugal.cpp. Whether the version is not here. What is leaving is called back.
   [[nodiscard]] bool is_missing(Version& version);
   // Runs an operation whose inputs are there.
   void run(Operation& operation);
+  // Has the bytes of a version that has a copy brought here.
+  void fetch(Version& version);
   void discard_if_useless(Version& version);
   [[nodiscard]] static NoRoom thrashing(Table& table);
 
@@ -64,7 +66,7 @@ class Replayer {
   void plan_for(Version& missing);
   void run_plan();
   void abandon_plan();
-  void make_room_to_replay(Operation& operation);
+  void make_room(Table& table, std::size_t nbytes);
   void hold(Version& version, const Operation* reader);
   void let_go_of_inputs(const Operation* reader);
   void let_go_of_all();

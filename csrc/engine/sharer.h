@@ -36,7 +36,7 @@
 #include <optional>
 #include <vector>
 
-#include "engine/lineage.h"
+#include "engine/table.h"
 
 namespace rematfn {
 

@@ -7,7 +7,7 @@
 #include <c10/util/FunctionRef.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include "engine/lineage.h"
+#include "engine/table.h"
 
 namespace rematfn {
 

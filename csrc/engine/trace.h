@@ -12,7 +12,7 @@
 
 #include <c10/util/SmallVector.h>
 
-#include "engine/lineage.h"
+#include "engine/table.h"
 
 namespace rematfn {
 

@@ -46,7 +46,7 @@ void Trimmer::trim(Table& table, Goal& goal) {
   };
   for (Version* v = table.oldest; v != nullptr && domain_.live_operations > most_ / 2;
        v = v->next) {
-    if (!v->resident || !v->producer || !fits(*v) || !is_worth_its_bytes(*v)) continue;
+    if (v->place != Place::kHere || !v->producer || !fits(*v) || !is_worth_its_bytes(*v)) continue;
     domain_.cut(*v);
     v->trimmed = true;
     table.charge_trimmed(v->nbytes);
@@ -61,7 +61,7 @@ bool Trimmer::has_ancestors(const Version& version, std::size_t count) {
   walk.visit(*version.producer);
   for (std::size_t i = 0; i < walk.size() && walk.size() < count; ++i) {
     for (const Input& input : walk[i].inputs) {
-      if (!input.version->resident) walk.visit(*input.version->producer);
+      if (input.version->must_be_replayed()) walk.visit(*input.version->producer);
     }
   }
   return walk.size() >= count;

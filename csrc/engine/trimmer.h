@@ -22,7 +22,7 @@
 
 #pragma once
 
-#include "engine/lineage.h"
+#include "engine/table.h"
 
 namespace rematfn {
 

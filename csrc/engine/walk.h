@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/lineage.h"
+#include "engine/table.h"
 
 namespace rematfn {
 

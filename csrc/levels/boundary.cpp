@@ -12,15 +12,11 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
   Level& level = level_of(cell);
   TensorVersion& version = *cell.version;
   if (heir != nullptr) {
-    if (version.table) {
-      if (version.resident) heir->hold(version.nbytes);
-      version.table->expel(version);
-      heir->admit(version);
-    }
+    if (version.table) version.table->give(version, *heir);
     cell.move_to(*heir);
     return;
   }
-  if (!version.resident) {
+  if (version.place != Place::kHere) {
     Version* wanted = &version;
     materialize_for(level, wanted, "a result");
   }

@@ -19,7 +19,7 @@ bool try_to_have(Version& version) {
   } catch (const std::exception& error) {
     if (is_stop(error)) throw;
   }
-  return version.resident;
+  return version.place == Place::kHere;
 }
 
 }  // namespace
@@ -31,7 +31,7 @@ void settle(LevelHandle& handle) {
   for (Version* v = level.newest; v != nullptr; v = v->previous) {
     if (!v->program) continue;
     try {
-      if (!v->resident && !try_to_have(*v)) continue;
+      if (v->place != Place::kHere && !try_to_have(*v)) continue;
     } catch (const NoRoom&) {
       break;
     }

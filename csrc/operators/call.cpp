@@ -167,7 +167,7 @@ void Call::replay(Domain& owner) {
 
   for (std::size_t k = 0; k < outputs.size(); ++k) {
     auto* version = static_cast<TensorVersion*>(outputs[k]);
-    if (version == nullptr || version->resident || !Replayer::is_wanted(*version)) continue;
+    if (version == nullptr || !version->must_be_replayed() || !Replayer::is_wanted(*version)) continue;
     const OutputPlace& place = places[k];
     c10::Storage storage;
     at::Tensor result;

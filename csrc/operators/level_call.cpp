@@ -149,7 +149,7 @@ void LevelCall::unpin_all() {
 
 void LevelCall::make_resident() {
   const auto is_missing = [](const FoundTensor& f) {
-    return f.cell != nullptr && !f.cell->version->resident;
+    return f.cell != nullptr && f.cell->version->place != Place::kHere;
   };
   if (std::any_of(found_.begin(), found_.end(), is_missing)) {
     std::vector<Version*> wanted;

@@ -41,7 +41,7 @@ struct SimulatedOperation final : Operation, Pooled<SimulatedOperation> {
       if (writes(i) && version.may_be_overwritten()) domain.leave(version);
     }
     for (Version* output : outputs) {
-      if (output != nullptr && !output->resident && Replayer::is_wanted(*output)) {
+      if (output != nullptr && output->must_be_replayed() && Replayer::is_wanted(*output)) {
         domain.arrive(*output);
       }
     }
@@ -66,9 +66,11 @@ class Simulation {
         options_(options),
         domain_(std::make_shared<SimulatedDomain>()),
         table_(new Table(domain_, nullptr, options.budget, options.score)),
+        level_(table_),
         versions_(trace.values.size()) {
     table_->keeping = options.keeping;
     table_->judge = options.judge;
+    if (!options.ways.empty()) table_->let_go_by(options.ways);
     domain_->guide = options.guide;
     domain_->effort = options.effort;
   }
@@ -85,7 +87,9 @@ class Simulation {
       if (table_->statistics.replayed_cost > options_.most_replayed_cost) break;
       switch (event.what) {
         case Trace::What::kCall:
+          if (options_.inner && event.index == options_.inner->first_call) enter();
           run_call(trace_.calls[event.index]);
+          if (options_.inner && event.index == options_.inner->last_call) leave();
           break;
         case Trace::What::kRelease:
           domain_->release(std::move(versions_[event.index]), table_, &Store::no_bytes);
@@ -106,13 +110,31 @@ class Simulation {
           table_->note_peak(0);
           break;
       }
-      if (options_.check) table_->check();
+      if (!options_.check) continue;
+      table_->check();
+      level_->check();
     }
     return table_->statistics;
   }
 
  private:
-  using Pinned = c10::SmallVector<Ref<Version>, 6>;
+  using PinnedVersions = c10::SmallVector<Ref<Version>, 6>;
+
+  void enter() {
+    const InnerLevel& inner = *options_.inner;
+    level_ = Ref<Table>(new Table(domain_, table_.get(), inner.budget, options_.score));
+    level_->keeping = options_.keeping;
+    if (!inner.ways.empty()) level_->let_go_by(inner.ways);
+  }
+
+  // What the level has made is the outermost's from now on.
+  void leave() {
+    while (level_->oldest != nullptr) level_->give(*level_->oldest, *table_);
+    table_->statistics.evictions += level_->statistics.evictions;
+    table_->statistics.replays += level_->statistics.replays;
+    table_->statistics.replayed_cost += level_->statistics.replayed_cost;
+    level_ = table_;
+  }
 
   void run_call(const Trace::Call& call) {
     domain_->note_effort();
@@ -124,7 +146,7 @@ class Simulation {
     for (const Trace::Read& read : call.reads) {
       seen.reads.push_back({versions_[read.value], read.written});
     }
-    Pinned pinned;
+    PinnedVersions pinned;
     const std::size_t copied_bytes = save_what_is_overwritten(call, pinned);
     c10::SmallVector<Version*, 6> wanted;
     for (const Trace::Read& read : call.reads) {
@@ -139,7 +161,7 @@ class Simulation {
     Ref<SimulatedOperation> operation;
     if (call.replayable) {
       operation = Ref<SimulatedOperation>(new SimulatedOperation(call));
-      operation->table = table_;
+      operation->table = level_;
       operation->order = domain_->next_order++;
       operation->cost = call.cost;
       operation->flops = call.flops;
@@ -151,8 +173,8 @@ class Simulation {
         operation->add_input(versions_[read.value]);
       }
     }
-    domain_->make_room(*table_, granted + copied_bytes);
-    table_->note_peak(granted);
+    domain_->make_room(*level_, granted + copied_bytes);
+    level_->note_peak(granted);
     domain_->clock += call.cost;
     ++table_->statistics.operators;
     table_->statistics.base_cost += call.cost;
@@ -171,73 +193,82 @@ class Simulation {
     }
     for (const Ref<Version>& version : pinned) unpin(*version);
     domain_->trim_if_long();
-    domain_->make_room(*table_, 0);
+    domain_->make_room(*level_, 0);
     if (options_.evict_everything) domain_->evictor.evict_all(*table_);
   }
 
   void mark(const Trace::Mark& mark) {
-    if (versions_[mark.value]->table) table_->mark(*versions_[mark.value], mark.name);
+    Version& version = *versions_[mark.value];
+    if (version.table) version.table->mark(version, mark.name);
   }
 
   // See Note [Before, not after]
   void foresee(const Trace::Call& call, std::size_t granted) {
-    std::size_t inputs = 0;
-    for (std::size_t i = 0; i < call.reads.size(); ++i) {
-      const Version* version = versions_[call.reads[i].value].get();
-      const auto earlier = call.reads.begin() + static_cast<std::ptrdiff_t>(i);
-      const bool counted_before = std::any_of(
-          call.reads.begin(), earlier,
-          [&](const Trace::Read& r) { return versions_[r.value].get() == version; });
-      if (version->table && !counted_before) inputs += version->nbytes;
+    const auto is_within = [](const Table* t, const Table* whole) {
+      while (t != nullptr && t != whole) t = t->enclosing.get();
+      return t != nullptr;
+    };
+    for (Table* t = level_.get(); t != nullptr; t = t->enclosing.get()) {
+      std::size_t inputs = 0;
+      for (std::size_t i = 0; i < call.reads.size(); ++i) {
+        const Version* version = versions_[call.reads[i].value].get();
+        const auto earlier = call.reads.begin() + static_cast<std::ptrdiff_t>(i);
+        const bool counted_before = std::any_of(
+            call.reads.begin(), earlier,
+            [&](const Trace::Read& r) { return versions_[r.value].get() == version; });
+        if (is_within(version->table.get(), t) && !counted_before) inputs += version->nbytes;
+      }
+      const std::size_t needed = inputs + granted;
+      t->statistics.min_budget = std::max(t->statistics.min_budget, needed);
+      if (needed > t->budget) throw NoRoom{t, needed, inputs};
     }
-    const std::size_t needed = inputs + granted;
-    table_->statistics.min_budget = std::max(table_->statistics.min_budget, needed);
-    if (needed > table_->budget) throw NoRoom{table_.get(), needed, inputs};
   }
 
   // See Note [Mutation is a new version]
   // Returns the bytes whose old and new contents both count.
-  std::size_t save_what_is_overwritten(const Trace::Call& call, Pinned& pinned) {
+  std::size_t save_what_is_overwritten(const Trace::Call& call, PinnedVersions& pinned) {
     std::size_t copied_bytes = 0;
     for (const Trace::Read& read : call.reads) {
       const Ref<Version> version = versions_[read.value];
       if (!read.written || version->producer || !version->program) continue;
       if (!call.replayable && version->readers == nullptr) continue;
-      domain_->make_room(*table_, version->nbytes);
-      if (version->table) copied_bytes += version->nbytes;
-      if (version->table) table_->expel(*version);
-      version->program = false;
-      table_->admit(*version);
+      Version* overwritten = version.get();
+      if (version->table) domain_->materialize({&overwritten, 1});
       pin(*version);
       pinned.push_back(version);
+      domain_->make_room(*level_, version->nbytes);
+      if (version->table) copied_bytes += version->nbytes;
+      if (version->table) version->table->expel(*version);
+      version->program = false;
+      level_->admit(*version);
     }
     return copied_bytes;
   }
 
   Ref<Version> make(const Trace::Call& call, const Trace::Made& made,
-                    const Ref<SimulatedOperation>& operation, Pinned& pinned) {
+                    const Ref<SimulatedOperation>& operation, PinnedVersions& pinned) {
     const Ref<Version> contents(new SimulatedVersion);
     contents->nbytes = trace_.values[made.value].nbytes;
     contents->last_access = domain_->clock;
     contents->program = true;
     contents->raw = call.raw && made.over < 0;
     contents->backward = call.backward;
-    contents->kept = table_->keeping.unmarked(work_of(call.name), call.backward);
+    contents->kept = level_->keeping.unmarked(work_of(call.name), call.backward);
     bool replayable = static_cast<bool>(operation);
     if (made.over >= 0) {
       Version& old = *versions_[call.reads[made.over].value];
       contents->consumed = old.consumed;
-      contents->kept |= old.kept && table_->keeping.written();
+      contents->kept |= old.kept && level_->keeping.written();
       const bool saved = !old.producer && !old.program;
       replayable = replayable && (old.producer || saved);
       if (!saved) {
         old.program = false;
-        table_->let_go(old);
+        old.table->let_go(old);
         domain_->leave(old);
       }
     }
     if (replayable) operation->add_output(*contents);
-    table_->admit(*contents);
+    level_->admit(*contents);
     if (made.over >= 0) {
       pin(*contents);
       pinned.push_back(contents);
@@ -249,16 +280,17 @@ class Simulation {
   void seal(Version& version) {
     if (!version.table) return;
     Version* wanted = &version;
-    if (!version.resident) domain_->materialize({&wanted, 1});
+    if (version.place != Place::kHere) domain_->materialize({&wanted, 1});
     if (version.producer) domain_->cut(version);
-    table_->expel(version);
+    version.table->expel(version);
     version.program = false;
   }
 
   const Trace& trace_;
   const SimulationOptions options_;
   const std::shared_ptr<SimulatedDomain> domain_;
-  const Ref<Table> table_;
+  const Ref<Table> table_;  // the outermost
+  Ref<Table> level_;        // the innermost
   std::vector<Ref<Version>> versions_;
 };
 

@@ -13,8 +13,10 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
+#include <vector>
 
-#include "engine/lineage.h"
+#include "engine/table.h"
 #include "engine/trace.h"
 
 namespace rematfn {
@@ -29,6 +31,14 @@ struct Effort {
 // Thrown by a simulation that was told to stop.
 struct Stopped {};
 
+// A level inside the outermost, around these calls of the program.
+struct InnerLevel {
+  std::size_t first_call = 0;
+  std::size_t last_call = 0;  // still inside
+  std::size_t budget = kNoBudget;
+  std::vector<Way*> ways{};  // none: dropping
+};
+
 struct SimulationOptions {
   std::size_t budget = kNoBudget;
   Score score;
@@ -39,6 +49,8 @@ struct SimulationOptions {
   double most_replayed_cost = kNever;  // seconds; beyond, the run is not worth finishing
   Effort* effort = nullptr;  // to add to, and to stop by
   bool check = false;        // the tables after each event
+  std::vector<Way*> ways{};  // none: dropping
+  std::optional<InnerLevel> inner{};
 };
 
 // The statistics of a run of `trace`. Throws NoRoom and Stopped.

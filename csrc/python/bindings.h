@@ -6,7 +6,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include "engine/lineage.h"
+#include "engine/table.h"
 
 namespace rematfn {
 

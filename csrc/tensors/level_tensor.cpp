@@ -337,6 +337,9 @@ void TensorDomain::settle_counters() {
 }
 
 void TensorDomain::snapshot(TensorVersion& version, Table& level) {
+  Version* wanted = &version;
+  if (version.table) materialize({&wanted, 1});
+  const Pinned stays(version);
   make_room(level, version.nbytes);
   const BackendScope scope;
   const c10::Storage copy = bytes_of(version.current_storage()).clone().storage();

@@ -26,7 +26,7 @@
 #include <set>
 #include <vector>
 
-#include "engine/lineage.h"
+#include "engine/table.h"
 
 namespace torch::autograd {
 struct Node;

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/report.h"
+
+#include <optional>
+
+#include "engine/domain.h"
+
+namespace rematfn {
+
+Statistics Report::counted() const {
+  // The call may be running, on another thread.
+  const std::shared_ptr<Domain> owner = domain.lock();
+  std::optional<DomainLock> lock;
+  if (owner && !owner->lost_to_fork() && !owner->is_held_here()) lock.emplace(owner);
+  Statistics all = statistics;
+  const std::uint64_t little = passed_over.load(std::memory_order_relaxed);
+  all.operators += little;
+  all.base_cost += static_cast<double>(little) * kOperatorCost;
+  return all;
+}
+
+}  // namespace rematfn

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// report.h: what a call did, in numbers.
+
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include <c10/util/intrusive_ptr.h>
+
+#include "engine/unrecorded.h"
+
+namespace rematfn {
+
+class Domain;
+struct Trace;
+
+// What a call of a transformed function did. Read by `stats`.
+struct Statistics {
+  std::size_t peak_bytes = 0;
+  std::size_t unconstrained_bytes = 0;  // See Note [What a call would have held]
+  std::size_t min_budget = 0;
+  std::uint64_t operators = 0;
+  std::uint64_t evictions = 0;
+  std::uint64_t replays = 0;
+  double base_cost = 0;
+  double replayed_cost = 0;
+  double base_flops = 0;
+  double replayed_flops = 0;
+};
+
+// A number of bytes that changes under the domain's lock, and is read by anybody.
+class ByteCount {
+ public:
+  operator std::size_t() const { return nbytes_.load(std::memory_order_relaxed); }
+  void operator+=(std::size_t n) { nbytes_.store(*this + n, std::memory_order_relaxed); }
+  void operator-=(std::size_t n) { nbytes_.store(*this - n, std::memory_order_relaxed); }
+  void operator=(std::size_t n) { nbytes_.store(n, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::size_t> nbytes_{0};
+};
+
+// Note [Nothing of a call outlives it but numbers]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Whoever asks what a call did may ask long after it, and after its backward, whose figures are the
+// call's too. A level that was kept for that would keep the forms of its operators, with whatever was
+// among their arguments. So a level writes its figures where they can be read without it.
+struct Report {
+  Statistics statistics;
+  ByteCount budget;
+  ByteCount resident_bytes;
+  std::atomic<std::uint64_t> passed_over{0};  // operators that left no record
+  bool guide_lost = false;
+  c10::intrusive_ptr<UnrecordedBytes> unrecorded;
+  std::shared_ptr<Trace> trace;  // if the level records
+  std::weak_ptr<Domain> domain;
+
+  // Those that were passed over included.
+  [[nodiscard]] Statistics counted() const;
+  // Resident, or beside operators. See Note [Bytes beside operators].
+  [[nodiscard]] std::size_t bytes_now() const {
+    return resident_bytes + (unrecorded ? unrecorded->live() : 0);
+  }
+};
+
+}  // namespace rematfn

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/table.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "engine/domain.h"
+
+namespace rematfn {
+
+void Batch::add(Version& version) {
+  version.turn = versions.size();
+  versions.push_back(&version);
+}
+
+void Batch::remove(Version& version) {
+  if (version.turn == kNoSlot) return;
+  versions[version.turn] = nullptr;
+  version.turn = kNoSlot;
+}
+
+void Batch::clear() {
+  for (Version* version : versions) {
+    if (version != nullptr) version->turn = kNoSlot;
+  }
+  versions.clear();
+  picked = first_picked = first_offered = evictions_left = 0;
+  limit = kNever;
+}
+
+Table::Table(std::shared_ptr<Domain> owner, Table* outer, std::size_t bytes, Score kind)
+    : domain(std::move(owner)),
+      report(std::make_shared<Report>()),
+      enclosing(outer),
+      budget(bytes),
+      score(kind),
+      depth(outer == nullptr ? 1 : outer->depth + 1),
+      resident_bytes(report->resident_bytes),
+      statistics(report->statistics),
+      ways_{&domain->drop_and_replay},
+      has_copies_(outer != nullptr && outer->has_copies_) {
+  report->budget = bytes;
+  report->domain = domain;
+
+  if (outer != nullptr) outer->inner.push_back(this);
+  if (outer == nullptr) domain->root = this;
+}
+
+Table::~Table() {
+  if (shared) leave_shared();
+  if (enclosing) std::erase(enclosing->inner, this);
+}
+
+void Table::admit(Version& version, bool held) {
+  version.table = Ref<Table>(this);
+  version.previous = newest;
+  (newest == nullptr ? oldest : newest->next) = &version;
+  newest = &version;
+  version.held = held;
+  for (Table* t = this; held && t != nullptr; t = t->enclosing.get()) {
+    t->held_bytes += version.nbytes;
+  }
+  if (version.has_bytes()) {
+    charge(version.nbytes);
+    if (version.trimmed) charge_trimmed(version.nbytes);
+    enlist(version);
+  }
+}
+
+void Table::let_go(Version& version) {
+  if (!version.held) return;
+  version.held = false;
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->held_bytes -= version.nbytes;
+}
+
+void Table::expel(Version& version) {
+  delist(version);
+  let_go(version);
+  if (version.copied_by != nullptr) domain->discard_copy(version);
+  if (version.has_bytes()) discharge(version.nbytes);
+  if (version.has_bytes() && version.trimmed) discharge_trimmed(version.nbytes);
+  (version.previous == nullptr ? oldest : version.previous->next) = version.next;
+  (version.next == nullptr ? newest : version.next->previous) = version.previous;
+  version.previous = version.next = nullptr;
+  version.table.reset();
+}
+
+void Table::give(Version& version, Table& heir) {
+  if (version.place == Place::kLeaving) domain->call_back(version);
+  Way* const copied_by = std::exchange(version.copied_by, nullptr);
+  if (version.has_bytes()) heir.hold(version.nbytes);
+  const bool held = version.held;
+  expel(version);
+  heir.admit(version, held);
+  version.copied_by = copied_by;
+}
+
+void Table::charge(std::size_t nbytes) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
+    t->resident_bytes += nbytes;
+    if (t->shared) t->charge_shared(nbytes);
+  }
+  note_peak(0);
+}
+
+void Table::discharge(std::size_t nbytes) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
+    t->resident_bytes -= nbytes;
+    if (t->shared) t->shared->subtract(nbytes);
+    if (t->resident_bytes == 0) t->emptied();
+  }
+}
+
+void Table::charge_trimmed(std::size_t nbytes) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->trimmed_bytes += nbytes;
+}
+
+void Table::discharge_trimmed(std::size_t nbytes) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->trimmed_bytes -= nbytes;
+}
+
+std::size_t Table::leaving() const {
+  std::size_t sum = leaving_bytes;
+  for (const Table* table : inner) sum += table->leaving();
+  return sum;
+}
+
+std::size_t Table::evictable_bytes() const {
+  std::size_t sum = loose_bytes + leaving_bytes;
+  for (const Table* table : inner) sum += table->evictable_bytes();
+  return sum;
+}
+
+void Table::note_peak(std::size_t in_flight) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
+    Statistics& s = t->statistics;
+    s.peak_bytes = std::max(s.peak_bytes, t->used_bytes() + in_flight);
+    const std::size_t would_be = t->held_bytes + t->unrecorded_bytes + in_flight;
+    if (would_be <= s.unconstrained_bytes) continue;
+    s.unconstrained_bytes = would_be;
+    if (t->fraction > 0) [[unlikely]] {
+      t->raise_budget(t->fraction * static_cast<double>(would_be));
+    }
+  }
+}
+
+// Note [A fraction of what is not known yet]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The budget of a fraction is that of the largest of the peaks that are known: the one that was
+// expected, and the one that the call would have had so far, which note_peak() sees to. What was
+// expected may be far too little: a call of another size, or another program under the same
+// arguments. Then an operator may not fit although the whole call would. The operator's own bytes
+// are part of the call's peak, so they count first. If that is not enough and the peak was only an
+// estimate, the budget gives way to what the operator needs, for the peak is still to come. If it does
+// not come, Python sees at the call's end that the budget was more than its fraction, and the calls that
+// are alike do not give way.
+bool Table::give_way(std::size_t nbytes, std::size_t in_flight) {
+  if (fraction <= 0) return false;
+  const std::size_t would_be = held_bytes + unrecorded_bytes + in_flight;
+  if (nbytes > budget) raise_budget(fraction * static_cast<double>(would_be));
+  if (nbytes > budget && is_estimate) raise_budget(static_cast<double>(nbytes));
+  return nbytes <= budget;
+}
+
+[[gnu::noinline]] void Table::raise_budget(double bytes) {
+  budget = std::max(budget, static_cast<std::size_t>(bytes));
+  report->budget = budget;
+}
+
+void Table::note_need(std::size_t nbytes) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
+    t->statistics.min_budget = std::max(t->statistics.min_budget, nbytes);
+  }
+}
+
+void Table::mark(Version& version, std::string_view name) {
+  const Table* heeding = this;
+  while (heeding != nullptr && heeding->keeping.marks == Keeping::Marks::kIgnored) {
+    heeding = heeding->enclosing.get();
+  }
+  if (heeding == nullptr) return;
+  version.kept = heeding->keeping.marked(name);
+  if (version.is_candidate()) candidates[version.slot].weight = weight_of(version);
+}
+
+void Table::let_go_by(std::vector<Way*> ways) {
+  ways_ = std::move(ways);
+  has_copies_ |= std::ranges::any_of(ways_, &Way::keeps_copy);
+}
+
+void Table::for_each_way(const Version& version, c10::function_ref<void(Way&)> visit) const {
+  const bool has_address_outside = version.exposed > 0;
+  for (const Table* t = this; t != nullptr; t = t->enclosing.get()) {
+    for (Way* way : t->ways_) {
+      if (way->keeps_copy() && has_address_outside) continue;  // Rule 4
+      if (way->applies(version)) visit(*way);
+    }
+  }
+}
+
+Way* Table::cheapest_way(const Version& version) const {
+  Way* const drop = &domain->drop_and_replay;
+  if (!has_copies_) return drop->applies(version) ? drop : nullptr;
+  Way* cheapest = nullptr;
+  for_each_way(version, [&](Way& way) {
+    const bool is_cheaper = cheapest == nullptr || way.cost(version) < cheapest->cost(version);
+    if (is_cheaper) cheapest = &way;
+  });
+  return cheapest;
+}
+
+// See Note [A version goes by a way]
+void Table::enlist(Version& version) {
+  // See Note [Candidates are listed once something has to go]
+  if (!domain->lists_candidates() || version.nbytes == 0 || version.raw) return;
+  version.way = cheapest_way(version);
+  if (version.way == nullptr) return;
+  version.slot = candidates.size();
+  Candidate& c = candidates.emplace_back();  // See Note [Records are filled in place]
+  c.nbytes = static_cast<double>(version.nbytes);
+  c.cost = version.way->cost(version);
+  c.last_access = version.last_access;
+  c.next_use = version.next_use;
+  c.weight = weight_of(version);
+  c.consumed = version.consumed;
+  c.pinned = version.pins > 0;
+  c.pending = version.pending > 0;
+  candidate_versions.push_back(&version);
+  if (version.pins > 0) return;
+  loose_bytes += version.nbytes;
+  offer(version);
+}
+
+void Table::offer(Version& version) {
+  if (batch.evictions_left == 0 || version.turn != kNoSlot) return;
+  if (batch.versions.size() > 2 * candidates.size()) batch.clear();  // nobody has looked for long
+  batch.add(version);
+}
+
+void Table::delist(Version& version) {
+  if (!version.is_candidate()) return;
+  const std::size_t slot = version.slot;
+  if (version.pins == 0) loose_bytes -= version.nbytes;
+  candidates[slot] = candidates.back();
+  candidate_versions[slot] = candidate_versions.back();
+  candidate_versions[slot]->slot = slot;
+  candidates.pop_back();
+  candidate_versions.pop_back();
+  version.slot = kNoSlot;
+  batch.remove(version);
+}
+
+// Scores of values that matter lie within some twenty orders of magnitude.
+double weight_of(const Version& version) {
+  constexpr double kKept = 1e40;
+  return version.kept ? version.weight * kKept : version.weight;
+}
+
+void mark_stale(const Version& version, bool lower) {
+  Candidate& c = version.table->candidates[version.slot];
+  c.stale = true;
+  if (!lower) return;
+  c.neighbours = 0;
+  c.next_use = version.next_use;
+}
+
+void pin(Version& version) {
+  if (version.pins++ > 0 || !version.is_candidate()) return;
+  version.table->loose_bytes -= version.nbytes;
+  version.table->candidates[version.slot].pinned = true;
+  version.table->batch.remove(version);
+}
+
+void unpin(Version& version) {
+  if (--version.pins > 0 || !version.is_candidate()) return;
+  version.table->loose_bytes += version.nbytes;
+  version.table->candidates[version.slot].pinned = false;
+  version.table->offer(version);
+}
+
+void expect(Version& version) {
+  ++version.pending;
+  if (version.is_candidate()) version.table->candidates[version.slot].pending = true;
+}
+
+void unexpect(Version& version) {
+  if (--version.pending == 0 && version.is_candidate()) {
+    version.table->candidates[version.slot].pending = false;
+  }
+}
+
+void touch(Version& version, double now) {
+  version.last_access = now;
+  if (version.is_candidate()) {
+    Candidate& c = version.table->candidates[version.slot];
+    c.last_access = now;
+    c.consumed = version.consumed;
+  }
+}
+
+namespace {
+
+void require(bool holds, const char* invariant) {
+  if (!holds) {
+    throw std::logic_error(std::string("rematfn: invariant broken, please report it: ") +
+                           invariant);
+  }
+}
+
+}  // namespace
+
+void Table::check() const {
+  std::size_t own = 0;
+  std::size_t held = 0;
+  std::size_t loose = 0;
+  std::size_t trimmed = 0;
+  std::size_t leaving = 0;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const Version& v = *candidate_versions[i];
+    require(v.slot == i && v.table.get() == this, "L2: a candidate is listed by its table");
+    require(v.place == Place::kHere && v.nbytes > 0 && v.way != nullptr && v.way->applies(v),
+            "L2: a candidate can go");
+    require(candidates[i].pinned == (v.pins > 0), "L4: a candidate knows its pins");
+    if (v.pins == 0) loose += v.nbytes;
+  }
+  for (const Version* v = oldest; v != nullptr; v = v->next) {
+    require(!v->must_be_replayed() || v->producer, "L1: what is away has a copy or a producer");
+    require((v->place == Place::kHere) == (v->copied_by == nullptr) || v->must_be_replayed(),
+            "L1: what is here has no copy");
+    require(v->pins == 0 || v->place == Place::kHere, "L4: pins imply that it is here");
+    if (v->has_bytes()) own += v->nbytes;
+    if (v->has_bytes() && v->trimmed) trimmed += v->nbytes;
+    if (v->place == Place::kLeaving) leaving += v->nbytes;
+    if (v->held) held += v->nbytes;
+    for (const Input* use = v->readers; use != nullptr; use = use->next) {
+      const auto& inputs = use->reader->inputs;
+      require(use->version.get() == v && inputs.begin() <= use && use < inputs.end(),
+              "L6: readers mirror inputs");
+      require((use->previous == nullptr ? v->readers : use->previous->next) == use,
+              "L6: readers are linked");
+    }
+    if (v->producer) {
+      const auto& outputs = v->producer->outputs;
+      require(std::find(outputs.begin(), outputs.end(), v) != outputs.end(),
+              "L6: outputs mirror producers");
+      for (const Input& input : v->producer->inputs) {
+        const Operation* earlier = input.version->producer.get();
+        require(earlier == nullptr || earlier->order < v->producer->order,
+                "L3: inputs come before their readers");
+      }
+    }
+  }
+  for (const Table* table : inner) {
+    own += table->resident_bytes;
+    held += table->held_bytes;
+    trimmed += table->trimmed_bytes;
+  }
+  require(loose == loose_bytes, "L5: loose bytes are the sum over unpinned candidates");
+  require(leaving == leaving_bytes, "L5: leaving bytes are the sum over what is leaving");
+  require(trimmed == trimmed_bytes, "L5: trimmed bytes are the sum over what was trimmed");
+  require(held == held_bytes, "L7: unconstrained bytes are the sum over held versions");
+  require(own == resident_bytes, "L5: bytes are the sum over resident versions");
+}
+
+}  // namespace rematfn

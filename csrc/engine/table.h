@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// table.h: the versions of a level, and how many bytes they hold together.
+//
+// Note [What a call would have held]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A fraction is one of the peak that the call has without a budget, and most calls have one. So beside
+// the bytes that are resident a table counts those that would be, were nothing ever evicted: of each
+// version from when it is made until the program drops it, writes over it or takes it away, evicted
+// or not. A snapshot counts until its lineage goes. What replays make for a while does not count. With
+// what the running operator allocates, and the bytes beside operators, the highest such sum is the
+// peak of the same call without a budget, to the byte; a test compares the two. What a policy keeps
+// although the program has dropped it is not in it.
+
+#pragma once
+
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include <c10/util/FunctionRef.h>
+
+#include "engine/lineage.h"
+#include "engine/report.h"
+#include "engine/shared_budget.h"
+#include "policy/eviction.h"
+#include "policy/keeping.h"
+
+namespace rematfn {
+
+// What a score written by the user is shown of a candidate.
+struct Considered {
+  double nbytes;
+  double cost;
+  double ancestors;  // cost of those that are evicted
+  double age;
+  double next_use;  // time until then, kNever or kUnknown
+  bool consumed;
+  std::string_view producer;
+};
+// May throw.
+using Judge = std::function<double(const Considered&)>;
+
+// Candidates among whom the next victims are: first those that were picked, the lowest first, then
+// those that were offered since. Null where one has gone.
+// See Note [Victims are chosen a batch at a time]
+struct Batch {
+  std::vector<Version*> versions;
+  std::size_t picked = 0;  // how many of them
+  std::size_t first_picked = 0;  // all before are null
+  std::size_t first_offered = 0;
+  std::size_t evictions_left = 0;  // after so many it is picked anew
+  double limit = kNever;  // the lowest score that was not picked
+
+  void add(Version& version);
+  void remove(Version& version);
+  void clear();
+};
+
+// Thrown when room cannot be made: what `table` would have to allow for, and what stands in the way.
+struct NoRoom {
+  Table* table = nullptr;
+  std::size_t smallest_budget = 0;
+  std::size_t unevictable = 0;  // resident bytes left when nothing more could go
+  bool thrashing = false;   // replays evict each other's inputs without end; the bytes are a guess
+};
+
+inline constexpr std::size_t kNoBudget = std::numeric_limits<std::size_t>::max();
+
+// A level's versions: which may go, and how many bytes they hold together.
+class Table : public Node {
+ public:
+  Table(std::shared_ptr<Domain> domain, Table* enclosing, std::size_t budget, Score score);
+  ~Table() override;
+
+  const std::shared_ptr<Domain> domain;
+  const std::shared_ptr<Report> report;
+  const Ref<Table> enclosing;
+  std::vector<Table*> inner;
+  std::size_t budget;
+  Score score;
+  Keeping keeping;
+  Judge judge;  // if set, scores instead of `score`
+  const std::uint32_t depth;
+  // Of the unconstrained peak so far, if more than `budget` was: see note_peak(). None: zero.
+  double fraction = 0;
+  // The budget is of a peak that was only estimated: it gives way to what an operator needs.
+  bool is_estimate = false;
+  bool is_estimate_unguided = false;  // the same from when the guide is lost
+  ByteCount& resident_bytes;  // inner tables' included
+  std::size_t held_bytes = 0;   // the same; see Note [What a call would have held]
+  // As last taken notice of; inner tables' included. See Note [Bytes beside operators].
+  ByteCount unrecorded_bytes;
+  std::size_t loose_bytes = 0;     // of candidates that are not pinned
+  std::size_t leaving_bytes = 0;   // of what is leaving
+  std::size_t trimmed_bytes = 0;   // of what was trimmed and is resident; inner tables' included
+  // See Note [A shared budget is a sum]. None if `budget` is this table's alone, or if a table around
+  // it shares the same.
+  std::shared_ptr<SharedBudget> shared;
+  std::size_t in_flight = 0;  // claimed, and not resident yet
+  double clock_before = 0;    // when room was last made: the domain's clock,
+  double time_before = 0;     // and the members'
+  Statistics& statistics;
+  Version* oldest = nullptr;
+  Version* newest = nullptr;
+
+  std::vector<Candidate> candidates;
+  std::vector<Version*> candidate_versions;  // in step with `candidates`
+  Batch batch;
+
+  // The version's bytes count here from now on. It must not belong to a table yet. `held`: whether they
+  // would without a budget. See Note [What a call would have held].
+  void admit(Version& version, bool held = true);
+  void expel(Version& version);
+  // The same in one, without loss of a copy: a version of this table becomes `heir`'s.
+  void give(Version& version, Table& heir);
+  // The program, or lineage, asks no more for what `version` contains, a version of this table.
+  void let_go(Version& version);
+
+  // The bytes of a version of this table come or go.
+  void charge(std::size_t nbytes);
+  void discharge(std::size_t nbytes);
+  // The same for a version of this table that has been trimmed.
+  void charge_trimmed(std::size_t nbytes);
+  void discharge_trimmed(std::size_t nbytes);
+  // Nothing of it is resident any more.
+  virtual void emptied() {}
+  // sharer.cpp
+  void join(std::shared_ptr<SharedBudget> budget_of_many);
+  void leave_shared();
+  // Bytes of this table, or of one inside, are about to change hands. See Note [A shared budget is a sum]
+  void hold(std::size_t nbytes);
+  // That `nbytes` more may be allocated, if they fit. Replaces the claim before.
+  [[nodiscard]] bool claim(std::size_t nbytes);
+  // What counts against the budget.
+  [[nodiscard]] std::size_t used_bytes() const { return resident_bytes + unrecorded_bytes; }
+  // Of what is leaving, inner tables' included.
+  [[nodiscard]] std::size_t leaving() const;
+  // What could go, or is leaving, inner tables' included; but for what somebody turns out to hold.
+  [[nodiscard]] std::size_t evictable_bytes() const;
+  // `in_flight` bytes beyond the resident ones are in use, here and in the enclosing tables. A budget
+  // that is a fraction rises with the peak that there would have been.
+  void note_peak(std::size_t in_flight);
+  // An operator needs `nbytes` of budget, and allocates `in_flight` of them. False if the budget
+  // stays below. See Note [A fraction of what is not known yet]
+  bool give_way(std::size_t nbytes, std::size_t in_flight);
+  void note_need(std::size_t nbytes);
+
+  // The program marks `version`. The innermost table around that heeds marks decides what it means.
+  void mark(Version& version, std::string_view name);
+
+  // Versions go by these ways, of this table and of those inside it. By default they are dropped. To be
+  // said before there is any.
+  void let_go_by(std::vector<Way*> ways);
+  // Whether one of the ways of this table, or of one around it, keeps a copy.
+  [[nodiscard]] bool has_copies() const { return has_copies_; }
+  // The ways of this table and those around it, by which `version` may go.
+  void for_each_way(const Version& version, c10::function_ref<void(Way&)> visit) const;
+  void enlist(Version& version);
+  void delist(Version& version);
+  // A candidate that may go: it is considered along with the batch, if there is one.
+  void offer(Version& version);
+  void check() const;
+
+ private:
+  void charge_shared(std::size_t nbytes);
+  [[nodiscard]] Way* cheapest_way(const Version& version) const;
+  void raise_budget(double bytes);
+
+  std::vector<Way*> ways_;
+  bool has_copies_;
+};
+
+// The candidate's score may have risen; or fallen, if `lower`. See Note [Stale scores are too low].
+void mark_stale(const Version& version, bool lower);
+// Does `table` or one around it share `budget`? Then what is inside counts there.
+[[nodiscard]] bool is_shared_around(const std::shared_ptr<SharedBudget>& budget,
+                                    const Table* table);
+// What a candidate's score is multiplied by.
+[[nodiscard]] double weight_of(const Version& version);
+
+void pin(Version& version);
+void unpin(Version& version);
+// For a scope.
+class Pinned {
+ public:
+  explicit Pinned(Version& version) : version_(version) { pin(version); }
+  ~Pinned() { unpin(version_); }
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+
+ private:
+  Version& version_;
+};
+void expect(Version& version);  // one more pending reader
+void unexpect(Version& version);
+// The program reads or makes `version`.
+void touch(Version& version, double now);
+
+}  // namespace rematfn

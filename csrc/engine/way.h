@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// way.h: how a version goes, and how it comes back.
+//
+// Note [A version goes by a way]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A level lets its versions go by one way or several: it drops them, to have them replayed, or it
+// keeps a copy of them elsewhere. For each version the way is taken that is the cheapest to come back
+// by, among those of its level and of the levels around it. What the engine takes into account:
+//   1. A copy ends a replay's closure: what has one need not be replayed.
+//   2. Bytes that are being copied count until they are gone. Whoever needs room lets as much go as
+//      it takes, and then waits. Who needs the version meanwhile calls it back: it still has its
+//      bytes. Bytes that come count from when room is made for them.
+//   3. A write waits: what it overwrites has been called back, which takes until nothing reads the
+//      bytes any more.
+//   4. To come back by a copy takes no producer. So what cannot be replayed may go by one: a snapshot,
+//      a constant, the result of an operator that is never replayed. What somebody outside may read or
+//      write in place stays: uninitialised memory, what an address was given out of.
+//   5. What has come back, or is asked for no more, has no copy: there is one of each version.
+
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace rematfn {
+
+struct Version;
+
+// Where the bytes of a version are.
+enum class Place : std::uint8_t {
+  kHere,
+  kLeaving,  // here, and on their way to a copy
+  kAway,
+  kComing,   // there is room for them here, which a copy is on its way to
+};
+
+class Way {
+ public:
+  Way() = default;
+  Way(const Way&) = delete;
+  Way& operator=(const Way&) = delete;
+  virtual ~Way() = default;
+
+  [[nodiscard]] virtual std::string_view name() const = 0;
+  // Whether what has gone by it is elsewhere, and comes back without its producer.
+  [[nodiscard]] virtual bool keeps_copy() const = 0;
+  // Whether `version` may ever go by it, as far as its nature tells.
+  [[nodiscard]] virtual bool applies(const Version& version) const = 0;
+  // And now.
+  [[nodiscard]] virtual bool has_room(const Version&) const { return true; }
+  // To have it back, in seconds of the cost model; without what would have to be replayed for it.
+  [[nodiscard]] virtual double cost(const Version& version) const = 0;
+  // `version` goes. Returns where it is then: away, or leaving.
+  [[nodiscard]] virtual Place leave(Version& version) = 0;
+
+  // Of ways that keep a copy. Room for the bytes has been made: they come, and the copy goes when they
+  // are there. Returns where the version is then: here, or coming.
+  [[nodiscard]] virtual Place bring_back(Version& version);
+  // Waits until a version that is under way has arrived.
+  virtual void wait(Version& version);
+  // The copy, whole or not, is not asked for any more. Nothing reads the bytes when this returns.
+  virtual void discard(Version& version);
+};
+
+}  // namespace rematfn
