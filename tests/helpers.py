@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import optree
 import torch
-from programs import Case
+from programs import Case, Program
 from torch import Tensor
 
 import rematfn
@@ -252,6 +248,23 @@ def assert_same_as_eager(run: Run, mode: Mode) -> Any:
     return actual
 
 
+def world(program: Program, transform: Transform, calls: int = 1) -> dict[str, Any]:
+    """Call the program and return all that can be seen of it afterwards."""
+    case = program.make()
+    g = transform(case.f)
+    torch.manual_seed(7)
+    outputs = [g(*case.args) for _ in range(calls)]
+    return {
+        "outputs": outputs,
+        "arguments": case.args,  # mutated alike
+        "held": case.held,  # a BatchNorm's buffers: written once a call
+        "grads": [t.grad for t in case.held if t.is_leaf],
+        "next draw": torch.rand(3),  # the stream of random numbers goes on where eager's does
+        "stream": torch.get_rng_state(),
+        "generators": [g.get_state() for g in case.generators],
+    }
+
+
 # --- gradients ------------------------------------------------------------------------------------
 
 
@@ -320,20 +333,3 @@ def wave_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
 def wave_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     (x,) = ctx.saved_tensors
     return grad * (x * ctx.scale).cos() * ctx.scale, None
-
-
-# --- a process of its own -------------------------------------------------------------------------
-
-
-def in_a_process(module: str, function: str, timeout: float = 120) -> None:
-    """Call a function of a test file in an interpreter of its own. A deadlock is a failure."""
-    here, package = Path(__file__).parent, Path(rematfn.__file__).parent.parent
-    found = subprocess.run(
-        [sys.executable, "-c", f"import {module}; {module}.{function}()"],
-        cwd=here,  # not where another build of the package may lie
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(package)])},
-        timeout=timeout,
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 0, found.stdout + found.stderr

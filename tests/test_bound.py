@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from test_trace import NETWORKS, build
+from programs_traced import NETWORKS, build
 
 import rematfn
 from rematfn import _C

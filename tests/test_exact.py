@@ -9,26 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager
+from helpers import Mode, Transform, assert_same_as_eager, world
 from programs import Program, mlp, transformer
 from torch import Tensor, nn
-
-
-def world(program: Program, transform: Transform, calls: int = 1) -> dict[str, Any]:
-    """Call the program and return all that can be seen of it afterwards."""
-    case = program.make()
-    g = transform(case.f)
-    torch.manual_seed(7)
-    outputs = [g(*case.args) for _ in range(calls)]
-    return {
-        "outputs": outputs,
-        "arguments": case.args,  # mutated alike
-        "held": case.held,  # a BatchNorm's buffers: written once a call
-        "grads": [t.grad for t in case.held if t.is_leaf],
-        "next draw": torch.rand(3),  # the stream of random numbers goes on where eager's does
-        "stream": torch.get_rng_state(),
-        "generators": [g.get_state() for g in case.generators],
-    }
 
 
 def test_outputs_and_the_world_after_the_call_are_those_of_eager(

@@ -23,9 +23,9 @@ from helpers import (
     Transform,
     assert_bitwise_equal,
     assert_nothing_keyed,
-    in_a_process,
     untransformed,
 )
+from processes import in_a_process
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -349,7 +349,7 @@ def raise_in_unpack_hooks() -> None:
 
 def test_an_unpack_hook_that_raises() -> None:
     """In a process of its own: torch never frees the node whose unpack hook raised."""
-    in_a_process("test_faults", "raise_in_unpack_hooks")
+    in_a_process(raise_in_unpack_hooks)
 
 
 # --- interrupts -----------------------------------------------------------------------------------

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal, smallest_budgets, untransformed, weighted
+from helpers import assert_bitwise_equal, smallest_budgets, untransformed, weighted, world
 from programs import Program
-from test_exact import world
 from torch import Tensor, nn
 
 import rematfn

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_bitwise_equal
+from programs_traced import SIDE, UNIT, X, block, loss, step, weights
 from torch import Tensor
 
 import rematfn
@@ -19,29 +20,6 @@ from rematfn.policies import ON, Manual, Policy, Speed
 from rematfn.policies.reference import LRU
 
 PRODUCTS = ("aten::mm", "aten::convolution", "aten::convolution_backward")
-SIDE = 32
-UNIT = 4 * SIDE * SIDE
-
-
-def block(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
-    """As in a transformer: a product, a few cheap operators, a product."""
-    h = keep(keep(x @ w, "up").tanh().sin().exp(), "act")
-    return keep(h @ v, "down") + x
-
-
-def weights(blocks: int = 6) -> list[Tensor]:
-    torch.manual_seed(0)
-    return [(torch.randn(SIDE, SIDE) / SIDE).requires_grad_() for _ in range(2 * blocks)]
-
-
-def loss(ws: list[Tensor], x: Tensor) -> Tensor:
-    for w, v in zip(ws[::2], ws[1::2], strict=True):
-        x = block(x, w, v)
-    return x.square().sum()
-
-
-def step(ws: list[Tensor], x: Tensor) -> Any:
-    return torch.autograd.grad(loss(ws, x), ws)
 
 
 def images(x: Tensor) -> Any:
@@ -51,7 +29,6 @@ def images(x: Tensor) -> Any:
     return torch.autograd.grad(x.square().sum(), filters)
 
 
-X = torch.linspace(-1, 1, SIDE * SIDE).view(SIDE, SIDE)
 PROGRAMS: dict[str, Callable[[], Trace]] = {
     "blocks": lambda: rematfn.record(step, weights(), X),
     "images": lambda: rematfn.record(images, torch.linspace(-1, 1, 8 * 256).view(2, 4, 16, 16)),

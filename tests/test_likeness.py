@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal, in_a_process
+from helpers import assert_bitwise_equal
+from processes import in_a_process
 from torch import Tensor, multiprocessing, nn
 
 import rematfn
@@ -350,4 +351,4 @@ def spawn_workers() -> None:
 
 
 def test_spawned_workers_are_given_functions_that_have_been_called() -> None:
-    in_a_process("test_likeness", "spawn_workers")
+    in_a_process(spawn_workers)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal, in_a_process
+from helpers import assert_bitwise_equal
+from processes import in_a_process
 from torch import Tensor
 
 import rematfn
@@ -113,7 +114,7 @@ def survive_in_a_budget_that_is_too_large() -> None:
     "program", [survive_without_a_budget, survive_in_a_budget_that_is_too_large]
 )
 def test_a_level_evicts_when_an_allocation_fails(program: Callable[[], None]) -> None:
-    in_a_process("test_pressure", program.__name__)
+    in_a_process(program)
 
 
 @torch.library.custom_op("rematfn_tests::write_and_allocate", mutates_args={"x"})
@@ -149,7 +150,7 @@ def write_once() -> None:
 
 @no_sanitizer
 def test_an_operator_whose_allocation_failed_has_written_once() -> None:
-    in_a_process("test_pressure", "write_once")
+    in_a_process(write_once)
 
 
 def fail_in_the_end() -> None:
@@ -177,4 +178,4 @@ def fail_in_the_end() -> None:
 
 @no_sanitizer
 def test_an_allocation_that_cannot_be_had_fails_as_in_eager() -> None:
-    in_a_process("test_pressure", "fail_in_the_end")
+    in_a_process(fail_in_the_end)

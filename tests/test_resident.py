@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal, in_a_process
+from helpers import assert_bitwise_equal
+from processes import in_a_process
 from torch import Tensor
 
 import rematfn
@@ -254,8 +255,8 @@ def exceed_it() -> None:
 
 @pooled
 def test_the_resident_set_stays_within_the_budget() -> None:
-    in_a_process("test_resident", "hold_the_budget")
-    in_a_process("test_resident", "exceed_it")
+    in_a_process(hold_the_budget)
+    in_a_process(exceed_it)
 
 
 def test_a_resident_peak_is_seen() -> None:

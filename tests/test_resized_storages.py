@@ -16,9 +16,9 @@ from helpers import (
     Transform,
     assert_bitwise_equal,
     assert_same_as_eager,
-    in_a_process,
     untransformed,
 )
+from processes import in_a_process
 from torch import Tensor, nn
 
 import rematfn
@@ -108,7 +108,7 @@ def emptied() -> None:
 
 
 def test_emptied() -> None:
-    in_a_process("test_resized_storages", "emptied")
+    in_a_process(emptied)
 
 
 OTHERWISE: dict[str, Write] = {

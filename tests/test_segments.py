@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from helpers import UNIT, assert_bitwise_equal, leaf
-from test_keeping import X as SQUARE
-from test_keeping import loss, step, weights
+from programs_traced import X as SQUARE
+from programs_traced import loss, step, weights
 from torch import Tensor
 
 import rematfn

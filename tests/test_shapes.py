@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import in_a_process
+from processes import in_a_process
 from torch import Tensor, nn
 
 import rematfn
@@ -195,4 +195,4 @@ def step_in_eager_and_under_a_budget() -> None:
 
 
 def test_a_budget_imports_nothing_that_the_step_does_not() -> None:
-    in_a_process("test_shapes", "step_in_eager_and_under_a_budget")
+    in_a_process(step_in_eager_and_under_a_budget)

@@ -18,12 +18,11 @@ from helpers import (
     UNIT,
     assert_bitwise_equal,
     assert_nothing_keyed,
-    in_a_process,
     inner,
     leaf,
     untransformed,
 )
-from test_threads import forking, in_a_child, together
+from processes import forking, in_a_child, in_a_process, together
 from torch import Tensor, func, nn
 
 import rematfn
@@ -460,7 +459,7 @@ def fork_while_another_thread_holds_a_part() -> None:
 
 @forking
 def test_a_fork_while_another_thread_holds_a_part() -> None:
-    in_a_process("test_shared_budget", "fork_while_another_thread_holds_a_part")
+    in_a_process(fork_while_another_thread_holds_a_part)
 
 
 def test_a_budget_is_what_it_is() -> None:

@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import copy
-import os
 import sys
 import threading
-import traceback
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -22,11 +19,11 @@ from helpers import (
     Transform,
     assert_bitwise_equal,
     assert_nothing_keyed,
-    in_a_process,
     inner,
     leaf,
     untransformed,
 )
+from processes import forking, in_a_child, in_a_process, together
 from torch import Tensor, nn
 
 import rematfn
@@ -46,23 +43,6 @@ def assert_same(run: Run, transform: Transform) -> None:
     actual = run(transform)
     assert_nothing_keyed(actual)
     assert_bitwise_equal(actual, run(untransformed))
-
-
-def together(*works: Callable[[], Any]) -> list[Any]:
-    """Run all at once, each on a thread of its own; return what they return."""
-    start = threading.Barrier(len(works), timeout=60)
-
-    def run(work: Callable[[], Any]) -> Any:
-        start.wait()
-        return work()
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        with ThreadPoolExecutor(len(works)) as pool:
-            return [future.result(120) for future in [pool.submit(run, w) for w in works]]
-    finally:
-        sys.setswitchinterval(before)
 
 
 # --- backward -------------------------------------------------------------------------------------
@@ -298,33 +278,10 @@ def read_while_kernels_run_in_python() -> None:
 
 
 def test_kernels_in_python_do_not_deadlock_with_bindings_that_hold_its_lock() -> None:
-    in_a_process("test_threads", "read_while_kernels_run_in_python")
+    in_a_process(read_while_kernels_run_in_python)
 
 
 # --- processes ------------------------------------------------------------------------------------
-
-
-def in_a_child(work: Callable[[], None]) -> int:
-    """Fork, run `work`, and return the child's exit status."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-quiet = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-
-
-def forking(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test that forks this process, whose threads are then gone."""
-    return pytest.mark.forking(quiet(test))
 
 
 @forking
@@ -399,7 +356,7 @@ def fork_while_another_thread_is_in_a_kernel() -> None:
 
 @forking
 def test_a_fork_while_another_thread_runs_an_operator() -> None:
-    in_a_process("test_threads", "fork_while_another_thread_is_in_a_kernel")
+    in_a_process(fork_while_another_thread_is_in_a_kernel)
 
 
 class Samples(torch.utils.data.Dataset[Tensor]):

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERYTHING, NO_LIMIT, smallest_budgets, untransformed
+from helpers import EVERYTHING, NO_LIMIT, smallest_budgets, untransformed, world
 from programs import Program
-from test_exact import world
 from torch import Tensor
 
 import rematfn

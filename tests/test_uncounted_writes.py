@@ -18,9 +18,9 @@ from helpers import (
     Transform,
     assert_bitwise_equal,
     assert_same_as_eager,
-    in_a_process,
     untransformed,
 )
+from processes import in_a_process
 from torch import Tensor, distributed, nn
 
 import rematfn
@@ -456,4 +456,4 @@ def two_processes() -> None:
 
 
 def test_collectives() -> None:
-    in_a_process("test_uncounted_writes", "two_processes", timeout=600)
+    in_a_process(two_processes, timeout=600)

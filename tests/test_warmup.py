@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal, in_a_process
+from helpers import assert_bitwise_equal
+from processes import in_a_process
 from torch import Tensor, nn
 
 import rematfn
@@ -212,4 +213,4 @@ def nothing_is_imported() -> None:
 
 
 def test_who_does_not_warm_up_imports_nothing_for_it() -> None:
-    in_a_process("test_warmup", "nothing_is_imported")
+    in_a_process(nothing_is_imported)

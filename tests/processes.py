@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads and processes of a test's own."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rematfn
+
+
+def together(*works: Callable[[], Any]) -> list[Any]:
+    """Run all at once, each on a thread of its own; return what they return."""
+    start = threading.Barrier(len(works), timeout=60)
+
+    def run(work: Callable[[], Any]) -> Any:
+        start.wait()
+        return work()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(len(works)) as pool:
+            return [future.result(120) for future in [pool.submit(run, w) for w in works]]
+    finally:
+        sys.setswitchinterval(before)
+
+
+def in_a_process(function: Callable[[], object], timeout: float = 120) -> None:
+    """Call a function of a test file in an interpreter of its own. A deadlock is a failure."""
+    file, here = Path(inspect.getfile(function)), Path(__file__).parent
+    folders = [file.parent, here, Path(rematfn.__file__).parent.parent]
+    found = subprocess.run(
+        [sys.executable, "-c", f"import {file.stem}; {file.stem}.{function.__name__}()"],
+        cwd=here,  # not where another build of the package may lie
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        timeout=timeout,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def in_a_child(work: Callable[[], None]) -> int:
+    """Fork, run `work`, and return the child's exit status."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+quiet = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+def forking(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that forks this process, whose threads are then gone."""
+    return pytest.mark.forking(quiet(test))
