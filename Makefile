@@ -41,9 +41,11 @@ test: $(INSTALLED)  ## run all tests, doctests included
 
 # The sanitizers' libraries are loaded first. Leaks are Python's own; an allocation that is too large
 # fails, as it does without sanitizers.
-CORE_TESTS := $(addprefix tests/test_,exceptions.py faults.py inplace.py levels.py lifetime.py \
-  lineage.py random_programs.py regressions.py resized_storages.py shared_budget.py stateful.py \
-  threads.py uncounted_writes.py)
+CORE_TESTS := tests/levels/test_exceptions.py tests/levels/test_levels.py \
+  tests/levels/test_threads.py tests/tensors/test_inplace.py \
+  $(addprefix tests/engine/test_,lifetime.py lineage.py shared_budget.py) \
+  $(addprefix tests/operators/test_,resized_storages.py uncounted_writes.py) \
+  $(addprefix tests/whole/test_,faults.py random_programs.py regressions.py stateful.py)
 sanitize: $(INSTALLED)  ## the tests of the core, under the address and undefined-behaviour sanitizers
 	REMATFN_SANITIZE=address,undefined \
 	  $(BIN)/python setup.py --quiet build --build-lib build/sanitized
@@ -55,7 +57,8 @@ sanitize: $(INSTALLED)  ## the tests of the core, under the address and undefine
 # Neither torch nor Python is instrumented: what is reported is in our code, or in torch's headers as
 # compiled into it; what oneDNN does is left out. OpenMP's own threads would be reported for what
 # libgomp does. Reports go past pytest's capture, and the exit status tells that there were some.
-THREAD_TESTS := $(addprefix tests/test_,threads.py levels.py shared_budget.py)
+THREAD_TESTS := $(addprefix tests/,levels/test_threads.py levels/test_levels.py \
+  engine/test_shared_budget.py)
 sanitize-threads: $(INSTALLED)  ## the tests of threads, under the thread sanitizer
 	REMATFN_SANITIZE=thread \
 	  $(BIN)/python setup.py --quiet build --build-lib build/sanitized-threads

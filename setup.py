@@ -86,7 +86,7 @@ def main() -> None:
         def run(self):
             os.environ["CXX"] = find_compiler()
             super().run()
-            # rematfn._compat reads this before it loads the extension.
+            # rematfn._interop.compat reads this before it loads the extension.
             beside = Path(self.get_ext_fullpath("rematfn._C")).with_name("_built_with.py")
             beside.write_text(f'"""Written by setup.py."""\n\nTORCH = "{version}"\n')
 

@@ -20,7 +20,7 @@ from peers import Peer, TookTooLongError, time_limit
 
 import rematfn
 from rematfn import _C
-from rematfn._budget import parse_budget
+from rematfn._transform.budget import parse_budget
 from rematfn.demo.task import Count
 from rematfn.demo.train import bitwise_equal
 
@@ -60,7 +60,7 @@ class Bench:
     def count(self, step: Step) -> tuple[Any, Count]:
         """Run ``step``; return its results and its memory at the allocator."""
         # Imported late: the profiler is slow to load.
-        from rematfn._memory import MemoryTimeline
+        from rematfn.testing import MemoryTimeline
 
         with MemoryTimeline() as timeline:
             results, _ = self.run(step)
@@ -68,7 +68,8 @@ class Bench:
 
     def resident(self, step: Step) -> int | None:
         """Return how far the resident set of the process rises in ``step``, results included."""
-        from rematfn._memory import ResidentPeak, give_back
+        from rematfn.testing import ResidentPeak
+        from rematfn.testing._memory import give_back
 
         give_back()
         with ResidentPeak() as peak:

@@ -25,8 +25,9 @@ from networks import NETWORKS, Program, Step, in_order, untransformed
 
 import rematfn
 from rematfn import _C
-from rematfn._memory import MemoryTimeline, ResidentPeak, give_back
 from rematfn.demo.task import Count, Task
+from rematfn.testing import MemoryTimeline, ResidentPeak
+from rematfn.testing._memory import give_back
 
 MIB = 2**20
 NAMES = ("gpt", "resnet", "unet", "lstm", "demo")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from rematfn._budget import parse_budget
 from rematfn._errors import RematError
+from rematfn._transform.budget import parse_budget
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

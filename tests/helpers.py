@@ -23,7 +23,7 @@ from torch import Tensor
 
 import rematfn
 from rematfn import _C
-from rematfn._budget import format_bytes, parse_budget
+from rematfn._transform.budget import format_bytes, parse_budget
 
 Transform = Callable[..., Any]
 Run = Callable[[Transform], Any]

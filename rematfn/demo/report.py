@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rematfn._budget import format_bytes
+from rematfn._transform.budget import format_bytes
 
 
 @dataclass(frozen=True)

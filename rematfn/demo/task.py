@@ -11,9 +11,10 @@ import optree
 import torch
 from torch import Tensor
 
-from rematfn._memory import MemoryTimeline, ResidentPeak, give_back
 from rematfn.demo.chargpt import Params, Sizes, make_chargpt
 from rematfn.demo.text import Corpus
+from rematfn.testing import MemoryTimeline, ResidentPeak
+from rematfn.testing._memory import give_back
 
 Gradients = tuple[Params, Tensor]  # gradients, loss
 Step = Callable[[Params, Tensor], Gradients]

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics of a transformed function, and a look at what is alive."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import _C
+from ._transform.budget import format_bytes
+from ._transform.remat import rematted_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stats:
+    """What a call did, its backward included as far as it has run.
+
+    What is not known is None: everything, before the first call.
+
+    Attributes:
+        budget: Bytes the call may hold resident, or None. That of a fraction can rise while the
+            call runs, with ``unconstrained_bytes``.
+        peak_bytes: The most bytes that were resident at once, those a running operator was about
+            to allocate included.
+        unconstrained_bytes: What ``peak_bytes`` would have been without a budget: what fractions
+            are of.
+        resident_bytes: Bytes resident when the statistics were taken.
+        operators: Operators the program ran, each counted once.
+        evictions: How often a version's bytes were given up.
+        replays: Recorded operations run again.
+        replayed_cost: Their cost, as a fraction of the program's own.
+        replayed_flops: Their FLOPs, as a fraction of the program's own. Matrix products,
+            convolutions and attention have some.
+        min_budget: The largest need of a single operator, in bytes: no smaller budget can do, and
+            with one as small replays may need more. Known only for calls with a budget.
+        call: What the call was: ``"first"``, of which nothing was known; ``"estimated"``, whose
+            peak was estimated from other calls; ``"guided"`` by a recorded one; else ``"online"``.
+        why: Why it was that, in words.
+    """
+
+    budget: int | None = None
+    peak_bytes: int | None = None
+    unconstrained_bytes: int | None = None
+    resident_bytes: int | None = None
+    operators: int | None = None
+    evictions: int | None = None
+    replays: int | None = None
+    replayed_cost: float | None = None
+    replayed_flops: float | None = None
+    min_budget: int | None = None
+    call: str | None = None
+    why: str | None = None
+
+    def __str__(self) -> str:
+        if self.operators is None:
+            return "not called yet"
+        return (
+            f"budget     {_bytes(self.budget, 'none')}\n"
+            f"peak       {_bytes(self.peak_bytes)}\n"
+            f"resident   {_bytes(self.resident_bytes)}\n"
+            f"operators  {self.operators}\n"
+            f"evictions  {self.evictions}\n"
+            f"replays    {self.replays} ({self.replayed_cost:.1%} of the cost)\n"
+            f"min budget {_bytes(self.min_budget)}\n"
+            f"call       {self.call}: {self.why}"
+        )
+
+
+def _bytes(nbytes: int | None, unknown: str = "unknown") -> str:
+    return unknown if nbytes is None else format_bytes(nbytes)
+
+
+def stats(g: Callable[..., Any]) -> Stats:
+    """Return what the last call of ``g`` did, its backward included as far as it has run.
+
+    The statistics are those of this moment. Asked again after the backward, they are the newer.
+
+    Args:
+        g: What :func:`remat` returned: a function, a method, whose statistics are its function's
+            whatever it is bound to, or a module. Or what wraps such a function and says so, as
+            ``torch.func.grad(g)``, ``functools.partial(g)`` and decorators that use
+            :func:`functools.wraps` do.
+
+    Raises:
+        TypeError: There is no such function in ``g``.
+
+    Example:
+        >>> import torch, rematfn
+        >>> g = rematfn.remat(lambda x: x.sin().cos().sum(), budget="1MiB")
+        >>> rematfn.stats(g).operators is None
+        True
+        >>> _ = torch.func.grad(g)(torch.ones(4))
+        >>> rematfn.stats(g).replays
+        0
+    """
+    ran = rematted_of(g, "stats")[0].last_call
+    return Stats() if ran is None else Stats(**ran.read())
+
+
+def check() -> None:
+    """Assert the invariants of every live lineage table.
+
+    Raises:
+        RuntimeError: One is broken. That is a bug in rematfn; please report it.
+    """
+    _C.check()
+
+
+def materialize(x: torch.Tensor) -> torch.Tensor:
+    """Make the bytes of ``x`` resident, and return it.
+
+    Operators find an evicted tensor's bytes by themselves. What goes past the dispatcher
+    (``x.data_ptr()``, pickling, ``torch.save``) does not, and needs this first.
+
+    Args:
+        x: Any tensor. One that no level made, or that is resident, is returned as it is.
+
+    Returns:
+        ``x``, the same object.
+
+    Raises:
+        BudgetError: The replays do not fit in the budget.
+    """
+    _C.materialize(x)
+    return x

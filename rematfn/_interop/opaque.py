@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions whose insides no level sees: compiled ones, above all.
+
+Note [Compiled code reads addresses]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+What torch.compile generates takes the addresses of its arguments and buffers. Some of its steps are
+operators all the same. Under a level these would be recorded as readers and writers of buffers that
+the steps between them overwrite unseen, and a replay would be wrong without a word. And the
+compiler itself runs operators, on tensors that are not the program's.
+
+So compiled code runs outside: its arguments are made resident together, and until it returns no
+operator comes to a level, so none is evicted. The same goes for its part of the backward pass,
+which reads what it saved: a hook on its node sees to that, and the engine ends it with the node.
+
+Nobody is to forget it: the first call of a compiled function under a level compiles (dynamo's
+guards know the dispatch keys, and ours is among them), and a compilation under a level is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from .. import _C
+from .._transform.level import tensors_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_READER = "a function made opaque"
+
+
+def opaque(f: Callable[P, R]) -> Callable[P, R]:
+    """Return a function equal to ``f`` whose operators no level sees.
+
+    Inside :func:`remat`, compiled functions have to be wrapped:
+    ``rematfn.opaque(torch.compile(f))``. So may be any other code that takes the addresses of its
+    arguments. Values and gradients are those of ``f``. When it is called, and again in the
+    backward pass, its tensor arguments are made resident together. What it makes is not evicted,
+    not replayed, and does not count towards any budget.
+
+    Args:
+        f: A function of tensors, as arguments in any pytree. Tensors that it captures must not have
+            been made under a level.
+
+    Returns:
+        A function with the signature of ``f``.
+
+    Raises:
+        BudgetError: (from a call or its backward) the arguments do not fit in the budget together.
+
+    Example:
+        >>> import torch, rematfn
+        >>> root = rematfn.opaque(lambda x: torch.from_numpy(x.detach().numpy() ** 0.5))
+        >>> rematfn.remat(lambda x: root(x.exp()).sum(), budget="1KiB")(torch.zeros(4))
+        tensor(4.)
+    """
+
+    @functools.wraps(f)
+    def outside(*args: P.args, **kwargs: P.kwargs) -> R:
+        arguments = tensors_of((args, kwargs))
+        if _C.stack_depth() == 0 and not any(map(_C.has_key, arguments)):
+            return f(*args, **kwargs)
+        first = torch._C._autograd._get_sequence_nr()
+        _C.materialize_together(arguments, _READER)
+        with _C.Outside():
+            result = f(*args, **kwargs)
+        results = tensors_of(result)
+        _C.share_handles(results, arguments)
+        for node in _nodes_since(first, results):
+            node.register_prehook(_before_backward)
+        return result
+
+    return outside
+
+
+def _nodes_since(first: int, results: list[torch.Tensor]) -> list[Any]:
+    """Return the nodes of autograd functions that were made since number ``first``."""
+    found: list[Any] = []
+    seen: set[Any] = set()
+    todo: list[Any] = [t.grad_fn for t in results]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen or not first <= node._sequence_nr() < 1 << 63:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            found.append(node)
+        todo.extend(following for following, _ in node.next_functions)
+    return found
+
+
+# See Note [Compiled code reads addresses]
+def _before_backward(gradients: tuple[torch.Tensor | None, ...]) -> None:
+    node: Any = torch._C._current_autograd_node()
+    tensors = [*gradients, *node.saved_tensors]
+    _C.materialize_together([t for t in tensors if t is not None], _READER)
+    _C.stay_outside()
+
+
+def watch_compiler() -> None:
+    """Have compilations under a level raise, from when torch's compiler is loaded."""
+    compiler = sys.modules.get("torch._dynamo.callback")
+    if compiler is None:
+        return
+    handler = compiler.callback_handler
+    if _refuse_under_level not in handler.start_callbacks:  # torch._dynamo.reset() forgets it
+        handler.register_start_callback(_refuse_under_level)
+
+
+def _refuse_under_level(_: object) -> None:
+    if _C.is_intercepting():
+        raise RuntimeError(
+            "torch.compile inside of remat: compiled code reads addresses, and no level sees that. "
+            "Write rematfn.opaque(torch.compile(f)) for a part that may run outside of the budget; "
+            "or transform what is not compiled, remat(f) and not remat(torch.compile(f))."
+        )

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces of programs that run on shapes alone: nothing is computed, and nothing takes memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry
+
+from .. import _C
+from .._transform.level import tensors_of
+
+# Writes that the schema does not tell of, while training: positions.
+_UNTOLD = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4)}
+
+# Note [A trace of shapes]
+# ~~~~~~~~~~~~~~~~~~~~~~~~~
+# The engine sees no operator on fake tensors, see Note [Shapes alone]: what it would see are those
+# that a fake tensor's shape function is made of. So a dispatch mode, above the fake tensors',
+# writes the trace: the operators are the same, since both stand below autograd and the transforms.
+# A tensor that is not fake becomes so on its way in; it came from outside. A storage is released
+# when its Python object goes, which lives as long as the storage does. Two things are not in the
+# trace: what kernels take for the while, which no shape function knows, and bytes beside operators.
+
+
+class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down what the operators inside read, make and overwrite."""
+
+    def __init__(self, fakes: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.core = _C.Trace()
+        self._fakes = fakes
+        self._values: dict[int, int] = {}  # by storage
+        self._counted: set[int] = set()
+        self._watched: dict[int, weakref.ref[Any]] = {}
+        self.pauses = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map(self._faked, (args, kwargs or {}))
+        if self.pauses:
+            return func(*args, **kwargs)
+        given: list[tuple[int | str, Tensor]]
+        given = [(i, t) for i, x in enumerate(args) for t in _tensors_in(x)]
+        given += [(name, t) for name, x in kwargs.items() for t in _tensors_in(x)]
+        result = func(*args, **kwargs)
+        self._note(func, given, args, kwargs, result)
+        return result
+
+    def _faked(self, x: Any) -> Any:
+        return self._fakes.from_tensor(x) if _is_real(x) else x
+
+    def _note(
+        self, func: Any, given: list[tuple[int | str, Tensor]], args: Any, kwargs: Any, result: Any
+    ) -> None:
+        name = func._schema.name
+        written = _writes_of(func, name, args)
+        reads = [(self._value(t, counted=False), place in written) for place, t in given]
+        known = {t.untyped_storage()._cdata for _, t in given}
+        fresh = {}
+        for t in _tensors_in(result):
+            storage = t.untyped_storage()
+            if storage._cdata not in known and storage._cdata not in self._values:
+                fresh[storage._cdata] = t
+        makes: list[tuple[int, int]] = []
+        touched = 0
+        for i, (place, t) in enumerate(given):
+            touched += t.nbytes * (2 if place in written else 1)
+            cdata = t.untyped_storage()._cdata
+            if place in written and cdata in self._counted:
+                value = self.core.add_value(t.untyped_storage().nbytes(), True)
+                if all(self._values[cdata] != v for v, _ in makes):
+                    self._values[cdata] = value
+                    makes.append((value, i))
+        if not fresh and not any(w for _, w in reads):
+            return  # a view, or a question
+        nbytes = sum(t.untyped_storage().nbytes() for t in fresh.values())
+        makes += [(self._value(t, counted=True), -1) for t in fresh.values()]
+        flops = float(_flops_of(func, args, kwargs, result))
+        self.core.add_call(
+            name,
+            _C.modelled_cost(flops, touched + nbytes),
+            flops,
+            nbytes,
+            0,
+            True,
+            "empty" in name and not written,
+            torch._C._current_graph_task_id() != -1,
+            reads,
+            makes,
+        )
+
+    def _value(self, t: Tensor, counted: bool) -> int:
+        storage = t.untyped_storage()
+        cdata = storage._cdata
+        value = self._values.get(cdata)
+        if value is None:
+            value = self._values[cdata] = self.core.add_value(storage.nbytes(), counted)
+            self._watched[cdata] = weakref.ref(storage, lambda _: self._release(cdata))
+            if counted:
+                self._counted.add(cdata)
+        return value
+
+    def _release(self, cdata: int) -> None:
+        value = self._values.pop(cdata)
+        del self._watched[cdata]
+        if cdata in self._counted:
+            self._counted.discard(cdata)
+            self.core.add_release(value)
+
+    def seal(self, t: Tensor) -> None:
+        """Note that ``t`` is the caller's from now on."""
+        cdata = t.untyped_storage()._cdata
+        if cdata in self._counted:
+            self._counted.discard(cdata)
+            self.core.add_seal(self._values[cdata])
+
+
+def is_on_shapes(args: Any) -> bool:
+    """Whether fake tensors are among the arguments, or made of everything there is."""
+    return _active() is not None or any(isinstance(t, FakeTensor) for t in tensors_of(args))
+
+
+def trace_on_shapes(
+    f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool
+) -> _C.Trace:
+    """Return the trace of ``f(*args, **kwargs)`` on fake tensors, and of a backward of its results.
+
+    Raises:
+        RuntimeError: ``f`` asks what is in a tensor.
+    """
+    given = [t for t in tensors_of((args, kwargs)) if isinstance(t, FakeTensor)]
+    fakes = _active() or (given[0].fake_mode if given else FakeTensorMode())
+    args, kwargs = tree_map(lambda x: fakes.from_tensor(x) if _is_real(x) else x, (args, kwargs))
+    shapes = _Shapes(fakes)
+    try:
+        with torch.random.fork_rng(devices=()), fakes, shapes:
+            results = f(*args, **kwargs)
+            leaving = tensors_of(results)
+            for t in leaving:
+                shapes.seal(t)
+            if backward:
+                _run_backward(leaving, shapes)
+            del results, leaving
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise RuntimeError(
+            f"`{error.func}` asks for the contents of a tensor; on shapes alone there are none. "
+            f"Let the first call measure, or record(f, *args) on real tensors."
+        ) from error
+    return shapes.core
+
+
+def _run_backward(results: list[Tensor], shapes: _Shapes) -> None:
+    """Run the backward of all the results; no tensor's ``grad`` is touched."""
+    ends = [t for t in results if t.requires_grad and t.grad_fn is not None]
+    leaves = _leaves_of(ends)
+    if not leaves:
+        return
+    shapes.pauses = True  # the gradients that come in are the caller's
+    given = [torch.ones_like(t) for t in ends]
+    shapes.pauses = False
+    # A gradient that has arrived is its leaf's.
+    handles = [leaf.register_hook(shapes.seal) for leaf in leaves]  # type: ignore[no-untyped-call]
+    try:
+        torch.autograd.grad(ends, leaves, given, allow_unused=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _leaves_of(results: list[Tensor]) -> list[Tensor]:
+    todo: list[Any] = [t.grad_fn for t in results]
+    seen = set(todo)
+    leaves = []
+    while todo:
+        node = todo.pop()
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                todo.append(after)
+    return leaves
+
+
+def _active() -> FakeTensorMode | None:
+    found: FakeTensorMode | None = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    return found
+
+
+def _is_real(x: Any) -> bool:
+    return isinstance(x, Tensor) and not isinstance(x, FakeTensor)
+
+
+def _tensors_in(x: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(x) if isinstance(t, Tensor)]
+
+
+def _writes_of(func: Any, name: str, args: Any) -> set[int | str]:
+    written: set[int | str] = {
+        argument.name if argument.kwarg_only else i
+        for i, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    }
+    untold = _UNTOLD.get(name, ())
+    return written | set(untold) if untold and args[5] is True else written
+
+
+def _flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    count = flop_registry.get(func._overloadpacket)
+    return 0 if count is None else count(*args, **kwargs, out_val=result)

@@ -1,0 +1,444 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces: what a program does to memory, written down, and what a budget would make of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, Literal, TypeAlias, cast
+
+from .. import _C
+from .._errors import BudgetError
+from .._inspection import Stats
+from .._transform.budget import BudgetLike, format_bytes, parse_budget
+from .._transform.deferred import refuse_deferred
+from .._transform.level import LevelOptions, call
+from .._transform.remat import rematted_of
+from ..policies import Custom, Guided, Policy
+from ..policies._custom import Scorer
+from ..policies._planned import Planned
+
+_NANOSECOND = 1e-9
+_Line: TypeAlias = dict[str, Any]
+
+
+class Trace:
+    """The sequence of operators of a program, by sizes, without tensors.
+
+    It says what each operator reads, makes, overwrites and costs, and when the program lets go of a
+    value. :func:`record` makes one, :meth:`load` reads one from a file; :func:`simulate` runs it.
+
+    Attributes:
+        operators: How many operators ran.
+        peak_bytes: The most bytes of values made inside that were alive at once.
+        constant_bytes: The bytes of what came from outside: arguments, parameters. The DTR
+            simulator counts these in its peak; we do not.
+        cost: What the operators cost together, in seconds.
+        flops: The FLOPs of their matrix products, convolutions and attention.
+    """
+
+    def __init__(self, core: _C.Trace) -> None:
+        core.check()
+        self._core = core
+        unconstrained = _simulated(core, None, Guided(), None)
+        self.operators: int = unconstrained["operators"]
+        self.peak_bytes: int = unconstrained["peak_bytes"]
+        self.constant_bytes = sum(nbytes for nbytes, counted in core.values() if not counted)
+        calls = [data for kind, data in core.events() if kind == "call"]
+        self.cost = sum(call[1] for call in calls)
+        self.flops = sum(call[2] for call in calls)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        """Read a trace in the format of the DTR simulator.
+
+        That is one JSON object a line (Kirisame et al., *Dynamic Tensor Rematerialization*, ICLR
+        2021, appendix C.6). An operator whose results all alias its arguments moves no bytes and is
+        left out; its time counts in no cost.
+
+        Args:
+            path: The file; one that ends in ``.gz`` is decompressed.
+
+        Raises:
+            ValueError: A line is not what the format has at that place; the message names the line.
+        """
+        core = _C.Trace()
+        with _open(path, "rt") as lines:
+            _Reader(core, str(path)).read(lines)
+        return cls(core)
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace in the format of the DTR simulator, as :meth:`load` reads it.
+
+        What is ours other readers may pass over: the keys ``FLOPS``, ``SCRATCH`` (bytes of a call),
+        ``REPLAYABLE``, ``RAW`` (uninitialised), ``BACKWARD`` (called by autograd) and ``WRITES``
+        (arguments from outside that are overwritten), and the annotations ``SEAL``, by which a
+        value becomes a result, ``SETTLE``, by which raw memory becomes a constant, ``MARK``, by
+        which :func:`keep` marks one, and ``UNRECORDED``, the bytes alive from there on that no
+        operator has made.
+        """
+        with _open(path, "wt") as file:
+            for line in _lines(self._core):
+                file.write(json.dumps(line) + "\n")
+
+    def __repr__(self) -> str:
+        return f"<Trace of {self.operators} operators, peak {format_bytes(self.peak_bytes)}>"
+
+
+def record(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
+    """Run ``f(*args, **kwargs)`` without a cap, and return the trace of its operators.
+
+    A backward pass is in the trace if it runs inside ``f``: record a training step, or a gradient
+    function such as ``torch.func.grad(loss)``.
+
+    On fake tensors, or under a ``FakeTensorMode``, the trace is of shapes alone, and nothing is
+    computed. What kernels take for the while is not in it then.
+
+    Args:
+        f: A function of tensors.
+        *args: Its arguments. They are written to, and random numbers are drawn, as in any call.
+        **kwargs: The same, by name.
+
+    Example:
+        >>> import torch, rematfn
+        >>> def loss(x):
+        ...     return x.sin().cos().exp().sum()
+        >>> trace = rematfn.record(torch.func.grad(loss), torch.ones(1024))
+        >>> trace.peak_bytes > 3 * 4096
+        True
+    """
+    if not callable(f):
+        raise TypeError(f"record(f, *args): a function is needed, got {f!r}.")
+    refuse_deferred(f, "record(f)")
+    if on_shapes((args, kwargs)):
+        from .shapes import trace_on_shapes
+
+        return Trace(trace_on_shapes(f, args, kwargs, backward=False))
+    options = LevelOptions(
+        budget=None,
+        shared=None,
+        score=Guided().score(),
+        keeping=Guided().keeping(),
+        judge=None,
+        discards=False,
+        evict_everything=False,
+        timed=False,
+        verify=False,
+        name="record",
+        record=True,
+    )
+    if _C.stack_depth() > 0:
+        raise RuntimeError("record(f): it cannot run inside of another level; call it outside.")
+    levels: list[_C.Level] = []
+    call(f, args, kwargs, options, levels.append)
+    trace = levels[0].report().take_trace()
+    assert trace is not None
+    return Trace(trace)
+
+
+def on_shapes(args: Any) -> bool:
+    """Whether there are fake tensors; to ask does not import what they need."""
+    if "torch._subclasses.fake_tensor" not in sys.modules:
+        return False
+    from .shapes import is_on_shapes
+
+    return is_on_shapes(args)
+
+
+def warmup(g: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
+    """Measure what ``g(*args, **kwargs)`` needs, so that even its first call keeps to a fraction.
+
+    The function runs on fake tensors, which have shapes and no contents: nothing is computed, no
+    memory is taken, no tensor is written to, no random number is drawn. If its results have
+    gradients, their backward runs as well. For the call itself, and for those of other sizes, the
+    peak is then known, but for what kernels take for the while.
+
+    Args:
+        g: What :func:`remat` has returned: a function, a method, a module.
+        *args: Arguments as for ``g``.
+        **kwargs: The same, by name.
+
+    Returns:
+        The trace, as :func:`record` would on fake tensors.
+
+    Raises:
+        TypeError: ``g`` is not a transformed function.
+        RuntimeError: The function asks for the contents of a tensor (``item()``, ``nonzero()``).
+
+    Example:
+        >>> import torch, rematfn
+        >>> g = rematfn.remat(lambda x: x.sin().cos().exp().sum(), 0.9)
+        >>> trace = rematfn.warmup(g, torch.ones(1024))
+        >>> g(torch.ones(1024)), rematfn.stats(g).budget is not None
+        (tensor(...), True)
+    """
+    from .shapes import trace_on_shapes  # See Note [A trace of shapes]
+
+    rematted, given = rematted_of(g, "warmup")
+    trace = Trace(trace_on_shapes(rematted._f, (*given, *args), kwargs, backward=True))
+    rematted.know((*given, *args), kwargs, trace.peak_bytes)
+    return trace
+
+
+def simulate(
+    trace: Trace, budget: BudgetLike = None, policy: Policy | Scorer | None = None
+) -> Stats:
+    """Return what a run of ``trace`` within ``budget`` would do, without running it.
+
+    The engine is that of :func:`remat`, on sizes instead of tensors: it evicts and replays what a
+    call of the recorded function would.
+
+    Args:
+        trace: A recorded program.
+        budget: As for :func:`remat`; a fraction is one of ``trace.peak_bytes``.
+        policy: As for :func:`remat`. With :class:`Guided`, the default here, this is a guided
+            call once the search for a plan is over; so it is with the others that plan.
+
+    Raises:
+        BudgetError: The trace does not fit.
+
+    Example:
+        >>> import torch, rematfn
+        >>> def loss(x):
+        ...     return x.sin().cos().exp().sum()
+        >>> trace = rematfn.record(torch.func.grad(loss), torch.ones(8))
+        >>> rematfn.simulate(trace, 0.9, rematfn.policies.reference.DTR()).replays >= 0
+        True
+    """
+    if not isinstance(trace, Trace):
+        raise TypeError(f"simulate(trace): a Trace is needed, as record() returns, got {trace!r}.")
+    policy = Guided() if policy is None else policy
+    if not isinstance(policy, Policy):
+        policy = Custom(policy)
+    parsed = parse_budget(budget)
+    nbytes = parsed.bytes
+    if parsed.fraction is not None:
+        nbytes = max(1, int(parsed.fraction * trace.peak_bytes))
+    program = None
+    if isinstance(policy, Planned) and nbytes is not None:
+        program = _C.Program(trace._core)
+        policy.plan(program, nbytes)
+    return Stats(**_simulated(trace._core, nbytes, policy, program))
+
+
+def _simulated(
+    core: _C.Trace, budget: int | None, policy: Policy, program: _C.Program | None
+) -> dict[str, Any]:
+    found = _C.simulate(
+        core,
+        budget,
+        policy.score(),
+        policy.keeping(),
+        policy.judge(),
+        policy.evict_everything,
+        program,
+    )
+    if isinstance(found, dict):
+        kind = "online" if program is None else "guided"
+        return {**found, "call": kind, "why": "it was simulated"}
+    smallest, kept, thrashes = found
+    why = "replays evict each other's inputs" if thrashes else f"{format_bytes(kept)} cannot go"
+    raise BudgetError(
+        f"simulate(trace, budget={format_bytes(budget or 0)}): the trace does not fit, {why}. "
+        f"Raise the budget to at least {format_bytes(smallest)}."
+    )
+
+
+# --- the file format -----------------------------------------------------------------------------
+
+
+def _open(path: str | Path, mode: Literal["rt", "wt"]) -> IO[str]:
+    if str(path).endswith(".gz"):
+        return cast("IO[str]", gzip.open(path, mode))
+    return open(path, mode)
+
+
+class _Storage:
+    """One storage of the file being read: its contents now, and how many names stand on it."""
+
+    def __init__(self, value: int, nbytes: int) -> None:
+        self.value = value
+        self.nbytes = nbytes
+        self.names = 1
+
+
+class _Reader:
+    def __init__(self, core: _C.Trace, path: str) -> None:
+        self._core = core
+        self._path = path
+        self._storages: dict[str, _Storage] = {}
+        self._backward = False
+
+    def read(self, lines: Iterable[str]) -> None:
+        number = 0
+
+        def records() -> Iterator[_Line]:
+            nonlocal number
+            for line in lines:
+                number += 1
+                yield json.loads(line)
+
+        rest = records()
+        try:
+            for line in rest:
+                self._obey(line, rest)
+        except (KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self._path}, line {number}: not a trace in the DTR simulator's format: {error!r}"
+            ) from error
+
+    def _obey(self, line: _Line, rest: Iterator[_Line]) -> None:
+        kind = line["INSTRUCTION"]
+        if kind == "CONSTANT":
+            nbytes = int(next(rest)["MEMORY"])
+            self._storages[line["NAME"]] = _Storage(self._core.add_value(nbytes, False), nbytes)
+        elif kind == "CALL":
+            self._call(line, rest)
+        elif kind == "MUTATE":
+            self._mutate(line)
+        elif kind == "COPY":
+            self._name(line["DST"], line["SRC"])
+        elif kind == "COPY_FROM":
+            self._release(line["DST"])
+            self._name(line["DST"], line["SRC"])
+        elif kind == "RELEASE":
+            self._release(line["NAME"])
+        elif kind == "ANNOTATE":
+            if line["ANNOTATION"] == "SEAL":
+                self._core.add_seal(self._storages[line["NAME"]].value)
+            elif line["ANNOTATION"] == "SETTLE":
+                self._core.add_settle(self._storages[line["NAME"]].value)
+            elif line["ANNOTATION"] == "BACKWARD":
+                self._backward = True
+            elif line["ANNOTATION"] == "MARK":
+                self._core.add_mark(self._storages[line["NAME"]].value, line["MARK"])
+            elif line["ANNOTATION"] == "UNRECORDED":
+                self._core.add_unrecorded(int(line["MEMORY"]))
+        else:
+            raise ValueError(f"unknown instruction {kind!r}")
+
+    def _call(self, line: _Line, rest: Iterator[_Line]) -> None:
+        arguments = [self._storages[name] for name in line["ARGS"]]
+        fresh: list[_Storage] = []
+        for name in line["RESULT"]:
+            nbytes, alias = int(next(rest)["MEMORY"]), int(next(rest)["ALIAS"])
+            if alias >= 0:
+                self._name(name, line["ARGS"][alias])
+            else:
+                self._storages[name] = _Storage(self._core.add_value(nbytes, True), nbytes)
+                fresh.append(self._storages[name])
+        if not fresh and line["RESULT"]:
+            return
+        written = line.get("WRITES", ())
+        reads = [(s.value, i in written) for i, s in enumerate(arguments)]
+        makes = [(s.value, -1) for s in fresh]
+        self._add(line, sum(s.nbytes for s in fresh), reads, makes)
+
+    def _mutate(self, line: _Line) -> None:
+        arguments = [self._storages[name] for name in line["ARGS"]]
+        reads = [(s.value, i in line["MUTATE"]) for i, s in enumerate(arguments)]
+        makes = []
+        for i in line["MUTATE"]:
+            arguments[i].value = self._core.add_value(arguments[i].nbytes, True)
+            makes.append((arguments[i].value, i))
+        self._add(line, 0, reads, makes)
+
+    def _add(
+        self, line: _Line, nbytes: int, reads: list[tuple[int, bool]], makes: list[tuple[int, int]]
+    ) -> None:
+        self._core.add_call(
+            line["NAME"],
+            int(line["TIME"]) * _NANOSECOND,
+            float(line.get("FLOPS", 0)),
+            nbytes,
+            int(line.get("SCRATCH", 0)),
+            bool(line.get("REPLAYABLE", True)),
+            bool(line.get("RAW", False)),
+            bool(line.get("BACKWARD", self._backward)),
+            reads,
+            makes,
+        )
+
+    def _name(self, name: str, source: str) -> None:
+        self._storages[name] = self._storages[source]
+        self._storages[source].names += 1
+
+    def _release(self, name: str) -> None:
+        storage = self._storages.pop(name)
+        storage.names -= 1
+        if storage.names == 0:
+            self._core.add_release(storage.value)
+
+
+def _lines(core: _C.Trace) -> Iterator[_Line]:
+    values = core.values()
+    # A storage keeps its name through its writes, as it does in the format.
+    names = [f"x{i}" for i in range(len(values))]
+    yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}
+    for value, (nbytes, counted) in enumerate(values):
+        if not counted:
+            yield {"INSTRUCTION": "CONSTANT", "NAME": names[value]}
+            yield {"INSTRUCTION": "MEMORY", "NAME": names[value], "MEMORY": str(nbytes)}
+    for kind, data in core.events():
+        if kind == "call":
+            yield from _lines_of_call(values, names, *data)
+        elif kind == "release":
+            yield {"INSTRUCTION": "RELEASE", "NAME": names[data]}
+        elif kind == "mark":
+            value, mark = data
+            name = names[value]
+            yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "MARK", "NAME": name, "MARK": mark}
+        elif kind == "unrecorded":
+            memory = str(data)
+            yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "UNRECORDED", "MEMORY": memory}
+        else:
+            yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": kind.upper(), "NAME": names[data]}
+
+
+def _lines_of_call(
+    values: list[tuple[int, bool]],
+    names: list[str],
+    name: str,
+    cost: float,
+    flops: float,
+    nbytes: int,
+    scratch: int,
+    replayable: bool,
+    raw: bool,
+    backward: bool,
+    reads: list[tuple[int, bool]],
+    makes: list[tuple[int, int]],
+) -> Iterator[_Line]:
+    line: _Line = {"NAME": name, "ARGS": [names[value] for value, _ in reads]}
+    time = str(round(cost / _NANOSECOND))
+    extra: _Line = {"SCRATCH": str(scratch)} if scratch else {}
+    if flops:
+        extra["FLOPS"] = flops
+    if not replayable:
+        extra["REPLAYABLE"] = False
+    if raw:
+        extra["RAW"] = True
+    if backward:
+        extra["BACKWARD"] = True
+    overwritten = {over for _, over in makes}
+    outside = [i for i, (_, writes) in enumerate(reads) if writes and i not in overwritten]
+    if outside:
+        extra["WRITES"] = outside
+    fresh = [value for value, over in makes if over < 0]
+    written = [over for _, over in makes if over >= 0]
+    if fresh or not written:
+        results = [names[value] for value in fresh]
+        yield {"INSTRUCTION": "CALL", **line, "RESULT": results, "TIME": time, **extra}
+        for value in fresh:
+            yield {"INSTRUCTION": "MEMORY", "NAME": names[value], "MEMORY": str(values[value][0])}
+            yield {"INSTRUCTION": "ALIAS", "NAME": names[value], "ALIAS": "-1"}
+        time = "0"
+        extra.pop("FLOPS", None)
+    if written:
+        yield {"INSTRUCTION": "MUTATE", **line, "MUTATE": written, "TIME": time, **extra}
+        for value, over in makes:
+            if over >= 0:
+                names[value] = names[reads[over][0]]

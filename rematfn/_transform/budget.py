@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budgets: how they are written, what they mean, how they print."""
+
+import numbers
+import operator
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final, SupportsIndex, TypeAlias
+
+from .. import _C
+
+_BINARY: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_DECIMAL: Final = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS: Final = {name.lower(): size for name, size in (_BINARY | _DECIMAL).items()}
+_WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]+)")
+
+_ACCEPTED: Final = """
+A budget is one of
+  4096, "4096"          bytes
+  "1.5GiB", "12 KiB"    binary units: KiB, MiB, GiB, TiB
+  "200MB", "64 kB"      decimal units: kB, MB, GB, TB
+  0.3                   a float in (0, 1]: this fraction of the unconstrained peak
+  rematfn.Budget("8GiB")  bytes that all functions which are given this object share
+  None                  no cap"""
+
+
+class Budget:
+    """Bytes that several functions share: the sum over all their calls that are alive stays within.
+
+    A call is alive until the graph that it leaves behind is freed. So the blocks of a model, each
+    transformed by itself, may together hold what one function around all of them might; as may
+    several microbatches whose backward passes come later, and calls on several threads. Whoever
+    needs room takes it from whoever can replay at the lowest price. What is done for that never
+    changes a value.
+
+    The object is the budget: functions share it if they were given the same one. Calls nested in
+    each other that share a budget count once. To copy a model (:func:`copy.deepcopy`) is to have
+    another one that shares its budget, since both need memory of the same process; what is
+    unpickled has a budget of its own.
+
+    Args:
+        nbytes: How many, as :func:`remat` takes them: ``4096``, ``"8GiB"``. No fraction: one of
+            which function's peak would it be?
+
+    Attributes:
+        bytes: How many.
+        resident_bytes: How many are in use now, those included that running operators are about to
+            allocate.
+        peak_bytes: The most that were in use at once.
+
+    Raises:
+        ValueError: The number of bytes means nothing.
+        TypeError: It is no number of bytes.
+
+    Example:
+        >>> import torch, rematfn
+        >>> shared = rematfn.Budget("16KiB")
+        >>> def block(x):
+        ...     return x.sin().cos().exp()
+        >>> x = torch.ones(1024, requires_grad=True)
+        >>> y = x
+        >>> for _ in range(4):
+        ...     y = rematfn.remat(block, shared)(y)
+        >>> y.sum().backward()
+        >>> shared.peak_bytes <= 16 * 1024, shared.resident_bytes
+        (True, 0)
+    """
+
+    def __init__(self, nbytes: SupportsIndex | str) -> None:
+        limit = parse_budget(nbytes) if not isinstance(nbytes, Budget) else Limit()
+        if limit.bytes is None:
+            raise TypeError(
+                f'Budget({nbytes!r}): a number of bytes is needed, such as 4096 or "8GiB". A '
+                "fraction is one of a single function's peak, and cannot be shared."
+            )
+        self.bytes: int = limit.bytes
+        self._shared = _C.SharedBudget(limit.bytes)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes in use now, those that running operators are about to allocate included."""
+        return self._shared.resident_bytes()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were in use at once."""
+        return self._shared.peak_bytes()
+
+    def __repr__(self) -> str:
+        return f"Budget({format_bytes(self.bytes)!r})"
+
+    def __copy__(self) -> "Budget":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Budget":
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Budget, (self.bytes,)
+
+
+BudgetLike: TypeAlias = Budget | SupportsIndex | float | str | None
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A budget as it was meant: bytes, a fraction of the unconstrained peak, or no cap.
+
+    Attributes:
+        bytes: The most bytes a level may keep resident, if the budget was given in bytes.
+        fraction: The part of the unconstrained peak, if the budget was given as one. Every call
+            measures that peak.
+        shared: Whose bytes these are, if others use them too.
+    """
+
+    bytes: int | None = None
+    fraction: float | None = None
+    shared: Budget | None = None
+
+    def __post_init__(self) -> None:
+        if self.bytes is not None and self.fraction is not None:
+            raise ValueError(f"a budget is bytes or a fraction, not both: got {self!r}")
+
+    def __str__(self) -> str:
+        if self.shared is not None:
+            return repr(self.shared)
+        if self.bytes is not None:
+            return format_bytes(self.bytes)
+        if self.fraction is not None:
+            return f"{self.fraction:g} of the unconstrained peak"
+        return "no cap"
+
+
+def parse_budget(budget: BudgetLike) -> Limit:
+    """Return the budget that a user's argument stands for.
+
+    Args:
+        budget: Bytes as an integer or as a string, with or without a unit; a float in (0, 1]; a
+            :class:`Budget`; or None. Units are read without regard to case, so ``"1gib"`` is binary
+            and ``"1gb"`` decimal. Note that ``1`` is one byte and ``1.0`` is the whole peak.
+
+    Returns:
+        The budget. Fractions of a byte are dropped: a budget is an upper bound.
+
+    Raises:
+        ValueError: The type is right and the value means nothing: ``0``, ``1.5``, ``"2G"``.
+        TypeError: The budget is no integer, float, string, :class:`Budget` or None.
+
+    Example:
+        >>> parse_budget("1.5GiB")
+        Limit(bytes=1610612736, fraction=None, shared=None)
+        >>> print(parse_budget(65536), "|", parse_budget(0.3), "|", parse_budget(None))
+        64 KiB | 0.3 of the unconstrained peak | no cap
+    """
+    if budget is None:
+        return Limit()
+    if isinstance(budget, Budget):
+        return Limit(bytes=budget.bytes, shared=budget)
+    if isinstance(budget, str):
+        return Limit(bytes=_parse_text(budget))
+    if isinstance(budget, bool):
+        raise TypeError(_malformed(budget, "a bool is not a budget."))
+    try:
+        size = operator.index(budget)  # type: ignore[arg-type]  # floats are tried next
+    except TypeError:
+        if isinstance(budget, numbers.Real):
+            return Limit(fraction=_parse_fraction(budget, float(budget)))
+        raise TypeError(_malformed(budget, f"got a {type(budget).__name__}.")) from None
+    return Limit(bytes=_at_least_one(budget, size))
+
+
+def format_bytes(n: int) -> str:
+    """Return a count of bytes as text, in the largest binary unit that fits.
+
+    At most two decimals are shown, and what they cannot show is rounded up. A number printed as the
+    smallest budget that would do is then enough when it is typed in, and a peak that keeps to a
+    budget never prints as more than that budget.
+
+    Example:
+        >>> format_bytes(64 * 2**20), format_bytes(100_000), format_bytes(512)
+        ('64 MiB', '97.66 KiB', '512 B')
+    """
+    if n < 0:
+        return f"-{format_bytes(-n)}"
+    for unit, size in _BINARY.items():
+        hundredths = -(-n * 100 // size)
+        if hundredths < 1024 * 100 or unit == "TiB":
+            break
+    whole, rest = divmod(hundredths, 100)
+    return f"{whole}.{rest:02}".rstrip("0").rstrip(".") + f" {unit}"
+
+
+def _parse_text(text: str) -> int:
+    stripped = text.strip()
+    if re.fullmatch(r"[0-9]+", stripped):
+        return _at_least_one(text, int(stripped))
+    match = _WITH_UNIT.fullmatch(stripped)
+    if match is None:
+        # "0.3" is turned away, not guessed at: bytes come whole, and a fraction is a float.
+        raise ValueError(_malformed(text, "neither whole bytes nor a number with a unit."))
+    number, unit = match.groups()
+    if unit.lower() not in _UNITS:
+        raise ValueError(_malformed(text, f"there is no unit {unit!r}."))
+    return _at_least_one(text, int(Fraction(number) * _UNITS[unit.lower()]))
+
+
+def _parse_fraction(given: object, fraction: float) -> float:
+    if not 0 < fraction <= 1:  # NaN is turned away too
+        raise ValueError(_malformed(given, "as a fraction it must be in (0, 1]."))
+    return fraction
+
+
+def _at_least_one(given: object, size: int) -> int:
+    if size < 1:
+        raise ValueError(_malformed(given, "it must be at least one byte."))
+    return size
+
+
+def _malformed(given: object, problem: str) -> str:
+    return f"remat(f, budget={given!r}): {problem}{_ACCEPTED}"

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torch.utils.checkpoint`'s functions, by eviction and replay.
+
+Torch runs the function a second time; what can differ between two runs is the user's to keep equal.
+Here the operators of the one run are replayed: docs/design/exactness.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.utils.checkpoint import noop_context_fn
+
+from ..policies import ON, Manual
+from .budget import BudgetLike, parse_budget
+from .deferred import refuse_deferred
+from .remat import Options, Rematted
+
+R = TypeVar("R")
+
+
+def checkpoint(
+    function: Callable[..., R],
+    *args: Any,
+    use_reentrant: bool | None = None,
+    context_fn: Callable[[], Any] = noop_context_fn,
+    determinism_check: str = "default",
+    debug: bool = False,
+    early_stop: bool = True,
+    preserve_rng_state: bool = True,
+    budget: BudgetLike = None,
+    **kwargs: Any,
+) -> R:
+    """Return ``function(*args, **kwargs)``, and evict what was computed inside.
+
+    As :func:`torch.utils.checkpoint.checkpoint`: arguments and results stay, and what is between
+    them is computed again when the backward pass reads it. It is not ``function`` that runs again,
+    but its operators are replayed, each at most once for each time that its result is evicted. So
+    dropout masks are the same whatever generator drew them, batch norms count a batch once, and
+    side effects happen once. It works under ``torch.func.grad``, ``vjp``, ``jvp``, ``vmap`` and
+    ``jacrev``, nested, and inside of :func:`remat`. Values that ``function`` marks with
+    :func:`keep` stay.
+
+    Args:
+        function: A function of tensors, or a module.
+        *args: Its arguments.
+        use_reentrant: True, False or None, which make no difference: there is no second run that
+            would be part of the backward or not. Whatever either of torch's kinds can do works.
+        context_fn: Refused: there is no second run to be surrounded. To choose what is kept, mark
+            it with :func:`keep`, or write ``remat(function, policy=Speed())``.
+        determinism_check: "default" or "none", which make no difference: the same operators run.
+        debug: True is refused: there are no two runs to compare. Use
+            ``remat(function, verify=True)`` to compare replays with first runs, bit for bit.
+        early_stop: Makes no difference: only what is read is replayed, and what that is made of.
+        preserve_rng_state: Makes no difference: a replay always draws what was drawn.
+        budget: Bytes that all that is made inside may occupy, as for :func:`remat`; then it is
+            evicted as room is needed, and ``function`` may as well be the whole model. None: what
+            is described above. A fraction is refused: it is one of what an earlier call has used.
+        **kwargs: Arguments of ``function`` by name, other than these.
+
+    Returns:
+        What ``function`` returns.
+
+    Raises:
+        ValueError: An option is refused, or means nothing.
+
+    Example:
+        >>> import torch, rematfn
+        >>> def loss(x):
+        ...     return rematfn.checkpoint(torch.nn.functional.gelu, x.sin()).sum()
+        >>> torch.func.grad(loss)(torch.zeros(2))
+        tensor([0.5000, 0.5000])
+    """
+    _refuse(use_reentrant, preserve_rng_state, "checkpoint")
+    if context_fn is not noop_context_fn:
+        raise ValueError(
+            "checkpoint(context_fn=...): there is no second run that a context could surround. To "
+            "choose what is kept, mark it with rematfn.keep(x), or write "
+            "rematfn.remat(function, policy=rematfn.policies.Speed())(*args)."
+        )
+    if determinism_check not in ("default", "none"):
+        raise ValueError(
+            f'checkpoint(determinism_check=...): "default" or "none" is needed, got '
+            f"{determinism_check!r}."
+        )
+    if debug:
+        raise ValueError(
+            "checkpoint(debug=True): there are no two runs to compare. To compare replays with "
+            "first runs, write rematfn.remat(function, verify=True)(*args)."
+        )
+    return _checkpointed(function, budget, "checkpoint")(*args, **kwargs)
+
+
+def checkpoint_sequential(
+    functions: nn.Sequential | Sequence[Callable[..., Any]],
+    segments: int,
+    input: Any,
+    use_reentrant: bool | None = None,
+    *,
+    preserve_rng_state: bool = True,
+    budget: BudgetLike = None,
+) -> Any:
+    """Return what ``functions`` make of ``input`` one after the other, checkpointed in segments.
+
+    As :func:`torch.utils.checkpoint.checkpoint_sequential`: all segments but the last go through
+    :func:`checkpoint`. With a budget the whole sequence goes at once, and what stays is decided by
+    what it costs: ``segments`` places no boundaries then.
+
+    Args:
+        functions: An ``nn.Sequential``, or modules or functions in a list.
+        segments: How many, at least 1 and at most as many as there are functions.
+        input: What the first one is given.
+        use_reentrant: As for :func:`checkpoint`.
+        preserve_rng_state: As for :func:`checkpoint`.
+        budget: As for :func:`checkpoint`.
+
+    Returns:
+        What the last one returns.
+
+    Example:
+        >>> import torch, rematfn
+        >>> layers = [torch.sin, torch.cos, torch.exp, torch.tanh]
+        >>> x = torch.zeros(2, requires_grad=True)
+        >>> rematfn.checkpoint_sequential(layers, 2, x).sum().backward()
+        >>> x.grad
+        tensor([-0., -0.])
+    """
+    _refuse(use_reentrant, preserve_rng_state, "checkpoint_sequential")
+    # The children, not the module: like torch's, this runs none of the sequence's own hooks.
+    whole = functions.children() if isinstance(functions, nn.Sequential) else functions
+    steps: list[Callable[..., Any]] = list(whole)
+    if type(segments) is not int or not 1 <= segments <= max(len(steps), 1):
+        raise ValueError(
+            f"checkpoint_sequential(segments=...): a number from 1 to {max(len(steps), 1)} is "
+            f"needed, as many as there are functions, got {segments!r}."
+        )
+    if budget is not None:
+        return _checkpointed(_chain(steps), budget, "checkpoint_sequential")(input)
+    size = len(steps) // segments
+    for start in range(0, size * (segments - 1), size):
+        input = checkpoint(_chain(steps[start : start + size]), input)
+    return _chain(steps[size * (segments - 1) :])(input)
+
+
+def _checkpointed(function: Callable[..., R], budget: BudgetLike, name: str) -> Rematted[..., R]:
+    if not callable(function):
+        raise TypeError(f"{name}(function): a function is needed, got {function!r}.")
+    refuse_deferred(function, f"{name}(function)")
+    parsed = parse_budget(budget)
+    if parsed.fraction is not None:
+        raise ValueError(
+            f"{name}(budget={budget!r}): a fraction is one of what an earlier call of the same "
+            f"function has used. Write g = rematfn.remat(function, {budget!r}) once, and call g."
+        )
+
+    def run(*args: Any, **kwargs: Any) -> R:
+        return function(*args, **kwargs)
+
+    run.__name__ = getattr(function, "__name__", type(function).__name__)
+    policy = Manual() if budget is None else ON()
+    return Rematted(run, Options(parsed, policy, "model", verify=False))
+
+
+def _chain(steps: list[Callable[..., Any]]) -> Callable[..., Any]:
+    def sequence(x: Any) -> Any:
+        for step in steps:
+            x = step(x)
+        return x
+
+    return sequence
+
+
+def _refuse(use_reentrant: object, preserve_rng_state: object, name: str) -> None:
+    if use_reentrant not in (None, True, False):
+        raise ValueError(
+            f"{name}(use_reentrant=...): True, False or None is needed, got {use_reentrant!r}."
+        )
+    if preserve_rng_state not in (True, False):
+        raise ValueError(
+            f"{name}(preserve_rng_state=...): True or False is needed, got {preserve_rng_state!r}."
+        )

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running a function under a level, and sealing what comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import optree
+import torch
+
+from .. import _C
+from .._errors import RematError
+from .._interop import storages
+from .deferred import refuse_deferred_result
+
+# What torch says when a legacy constructor reads the device off a key set that has our key in it.
+_KEY_WITHOUT_DEVICE = "CustomRNGKeyId doesn't correspond to a device"
+_LEGACY_CONSTRUCTOR = (
+    "x.new_tensor(data) and x.new(...) do not work on a tensor made inside the function.\n"
+    "Write torch.tensor(data, dtype=x.dtype, device=x.device), or x.new_zeros(size), "
+    "x.new_full(size, value), x.new_empty(size)."
+)
+
+MAX_OPERATIONS: Final = 262_144
+
+# The namespace's registrations are torch's own containers; None is a leaf, as in torch's pytrees.
+_NAMESPACE = "torch"
+
+
+@dataclasses.dataclass(frozen=True)
+class LevelOptions:
+    """The arguments of `_C.ActiveLevel`, decided."""
+
+    budget: int | None
+    shared: _C.SharedBudget | None  # whose bytes those are, if not the level's alone
+    score: _C.Score
+    keeping: _C.Keeping
+    judge: Callable[..., float] | None
+    discards: bool  # what is not kept goes when the function returns
+    evict_everything: bool
+    timed: bool
+    verify: bool
+    name: str
+    max_operations: int = MAX_OPERATIONS  # of an outermost level: before its record is trimmed
+    record: bool = False
+    program: _C.Program | None = None
+    # The budget is so much of a peak, which may be only an estimate, always or without the guide.
+    fraction: float = 0.0
+    is_estimate: bool = False
+    is_estimate_unguided: bool = False
+
+    def level(self) -> _C.ActiveLevel:
+        """Return a level to be entered."""
+        storages.watch()
+        return _C.ActiveLevel(
+            self.budget,
+            self.shared,
+            self.score,
+            self.keeping,
+            self.judge,
+            self.evict_everything,
+            self.timed,
+            self.verify,
+            self.name,
+            self.max_operations,
+            self.record,
+            self.program,
+            self.fraction,
+            self.is_estimate,
+            self.is_estimate_unguided,
+        )
+
+
+def call(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: LevelOptions,
+    started: Callable[[_C.Level], None],
+) -> Any:
+    """Run ``f`` under a new level; ``started`` is given the level before ``f`` begins."""
+    active = options.level()
+    try:
+        with active as level:  # See Note [Levels are entered and left in C]
+            started(level)
+            result = f(*args, **kwargs)
+            refuse_deferred_result(result, options.name)
+    except RuntimeError as error:
+        _raise_own(error)
+        if _KEY_WITHOUT_DEVICE in str(error):
+            raise RuntimeError(f"{options.name}: {_LEGACY_CONSTRUCTOR}") from error
+        raise
+    _C.hand_over(level, False)  # what makes room for the rest
+    seal(level, (result, args, kwargs))  # `x.set_(y)` makes an argument the level's
+    _C.hand_over(level, True)
+    if options.discards:
+        level.discard()
+    return result
+
+
+def _raise_own(error: RuntimeError) -> None:
+    """Raise an error of ours that TorchScript has made a RuntimeError of."""
+    if isinstance(error, RematError):
+        return
+    try:
+        _C.raise_quoted(str(error))
+    except RematError as own:
+        raise own from error
+
+
+def seal(level: _C.Level, leaving: Any) -> None:
+    """Make the tensors of the pytree ``leaving`` the caller's: ``level`` has ended."""
+    for tensor in tensors_of(leaving):
+        _C.seal(tensor, level)
+    _C.seal_leaf_gradients(level)  # by now it is known whether a graph leads to the leaves
+    _C.seal_cached_casts(level)
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors of any pytree, in order.
+
+    Dataclasses and mappings that no registry knows are looked into as well: a result that is not
+    sealed would stay the level's.
+    """
+    found: list[torch.Tensor] = []
+    for leaf in optree.tree_leaves(tree, namespace=_NAMESPACE):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for field in dataclasses.fields(leaf):
+                found += tensors_of(getattr(leaf, field.name, None))
+        elif isinstance(leaf, Mapping):
+            for value in leaf.values():
+                found += tensors_of(value)
+    return found

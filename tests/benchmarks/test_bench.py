@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark suite at toy size: what it writes down, and that it would see a broken promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out: Path = tmp_path_factory.mktemp("results")
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "bench.py"), "--quick", "--out", str(out)],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    return out
+
+
+def test_the_suite_measures_a_network(folder: Path) -> None:
+    record = json.loads((folder / "bench.json").read_text())["networks"]["tiny"]
+    assert {"about", "machine", "command", "eager", "budgets", "peers", "simulated"} <= set(record)
+    assert {"cpu", "torch", "load_average"} <= set(record["machine"])
+    assert record["simulated"] is True, "the simulator foretells what the engine does"
+    cells = [(row["budget"], row["policy"]) for row in record["budgets"]]
+    assert cells == [(b, p) for b in (0.7, 0.4) for p in ("online", "guided")]
+    for row in record["budgets"]:
+        assert row["exact"] is True
+        assert 0 < row["peak"] <= row["bytes"] < record["eager"]["peak"]
+        assert row["replays"] > 0
+        assert row["replayed cost"] > 0
+        assert row["time ratio"] > 0
+
+
+def test_the_suite_writes_a_document_with_a_picture(folder: Path) -> None:
+    text = (folder / "bench.md").read_text()
+    assert "**Promises broken:** none." in text
+    for column in ("budget", "peak / budget", "exact", "replayed cost", "time ratio"):
+        assert f" {column} |" in text
+    assert "![tiny](bench-tiny.png)" in text
+    assert (folder / "bench-tiny.png").stat().st_size > 5000
+
+
+def cell(budget: float, cost: float, **more: Any) -> dict[str, Any]:
+    nbytes = int(1000 * budget)
+    row = {"budget": budget, "bytes": nbytes, "policy": "online", "peak": nbytes, "exact": True}
+    return {**row, "replayed cost": cost, **more}
+
+
+def record(*budgets: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"net": {"budgets": list(budgets), "simulated": True, **more}}
+
+
+def test_a_broken_promise_is_seen() -> None:
+    from report import broken_promises
+
+    assert broken_promises(record(cell(0.5, 0.1), cell(0.4, 0.2))) == []
+    (broken,) = broken_promises(record(cell(0.5, 0.1, peak=501)))
+    assert "501 in 500" in broken
+    (broken,) = broken_promises(record(cell(0.5, 0.1, exact=False)))
+    assert "bitwise" in broken
+    (broken,) = broken_promises(record({"budget": 0.1, "policy": "online", "needs": 9, "bytes": 1}))
+    assert "advice" in broken
+    peer = {"peer": "other", "peak": 300, "ours": {"guided": {"peak": 301, "exact": True}}}
+    (broken,) = broken_promises(record(cell(0.5, 0.1), peers=[peer]))
+    assert "guided beside other" in broken
+    (broken,) = broken_promises(record(cell(0.5, 0.1), simulated="3 replays, not 4"))
+    assert "3 replays" in broken
+
+
+def test_a_smaller_budget_that_costs_less_is_seen() -> None:
+    from report import not_monotone
+
+    assert not_monotone(record(cell(0.4, 0.2), cell(0.5, 0.1))) == []
+    (found,) = not_monotone(record(cell(0.5, 0.3), cell(0.4, 0.2)))
+    assert "falls from 0.300 to 0.200" in found
+    (found,) = not_monotone(record(cell(0.5, 0.1, peak=350), cell(0.4, 0.2)))
+    assert "peak rises" in found
+
+
+def test_a_target_stands_beside_what_nobody_can_go_below(tmp_path: Path) -> None:
+    from report import above_targets, lower_bounds
+
+    assert lower_bounds(tmp_path) == {}
+    rows = [{"network": "gpt", "budget": 0.5, "lower bound": 1.09, "guided": 1.1}]
+    (tmp_path / "bound.json").write_text(json.dumps({"rows": rows}))
+    guided = {"gpt": record(cell(0.5, 0.1, policy="guided"))["net"]}
+    (row,) = above_targets(guided, lower_bounds(tmp_path))
+    assert (row["lower bound"], row["overhead"], row["within"]) == (1.09, 1.1, False)
+    (row,) = above_targets(guided, {})
+    assert row["lower bound"] is None

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark's lower bound: no policy goes below it, nor does the best of all schedules."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from programs_traced import NETWORKS, build
+
+import rematfn
+from rematfn import _C
+from rematfn.policies import ON, Guided, Memory, Speed, Sqrt
+from rematfn.policies.reference import DTR, LRU
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from bound import lower_bound
+
+POLICIES = (ON(), DTR(), LRU(), Guided(search=0), Guided(search=100_000), Sqrt(), Memory(), Speed())
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_no_policy_replays_less(network: str) -> None:
+    f, args = build(network)
+    trace = rematfn.record(f, *args)
+    for fraction in (1.0, 0.7, 0.5, 0.35, 0.2):
+        budget = int(fraction * trace.peak_bytes)
+        bound = lower_bound(trace, budget)
+        assert bound >= 0
+        for policy in POLICIES:
+            try:
+                cost = rematfn.simulate(trace, budget, policy).replayed_cost
+            except rematfn.BudgetError:
+                continue
+            assert bound <= cost + 1e-9, policy
+
+
+def chain(length: int) -> rematfn.Trace:
+    """Operators forward, and as many backward, each of which reads what one forward made."""
+    core = _C.Trace()
+    last = core.add_value(1, False)
+    saved = []
+    for _ in range(length):
+        value = core.add_value(1, True)
+        core.add_call("f", 1.0, 0.0, 1, 0, True, False, False, [(last, False)], [(value, -1)])
+        saved.append(last := value)
+    for value in reversed(saved):
+        gradient = core.add_value(1, True)
+        reads = [(last, False), (value, False)] if last != value else [(value, False)]
+        core.add_call("b", 1.0, 0.0, 1, 0, True, False, True, reads, [(gradient, -1)])
+        core.add_release(value)
+        if last != value:
+            core.add_release(last)
+        last = gradient
+    core.add_seal(last)
+    return rematfn.Trace(core)
+
+
+@pytest.mark.parametrize("fraction", [0.7, 0.5, 0.3])
+def test_a_chain_in_a_fraction_of_its_peak_replays_what_does_not_fit(fraction: float) -> None:
+    """Each of n values that does not fit is replayed once, of 2 n operators: (1 - f) / 2."""
+    trace = chain(100)
+    bound = lower_bound(trace, int(fraction * trace.peak_bytes))
+    assert bound == pytest.approx((1 - fraction) / 2, abs=0.02)
+    found = rematfn.simulate(trace, fraction, Guided(search=200_000)).replayed_cost
+    assert bound <= found <= bound + 0.04
+
+
+@dataclass
+class Tiny:
+    """A program of a few operators, small enough to try out every schedule."""
+
+    sizes: list[int] = field(default_factory=list)
+    costs: list[int] = field(default_factory=list)
+    scratch: list[int] = field(default_factory=list)
+    reads: list[list[int]] = field(default_factory=list)
+    sealed: list[list[int]] = field(default_factory=list)  # after each call
+    replayable: list[bool] = field(default_factory=list)
+
+    @classmethod
+    def random(cls, seed: int) -> Tiny:
+        dice = random.Random(seed)
+        tiny = cls()
+        for at in range(8):
+            tiny.sizes.append(dice.randint(1, 3))
+            tiny.costs.append(dice.randint(1, 9))
+            tiny.scratch.append(dice.choice([0, 0, 1]))
+            tiny.reads.append(dice.sample(range(at), min(at, dice.randint(0, 2))))
+            tiny.replayable.append(dice.random() < 0.85)
+            gone = {v for values in tiny.sealed for v in values}
+            free = [v for v in range(at + 1) if v not in gone]
+            tiny.sealed.append([dice.choice(free)] if dice.random() < 0.3 else [])
+        return tiny
+
+    def trace(self) -> rematfn.Trace:
+        core = _C.Trace()
+        for v, size in enumerate(self.sizes):
+            assert core.add_value(size, True) == v
+        for at, reads in enumerate(self.reads):
+            core.add_call(
+                "f", float(self.costs[at]), 0.0, self.sizes[at], self.scratch[at],
+                self.replayable[at], False, False, [(v, False) for v in reads], [(at, -1)],
+            )  # fmt: skip
+            for v in self.sealed[at]:
+                core.add_seal(v)
+        return rematfn.Trace(core)
+
+    def optimum(self, budget: int) -> float:
+        """Return the least cost of replays of any schedule, by Dijkstra's algorithm.
+
+        A state is how many operators have run and what is resident, results that have left beside.
+        """
+        costs: dict[tuple[int, frozenset[int]], int] = {(0, frozenset()): 0}
+        queue: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]
+        while queue:
+            cost, at, listed = heapq.heappop(queue)
+            resident = frozenset(listed)
+            if cost > costs[at, resident]:
+                continue
+            if at == len(self.sizes):
+                return cost / sum(self.costs)
+            left = {v for values in self.sealed[:at] for v in values}
+            used = sum(self.sizes[v] for v in resident)
+            after = [(cost, at, resident - {v}) for v in resident]
+            for call in [*range(at), at]:
+                replay = call < at
+                fits = used + self.sizes[call] + self.scratch[call] <= budget
+                there = resident | left >= set(self.reads[call])
+                if not fits or not there or call in resident | left:
+                    continue
+                now = resident | {call}
+                if replay and self.replayable[call]:
+                    after.append((cost + self.costs[call], at, now))
+                elif not replay and now | left >= set(self.sealed[at]):
+                    after.append((cost, at + 1, now - set(self.sealed[at])))
+            for price, place, state in after:
+                if price < costs.get((place, state), math.inf):
+                    costs[place, state] = price
+                    heapq.heappush(queue, (price, place, tuple(sorted(state))))
+        return math.inf
+
+
+def test_no_schedule_of_small_random_programs_costs_less() -> None:
+    bounds, optima = [], []
+    for seed in range(150):
+        tiny = Tiny.random(seed)
+        trace = tiny.trace()
+        for budget in range(3, trace.peak_bytes + 1):
+            bound, optimum = lower_bound(trace, budget), tiny.optimum(budget)
+            assert bound <= optimum + 1e-9, (seed, budget)
+            if 0 < optimum < math.inf:
+                bounds.append(bound)
+                optima.append(optimum)
+    assert len(optima) > 100
+    assert sum(bounds) > 0.5 * sum(optima), "a bound that says something"

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing grows: not over a thousand steps of training, nor in a loop that never ends."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import tracemalloc
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from conftest import remains
+from helpers import EVERYTHING, Transform, assert_bitwise_equal, untransformed
+from torch import Tensor, nn
+
+import rematfn
+from rematfn import _C
+from rematfn.testing import MemoryTimeline
+
+remat = rematfn.remat
+NOTHING = {"levels": 0, "operations": 0}
+
+transforms = pytest.mark.parametrize(
+    "transform",
+    [remat, partial(remat, budget="12KiB"), EVERYTHING],
+    ids=["plain", "tight", "everything"],
+)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3)
+        self.head = nn.Linear(48, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu_(self.norm(self.conv(x)))
+        return self.head(nn.functional.dropout(x.flatten(1), 0.2, self.training))
+
+
+def backward_steps(transform: Transform) -> Callable[[], Tensor]:
+    """A module, `.backward()` and an optimiser with state."""
+    torch.manual_seed(0)
+    net = Net()
+    g, optimizer = transform(net), torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(g(torch.rand(2, 1, 4, 4)), torch.tensor([1, 3]))
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def functional_steps(transform: Transform) -> Callable[[], Tensor]:
+    """`torch.func.grad` and parameters that are replaced."""
+    torch.manual_seed(0)
+    state = {"w": torch.rand(8, 8), "b": torch.rand(8)}
+
+    def loss_fn(state: dict[str, Tensor], x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.tanh(x @ state["w"] + state["b"])
+        return x.square().mean()
+
+    gradient = torch.func.grad_and_value(transform(loss_fn))
+
+    def step() -> Tensor:
+        grads, loss = gradient(state, torch.rand(4, 8))
+        for name in state:
+            state[name] = state[name] - 0.1 * grads[name]
+        return loss
+
+    return step
+
+
+def whole_steps(transform: Transform) -> Callable[[], Tensor]:
+    """The whole step is transformed, optimiser and all."""
+    return transform(backward_steps(untransformed))
+
+
+STEPS = {"backward": backward_steps, "functional": functional_steps, "whole": whole_steps}
+steps = pytest.mark.parametrize("make", STEPS.values(), ids=STEPS.keys())
+
+
+def live_objects() -> Counter[str]:
+    gc.collect()
+    return Counter(type(o).__name__ for o in gc.get_objects())
+
+
+@steps
+@transforms
+def test_a_thousand_steps_leave_nothing(
+    make: Callable[[Transform], Callable[[], Tensor]], transform: Transform
+) -> None:
+    live_objects()  # abstract classes note down what they are asked about: `Counter` asks
+    step, count = make(transform), 1000 if transform is remat else 250
+    losses = [step() for _ in range(10)]
+    before, bytes_before = live_objects(), None
+    tracemalloc.start(1)
+    try:
+        for k in range(count):
+            losses.append(step())
+            assert (_C.live_levels(), _C.live_operations()) == (0, 0), f"after step {k}"
+            if k == count // 5:
+                bytes_before = tracemalloc.get_traced_memory()[0]
+        grown = tracemalloc.get_traced_memory()[0] - bytes_before
+    finally:
+        tracemalloc.stop()
+    after = live_objects()
+    held = len(losses)
+    more = {k: n - before[k] for k, n in after.items() if n > before[k] + 50 and k != "Tensor"}
+    assert not more, more
+    assert after["Tensor"] <= before["Tensor"] + held
+    assert grown < 1000 * held, f"{grown} bytes of Python objects in {held} steps"
+    twin = make(untransformed)
+    assert_bitwise_equal(losses, [twin() for _ in range(held)])
+
+
+@steps
+@transforms
+def test_tensors_of_a_step_are_freed_in_it(
+    make: Callable[[Transform], Callable[[], Tensor]], transform: Transform
+) -> None:
+    """Counted at the allocator: what is allocated after a step is what was before it."""
+    step = make(transform)
+    for _ in range(3):
+        step()
+    with MemoryTimeline() as timeline:
+        for _ in range(20):
+            step()
+    # Gradients, or the parameters of a functional step, are new, and as large as what they replace.
+    replaced = 8 * 8 + 8 if make is functional_steps else sum(p.numel() for p in Net().parameters())
+    assert timeline.final == 4 * replaced
+
+
+def test_an_endless_loop_keeps_a_bounded_lineage() -> None:
+    """Past 2**18 operations the oldest resident versions become constants."""
+    steps, most, peaks = 350_000, 1 << 18, []
+
+    def f(h: Tensor) -> Tensor:
+        for k in range(steps):
+            h = h.mul(0.5)
+            if k % 50_000 == 0:
+                peaks.append(_C.live_operations())
+        peaks.append(_C.live_operations())
+        assert _C.evict(h)
+        return h + 1  # replays what is left of the lineage
+
+    x = torch.arange(256.0)
+    g = remat(f)
+    with torch.no_grad():
+        assert_bitwise_equal(g(x), f_of_a_loop(x, steps) + 1)
+    assert max(peaks) <= most + 1
+    assert peaks[-1] < steps, "it was cut"
+    assert rematfn.stats(g).replays <= most + 1
+    assert remains() == NOTHING
+
+
+@pytest.mark.parametrize("budget", [None, "16KiB"])
+def test_a_loop_with_two_states_keeps_a_bounded_lineage(budget: str | None) -> None:
+    """Each state is needed to replay the other: to cut one alone would free next to nothing."""
+    most, peak = 2_000, 0
+
+    def f(h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal peak
+        for _ in range(5_000):
+            h, c = (h + c).sin(), (h - c).tanh()
+            peak = max(peak, _C.live_operations())
+        return h, c
+
+    x, y = torch.arange(256.0), torch.ones(256)
+    g = remat(f, budget, max_operations=most)
+    with torch.no_grad():
+        assert_bitwise_equal(g(x, y), f(x, y))
+    assert most // 2 < peak <= most + 4
+
+
+def test_a_window_over_a_loop_keeps_a_bounded_lineage() -> None:
+    """The states in the window do not all fit; what has left it needs no record."""
+    most, peak = 2_000, 0
+
+    def f(h: Tensor) -> list[Tensor]:
+        nonlocal peak
+        window = deque([h], maxlen=60)
+        for _ in range(20_000):
+            h = h.sin()
+            window.append(h)
+            peak = max(peak, _C.live_operations())
+        return list(window)
+
+    x = torch.arange(256.0)
+    g = remat(f, "40KiB", policy=rematfn.policies.ON(), max_operations=most)
+    with torch.no_grad():
+        assert_bitwise_equal(g(x), f(x))
+    assert most // 2 < peak <= 4 * most
+
+
+def test_a_long_record_of_what_is_held_refuses_nothing() -> None:
+    """Of 3,000 results a hundred are resident; to make constants of those would free nothing."""
+    most, count = 1_000, 3_000
+
+    def f(x: Tensor) -> Tensor:
+        held = [x + k for k in range(count)]
+        assert _C.live_operations() == count
+        total = torch.zeros(256)
+        for h in held:
+            total = total + h
+        return total
+
+    x, budget = torch.ones(256), 100 << 10
+    g = remat(f, budget, policy=rematfn.policies.ON(), max_operations=most)
+    with MemoryTimeline() as timeline:
+        result = g(x)
+    assert_bitwise_equal(result, eager_sum(count))
+    assert timeline.peak <= budget + result.nbytes
+    assert rematfn.stats(g).replays < 2 * count
+    assert remains() == NOTHING
+
+
+def eager_sum(count: int) -> Tensor:
+    total = torch.zeros(256)
+    for k in range(count):
+        total = total + (torch.ones(256) + k)
+    return total
+
+
+def test_what_is_trimmed_leaves_the_budget_workable() -> None:
+    """States that are cut, again and again, while results that are held press for room."""
+    budget, count = 64 << 10, 3_000
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        held, h = [], x
+        for k in range(count):
+            for _ in range(10):
+                h = h.cos()
+            if k % 10 == 0:
+                held.append(h * k)
+        return h, torch.stack([t.sum() for t in held])
+
+    x = torch.arange(256.0)
+    g = remat(f, budget, policy=rematfn.policies.ON(), max_operations=500)
+    with torch.no_grad():
+        assert_bitwise_equal(g(x), f(x))
+    assert rematfn.stats(g).peak_bytes <= budget
+
+
+def test_attempts_to_trim_in_vain_cost_next_to_nothing() -> None:
+    """An attempt walks over all that is held; it is made when the record has grown by a quarter."""
+
+    def seconds(count: int, **options: Any) -> float:
+        def f(x: Tensor) -> None:
+            held = [x.sin() for _ in range(count)]
+            assert _C.live_operations() > 0.99 * len(held)
+
+        g = remat(f, 64 << 10, policy=rematfn.policies.ON(), **options)
+        start = time.perf_counter()
+        with torch.no_grad():
+            g(torch.ones(256))
+        return time.perf_counter() - start
+
+    seconds(100)
+    assert min(seconds(20_000, max_operations=10) for _ in range(2)) < 3 * seconds(20_000)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1 << 63, True, 1.5, "1000", None])
+def test_how_long_a_record_may_be_is_a_count(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"remat\(f, max_operations=\.\.\.\): .* got"):
+        remat(torch.sin, max_operations=wrong)
+
+
+def test_of_nested_calls_the_outermost_says_how_long_a_record_may_be() -> None:
+    peak = 0
+
+    def step(h: Tensor) -> Tensor:
+        nonlocal peak
+        for _ in range(10):
+            h = h.sin()
+        peak = max(peak, _C.live_operations())
+        return h
+
+    inner = remat(step, max_operations=10)
+
+    def f(h: Tensor) -> Tensor:
+        for _ in range(300):
+            h = inner(h)
+        return h
+
+    with torch.no_grad():
+        remat(f, max_operations=1_000)(torch.arange(256.0))
+    assert 500 < peak <= 1_000
+
+
+def f_of_a_loop(h: Tensor, steps: int) -> Tensor:
+    for _ in range(steps):
+        h = h.mul(0.5)
+    return h
+
+
+class Keeper(nn.Module):
+    """A module that holds its own output, and with it the graph that leads to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.kept: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).sin()
+        self.kept = [self, y, y * 2]
+        return y.exp()
+
+
+@transforms
+@pytest.mark.parametrize("differentiated", [False, True], ids=["forward", "backward"])
+def test_a_module_that_holds_its_output_is_collected(
+    transform: Transform, differentiated: bool
+) -> None:
+    module = Keeper()
+    gone = weakref.ref(module)
+    out = transform(module)(torch.rand(3, 8))
+    if differentiated:
+        out.sum().backward()
+    del module, out
+    gc.collect()
+    assert gone() is None
+    assert remains() == NOTHING
+
+
+@transforms
+def test_a_traceback_that_is_held_holds_no_more_than_its_frames(transform: Transform) -> None:
+    held = []
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        raise ValueError(y.shape)
+
+    for _ in range(3):
+        try:
+            transform(f)(torch.rand(4))
+        except ValueError as error:
+            held.append(error)
+    assert _C.live_levels() <= 3
+    held.clear()
+    gc.collect()
+    assert remains() == NOTHING
+
+
+def main(steps: int) -> None:
+    """Run the endless loop for long, and print what it keeps."""
+    import resource
+    import time
+
+    started = time.monotonic()
+
+    def f(h: Tensor) -> Tensor:
+        for k in range(steps):
+            h = h.mul(0.5)
+            if k % (steps // 10) == 0:
+                rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+                seconds = time.monotonic() - started
+                print(f"{k:>9} {_C.live_operations():>7} operations {rss} MiB {seconds:.1f} s")
+        return h
+
+    with torch.no_grad():
+        remat(f)(torch.arange(4.0))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call would have held without a budget, counted while it runs within one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import EVERYTHING, NO_LIMIT, smallest_budgets, untransformed, world
+from programs import Program
+from torch import Tensor
+
+import rematfn
+from rematfn._traces.trace import Trace
+from rematfn._transform.remat import rematted_of
+from rematfn.policies import ON
+
+UNCAPPED = functools.partial(rematfn.remat, budget=1.0, policy=ON())  # a first call: has no cap
+
+
+def traced(run: Callable[[Callable[..., Any]], Any], transform: Any) -> list[Any]:
+    """Return what `run` transforms, after it."""
+    made: list[Any] = []
+
+    def keep(f: Any) -> Any:
+        made.append(transform(f))
+        return made[-1]
+
+    run(keep)
+    return made
+
+
+def test_the_peak_that_a_capped_call_would_have_is_that_of_an_uncapped_one(
+    program: Program,
+) -> None:
+    """To the byte: in a tight budget, with everything evicted, and forward and backward."""
+
+    def run(transform: Callable[..., Any]) -> Any:
+        return world(program, transform)
+
+    free = [rematfn.stats(g) for g in traced(run, UNCAPPED)]
+    expected = [stats.peak_bytes for stats in free]
+    assert [stats.unconstrained_bytes for stats in free] == expected
+    budgets = iter(smallest_budgets(run))
+    tight = traced(run, lambda f: rematfn.remat(f, next(budgets), policy=ON()))
+    assert [rematfn.stats(g).unconstrained_bytes for g in tight] == expected
+    everything = traced(run, functools.partial(EVERYTHING, budget=NO_LIMIT))
+    assert [rematfn.stats(g).unconstrained_bytes for g in everything] == expected
+    assert any(rematfn.stats(g).evictions for g in everything) or not any(expected)
+
+
+def records_of(program: Program, transform: Any) -> list[Any]:
+    """Return the records of first calls, forward and backward."""
+    found = traced(lambda keep: world(program, keep), transform)
+    keys = [key for g in found for key in rematted_of(g, "test")[0]._memory._keys.values()]
+    recorded = [call for key in keys for _, call in key.recorded]
+    return [t for call in recorded if (t := call.take_trace()) is not None]
+
+
+def steps_of(events: list[tuple[str, Any]]) -> list[Any]:
+    """Return the events in order; what goes between two operators goes in any."""
+    steps: list[Any] = [[]]
+    for kind, data in events:
+        if kind == "call":
+            steps += [data, []]
+        else:
+            steps[-1] = sorted([*steps[-1], (kind, data)])
+    return steps
+
+
+def test_a_call_is_recorded_under_a_cap_as_without_one(program: Program) -> None:
+    """Evictions and replays are no part of what the program does."""
+
+    def run(transform: Callable[..., Any]) -> Any:
+        return world(program, transform)
+
+    budgets = iter(smallest_budgets(run))
+    free = records_of(program, lambda f: rematfn.remat(f, 1.0))
+    tight = records_of(program, lambda f: rematfn.remat(f, next(budgets)))
+    assert len(free) == len(tight)
+    for a, b in zip(free, tight, strict=True):
+        assert a.values() == b.values()
+        assert steps_of(a.events()) == steps_of(b.events())
+
+
+@pytest.mark.parametrize("fraction", [0.3, 0.15])
+def test_the_simulator_counts_the_same(fraction: float) -> None:
+    x = torch.linspace(-1, 1, 4096)
+
+    def f(x: Tensor) -> Tensor:
+        for _ in range(12):
+            x = (x.sin() * x).exp().tanh()
+        return x.square().sum()
+
+    trace: Trace = rematfn.record(torch.func.grad(f), x)
+    found = rematfn.simulate(trace, fraction)
+    assert found.replays > 0
+    assert found.peak_bytes <= found.budget < found.unconstrained_bytes == trace.peak_bytes
+
+
+def test_levels_inside_are_in_the_count_of_those_around() -> None:
+    x = torch.linspace(-1, 1, 4096)
+    inner = rematfn.remat(lambda x: (x.sin() * x).exp(), 3 * x.nbytes)
+
+    def f(transform: Callable[..., Any], x: Tensor) -> Tensor:
+        return transform(transform(x).tanh()).square().sum()
+
+    free = rematfn.remat(torch.func.grad(lambda x: f(untransformed(inner._f), x)), 1.0)
+    free(x)
+    outer = rematfn.remat(torch.func.grad(lambda x: f(inner, x)), 6 * x.nbytes)
+    outer(x)
+    assert rematfn.stats(outer).replays > 0
+    assert rematfn.stats(outer).unconstrained_bytes == rematfn.stats(free).peak_bytes

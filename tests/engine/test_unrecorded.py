@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes that no operator has made: see Note [Bytes beside operators]."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from torch import Tensor
+
+import rematfn
+from rematfn.testing import MemoryTimeline
+
+X = torch.linspace(-1, 1, 64)
+STEPS = 200
+
+
+def scaled(x: Tensor) -> Tensor:
+    """Autograd saves each number, and no value of the chain."""
+    for i in range(STEPS):
+        x = x * (1 + i / STEPS)
+    return x.sum()
+
+
+def mixed(x: Tensor, steps: int = STEPS) -> Tensor:
+    """Autograd saves both."""
+    for i in range(steps):
+        x = (x * (1 + i / STEPS)).sin()
+    return x.sum()
+
+
+def backward(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def step(x: Tensor) -> Tensor:
+        leaf = x.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(loss(leaf), leaf)
+        return grad
+
+    return step
+
+
+GRADIENTS: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]] = {
+    "backward": backward,
+    "grad": torch.func.grad,
+    "vmap of grad": lambda loss: torch.func.vmap(torch.func.grad(lambda x: loss(x.sin()))),
+    "jvp of grad": lambda loss: lambda x: torch.func.jvp(torch.func.grad(loss), (x,), (x,))[1],
+    "jacrev": lambda loss: torch.func.jacrev(lambda x: loss(x) * x[:2]),
+    "hvp": lambda loss: torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum()),
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps"),
+    [(rematfn.policies.ON(), STEPS), (rematfn.testing.EvictEverything(), 6)],
+    ids=str,
+)
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_numbers_count_as_the_allocator_counts_them(
+    gradient: str, policy: rematfn.policies.Policy, steps: int
+) -> None:
+    f = GRADIENTS[gradient](functools.partial(mixed, steps=steps))
+    expected = f(X)
+    trace = rematfn.record(f, X)
+    for fraction in (0.6, 0.3) if policy == rematfn.policies.ON() else (1.0, 0.8):
+        budget = int(fraction * trace.peak_bytes)
+        g = rematfn.remat(f, budget, policy=policy)
+        with MemoryTimeline() as timeline:
+            found = g(X)
+        assert_bitwise_equal(found, expected)
+        assert rematfn.stats(g).replays > 0
+        assert timeline.peak <= budget
+        assert rematfn.stats(g).replays == rematfn.simulate(trace, budget, policy).replays
+
+
+def test_an_uncapped_level_and_the_allocator_agree_to_the_byte() -> None:
+    g = rematfn.remat(torch.func.grad(mixed), 1 << 30)
+    with MemoryTimeline() as timeline:
+        found = g(X)
+    assert rematfn.stats(g).peak_bytes == timeline.peak
+    assert rematfn.stats(g).peak_bytes > 8 * STEPS
+    assert timeline.final == found.nbytes
+    assert rematfn.stats(g).resident_bytes == 0
+
+
+def test_a_snapshot_counts_once() -> None:
+    """It is taken for a replay, while an operator that overwrites its argument is under way."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        x.add_(1)
+        return y.cos() * x
+
+    x, twin = X.clone(), X.clone()
+    expected = f(twin)
+    g = rematfn.remat(f, 1 << 20)
+    with MemoryTimeline() as timeline:
+        y = g(x)
+    assert_bitwise_equal((y, x), (expected, twin))
+    assert rematfn.stats(g).peak_bytes == timeline.peak
+
+
+def test_numbers_count_while_the_graph_lives() -> None:
+    x = X.clone().requires_grad_()
+    g = rematfn.remat(scaled, 1 << 20)
+    loss = g(x)
+    assert rematfn.stats(g).resident_bytes >= 8 * STEPS
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: loss.backward()).result()
+    assert rematfn.stats(g).resident_bytes == 0
+
+
+def test_numbers_of_an_inner_level_count_in_both() -> None:
+    made: list[Any] = []
+
+    def f(x: Tensor) -> Tensor:
+        made.append(rematfn.remat(scaled, 1 << 20))
+        return scaled(x) + made[0](x)
+
+    x = X.clone().requires_grad_()
+    g = rematfn.remat(f, 1 << 20)
+    loss = g(x)
+    inner, outer = rematfn.stats(made[0]).resident_bytes, rematfn.stats(g).resident_bytes
+    assert inner >= 8 * STEPS
+    assert outer - inner >= 8 * STEPS
+    loss.backward()
+    assert (rematfn.stats(made[0]).resident_bytes, rematfn.stats(g).resident_bytes) == (0, 0)
+
+
+def test_numbers_that_do_not_fit_are_an_error_before_they_are_made() -> None:
+    f = torch.func.grad(scaled)
+    budget = 4 * X.nbytes
+    assert budget < 8 * STEPS
+    g = rematfn.remat(f, budget, policy=rematfn.policies.ON())
+    with MemoryTimeline() as timeline, pytest.raises(rematfn.BudgetError, match="Raise the budget"):
+        g(X)
+    assert timeline.peak <= budget
+    assert rematfn.stats(g).peak_bytes <= budget
+
+    with pytest.raises(rematfn.BudgetError) as caught:
+        rematfn.simulate(rematfn.record(f, X), budget, rematfn.policies.ON())
+    figure = re.search(r"at least ([\d.]+ \w+)", str(caught.value))
+    assert figure is not None
+    g = rematfn.remat(f, figure[1], policy=rematfn.policies.ON())
+    assert_bitwise_equal(g(X), f(X))
+    assert rematfn.stats(g).peak_bytes <= (rematfn.stats(g).budget or 0)
+
+
+def test_the_error_may_come_from_the_allocator() -> None:
+    """No operator follows that could say it."""
+
+    def f(x: Tensor) -> Tensor:
+        held = rematfn.materialize(x.sin())
+        torch.Generator().get_state()  # five kilobytes
+        return held
+
+    g = rematfn.remat(f, X.nbytes + 64)
+    with pytest.raises(rematfn.BudgetError, match="beside operators"):
+        g(X)
+    assert rematfn.remat(f, 1 << 14)(X).equal(X.sin())
+
+
+def test_a_trace_says_what_numbers_take() -> None:
+    trace = rematfn.record(torch.func.grad(scaled), X)
+    assert trace.peak_bytes > 8 * STEPS
+    g = rematfn.remat(torch.func.grad(scaled), 1 << 20)
+    g(X)
+    assert trace.peak_bytes == rematfn.stats(g).peak_bytes

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An exception inside a level leaves no level, no lineage and no bytes behind."""
+
+from __future__ import annotations
+
+import gc
+import signal
+from collections.abc import Callable
+
+import pytest
+import torch
+from helpers import (
+    EVERYTHING,
+    UNIT,
+    Transform,
+    assert_bitwise_equal,
+    assert_nothing_keyed,
+    inner,
+    leaf,
+)
+from torch import Tensor
+
+import rematfn
+from rematfn import _C
+from rematfn.testing import MemoryTimeline
+
+remat = rematfn.remat
+
+
+class OwnError(Exception):
+    """A user's exception."""
+
+
+def raise_own() -> None:
+    raise OwnError
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)  # as Ctrl-C does: Python raises at its next instruction
+    for _ in range(1000):
+        pass
+
+
+def run_out_of_memory() -> None:
+    torch.empty(1 << 60)
+
+
+def ask_too_much() -> None:
+    remat(lambda: torch.ones(UNIT).sin(), budget=UNIT)()
+
+
+ENDS: dict[str, tuple[Callable[[], None], type[BaseException]]] = {
+    "user": (raise_own, OwnError),
+    "interrupt": (interrupt, KeyboardInterrupt),
+    "out-of-memory": (run_out_of_memory, RuntimeError),
+    "budget": (ask_too_much, rematfn.BudgetError),
+}
+
+
+@pytest.mark.parametrize(("end", "error"), ENDS.values(), ids=ENDS.keys())
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("mode", [remat, EVERYTHING], ids=["plain", "everything"])
+def test_an_exception_leaves_nothing_behind(
+    end: Callable[[], None], error: type[BaseException], depth: int, mode: Transform
+) -> None:
+    x, state = leaf(), torch.zeros(UNIT // 4)
+
+    def f(x: Tensor) -> Tensor:
+        y = inner(x)
+        with torch.no_grad():
+            state.add_(y)
+        end()
+        return y
+
+    g = f
+    for _ in range(depth):
+        g = mode(lambda x, g=g: g(x.sin()) * 2)
+
+    def call() -> None:
+        with pytest.raises(error) as caught:
+            g(x)
+        assert _C.stack_depth() == 0
+        del caught
+
+    call()  # whatever torch caches is there now
+    gc.collect()
+    with MemoryTimeline() as timeline:
+        call()
+        gc.collect()  # the traceback and its frames are a cycle
+    assert timeline.final == 0, "memory is back where it was"
+    assert_nothing_keyed([x, state])
+    assert _C.live_operations() == 0
+    expected = x.detach()
+    for _ in range(depth):
+        expected = expected.sin()
+    assert_bitwise_equal(state, 0.0 + inner(expected) + inner(expected))
+    assert_bitwise_equal(mode(inner)(x), inner(x))  # and the next call is sound
+
+
+@pytest.mark.parametrize("mode", [remat, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda x: torch.mm(x.sum(), x),
+        lambda x: torch.addmm(x, x.sum(), x),
+        lambda x: torch.conv1d(x, x.sum()),
+        lambda x: torch.ops.aten.convolution_backward(
+            x, x, x.sum(), None, [1], [0], [1], False, [0], 1, [True, True, False]
+        ),
+        lambda x: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x.sum(), x, x),
+    ],
+    ids=["mm", "addmm", "conv1d", "convolution_backward", "attention"],
+)
+def test_arguments_of_the_wrong_shape_are_refused_in_torchs_words(
+    mode: Transform, refused: Callable[[Tensor], Tensor]
+) -> None:
+    said = []
+    for transform in (lambda f: f, mode):
+        with pytest.raises((RuntimeError, IndexError)) as raised:
+            transform(refused)(torch.ones(2, 2))
+        said.append((raised.type, str(raised.value)))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("mode", [remat, EVERYTHING], ids=["plain", "everything"])
+def test_what_f_stored_away_is_readable_after_an_exception(mode: Transform) -> None:
+    stored: list[Tensor] = []
+
+    def f(x: Tensor) -> None:
+        stored.extend([x.sin(), x.cos().view(2, -1)])
+        raise OwnError
+
+    x = leaf().detach()
+    with pytest.raises(OwnError):
+        mode(f)(x)
+    expected = [x.sin(), x.cos().view(2, -1)]
+    assert [t.tolist() for t in stored] == [t.tolist() for t in expected]
+    assert_bitwise_equal(stored, expected)
+
+
+@pytest.mark.parametrize("mode", [remat, EVERYTHING], ids=["plain", "everything"])
+def test_an_exception_in_the_backward_leaves_nothing_behind(mode: Transform) -> None:
+    x = leaf()
+
+    def f(x: Tensor) -> Tensor:
+        y = inner(x)
+        y.register_hook(lambda grad: raise_own())
+        return y.sin()
+
+    with pytest.raises(OwnError):
+        mode(f)(x).sum().backward()
+    gc.collect()
+    assert _C.stack_depth() == 0
+    assert _C.live_operations() == 0
+    assert x.grad is None

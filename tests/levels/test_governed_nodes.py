@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators of a backward that read no level tensor.
+
+See Note [The operators of a node are its level's].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import MODES, Mode, Transform, assert_nothing_keyed, assert_same_as_eager
+from torch import Tensor
+
+import rematfn
+from rematfn.testing import MemoryTimeline
+
+N = 64
+UNIT = 4 * N * N  # bytes of a matrix
+SINES = 8
+ONE = torch.ones(())
+NUMBERS = 64  # bytes at most: a loss and its gradient are the caller's
+
+
+def leaf() -> Tensor:
+    return torch.linspace(-1, 1, N * N).view(N, N).requires_grad_()
+
+
+class OfTheArgument(torch.autograd.Function):
+    """Its backward computes eight matrices of the argument, and reads each of them in the end."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        sines = [(k * x).sin() for k in range(1, SINES + 1)]
+        total = torch.zeros_like(x)
+        for sine in reversed(sines):
+            total = total + sine * sine
+        return gradients[0] * total
+
+
+class OfAnotherBackward(torch.autograd.Function):
+    """Its backward runs another one, and goes on with operators on the argument alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            y = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(y.sin().exp().sum(), y)
+        sines = [(k * x).sin() for k in range(1, SINES + 1)]
+        total = torch.ones(N, N)
+        for sine in reversed(sines):
+            total = total + sine
+        return gradients[0] * total * slope
+
+
+FUNCTIONS = [OfTheArgument, OfAnotherBackward]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_values(function: Any, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = leaf()
+        transform(lambda x: function.apply(x.sin()) + function.apply(x))(x).backward(ONE)
+        return x.grad
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_what_a_formula_makes_of_arguments_is_evicted(function: Any) -> None:
+    x = leaf()
+    function.apply(x).backward(ONE)
+    expected, x.grad = x.grad, None
+    g = rematfn.remat(function.apply, 5 * UNIT)
+    with MemoryTimeline() as timeline:
+        g(x).backward(ONE)
+    assert x.grad is not None
+    assert expected is not None
+    assert torch.equal(x.grad, expected)
+    assert timeline.peak <= 5 * UNIT + NUMBERS
+    assert rematfn.stats(g).evictions > 0
+    assert rematfn.stats(g).resident_bytes == 0
+    assert_nothing_keyed(x.grad)
+
+
+def test_the_gradient_that_enters_may_be_recorded() -> None:
+    """The zeros and ones that a mean's backward makes are as large as the mean's input."""
+    x = leaf()
+    g = rematfn.remat(lambda x: x.sin().mean(), 5 * UNIT)
+    entering = torch.ones((), requires_grad=True)
+    with MemoryTimeline() as timeline:
+        (gradient,) = torch.autograd.grad(g(x), x, entering, create_graph=True)
+    assert timeline.peak <= rematfn.stats(g).peak_bytes + NUMBERS
+    assert torch.equal(gradient, torch.autograd.grad(x.sin().mean(), x)[0])
+    (second,) = torch.autograd.grad(gradient.sum(), x)
+    (expected,) = torch.autograd.grad(
+        torch.autograd.grad(x.sin().mean(), x, create_graph=True)[0].sum(), x
+    )
+    assert torch.equal(second, expected)
+
+
+def test_numbers_of_a_backward_count() -> None:
+    """The backward of a power makes tensors of Python numbers, and saves them."""
+    x = torch.linspace(1, 2, 4).requires_grad_()
+
+    def f(x: Tensor) -> Tensor:
+        for _ in range(50):
+            x = x**1.01
+        return x.sum()
+
+    g = rematfn.remat(f, 1 << 20)
+    loss = g(x)
+    before = rematfn.stats(g).resident_bytes
+    with MemoryTimeline() as timeline:
+        gradients = torch.autograd.grad(loss, x, create_graph=True)
+    ours = rematfn.stats(g).resident_bytes - before
+    assert ours > 50 * 8
+    assert abs(ours - timeline.final) <= NUMBERS
+    del loss, gradients
+    assert rematfn.stats(g).resident_bytes == 0
+
+
+def test_a_node_after_the_level_is_nobodys() -> None:
+    """What is made behind the level's region is the caller's."""
+    x = leaf()
+    g = rematfn.remat(OfTheArgument.apply, 1 << 30)
+    made: list[Tensor] = []
+    before = x * 1
+    before.register_hook(lambda gradient: made.append(x.detach().cos()))
+    loss = g(before)
+    loss.backward(ONE)
+    assert_nothing_keyed(made)
+    assert rematfn.stats(g).resident_bytes == 0

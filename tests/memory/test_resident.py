@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operating system counts: larger blocks come from pages that go back in time."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from processes import in_a_process
+from torch import Tensor
+
+import rematfn
+from rematfn import _C
+from rematfn.testing import ResidentPeak
+from rematfn.testing._memory import give_back
+
+MIB = 1 << 20
+SIDE = 1024  # a square of floats: 4 MiB
+SQUARE = 4 * MIB
+LINKS = 40
+MODEL = ["random", "holes", "oldest", "threads", "fork", "addresses"]
+CORE = Path(rematfn.__file__).parent.parent / "csrc"
+
+pooled = pytest.mark.skipif(
+    "libasan" in os.environ.get("LD_PRELOAD", ""),
+    reason="the address sanitizer watches the C library's blocks; the pool is off",
+)
+
+
+# --- the pool by itself ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the pool, without torch, and a program that puts it beside a model."""
+    compiler = os.environ.get("CXX", "c++")
+    if not shutil.which(compiler):
+        pytest.skip("needs a C++ compiler")
+    program = tmp_path_factory.mktemp("pages") / "pages_model"
+    sources = [Path(__file__).with_name("pages_model.cpp"), CORE / "memory" / "pages.cpp"]
+    command = [compiler, "-std=c++20", "-O1", "-pthread", f"-I{CORE}", *sources, "-o", program]
+    subprocess.run([*map(str, command)], check=True)
+    return program
+
+
+@pytest.mark.parametrize("name", MODEL)
+def test_the_pool_is_its_model(model: Path, name: str) -> None:
+    env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+    found = subprocess.run([str(model), name], capture_output=True, text=True, timeout=120, env=env)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+# --- under torch's allocator ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def usage() -> None:
+    """No other test has left a level with bytes of its own."""
+    give_back()
+    assert _C.pages() == (0, 0, 0), "no level lives, nor anything that one has made"
+
+
+def live() -> int:
+    return _C.pages()[0]
+
+
+def waiting() -> int:
+    return _C.pages()[1]
+
+
+def deep(x: Tensor) -> Tensor:
+    for _ in range(LINKS):
+        x = (x * 1.01).sin()
+    return x.square().mean()
+
+
+def square() -> Tensor:
+    return torch.linspace(-1, 1, SIDE * SIDE).view(SIDE, SIDE)
+
+
+@pooled
+def test_blocks_come_from_the_pool_while_a_budget_lives(usage: None) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        seen.append((live(), waiting()))
+        del y
+        seen.append((live(), waiting()))
+        z = x.cos()
+        seen.append((live(), waiting()))
+        return z
+
+    x = square()
+    assert live() == 0, "no level has lived when it was made"
+    result = rematfn.remat(f, "64MiB")(x)
+    assert seen == [(SQUARE, 0), (0, SQUARE), (SQUARE, 0)], "the next block takes the pages"
+    assert (live(), waiting()) == (SQUARE, 0), "the result outlives its level"
+    other = square()
+    assert live() == SQUARE, "and no other block comes from there any more"
+    thread = threading.Thread(target=lambda box: box.clear(), args=([result],))
+    del result
+    thread.start()
+    thread.join()
+    assert live() == 0, "a block goes back on whichever thread"
+    give_back()
+    assert _C.pages() == (0, 0, 0)
+    del other
+
+
+@pooled
+def test_pages_are_kept_for_the_next_call(usage: None) -> None:
+    """No more than the budget, until no call has come for a while."""
+    budget = 10 * SQUARE
+    f = rematfn.remat(deep, budget)
+
+    def call() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.func.grad(f)(x)
+        assert live() == 0
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    x = square()
+    for _ in range(3):
+        faults = call()
+    assert 8 * SQUARE < waiting() <= budget
+    assert faults < 2 * SQUARE // resource.getpagesize(), "the last call has cleared few anew"
+    rematfn.remat(deep, 5 * SQUARE)(x)
+    assert waiting() <= 5 * SQUARE, "as much as the last one to live would have left"
+    until = time.monotonic() + 60
+    while _C.pages() != (0, 0, 0) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert _C.pages() == (0, 0, 0), "nobody comes any more"
+    held = f(x)
+    assert live() == 0, "a number is too small"
+    held = rematfn.remat(torch.sin, budget)(x)
+    give_back()
+    del held
+    assert _C.pages() == (0, 0, 0), "nor does what comes back later stay"
+
+
+@pooled
+def test_what_a_budget_does_not_leave_goes_back(usage: None) -> None:
+    """Live and waiting, together never more than the budget and one block of the caller's."""
+    budget = 10 * SQUARE
+    most = 0
+
+    def hook(gradient: Tensor) -> None:
+        nonlocal most
+        most = max(most, live() + waiting())
+
+    def f(x: Tensor) -> Tensor:
+        for _ in range(LINKS):
+            x = (x * 1.01).sin()
+            x.register_hook(hook)
+            hook(x)
+        return x.square().mean()
+
+    def gradient(transform: object) -> Tensor:
+        x = square().requires_grad_()
+        f(x).backward() if transform is None else transform(f)(x).backward()  # type: ignore[operator]
+        return x.grad
+
+    found = gradient(lambda f: rematfn.remat(f, budget))
+    assert 8 * SQUARE < most <= budget + SQUARE
+    assert live() == SQUARE, "the gradient is the caller's"
+    assert_bitwise_equal(found, gradient(None))
+
+
+@pooled
+def test_pages_wait_between_forward_and_backward_and_go_with_the_graph(usage: None) -> None:
+    x = square().requires_grad_()
+    loss = rematfn.remat(deep, 10 * SQUARE)(x)
+    assert live() > 0, "residuals"
+    assert live() + waiting() <= 10 * SQUARE + SQUARE
+    del loss
+    gc.collect()
+    assert live() == 0
+    assert waiting() <= 10 * SQUARE
+    give_back()
+    assert _C.pages() == (0, 0, 0)
+
+
+def test_levels_without_a_budget_leave_blocks_to_the_c_library(usage: None) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        assert live() == 0
+        return y.cos()
+
+    rematfn.remat(f)(square())
+
+
+@pooled
+@pytest.mark.forking
+def test_a_forked_child_allocates_and_frees(usage: None) -> None:
+    x = square().requires_grad_()
+    loss = rematfn.remat(deep, 10 * SQUARE)(x)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            y = torch.ones(SIDE, SIDE).sin()
+            del loss, y
+            rematfn.testing.check()
+            inner = rematfn.remat(deep, 10 * SQUARE)(square())
+            status = 0 if torch.isfinite(inner) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    loss.backward()
+    assert x.grad is not None
+
+
+# --- in a process of its own ----------------------------------------------------------------------
+
+
+def added(budget: int | None) -> int:
+    """Return how far the resident set rises in calls from the second on."""
+    small = rematfn.remat(lambda x: x.sin().sum(), "1MiB")
+    for _ in range(2):
+        torch.func.grad(small)(torch.ones(100))
+    f = deep if budget is None else rematfn.remat(deep, budget)
+    x, most = square(), 0
+    with ResidentPeak() as whole:
+        for number in range(4):
+            with ResidentPeak() as peak:
+                torch.func.grad(f)(x)
+            assert peak.after is not None
+            assert whole.before is not None
+            if number > 0:
+                most = max(most, peak.after - whole.before)
+    return most
+
+
+def hold_the_budget() -> None:
+    torch.set_num_threads(1)
+    budget = 10 * SQUARE
+    most = added(budget)
+    assert most <= 1.1 * budget + SQUARE + 8 * MIB, f"{most / MIB} MiB"
+
+
+def exceed_it() -> None:
+    torch.set_num_threads(1)
+    most = added(None)
+    assert most > 30 * SQUARE, f"{most / MIB} MiB"
+
+
+@pooled
+def test_the_resident_set_stays_within_the_budget() -> None:
+    in_a_process(hold_the_budget)
+    in_a_process(exceed_it)
+
+
+def test_a_resident_peak_is_seen() -> None:
+    give_back()  # or else what was freed before would serve
+    with ResidentPeak() as peak:
+        torch.ones(16 * SIDE, SIDE)
+    assert peak.added is not None
+    assert 60 * MIB < peak.added < 90 * MIB
+    with ResidentPeak() as peak:
+        pass
+    assert peak.added is not None
+    assert peak.added < 8 * MIB, "each begins anew"

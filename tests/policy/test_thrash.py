@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replays that cost more than the program, and what the engine then does otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from torch import Tensor
+
+import rematfn
+from rematfn.demo.task import Count
+from rematfn.testing import MemoryTimeline
+
+
+def unrolled(x: Tensor, w: Tensor) -> Tensor:
+    h = x
+    for _ in range(64):
+        h = torch.tanh(h @ w) + h * 0.1
+    return h.square().sum()
+
+
+def on_without_detector(c: rematfn.policies.Candidate) -> float:
+    fresh = 1 if c.consumed else 4
+    return fresh * (c.cost + c.ancestors / 2) / (c.nbytes * (c.age + 5e-6) ** 0.6)
+
+
+@pytest.mark.parametrize(("fraction", "thrashes"), [(0.7, False), (0.3, True)])
+def test_where_a_backward_thrashes_the_score_looks_ahead(fraction: float, thrashes: bool) -> None:
+    """See Note [A backward reads in reverse]."""
+    x, w = torch.ones(32, 64), torch.eye(64) / 2
+    trace = rematfn.record(torch.func.grad(unrolled, argnums=1), x, w)
+    budget = int(fraction * trace.peak_bytes)
+    cost, plain = (
+        rematfn.simulate(trace, budget, policy).replayed_cost
+        for policy in (rematfn.policies.ON(), rematfn.policies.Custom(on_without_detector))
+    )
+    assert plain > (1 if thrashes else 0)
+    assert cost < plain / 2 if thrashes else cost == plain
+
+
+def test_where_looking_ahead_does_not_help_it_is_given_up() -> None:
+    """At the floor of a transformer: without that, its replays cost a third more."""
+    layers = [
+        torch.nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True) for _ in range(4)
+    ]
+    net = torch.nn.Sequential(*layers)
+
+    def step(x: Tensor) -> Any:
+        return torch.autograd.grad(net(x).square().mean(), list(net.parameters()))
+
+    trace = rematfn.record(step, torch.randn(2, 16, 32))
+    cost, plain = (
+        rematfn.simulate(trace, 0.24, policy).replayed_cost
+        for policy in (rematfn.policies.ON(), rematfn.policies.Custom(on_without_detector))
+    )
+    assert plain > 10
+    assert cost < 1.1 * plain
+
+
+@pytest.mark.parametrize("per_sample", [False, True], ids=["grad", "vmap-of-grad"])
+def test_what_thrashes_is_still_exact_and_bounded(per_sample: bool) -> None:
+    x, w = torch.linspace(-1, 1, 32 * 64).reshape(32, 64), torch.eye(64) / 2
+    f = torch.func.grad(unrolled, argnums=1)
+    if per_sample:
+        f, x = torch.func.vmap(f, in_dims=(0, None)), x.reshape(4, 8, 64)
+    trace = rematfn.record(f, x, w)
+    budget = int(0.3 * trace.peak_bytes)
+    expected = f(x, w)
+    g = rematfn.remat(f, budget, policy=rematfn.policies.ON())
+    with MemoryTimeline() as timeline:
+        found = g(x, w)
+    assert_bitwise_equal(found, expected)
+    assert timeline.peak <= budget
+    predicted = rematfn.simulate(trace, budget, rematfn.policies.ON())
+    plain = rematfn.simulate(trace, budget, rematfn.policies.Custom(on_without_detector))
+    assert rematfn.stats(g).replays == predicted.replays
+    assert rematfn.stats(g).replayed_cost < plain.replayed_cost
+
+
+def curvature(x: Tensor, layers: int = 8, channels: int = 8) -> tuple[Any, tuple[Any, Any]]:
+    """Return a Hessian-vector product of a convolutional network, and its arguments."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential()
+    for _ in range(layers):
+        net.append(torch.nn.Conv2d(channels, channels, 3, padding=1)).append(torch.nn.Tanh())
+    parameters = {name: p.detach() for name, p in net.named_parameters()}
+    direction = {name: torch.randn_like(p) for name, p in parameters.items()}
+
+    def loss(p: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(net, p, (x,)).square().mean()
+
+    def product(p: dict[str, Tensor], v: dict[str, Tensor]) -> Any:
+        return torch.func.jvp(torch.func.grad(loss), (p,), (v,))[1]
+
+    return product, (parameters, direction)
+
+
+def test_where_replays_run_away_gradients_are_not_given_for_what_a_replay_reads() -> None:
+    """See Note [Pending readers have a price]."""
+    f, arguments = curvature(torch.randn(4, 8, 16, 16))
+    trace = rematfn.record(f, *arguments)
+    budget = int(0.175 * trace.peak_bytes)
+    plain = rematfn.simulate(trace, budget, rematfn.policies.Custom(on_without_detector))
+    online = rematfn.simulate(trace, budget, rematfn.policies.ON())
+    guided = rematfn.simulate(trace, budget, rematfn.policies.Guided())
+    assert plain.replayed_cost > 10
+    assert online.replayed_cost < plain.replayed_cost / 2
+    assert guided.replayed_cost < online.replayed_cost
+
+    expected = f(*arguments)
+    g = rematfn.remat(f, budget, policy=rematfn.policies.ON())
+    with MemoryTimeline() as timeline:
+        found = g(*arguments)
+    assert_bitwise_equal(found, expected)
+    assert Count.of(timeline, found).peak <= budget
+    stats = rematfn.stats(g)
+    assert (stats.replays, stats.evictions) == (online.replays, online.evictions)
+
+
+def test_what_a_program_drops_is_kept_for_what_is_evicted_where_replays_run_away() -> None:
+    """A gradient that a Jacobian's backward drops: see Note [Pending readers have a price], 3."""
+    torch.manual_seed(0)
+    ws = [torch.randn(16, 16) / 4 for _ in range(12)]
+
+    def f(ws: list[Tensor], x: Tensor) -> Tensor:
+        for w in ws:
+            x = torch.tanh(x @ w)
+        return x.mean(0)[:4]
+
+    jacobian, x = torch.func.jacrev(f), torch.randn(64, 16)
+    trace = rematfn.record(jacobian, ws, x)
+    budget = int(0.35 * trace.peak_bytes)
+    predicted = rematfn.simulate(trace, budget, rematfn.policies.ON())
+    plain = rematfn.simulate(trace, budget, rematfn.policies.Custom(on_without_detector))
+    assert 3 < predicted.replayed_cost < plain.replayed_cost
+    expected = jacobian(ws, x)
+    g = rematfn.remat(jacobian, budget, policy=rematfn.policies.ON())
+    with MemoryTimeline() as timeline:
+        found = g(ws, x)
+    assert_bitwise_equal(found, expected)
+    stats = rematfn.stats(g)
+    assert (stats.replays, stats.evictions) == (predicted.replays, predicted.evictions)
+    assert stats.peak_bytes <= budget
+    assert Count.of(timeline, found).peak <= budget

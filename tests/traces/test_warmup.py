@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring on shapes alone: even a first call keeps to its fraction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from processes import in_a_process
+from torch import Tensor, nn
+
+import rematfn
+from rematfn.policies import Guided
+from rematfn.testing import MemoryTimeline
+
+AT_ONCE = Guided(search=0)
+X = torch.linspace(-1, 1, 4096)
+
+
+def fake_mode(**options: Any) -> Any:
+    """Return a mode whose import takes long."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(**options)
+
+
+def chain(x: Tensor) -> Tensor:
+    for _ in range(12):
+        x = (x.sin() * x).exp().tanh()
+    return x.square().sum()
+
+
+class Loss(nn.Module):
+    """A network and the mean of its squares."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.net(*args).square().mean()
+
+
+class Cells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(16, 32)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        h = c = sequence.new_zeros(sequence.shape[0], 32)
+        for x in sequence.unbind(1):
+            h, c = self.cell(x, (h, c))
+        return h
+
+
+def transformer() -> tuple[nn.Module, Tensor]:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0.1)
+    return nn.TransformerEncoder(layer, 3), torch.randn(4, 32, 64)
+
+
+def residual() -> tuple[nn.Module, Tensor]:
+    def block() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        )
+
+    blocks = [block() for _ in range(5)]
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *blocks, nn.Flatten()), torch.randn(
+        4, 3, 16, 16
+    )
+
+
+NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "transformer": transformer,
+    "residual": residual,
+    "lstm-cells": lambda: (Cells(), torch.randn(4, 20, 16)),
+}
+
+
+def step(g: Any, x: Tensor) -> list[Tensor | None]:
+    g.zero_grad()
+    torch.manual_seed(3)
+    g(x).backward()
+    return [p.grad for p in g.parameters()]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_peak_on_shapes_is_the_peak(network: str) -> None:
+    """But for what kernels take for the while: here at most a hundredth."""
+    torch.manual_seed(0)
+    net, x = NETWORKS[network]()
+    loss = Loss(net)
+    free = rematfn.remat(loss, 1.0)
+    step(free, x)
+    expected = rematfn.stats(free).unconstrained_bytes
+    trace = rematfn.warmup(rematfn.remat(loss, 0.5), x)
+    assert trace.peak_bytes == pytest.approx(expected, rel=0.01)
+    assert trace.operators == rematfn.stats(free).operators
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_first_call_that_was_warmed_up_is_capped(network: str) -> None:
+    torch.manual_seed(0)
+    net, x = NETWORKS[network]()
+    loss = Loss(net)
+    state = {n: b.clone() for n, b in loss.named_buffers()}
+    expected = [None if t is None else t.clone() for t in step(loss, x)]
+    for n, b in loss.named_buffers():
+        b.data.copy_(state[n])
+    loss.zero_grad()
+    g = rematfn.remat(loss, 0.6, policy=AT_ONCE)
+    rematfn.warmup(g, x)
+    with MemoryTimeline() as timeline:
+        found = step(g, x)
+    assert_bitwise_equal(found, expected)
+    assert rematfn.stats(g).call == "estimated"
+    assert rematfn.stats(g).evictions > 0
+    assert timeline.peak_excluding_survivors <= rematfn.stats(g).budget
+    assert rematfn.stats(g).budget <= 0.61 * rematfn.stats(g).unconstrained_bytes
+    step(g, x)
+    assert rematfn.stats(g).call == "guided"
+
+
+def test_warming_up_leaves_no_trace_in_the_program() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten())
+    x = torch.randn(8, 3, 32, 32, requires_grad=True)
+    loss = Loss(net)
+    before = {n: t.clone() for n, t in loss.state_dict().items()}
+    random = torch.get_rng_state()
+    with MemoryTimeline() as timeline:
+        rematfn.warmup(rematfn.remat(loss, 0.5), x)
+    assert_bitwise_equal(dict(loss.state_dict()), before)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(p.grad is None and p.grad_fn is None for p in [x, *loss.parameters()])
+    assert not any(p._backward_hooks for p in loss.parameters())
+    assert timeline.peak < 8192 < x.nbytes, "nothing was computed; the generator was saved"
+
+
+def test_functions_methods_and_modules_are_warmed_up_alike() -> None:
+    class Model(nn.Module):
+        warmup = 3  # a name of its own
+
+        @rematfn.remat(budget=0.5)
+        def loss(self, x: Tensor) -> Tensor:
+            return chain(x)
+
+    model = Model()
+    x = X.clone().requires_grad_()
+    peaks = [
+        rematfn.warmup(g, x).peak_bytes
+        for g in (rematfn.remat(chain, 0.5), model.loss, rematfn.remat(Loss(nn.Tanh()), 0.5))
+    ]
+    assert peaks[0] == peaks[1] > peaks[2] > 0
+    with pytest.raises(TypeError, match="what remat"):
+        rematfn.warmup(chain, x)
+
+
+def test_a_warmup_serves_calls_under_transforms_and_of_other_sizes() -> None:
+    g = rematfn.remat(chain, 0.5, policy=AT_ONCE)
+    rematfn.warmup(g, X)
+    small = X[:2048].clone()
+    assert_bitwise_equal(torch.func.grad(g)(small), torch.func.grad(chain)(small))
+    assert rematfn.stats(g).call == "estimated"
+    assert rematfn.stats(g).peak_bytes <= rematfn.stats(g).budget
+
+
+def test_what_shapes_cannot_tell_is_said() -> None:
+    g = rematfn.remat(lambda x: x * (1 if x.sum().item() > 0 else 2), 0.5)
+    with pytest.raises(RuntimeError, match="contents of a tensor"):
+        rematfn.warmup(g, X)
+    assert_bitwise_equal(g(X), X * 2 if X.sum() <= 0 else X)
+
+
+@pytest.mark.parametrize("how", ["arguments", "mode", "both"])
+def test_record_on_fake_tensors_is_the_trace_of_real_ones(how: str) -> None:
+    expected = rematfn.record(torch.func.grad(chain), X)
+    fakes = fake_mode(allow_non_fake_inputs=True)
+    x = X if how == "mode" else fakes.from_tensor(X)
+    if how == "arguments":
+        found = rematfn.record(torch.func.grad(chain), x)
+    else:
+        with fakes:
+            found = rematfn.record(torch.func.grad(chain), x)
+    assert found.peak_bytes == expected.peak_bytes
+    assert found.operators == expected.operators
+    assert found.cost == pytest.approx(expected.cost)
+    tight = rematfn.simulate(found, 0.3, AT_ONCE)
+    assert tight.replays == rematfn.simulate(expected, 0.3, AT_ONCE).replays > 0
+
+
+def test_a_call_on_fake_tensors_teaches_nothing() -> None:
+    g = rematfn.remat(torch.func.grad(chain), 0.5, policy=AT_ONCE)
+    with fake_mode() as fakes:
+        g(fakes.from_tensor(X))
+    g(X)
+    assert rematfn.stats(g).call == "first"
+    with fake_mode() as fakes:
+        g(fakes.from_tensor(X))
+    g(X)
+    assert rematfn.stats(g).call == "guided"
+
+
+def nothing_is_imported() -> None:
+    import sys
+
+    g = rematfn.remat(chain, 0.5)
+    g(X)
+    assert "rematfn._traces.shapes" not in sys.modules
+
+
+def test_who_does_not_warm_up_imports_nothing_for_it() -> None:
+    in_a_process(nothing_is_imported)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forms of a budget, and what is said and done when one is too small."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import optree
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from torch import Tensor
+
+import rematfn
+from rematfn.testing import MemoryTimeline
+
+KIB = 1024
+
+
+def chain(x: Tensor) -> Tensor:
+    """Three units an iteration are saved for the backward; an operator needs three at once."""
+    for _ in range(12):
+        x = (x.sin() * x).cos()
+    return x.sum()
+
+
+def gradient_in(budget: Any, f: Any = chain, kib: int = 4) -> tuple[Tensor, Any]:
+    x = torch.linspace(-1, 1, kib * 256).requires_grad_()
+    g = rematfn.remat(f, budget=budget)
+    g(x).backward()
+    return x.grad, rematfn.stats(g)
+
+
+@pytest.mark.parametrize(
+    ("budget", "allowed"),
+    [(24 * KIB, 24 * KIB), ("24KiB", 24 * KIB), ("24 KiB", 24 * KIB), ("24.5kB", 24_500)],
+)
+def test_forms_of_a_budget(budget: Any, allowed: int) -> None:
+    grad, stats = gradient_in(budget)
+    assert_bitwise_equal(grad, gradient_in(None)[0])
+    assert stats.budget == allowed
+    assert stats.peak_bytes <= allowed
+    assert stats.evictions > 0
+    assert stats.replays > 0
+    assert stats.replayed_cost > 0
+
+
+def test_a_fraction_is_of_the_peak_that_the_first_call_measures() -> None:
+    g = rematfn.remat(chain, budget=0.5)
+    expected, free = gradient_in(None)
+
+    def call(kib: int) -> Tensor:
+        x = torch.linspace(-1, 1, kib * 256).requires_grad_()
+        g(x).backward()
+        return x.grad
+
+    assert_bitwise_equal(call(4), expected)
+    assert rematfn.stats(g).evictions == 0, "the first call measures"
+    assert rematfn.stats(g).peak_bytes == free.peak_bytes
+    assert_bitwise_equal(call(4), expected)
+    assert rematfn.stats(g).budget == int(0.5 * free.peak_bytes)
+    assert rematfn.stats(g).peak_bytes <= rematfn.stats(g).budget
+    assert rematfn.stats(g).evictions > 0
+    for _ in range(2):  # another size: capped from its first call on
+        call(8)
+        assert rematfn.stats(g).unconstrained_bytes > free.peak_bytes
+        assert rematfn.stats(g).budget == int(0.5 * rematfn.stats(g).unconstrained_bytes)
+        assert 0 < rematfn.stats(g).peak_bytes <= rematfn.stats(g).budget
+        assert rematfn.stats(g).evictions > 0
+
+
+def test_the_smallest_budget_of_a_call_works_and_one_byte_less_does_not() -> None:
+    x = torch.linspace(-1, 1, KIB)  # no operator needs more than its input and its output
+
+    def f(x: Tensor) -> Tensor:
+        for _ in range(6):
+            x = x.sin().cos()
+        return x
+
+    g = rematfn.remat(f, budget=40 * KIB)
+    g(x)
+    assert rematfn.stats(g).min_budget == 8 * KIB
+    again = rematfn.remat(f, budget=8 * KIB)
+    assert_bitwise_equal(again(x), f(x))
+    assert rematfn.stats(again).peak_bytes == 8 * KIB
+    with pytest.raises(rematfn.BudgetError):
+        rematfn.remat(f, budget=8 * KIB - 1)(x)
+
+
+def test_no_budget_below_the_smallest_works() -> None:
+    """Together, the inputs of one operator may need more while they are replayed: never less."""
+    _, stats = gradient_in(40 * KIB)
+    assert 12 * KIB <= stats.min_budget <= 40 * KIB
+    with pytest.raises(rematfn.BudgetError):
+        gradient_in(stats.min_budget - 1)
+    _, enough = gradient_in(2 * stats.min_budget)
+    assert enough.min_budget <= 2 * stats.min_budget
+
+
+def product(x: Tensor) -> Tensor:
+    """Two operands of two units each, and a product of two more: of 4 KiB each, 24 KiB."""
+    a, b = torch.stack([x.sin(), x.cos()]), torch.stack([x, x.exp()])
+    return torch.bmm(a.view(2, 32, 32), b.view(2, 32, 32)).sum()
+
+
+def test_an_error_names_operator_bytes_budget_and_the_smallest_that_would_do() -> None:
+    with pytest.raises(rematfn.BudgetError) as caught:
+        gradient_in(18 * KIB, product)
+    text = str(caught.value)
+    assert text.startswith("remat(product, budget=18 KiB)"), text
+    assert "aten::bmm" in text, text
+    assert "needs 24 KiB" in text, text
+    assert "at least 24 KiB" in text, text
+    assert isinstance(caught.value, MemoryError)
+
+
+def test_the_budget_that_the_error_asks_for_is_enough_in_the_end() -> None:
+    """Each error asks for what its operator needs; a few rounds find what all of them need."""
+    budget: int | str = 1
+    asked: list[str] = []
+    while (error := refusal(budget)) is not None:
+        found = re.search(r"at least ([\d.]+ ?\w+)", str(error))
+        assert found, str(error)
+        budget = found[1]  # typed in as it is printed
+        assert budget not in asked, "the same was asked twice, so it was not enough"
+        asked.append(budget)
+        assert len(asked) < 8, f"no end of asking: {asked}"
+    assert asked
+    assert_bitwise_equal(gradient_in(budget, product)[0], gradient_in(None, product)[0])
+
+
+def refusal(budget: int | str) -> rematfn.BudgetError | None:
+    try:
+        gradient_in(budget, product)
+    except rematfn.BudgetError as error:
+        return error.with_traceback(None)
+    return None
+
+
+def test_the_error_comes_before_the_operator_runs() -> None:
+    """So the peak is kept even then, and what the operator would have written is not."""
+    x, outside = torch.ones(4 * 256), torch.zeros(8 * 256)
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()  # one unit, of the two there are
+        outside.copy_(torch.cat([y, y]))  # the concatenation would be two more
+        return y
+
+    with MemoryTimeline() as timeline, pytest.raises(rematfn.BudgetError, match="aten::cat"):
+        rematfn.remat(f, budget=8 * KIB)(x)
+    assert timeline.peak <= 8 * KIB
+    assert not outside.any()
+
+
+def test_an_error_in_the_backward_comes_before_its_operator_too() -> None:
+    x = torch.ones(KIB, requires_grad=True)  # its gradient is 4 KiB, all zeros but for 16 bytes
+    g = rematfn.remat(lambda x: (x[:4] * x[:4]).sin().sum(), budget=KIB)
+    loss, one = g(x), torch.ones(())
+    with MemoryTimeline() as timeline, pytest.raises(rematfn.BudgetError):
+        loss.backward(one)
+    assert timeline.peak <= KIB
+    assert x.grad is None
+
+
+def test_results_and_arguments_do_not_count() -> None:
+    x = torch.linspace(-1, 1, 16 * KIB).requires_grad_()  # 64 KiB
+    outputs = rematfn.remat(lambda x: [x[k * 256 :][:256].sin() for k in range(16)], "2KiB")(x)
+    leaves = optree.tree_leaves(outputs)
+    expected = [x[k * 256 :][:256].sin() for k in range(16)]
+    assert_bitwise_equal(leaves, expected)
+
+
+def scripted_sum(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * x).sum()
+
+
+def test_an_error_keeps_its_type_through_torchscript() -> None:
+    """TorchScript's interpreter makes a RuntimeError of whatever an operator raises."""
+    script = torch.jit.script(scripted_sum)
+    x = torch.ones(1000)
+    with pytest.raises(rematfn.BudgetError, match=r"aten::mul.*needs") as caught:
+        rematfn.remat(script, 6000)(x)
+    assert "TorchScript" in str(caught.value.__cause__)

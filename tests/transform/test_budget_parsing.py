@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budgets: what is accepted, what is meant, how it prints, what is refused and in which words."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rematfn._transform.budget import Limit, format_bytes, parse_budget
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (4096, 4096),
+        (1, 1),
+        (10**15, 10**15),
+        (np.int64(4096), 4096),
+        (np.uint8(200), 200),
+        ("4096", 4096),
+        (" 4096 ", 4096),
+        ("4096B", 4096),
+        ("12KiB", 12 * 1024),
+        ("12 kib", 12 * 1024),
+        ("1.5GiB", 3 * 2**29),
+        ("1.5gib", 3 * 2**29),
+        ("1.5 GIB", 3 * 2**29),
+        (".5 MiB", 2**19),
+        ("2TiB", 2**41),
+        ("64 kB", 64_000),
+        ("64KB", 64_000),
+        ("200MB", 200_000_000),
+        ("200mb", 200_000_000),
+        ("1.5GB", 1_500_000_000),
+        ("1TB", 10**12),
+        ("\t1 MiB\n", 2**20),
+    ],
+)
+def test_bytes_are_read_as_written(written, meant):
+    assert parse_budget(written) == Limit(bytes=meant)
+    assert type(parse_budget(written).bytes) is int
+
+
+def test_a_decimal_fraction_is_read_exactly_and_rounded_down():
+    assert parse_budget("4.1kB").bytes == 4100  # 4.1 * 1000 is 4099.999... in floating point
+    assert parse_budget("1.9999B").bytes == 1
+    assert parse_budget("0.3KiB").bytes == 307  # 307.2
+
+
+@pytest.mark.parametrize("fraction", [0.3, 1.0, 1e-9, np.float64(0.25), np.float32(0.5)])
+def test_a_float_is_a_fraction_of_the_peak(fraction):
+    budget = parse_budget(fraction)
+    assert budget == Limit(fraction=float(fraction))
+    assert type(budget.fraction) is float
+
+
+def test_one_is_a_byte_and_one_point_zero_is_the_whole_peak():
+    assert parse_budget(1) == Limit(bytes=1)
+    assert parse_budget(1.0) == Limit(fraction=1.0)
+
+
+def test_none_is_no_cap():
+    assert parse_budget(None) == Limit(bytes=None, fraction=None)
+
+
+@pytest.mark.parametrize(
+    ("budget", "problem"),
+    [
+        (0, "at least one byte"),
+        (-1, "at least one byte"),
+        ("0", "at least one byte"),
+        ("0GiB", "at least one byte"),
+        ("0.5B", "at least one byte"),
+        (0.0, "in (0, 1]"),
+        (-0.3, "in (0, 1]"),
+        (1.5, "in (0, 1]"),
+        (4096.0, "in (0, 1]"),
+        (float("nan"), "in (0, 1]"),
+        (float("inf"), "in (0, 1]"),
+        (np.float32(2.0), "in (0, 1]"),
+        ("", "whole bytes"),
+        ("0.3", "whole bytes"),
+        ("-5MiB", "whole bytes"),
+        ("1e9", "whole bytes"),
+        ("1_000", "whole bytes"),
+        ("1,5GiB", "whole bytes"),
+        ("GiB", "whole bytes"),
+        ("1 Gi B", "whole bytes"),
+        ("1GiB 5MiB", "whole bytes"),
+        ("inf", "whole bytes"),
+        ("²KiB", "whole bytes"),
+        ("2G", "no unit 'G'"),
+        ("2 gigabytes", "no unit 'gigabytes'"),
+        ("3PiB", "no unit 'PiB'"),
+    ],
+)
+def test_what_means_nothing_is_a_value_error(budget, problem):
+    with pytest.raises(ValueError, match="budget") as caught:
+        parse_budget(budget)
+    assert problem in str(caught.value)
+    assert_shows_the_accepted_forms(str(caught.value), budget)
+
+
+@pytest.mark.parametrize(
+    ("budget", "problem"),
+    [
+        (True, "a bool is not a budget"),
+        (False, "a bool is not a budget"),
+        (np.True_, "got a bool"),
+        (b"1GiB", "got a bytes"),
+        (1j, "got a complex"),
+        ((1, "GiB"), "got a tuple"),
+        ([4096], "got a list"),
+        ({}, "got a dict"),
+        (object, "got a type"),
+    ],
+)
+def test_what_is_no_budget_at_all_is_a_type_error(budget, problem):
+    with pytest.raises(TypeError, match="budget") as caught:
+        parse_budget(budget)
+    assert problem in str(caught.value)
+    assert_shows_the_accepted_forms(str(caught.value), budget)
+
+
+def assert_shows_the_accepted_forms(message, budget):
+    assert message.startswith(f"remat(f, budget={budget!r}): ")
+    for form in ("4096", '"1.5GiB"', '"200MB"', "0.3", "(0, 1]", "None"):
+        assert form in message
+
+
+@pytest.mark.parametrize(
+    ("budget", "text"),
+    [
+        (64 * 2**20, "64 MiB"),
+        ("1.5GiB", "1.5 GiB"),
+        (0.3, "0.3 of the unconstrained peak"),
+        (1.0, "1 of the unconstrained peak"),
+        (None, "no cap"),
+    ],
+)
+def test_a_budget_prints_as_prose(budget, text):
+    assert str(parse_budget(budget)) == text
+
+
+def test_a_budget_is_not_both_bytes_and_a_fraction():
+    with pytest.raises(ValueError, match="not both"):
+        Limit(bytes=1, fraction=0.5)
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (0, "0 B"),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1025, "1.01 KiB"),  # 1.00098 rounded up
+        (1536, "1.5 KiB"),
+        (100_000, "97.66 KiB"),
+        (10 * 2**20, "10 MiB"),
+        (2**20 - 1, "1 MiB"),  # not "1024 KiB"
+        (2**30, "1 GiB"),
+        (3 * 2**40, "3 TiB"),
+        (5000 * 2**40, "5000 TiB"),
+        (-1536, "-1.5 KiB"),
+    ],
+)
+def test_bytes_print_in_the_largest_unit_that_fits(n, text):
+    assert format_bytes(n) == text
+
+
+@given(st.integers(min_value=1, max_value=2**50))
+def test_what_is_printed_is_enough_and_close(n):
+    read = parse_budget(format_bytes(n)).bytes
+    assert n <= read <= n + Fraction(n, 100)
+
+
+@given(st.integers(min_value=0, max_value=2**50), st.integers(min_value=0, max_value=2**50))
+def test_more_bytes_never_print_as_fewer(a, b):
+    low, high = sorted((a, b))
+    assert printed(low) <= printed(high)
+
+
+def printed(n):
+    number, unit = format_bytes(n).split()
+    return Fraction(number) * {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]

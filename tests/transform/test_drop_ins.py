@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rematfn.checkpoint` and `checkpoint_sequential`, side by side with those of torch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import test_peers as peers
+import torch
+import torch.utils.checkpoint as theirs
+from helpers import (
+    Mode,
+    Transform,
+    assert_bitwise_equal,
+    assert_nothing_keyed,
+    assert_same_as_eager,
+    described,
+    loss_of,
+    untransformed,
+)
+from programs import Program
+from torch import Tensor, nn
+
+import rematfn
+from rematfn.testing import MemoryTimeline
+
+Checkpoint = Callable[..., Any]
+
+
+def torchs(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return theirs.checkpoint(f, *args, use_reentrant=False, **kwargs)
+
+
+def call(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return f(*args, **kwargs)
+
+
+def ours(f: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: rematfn.checkpoint(f, *args, **kwargs)
+
+
+# --- the same values ------------------------------------------------------------------------------
+
+
+def test_any_program_and_its_gradients_are_bitwise_eager(differentiable: Program) -> None:
+    def run(transform: Transform) -> Any:
+        case = differentiable.make()
+        loss = loss_of(case, transform)
+        loss.backward()
+        return loss, case.args, case.held, [t.grad for t in case.leaves()], torch.rand(2)
+
+    found = run(ours)
+    assert_nothing_keyed(found)
+    assert_bitwise_equal(found, run(untransformed))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        h: Tensor = self.second(self.dropout(torch.tanh(self.first(x))))
+        return x + scale * h.exp().cos()
+
+
+def trained(checkpoint: Checkpoint, blocks: int = 4, **kwargs: Any) -> Any:
+    torch.manual_seed(3)
+    net = nn.Sequential(*(Block() for _ in range(blocks)))
+    x = torch.randn(6, 8, requires_grad=True)
+    h = x
+    for block in net:
+        h = checkpoint(block, h, **kwargs)
+    h.square().sum().backward()
+    return h, x.grad, [p.grad for p in net.parameters()], torch.rand(2)
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"scale": 0.5}, {"preserve_rng_state": True}], ids=described
+)
+def test_modules_in_a_row_are_trained_as_with_torchs(kwargs: dict[str, Any]) -> None:
+    with_torchs = trained(torchs, **kwargs)
+    assert_bitwise_equal(trained(rematfn.checkpoint, **kwargs), with_torchs)
+    kwargs.pop("preserve_rng_state", None)
+    assert_bitwise_equal(trained(call, **kwargs), with_torchs)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"use_reentrant": True},
+        {"use_reentrant": False},
+        {"preserve_rng_state": False},
+        {"determinism_check": "none"},
+        {"early_stop": False},
+        {"context_fn": theirs.noop_context_fn},
+        {"debug": False},
+    ],
+    ids=described,
+)
+def test_options_that_make_no_difference_are_taken(option: dict[str, Any]) -> None:
+    assert_bitwise_equal(trained(rematfn.checkpoint, **option), trained(call))
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"context_fn": lambda: None}, r"context_fn.*keep\(x\).*Speed"),
+        ({"debug": True}, "debug.*verify=True"),
+        ({"determinism_check": "strict"}, "determinism_check.*none"),
+        ({"use_reentrant": "no"}, "use_reentrant"),
+        ({"preserve_rng_state": "no"}, "preserve_rng_state"),
+        ({"budget": 0.5}, r"fraction.*remat\(function, 0.5\)"),
+        ({"budget": -1}, "budget"),
+    ],
+    ids=described,
+)
+def test_options_that_cannot_be_meant_are_refused_with_the_way_out(
+    option: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        rematfn.checkpoint(torch.sin, torch.ones(3), **option)
+
+
+def test_the_signatures_are_torchs() -> None:
+    for name in ("checkpoint", "checkpoint_sequential"):
+        torchs = inspect.signature(getattr(theirs, name)).parameters
+        mine = inspect.signature(getattr(rematfn, name)).parameters
+        for parameter in torchs.values():
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                assert mine[parameter.name].kind is parameter.kind, parameter.name
+        assert {"preserve_rng_state", "budget"} <= set(mine)
+    with pytest.raises(TypeError, match="function"):
+        rematfn.checkpoint(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="surprise"):
+        rematfn.checkpoint_sequential([torch.sin], 1, torch.ones(3), surprise=1)  # type: ignore[call-arg]
+
+
+# --- where torch's goes wrong, or refuses ---------------------------------------------------------
+
+HAZARDS = [
+    peers.batch_norm,
+    peers.own_generator,
+    peers.side_effect,
+    peers.changing_control_flow,
+    peers.changing_length,
+    peers.noise_saved_before_it_was_drawn,
+    peers.writes_into_its_argument,
+    peers.counted_in_a_buffer,
+]
+
+
+@pytest.mark.parametrize("hazard", HAZARDS, ids=lambda h: h.__name__)
+def test_hazards_of_running_again(hazard: Callable[[Transform], list[Any]]) -> None:
+    assert peers.agree(hazard, ours)
+
+
+def test_what_is_overwritten_before_the_backward_is_an_error() -> None:
+    with pytest.raises(rematfn.ReplayError, match="overwritten"):
+        peers.overwritten(ours)
+
+
+TRANSFORMS = {
+    **peers.REFUSED,
+    "grad of vmap": lambda f: torch.func.grad(lambda x: torch.func.vmap(f)(x).sum()),
+    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x.cos(),)),
+    "jacfwd": torch.func.jacfwd,
+    "vmap": torch.func.vmap,
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
+def test_transforms_of_torch_func(transform: Callable[..., Any]) -> None:
+    def f(checkpoint: Checkpoint) -> Callable[[Tensor], Tensor]:
+        return lambda x: checkpoint(lambda x: checkpoint(torch.sin, x).exp() * x, x.cos()).prod()
+
+    x = torch.linspace(0.1, 1, 12).view(3, 4)
+    found = transform(f(rematfn.checkpoint))(x)
+    assert_nothing_keyed(found)
+    assert_bitwise_equal(found, transform(f(call))(x))
+
+
+# --- around and inside of other things ------------------------------------------------------------
+
+
+def test_checkpoints_inside_of_remat(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        checkpoint = call if transform is untransformed else rematfn.checkpoint
+        torch.manual_seed(3)
+        net = nn.Sequential(*(Block() for _ in range(3)))
+
+        def f(x: Tensor) -> Tensor:
+            for block in net:
+                x = checkpoint(lambda x, b=block: checkpoint(b, x.sin()), x)
+            return x
+
+        x = torch.randn(6, 8, requires_grad=True)
+        out = transform(f)(x)
+        out.square().sum().backward()
+        return out, x.grad, [p.grad for p in net.parameters()], torch.rand(2)
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_under_grad_modes(context: Callable[[], Any]) -> None:
+    x = torch.linspace(-1, 1, 12)
+    with context():
+        found = rematfn.checkpoint(lambda x: x.sin().exp(), x)
+        expected = x.sin().exp()
+    assert_bitwise_equal(found, expected)
+
+
+def test_under_autocast() -> None:
+    def run(checkpoint: Checkpoint) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return trained(checkpoint)
+
+    assert_bitwise_equal(run(rematfn.checkpoint), run(call))
+    assert_bitwise_equal(run(rematfn.checkpoint), run(torchs))
+
+
+def test_second_derivatives() -> None:
+    def run(checkpoint: Checkpoint) -> Any:
+        x = torch.linspace(-1, 1, 12).requires_grad_()
+        out = checkpoint(lambda x: checkpoint(torch.sin, x).exp() * x, x.cos())
+        (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        first.square().sum().backward()
+        return first, x.grad
+
+    assert_bitwise_equal(run(rematfn.checkpoint), run(torchs))
+
+
+def test_what_the_function_marks_stays() -> None:
+    x = torch.linspace(-1, 1, 1024).requires_grad_()
+
+    def f(x: Tensor) -> Tensor:
+        return rematfn.keep(x.sin().exp()).tanh().square().sum()
+
+    with MemoryTimeline() as timeline:
+        out = rematfn.checkpoint(f, x)
+    assert 4096 <= timeline.final < 2 * 4096
+    out.backward()
+    assert_bitwise_equal(x.grad, torch.autograd.grad(f(x), x)[0])
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+WIDTH, DEPTH = 64, 16
+UNIT = 4 * WIDTH * WIDTH
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(x)).sin().exp().cos()
+
+
+def sequential_step(forward: Callable[[nn.Sequential, Tensor], Tensor]) -> tuple[Any, int, int]:
+    """Return the gradients, the peak of a step, and what it leaves."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*(Layer() for _ in range(DEPTH)))
+    x, one = torch.randn(WIDTH, WIDTH, requires_grad=True), torch.ones(())
+    with MemoryTimeline() as timeline:
+        forward(net, x).square().sum().backward(one)
+    return [x.grad, *(p.grad for p in net.parameters())], timeline.peak, timeline.final
+
+
+@pytest.mark.parametrize("segments", [2, 4, 8, DEPTH])
+def test_a_sequence_in_segments_needs_no_more_bytes_than_torchs(segments: int) -> None:
+    eager, unsaved, _ = sequential_step(call)
+    expected, most, _ = sequential_step(
+        lambda net, x: theirs.checkpoint_sequential(net, segments, x, use_reentrant=False)
+    )
+    found, peak, _ = sequential_step(lambda net, x: rematfn.checkpoint_sequential(net, segments, x))
+    assert_bitwise_equal(found, expected)
+    assert_bitwise_equal(found, eager)
+    assert most < unsaved
+    assert peak <= most
+
+
+@pytest.mark.parametrize("units", [8, 12, 20])
+def test_with_a_budget_no_segments_are_needed(units: int) -> None:
+    eager, unsaved, _ = sequential_step(call)
+    found, peak, final = sequential_step(
+        lambda net, x: rematfn.checkpoint(net, x, budget=units * UNIT)
+    )
+    assert_bitwise_equal(found, eager)
+    outside = final + 3 * UNIT  # gradients; the result, its square and their gradient
+    assert peak <= units * UNIT + outside < unsaved
+    for segments in (1, 3):
+        again, peak, _ = sequential_step(
+            lambda net, x, n=segments: rematfn.checkpoint_sequential(net, n, x, budget=units * UNIT)
+        )
+        assert_bitwise_equal(again, eager)
+        assert peak <= units * UNIT + outside
+
+
+@pytest.mark.parametrize("segments", [0, -1, 5, 1.5, True])
+def test_a_number_of_segments_that_cannot_be_is_refused(segments: Any) -> None:
+    with pytest.raises(ValueError, match=r"segments.*from 1 to 4"):
+        rematfn.checkpoint_sequential([torch.sin] * 4, segments, torch.ones(3))
+
+
+@pytest.mark.parametrize("segments", [1, 2, 3, 5, 7])
+def test_functions_in_a_list_and_segments_that_do_not_divide_them(segments: int) -> None:
+    steps = [torch.sin, torch.cos, torch.exp, torch.tanh, torch.sin, torch.square, torch.sum]
+
+    def run(sequential: Checkpoint) -> Any:
+        x = torch.linspace(-1, 1, 12).requires_grad_()
+        out = sequential(steps, segments, x)
+        out.backward()
+        return out, x.grad
+
+    found = run(rematfn.checkpoint_sequential)
+    assert_bitwise_equal(
+        found, run(lambda *args: theirs.checkpoint_sequential(*args, use_reentrant=False))
+    )

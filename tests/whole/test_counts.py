@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What counts towards a budget, row by row of the table in docs/design/budget.md.
+
+The oracle is the allocator: a row that counts is in both figures, one that does not is in the
+allocator's alone, and is what the caller holds or has made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optree
+import pytest
+import torch
+from helpers import Transform, assert_bitwise_equal, untransformed
+from torch import Tensor
+from torch.func import grad, hessian, jacfwd, jacrev, vjp, vmap
+
+import rematfn
+from rematfn.testing import MemoryTimeline
+
+N = 64
+UNIT = 4 * N * N  # bytes of a matrix
+WEIGHTS = [torch.linspace(-k, k, N * N).view(N, N).sin() / 8 for k in range(1, 7)]
+X = torch.linspace(-1, 1, 32 * N).view(32, N)
+Z = X[0].clone()
+ONE = torch.ones(())
+NUMBERS = 16  # bytes at most: a loss and its gradient are the caller's
+
+
+def measured(f: Callable[..., Any], *args: Any) -> tuple[int, int, int]:
+    """Return our peak, the allocator's, and ours of what is left."""
+    g = rematfn.remat(f, 1 << 30)
+    with MemoryTimeline() as timeline:
+        result = g(*args)
+    del result
+    return rematfn.stats(g).peak_bytes, timeline.peak, rematfn.stats(g).resident_bytes
+
+
+def test_arguments_and_captured_tensors_do_not_count() -> None:
+    captured = torch.ones(N, N)
+    ours, theirs, left = measured(lambda x: (x * captured).sum(), torch.ones(N, N))
+    assert ours == theirs == UNIT + 4
+    assert left == 0
+
+
+def test_results_count_until_the_function_returns() -> None:
+    ours, theirs, left = measured(lambda x: [x.sin(), x.cos()], torch.ones(N, N))
+    assert ours == theirs == 2 * UNIT
+    assert left == 0
+
+
+def test_a_snapshot_counts() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        x.add_(1)
+        return y.sum()
+
+    ours, theirs, left = measured(f, torch.ones(N, N))
+    assert ours == theirs >= 2 * UNIT, "the sine, and the argument as it was"
+    assert left == 0
+
+
+def test_scratch_counts() -> None:
+    ours, theirs, _ = measured(lambda x: torch.matrix_exp(x[None] / N).sum(), torch.ones(N, N))
+    assert ours == theirs > 4 * UNIT
+
+
+def test_numbers_beside_operators_count() -> None:
+    def f(x: Tensor) -> Tensor:
+        for k in range(100):
+            x = x * (1 / (k + 1))
+        return x.sum()
+
+    g = rematfn.remat(f, 1 << 20)
+    loss = g(torch.ones(4, requires_grad=True))
+    assert rematfn.stats(g).resident_bytes >= 800
+    del loss
+    assert rematfn.stats(g).resident_bytes == 0
+
+
+def test_gradients_in_flight_count() -> None:
+    w = torch.ones(N, N, requires_grad=True)
+    g = rematfn.remat(lambda: w.sin().cos().exp().sum(), 1 << 30)
+    with MemoryTimeline() as timeline:
+        g().backward(ONE)
+    assert rematfn.stats(g).peak_bytes >= 4 * UNIT
+    assert 0 <= timeline.peak - rematfn.stats(g).peak_bytes <= NUMBERS
+    assert timeline.survivors == UNIT
+
+
+def test_gradients_on_leaves_do_not_count_once_they_are_there() -> None:
+    w = [torch.ones(N, N, requires_grad=True) for _ in range(8)]
+    g = rematfn.remat(lambda: sum((v.sin().sum() for v in w), start=ONE), 1 << 30)
+    loss = g()
+    before = rematfn.stats(g).resident_bytes
+    loss.backward(ONE)
+    assert all(v.grad is not None for v in w)
+    assert rematfn.stats(g).resident_bytes < before + 8 * UNIT
+    assert rematfn.stats(g).resident_bytes <= 8 * 4  # the sums, of `loss`
+    inside = rematfn.remat(lambda: g().backward(ONE), 1 << 30)
+    for v in w:
+        v.grad = None
+    inside()
+    assert rematfn.stats(inside).peak_bytes >= 8 * UNIT, "they count until the function returns"
+    assert rematfn.stats(inside).resident_bytes == 0
+
+
+def exponential(x: Tensor) -> Tensor:
+    return torch.matrix_exp(x).sum()
+
+
+def sines(x: Tensor) -> Tensor:
+    """Each backward begins with the cosine of an argument."""
+    return sum((x[k].sin().sum() for k in range(len(x))), start=ONE)
+
+
+@pytest.mark.parametrize("f", [exponential, sines])
+def test_what_a_backward_makes_of_arguments_alone_counts(f: Callable[[Tensor], Tensor]) -> None:
+    """The backward of matrix_exp works on a block matrix of its own, four times as large."""
+    x = torch.linspace(-1, 1, 8 * 16 * 16).view(8, 16, 16).requires_grad_()
+    g = rematfn.remat(f, 1 << 30)
+    with MemoryTimeline() as timeline:
+        g(x).backward(ONE)
+    assert timeline.peak_excluding_survivors <= rematfn.stats(g).peak_bytes + NUMBERS
+    expected, x.grad = x.grad, None
+    assert expected is not None
+    budget = rematfn.stats(g).peak_bytes
+    again = rematfn.remat(f, budget)
+    with MemoryTimeline() as timeline:
+        again(x).backward(ONE)
+    assert timeline.peak_excluding_survivors <= budget + NUMBERS
+    assert torch.equal(x.grad, expected)
+    assert rematfn.stats(again).resident_bytes == 0
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.5, 0.8])
+def test_a_backward_that_does_not_fit_says_so_and_stays_within_the_budget(fraction: float) -> None:
+    x = torch.linspace(-1, 1, 8 * 16 * 16).view(8, 16, 16).requires_grad_()
+    free = rematfn.remat(exponential, 1 << 30)
+    free(x).backward(ONE)
+    x.grad = None
+    budget = int(fraction * rematfn.stats(free).peak_bytes)
+    g = rematfn.remat(exponential, budget)
+    with MemoryTimeline() as timeline, pytest.raises(rematfn.BudgetError):
+        g(x).backward(ONE)
+    assert timeline.peak <= budget + NUMBERS
+    assert x.grad is None
+    assert rematfn.testing.check() is None
+
+
+def test_the_error_names_the_operator_of_the_backward() -> None:
+    x = torch.linspace(-1, 1, 8 * 16 * 16).view(8, 16, 16).requires_grad_()
+    free = rematfn.remat(lambda x: exponential(x.detach()), 1 << 30)
+    free(x)
+    loss = rematfn.remat(exponential, int(1.5 * rematfn.stats(free).peak_bytes))(x)
+    with pytest.raises(rematfn.BudgetError, match=r"`aten::linalg_matrix_exp` needs"):
+        loss.backward(ONE)
+
+
+# --- whatever transforms are around it ------------------------------------------------------------
+
+
+def loss(weights: list[Tensor], x: Tensor) -> Tensor:
+    for w in weights:
+        x = (x @ w).tanh()
+    return x.square().mean()
+
+
+def layer(z: Tensor) -> Tensor:
+    return ((z @ WEIGHTS[0]).sin() @ WEIGHTS[1]).tanh()
+
+
+def energy(z: Tensor) -> Tensor:
+    return layer(z).square().sum()
+
+
+def backward(t: Transform) -> list[Tensor | None]:
+    leaves = [w.clone().requires_grad_() for w in WEIGHTS]
+    g = t(lambda x: loss(leaves, x))
+    g(X).backward(ONE)
+    return [w.grad for w in leaves]
+
+
+STEPS: dict[str, tuple[int, Callable[[Transform], Any]]] = {
+    # What the caller makes and drops again (a basis of the Jacobian's), and the step.
+    "grad(remat(f))": (NUMBERS, lambda t: grad(t(loss))(WEIGHTS, X)),
+    "remat(grad(f))": (0, lambda t: t(grad(loss))(WEIGHTS, X)),
+    "backward": (6 * UNIT + NUMBERS, backward),
+    "vjp(remat(f))": (NUMBERS, lambda t: vjp(t(loss), WEIGHTS, X)[1](ONE)),
+    "remat(vjp(f))": (0, lambda t: t(lambda w, x: vjp(loss, w, x)[1](ONE))(WEIGHTS, X)),
+    "jacrev(remat(f))": (UNIT + 4 * N, lambda t: jacrev(t(layer))(Z)),
+    "remat(jacrev(f))": (0, lambda t: t(jacrev(layer))(Z)),
+    "jacfwd(remat(f))": (UNIT, lambda t: jacfwd(t(layer))(Z)),
+    "remat(jacfwd(f))": (0, lambda t: t(jacfwd(layer))(Z)),
+    "hessian(remat(f))": (UNIT + 4 * N + NUMBERS, lambda t: hessian(t(energy))(Z)),
+    "remat(hessian(f))": (0, lambda t: t(hessian(energy))(Z)),
+    "vmap(grad(remat(f)))": (2 * 4 * len(X), lambda t: vmap(grad(t(energy)))(X)),
+    "remat(vmap(grad(f)))": (0, lambda t: t(vmap(grad(energy)))(X)),
+}
+
+
+@pytest.mark.parametrize(
+    "policy", [rematfn.policies.ON(), rematfn.testing.EvictEverything()], ids=str
+)
+@pytest.mark.parametrize("name", STEPS)
+def test_the_peak_without_what_the_caller_holds_is_within_the_budget(
+    name: str, policy: rematfn.policies.Policy
+) -> None:
+    made_by_caller, step = STEPS[name]
+    expected = step(untransformed)
+    made: list[Any] = []
+
+    def capped(budget: int) -> Transform:
+        def transform(f: Any) -> Any:
+            made.append(rematfn.remat(f, budget, policy=policy))
+            return made[-1]
+
+        return transform
+
+    step(capped(1 << 30))
+    most = rematfn.stats(made[-1]).peak_bytes
+    fits = 0
+    for fraction in (1.0, 0.7, 0.5):
+        budget = int(fraction * most)
+        try:
+            with MemoryTimeline() as timeline:
+                results = step(capped(budget))
+        except rematfn.BudgetError:
+            assert timeline.peak <= budget + made_by_caller + sum(
+                t.nbytes for t in optree.tree_leaves(expected)
+            )
+            continue
+        fits += 1
+        assert_bitwise_equal(results, expected)
+        assert timeline.peak_excluding_survivors <= budget + made_by_caller
+        assert rematfn.stats(made[-1]).peak_bytes <= budget
+        assert rematfn.stats(made[-1]).resident_bytes == 0
+    assert fits

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The budget is a promise: counted at the allocator, the level's bytes never exceed it.
+
+So it is for the backward: what its formulas make without reading a level tensor is included.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from helpers import Transform, assert_bitwise_equal, scalar, smallest_budgets, untransformed
+from programs import Case, Program
+from torch import Tensor
+
+import rematfn
+from rematfn import _C
+from rematfn.testing import MemoryTimeline
+
+
+def step(case: Case, transform: Transform, one: Tensor) -> list[Tensor | None]:
+    """Run forward and backward so that only the results survive, all else being the level's."""
+    g = transform(lambda *args: scalar(case.f(*args)))
+    torch.manual_seed(7)
+    loss = g(*case.args)
+    loss.backward(one)
+    return [loss.detach(), *(t.grad for t in case.leaves())]
+
+
+def measured(program: Program, transform: Transform) -> tuple[MemoryTimeline, list[Tensor | None]]:
+    case, one = program.make(), torch.ones(())
+    with MemoryTimeline() as timeline:
+        results = step(case, transform, one)
+    return timeline, results
+
+
+def smallest(program: Program) -> int:
+    (least,) = smallest_budgets(lambda transform: step(program.make(), transform, torch.ones(())))
+    return least
+
+
+def test_the_allocator_never_sees_more_than_the_budget(differentiable: Program) -> None:
+    """At the smallest budget that would do, and above it."""
+    expected = step(differentiable.make(), untransformed, torch.ones(()))
+    least = smallest(differentiable)
+    for times in (1.0, 1.3, 2.0, 4.0):
+        budget = int(times * least)
+        made: list[Any] = []
+
+        def capped(f: Any, budget: int = budget, made: list[Any] = made) -> Any:
+            made.append(rematfn.remat(f, budget=budget))
+            return made[0]
+
+        timeline, results = measured(differentiable, capped)
+        assert_bitwise_equal(results, expected)
+        assert rematfn.stats(made[0]).peak_bytes <= budget
+        storages = {t.untyped_storage().data_ptr(): t for t in results if t is not None}
+        kept = sum(t.untyped_storage().nbytes() for t in storages.values())
+        assert timeline.survivors == kept, "something besides the results outlived the step"
+        assert timeline.peak_excluding_survivors <= budget, f"{times} x {least}"
+
+
+def test_lineage_holds_no_tensors_of_numbers() -> None:
+    """Each number was eight bytes that no table counted."""
+    x = torch.linspace(-1, 1, 6)
+
+    def f(x: Tensor) -> Tensor:
+        for i in range(1000):
+            x = x * (1 + 1 / (i + 1))
+        return x
+
+    expected = f(x)
+    g = rematfn.remat(f, 4 * x.nbytes)
+    with MemoryTimeline() as timeline:
+        y = g(x)
+    assert torch.equal(y, expected)
+    assert rematfn.stats(g).operators == 1000
+    assert timeline.peak_excluding_survivors <= 4 * x.nbytes
+
+
+def test_a_number_is_replayed_as_it_was() -> None:
+    """Its type decides that of the result: a wrapped number does not promote."""
+    x = torch.linspace(-1, 1, 6, dtype=torch.float16)
+
+    def f(x: Tensor) -> list[Tensor]:
+        i = torch.arange(6)
+        held = [x * 3, x + 0.1, i * 2, i / 3.5, i * True, x * 1j, torch.where(x > 0, x, 2.5)]
+        for t in held:
+            rematfn.materialize(t)
+            _C.evict(t)
+        return [t + 0 for t in held]
+
+    g = rematfn.remat(f, 1 << 20)
+    assert_bitwise_equal(g(x), f(x))
+    assert rematfn.stats(g).replays >= 7
+
+
+def test_the_table_and_the_allocator_count_the_same_bytes() -> None:
+    """Without a cap, and with nothing leaving until the end, the two counts are one number."""
+    x = torch.randn(64, 16, requires_grad=True)
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        return (y.exp() * y).cos().sum()
+
+    g = rematfn.remat(f)
+    with MemoryTimeline() as timeline:
+        loss = g(x)
+    stats = rematfn.stats(g)
+    assert stats.peak_bytes == timeline.peak
+    assert stats.peak_bytes >= 4 * x.numel() * 4, "four intermediates were saved"
+    assert stats.budget is None
+    assert (stats.evictions, stats.replays) == (0, 0)
+    assert timeline.final == stats.resident_bytes + loss.nbytes, "the result does not count"
+    del loss
+    assert rematfn.stats(g).resident_bytes == 0
