@@ -17,8 +17,8 @@ _C.register_kernels()
 from . import policies as policies  # noqa: E402  (needs the extension)
 from . import testing as testing  # noqa: E402
 from ._inspection import Stats as Stats  # noqa: E402
-from ._inspection import materialize as materialize  # noqa: E402
 from ._inspection import stats as stats  # noqa: E402
+from ._interop.materialize import materialize as materialize  # noqa: E402
 from ._interop.opaque import opaque as opaque  # noqa: E402
 from ._traces.trace import Trace as Trace  # noqa: E402
 from ._traces.trace import record as record  # noqa: E402

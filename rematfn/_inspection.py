@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of a transformed function, and a look at what is alive."""
+"""What the last call of a transformed function did."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from . import _C
 from ._transform.budget import format_bytes
 from ._transform.remat import rematted_of
 
@@ -98,31 +95,3 @@ def stats(g: Callable[..., Any]) -> Stats:
     """
     ran = rematted_of(g, "stats")[0].last_call
     return Stats() if ran is None else Stats(**ran.read())
-
-
-def check() -> None:
-    """Assert the invariants of every live lineage table.
-
-    Raises:
-        RuntimeError: One is broken. That is a bug in rematfn; please report it.
-    """
-    _C.check()
-
-
-def materialize(x: torch.Tensor) -> torch.Tensor:
-    """Make the bytes of ``x`` resident, and return it.
-
-    Operators find an evicted tensor's bytes by themselves. What goes past the dispatcher
-    (``x.data_ptr()``, pickling, ``torch.save``) does not, and needs this first.
-
-    Args:
-        x: Any tensor. One that no level made, or that is resident, is returned as it is.
-
-    Returns:
-        ``x``, the same object.
-
-    Raises:
-        BudgetError: The replays do not fit in the budget.
-    """
-    _C.materialize(x)
-    return x

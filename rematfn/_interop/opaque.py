@@ -26,7 +26,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from .. import _C
-from .._transform.level import tensors_of
+from .pytrees import tensors_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

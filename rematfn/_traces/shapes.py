@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from .. import _C
-from .._transform.level import tensors_of
+from .._interop.pytrees import tensors_of
 
 # Writes that the schema does not tell of, while training: positions.
 _UNTOLD = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4)}

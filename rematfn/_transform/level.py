@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
-
-import optree
-import torch
 
 from .. import _C
 from .._errors import RematError
 from .._interop import storages
+from .._interop.pytrees import tensors_of
 from .deferred import refuse_deferred_result
 
 # What torch says when a legacy constructor reads the device off a key set that has our key in it.
@@ -24,9 +22,6 @@ _LEGACY_CONSTRUCTOR = (
 )
 
 MAX_OPERATIONS: Final = 262_144
-
-# The namespace's registrations are torch's own containers; None is a leaf, as in torch's pytrees.
-_NAMESPACE = "torch"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,22 +111,3 @@ def seal(level: _C.Level, leaving: Any) -> None:
         _C.seal(tensor, level)
     _C.seal_leaf_gradients(level)  # by now it is known whether a graph leads to the leaves
     _C.seal_cached_casts(level)
-
-
-def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors of any pytree, in order.
-
-    Dataclasses and mappings that no registry knows are looked into as well: a result that is not
-    sealed would stay the level's.
-    """
-    found: list[torch.Tensor] = []
-    for leaf in optree.tree_leaves(tree, namespace=_NAMESPACE):
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            for field in dataclasses.fields(leaf):
-                found += tensors_of(getattr(leaf, field.name, None))
-        elif isinstance(leaf, Mapping):
-            for value in leaf.values():
-                found += tensors_of(value)
-    return found

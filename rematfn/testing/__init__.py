@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .._inspection import check
+from .. import _C
 from ..policies import Policy
 from ._memory import MemoryTimeline, ResidentPeak
 
@@ -21,3 +21,12 @@ class EvictEverything(Policy):
 
     kind: ClassVar[str] = "on"
     evict_everything: ClassVar[bool] = True
+
+
+def check() -> None:
+    """Assert the invariants of every live lineage table.
+
+    Raises:
+        RuntimeError: One is broken. That is a bug in rematfn; please report it.
+    """
+    _C.check()

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes for what reads them past the dispatcher."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import _C
+
+
+def materialize(x: torch.Tensor) -> torch.Tensor:
+    """Make the bytes of ``x`` resident, and return it.
+
+    Operators find an evicted tensor's bytes by themselves. What goes past the dispatcher
+    (``x.data_ptr()``, pickling, ``torch.save``) does not, and needs this first.
+
+    Args:
+        x: Any tensor. One that no level made, or that is resident, is returned as it is.
+
+    Returns:
+        ``x``, the same object.
+
+    Raises:
+        BudgetError: The replays do not fit in the budget.
+    """
+    _C.materialize(x)
+    return x
