@@ -52,7 +52,7 @@ from scipy.sparse import csr_array
 
 import rematfn
 from rematfn import _C
-from rematfn._transform.remat import rematted_of
+from rematfn._transform.rematted import rematted_of
 
 BUDGETS = (0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1)
 # More cuts make the bound a little higher and the solver much slower.

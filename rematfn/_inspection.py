@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._transform.budget import format_bytes
-from ._transform.remat import rematted_of
+from ._transform.rematted import rematted_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from .._inspection import Stats
 from .._transform.budget import BudgetLike, format_bytes, parse_budget
 from .._transform.deferred import refuse_deferred
 from .._transform.level import LevelOptions, call
-from .._transform.remat import rematted_of
+from .._transform.rematted import rematted_of
 from ..policies import Custom, Guided, Policy
 from ..policies._custom import Scorer
 from ..policies._planned import Planned

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import noop_context_fn
 from ..policies import ON, Manual
 from .budget import BudgetLike, parse_budget
 from .deferred import refuse_deferred
-from .remat import Options, Rematted
+from .rematted import Options, Rematted
 
 R = TypeVar("R")
 

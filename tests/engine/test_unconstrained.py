@@ -15,7 +15,7 @@ from torch import Tensor
 
 import rematfn
 from rematfn._traces.trace import Trace
-from rematfn._transform.remat import rematted_of
+from rematfn._transform.rematted import rematted_of
 from rematfn.policies import ON
 
 UNCAPPED = functools.partial(rematfn.remat, budget=1.0, policy=ON())  # a first call: has no cap
