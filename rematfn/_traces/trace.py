@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias, cast
+from typing import Any
 
 from .. import _C
 from .._errors import BudgetError
@@ -20,9 +18,7 @@ from .._transform.rematted import rematted_of
 from ..policies import Custom, Guided, Policy
 from ..policies._custom import Scorer
 from ..policies._planned import Planned
-
-_NANOSECOND = 1e-9
-_Line: TypeAlias = dict[str, Any]
+from . import file
 
 
 class Trace:
@@ -65,10 +61,7 @@ class Trace:
         Raises:
             ValueError: A line is not what the format has at that place; the message names the line.
         """
-        core = _C.Trace()
-        with _open(path, "rt") as lines:
-            _Reader(core, str(path)).read(lines)
-        return cls(core)
+        return cls(file.read(path))
 
     def save(self, path: str | Path) -> None:
         """Write the trace in the format of the DTR simulator, as :meth:`load` reads it.
@@ -80,9 +73,7 @@ class Trace:
         which :func:`keep` marks one, and ``UNRECORDED``, the bytes alive from there on that no
         operator has made.
         """
-        with _open(path, "wt") as file:
-            for line in _lines(self._core):
-                file.write(json.dumps(line) + "\n")
+        file.write(self._core, path)
 
     def __repr__(self) -> str:
         return f"<Trace of {self.operators} operators, peak {format_bytes(self.peak_bytes)}>"
@@ -245,200 +236,3 @@ def _simulated(
         f"simulate(trace, budget={format_bytes(budget or 0)}): the trace does not fit, {why}. "
         f"Raise the budget to at least {format_bytes(smallest)}."
     )
-
-
-# --- the file format -----------------------------------------------------------------------------
-
-
-def _open(path: str | Path, mode: Literal["rt", "wt"]) -> IO[str]:
-    if str(path).endswith(".gz"):
-        return cast("IO[str]", gzip.open(path, mode))
-    return open(path, mode)
-
-
-class _Storage:
-    """One storage of the file being read: its contents now, and how many names stand on it."""
-
-    def __init__(self, value: int, nbytes: int) -> None:
-        self.value = value
-        self.nbytes = nbytes
-        self.names = 1
-
-
-class _Reader:
-    def __init__(self, core: _C.Trace, path: str) -> None:
-        self._core = core
-        self._path = path
-        self._storages: dict[str, _Storage] = {}
-        self._backward = False
-
-    def read(self, lines: Iterable[str]) -> None:
-        number = 0
-
-        def records() -> Iterator[_Line]:
-            nonlocal number
-            for line in lines:
-                number += 1
-                yield json.loads(line)
-
-        rest = records()
-        try:
-            for line in rest:
-                self._obey(line, rest)
-        except (KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{self._path}, line {number}: not a trace in the DTR simulator's format: {error!r}"
-            ) from error
-
-    def _obey(self, line: _Line, rest: Iterator[_Line]) -> None:
-        kind = line["INSTRUCTION"]
-        if kind == "CONSTANT":
-            nbytes = int(next(rest)["MEMORY"])
-            self._storages[line["NAME"]] = _Storage(self._core.add_value(nbytes, False), nbytes)
-        elif kind == "CALL":
-            self._call(line, rest)
-        elif kind == "MUTATE":
-            self._mutate(line)
-        elif kind == "COPY":
-            self._name(line["DST"], line["SRC"])
-        elif kind == "COPY_FROM":
-            self._release(line["DST"])
-            self._name(line["DST"], line["SRC"])
-        elif kind == "RELEASE":
-            self._release(line["NAME"])
-        elif kind == "ANNOTATE":
-            if line["ANNOTATION"] == "SEAL":
-                self._core.add_seal(self._storages[line["NAME"]].value)
-            elif line["ANNOTATION"] == "SETTLE":
-                self._core.add_settle(self._storages[line["NAME"]].value)
-            elif line["ANNOTATION"] == "BACKWARD":
-                self._backward = True
-            elif line["ANNOTATION"] == "MARK":
-                self._core.add_mark(self._storages[line["NAME"]].value, line["MARK"])
-            elif line["ANNOTATION"] == "UNRECORDED":
-                self._core.add_unrecorded(int(line["MEMORY"]))
-        else:
-            raise ValueError(f"unknown instruction {kind!r}")
-
-    def _call(self, line: _Line, rest: Iterator[_Line]) -> None:
-        arguments = [self._storages[name] for name in line["ARGS"]]
-        fresh: list[_Storage] = []
-        for name in line["RESULT"]:
-            nbytes, alias = int(next(rest)["MEMORY"]), int(next(rest)["ALIAS"])
-            if alias >= 0:
-                self._name(name, line["ARGS"][alias])
-            else:
-                self._storages[name] = _Storage(self._core.add_value(nbytes, True), nbytes)
-                fresh.append(self._storages[name])
-        if not fresh and line["RESULT"]:
-            return
-        written = line.get("WRITES", ())
-        reads = [(s.value, i in written) for i, s in enumerate(arguments)]
-        makes = [(s.value, -1) for s in fresh]
-        self._add(line, sum(s.nbytes for s in fresh), reads, makes)
-
-    def _mutate(self, line: _Line) -> None:
-        arguments = [self._storages[name] for name in line["ARGS"]]
-        reads = [(s.value, i in line["MUTATE"]) for i, s in enumerate(arguments)]
-        makes = []
-        for i in line["MUTATE"]:
-            arguments[i].value = self._core.add_value(arguments[i].nbytes, True)
-            makes.append((arguments[i].value, i))
-        self._add(line, 0, reads, makes)
-
-    def _add(
-        self, line: _Line, nbytes: int, reads: list[tuple[int, bool]], makes: list[tuple[int, int]]
-    ) -> None:
-        self._core.add_call(
-            line["NAME"],
-            int(line["TIME"]) * _NANOSECOND,
-            float(line.get("FLOPS", 0)),
-            nbytes,
-            int(line.get("SCRATCH", 0)),
-            bool(line.get("REPLAYABLE", True)),
-            bool(line.get("RAW", False)),
-            bool(line.get("BACKWARD", self._backward)),
-            reads,
-            makes,
-        )
-
-    def _name(self, name: str, source: str) -> None:
-        self._storages[name] = self._storages[source]
-        self._storages[source].names += 1
-
-    def _release(self, name: str) -> None:
-        storage = self._storages.pop(name)
-        storage.names -= 1
-        if storage.names == 0:
-            self._core.add_release(storage.value)
-
-
-def _lines(core: _C.Trace) -> Iterator[_Line]:
-    values = core.values()
-    # A storage keeps its name through its writes, as it does in the format.
-    names = [f"x{i}" for i in range(len(values))]
-    yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}
-    for value, (nbytes, counted) in enumerate(values):
-        if not counted:
-            yield {"INSTRUCTION": "CONSTANT", "NAME": names[value]}
-            yield {"INSTRUCTION": "MEMORY", "NAME": names[value], "MEMORY": str(nbytes)}
-    for kind, data in core.events():
-        if kind == "call":
-            yield from _lines_of_call(values, names, *data)
-        elif kind == "release":
-            yield {"INSTRUCTION": "RELEASE", "NAME": names[data]}
-        elif kind == "mark":
-            value, mark = data
-            name = names[value]
-            yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "MARK", "NAME": name, "MARK": mark}
-        elif kind == "unrecorded":
-            memory = str(data)
-            yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "UNRECORDED", "MEMORY": memory}
-        else:
-            yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": kind.upper(), "NAME": names[data]}
-
-
-def _lines_of_call(
-    values: list[tuple[int, bool]],
-    names: list[str],
-    name: str,
-    cost: float,
-    flops: float,
-    nbytes: int,
-    scratch: int,
-    replayable: bool,
-    raw: bool,
-    backward: bool,
-    reads: list[tuple[int, bool]],
-    makes: list[tuple[int, int]],
-) -> Iterator[_Line]:
-    line: _Line = {"NAME": name, "ARGS": [names[value] for value, _ in reads]}
-    time = str(round(cost / _NANOSECOND))
-    extra: _Line = {"SCRATCH": str(scratch)} if scratch else {}
-    if flops:
-        extra["FLOPS"] = flops
-    if not replayable:
-        extra["REPLAYABLE"] = False
-    if raw:
-        extra["RAW"] = True
-    if backward:
-        extra["BACKWARD"] = True
-    overwritten = {over for _, over in makes}
-    outside = [i for i, (_, writes) in enumerate(reads) if writes and i not in overwritten]
-    if outside:
-        extra["WRITES"] = outside
-    fresh = [value for value, over in makes if over < 0]
-    written = [over for _, over in makes if over >= 0]
-    if fresh or not written:
-        results = [names[value] for value in fresh]
-        yield {"INSTRUCTION": "CALL", **line, "RESULT": results, "TIME": time, **extra}
-        for value in fresh:
-            yield {"INSTRUCTION": "MEMORY", "NAME": names[value], "MEMORY": str(values[value][0])}
-            yield {"INSTRUCTION": "ALIAS", "NAME": names[value], "ALIAS": "-1"}
-        time = "0"
-        extra.pop("FLOPS", None)
-    if written:
-        yield {"INSTRUCTION": "MUTATE", **line, "MUTATE": written, "TIME": time, **extra}
-        for value, over in makes:
-            if over >= 0:
-                names[value] = names[reads[over][0]]
