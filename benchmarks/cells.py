@@ -69,7 +69,7 @@ class Bench:
     def resident(self, step: Step) -> int | None:
         """Return how far the resident set of the process rises in ``step``, results included."""
         from rematfn.testing import ResidentPeak
-        from rematfn.testing._memory import give_back
+        from rematfn.testing._resident import give_back
 
         give_back()
         with ResidentPeak() as peak:

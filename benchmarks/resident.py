@@ -27,7 +27,7 @@ import rematfn
 from rematfn import _C
 from rematfn.demo.task import Count, Task
 from rematfn.testing import MemoryTimeline, ResidentPeak
-from rematfn.testing._memory import give_back
+from rematfn.testing._resident import give_back
 
 MIB = 2**20
 NAMES = ("gpt", "resnet", "unet", "lstm", "demo")

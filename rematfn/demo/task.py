@@ -14,7 +14,7 @@ from torch import Tensor
 from rematfn.demo.chargpt import Params, Sizes, make_chargpt
 from rematfn.demo.text import Corpus
 from rematfn.testing import MemoryTimeline, ResidentPeak
-from rematfn.testing._memory import give_back
+from rematfn.testing._resident import give_back
 
 Gradients = tuple[Params, Tensor]  # gradients, loss
 Step = Callable[[Params, Tensor], Gradients]

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from .. import _C
 from ..policies import Policy
-from ._memory import MemoryTimeline, ResidentPeak
+from ._resident import ResidentPeak
+from ._timeline import MemoryTimeline
 
 __all__ = ["EvictEverything", "MemoryTimeline", "ResidentPeak", "check"]
 

@@ -4,25 +4,18 @@
 A budget that is checked with the table that enforces it proves little. The counter here reads the
 memory events of torch's profiler: one for each block the tensor allocator hands out or takes back,
 scratch inside kernels included, with its address and size.
-
-What the operating system counts, and kills for, is another figure: `ResidentPeak`.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
 from collections.abc import Iterable
 from itertools import accumulate
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
 import torch
 from torch._C._profiler import _EventType, _ProfilerEvent
 from torch.profiler import ProfilerActivity, profile
-
-from rematfn import _C
 
 
 class AllocatorEvent(NamedTuple):
@@ -160,50 +153,3 @@ def _allocator_events(
             fields = event.extra_fields
             if fields.device == device:  # type: ignore[union-attr]
                 yield AllocatorEvent(event.start_time_ns, fields.ptr, fields.alloc_size)  # type: ignore[union-attr]
-
-
-class ResidentPeak:
-    """The resident set of this process: as a ``with`` block begins, and at its highest inside.
-
-    What libraries and the interpreter hold counts, and what allocators keep for later. The
-    figures are the kernel's, in whole pages; its high-water mark begins anew with each block, so
-    in nested blocks the outer one's `after` is that since an inner one began. Where the kernel
-    keeps no such figures, both are None.
-    """
-
-    def __init__(self) -> None:
-        self.before: int | None = None
-        self.after: int | None = None
-
-    @property
-    def added(self) -> int | None:
-        """Bytes that the resident set rose by."""
-        return None if self.before is None or self.after is None else self.after - self.before
-
-    def __enter__(self) -> ResidentPeak:
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            return self
-        self.before = _status("VmRSS")
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.before is not None:
-            self.after = _status("VmHWM")
-
-
-def give_back() -> None:
-    """Give back to the system what the C library and rematfn keep for later."""
-    gc.collect()
-    _C.give_back_pages()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-    if trim is not None:
-        trim(0)
-
-
-def _status(field: str) -> int | None:
-    """Return the bytes that the kernel names in this process's status."""
-    status = Path("/proc/self/status").read_text()
-    found = status.split(f"{field}:")
-    return int(found[1].split()[0]) * 1024 if len(found) > 1 else None

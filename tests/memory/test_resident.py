@@ -21,7 +21,7 @@ from torch import Tensor
 import rematfn
 from rematfn import _C
 from rematfn.testing import ResidentPeak
-from rematfn.testing._memory import give_back
+from rematfn.testing._resident import give_back
 
 MIB = 1 << 20
 SIDE = 1024  # a square of floats: 4 MiB

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rematfn.testing import MemoryTimeline
-from rematfn.testing._memory import AllocatorEvent
+from rematfn.testing._timeline import AllocatorEvent
 
 MATRIX = 4_000_000  # bytes of 1000 x 1000 floats
 
