@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree of the core shows who may know whom: no part includes one that lies below it."""
+"""The tree shows who may know whom: no part includes or imports one that comes after it."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-CORE = Path(__file__).parents[2] / "csrc"
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "csrc"
 PARTS = [
     *("base", "memory", "policy", "engine", "planning", "tensors", "levels", "operators"),
     "python",
@@ -62,3 +66,101 @@ def test_the_table_of_files_is_complete() -> None:
     headers = {path.name for path in sources() if path.suffix == ".h"}
     assert headers - named == set()
     assert {n for n in named if n not in {path.name for path in sources()}} == set()
+
+
+# --- the Python side ------------------------------------------------------------------------------
+
+PACKAGE = ROOT / "rematfn"
+# `rematfn` is the package's own `__init__`: the public names.
+PYTHON_PARTS = [
+    *("_C", "_errors", "_interop", "policies", "_transform", "_inspection", "_traces", "testing"),
+    *("rematfn", "demo", "__main__"),
+]
+
+
+def name_of(path: Path) -> str:
+    """Return the module that a file is."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {
+    name_of(path): path
+    for path in [*sorted(PACKAGE.rglob("*.py")), PACKAGE / "_C.pyi"]
+    if path.name != "_built_with.py"
+}
+
+
+def part_of(module: str) -> str:
+    return [*module.split("."), "rematfn"][1]
+
+
+def imports(module: str, text: str) -> Iterator[str]:
+    """Yield the modules of ours that a module imports, wherever in it."""
+    is_package = module in MODULES and MODULES[module].name == "__init__.py"
+    package = [*module.split("."), *([""] if is_package else [])]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.split(".")[0] == "rematfn")
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: -node.level] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            if source.split(".")[0] == "rematfn":
+                for name in node.names:
+                    inside = f"{source}.{name.name}"
+                    yield inside if inside in MODULES else source
+
+
+def python_faults(module: str, text: str) -> list[str]:
+    """Return what a module imports and may not."""
+    later = PYTHON_PARTS[PYTHON_PARTS.index(part_of(module)) + 1 :]
+    return [name for name in imports(module, text) if part_of(name) in later]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_import_runs_up(module: str) -> None:
+    assert python_faults(module, MODULES[module].read_text(encoding="utf-8")) == []
+
+
+def test_an_import_that_runs_up_is_a_fault() -> None:
+    level, package = "rematfn._transform.level", "rematfn.policies"
+    assert python_faults(level, "from .. import _C\nfrom .budget import Limit\n") == []
+    assert python_faults(level, "import rematfn\n") == ["rematfn"]
+    assert python_faults(level, "from rematfn import stats\n") == ["rematfn"]
+    inside = "def f():\n    from .._traces import file\n"
+    assert python_faults(level, inside) == ["rematfn._traces.file"]
+    assert python_faults(package, "from ._scores import Policy\n") == []
+    assert python_faults(package, "from .._transform import level\n") == [level]
+    assert python_faults("rematfn.demo.train", "import rematfn\n") == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    order = TopologicalSorter(
+        {name: set(imports(name, path.read_text())) for name, path in MODULES.items()}
+    )
+    assert set(order.static_order()) == set(MODULES)
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    assert {p.parent for p in MODULES.values() if not (p.parent / "__init__.py").exists()} == set()
+
+
+def test_the_tables_of_modules_are_complete() -> None:
+    text = (PACKAGE / "README.md").read_text(encoding="utf-8")
+    assert " < ".join(PYTHON_PARTS) in " ".join(text.split())
+    rows = set(re.findall(r"^\| `(\w+\.py)` \|", text, re.M))
+    nested = {p.name for p in MODULES.values() if p.parent != PACKAGE and p.name != "__init__.py"}
+    assert rows == nested
+    assert set(re.findall(r"`(\w+\.pyi?)`", text)) <= {p.name for p in MODULES.values()}
+    assert re.findall(r"^\*\*`(\w+)/?`\*\*", text, re.M) == [
+        part for part in PYTHON_PARTS if part not in ("_C", "rematfn", "__main__")
+    ]
+
+
+# --- the tests ------------------------------------------------------------------------------------
+
+
+def test_tests_lie_in_folders_named_after_what_they_test() -> None:
+    """`whole` is for what no part could promise alone, `project` for the project itself."""
+    parts = {*PARTS, *(part.strip("_") for part in PYTHON_PARTS), "benchmarks", "whole", "project"}
+    found = {path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    assert {path for path in found if len(path.parts) != 2 or path.parts[0] not in parts} == set()
