@@ -164,3 +164,18 @@ def test_tests_lie_in_folders_named_after_what_they_test() -> None:
     parts = {*PARTS, *(part.strip("_") for part in PYTHON_PARTS), "benchmarks", "whole", "project"}
     found = {path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
     assert {path for path in found if len(path.parts) != 2 or path.parts[0] not in parts} == set()
+
+
+# --- the prose ------------------------------------------------------------------------------------
+
+FOLDERS = ("csrc", "rematfn", "tests", "docs", "benchmarks", "tutorials")
+NAMED = re.compile(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/[\w/]+\.(?:cpp|h|json|md|png|py|supp)\b")
+
+
+def test_files_that_are_named_exist() -> None:
+    texts = [ROOT / "Makefile", *ROOT.glob("*.md")]
+    for folder in FOLDERS:
+        texts += [p for p in (ROOT / folder).rglob("*") if p.suffix in {*SUFFIXES, ".md", ".py"}]
+    named = {name for path in texts for name in NAMED.findall(path.read_text(encoding="utf-8"))}
+    assert len(named) > 20
+    assert {name for name in named if not (ROOT / name).exists()} == set()
