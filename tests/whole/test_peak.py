@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from helpers import Transform, assert_bitwise_equal, scalar, smallest_budgets, untransformed
 from programs import Case, Program
@@ -78,6 +79,8 @@ def test_lineage_holds_no_tensors_of_numbers() -> None:
     assert timeline.peak_excluding_survivors <= 4 * x.nbytes
 
 
+# torch says so once in a process.
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 def test_a_number_is_replayed_as_it_was() -> None:
     """Its type decides that of the result: a wrapped number does not promote."""
     x = torch.linspace(-1, 1, 6, dtype=torch.float16)
