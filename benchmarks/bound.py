@@ -293,10 +293,11 @@ def best_found(trace: rematfn.Trace, budget: int, millions: float | None = None)
     """Return what the best plan replays that so many operators of search find, or Guided's."""
     program = _C.Program(trace._core)
     if millions is None:
-        rematfn.policies.Guided().plan(program, budget)
+        rematfn.policies.Guided().begin(program, budget)
     else:
         operators = int(millions * 1e6)
         program.search(budget, operators, operators)
+    program.follow()
     found = program.replayed_cost() < math.inf
     return program.replayed_cost() / trace.cost if found else None
 

@@ -25,6 +25,7 @@ from networks import NETWORKS, Program, Step, in_order, untransformed
 
 import rematfn
 from rematfn import _C
+from rematfn._transform.measured import finish_searches
 from rematfn.demo.task import Count, Task
 from rematfn.testing import MemoryTimeline, ResidentPeak
 from rematfn.testing._resident import give_back
@@ -61,7 +62,7 @@ class Cell:
         small = rematfn.remat(lambda x: x.sin().cos().sum(), "1MiB")
         for _ in range(3):
             torch.func.grad(small)(torch.ones(100))
-        _join_searches()
+        finish_searches()
 
     def run(self, step: Step) -> Any:
         """Run ``step`` from the same state as ever."""
@@ -76,7 +77,7 @@ class Cell:
         step = self.program.make_step(lambda f: rematfn.remat(f, budget), in_order)
         for _ in range(2):
             self.run(step)
-        _join_searches()
+        finish_searches()
         return step
 
     def peak(self) -> dict[str, Any]:
@@ -132,11 +133,6 @@ class Cell:
             "pool / eager": statistics.median(measured["pool"])
             / statistics.median(measured["eager"]),
         }
-
-
-def _join_searches() -> None:
-    while _C.is_searching():
-        time.sleep(0.01)
 
 
 def in_a_process(name: str, what: str, *arguments: object, pool: bool = True) -> dict[str, Any]:

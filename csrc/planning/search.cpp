@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <random>
+#include <limits>
+#include <tuple>
 #include <utility>
 
 #include "engine/domain.h"
@@ -41,6 +42,9 @@ constexpr std::array kHorizons{Horizon::kAge, Horizon::kGeometric, Horizon::kHar
 
 constexpr float kMostWeight = 1e9F;
 
+constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
+constexpr SearchLimits kNoLimits{.in_vain = kAll, .in_all = kAll};
+
 std::vector<float> dear(const std::vector<bool>& values) {
   constexpr float kDear = 1e3F;
   std::vector<float> weights(values.size());
@@ -62,12 +66,13 @@ std::vector<bool> products_of(const Trace& trace) {
 
 class Dice {
  public:
+  explicit Dice(std::mt19937& random) : random_(random) {}
   std::size_t below(std::size_t n) { return random_() % n; }
   bool one_in(std::size_t n) { return below(n) == 0; }
   double fraction() { return static_cast<double>(below(1024)) / 1024; }
 
  private:
-  std::mt19937 random_{20};
+  std::mt19937& random_;
 };
 
 void change_score(Plan& plan, Dice& dice) {
@@ -117,108 +122,156 @@ std::pair<std::vector<Trace::Id>, std::vector<Trace::Id>> values_by_wait(const T
 }  // namespace
 
 Search::Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-               std::size_t budget, GoOn go_on, Effort& effort,
-               std::function<void(const Plan&)> found)
-    : trace_(std::move(trace)),
-      future_(std::move(future)),
-      budget_(budget),
-      go_on_(std::move(go_on)),
-      effort_(effort),
-      found_(std::move(found)) {}
-
-void Search::run(std::optional<Score> first) {
-  if (first) consider({*first, {}, {}});
-  if (best_.replayed_cost < kNever && !goes_on()) return;
-  for (const Score& score : kPortfolio) {
-    consider({score, {}, {}});
-    if (best_.replayed_cost < kNever && !goes_on()) return;
-  }
-  if (!try_patience()) return;
-  const Score score = best_.score;
-  const auto calls = static_cast<double>(trace_->calls.size());
-  const std::vector<bool> products = products_of(*trace_);
-  for (Plan plan : {Plan{score, dear(products), {}}, Plan{score, {}, products},
-                    Plan{kLooksBack, {}, products}}) {
-    if (!goes_on()) return;
-    consider(std::move(plan));
-  }
-  const Segments segments(*trace_);
-  for (const double factor : {0.5, 1.0, 2.0}) {
-    const auto count = static_cast<std::size_t>(factor * std::sqrt(calls)) + 1;
-    if (!goes_on()) return;
-    consider({score, dear(segments.across(count)), {}});
-  }
-  improve();
+               std::size_t budget)
+    : trace_(std::move(trace)), future_(std::move(future)), budget_(budget) {
+  for (const Trace::Call& call : trace_->calls) program_cost_ += call.cost;
 }
 
-void Search::cut_into(std::size_t count) {
+void Search::try_settings(const SearchLimits& limits, std::optional<Score> first) {
+  limits_ = limits;
+  stage_ = Stage::kScores;
+  if (first) queue_.push_back({*first, {}, {}});
+  for (const Score& score : kPortfolio) queue_.push_back({score, {}, {}});
+}
+
+void Search::try_segments(std::size_t count) {
+  limits_ = kNoLimits;
   const Segments segments(*trace_);
-  if (count > 0) return consider({kAmongTheRest, {}, segments.across(count)});
+  if (count > 0) return queue_.push_back({kAmongTheRest, {}, segments.across(count)});
   for (count = 1; count <= segments.calls(); count += count / 4 + 1) {
-    consider({kAmongTheRest, {}, segments.across(count)});
+    queue_.push_back({kAmongTheRest, {}, segments.across(count)});
   }
 }
 
-void Search::cut_at_points() {
+void Search::try_cut_points() {
+  limits_ = kNoLimits;
   const Segments segments(*trace_);
   for (std::size_t stride = 1; stride <= segments.cut_points() + 1; stride += stride / 4 + 1) {
-    consider({kAmongTheRest, {}, segments.at_cut_points(stride)});
+    queue_.push_back({kAmongTheRest, {}, segments.at_cut_points(stride)});
   }
 }
 
-bool Search::try_patience() {
-  double program = 0;
-  for (const Trace::Call& call : trace_->calls) program += call.cost;
-  for (const double patience : {0.0, kNever}) {
-    for (Score score : kPortfolio) {
-      if (best_.replayed_cost <= program) return true;
-      if (!goes_on()) return false;
-      score.patience = patience;
-      consider({score, {}, {}});
+std::shared_ptr<const Plan> Search::next() {
+  if (pending_ || over_) return pending_;
+  while (must_go_on() || judged_ == 0 || (reached() > 0 && pays())) {
+    if (stage_ == Stage::kPatience && reached() <= program_cost_) queue_.clear();
+    if (queue_.empty()) {
+      if (!begin_next_stage()) break;
+      continue;
     }
+    pending_ = std::make_shared<Plan>(std::move(queue_.front()));
+    queue_.pop_front();
+    return pending_;
   }
-  return true;
+  over_ = true;
+  queue_.clear();
+  return nullptr;
 }
 
-// Simulates the plan; keeps it if it is the best so far, or, if asked to, as good.
-void Search::consider(Plan plan, bool or_as_good) {
-  const auto guide =
-      std::make_shared<Guide>(trace_, future_, std::make_shared<const Plan>(plan));
+double Search::simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const {
   try {
-    plan.replayed_cost =
-        simulate(*trace_, {.budget = budget_, .score = plan.score, .guide = guide,
-                           .most_replayed_cost = best_.replayed_cost, .effort = &effort_})
-            .replayed_cost;
+    return rematfn::simulate(*trace_, {.budget = budget_,
+                                       .score = plan->score,
+                                       .guide = std::make_shared<Guide>(trace_, future_, plan),
+                                       .most_replayed_cost = reached(),
+                                       .effort = &effort})
+        .replayed_cost;
   } catch (const NoRoom&) {
-    return;
+    return kNever;
   }
-  const bool better = plan.replayed_cost < best_.replayed_cost;
-  if (!better && !(or_as_good && plan.replayed_cost == best_.replayed_cost)) return;
-  best_ = std::move(plan);
-  if (better) found_(best_);
 }
 
-// Local search: change the score, or the weights of some values, and keep what does no harm. Most
-// changes alter nothing by themselves; those that are to come may need them. A fixed sequence of
-// random numbers, so that a search of as many steps finds the same.
-void Search::improve() {
-  Dice dice;
-  const auto [counted, waiting] = values_by_wait(*trace_);
-  if (counted.empty()) return;
-  while (best_.replayed_cost > 0 && goes_on()) {
-    Plan plan = best_;
-    if (dice.one_in(3)) {
-      change_score(plan, dice);
-    } else {
-      plan.weights.resize(trace_->values.size(), 1);
-      const float factor = dice.one_in(2) ? 4.0F : 64.0F;
-      const bool dearer = dice.one_in(2);
-      change_weights(plan, dice.one_in(4) ? counted : waiting, dearer ? factor : 1 / factor, dice);
-      // At times in exchange for others.
-      if (dice.one_in(3)) change_weights(plan, waiting, dearer ? 1 / factor : factor, dice);
-    }
-    consider(std::move(plan), /*or_as_good=*/true);
+void Search::judge(double replayed_cost, std::uint64_t operators) {
+  pending_->replayed_cost = replayed_cost;
+  const std::shared_ptr<const Plan> plan = std::move(pending_);
+  const std::uint64_t begun = std::exchange(simulated_, simulated_ + operators);
+  ++judged_;
+  if (replayed_cost == kNever) return;
+  const bool better = replayed_cost < reached();
+  // Most changes alter nothing by themselves; those that are to come may need them.
+  const bool as_good = stage_ == Stage::kLocal && replayed_cost == reached();
+  if (better || as_good) best_ = plan;
+  if (better) found_.push_back({begun, plan});
+  constexpr double kGain = 0.01;
+  if (replayed_cost < (1 - kGain) * gained_) {
+    gained_ = replayed_cost;
+    last_gain_ = simulated_;
   }
+}
+
+bool Search::goes_on(std::uint64_t share) {
+  return (simulated_ < share || must_go_on() || judged_ == 0) && next() != nullptr;
+}
+
+std::shared_ptr<const Plan> Search::best_within(std::uint64_t share) {
+  // The first that fits was looked for however long that took.
+  while (found_.size() > 1 && found_[1].begun < share) found_.pop_front();
+  return found_.empty() ? nullptr : found_.front().plan;
+}
+
+bool Search::pays() const {
+  return simulated_ - last_gain_ < limits_.in_vain && simulated_ < limits_.in_all &&
+         (limits_.plans < 0 || judged_ < limits_.plans);
+}
+
+bool Search::begin_next_stage() {
+  switch (stage_) {
+    case Stage::kScores:
+      stage_ = Stage::kPatience;
+      for (const double patience : {0.0, kNever}) {
+        for (Score score : kPortfolio) {
+          score.patience = patience;
+          queue_.push_back({score, {}, {}});
+        }
+      }
+      return true;
+    case Stage::kPatience:
+      stage_ = Stage::kKept;
+      try_what_is_kept();
+      return true;
+    case Stage::kKept:
+      stage_ = Stage::kLocal;
+      std::tie(counted_, waiting_) = values_by_wait(*trace_);
+      return true;
+    case Stage::kLocal:
+      if (counted_.empty()) return false;
+      queue_.push_back(changed());
+      return true;
+    case Stage::kListed:
+      return false;
+  }
+  return false;
+}
+
+void Search::try_what_is_kept() {
+  const Score score = best_ ? best_->score : Score();
+  const std::vector<bool> products = products_of(*trace_);
+  queue_.push_back({score, dear(products), {}});
+  queue_.push_back({score, {}, products});
+  queue_.push_back({kLooksBack, {}, products});
+  const Segments segments(*trace_);
+  const auto calls = static_cast<double>(trace_->calls.size());
+  for (const double factor : {0.5, 1.0, 2.0}) {
+    const auto count = static_cast<std::size_t>(factor * std::sqrt(calls)) + 1;
+    queue_.push_back({score, dear(segments.across(count)), {}});
+  }
+}
+
+// Local search: change the score, or the weights of some values, and keep what does no harm.
+Plan Search::changed() {
+  Dice dice(random_);
+  Plan plan = best_ ? *best_ : Plan();
+  if (dice.one_in(3)) {
+    change_score(plan, dice);
+    return plan;
+  }
+  plan.weights.resize(trace_->values.size(), 1);
+  const float factor = dice.one_in(2) ? 4.0F : 64.0F;
+  const bool dearer = dice.one_in(2);
+  change_weights(plan, dice.one_in(4) ? counted_ : waiting_, dearer ? factor : 1 / factor, dice);
+  // At times in exchange for others.
+  if (dice.one_in(3)) change_weights(plan, waiting_, dearer ? 1 / factor : factor, dice);
+  return plan;
 }
 
 }  // namespace rematfn

@@ -1,47 +1,104 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // search.h: tries plans out in the simulator.
+//
+// Note [A search is a sequence]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What a search tries next depends on what it has tried, and on nothing else: not on the clock, nor on
+// who simulates it. Its place in the sequence is the number of operators that it has simulated, replays
+// among them. So a call can be given the best plan of the first so many: whoever is further by then
+// looks at the plans found up to there, whoever is not goes on till there. Which plan a call follows is
+// then the same on every machine. For that each step has three parts: next() and judge() are quick and
+// belong under plans_mutex(), simulate() between them is neither.
 
 #pragma once
 
-#include <functional>
+#include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
+#include <random>
 
-#include "planning/program.h"
+#include "engine/guide.h"
+#include "planning/simulation.h"
 
 namespace rematfn {
 
-// For one trace in one budget. Goes on while `go_on` says so, and until some plan fits; tells `found`
-// of each plan that replays less than those before.
+// How much a search may do. It is counted in operators simulated, replays among them.
+struct SearchLimits {
+  std::uint64_t in_vain = 0;  // without coming to a plan that replays a hundredth less
+  std::uint64_t in_all = 0;
+  std::int64_t plans = -1;  // if not negative: so many plans
+};
+
+// For one trace in one budget.
 class Search {
  public:
   Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-         std::size_t budget, GoOn go_on, Effort& effort, std::function<void(const Plan&)> found);
+         std::size_t budget);
 
-  // The settings that there are, those of `first` before all others; then local search. Each of the
-  // three throws Stopped.
-  void run(std::optional<Score> first);
+  // What to try, once. The settings that there are, those of `first` before all others; then local
+  // search. Goes on within `limits`, and until some plan fits.
+  void try_settings(const SearchLimits& limits, std::optional<Score> first);
   // Segments alone, as many as asked for; zero: the best number.
-  void cut_into(std::size_t count);
-  void cut_at_points();
+  void try_segments(std::size_t count);
+  void try_cut_points();
+
+  // The plan to simulate, the same until it is judged; null if the search is over.
+  [[nodiscard]] std::shared_ptr<const Plan> next();
+  // What it replays, in seconds; kNever if it does not fit. Throws Stopped.
+  [[nodiscard]] double simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const;
+  // That it replays so much, and took so many operators to simulate.
+  void judge(double replayed_cost, std::uint64_t operators);
+
+  // Whether something is left to try that the first `share` operators begin with.
+  [[nodiscard]] bool goes_on(std::uint64_t share);
+  // The best plan of those; null if none fits. Those that were found before are forgotten.
+  [[nodiscard]] std::shared_ptr<const Plan> best_within(std::uint64_t share);
+  [[nodiscard]] std::uint64_t simulated() const { return simulated_; }
 
  private:
-  // Where replays run away all the same, when to price pending readers is tried out as well. False if
-  // time is up. See Note [Pending readers have a price].
-  bool try_patience();
-  [[nodiscard]] bool goes_on() const { return go_on_(best_.replayed_cost); }
-  // Simulates the plan; keeps it if it is the best so far, or, if asked to, as good.
-  void consider(Plan plan, bool or_as_good = false);
-  void improve();
+  enum class Stage : std::uint8_t {
+    kScores,
+    // Where replays run away all the same, when to price pending readers is tried out as well. See
+    // Note [Pending readers have a price].
+    kPatience,
+    kKept,   // products, segments
+    kLocal,  // search
+    kListed,  // what is in the queue, and no more
+  };
+  struct Found {
+    std::uint64_t begun;  // operators that had been simulated before
+    std::shared_ptr<const Plan> plan;
+  };
+
+  [[nodiscard]] double reached() const { return best_ ? best_->replayed_cost : kNever; }
+  [[nodiscard]] bool pays() const;
+  // Nothing fits yet, and not all settings have been tried.
+  [[nodiscard]] bool must_go_on() const { return !best_ && stage_ == Stage::kScores; }
+  // Puts what comes next into the queue. False if nothing does.
+  [[nodiscard]] bool begin_next_stage();
+  void try_what_is_kept();
+  [[nodiscard]] Plan changed();
 
   const std::shared_ptr<const Trace> trace_;
   const std::shared_ptr<const Future> future_;
   const std::size_t budget_;
-  const GoOn go_on_;
-  Effort& effort_;
-  const std::function<void(const Plan&)> found_;
-  Plan best_;
+  double program_cost_ = 0;
+  SearchLimits limits_;
+  Stage stage_ = Stage::kListed;
+  std::deque<Plan> queue_;
+  std::shared_ptr<Plan> pending_;  // is being simulated, or to be
+  bool over_ = false;
+  std::uint64_t simulated_ = 0;
+  std::int64_t judged_ = 0;
+  std::uint64_t last_gain_ = 0;
+  double gained_ = kNever;  // what was replayed then
+  std::shared_ptr<const Plan> best_;
+  std::deque<Found> found_;
+  std::mt19937 random_{20};  // the same for all
+  std::vector<Trace::Id> counted_;  // values, for local search
+  std::vector<Trace::Id> waiting_;
 };
 
 }  // namespace rematfn

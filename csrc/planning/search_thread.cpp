@@ -7,10 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdlib>
 #include <deque>
+#include <limits>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #include "base/background.h"
 
@@ -20,19 +23,38 @@ namespace {
 constexpr std::size_t kMostWaiting = 256;  // beyond, those that have waited longest are forgotten
 constexpr int kNicer = 10;
 
-struct Request {
-  std::weak_ptr<Program> program;
-  std::size_t budget;
-  SearchLimits limits;
+constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
+
+using Searches = std::vector<const Search*>;
+
+bool has(const Searches& searches, const Search* search) {
+  return std::find(searches.begin(), searches.end(), search) != searches.end();
+}
+
+// `search` is among `all` for as long as this lives. The mutex is held at its ends.
+class Among {
+ public:
+  Among(Searches& all, const Search& search) : all_(all), search_(&search) {
+    all_.push_back(search_);
+  }
+  Among(const Among&) = delete;
+  Among& operator=(const Among&) = delete;
+  ~Among() { all_.erase(std::find(all_.begin(), all_.end(), search_)); }
+
+ private:
+  Searches& all_;
+  const Search* search_;
 };
 
 // Of this process; a forked child has one of its own. Never destroyed.
 struct Searcher {
   std::mutex mutex;
-  std::deque<Request> waiting;
-  std::shared_ptr<Effort> effort;  // of the search that runs
-  const Program* searched = nullptr;
-  std::size_t budget = 0;
+  std::condition_variable changed;  // something has been simulated, or has ended
+  Searches simulated;  // a plan of theirs is, at this moment
+  Searches awaited;    // some call needs them to go on
+  std::deque<std::weak_ptr<Program>> waiting;  // for the thread
+  std::shared_ptr<Effort> effort;  // of what the thread simulates
+  const Program* searched = nullptr;  // by the thread
   std::thread thread;
   bool working = false;  // the thread runs, and will look at `waiting` once more
   bool ended = false;
@@ -68,26 +90,56 @@ void give_way() {
 #endif
 }
 
+// Simulates the next plan of `search`, of which nobody else simulates one. There is one, and the mutex
+// is held, but not meanwhile. Throws Stopped; then that plan comes next again.
+void simulate_next(Searcher& own, Search& search, Effort& effort,
+                   std::unique_lock<std::mutex>& lock) {
+  const Among simulated(own.simulated, search);
+  const std::shared_ptr<const Plan> plan = search.next();
+  const std::uint64_t before = effort.operators;
+  double replayed_cost = kNever;
+  lock.unlock();
+  try {
+    replayed_cost = search.simulate(plan, effort);
+  } catch (...) {
+    lock.lock();
+    own.changed.notify_all();
+    throw;
+  }
+  lock.lock();
+  search.judge(replayed_cost, effort.operators - before);
+  own.changed.notify_all();
+}
+
+// Ahead of the calls, until it is over. The mutex is held, but not all the time.
+void search_ahead(Searcher& own, const std::shared_ptr<Program>& program,
+                  std::unique_lock<std::mutex>& lock) {
+  own.effort = std::make_shared<Effort>();
+  own.searched = program.get();
+  try {
+    while (!own.ended && program.use_count() > 1) {
+      const std::shared_ptr<Search> search = program->begun();
+      if (!search->goes_on(kAll)) break;
+      if (has(own.awaited, search.get())) {
+        own.changed.wait(lock);  // calls go first, and are not slowed down by our priority
+      } else {
+        simulate_next(own, *search, *own.effort, lock);
+      }
+    }
+  } catch (const Stopped&) {
+  }
+  own.effort.reset();
+  own.searched = nullptr;
+}
+
 void work(Searcher& own) {
   give_way();
   std::unique_lock lock(own.mutex);
   while (!own.waiting.empty()) {
-    const Request request = std::move(own.waiting.front());
+    std::shared_ptr<Program> program = own.waiting.front().lock();
     own.waiting.pop_front();
-    std::shared_ptr<Program> program = request.program.lock();
     if (!program) continue;
-    const auto effort = own.effort = std::make_shared<Effort>();
-    own.searched = program.get();
-    own.budget = request.budget;
-    lock.unlock();
-    const auto pays = while_it_pays(request.limits, effort);
-    const bool done = program->search(
-        request.budget, Strategy::kBest, 0,
-        [&](double cost) { return program.use_count() > 1 && pays(cost); }, *effort);
-    if (done) program->note_searched(request.budget);
-    lock.lock();
-    own.effort.reset();
-    own.searched = nullptr;
+    search_ahead(own, program, lock);
     lock.unlock();
     program.reset();  // its memory may be freed here
     lock.lock();
@@ -110,21 +162,34 @@ void start(Searcher& own) {
 
 std::mutex& plans_mutex() { return the_searcher().mutex; }
 
-void search_later(const std::shared_ptr<Program>& program, std::size_t budget,
-                  const SearchLimits& limits) {
-  if (program->has_searched(budget)) return;
+void go_on(Search& search, std::uint64_t share, std::unique_lock<std::mutex>& lock) {
+  Searcher& own = the_searcher();
+  Effort effort;
+  if (!search.goes_on(share)) return;
+  {
+    const Among awaited(own.awaited, search);
+    while (search.goes_on(share)) {
+      if (has(own.simulated, &search)) {
+        own.changed.wait(lock);
+      } else {
+        simulate_next(own, search, effort, lock);
+      }
+    }
+  }
+  own.changed.notify_all();
+}
+
+void search_later(const std::shared_ptr<Program>& program) {
   Searcher& own = the_searcher();
   const std::lock_guard guard(own.mutex);
-  if (own.ended || (own.searched == program.get() && own.budget == budget)) return;
-  const auto same = std::find_if(own.waiting.begin(), own.waiting.end(), [&](const Request& r) {
-    return !r.program.owner_before(program) && !program.owner_before(r.program);
+  if (own.ended || own.searched == program.get()) return;
+  if (!program->begun() || !program->begun()->goes_on(kAll)) return;
+  const bool asked = std::any_of(own.waiting.begin(), own.waiting.end(), [&](const auto& other) {
+    return !other.owner_before(program) && !program.owner_before(other);
   });
-  if (same != own.waiting.end()) {
-    same->budget = budget;
-    return;
-  }
+  if (asked) return;
   if (own.waiting.size() == kMostWaiting) own.waiting.pop_front();
-  own.waiting.push_back({program, budget, limits});
+  own.waiting.push_back(program);
   if (!own.working) start(own);
 }
 
@@ -142,6 +207,7 @@ void end_searches() {
     own.ended = true;
     own.waiting.clear();
     if (own.effort) own.effort->stop = true;
+    own.changed.notify_all();
     thread = std::move(own.thread);
   }
   if (thread.joinable()) thread.join();

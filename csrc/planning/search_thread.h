@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// search_thread.h: the one thread of a process that looks for better plans.
+// search_thread.h: who goes on with a search: the one thread of a process that does so ahead of the
+// calls, and a call that follows a plan which nobody has come to yet.
 //
 // Note [A search needs nothing of the interpreter]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -11,12 +12,12 @@
 //   - by atexit(), Python's and C's: it is told to stop, which it notices within one operator, and is
 //     waited for, so that it reads no static object that is being destroyed;
 //   - by _exit(), a signal or an abort: with the process. Nothing of it is to be destroyed.
-//   - A fork: it holds no lock but one, which the fork waits for, and it is not in the child. What it
-//     was searching for is searched for anew there, when it is asked for again.
+//   - A fork: it holds no lock but one, which the fork waits for, and it is not in the child. The plan
+//     that it was simulating is simulated anew there, when a plan is asked for again.
 
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 
@@ -24,11 +25,15 @@
 
 namespace rematfn {
 
-// Has `program` look for a better plan for `budget`, after those that have been asked for before;
-// nothing, if it has done so or is about to. A program that nobody else holds any more is not
+// Goes on with `search` until it has simulated `share` operators, some plan fits or all settings have
+// been tried; or until it is over. Of several threads that do so, the searching one among them, one
+// simulates at a time; and no call waits for a search other than its own. `lock` holds plans_mutex(),
+// but not meanwhile.
+void go_on(Search& search, std::uint64_t share, std::unique_lock<std::mutex>& lock);
+// Has the thread go on with the search that `program` has begun, after those that have been asked for
+// before; nothing, if that is over or asked for. A program that nobody else holds any more is not
 // searched for.
-void search_later(const std::shared_ptr<Program>& program, std::size_t budget,
-                  const SearchLimits& limits);
+void search_later(const std::shared_ptr<Program>& program);
 // Whether some search runs, or is to.
 [[nodiscard]] bool is_searching();
 // For good: those that run are stopped and waited for, later ones are not begun.

@@ -49,6 +49,8 @@ py::list events_of(const Trace& trace) {
   return events;
 }
 
+constexpr auto kAllOperators = std::numeric_limits<std::uint64_t>::max();
+
 // The statistics, or (a budget that would do, unevictable bytes, whether it thrashes).
 py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std::size_t> budget,
                           const Score& score, const Keeping& keeping, const py::object& judge,
@@ -117,32 +119,22 @@ void bind_traces(py::module_& m) {
           "search",
           [](Program& program, std::size_t budget, std::uint64_t in_vain, std::uint64_t in_all,
              std::int64_t plans, const Program* like) {
-            const auto effort = std::make_shared<Effort>();
             const std::optional<Score> first =
                 like == nullptr ? std::nullopt : std::optional(like->plan().score);
-            program.search(budget, Strategy::kBest, 0,
-                           while_it_pays({in_vain, in_all, plans}, effort), *effort, first);
-            return effort->operators.load();
+            program.search(budget, {in_vain, in_all, plans}, first);
           },
           nogil, py::arg("budget"), py::arg("in_vain"), py::arg("in_all"), py::arg("plans") = -1,
           py::arg("like") = nullptr)
-      .def("search_later",
-           [](const std::shared_ptr<Program>& program, std::size_t budget, std::uint64_t in_vain,
-              std::uint64_t in_all) { search_later(program, budget, {in_vain, in_all}); })
-      .def(
-          "cut_into",
-          [](Program& program, std::size_t budget, std::size_t segments) {
-            Effort effort;
-            program.search(budget, Strategy::kSegments, segments, {}, effort);
-          },
-          nogil)
-      .def(
-          "cut_at_points",
-          [](Program& program, std::size_t budget) {
-            Effort effort;
-            program.search(budget, Strategy::kCutPoints, 0, {}, effort);
-          },
-          nogil)
+      .def("cut_into", &Program::cut_into, nogil)
+      .def("cut_at_points", &Program::cut_at_points, nogil)
+      .def("follow", &Program::follow, nogil, py::arg("share") = kAllOperators)
+      .def("search_later", &search_later)
+      .def_property_readonly("cost",
+                             [](const Program& program) {
+                               double cost = 0;
+                               for (const Trace::Call& call : program.trace->calls) cost += call.cost;
+                               return cost;
+                             })
       .def("kept", [](const Program& program) { return program.plan().kept; })
       .def("replayed_cost", [](const Program& program) { return program.plan().replayed_cost; });
   m.def("simulate", &simulate_trace);

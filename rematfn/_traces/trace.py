@@ -211,7 +211,8 @@ def simulate(
     program = None
     if isinstance(policy, Planned) and nbytes is not None:
         program = _C.Program(trace._core)
-        policy.plan(program, nbytes)
+        policy.begin(program, nbytes)
+        program.follow()
     return Stats(**_simulated(trace._core, nbytes, policy, program))
 
 

@@ -28,7 +28,20 @@ _MOST_OPERATORS_IN_ALL = 1 << 20
 _MOST_KEYS = 1024  # of one function; without a record a key is some numbers
 _MOST_WAYS = 8  # of one key: what it has run, by its numbers
 
-_AT_ONCE = 30_000  # operators that the second call may simulate: about a twentieth of a second
+# Note [A plan goes by the number of the call]
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A thread looks for better plans while calls run. A call that took the best one found so far would
+# follow another plan on a busy machine than on an idle one, and the ranks of a job other plans than
+# one another. So a call has a share of the search: the operators simulated that come before it, a
+# function of its number alone. It follows the best plan of its share, though the thread may be
+# further; if the thread is not as far, the call simulates the rest itself. A share grows by what a
+# thread simulates in less time than a call takes, by the cost model, so mostly nothing is waited for.
+# What runs much faster than the model says, as on a GPU, waits for the most that a share grows by: a
+# tenth to a quarter of a second at each call till the search is over, which is ten calls or so.
+_FIRST_SHARE = 30_000  # of the first guided call: about a twentieth of a second
+_SHARE_PER_SECOND = 200_000  # of a call's cost; 400,000 to 900,000 are simulated in one
+_MOST_OF_A_CALL = 100_000
+_ALL = 1 << 62
 _ABOUT = 1.05
 _MOST_PENDING = 4  # recorded calls, of one key, whose end is waited for
 
@@ -51,34 +64,50 @@ class Way:
     def __init__(self, trace: _C.Trace) -> None:
         self._trace: _C.Trace | None = trace
         self._program: _C.Program | None = None
-        self._planned = 0  # the budget that was searched for
+        self._planned = 0  # the budget that is searched for
+        self._share = 0  # See Note [A plan goes by the number of the call]
+        self._grows_by = 0
         self.operators = trace.operators
         _remember(self)
 
     def program(self, budget: int, policy: Planned, like: _C.Program | None) -> _C.Program | None:
         """Return the program with a plan for ``budget``, if one fits; None if there is no record.
 
-        The first plan that fits is there at once; the settings of ``like`` are tried before all
-        others. The search for a better one goes on meanwhile, for later calls, as ``policy`` says.
+        Each call counts: the next one follows a plan that more has been simulated for. The settings
+        of ``like`` are tried before all others, and then one that fits will do for the first call.
         """
-        trace, self._trace = self._trace, None
-        if trace is not None:
-            try:
-                trace.check()
-            except ValueError as error:
-                warnings.warn(f"{error}; not guided. Please report it.", stacklevel=2)
+        with _lock:
+            trace, self._trace = self._trace, None
+            if trace is not None:
+                try:
+                    trace.check()
+                except ValueError as error:
+                    warnings.warn(f"{error}; not guided. Please report it.", stacklevel=2)
+                    return None
+                self._program = _C.Program(trace)
+                cost = self._program.cost
+                self._grows_by = int(min(_SHARE_PER_SECOND * cost, _MOST_OF_A_CALL))
+            program = self._program
+            if program is None:
                 return None
-            self._program = _C.Program(trace)
-        program = self._program
-        if program is None:
-            return None
-        # Peaks that depend on data are never quite the same; a little more room is no new budget.
-        if not self._planned <= budget <= self._planned * _ABOUT:
-            self._planned = budget
-            policy.plan(program, budget, at_most=_AT_ONCE if like is None else 0, like=like)
-        if program.replayed_cost() > 0:
-            policy.plan_later(program, self._planned)
+            # Peaks that depend on data are never quite the same; a little more room is no new budget.
+            if self._planned <= budget <= self._planned * _ABOUT:
+                self._share += self._grows_by
+            else:
+                self._planned = budget
+                self._share = _FIRST_SHARE if like is None else 0
+            planned, share = self._planned, self._share
+        policy.begin(program, planned, like)
+        program.follow(share)
+        program.search_later()
         return program
+
+    def finish(self) -> None:
+        """Have later calls follow what the search comes to in the end, and wait for it."""
+        if self._program is not None:
+            with _lock:
+                self._share = _ALL
+            self._program.follow()
 
     @property
     def planned(self) -> _C.Program | None:
@@ -317,6 +346,17 @@ _LOST = "the last such call took another way than the one that was recorded"
 
 def _ratio(a: int, b: int) -> float:
     return max(a, b, 1) / max(min(a, b), 1)
+
+
+def finish_searches() -> None:
+    """Wait until all searches that have begun are over, and have later calls follow what they found.
+
+    For tests and measurements of calls that have been warmed up.
+    """
+    with _lock:
+        ways = [way for reference in _ways.values() if (way := reference()) is not None]
+    for way in ways:
+        way.finish()
 
 
 # --- what all functions remember together ---------------------------------------------------------

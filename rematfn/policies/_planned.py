@@ -38,20 +38,8 @@ class Planned(Policy, ABC):
         return self.first.judge()
 
     @abstractmethod
-    def plan(
-        self,
-        program: _C.Program,
-        budget: int,
-        at_most: int | None = None,
-        like: _C.Program | None = None,
-    ) -> None:
-        """Have the program look for a plan, and begin with the settings of that of ``like``.
-
-        If it takes a search, that simulates about ``at_most`` operators.
-        """
-
-    def plan_later(self, program: _C.Program, budget: int) -> None:
-        """Have a thread look for a better plan, if there is anything to look for."""
+    def begin(self, program: _C.Program, budget: int, like: _C.Program | None = None) -> None:
+        """Begin a search for a plan, with the settings of that of ``like``; or go on with the last."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +57,13 @@ class Guided(Planned):
 
     Attributes:
         first: The policy of calls about which nothing is known.
-        search: Operators that a thread may simulate in vain, without a plan that replays a
-            hundredth less, once for each signature and budget; ten times as many in all. So what is
-            found in the end is the same on every machine. A million takes one or two seconds. The
-            second call waits for the first 30,000, later calls use what has been found by then.
-            With 0, no thread is started: the first plan that fits.
+        search: Operators that may be simulated in vain, without a plan that replays a hundredth
+            less, once for each signature and budget; ten times as many in all. A million takes one
+            or two seconds. A thread does so beside the calls. The second call follows the best plan
+            that the first 30,000 bring; with each call come 200,000 more for each second that the
+            cost model gives it, 100,000 at most, and it waits for them if the thread is not as far.
+            So which plan a call follows depends on its number alone, and not on how fast the
+            machine is. With 0, the first plan that fits.
     """
 
     search: int = 1_000_000
@@ -86,23 +76,9 @@ class Guided(Planned):
                 f"got {self.search!r}."
             )
 
-    def plan(
-        self,
-        program: _C.Program,
-        budget: int,
-        at_most: int | None = None,
-        like: _C.Program | None = None,
-    ) -> None:
-        """Have the program look for a plan while that pays, for ``at_most`` operators."""
-        most = _MOST_SEARCHES * self.search
-        program.search(
-            budget, self.search, most if at_most is None else min(at_most, most), like=like
-        )
-
-    def plan_later(self, program: _C.Program, budget: int) -> None:
-        """Have a thread look for a better plan while that pays."""
-        if self.search > 0:
-            program.search_later(budget, self.search, _MOST_SEARCHES * self.search)
+    def begin(self, program: _C.Program, budget: int, like: _C.Program | None = None) -> None:
+        """Begin a search that goes on while it pays."""
+        program.search(budget, self.search, _MOST_SEARCHES * self.search, like=like)
 
 
 @dataclass(frozen=True)
@@ -133,14 +109,8 @@ class Sqrt(Planned):
         if found is not None and (type(found) is not int or found < 1):
             raise ValueError(f"Sqrt(segments=...): a number from 1 or None, got {found!r}.")
 
-    def plan(
-        self,
-        program: _C.Program,
-        budget: int,
-        at_most: int | None = None,
-        like: _C.Program | None = None,
-    ) -> None:
-        """Have the program cut itself into segments."""
+    def begin(self, program: _C.Program, budget: int, like: _C.Program | None = None) -> None:
+        """Begin to try numbers of segments."""
         program.cut_into(budget, self.segments or 0)
 
 
@@ -161,12 +131,6 @@ class Memory(Planned):
     graph with a skip from end to end, such as a U-Net's, has no cut points.
     """
 
-    def plan(
-        self,
-        program: _C.Program,
-        budget: int,
-        at_most: int | None = None,
-        like: _C.Program | None = None,
-    ) -> None:
-        """Have the program find its cut points."""
+    def begin(self, program: _C.Program, budget: int, like: _C.Program | None = None) -> None:
+        """Begin to try cut points."""
         program.cut_at_points(budget)

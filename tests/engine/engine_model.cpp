@@ -201,12 +201,9 @@ void random_programs(unsigned first, unsigned count) {
     }
     if (seed % 16 != 0) continue;
     Program program(trace);
-    Effort effort;
-    int plans = 20;
-    if (!program.search(options.budget, Strategy::kBest, 0, [&](double) { return --plans > 0; },
-                        effort)) {
-      continue;
-    }
+    constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
+    program.search(options.budget, {.in_vain = kAll, .in_all = kAll, .plans = 20});
+    program.follow(kAll);
     const auto guide = program.guide();
     if (!guide) continue;
     options.score = program.plan().score;

@@ -189,6 +189,7 @@ def test_a_search_that_may_do_nothing_ends_with_the_first_plan_that_fits(
     for limits in ((in_vain, in_all, plans), (MANY, MANY, 100)):
         program = _C.Program(trace._core)
         program.search(100_000, *limits)
+        program.follow()
         found.append(program.replayed_cost() / trace.cost)
     first = rematfn.simulate(trace, 100_000, AT_ONCE).replayed_cost
     assert found[0] == pytest.approx(first)
@@ -298,6 +299,7 @@ def test_the_search_tries_what_speed_keeps(fraction: float) -> None:
     def cost(plans: int) -> float:
         program = _C.Program(trace._core)
         program.search(budget, MANY, MANY, plans)
+        program.follow()
         return program.replayed_cost() / trace.cost
 
     scores, products = 10, 3

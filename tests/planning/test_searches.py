@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -115,14 +117,16 @@ for i, v in enumerate(values):
     reads = [(values[i - 1], False)] if i else []
     core.add_call("a", 1e-5, 0.0, 1, 0, True, False, i >= 150_000, reads, [(v, -1)])
 program = _C.Program(core)
-program.search_later(30_000, 1 << 40, 1 << 40)
+program.search(30_000, 1 << 40, 1 << 40)
+program.search_later()
 time.sleep(0.5)
 assert _C.is_searching()
 start = time.monotonic()
 _C.end_searches()
 assert time.monotonic() - start < 2, time.monotonic() - start
 assert not _C.is_searching()
-program.search_later(1_000, 1 << 40, 1 << 40)
+program.search(1_000, 1 << 40, 1 << 40)
+program.search_later()
 assert not _C.is_searching()
 """
     process = start(long)
@@ -133,6 +137,8 @@ assert not _C.is_searching()
 # --- within a process -----------------------------------------------------------------------------
 
 X = torch.linspace(-1, 1, 4096)
+MANY = 1 << 40
+SHARES = [0, 5_000, 20_000, 60_000, 150_000, 400_000]
 
 
 def chain(x: Tensor) -> Tensor:
@@ -155,12 +161,14 @@ def test_what_a_search_finds_is_the_same_each_time() -> None:
     later = []
     for _ in range(2):
         program = _C.Program(trace._core)
-        program.search_later(100_000, 50_000, 500_000)
-        program.search_later(100_000, 50_000, 500_000)  # it runs already
+        program.search(100_000, 50_000, 500_000)
+        program.search_later()
+        program.search_later()  # it runs already
         wait_for_searches()
+        program.follow()
         later.append(program.replayed_cost() / trace.cost)
     assert later == [pytest.approx(now)] * 2
-    program.search_later(100_000, 50_000, 500_000)
+    program.search_later()
     assert not _C.is_searching(), "it has been searched for"
 
 
@@ -174,9 +182,12 @@ def test_one_search_runs_at_a_time_and_the_others_wait() -> None:
     wait_for_searches()
     before = threads()
     for program in programs:
-        program.search_later(100_000, 20_000, 200_000)
+        program.search(100_000, 20_000, 200_000)
+        program.search_later()
     assert len(threads() - before) <= 1
     wait_for_searches()
+    for program in programs:
+        program.follow()
     assert len({program.replayed_cost() for program in programs}) == 1
     assert programs[0].replayed_cost() < float("inf")
 
@@ -184,7 +195,8 @@ def test_one_search_runs_at_a_time_and_the_others_wait() -> None:
 def test_nobody_searches_for_a_program_that_is_gone() -> None:
     trace = rematfn.record(torch.func.grad(chain), X)
     program = _C.Program(trace._core)
-    program.search_later(100_000, 1 << 40, 1 << 40)
+    program.search(100_000, 1 << 40, 1 << 40)
+    program.search_later()
     assert _C.is_searching()
     del program
     wait_for_searches()
@@ -194,7 +206,8 @@ def test_a_search_gives_way_to_the_program() -> None:
     trace = rematfn.record(torch.func.grad(chain), X)
     program = _C.Program(trace._core)
     mine = os.getpriority(os.PRIO_PROCESS, 0)
-    program.search_later(100_000, 1 << 40, 1 << 40)
+    program.search(100_000, 1 << 40, 1 << 40)
+    program.search_later()
     end = time.monotonic() + 10
     while time.monotonic() < end:
         tasks = [int(p.name) for p in Path("/proc/self/task").iterdir()]
@@ -218,3 +231,166 @@ def test_another_size_begins_with_the_settings_found_for_the_first() -> None:
     assert rematfn.stats(g).call == "guided"
     assert rematfn.stats(g).replays > 0
     wait_for_searches()
+
+
+# --- plans go by the number of the call -----------------------------------------------------------
+
+CALLED = """
+import json, os, sys, threading, time, torch, rematfn
+from rematfn import _C
+def step(params, x):
+    for i, w in enumerate(params):
+        x = torch.nn.functional.gelu(torch.cat([x, x.sin() if i % 3 else x], 1) @ w)
+    return torch.autograd.grad(x.square().mean(), params)
+torch.manual_seed(0)
+params = [(torch.randn(128, 64) / 8).requires_grad_() for _ in range(18)]
+x = torch.randn(128, 64)
+g = rematfn.remat(step, 0.25)
+def burn():
+    while True:
+        sum(range(1000))
+slow = sys.argv[1] == "slow"
+if slow:
+    os.nice(5)
+    for _ in range(3):
+        threading.Thread(target=burn, daemon=True).start()
+counted = []
+for _ in range(14):
+    g(params, x)
+    stats = rematfn.stats(g)
+    counted.append([stats.call, stats.evictions, stats.replays, stats.replayed_cost,
+                    stats.peak_bytes])
+    if not slow:
+        time.sleep(0.1)  # the thread gets ahead of the calls
+print(json.dumps(counted))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_two_processes_follow_the_same_plans_however_fast_they_are() -> None:
+    found = []
+    for speed in ("fast", "slow"):
+        process = start(CALLED.replace("sys.argv[1]", repr(speed)))
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, out + err
+        found.append(json.loads(out))
+    fast, slow = found
+    assert fast == slow
+    assert [kind for kind, *_ in fast[2:]] == ["guided"] * 12
+    assert len({replayed_cost for *_, replayed_cost, _ in fast[1:]}) > 2, "plans change"
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_call_has_the_best_plan_of_its_share(ahead: bool) -> None:
+    """The same if the search has long come to others."""
+    trace = rematfn.record(torch.func.grad(chain), X)
+    expected = []
+    for share in SHARES:
+        program = _C.Program(trace._core)
+        program.search(100_000, MANY, MANY)
+        assert share <= program.follow(share) < share + 10_000
+        expected.append(program.replayed_cost())
+    assert expected == sorted(expected, reverse=True)
+    assert expected[-1] < expected[0]
+    program = _C.Program(trace._core)
+    program.search(100_000, SHARES[-1], SHARES[-1])
+    if ahead:
+        program.search_later()
+        wait_for_searches()
+    found = []
+    for share in SHARES:
+        simulated = program.follow(share)
+        assert ahead == (simulated >= SHARES[-1]) or share == SHARES[-1]
+        found.append(program.replayed_cost())
+    assert found == expected
+
+
+def test_calls_on_several_threads_go_on_with_one_search() -> None:
+    trace = rematfn.record(torch.func.grad(chain), X)
+    program = _C.Program(trace._core)
+    program.search(100_000, MANY, 10 * SHARES[-1])
+    program.search_later()
+    with ThreadPoolExecutor(4) as pool:
+        simulated = list(pool.map(program.follow, [SHARES[-1]] * 8))
+    assert min(simulated) >= SHARES[-1]
+    wait_for_searches()
+    program.follow()
+    alone = _C.Program(trace._core)
+    alone.search(100_000, MANY, 10 * SHARES[-1])
+    alone.follow()
+    assert program.replayed_cost() == alone.replayed_cost()
+
+
+def test_a_call_waits_for_no_search_but_its_own() -> None:
+    trace = rematfn.record(torch.func.grad(chain), X)
+    endless, quick = (_C.Program(trace._core) for _ in range(2))
+    endless.search(100_000, MANY, MANY)
+    endless.search_later()
+    quick.search(100_000, MANY, MANY)
+    quick.search_later()
+    assert quick.follow(20_000) < 40_000
+    assert quick.replayed_cost() < float("inf")
+    assert _C.is_searching()
+    del endless, quick
+    wait_for_searches()
+
+
+def test_a_child_goes_on_where_its_parent_was() -> None:
+    """Whatever the thread was at, which is not in the child."""
+    script = """
+import os, torch, rematfn
+from rematfn import _C
+def chain(x):
+    for _ in range(12):
+        x = (x.sin() * x).exp().tanh()
+    return x.square().sum()
+trace = rematfn.record(torch.func.grad(chain), torch.linspace(-1, 1, 4096))
+def begun():
+    program = _C.Program(trace._core)
+    program.search(100_000, 1 << 40, 1 << 40)
+    return program
+alone = begun()
+alone.follow(200_000)
+for _ in range(20):
+    program = begun()
+    program.search_later()
+    while program.follow(0) < 5_000:
+        pass
+    pid = os.fork()
+    program.follow(200_000)
+    same = program.replayed_cost() == alone.replayed_cost()
+    if pid == 0:
+        os._exit(0 if same else 9)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert same
+"""
+    process = start(script)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, out + err
+
+
+def test_a_call_that_fails_has_had_its_number() -> None:
+    def counted(failing: bool) -> list[float]:
+        fails = [False]
+
+        def f(x: Tensor) -> Tensor:
+            if fails[0]:
+                raise LookupError
+            return chain(x)
+
+        g = rematfn.remat(torch.func.grad(f), 100_000)
+        costs = []
+        for i in range(8):
+            fails[0] = failing and i == 4
+            if fails[0]:
+                with pytest.raises(LookupError):
+                    g(X)
+            else:
+                g(X)
+            costs.append(rematfn.stats(g).replayed_cost)
+        return costs
+
+    without, with_failure = counted(False), counted(True)
+    assert with_failure[:4] == without[:4]
+    assert with_failure[5:] == without[5:]
