@@ -15,7 +15,9 @@ namespace rematfn {
 //   2. Nor is what is small beside the value, such as the loss.
 //   3. Beyond the next kept value, that one serves.
 //   4. Where all but the named is kept, nothing stays.
-//   5. Where replays run away, a value of the backward stays as well, while something is evicted that
+//   5. Without a budget, and without a policy that lets go of the rest when the function returns,
+//      nothing stays: nothing will be replayed.
+//   6. Where replays run away, a value of the backward stays as well, while something is evicted that
 //      is replayed from it: the next replay of that would go through all of the backward so far.
 //      See Note [Pending readers have a price].
 void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
@@ -33,10 +35,17 @@ void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   if (retains_) let_go_of_kept_for(*version);
 }
 
+static bool may_have_to_go(const Table& table) {  // Rule 5
+  const Table* t = &table;
+  while (t != nullptr && t->budget == kNoBudget && !t->keeping.decides()) t = t->enclosing.get();
+  return t != nullptr;
+}
+
 bool Burial::is_kept_for_somebody(const Version& version) {
   constexpr std::size_t kSmall = 64;  // so many times smaller
   if (!version.kept || version.backward || !version.table) return false;
   if (version.table->keeping.marks == Keeping::Marks::kAllBut) return false;
+  if (!may_have_to_go(*version.table)) return false;
   Walk walk(domain_.walks);
   walk.visit_readers(version, kNoCap);
   for (std::size_t i = 0; i < walk.size(); ++i) {
@@ -52,7 +61,7 @@ bool Burial::is_kept_for_somebody(const Version& version) {
   return false;
 }
 
-// Rule 5
+// Rule 6
 bool Burial::is_kept_for_evicted(const Version& version) const {
   if (!version.backward || version.raw || version.nbytes == 0 || !version.table) return false;
   return domain_.evictor.prices_pending(*version.table) && Replayer::is_wanted(version);

@@ -187,7 +187,7 @@ void Domain::lose_guide() {
     for (Version* v = tables[i]->oldest; v != nullptr; v = v->next) {
       v->next_use = kUnknown;
       v->weight = 1;
-      if (tables[i] == root) v->kept = false;  // only a plan has said so
+      if (tables[i] == root) v->kept = v->marked;  // the rest a plan has said
     }
     for (std::size_t k = 0; k < tables[i]->candidates.size(); ++k) {
       Candidate& c = tables[i]->candidates[k];

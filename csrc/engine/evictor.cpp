@@ -2,6 +2,7 @@
 #include "engine/evictor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/domain.h"
 #include "engine/guide.h"
@@ -35,8 +36,10 @@ bool Evictor::evict_one(Table& table, bool spare_pending) {
 
 Version* Evictor::find_victim(Table& table, bool spare_pending) {
   Version* victim = choose(table, spare_pending);
-  for (std::size_t i = 0; victim == nullptr && i < table.inner.size(); ++i) {
-    victim = find_victim(*table.inner[i], spare_pending);
+  for (Table* inner : table.inner) {
+    if (victim != nullptr && !victim->kept) break;
+    Version* other = find_victim(*inner, spare_pending);
+    if (other != nullptr && (victim == nullptr || !other->kept)) victim = other;
   }
   return victim;
 }
@@ -125,20 +128,21 @@ bool Evictor::find_way(Version& version) {
 // The judge may throw; nothing has changed then.
 Version* Evictor::choose_by_judge(Table& table, bool spare_pending) {
   Version* victim = nullptr;
-  double lowest = 0;
+  std::pair<bool, double> lowest;  // what is kept comes last
   for (std::size_t i = 0; i < table.candidates.size(); ++i) {
     const Candidate& c = table.candidates[i];
     Version& version = *table.candidate_versions[i];
     if (c.pinned || (spare_pending && c.pending) || has_to_stay(version)) continue;
     const double next = domain_.neighbourhood.next_use(version);
     const bool known = next != kUnknown && next != kNever;
-    const double found = table.judge({.nbytes = c.nbytes,
+    const double judged = table.judge({.nbytes = c.nbytes,
                                       .cost = c.cost,
                                       .ancestors = domain_.neighbourhood.cost(version, ScoreKind::kOn),
                                       .age = domain_.clock - c.last_access,
                                       .next_use = known ? std::max(next - domain_.clock, 0.0) : next,
                                       .consumed = c.consumed,
                                       .producer = version.producer ? version.producer->name() : ""});
+    const std::pair found(version.kept, judged);
     if (victim != nullptr && found >= lowest) continue;
     victim = &version;
     lowest = found;

@@ -72,7 +72,7 @@ void Guide::advise(Version& version, Trace::Id value, double next_use) const {
   if (!plan_->weights.empty()) version.weight = plan_->weights[value];
   // An inner level's policy decides for itself.
   const bool outermost = version.table && !version.table->enclosing;
-  if (outermost && !plan_->kept.empty()) version.kept = plan_->kept[value];
+  if (outermost && !plan_->kept.empty()) version.kept = plan_->kept[value] || version.marked;
   if (version.producer) {
     for (const Input& input : version.producer->inputs) {
       const Version& source = *input.version;

@@ -156,6 +156,7 @@ struct Version : Node {
   bool program = false;   // some tensor of the program stands on these very contents
   bool consumed = false;  // an operator of the program has read it
   bool kept = false;      // goes when nothing else can
+  bool marked = false;    // kept because the program says so, whatever a plan does
   bool backward = false;  // made in a backward; known where something may be kept
 };
 

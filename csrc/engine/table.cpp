@@ -174,12 +174,7 @@ void Table::note_need(std::size_t nbytes) {
 }
 
 void Table::mark(Version& version, std::string_view name) {
-  const Table* heeding = this;
-  while (heeding != nullptr && heeding->keeping.marks == Keeping::Marks::kIgnored) {
-    heeding = heeding->enclosing.get();
-  }
-  if (heeding == nullptr) return;
-  version.kept = heeding->keeping.marked(name);
+  version.kept = version.marked = keeping.marked(name);
   if (version.is_candidate()) candidates[version.slot].weight = weight_of(version);
 }
 

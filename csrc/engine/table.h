@@ -148,7 +148,7 @@ class Table : public Node {
   bool give_way(std::size_t nbytes, std::size_t in_flight);
   void note_need(std::size_t nbytes);
 
-  // The program marks `version`. The innermost table around that heeds marks decides what it means.
+  // The program marks `version`, which is this table's.
   void mark(Version& version, std::string_view name);
 
   // Versions go by these ways, of this table and of those inside it. By default they are dropped. To be

@@ -38,16 +38,13 @@ double time_of(const Score& s, const Candidate& c, double now) {
   return age;
 }
 
-}  // namespace
-
-double score(const Score& s, const Candidate& c, double now) {
+double unweighted(const Score& s, const Candidate& c, double now) {
   switch (s.kind) {
     case ScoreKind::kOn: {
-      if (c.next_use == kNever) return -c.nbytes;  // free: no replay will ever be asked for
       // A value nobody has read yet is about to be: its consumer is usually the next operator.
       const bool priced = s.prices_pending && c.pending;
       const double fresh = c.consumed || priced ? 1.0 : s.unread;
-      return c.weight * fresh * (c.cost + s.ancestors * c.neighbours) /
+      return fresh * (c.cost + s.ancestors * c.neighbours) /
              (c.nbytes * power(time_of(s, c, now), s.exponent));
     }
     case ScoreKind::kDtr:
@@ -63,6 +60,15 @@ double score(const Score& s, const Candidate& c, double now) {
       return -c.nbytes;
   }
   return 0;
+}
+
+}  // namespace
+
+double score(const Score& s, const Candidate& c, double now) {
+  if (s.kind == ScoreKind::kOn && c.next_use == kNever) return -c.nbytes;  // no replay will be asked for
+  const double found = unweighted(s, c, now);
+  if (found >= 0) return c.weight * found;
+  return c.weight > 1 ? -1 / found : found;
 }
 
 Victims choose_victims(const Score& kind, std::span<const Candidate> candidates, double now,

@@ -67,7 +67,7 @@ enum class Horizon : std::uint8_t {
 //   2. Of the victims so found, those that the dearer ones make unnecessary stay. Else the few bytes of
 //      a weight's gradient go for nothing, as the next victim frees a hundred times as much.
 //   3. A value of the backward that the program drops stays as long as something evicted is replayed
-//      from it. See Note [A kept value outlives the program's tensors], Rule 5.
+//      from it. See Note [A kept value outlives the program's tensors], Rule 6.
 struct Score {
   ScoreKind kind = ScoreKind::kOn;
   double ancestors = 0.5;
@@ -88,7 +88,7 @@ struct Candidate {
   double neighbours = 0;   // cost of the evicted neighbourhood, as the score in force defines it
   double last_access = 0;  // program time, seconds
   double next_use = kUnknown;  // program time: when it, or what needs it to be replayed, is read
-  double weight = 1;       // of a plan; multiplies the score
+  double weight = 1;       // of a plan, past all others for what is kept; see score()
   bool consumed = false;   // some operator of the program has read it
   bool pinned = false;     // a running operator needs it: never a victim
   bool pending = false;    // a planned replay will read it: a victim only when nothing else is left
@@ -96,7 +96,8 @@ struct Candidate {
   bool stale = true;       // what is around it has changed: see Note [Stale scores are too low]
 };
 
-// The lowest score goes first. `now` is the program time, at least every last_access.
+// The lowest score goes first. A weight multiplies it; of scores that are below zero, a kept value's is
+// above, in the same order. Only a value that is known not to be read again is free even so. `now` is the program time, at least every last_access.
 [[nodiscard]] double score(const Score& kind, const Candidate& c, double now);
 
 // Note [Stale scores are too low]

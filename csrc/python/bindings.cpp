@@ -103,7 +103,7 @@ Score make_score(const std::string& kind, double ancestors, double exponent, dou
 
 Keeping make_keeping(bool products, const std::string& marks, const std::vector<std::string>& names) {
   static const std::unordered_map<std::string, Keeping::Marks> kinds{
-      {"ignored", Keeping::Marks::kIgnored}, {"all", Keeping::Marks::kAll},
+      {"heeded", Keeping::Marks::kHeeded}, {"all", Keeping::Marks::kAll},
       {"only", Keeping::Marks::kOnly},       {"but", Keeping::Marks::kBut},
       {"all but", Keeping::Marks::kAllBut}};
   return {products, kinds.at(marks), names};

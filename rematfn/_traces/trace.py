@@ -14,6 +14,7 @@ from .._inspection import Stats
 from .._transform.budget import BudgetLike, format_bytes, parse_budget
 from .._transform.deferred import refuse_deferred
 from .._transform.level import LevelOptions, call
+from .._transform.remat import DEFAULT_POLICY
 from .._transform.rematted import rematted_of
 from ..policies import Custom, Guided, Policy
 from ..policies._custom import Scorer
@@ -175,7 +176,7 @@ def warmup(g: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
 
 
 def simulate(
-    trace: Trace, budget: BudgetLike = None, policy: Policy | Scorer | None = None
+    trace: Trace, budget: BudgetLike = None, policy: Policy | Scorer = DEFAULT_POLICY
 ) -> Stats:
     """Return what a run of ``trace`` within ``budget`` would do, without running it.
 
@@ -185,8 +186,9 @@ def simulate(
     Args:
         trace: A recorded program.
         budget: As for :func:`remat`; a fraction is one of ``trace.peak_bytes``.
-        policy: As for :func:`remat`. With :class:`Guided`, the default here, this is a guided
-            call once the search for a plan is over; so it is with the others that plan.
+        policy: As for :func:`remat`, with the same default, :class:`Guided`. With that, and others
+            that plan, this is what a call does that follows what the search comes to in the end:
+            one that comes after enough others. The first call is what ``policy.first`` makes of it.
 
     Raises:
         BudgetError: The trace does not fit.
@@ -201,7 +203,6 @@ def simulate(
     """
     if not isinstance(trace, Trace):
         raise TypeError(f"simulate(trace): a Trace is needed, as record() returns, got {trace!r}.")
-    policy = Guided() if policy is None else policy
     if not isinstance(policy, Policy):
         policy = Custom(policy)
     parsed = parse_budget(budget)

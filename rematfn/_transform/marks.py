@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that the program names, for policies that go by names."""
+"""Values that the program marks to be kept."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from .. import _C
 
 
 def keep(x: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """Mark the value of ``x`` to be kept by :class:`Manual`, and return ``x`` itself.
+    """Mark the value of ``x`` to be kept, and return ``x`` itself.
+
+    Under every policy a marked value goes only when nothing else can: the budget comes first, and
+    so does what running replays are about to read. A value that is known not to be read again may go
+    as well. Names narrow it down: :class:`Manual` says which marks it heeds; the others heed all.
 
     Nothing is copied or computed, and no gradient knows of it. The mark is on the contents that
     ``x`` has now, all of its storage if it is a view; what an in-place operator makes of them is
-    another value. Of nested functions under :func:`remat` the innermost whose policy is
-    :class:`Manual` heeds it; policies that only score ignore it. Outside of :func:`remat`, or on an
-    argument, it does nothing.
+    another value. Of nested functions under :func:`remat` the innermost, which made the value, says
+    what its mark means. Outside of :func:`remat`, or on an argument, it does nothing; nor does it
+    under :class:`rematfn.testing.EvictEverything`.
 
     Args:
         x: A tensor, under any transform of :mod:`torch.func`.
-        name: For policies over names. Many values may have the same name.
+        name: For policies that choose by name. Many values may have the same name.
 
     Returns:
         ``x``, the same object.

@@ -21,7 +21,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=nn.Module)
 
-_DEFAULT = Guided()
+DEFAULT_POLICY: Policy = Guided()  # of simulate() as well
 
 
 @overload
@@ -29,7 +29,7 @@ def remat(  # type: ignore[overload-overlap]  # a module is callable, and stays 
     f: M,
     budget: BudgetLike = None,
     *,
-    policy: Policy | Scorer = _DEFAULT,
+    policy: Policy | Scorer = DEFAULT_POLICY,
     cost: Cost = "model",
     verify: bool = False,
     max_operations: int = MAX_OPERATIONS,
@@ -39,7 +39,7 @@ def remat(
     f: Callable[P, R],
     budget: BudgetLike = None,
     *,
-    policy: Policy | Scorer = _DEFAULT,
+    policy: Policy | Scorer = DEFAULT_POLICY,
     cost: Cost = "model",
     verify: bool = False,
     max_operations: int = MAX_OPERATIONS,
@@ -49,7 +49,7 @@ def remat(
     f: None = None,
     budget: BudgetLike = None,
     *,
-    policy: Policy | Scorer = _DEFAULT,
+    policy: Policy | Scorer = DEFAULT_POLICY,
     cost: Cost = "model",
     verify: bool = False,
     max_operations: int = MAX_OPERATIONS,
@@ -58,7 +58,7 @@ def remat(
     f: Any = None,
     budget: BudgetLike = None,
     *,
-    policy: Policy | Scorer = _DEFAULT,
+    policy: Policy | Scorer = DEFAULT_POLICY,
     cost: Cost = "model",
     verify: bool = False,
     max_operations: int = MAX_OPERATIONS,

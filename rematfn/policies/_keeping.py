@@ -12,7 +12,7 @@ from ._scores import Policy
 class Speed(Policy):
     """Keep the results of matrix products, convolutions and attention; what is cheap goes first.
 
-    They go when nothing else is left, and then by the score of :class:`ON`, as all others do before
+    So are values marked with :func:`keep`. They go when nothing else is left, and then by the score of :class:`ON`, as all others do before
     them. Without a budget all others go when the function returns, and are computed again when the
     backward pass reads them.
 
@@ -27,7 +27,7 @@ class Speed(Policy):
 
     def keeping(self) -> _C.Keeping:
         """Return what goes only when nothing else is left."""
-        return _C.Keeping(True, "ignored", [])
+        return _C.Keeping(True, "heeded", [])
 
 
 @dataclass(frozen=True)

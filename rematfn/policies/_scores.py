@@ -15,7 +15,7 @@ from .. import _C
 
 @dataclass(frozen=True)
 class Policy:
-    """What all policies have in common: a score."""
+    """What all policies have in common: a score, and that what :func:`keep` has marked goes last."""
 
     kind: ClassVar[str] = "on"
     evict_everything: ClassVar[bool] = False
@@ -28,7 +28,7 @@ class Policy:
 
     def keeping(self) -> _C.Keeping:
         """Return what goes only when nothing else is left."""
-        return _C.Keeping(False, "ignored", [])
+        return _C.Keeping(False, "heeded", [])
 
     def judge(self) -> Callable[..., float] | None:
         """Return a score written in Python, if the policy is one."""

@@ -17,7 +17,8 @@ class EvictEverything(Policy):
     """Evict all that is not pinned after every operator.
 
     For tests: each value is then recomputed whenever it is read, so that an operator whose replay
-    is not its first run's twin shows at once.
+    is not its first run's twin shows at once. Everything is meant: marks of :func:`rematfn.keep`
+    would hide what is to be tested, and are not heeded.
     """
 
     kind: ClassVar[str] = "on"
