@@ -7,15 +7,22 @@ Here the operators of the one run are replayed: docs/design/exactness.md.
 
 from __future__ import annotations
 
+import os
+import threading
+import types
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
 from torch.utils.checkpoint import noop_context_fn
 
-from ..policies import ON, Manual
+from ..policies import Manual
 from .budget import BudgetLike, parse_budget
 from .deferred import refuse_deferred
+from .measured import Memory
+from .remat import DEFAULT_POLICY
 from .rematted import Options, Rematted
 
 R = TypeVar("R")
@@ -56,8 +63,10 @@ def checkpoint(
         early_stop: Makes no difference: only what is read is replayed, and what that is made of.
         preserve_rng_state: Makes no difference: a replay always draws what was drawn.
         budget: Bytes that all that is made inside may occupy, as for :func:`remat`; then it is
-            evicted as room is needed, and ``function`` may as well be the whole model. None: what
-            is described above. A fraction is refused: it is one of what an earlier call has used.
+            evicted as room is needed, and ``function`` may as well be the whole model. What a call
+            has taught is remembered for as long as ``function`` lives, so pass the same object,
+            not a new ``lambda`` each time. None: what is described above. A fraction is refused: it
+            is one of what an earlier call has used, and of a new object no call is known.
         **kwargs: Arguments of ``function`` by name, other than these.
 
     Returns:
@@ -90,7 +99,7 @@ def checkpoint(
             "checkpoint(debug=True): there are no two runs to compare. To compare replays with "
             "first runs, write rematfn.remat(function, verify=True)(*args)."
         )
-    return _checkpointed(function, budget, "checkpoint")(*args, **kwargs)
+    return _checkpointed(function, budget, "checkpoint", function)(*args, **kwargs)
 
 
 def checkpoint_sequential(
@@ -137,14 +146,18 @@ def checkpoint_sequential(
             f"needed, as many as there are functions, got {segments!r}."
         )
     if budget is not None:
-        return _checkpointed(_chain(steps), budget, "checkpoint_sequential")(input)
+        anchor = functions if isinstance(functions, nn.Sequential) else next(iter(steps), None)
+        return _checkpointed(_chain(steps), budget, "checkpoint_sequential", anchor, *steps)(input)
     size = len(steps) // segments
     for start in range(0, size * (segments - 1), size):
         input = checkpoint(_chain(steps[start : start + size]), input)
     return _chain(steps[size * (segments - 1) :])(input)
 
 
-def _checkpointed(function: Callable[..., R], budget: BudgetLike, name: str) -> Rematted[..., R]:
+def _checkpointed(
+    function: Callable[..., R], budget: BudgetLike, name: str, anchor: object, *steps: object
+) -> Rematted[..., R]:
+    """Return ``function`` transformed, with what is remembered of ``anchor`` with ``steps``."""
     if not callable(function):
         raise TypeError(f"{name}(function): a function is needed, got {function!r}.")
     refuse_deferred(function, f"{name}(function)")
@@ -154,22 +167,63 @@ def _checkpointed(function: Callable[..., R], budget: BudgetLike, name: str) -> 
             f"{name}(budget={budget!r}): a fraction is one of what an earlier call of the same "
             f"function has used. Write g = rematfn.remat(function, {budget!r}) once, and call g."
         )
+    run = function
+    if not isinstance(function, types.FunctionType | types.MethodType):
+        # A method, so that what a module is made of is part of what makes two calls alike.
+        run = types.MethodType(type(function).__call__, function)
+    if budget is None:
+        return Rematted(run, Options(parsed, Manual(), "model", verify=False))
+    known = _memory_of(anchor, (parsed.bytes, *map(id, steps)))
+    rematted = Rematted(run, Options(parsed, DEFAULT_POLICY, "model", verify=False), known)
+    rematted.__dict__["__name__"] = getattr(function, "__name__", type(function).__name__)
+    return rematted
 
-    def run(*args: Any, **kwargs: Any) -> R:
-        return function(*args, **kwargs)
 
-    run.__name__ = getattr(function, "__name__", type(function).__name__)
-    policy = Manual() if budget is None else ON()
-    return Rematted(run, Options(parsed, policy, "model", verify=False))
+# By the identity of a function, and by budget. A function is not kept alive for that.
+_memories: dict[int, tuple[weakref.ref[Any], OrderedDict[tuple[object, ...], Memory]]] = {}
+_MOST_BUDGETS = 8  # of one function
+_lock = threading.Lock()
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
+
+
+def _memory_of(function: object, key: tuple[object, ...]) -> Memory:
+    """Return what is known of the calls of ``function``; a bound method is its object's."""
+    if isinstance(function, types.MethodType):
+        key = (function.__func__.__qualname__, *key)
+        function = function.__self__
+    name = id(function)
+
+    def forget(dead: weakref.ref[Any]) -> None:
+        known = _memories.get(name)  # perhaps by now another's, at the same address
+        if known is not None and known[0] is dead:
+            _memories.pop(name, None)
+
+    with _lock:
+        known = _memories.get(name)
+        if known is None or known[0]() is not function:
+            try:
+                known = weakref.ref(function, forget), OrderedDict()
+            except TypeError:  # of some objects it is not known how long they live
+                return Memory()
+            _memories[name] = known
+        memories = known[1]
+        memory = memories.setdefault(key, Memory())
+        memories.move_to_end(key)
+        while len(memories) > _MOST_BUDGETS:
+            memories.popitem(last=False)
+        return memory
 
 
 def _chain(steps: list[Callable[..., Any]]) -> Callable[..., Any]:
-    def sequence(x: Any) -> Any:
-        for step in steps:
-            x = step(x)
-        return x
+    return types.MethodType(_run_steps, tuple(steps))
 
-    return sequence
+
+def _run_steps(steps: tuple[Callable[..., Any], ...], x: Any) -> Any:
+    for step in steps:
+        x = step(x)
+    return x
 
 
 def _refuse(use_reentrant: object, preserve_rng_state: object, name: str) -> None:

@@ -54,14 +54,16 @@ class Rematted(Generic[P, R]):
         *("_f", "_options", "_memory"),
     )
 
-    def __init__(self, f: Callable[P, R], options: Options) -> None:
+    def __init__(
+        self, f: Callable[P, R], options: Options, memory: Memory | None = None
+    ) -> None:
         functools.update_wrapper(self, f)
         self.budget = options.budget
         self.policy = options.policy
         self.last_call: Ran | None = None
         self._f = f
         self._options = options
-        self._memory = Memory()
+        self._memory = Memory() if memory is None else memory
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         watch_compiler()

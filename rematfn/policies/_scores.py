@@ -15,7 +15,7 @@ from .. import _C
 
 @dataclass(frozen=True)
 class Policy:
-    """What all policies have in common: a score, and that what :func:`keep` has marked goes last."""
+    """What all policies have in common: a score, and that marked values go last."""
 
     kind: ClassVar[str] = "on"
     evict_everything: ClassVar[bool] = False

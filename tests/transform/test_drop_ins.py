@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +27,8 @@ from programs import Program
 from torch import Tensor, nn
 
 import rematfn
+from rematfn._transform import checkpoint as checkpoints
+from rematfn._transform.measured import Ran
 from rematfn.testing import MemoryTimeline
 
 Checkpoint = Callable[..., Any]
@@ -301,6 +305,109 @@ def test_with_a_budget_no_segments_are_needed(units: int) -> None:
         )
         assert_bitwise_equal(again, eager)
         assert peak <= units * UNIT + outside
+
+
+@pytest.mark.parametrize("depth", [1, 4, DEPTH])
+def test_without_a_budget_nothing_is_kept_as_with_torchs(depth: int) -> None:
+    """What lives between the forward and the backward, and the peak of the whole step."""
+
+    def held(checkpoint: Checkpoint) -> tuple[Any, int, int]:
+        torch.manual_seed(0)
+        net = nn.Sequential(*(Layer() for _ in range(depth)))
+        x = torch.randn(WIDTH, WIDTH, requires_grad=True)
+        with MemoryTimeline() as forward:
+            out = checkpoint(net, x)
+        with MemoryTimeline() as backward:
+            out.sum().backward()
+        return [x.grad, *(p.grad for p in net.parameters())], forward.final, backward.peak
+
+    expected, left, peak = held(torchs)
+    found, left_by_ours, peak_of_ours = held(rematfn.checkpoint)
+    assert_bitwise_equal(found, expected)
+    assert left_by_ours <= left
+    assert peak_of_ours <= peak
+
+
+# --- what a budget remembers ----------------------------------------------------------------------
+
+
+def kinds(anchor: Any) -> list[tuple[str, int]]:
+    """Return what the last call for each budget was, and how much it has replayed."""
+    _, memories = checkpoints._memories[id(anchor)]
+    runs = [k.latest for memory in memories.values() for k in memory._keys.values()]
+    return [(run.read()["call"], run.read()["replays"]) for run in runs if isinstance(run, Ran)]
+
+
+def steps_of(run: Callable[[nn.Sequential, Tensor], Tensor], calls: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(Layer() for _ in range(DEPTH)))
+    for _ in range(calls):
+        x = torch.randn(WIDTH, WIDTH, requires_grad=True)
+        found = torch.autograd.grad(run(net, x).sum(), [x, *net.parameters()])
+        assert_bitwise_equal(found, torch.autograd.grad(net(x).sum(), [x, *net.parameters()]))
+    return net
+
+
+WITH_A_BUDGET: dict[str, Callable[[nn.Sequential, Tensor], Tensor]] = {
+    "module": lambda net, x: rematfn.checkpoint(net, x, budget=12 * UNIT),
+    "method": lambda net, x: rematfn.checkpoint(net.forward, x, budget=12 * UNIT),
+    "sequential": lambda net, x: rematfn.checkpoint_sequential(net, 2, x, budget=12 * UNIT),
+}
+
+
+@pytest.mark.parametrize("run", WITH_A_BUDGET.values(), ids=WITH_A_BUDGET.keys())
+def test_with_a_budget_the_second_call_is_guided(run: Any) -> None:
+    once, twice = steps_of(run, 1), steps_of(run, 2)
+    ((first, before),), ((second, after),) = map(kinds, (once, twice))
+    assert (first, second) == ("first", "guided")
+    assert 0 < after <= before
+
+
+def test_a_list_of_functions_is_remembered_by_its_functions() -> None:
+    def block(x: Tensor) -> Tensor:
+        return (x.sin() * x).exp().tanh()
+
+    x = torch.linspace(-1, 1, 4096).requires_grad_()
+    for _ in range(2):
+        rematfn.checkpoint_sequential([block] * 6, 2, x, budget=150_000).sum().backward()
+    assert [kind for kind, _ in kinds(block)] == ["guided"]
+
+
+def test_each_budget_is_remembered_by_itself_and_so_is_the_mode() -> None:
+    net = nn.Sequential(*(Layer() for _ in range(4)))
+    x = torch.randn(WIDTH, WIDTH)
+    for budget in (12 * UNIT, 16 * UNIT) * 2:
+        rematfn.checkpoint(net, x, budget=budget)
+    assert [kind for kind, _ in kinds(net)] == ["guided", "guided"]
+    rematfn.checkpoint(net.eval(), x, budget=16 * UNIT)
+    assert len(kinds(net)) == 3
+    for units in range(20, 40):
+        rematfn.checkpoint(net, x, budget=units * UNIT)
+    assert len(kinds(net)) == 8
+
+
+def test_what_is_remembered_keeps_no_function_alive_and_goes_with_it() -> None:
+    net: nn.Module | None = Layer()
+    name, alive = id(net), weakref.ref(net)
+    rematfn.checkpoint(net, torch.ones(WIDTH, WIDTH), budget="1MiB")
+    assert name in checkpoints._memories
+    del net
+    gc.collect()
+    assert alive() is None
+    assert name not in checkpoints._memories
+
+
+def test_what_cannot_be_referred_to_weakly_is_not_remembered() -> None:
+    class Slotted:
+        __slots__ = ()
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x.sin()
+
+    x = torch.ones(3)
+    before = len(checkpoints._memories)
+    assert_bitwise_equal(rematfn.checkpoint(Slotted(), x, budget="1MiB"), x.sin())
+    assert len(checkpoints._memories) == before
 
 
 @pytest.mark.parametrize("segments", [0, -1, 5, 1.5, True])
