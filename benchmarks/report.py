@@ -25,7 +25,7 @@ included), once the C library has given back what earlier ones left: [resident.m
 
 *Exact*: every result, and a batch norm's statistics, are eager's, bit for bit. *Replayed cost* is
 that of the cost model, as a fraction of the program's own; it is the same on every run, but for the
-plan that the search for it, which looks at the clock, comes to. *Replayed FLOPs* are those of
+plan that the search for it comes to in the end. *Replayed FLOPs* are those of
 matrix products, convolutions and attention, as a fraction of the program's. *Time ratio*: the
 fastest run over the fastest of eager, all having taken turns in one process. *Guided* is the
 default policy, from the second call of a signature on; *online* is `ON()`, as which the first call

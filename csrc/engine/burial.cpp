@@ -15,8 +15,8 @@ namespace rematfn {
 //   2. Nor is what is small beside the value, such as the loss.
 //   3. Beyond the next kept value, that one serves.
 //   4. Where all but the named is kept, nothing stays.
-//   5. Without a budget, and without a policy that lets go of the rest when the function returns,
-//      nothing stays: nothing will be replayed.
+//   5. A mark alone keeps no value that the program has dropped, but where a policy around chooses what
+//      the forward leaves: in a budget that the program fits in as it is, marks must cost nothing.
 //   6. Where replays run away, a value of the backward stays as well, while something is evicted that
 //      is replayed from it: the next replay of that would go through all of the backward so far.
 //      See Note [Pending readers have a price].
@@ -35,9 +35,9 @@ void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   if (retains_) let_go_of_kept_for(*version);
 }
 
-static bool may_have_to_go(const Table& table) {  // Rule 5
+static bool is_decided(const Table& table) {  // Rule 5
   const Table* t = &table;
-  while (t != nullptr && t->budget == kNoBudget && !t->keeping.decides()) t = t->enclosing.get();
+  while (t != nullptr && !t->keeping.decides()) t = t->enclosing.get();
   return t != nullptr;
 }
 
@@ -45,7 +45,7 @@ bool Burial::is_kept_for_somebody(const Version& version) {
   constexpr std::size_t kSmall = 64;  // so many times smaller
   if (!version.kept || version.backward || !version.table) return false;
   if (version.table->keeping.marks == Keeping::Marks::kAllBut) return false;
-  if (!may_have_to_go(*version.table)) return false;
+  if (version.marked && !is_decided(*version.table)) return false;
   Walk walk(domain_.walks);
   walk.visit_readers(version, kNoCap);
   for (std::size_t i = 0; i < walk.size(); ++i) {

@@ -12,8 +12,9 @@ def keep(x: torch.Tensor, name: str | None = None) -> torch.Tensor:
     """Mark the value of ``x`` to be kept, and return ``x`` itself.
 
     Under every policy a marked value goes only when nothing else can: the budget comes first, and
-    so does what running replays are about to read. A value that is known not to be read again may go
-    as well. Names narrow it down: :class:`Manual` says which marks it heeds; the others heed all.
+    so does what running replays are about to read. A value that is known not to be read again may
+    go as well. Names narrow it down: :class:`Manual` says which marks it heeds; the others heed
+    all. What the program itself lets go of is kept by :class:`Manual` and :class:`Speed` alone.
 
     Nothing is copied or computed, and no gradient knows of it. The mark is on the contents that
     ``x`` has now, all of its storage if it is a view; what an in-place operator makes of them is

@@ -35,9 +35,9 @@ _MOST_WAYS = 8  # of one key: what it has run, by its numbers
 # one another. So a call has a share of the search: the operators simulated that come before it, a
 # function of its number alone. It follows the best plan of its share, though the thread may be
 # further; if the thread is not as far, the call simulates the rest itself. A share grows by what a
-# thread simulates in less time than a call takes, by the cost model, so mostly nothing is waited for.
-# What runs much faster than the model says, as on a GPU, waits for the most that a share grows by: a
-# tenth to a quarter of a second at each call till the search is over, which is ten calls or so.
+# thread simulates in less time than a call takes, by the cost model, so mostly nothing is waited
+# for. What runs much faster than the model says, as on a GPU, waits for the most that a share grows
+# by: a tenth to a quarter of a second at each call till the search is over, some ten calls.
 _FIRST_SHARE = 30_000  # of the first guided call: about a twentieth of a second
 _SHARE_PER_SECOND = 200_000  # of a call's cost; 400,000 to 900,000 are simulated in one
 _MOST_OF_A_CALL = 100_000
@@ -90,7 +90,7 @@ class Way:
             program = self._program
             if program is None:
                 return None
-            # Peaks that depend on data are never quite the same; a little more room is no new budget.
+            # Peaks that depend on data are never quite the same; a little more is no new budget.
             if self._planned <= budget <= self._planned * _ABOUT:
                 self._share += self._grows_by
             else:
@@ -349,7 +349,7 @@ def _ratio(a: int, b: int) -> float:
 
 
 def finish_searches() -> None:
-    """Wait until all searches that have begun are over, and have later calls follow what they found.
+    """Wait until all searches that have begun are over; later calls follow what they have found.
 
     For tests and measurements of calls that have been warmed up.
     """

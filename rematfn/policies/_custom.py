@@ -42,9 +42,10 @@ class Custom(Policy):
 
     ``remat(f, budget, policy=score)`` is short for ``policy=Custom(score)``. The function is given
     each :class:`Candidate` each time that something is to go, which is slow: a call of Python for
-    each value that is resident. It must not use tensors of the level. What it raises, the operator
-    that room was made for raises (a RuntimeError instead of a TypeError); nothing is evicted then,
-    and nothing lost. A score that is no number is a ValueError.
+    each value that is resident. What :func:`keep` has marked goes last, whatever its score. It must
+    not use tensors of the level. What it raises, the operator that room was made for raises (a
+    RuntimeError instead of a TypeError); nothing is evicted then, and nothing lost. A score that is
+    no number is a ValueError.
 
     Attributes:
         scorer: From a candidate to a number; the lowest goes first.

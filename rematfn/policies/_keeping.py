@@ -12,9 +12,9 @@ from ._scores import Policy
 class Speed(Policy):
     """Keep the results of matrix products, convolutions and attention; what is cheap goes first.
 
-    So are values marked with :func:`keep`. They go when nothing else is left, and then by the score of :class:`ON`, as all others do before
-    them. Without a budget all others go when the function returns, and are computed again when the
-    backward pass reads them.
+    So are values marked with :func:`keep`. They go when nothing else is left, and then by the score
+    of :class:`ON`, as all others do before them. Without a budget all others go when the function
+    returns, and are computed again when the backward pass reads them.
 
     After the strategy ``'speed'`` of Salimans and Bulatov, *Saving memory using
     gradient-checkpointing* (github.com/cybertronai/gradient-checkpointing, 2018);

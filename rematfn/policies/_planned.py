@@ -39,7 +39,7 @@ class Planned(Policy, ABC):
 
     @abstractmethod
     def begin(self, program: _C.Program, budget: int, like: _C.Program | None = None) -> None:
-        """Begin a search for a plan, with the settings that ``like`` has; or go on with the last."""
+        """Begin a search for a plan, with the settings that ``like`` has, unless one has begun."""
 
 
 @dataclass(frozen=True)

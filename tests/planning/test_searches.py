@@ -115,6 +115,7 @@ core = _C.Trace()
 values = [core.add_value(1, True) for _ in range(300_000)]
 for i, v in enumerate(values):
     reads = [(values[i - 1], False)] if i else []
+    reads += [(values[-1 - i], False)] if i > 150_000 else []
     core.add_call("a", 1e-5, 0.0, 1, 0, True, False, i >= 150_000, reads, [(v, -1)])
 program = _C.Program(core)
 program.search(30_000, 1 << 40, 1 << 40)

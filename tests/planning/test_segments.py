@@ -112,7 +112,8 @@ def forward_values(trace: Trace, name: str = "") -> set[int]:
 def kept(trace: Trace, budget: float, policy: Sqrt | Memory) -> set[int]:
     """Return which values of the forward the policy keeps, the loss left out."""
     program = _C.Program(trace._core)
-    policy.plan(program, int(budget * trace.peak_bytes))
+    policy.begin(program, int(budget * trace.peak_bytes))
+    program.follow()
     whole = {v for v, (nbytes, _) in enumerate(trace._core.values()) if nbytes > 4}
     found = {v for v, is_kept in enumerate(program.kept()) if is_kept}
     return found & whole & forward_values(trace)
