@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import rematfn
-from rematfn import keep
+from rematfn import _C, Trace, keep
 
 Build = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
 
@@ -102,3 +102,16 @@ def step(ws: list[Tensor], x: Tensor) -> Any:
 
 
 X = torch.linspace(-1, 1, SIDE * SIDE).view(SIDE, SIDE)
+
+
+def without_marks(trace: Trace) -> Trace:
+    """Return the same program, in which nothing is marked."""
+    core = _C.Trace()
+    for nbytes, counted in trace._core.values():
+        core.add_value(nbytes, counted)
+    for kind, data in trace._core.events():
+        if kind == "call":
+            core.add_call(*data)
+        elif kind != "mark":
+            getattr(core, f"add_{kind}")(data)
+    return Trace(core)

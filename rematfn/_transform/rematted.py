@@ -54,9 +54,7 @@ class Rematted(Generic[P, R]):
         *("_f", "_options", "_memory"),
     )
 
-    def __init__(
-        self, f: Callable[P, R], options: Options, memory: Memory | None = None
-    ) -> None:
+    def __init__(self, f: Callable[P, R], options: Options, memory: Memory | None = None) -> None:
         functools.update_wrapper(self, f)
         self.budget = options.budget
         self.policy = options.policy

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_bitwise_equal
-from programs_traced import SIDE, UNIT, X, block, loss, step, weights
+from programs_traced import SIDE, UNIT, X, block, loss, step, weights, without_marks
 from torch import Tensor
 
 import rematfn
-from rematfn._transform.measured import finish_searches
 from rematfn import _C, Trace, keep
+from rematfn._transform.measured import finish_searches
 from rematfn.policies import ON, Custom, Guided, Manual, Memory, Policy, Speed, Sqrt
 from rematfn.policies.reference import DTR, LRU, MSPS, Eq, Largest, Local
 from rematfn.testing import EvictEverything
@@ -40,9 +40,7 @@ PROGRAMS: dict[str, Callable[[], Trace]] = {
 EPSILON = 2.0**-20
 
 
-def tell_apart(
-    trace: Trace, is_kept: Callable[[str, list[int]], bool], marks: bool = True
-) -> Trace:
+def tell_apart(trace: Trace, is_kept: Callable[[str, list[int]], bool]) -> Trace:
     """Return the trace with costs that are all but equal, and tell what was replayed."""
     core = _C.Trace()
     for nbytes, counted in trace._core.values():
@@ -53,8 +51,7 @@ def tell_apart(
             cost = 1.0 if is_kept(name, [v for v, _ in makes]) else 1.0 + EPSILON
             core.add_call(name, cost, *rest, reads, makes)
         elif kind == "mark":
-            if marks:
-                core.add_mark(*data)
+            core.add_mark(*data)
         else:
             getattr(core, f"add_{kind}")(data)
     return Trace(core)
@@ -71,7 +68,7 @@ def counts(trace: Trace, budget: float, policy: Policy) -> tuple[int, int]:
 def test_speed_replays_no_product_while_anything_else_can_go(
     program: Callable[[], Trace],
 ) -> None:
-    trace = tell_apart(program(), lambda name, _: name in PRODUCTS, marks=False)
+    trace = tell_apart(without_marks(program()), lambda name, _: name in PRODUCTS)
     products, others = counts(trace, 0.8, Speed())
     assert products == 0
     assert others > 0
