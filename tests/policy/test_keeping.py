@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal
+from helpers import assert_bitwise_equal, described
 from programs_traced import SIDE, UNIT, X, block, loss, step, weights, without_marks
 from torch import Tensor
 
@@ -285,7 +285,7 @@ HEEDING: list[Policy] = [
 ]
 
 
-@pytest.mark.parametrize("policy", HEEDING, ids=repr)
+@pytest.mark.parametrize("policy", HEEDING, ids=described)
 def test_a_marked_value_goes_only_when_nothing_else_can(policy: Policy) -> None:
     """Every fourth of a chain, in the simulator; the engine then does what that says."""
 
@@ -318,7 +318,7 @@ def test_a_marked_value_goes_only_when_nothing_else_can(policy: Policy) -> None:
     assert rematfn.stats(g).evictions == simulated.evictions > 0
 
 
-@pytest.mark.parametrize("policy", HEEDING, ids=repr)
+@pytest.mark.parametrize("policy", HEEDING, ids=described)
 def test_the_budget_comes_before_marks(policy: Policy) -> None:
     leaf = X.clone().requires_grad_()
 
