@@ -155,6 +155,17 @@ void Domain::let_leave(const Table& table, bool all) {
   }
 }
 
+void Domain::snapshot(Version& version, Table& level) {
+  Version* wanted = &version;
+  if (version.table) materialize({&wanted, 1});
+  const Pinned stays(version);
+  make_room(level, version.nbytes);
+  store.copy(version);
+  if (version.table) version.table->expel(version);
+  version.program = false;
+  level.admit(version);
+}
+
 void Domain::cut(Version& version) {
   if (version.table) version.table->delist(version);
   auto& outputs = version.producer->outputs;

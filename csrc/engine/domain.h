@@ -100,6 +100,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void let_leave(const Table& table, bool all = true);
   // Nobody asks for the copy any more.
   void discard_copy(Version& version);
+  // Keeps a copy of a constant or outside version that is about to be overwritten, as `level`'s.
+  void snapshot(Version& version, Table& level);
   // `version` becomes a constant: it keeps its bytes and forgets how it was made.
   void cut(Version& version);
 

@@ -27,6 +27,10 @@ class Store {
   virtual bool forget(Version& version) = 0;
   // Whether the bytes of a resident version are gone without a word of it.
   [[nodiscard]] virtual bool lost(const Version& version) = 0;
+  // The bytes of `version` are about to be overwritten: it has a copy of them from now on.
+  virtual void copy(Version& version) = 0;
+  // They have been: what holds them is another version's now.
+  virtual void overwritten(Version& version) = 0;
   // `version`, now a constant, must outlive the program's tensors on it.
   virtual void keep_alive(Version& version) = 0;
   // Throws if the user wants the program to stop.
@@ -44,6 +48,8 @@ class Sizes final : public Store {
   bool retain(Version&, const Bytes&) override { return true; }
   bool forget(Version& version) override { return static_cast<bool>(version.producer); }
   bool lost(const Version&) override { return false; }
+  void copy(Version&) override {}
+  void overwritten(Version&) override {}
   void keep_alive(Version&) override {}
 };
 

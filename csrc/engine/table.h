@@ -83,6 +83,7 @@ class Table : public Node {
   Score score;
   Keeping keeping;
   Judge judge;  // if set, scores instead of `score`
+  bool evict_everything = false;  // after every operator
   const std::uint32_t depth;
   // Of the unconstrained peak so far, if more than `budget` was: see note_peak(). None: zero.
   double fraction = 0;

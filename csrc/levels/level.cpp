@@ -127,7 +127,6 @@ void pop_to(std::size_t depth) {
 Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, Level* outer)
     : Table(std::move(owner), outer, options.budget, options.score),
       name(options.name),
-      evict_everything(options.evict_everything),
       timed(options.timed),
       verify(options.verify || (outer != nullptr && outer->verify)),
       records_all(must_record_all(options, outer)),
@@ -137,6 +136,7 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       tenant_(outer != nullptr && outer->tenant_ != nullptr     ? outer->tenant_
               : options.budget != kNoBudget || options.record ? this
                                                                 : nullptr) {
+  evict_everything = options.evict_everything;
   report->unrecorded = unrecorded;
   if (unrecorded) ++UnrecordedBytes::counting;
   fraction = options.fraction;

@@ -71,7 +71,6 @@ class Level final : public Table, public Tenant {
   [[nodiscard]] Level* heir() const;
 
   const std::string name;
-  const bool evict_everything;
   const bool timed;
   const bool verify;
   std::atomic<bool> active{false};

@@ -51,7 +51,8 @@ bool is_on_cpu(const FoundTensor& f) { return f.tensor->device().is_cpu(); }
 
 LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque,
                      bool has_run)
-    : invocation_(invocation),
+    : Step(level.tensor_domain(), level),
+      invocation_(invocation),
       op_(invocation.op),
       facts_(invocation.facts),
       level_(level),
@@ -59,71 +60,61 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
       found_(found),
       recordable_(!opaque && !facts_.never_replayed && !empties(invocation)),
       has_run_(has_run) {
-  for (const Table* t = &level; t != nullptr; t = t->enclosing.get()) {
-    bounded_ |= t->budget != kNoBudget;
-  }
-  metered_ = bounded_ || domain_.recorder;
-  in_backward_ = (bounded_ || level_.keeping.decides() || domain_.recorder || domain_.guide) &&
+  in_backward_ = (is_bounded_ || level_.keeping.decides() || domain_.recorder || domain_.guide) &&
                  torch::autograd::get_current_node();
   domain_.thrash.enter(in_backward_);
 }
 
-// The journey of one operator.
 void LevelCall::run() {
   std::optional<RandomTurn> turn;
   if (facts_.draws_random) turn.emplace(domain_);
   mark_writes(invocation_, found_);
+  for (const FoundTensor& f : found_) {
+    Operand& operand = operands_.emplace_back();  // See Note [Records are filled in place]
+    operand.version = f.cell == nullptr ? nullptr : f.cell->version.get();
+    operand.home = f.cell == nullptr ? nullptr : f.cell->level.get();
+    operand.written = f.written;
+  }
   if (level_.active) note_leaves();
   note_saver_of_arguments();
   domain_.settle_counters();
   try {
-    if (metered_) notice_unrecorded(level_);
-    if (facts_.is_view || facts_.announces_address) {
-      if (op_.schema().name() == "aten::lift_fresh") settle_raw_memory();
-      if (facts_.announces_read) make_resident();
-      if (facts_.announces_address) keep_arguments();
-      run_kernel();
-      sort_results();
-      unpin_all();
-      return;
-    }
-    if (facts_.changes_metadata) {
-      make_resident();
-      for (const FoundTensor& f : found_) {
-        if (facts_.moves_storage) domain_.expect_move(*f.tensor);
-        domain_.expect_bump(*f.tensor);
-      }
-      run_kernel();
-      sort_results();
-      unpin_all();
-      return;
-    }
-    if (metered_) foresee();
-    settle_raw_memory();
-    save_what_is_overwritten();
-    make_resident();
-    if (facts_.communicates) keep_arguments();
-    record_arguments();
-    if (bounded_) make_room();
-    run_kernel();
-    sort_results();
-    record_results();
+    if (is_metered_) notice_unrecorded(level_);
+    if (facts_.is_view || facts_.announces_address || facts_.changes_metadata) return pass();
+    Step::run(op_.schema().name(),
+              {.raw = facts_.leaves_raw, .backward = in_backward_, .work = facts_.work});
     give_away_parts();
-    unpin_all();
-    account();
+    settle();
+    if (!is_bounded_) relieve_pressure(level_, output_bytes_);
   } catch (const NoRoom& why) {
     unpin_all();
     const ObservedCall refused = refused_call();
     raise_budget_error(why, name(), &refused);
-  } catch (...) {
-    unpin_all();
-    throw;
   }
+}
+
+// An operator that makes no bytes: views, addresses, metadata.
+void LevelCall::pass() {
+  if (op_.schema().name() == "aten::lift_fresh") settle_raw_memory();
+  if (facts_.announces_read || facts_.changes_metadata) bring_back();
+  for (const FoundTensor& f : found_) {
+    if (facts_.announces_read && f.cell != nullptr) f.cell->version->exposed = domain_.next_order;
+  }
+  if (facts_.announces_address) keep_arguments();
+  if (facts_.changes_metadata) {
+    for (const FoundTensor& f : found_) {
+      if (facts_.moves_storage) domain_.expect_move(*f.tensor);
+      domain_.expect_bump(*f.tensor);
+    }
+  }
+  run_measured();
+  sort_results();
+  unpin_all();
 }
 
 ObservedCall LevelCall::refused_call() const {
   ObservedCall call(op_.schema().name(),
-                    {.output_bytes = foreseen_.certain_bytes, .replayable = recordable_});
+                    {.output_bytes = need_.certain_bytes, .replayable = recordable_});
   for (const FoundTensor& f : found_) {
     if (f.cell != nullptr) call.reads.push_back({f.cell->version, f.written});
   }
@@ -135,34 +126,6 @@ std::string LevelCall::name() const { return "`" + c10::toString(op_.operator_na
 const Ref<Form>& LevelCall::form() {
   if (!form_) form_ = Forms::of(domain_).of(invocation_, found_);
   return form_;
-}
-
-void LevelCall::pin_for_call(const Ref<TensorVersion>& version) {
-  pin(*version);
-  pinned_.push_back(version);
-}
-
-void LevelCall::unpin_all() {
-  for (const Ref<Version>& version : pinned_) unpin(*version);
-  pinned_.clear();
-}
-
-void LevelCall::make_resident() {
-  const auto is_missing = [](const FoundTensor& f) {
-    return f.cell != nullptr && f.cell->version->place != Place::kHere;
-  };
-  if (std::any_of(found_.begin(), found_.end(), is_missing)) {
-    std::vector<Version*> wanted;
-    for (const FoundTensor& f : found_) {
-      if (f.cell != nullptr) wanted.push_back(f.cell->version.get());
-    }
-    domain_.materialize(wanted);
-  }
-  for (const FoundTensor& f : found_) {
-    if (f.cell == nullptr) continue;
-    pin_for_call(f.cell->version);
-    if (facts_.announces_read) f.cell->version->exposed = domain_.next_order;
-  }
 }
 
 // See Note [What is asked before bytes are read] and Note [Collectives go on after they return]
@@ -183,50 +146,6 @@ void LevelCall::settle_raw_memory() {
   }
 }
 
-// Note [Mutation is a new version]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// After h = x.sin(); x.add_(1) a replay of the sine must see the old x. For a cell that costs
-// nothing: the old version stays as lineage and can be replayed into a storage of its own. But the
-// contents of an argument, of a parameter or of anything else that cannot be replayed are gone once
-// overwritten. If recorded operations have read them, this very call included, they are copied first
-// and the copy takes the version's place.
-void LevelCall::save_what_is_overwritten() {
-  const auto is_replayable_write = [](const FoundTensor& f) {
-    return f.written && f.cell != nullptr && f.cell->version->producer;
-  };
-  if (recordable_ && (facts_.makes_fresh ||
-                      std::any_of(found_.begin(), found_.end(), is_replayable_write))) {
-    call_ = Ref<Call>(new Call(form()));
-  }
-  for (const FoundTensor& f : found_) {
-    if (!f.written) continue;
-    Ref<TensorVersion> version;
-    if (f.cell != nullptr && f.cell->version->outside == nullptr) {
-      version = f.cell->version;
-    } else {
-      version = Ref<TensorVersion>(
-          domain_.known_outside(*f.storage, bumps_so_far(invocation_, found_, *f.storage)));
-      if (!version && f.cell == nullptr && call_) version = domain_.outside_version(*f.tensor);
-    }
-    if (!version || version->producer) continue;
-    const bool saved_before = std::any_of(
-        saved_.begin(), saved_.end(), [&](const Saved& s) { return s.storage == f.storage; });
-    if (saved_before) continue;
-    if (!call_ && version->readers == nullptr) {
-      domain_.note_write(*f.storage);
-      continue;
-    }
-    // Of a cell, old and new contents both count from now on.
-    if (f.cell != nullptr) copied_bytes_ += version->nbytes;
-    domain_.snapshot(*version, level_);
-    pin_for_call(version);
-    saved_.push_back({f.storage, version});
-  }
-  for (const FoundTensor& f : found_) {
-    if (f.written) domain_.expect_bump(*f.tensor);
-  }
-}
-
 void LevelCall::note_leaves() {
   for (const FoundTensor& f : found_) {
     if (f.cell != nullptr || !is_leaf_with_gradient(*f.tensor)) continue;
@@ -244,97 +163,91 @@ void LevelCall::note_saver_of_arguments() {
   }
 }
 
-void LevelCall::record_arguments() {
-  for (const FoundTensor& f : found_) input_bytes_ += view_bytes(*f.tensor);
-  if (!call_) return;
-  call_->table = Ref<Table>(&level_);
-  call_->order = domain_.next_order++;
-  ++domain_.live_operations;
-  call_->inputs.reserve(found_.size());
-  for (const FoundTensor& f : found_) {
-    Ref<Version> version;
-    for (const Saved& saved : saved_) {
-      if (saved.storage == f.storage) version = saved.copy;
-    }
-    if (!version && f.cell != nullptr) version = f.cell->version;
+// ---- the step -----------------------------------------------------------------------------------
+
+LevelCall::Need LevelCall::foresee() {
+  signature_ = recordable_ ? form()->signature : signature_of(op_, arguments());
+  const Foresight foresight = predict(signature_, op_, facts_, arguments());
+  foreseen_ = foresight.likely;
+  // Of an accelerator's kernels nothing else is known.
+  const std::size_t likely_bytes = foreseen_.output_bytes + foreseen_.scratch_bytes;
+  return {foresight.certain_bytes, likely_bytes,
+          /*certain_may_do=*/likely_bytes > foresight.certain_bytes &&
+              std::all_of(found_.begin(), found_.end(), is_on_cpu)};
+}
+
+void LevelCall::prepare() {
+  settle_raw_memory();
+  const auto is_replayable_write = [](const FoundTensor& f) {
+    return f.written && f.cell != nullptr && f.cell->version->producer;
+  };
+  is_recorded_ = recordable_ && (facts_.makes_fresh || std::any_of(found_.begin(), found_.end(),
+                                                                   is_replayable_write));
+}
+
+Ref<Version> LevelCall::find_overwritten(std::size_t operand) {
+  const FoundTensor& f = found_[operand];
+  if (f.cell != nullptr && f.cell->version->outside == nullptr) return f.cell->version;
+  TensorVersion* known =
+      domain_.known_outside(*f.storage, bumps_so_far(invocation_, found_, *f.storage));
+  if (known == nullptr && f.cell == nullptr && is_recorded_) {
+    return domain_.outside_version(*f.tensor);
+  }
+  return Ref<Version>(known);
+}
+
+void LevelCall::note_copied(std::size_t operand, Version& version) {
+  for (std::size_t i = 0; i < found_.size(); ++i) {
+    if (found_[i].storage == found_[operand].storage) operands_[i].version = &version;
+  }
+}
+
+void LevelCall::note_not_copied(std::size_t operand) {
+  domain_.note_write(*found_[operand].storage);
+}
+
+Ref<Operation> LevelCall::make_operation() { return Ref<Operation>(new Call(form())); }
+
+void LevelCall::take_inputs() {
+  for (std::size_t i = 0; i < found_.size(); ++i) {
+    const FoundTensor& f = found_[i];
+    Ref<Version> version(operands_[i].version);
     if (!version && f.tensor->is_wrapped_number()) version = number_version(*f.tensor);
     if (!version) {
       version = domain_.outside_version(*f.tensor, !facts_.reads_shapes_only);
     } else if (f.cell != nullptr && f.cell->version->outside != nullptr) {
       domain_.note_read(*f.cell->version, *f.tensor);
     }
-    call_->take_input(std::move(version));
+    call().take_input(std::move(version));
   }
   if (!facts_.draws_random) return;
   const at::Generator generator = generator_of(arguments());
   draws_on_cpu_ = generator.device().is_cpu();
-  call_->random = RandomState::of(generator);
-}
-
-// Note [Before, not after]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~
-// A budget that evicts once an operator has run is exceeded by that operator's outputs each time.
-// So what a call will allocate is found out first, room for it is made, and an operator that cannot
-// fit is refused before it has touched anything.
-void LevelCall::foresee() {
-  signature_ = recordable_ ? form()->signature : signature_of(op_, arguments());
-  foreseen_ = predict(signature_, op_, facts_, arguments());
-  granted_ = foreseen_.likely.output_bytes + foreseen_.likely.scratch_bytes;
-  for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
-    const std::size_t inputs = input_bytes_in(*t);
-    const std::size_t needed = inputs + foreseen_.certain_bytes;
-    t->statistics.min_budget = std::max(t->statistics.min_budget, needed);
-    if (needed > t->budget && !t->give_way(needed, granted_)) {
-      throw NoRoom{t, needed, inputs};
-    }
-  }
-}
-
-// See Note [What one call teaches decides no other]
-void LevelCall::make_room() {
-  // Of an accelerator's kernels nothing else is known.
-  if (granted_ > foreseen_.certain_bytes && std::all_of(found_.begin(), found_.end(), is_on_cpu)) {
-    if (domain_.could_make_room(level_, granted_ + copied_bytes_)) {
-      try {
-        return domain_.make_room(level_, granted_ + copied_bytes_);
-      } catch (const NoRoom&) {
-        // what could have gone turned out to be held
-      }
-    }
-    granted_ = foreseen_.certain_bytes;
-  }
-  domain_.make_room(level_, granted_ + copied_bytes_);
-}
-
-// Bytes of the versions the operator reads or writes that count in `table`.
-std::size_t LevelCall::input_bytes_in(const Table& table) const {
-  std::size_t sum = 0;
-  for (std::size_t i = 0; i < found_.size(); ++i) {
-    if (found_[i].cell == nullptr) continue;
-    const TensorVersion* version = found_[i].cell->version.get();
-    const bool counted_before = std::any_of(
-        found_.begin(), found_.begin() + static_cast<std::ptrdiff_t>(i),
-        [&](const FoundTensor& f) { return f.cell != nullptr && f.cell->version.get() == version; });
-    if (version->table && version->table->depth >= table.depth && !counted_before) {
-      sum += version->nbytes;
-    }
-  }
-  return sum;
+  call().random = RandomState::of(generator);
 }
 
 void LevelCall::run_kernel() {
+  if (facts_.communicates) keep_arguments();
+  for (const FoundTensor& f : found_) {
+    input_bytes_ += view_bytes(*f.tensor);
+    if (f.written) domain_.expect_bump(*f.tensor);
+  }
+  run_measured();
+}
+
+void LevelCall::run_measured() {
   if (facts_.work != Work::kBytes) flops_ = flops_of(facts_, arguments());
   if (has_run_) return;
   const auto start = level_.timed ? std::chrono::steady_clock::now()
                                   : std::chrono::steady_clock::time_point();
-  if (metered_ && !facts_.is_view) {
+  if (is_metered_ && !facts_.is_view) {
     Meter meter(level_, granted_, op_);
     try {
       run_until_it_fits();
     } catch (...) {
       // See Note [Scratch is made room for as it is asked for]
       if (meter.refused() > granted_) {
-        const std::size_t outputs = std::min(foreseen_.certain_bytes, meter.refused());
+        const std::size_t outputs = std::min(need_.certain_bytes, meter.refused());
         remember(signature_, facts_, {outputs, meter.refused() - outputs});
       }
       throw;

@@ -6,6 +6,7 @@
 #include "base/pool.h"
 #include "engine/domain.h"
 #include "engine/guide.h"
+#include "engine/step.h"
 
 namespace rematfn {
 namespace {
@@ -59,6 +60,70 @@ struct SimulatedOperation final : Operation, Pooled<SimulatedOperation> {
   const Trace::Call& call;
 };
 
+using Versions = std::vector<Ref<Version>>;
+
+// See Note [One journey for tensors and numbers]
+class SimulatedStep final : private Step {
+ public:
+  SimulatedStep(SimulatedDomain& domain, Table& level, const Trace& trace, Versions& versions,
+                const Trace::Call& call)
+      : Step(domain, level), trace_(trace), versions_(versions), call_(call) {
+    domain.note_effort();
+    domain.thrash.enter(call.backward);
+    is_metered_ = true;
+    is_recorded_ = call.replayable;
+    for (const Trace::Read& read : call.reads) {
+      Version* version = versions[read.value].get();
+      operands_.push_back({version, version->table.get(), read.written});
+    }
+  }
+
+  void run() {
+    Step::run(call_.name, {call_.raw, call_.backward, work_of(call_.name)});
+    settle();
+  }
+
+ private:
+  Need foresee() override {
+    const std::size_t bytes = call_.output_bytes + call_.scratch_bytes;
+    return {bytes, bytes};
+  }
+
+  // What is not the program's any more is a copy already.
+  Ref<Version> find_overwritten(std::size_t operand) override {
+    const Ref<Version>& version = versions_[call_.reads[operand].value];
+    return version->program ? version : Ref<Version>();
+  }
+
+  Ref<Operation> make_operation() override {
+    return Ref<Operation>(new SimulatedOperation(call_));
+  }
+
+  void take_inputs() override {
+    for (const Trace::Read& read : call_.reads) operation_->add_input(versions_[read.value]);
+  }
+
+  void take_results() override {
+    account({call_.cost, call_.flops, call_.output_bytes, call_.scratch_bytes, granted_});
+    for (const Trace::Made& made : call_.makes) {
+      const Ref<Version> contents(new SimulatedVersion);
+      contents->nbytes = trace_.values[made.value].nbytes;
+      contents->program = true;
+      if (begin(*contents, made.over)) operation_->add_output(*contents);
+      admit(contents, made.over);
+      versions_[made.value] = contents;
+    }
+    for (const Trace::Made& made : call_.makes) {
+      // The old contents live on only as lineage, if at all.
+      if (made.over >= 0) versions_[call_.reads[made.over].value].reset();
+    }
+  }
+
+  const Trace& trace_;
+  Versions& versions_;
+  const Trace::Call& call_;
+};
+
 class Simulation {
  public:
   Simulation(const Trace& trace, const SimulationOptions& options)
@@ -70,6 +135,7 @@ class Simulation {
         versions_(trace.values.size()) {
     table_->keeping = options.keeping;
     table_->judge = options.judge;
+    table_->evict_everything = options.evict_everything;
     if (!options.ways.empty()) table_->let_go_by(options.ways);
     domain_->guide = options.guide;
     domain_->effort = options.effort;
@@ -88,7 +154,7 @@ class Simulation {
       switch (event.what) {
         case Trace::What::kCall:
           if (options_.inner && event.index == options_.inner->first_call) enter();
-          run_call(trace_.calls[event.index]);
+          SimulatedStep(*domain_, *level_, trace_, versions_, trace_.calls[event.index]).run();
           if (options_.inner && event.index == options_.inner->last_call) leave();
           break;
         case Trace::What::kRelease:
@@ -118,8 +184,6 @@ class Simulation {
   }
 
  private:
-  using PinnedVersions = c10::SmallVector<Ref<Version>, 6>;
-
   void enter() {
     const InnerLevel& inner = *options_.inner;
     level_ = Ref<Table>(new Table(domain_, table_.get(), inner.budget, options_.score));
@@ -136,145 +200,9 @@ class Simulation {
     level_ = table_;
   }
 
-  void run_call(const Trace::Call& call) {
-    domain_->note_effort();
-    domain_->thrash.enter(call.backward);
-    const std::size_t granted = call.output_bytes + call.scratch_bytes;
-    foresee(call, granted);
-    // Taken down now, before writes put other versions in the places of these.
-    ObservedCall seen(call.name, call);
-    for (const Trace::Read& read : call.reads) {
-      seen.reads.push_back({versions_[read.value], read.written});
-    }
-    PinnedVersions pinned;
-    const std::size_t copied_bytes = save_what_is_overwritten(call, pinned);
-    c10::SmallVector<Version*, 6> wanted;
-    for (const Trace::Read& read : call.reads) {
-      if (versions_[read.value]->table) wanted.push_back(versions_[read.value].get());
-    }
-    domain_->materialize({wanted.data(), wanted.size()});
-    for (Version* version : wanted) {
-      pin(*version);
-      pinned.emplace_back(version);
-    }
-
-    Ref<SimulatedOperation> operation;
-    if (call.replayable) {
-      operation = Ref<SimulatedOperation>(new SimulatedOperation(call));
-      operation->table = level_;
-      operation->order = domain_->next_order++;
-      operation->cost = call.cost;
-      operation->flops = call.flops;
-      operation->output_bytes = call.output_bytes;
-      operation->scratch_bytes = call.scratch_bytes;
-      ++domain_->live_operations;
-      operation->inputs.reserve(call.reads.size());
-      for (const Trace::Read& read : call.reads) {
-        operation->add_input(versions_[read.value]);
-      }
-    }
-    domain_->make_room(*level_, granted + copied_bytes);
-    level_->note_peak(granted);
-    domain_->clock += call.cost;
-    ++table_->statistics.operators;
-    table_->statistics.base_cost += call.cost;
-    table_->statistics.base_flops += call.flops;
-    for (Version* version : wanted) {
-      version->consumed = true;
-      touch(*version, domain_->clock);
-    }
-    for (const Trace::Made& made : call.makes) {
-      seen.makes.push_back({make(call, made, operation, pinned), made.over});
-    }
-    domain_->note_call(seen);
-    for (const Trace::Made& made : call.makes) {
-      // The old contents live on only as lineage, if at all.
-      if (made.over >= 0) versions_[call.reads[made.over].value].reset();
-    }
-    for (const Ref<Version>& version : pinned) unpin(*version);
-    domain_->trim_if_long();
-    domain_->make_room(*level_, 0);
-    if (options_.evict_everything) domain_->evictor.evict_all(*table_);
-  }
-
   void mark(const Trace::Mark& mark) {
     Version& version = *versions_[mark.value];
     if (version.table) version.table->mark(version, mark.name);
-  }
-
-  // See Note [Before, not after]
-  void foresee(const Trace::Call& call, std::size_t granted) {
-    const auto is_within = [](const Table* t, const Table* whole) {
-      while (t != nullptr && t != whole) t = t->enclosing.get();
-      return t != nullptr;
-    };
-    for (Table* t = level_.get(); t != nullptr; t = t->enclosing.get()) {
-      std::size_t inputs = 0;
-      for (std::size_t i = 0; i < call.reads.size(); ++i) {
-        const Version* version = versions_[call.reads[i].value].get();
-        const auto earlier = call.reads.begin() + static_cast<std::ptrdiff_t>(i);
-        const bool counted_before = std::any_of(
-            call.reads.begin(), earlier,
-            [&](const Trace::Read& r) { return versions_[r.value].get() == version; });
-        if (is_within(version->table.get(), t) && !counted_before) inputs += version->nbytes;
-      }
-      const std::size_t needed = inputs + granted;
-      t->statistics.min_budget = std::max(t->statistics.min_budget, needed);
-      if (needed > t->budget) throw NoRoom{t, needed, inputs};
-    }
-  }
-
-  // See Note [Mutation is a new version]
-  // Returns the bytes whose old and new contents both count.
-  std::size_t save_what_is_overwritten(const Trace::Call& call, PinnedVersions& pinned) {
-    std::size_t copied_bytes = 0;
-    for (const Trace::Read& read : call.reads) {
-      const Ref<Version> version = versions_[read.value];
-      if (!read.written || version->producer || !version->program) continue;
-      if (!call.replayable && version->readers == nullptr) continue;
-      Version* overwritten = version.get();
-      if (version->table) domain_->materialize({&overwritten, 1});
-      pin(*version);
-      pinned.push_back(version);
-      domain_->make_room(*level_, version->nbytes);
-      if (version->table) copied_bytes += version->nbytes;
-      if (version->table) version->table->expel(*version);
-      version->program = false;
-      level_->admit(*version);
-    }
-    return copied_bytes;
-  }
-
-  Ref<Version> make(const Trace::Call& call, const Trace::Made& made,
-                    const Ref<SimulatedOperation>& operation, PinnedVersions& pinned) {
-    const Ref<Version> contents(new SimulatedVersion);
-    contents->nbytes = trace_.values[made.value].nbytes;
-    contents->last_access = domain_->clock;
-    contents->program = true;
-    contents->raw = call.raw && made.over < 0;
-    contents->backward = call.backward;
-    contents->kept = level_->keeping.unmarked(work_of(call.name), call.backward);
-    bool replayable = static_cast<bool>(operation);
-    if (made.over >= 0) {
-      Version& old = *versions_[call.reads[made.over].value];
-      contents->consumed = old.consumed;
-      contents->kept |= old.kept && level_->keeping.written();
-      const bool saved = !old.producer && !old.program;
-      replayable = replayable && (old.producer || saved);
-      if (!saved) {
-        old.program = false;
-        old.table->let_go(old);
-        domain_->leave(old);
-      }
-    }
-    if (replayable) operation->add_output(*contents);
-    level_->admit(*contents);
-    if (made.over >= 0) {
-      pin(*contents);
-      pinned.push_back(contents);
-    }
-    versions_[made.value] = contents;
-    return contents;
   }
 
   void seal(Version& version) {
@@ -291,7 +219,7 @@ class Simulation {
   const std::shared_ptr<SimulatedDomain> domain_;
   const Ref<Table> table_;  // the outermost
   Ref<Table> level_;        // the innermost
-  std::vector<Ref<Version>> versions_;
+  Versions versions_;
 };
 
 }  // namespace

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // simulation.h: the engine, run on a trace.
-//
-// Note [One engine for tensors and numbers]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// A plan is only worth as much as the simulator that judged it. So there is no second engine: a
-// simulation is a Domain whose replay() moves numbers, and whoever evicts, plans and replays is the
-// code that does it for tensors. What is written twice is the journey of one operator, in LevelCall
-// and in Simulation::run_call, and a test holds the two together, count for count.
 
 #pragma once
 

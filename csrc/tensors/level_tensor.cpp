@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensors/level_tensor.h"
 
-#include <ATen/ops/clone.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -334,25 +332,6 @@ void TensorDomain::settle_counters() {
   for (const Ref<TensorVersion>& version : std::exchange(bumped_, {})) {
     if (version->counter.enabled()) version->counted = version->counter.current_version();
   }
-}
-
-void TensorDomain::snapshot(TensorVersion& version, Table& level) {
-  Version* wanted = &version;
-  if (version.table) materialize({&wanted, 1});
-  const Pinned stays(version);
-  make_room(level, version.nbytes);
-  const BackendScope scope;
-  const c10::Storage copy = bytes_of(version.current_storage()).clone().storage();
-  if (version.outside != nullptr) {
-    erase_outside(version);
-    version.outside = nullptr;
-  } else {
-    version.table->expel(version);
-    version.leave_cell();
-    version.program = false;
-  }
-  version.storage = copy;
-  level.admit(version);
 }
 
 void TensorDomain::make_outside(TensorVersion& version) {

@@ -187,8 +187,6 @@ class TensorDomain final : public Domain {
   void expect_move(const c10::TensorImpl& tensor);
   // It has been bumped by now.
   void settle_counters();
-  // Keeps a copy of a constant or outside version that is about to be overwritten.
-  void snapshot(TensorVersion& version, Table& level);
   // Whether any other domain than `ours` knows contents from outside.
   [[nodiscard]] static bool others_know_outside(const Domain* ours);
   // `version` becomes the caller's: resident, uncounted, a constant.
@@ -200,6 +198,7 @@ class TensorDomain final : public Domain {
 
  private:
   friend struct Call;
+  friend class TensorStore;
   friend struct TensorVersion;
 
   // Contents from outside, of a storage that nobody else can be given the address of meanwhile.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensors/tensor_store.h"
 
+#include <ATen/ops/clone.h>
+
 #include <utility>
 
 #include "base/errors.h"
@@ -84,6 +86,24 @@ bool TensorStore::forget(Version& version) {
   auto& v = static_cast<TensorVersion&>(version);
   v.leave_cell();
   return !v.storage;
+}
+
+void TensorStore::copy(Version& version) {
+  auto& v = static_cast<TensorVersion&>(version);
+  const BackendScope scope;
+  const c10::Storage copy = bytes_of(v.current_storage()).clone().storage();
+  if (v.outside != nullptr) {
+    v.outside->erase_outside(v);
+    v.outside = nullptr;
+  }
+  v.leave_cell();
+  v.storage = copy;
+}
+
+void TensorStore::overwritten(Version& version) {
+  auto& v = static_cast<TensorVersion&>(version);
+  v.leave_cell();
+  v.storage = c10::Storage();
 }
 
 void TensorStore::keep_alive(Version& version) {

@@ -23,6 +23,8 @@ class TensorStore final : public Store {
   bool retain(Version& version, const Bytes& bytes) override;
   bool forget(Version& version) override;
   bool lost(const Version& version) override;
+  void copy(Version& version) override;
+  void overwritten(Version& version) override;
   void keep_alive(Version& version) override;
   void serve_signals() override;
 };

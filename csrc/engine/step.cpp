@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/step.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "engine/domain.h"
+#include "engine/guide.h"
+
+namespace rematfn {
+
+Step::Step(Domain& domain, Table& level) : domain_(domain), level_(level) {
+  for (const Table* t = &level; t != nullptr; t = t->enclosing.get()) {
+    is_bounded_ |= t->budget != kNoBudget;
+  }
+  is_metered_ = is_bounded_ || domain.recorder;
+}
+
+void Step::run(std::string_view name, const Nature& nature) {
+  name_ = name;
+  nature_ = nature;
+  if (is_metered_) require_room();
+  prepare();
+  save_what_is_overwritten();
+  bring_back();
+  if (is_recorded_) record();
+  if (is_bounded_) make_room();
+  run_kernel();
+  take_results();
+  if (seen_) domain_.note_call(*seen_);
+}
+
+void Step::settle() {
+  unpin_all();
+  domain_.trim_if_long();
+  if (is_bounded_) domain_.make_room(level_, 0);
+  for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
+    if (t->evict_everything) domain_.evictor.evict_all(*t);
+  }
+}
+
+// See Note [Before, not after]
+void Step::require_room() {
+  need_ = foresee();
+  granted_ = need_.likely_bytes;
+  for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
+    const std::size_t inputs = input_bytes_in(*t);
+    const std::size_t needed = inputs + need_.certain_bytes;
+    t->statistics.min_budget = std::max(t->statistics.min_budget, needed);
+    if (needed > t->budget && !t->give_way(needed, granted_)) throw NoRoom{t, needed, inputs};
+  }
+}
+
+std::size_t Step::input_bytes_in(const Table& table) const {
+  const auto counts_in_table = [&](const Version& version) {
+    const Table* t = version.table.get();
+    while (t != nullptr && t != &table) t = t->enclosing.get();
+    return t != nullptr;
+  };
+  std::size_t sum = 0;
+  for (const Operand* operand = operands_.begin(); operand != operands_.end(); ++operand) {
+    if (operand->version == nullptr || !counts_in_table(*operand->version)) continue;
+    const bool counted_before =
+        std::any_of(operands_.begin(), operand,
+                    [&](const Operand& o) { return o.version == operand->version; });
+    if (!counted_before) sum += operand->version->nbytes;
+  }
+  return sum;
+}
+
+// See Note [Mutation is a new version]
+void Step::save_what_is_overwritten() {
+  for (std::size_t i = 0; i < operands_.size(); ++i) {
+    if (!operands_[i].written) continue;
+    const Ref<Version> version = find_overwritten(i);
+    if (!version || version->producer || is_saved(*version)) continue;
+    if (!is_recorded_ && version->readers == nullptr) {
+      note_not_copied(i);
+      continue;
+    }
+    if (operands_[i].home != nullptr) copied_bytes_ += version->nbytes;
+    domain_.snapshot(*version, level_);
+    pin_for_step(version);
+    saved_.push_back(version.get());
+    note_copied(i, *version);
+  }
+}
+
+bool Step::is_saved(const Version& version) const {
+  return std::find(saved_.begin(), saved_.end(), &version) != saved_.end();
+}
+
+void Step::bring_back() {
+  const auto is_missing = [](const Operand& operand) {
+    return operand.home != nullptr && operand.version->place != Place::kHere;
+  };
+  if (std::any_of(operands_.begin(), operands_.end(), is_missing)) {
+    std::vector<Version*> wanted;
+    for (const Operand& operand : operands_) {
+      if (operand.home != nullptr) wanted.push_back(operand.version);
+    }
+    domain_.materialize(wanted);
+  }
+  for (const Operand& operand : operands_) {
+    if (operand.home != nullptr) pin_for_step(Ref<Version>(operand.version));
+  }
+}
+
+void Step::pin_for_step(const Ref<Version>& version) {
+  pin(*version);
+  pinned_.push_back(version);
+}
+
+void Step::unpin_all() {
+  for (const Ref<Version>& version : pinned_) unpin(*version);
+  pinned_.clear();
+}
+
+void Step::record() {
+  operation_ = make_operation();
+  operation_->table = Ref<Table>(&level_);
+  operation_->order = domain_.next_order++;
+  ++domain_.live_operations;
+  operation_->inputs.reserve(operands_.size());
+  take_inputs();
+}
+
+// See Note [What one call teaches decides no other]
+void Step::make_room() {
+  if (need_.certain_may_do) {
+    if (domain_.could_make_room(level_, granted_ + copied_bytes_)) {
+      try {
+        return domain_.make_room(level_, granted_ + copied_bytes_);
+      } catch (const NoRoom&) {
+        // what could have gone turned out to be held
+      }
+    }
+    granted_ = need_.certain_bytes;
+  }
+  domain_.make_room(level_, granted_ + copied_bytes_);
+}
+
+void Step::account(const Outcome& outcome) {
+  level_.note_peak(outcome.peak_bytes);
+  if (outcome.peak_bytes > need_.certain_bytes) {
+    level_.note_need(input_bytes_in(level_) + outcome.peak_bytes);
+  }
+  domain_.clock += outcome.cost;
+  for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
+    ++t->statistics.operators;
+    t->statistics.base_cost += outcome.cost;
+    t->statistics.base_flops += outcome.flops;
+  }
+  if (operation_) {
+    operation_->cost = outcome.cost;
+    operation_->flops = outcome.flops;
+    operation_->output_bytes = outcome.output_bytes;
+    operation_->scratch_bytes = outcome.scratch_bytes;
+  }
+  if (domain_.recorder || domain_.guide) observe(outcome);
+  for (const Operand& operand : operands_) {
+    if (operand.home == nullptr) continue;
+    operand.version->consumed = true;
+    touch(*operand.version, domain_.clock);
+  }
+}
+
+// What was read is taken down before writes put other versions in its place.
+void Step::observe(const Outcome& outcome) {
+  seen_.emplace(name_, CallFacts{.cost = outcome.cost,
+                                 .flops = outcome.flops,
+                                 .output_bytes = outcome.output_bytes,
+                                 .scratch_bytes = outcome.scratch_bytes,
+                                 .replayable = static_cast<bool>(operation_),
+                                 .raw = nature_.raw,
+                                 .backward = nature_.backward});
+  read_of_.assign(operands_.size(), -1);
+  for (std::size_t i = 0; i < operands_.size(); ++i) {
+    Version* version = operation_ ? operation_->inputs[i].version.get() : operands_[i].version;
+    if (version == nullptr) continue;  // neither counted nor replayed from
+    read_of_[i] = static_cast<std::int32_t>(seen_->reads.size());
+    seen_->reads.push_back({Ref<Version>(version), operands_[i].written});
+  }
+}
+
+bool Step::begin(Version& contents, std::int32_t over) {
+  contents.last_access = domain_.clock;
+  contents.raw = nature_.raw && over == kFresh;
+  contents.backward = nature_.backward;
+  contents.kept = level_.keeping.unmarked(nature_.work, nature_.backward);
+  if (over == kFresh) return static_cast<bool>(operation_);
+  Version& old = *operands_[over].version;
+  contents.consumed = old.consumed;
+  contents.kept |= old.kept && level_.keeping.written();
+  const bool was_replayable = old.producer || is_saved(old);
+  if (!is_saved(old)) {  // and lives on as lineage, if at all
+    old.program = false;
+    domain_.store.overwritten(old);
+    old.table->hold(old.nbytes);
+    old.table->let_go(old);
+    domain_.leave(old);
+  }
+  return operation_ && was_replayable;
+}
+
+void Step::admit(const Ref<Version>& contents, std::int32_t over) {
+  if (over == kFresh) {
+    level_.admit(*contents);
+  } else {
+    Table* home = operands_[over].home;
+    (home != nullptr ? *home : level_).admit(*contents);
+    pin_for_step(contents);
+  }
+  if (seen_) seen_->makes.push_back({contents, over == kFresh ? kFresh : read_of_[over]});
+}
+
+}  // namespace rematfn

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// step.h: the journey of one operator under its level.
+//
+// Note [One journey for tensors and numbers]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A plan is only worth as much as the simulator that judged it. So there is no second engine: a
+// simulation is a Domain whose operations move numbers. Nor is there a second journey. What happens
+// to versions and to tables while an operator runs stands here once; LevelCall takes tensors on it,
+// and the simulation takes the values of a trace.
+//
+// Note [Before, not after]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// A budget that evicts once an operator has run is exceeded by that operator's outputs each time.
+// So what a call will allocate is found out first, room for it is made, and an operator that cannot
+// fit is refused before it has touched anything.
+//
+// Note [Mutation is a new version]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// After h = x.sin(); x.add_(1) a replay of the sine must see the old x. For a level's own value that
+// costs nothing: the old version stays as lineage and can be replayed into a storage of its own. But
+// the contents of an argument, of a parameter or of anything else that cannot be replayed are gone
+// once overwritten. If recorded operations have read them, this very call included, they are copied
+// first and the copy takes the version's place.
+
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "engine/table.h"
+#include "engine/trace.h"
+#include "policy/work.h"
+
+namespace rematfn {
+
+class Step {
+ public:
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
+ protected:
+  // What the operator reads or overwrites.
+  struct Operand {
+    Version* version = nullptr;  // null: no level knows of it yet
+    Table* home = nullptr;       // the level that its contents belong to; null: the caller's
+    bool written = false;
+  };
+  // What the operator will allocate.
+  struct Need {
+    std::size_t certain_bytes = 0;
+    std::size_t likely_bytes = 0;
+    bool certain_may_do = false;  // what is likely beyond that is a guess
+  };
+  // What it took.
+  struct Outcome {
+    double cost = 0;  // seconds
+    double flops = 0;
+    std::size_t output_bytes = 0;
+    std::size_t scratch_bytes = 0;
+    std::size_t peak_bytes = 0;  // of what it allocated
+  };
+  // Of what it makes.
+  struct Nature {
+    bool raw = false;  // uninitialised
+    bool backward = false;
+    Work work = Work::kBytes;
+  };
+  static constexpr std::int32_t kFresh = -1;
+
+  Step(Domain& domain, Table& level);
+  ~Step() { unpin_all(); }
+
+  // From what is foreseen to the results. Throws NoRoom before the operator runs.
+  void run(std::string_view name, const Nature& nature);
+  // Nothing is pinned any more: what was not foreseen is made good.
+  void settle();
+
+  void bring_back();
+  void unpin_all();
+  void pin_for_step(const Ref<Version>& version);
+  // Bytes of the operands that count in `table`.
+  [[nodiscard]] std::size_t input_bytes_in(const Table& table) const;
+
+  // To be called by take_results(): first this,
+  void account(const Outcome& outcome);
+  // then for each version that the operator has made, in the place of an operand or fresh. True if it
+  // can be replayed.
+  [[nodiscard]] bool begin(Version& contents, std::int32_t over);
+  // And this, when the operation has it among its outputs, if so.
+  void admit(const Ref<Version>& contents, std::int32_t over);
+
+  c10::SmallVector<Operand, 6> operands_;
+  bool is_bounded_ = false;  // some level around has a budget
+  bool is_metered_ = false;  // so what the operator allocates is to be known
+  bool is_recorded_ = false;  // it may be replayed
+  Need need_;
+  std::size_t granted_ = 0;  // what room was made for
+  Ref<Operation> operation_;
+
+ private:
+  // In the order in which they are called.
+  [[nodiscard]] virtual Need foresee() = 0;  // if metered
+  // The last chance to say what the operands are, and whether the operator is recorded.
+  virtual void prepare() {}
+  // What is about to be overwritten, if that is known, and if it would be asked for.
+  [[nodiscard]] virtual Ref<Version> find_overwritten(std::size_t operand) = 0;
+  // It has been copied; or there was no need.
+  virtual void note_copied(std::size_t /*operand*/, Version&) {}
+  virtual void note_not_copied(std::size_t /*operand*/) {}
+  [[nodiscard]] virtual Ref<Operation> make_operation() = 0;
+  virtual void take_inputs() = 0;  // of the operation
+  virtual void run_kernel() {}
+  virtual void take_results() = 0;
+
+  void require_room();
+  void save_what_is_overwritten();
+  [[nodiscard]] bool is_saved(const Version& version) const;
+  void record();
+  void make_room();
+  void observe(const Outcome& outcome);
+
+  Domain& domain_;
+  Table& level_;
+  std::string_view name_;
+  Nature nature_;
+  std::size_t copied_bytes_ = 0;  // of what counts twice from now on: old and new contents
+  c10::SmallVector<Ref<Version>, 6> pinned_;
+  c10::SmallVector<const Version*, 1> saved_;
+  std::optional<ObservedCall> seen_;           // if somebody records or guides
+  c10::SmallVector<std::int32_t, 6> read_of_;  // where in seen_.reads an operand stands
+};
+
+}  // namespace rematfn
