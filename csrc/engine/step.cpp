@@ -16,12 +16,10 @@ Step::Step(Domain& domain, Table& level) : domain_(domain), level_(level) {
   is_metered_ = is_bounded_ || domain.recorder;
 }
 
-void Step::run(std::string_view name, const Nature& nature) {
-  name_ = name;
-  nature_ = nature;
+void Step::run() {
   if (is_metered_) require_room();
   prepare();
-  save_what_is_overwritten();
+  if (writes_) save_what_is_overwritten();
   bring_back();
   if (is_recorded_) record();
   if (is_bounded_) make_room();
@@ -80,7 +78,7 @@ void Step::save_what_is_overwritten() {
     }
     if (operands_[i].home != nullptr) copied_bytes_ += version->nbytes;
     domain_.snapshot(*version, level_);
-    pin_for_step(version);
+    pin_for_step(*version);
     saved_.push_back(version.get());
     note_copied(i, *version);
   }
@@ -91,10 +89,11 @@ bool Step::is_saved(const Version& version) const {
 }
 
 void Step::bring_back() {
-  const auto is_missing = [](const Operand& operand) {
-    return operand.home != nullptr && operand.version->place != Place::kHere;
-  };
-  if (std::any_of(operands_.begin(), operands_.end(), is_missing)) {
+  bool is_missing = false;
+  for (const Operand& operand : operands_) {
+    if (operand.home != nullptr) is_missing |= operand.version->place != Place::kHere;
+  }
+  if (is_missing) {
     std::vector<Version*> wanted;
     for (const Operand& operand : operands_) {
       if (operand.home != nullptr) wanted.push_back(operand.version);
@@ -102,13 +101,8 @@ void Step::bring_back() {
     domain_.materialize(wanted);
   }
   for (const Operand& operand : operands_) {
-    if (operand.home != nullptr) pin_for_step(Ref<Version>(operand.version));
+    if (operand.home != nullptr) pin_for_step(*operand.version);
   }
-}
-
-void Step::pin_for_step(const Ref<Version>& version) {
-  pin(*version);
-  pinned_.push_back(version);
 }
 
 void Step::unpin_all() {
@@ -167,7 +161,7 @@ void Step::account(const Outcome& outcome) {
 
 // What was read is taken down before writes put other versions in its place.
 void Step::observe(const Outcome& outcome) {
-  seen_.emplace(name_, CallFacts{.cost = outcome.cost,
+  seen_.emplace(operator_name(), CallFacts{.cost = outcome.cost,
                                  .flops = outcome.flops,
                                  .output_bytes = outcome.output_bytes,
                                  .scratch_bytes = outcome.scratch_bytes,
@@ -209,7 +203,7 @@ void Step::admit(const Ref<Version>& contents, std::int32_t over) {
   } else {
     Table* home = operands_[over].home;
     (home != nullptr ? *home : level_).admit(*contents);
-    pin_for_step(contents);
+    pin_for_step(*contents);
   }
   if (seen_) seen_->makes.push_back({contents, over == kFresh ? kFresh : read_of_[over]});
 }

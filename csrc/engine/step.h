@@ -56,7 +56,7 @@ class Step {
     std::size_t likely_bytes = 0;
     bool certain_may_do = false;  // what is likely beyond that is a guess
   };
-  // What it took.
+  // What it has taken.
   struct Outcome {
     double cost = 0;  // seconds
     double flops = 0;
@@ -73,16 +73,25 @@ class Step {
   static constexpr std::int32_t kFresh = -1;
 
   Step(Domain& domain, Table& level);
-  ~Step() { unpin_all(); }
+  ~Step() {
+    if (!pinned_.empty()) unpin_all();
+  }
 
   // From what is foreseen to the results. Throws NoRoom before the operator runs.
-  void run(std::string_view name, const Nature& nature);
+  void run();
   // Nothing is pinned any more: what was not foreseen is made good.
   void settle();
 
+  void add_operand(const Operand& operand) {
+    operands_.push_back(operand);
+    writes_ |= operand.written;
+  }
   void bring_back();
   void unpin_all();
-  void pin_for_step(const Ref<Version>& version);
+  void pin_for_step(Version& version) {
+    pin(version);
+    pinned_.emplace_back(&version);
+  }
   // Bytes of the operands that count in `table`.
   [[nodiscard]] std::size_t input_bytes_in(const Table& table) const;
 
@@ -95,14 +104,17 @@ class Step {
   void admit(const Ref<Version>& contents, std::int32_t over);
 
   c10::SmallVector<Operand, 6> operands_;
+  bool writes_ = false;      // some operand is overwritten
   bool is_bounded_ = false;  // some level around has a budget
   bool is_metered_ = false;  // so what the operator allocates is to be known
   bool is_recorded_ = false;  // it may be replayed
+  Nature nature_;
   Need need_;
   std::size_t granted_ = 0;  // what room was made for
   Ref<Operation> operation_;
 
  private:
+  [[nodiscard]] virtual std::string_view operator_name() const = 0;
   // In the order in which they are called.
   [[nodiscard]] virtual Need foresee() = 0;  // if metered
   // The last chance to say what the operands are, and whether the operator is recorded.
@@ -126,8 +138,6 @@ class Step {
 
   Domain& domain_;
   Table& level_;
-  std::string_view name_;
-  Nature nature_;
   std::size_t copied_bytes_ = 0;  // of what counts twice from now on: old and new contents
   c10::SmallVector<Ref<Version>, 6> pinned_;
   c10::SmallVector<const Version*, 1> saved_;

@@ -60,9 +60,13 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
       found_(found),
       recordable_(!opaque && !facts_.never_replayed && !empties(invocation)),
       has_run_(has_run) {
-  in_backward_ = (is_bounded_ || level_.keeping.decides() || domain_.recorder || domain_.guide) &&
-                 torch::autograd::get_current_node();
-  domain_.thrash.enter(in_backward_);
+  nature_.raw = facts_.leaves_raw;
+  nature_.work = facts_.work;
+  // Found out where something may be evicted or kept, or is recorded.
+  nature_.backward =
+      (is_bounded_ || level_.keeping.decides() || domain_.recorder || domain_.guide) &&
+      torch::autograd::get_current_node();
+  domain_.thrash.enter(nature_.backward);
 }
 
 void LevelCall::run() {
@@ -70,10 +74,9 @@ void LevelCall::run() {
   if (facts_.draws_random) turn.emplace(domain_);
   mark_writes(invocation_, found_);
   for (const FoundTensor& f : found_) {
-    Operand& operand = operands_.emplace_back();  // See Note [Records are filled in place]
-    operand.version = f.cell == nullptr ? nullptr : f.cell->version.get();
-    operand.home = f.cell == nullptr ? nullptr : f.cell->level.get();
-    operand.written = f.written;
+    const bool known = f.cell != nullptr;
+    add_operand({known ? f.cell->version.get() : nullptr, known ? f.cell->level.get() : nullptr,
+                 f.written});
   }
   if (level_.active) note_leaves();
   note_saver_of_arguments();
@@ -81,8 +84,7 @@ void LevelCall::run() {
   try {
     if (is_metered_) notice_unrecorded(level_);
     if (facts_.is_view || facts_.announces_address || facts_.changes_metadata) return pass();
-    Step::run(op_.schema().name(),
-              {.raw = facts_.leaves_raw, .backward = in_backward_, .work = facts_.work});
+    Step::run();
     give_away_parts();
     settle();
     if (!is_bounded_) relieve_pressure(level_, output_bytes_);
@@ -181,8 +183,9 @@ void LevelCall::prepare() {
   const auto is_replayable_write = [](const FoundTensor& f) {
     return f.written && f.cell != nullptr && f.cell->version->producer;
   };
-  is_recorded_ = recordable_ && (facts_.makes_fresh || std::any_of(found_.begin(), found_.end(),
-                                                                   is_replayable_write));
+  is_recorded_ = recordable_ && (facts_.makes_fresh ||
+                                 (writes_ && std::any_of(found_.begin(), found_.end(),
+                                                         is_replayable_write)));
 }
 
 Ref<Version> LevelCall::find_overwritten(std::size_t operand) {

@@ -46,6 +46,7 @@ class LevelCall final : private Step {
   void record_result(TensorVersion& contents, OutputPlace place, c10::TensorImpl& tensor);
   [[nodiscard]] Call& call() { return static_cast<Call&>(*operation_); }
 
+  [[nodiscard]] std::string_view operator_name() const override { return op_.schema().name(); }
   [[nodiscard]] Need foresee() override;
   void prepare() override;
   [[nodiscard]] Ref<Version> find_overwritten(std::size_t operand) override;
@@ -70,7 +71,6 @@ class LevelCall final : private Step {
   const bool recordable_;
   const bool has_run_;
   std::uint32_t saver_ = 0;  // the autograd node that may save what is read and made
-  bool in_backward_ = false;  // found out where something may be evicted or kept, or is recorded
 
   Ref<Form> form_;  // once it has been asked for
   c10::SmallVector<Fresh, 4> fresh_;

@@ -85,7 +85,8 @@ void LevelCall::take_results() {
     elements = std::max(elements, fresh.tensor->numel());
   }
   std::size_t written_bytes = 0;
-  for (const FoundTensor& f : found_) {
+  for (std::size_t i = 0; writes_ && i < found_.size(); ++i) {
+    const FoundTensor& f = found_[i];
     if (!f.written) continue;
     written_bytes += view_bytes(*f.tensor);
     elements = std::max(elements, f.tensor->numel());
@@ -100,7 +101,7 @@ void LevelCall::take_results() {
                    : modelled_cost(flops, input_bytes_ + output_bytes_ + written_bytes,
                                    draws_on_cpu_);
   account({cost, flops, output_bytes_, scratch_bytes, peak_});
-  for (std::size_t i = 0; i < found_.size(); ++i) {
+  for (std::size_t i = 0; writes_ && i < found_.size(); ++i) {
     if (found_[i].written && found_[i].cell != nullptr) record_write(i);
   }
   for (const Fresh& fresh : fresh_) {

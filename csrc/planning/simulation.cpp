@@ -72,18 +72,21 @@ class SimulatedStep final : private Step {
     domain.thrash.enter(call.backward);
     is_metered_ = true;
     is_recorded_ = call.replayable;
+    nature_ = {call.raw, call.backward, work_of(call.name)};
     for (const Trace::Read& read : call.reads) {
       Version* version = versions[read.value].get();
-      operands_.push_back({version, version->table.get(), read.written});
+      add_operand({version, version->table.get(), read.written});
     }
   }
 
   void run() {
-    Step::run(call_.name, {call_.raw, call_.backward, work_of(call_.name)});
+    Step::run();
     settle();
   }
 
  private:
+  [[nodiscard]] std::string_view operator_name() const override { return call_.name; }
+
   Need foresee() override {
     const std::size_t bytes = call_.output_bytes + call_.scratch_bytes;
     return {bytes, bytes};
