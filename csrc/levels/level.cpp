@@ -99,8 +99,9 @@ c10::intrusive_ptr<UnrecordedBytes> make_unrecorded(const LevelOptions& options,
 
 // See Note [Smaller than its record]
 bool must_record_all(const LevelOptions& options, const Level* outer) {
-  return options.budget != kNoBudget || options.evict_everything || options.timed ||
-         options.record || options.guide || options.keeping.decides() || is_in_grad_transform() ||
+  return options.budget != kNoBudget || options.policy.evict_everything || options.timed ||
+         options.record || options.guide || options.policy.keeping.decides() ||
+         is_in_grad_transform() ||
          (outer != nullptr && outer->records_all);
 }
 
@@ -125,9 +126,8 @@ void pop_to(std::size_t depth) {
 }  // namespace
 
 Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, Level* outer)
-    : Table(std::move(owner), outer, options.budget, options.score),
+    : Table(std::move(owner), outer, options.budget, options.policy),
       name(options.name),
-      evict_everything(options.evict_everything),
       timed(options.timed),
       verify(options.verify || (outer != nullptr && outer->verify)),
       records_all(must_record_all(options, outer)),
@@ -211,8 +211,6 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
   }
   const Ref<Level> level(new Level(options, domain, enclosing));
   if (options.shared && !is_shared_around(options.shared, enclosing)) level->join(options.shared);
-  level->keeping = options.keeping;
-  level->judge = options.judge;
   if (domain->recorder && enclosing == nullptr) level->report->trace = domain->recorder->trace;
   auto handle = std::make_shared<LevelHandle>(*level);
   level->active = true;
@@ -346,7 +344,7 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
   const auto& level = static_cast<const Level&>(*why.table);
   const std::string budget = format_bytes(level.budget);
   const bool expects_backward = at::sequence_number::peek() > level.first_node;
-  const Advice advice = advise(why, refused, level.evict_everything, expects_backward);
+  const Advice advice = advise(why, refused, expects_backward);
   const std::string holders = level.shared ? holders_of(*level.shared, *level.domain) : "";
   const std::string raise_it =
       "\nRaise the budget to at least " + format_bytes(advice.budget) + covered_by(advice) + ".";

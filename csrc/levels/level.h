@@ -32,13 +32,10 @@ namespace rematfn {
 struct LevelOptions {
   std::size_t budget = kNoBudget;
   std::shared_ptr<SharedBudget> shared;  // null: the budget is the level's alone
-  Score score;
-  Keeping keeping;
-  Judge judge;
-  bool evict_everything = false;  // after every operator
-  bool timed = false;             // cost is measured, not modelled
-  bool verify = false;            // replays are compared with first runs
-  std::string name;               // the call as the user wrote it, for messages
+  Policy policy;
+  bool timed = false;   // cost is measured, not modelled
+  bool verify = false;  // replays are compared with first runs
+  std::string name;     // the call as the user wrote it, for messages
   // For an outermost level: how long its record may be, in operations; to write down what it does, or
   // to be guided by what was written down.
   std::size_t max_operations = Trimmer::kMostOperations;
@@ -71,7 +68,6 @@ class Level final : public Table, public Tenant {
   [[nodiscard]] Level* heir() const;
 
   const std::string name;
-  const bool evict_everything;
   const bool timed;
   const bool verify;
   std::atomic<bool> active{false};

@@ -63,7 +63,7 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
     bounded_ |= t->budget != kNoBudget;
   }
   metered_ = bounded_ || domain_.recorder;
-  in_backward_ = (bounded_ || level_.keeping.decides() || domain_.recorder || domain_.guide) &&
+  in_backward_ = (bounded_ || level_.policy.keeping.decides() || domain_.recorder || domain_.guide) &&
                  torch::autograd::get_current_node();
   domain_.thrash.enter(in_backward_);
 }

@@ -178,7 +178,7 @@ void LevelCall::record_write(std::size_t argument) {
   contents->first_saver = old->first_saver;  // of the same tensors
   contents->last_saver = old->last_saver;
   note_keeping(*contents);
-  contents->kept |= old->kept && level_.keeping.written();
+  contents->kept |= old->kept && level_.policy.keeping.written();
   contents->last_access = domain_.clock;
   if (!saved) {
     old->leave_cell();
@@ -227,7 +227,7 @@ void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
 
 void LevelCall::note_keeping(Version& contents) const {
   contents.backward = in_backward_;
-  contents.kept = level_.keeping.unmarked(facts_.work, in_backward_);
+  contents.kept = level_.policy.keeping.unmarked(facts_.work, in_backward_);
 }
 
 void LevelCall::record_result(TensorVersion& contents, OutputPlace place,
@@ -248,7 +248,7 @@ void LevelCall::account() {
     relieve_pressure(level_, output_bytes_);
   }
   for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
-    if (static_cast<Level*>(t)->evict_everything) domain_.evictor.evict_all(*t);
+    if (t->policy.evict_everything) domain_.evictor.evict_all(*t);
   }
 }
 

@@ -65,11 +65,9 @@ class Simulation {
       : trace_(trace),
         options_(options),
         domain_(std::make_shared<SimulatedDomain>()),
-        table_(new Table(domain_, nullptr, options.budget, options.score)),
+        table_(new Table(domain_, nullptr, options.budget, options.policy)),
         level_(table_),
         versions_(trace.values.size()) {
-    table_->keeping = options.keeping;
-    table_->judge = options.judge;
     if (!options.ways.empty()) table_->let_go_by(options.ways);
     domain_->guide = options.guide;
     domain_->effort = options.effort;
@@ -122,8 +120,7 @@ class Simulation {
 
   void enter() {
     const InnerLevel& inner = *options_.inner;
-    level_ = Ref<Table>(new Table(domain_, table_.get(), inner.budget, options_.score));
-    level_->keeping = options_.keeping;
+    level_ = Ref<Table>(new Table(domain_, table_.get(), inner.budget, options_.policy));
     if (!inner.ways.empty()) level_->let_go_by(inner.ways);
   }
 
@@ -194,7 +191,7 @@ class Simulation {
     for (const Ref<Version>& version : pinned) unpin(*version);
     domain_->trim_if_long();
     domain_->make_room(*level_, 0);
-    if (options_.evict_everything) domain_->evictor.evict_all(*table_);
+    if (options_.policy.evict_everything) domain_->evictor.evict_all(*table_);
   }
 
   void mark(const Trace::Mark& mark) {
@@ -253,12 +250,12 @@ class Simulation {
     contents->program = true;
     contents->raw = call.raw && made.over < 0;
     contents->backward = call.backward;
-    contents->kept = level_->keeping.unmarked(work_of(call.name), call.backward);
+    contents->kept = level_->policy.keeping.unmarked(work_of(call.name), call.backward);
     bool replayable = static_cast<bool>(operation);
     if (made.over >= 0) {
       Version& old = *versions_[call.reads[made.over].value];
       contents->consumed = old.consumed;
-      contents->kept |= old.kept && level_->keeping.written();
+      contents->kept |= old.kept && level_->policy.keeping.written();
       const bool saved = !old.producer && !old.program;
       replayable = replayable && (old.producer || saved);
       if (!saved) {

@@ -98,7 +98,7 @@ Score make_score(const std::string& kind, double ancestors, double exponent, dou
       {"on", ScoreKind::kOn},       {"dtr", ScoreKind::kDtr},   {"eq", ScoreKind::kEq},
       {"local", ScoreKind::kLocal}, {"msps", ScoreKind::kMsps}, {"lru", ScoreKind::kLru},
       {"largest", ScoreKind::kLargest}};
-  return {kinds.at(kind), ancestors, exponent, unread, Horizon::kAge};
+  return {.kind = kinds.at(kind), .ancestors = ancestors, .exponent = exponent, .unread = unread};
 }
 
 Keeping make_keeping(bool products, const std::string& marks, const std::vector<std::string>& names) {
@@ -174,23 +174,6 @@ class Outside {
   std::optional<BelowLevels> scope_;
 };
 
-}  // namespace
-
-py::dict record_of(const Statistics& s, std::size_t budget, std::size_t resident_bytes) {
-  py::dict record;
-  record["budget"] = budget == kNoBudget ? py::object(py::none()) : py::cast(budget);
-  record["peak_bytes"] = s.peak_bytes;
-  record["unconstrained_bytes"] = s.unconstrained_bytes;
-  record["resident_bytes"] = resident_bytes;
-  record["operators"] = s.operators;
-  record["evictions"] = s.evictions;
-  record["replays"] = s.replays;
-  record["replayed_cost"] = s.base_cost > 0 ? s.replayed_cost / s.base_cost : 0.0;
-  record["replayed_flops"] = s.base_flops > 0 ? s.replayed_flops / s.base_flops : 0.0;
-  record["min_budget"] = s.min_budget;
-  return record;
-}
-
 // It is called in the middle of an eviction: what it does with tensors, no level sees. It may be let
 // go of by a thread that does not hold the interpreter.
 Judge make_judge(const py::object& function) {
@@ -216,6 +199,23 @@ Judge make_judge(const py::object& function) {
   };
 }
 
+}  // namespace
+
+py::dict record_of(const Statistics& s, std::size_t budget, std::size_t resident_bytes) {
+  py::dict record;
+  record["budget"] = budget == kNoBudget ? py::object(py::none()) : py::cast(budget);
+  record["peak_bytes"] = s.peak_bytes;
+  record["unconstrained_bytes"] = s.unconstrained_bytes;
+  record["resident_bytes"] = resident_bytes;
+  record["operators"] = s.operators;
+  record["evictions"] = s.evictions;
+  record["replays"] = s.replays;
+  record["replayed_cost"] = s.base_cost > 0 ? s.replayed_cost / s.base_cost : 0.0;
+  record["replayed_flops"] = s.base_flops > 0 ? s.replayed_flops / s.base_flops : 0.0;
+  record["min_budget"] = s.min_budget;
+  return record;
+}
+
 }  // namespace rematfn
 
 PYBIND11_MODULE(_C, m) {
@@ -233,6 +233,24 @@ PYBIND11_MODULE(_C, m) {
     }
   });
 
+  py::class_<Score>(m, "Score")
+      .def(py::init(&make_score), py::arg("kind") = "on",
+           py::arg("ancestors") = Score().ancestors, py::arg("exponent") = Score().exponent,
+           py::arg("unread") = Score().unread)
+      .def_readonly("ancestors", &Score::ancestors)
+      .def_readonly("exponent", &Score::exponent)
+      .def_readonly("unread", &Score::unread);
+  py::class_<Keeping>(m, "Keeping")
+      .def(py::init(&make_keeping), py::kw_only(), py::arg("products") = Keeping().products,
+           py::arg("marks") = "heeded", py::arg("names") = Keeping().names);
+  py::class_<Policy>(m, "Policy")
+      .def(py::init([](const Score& score, const Keeping& keeping, const py::object& judge,
+                       bool evict_everything) {
+             return Policy{score, keeping, make_judge(judge), evict_everything};
+           }),
+           py::kw_only(), py::arg("score") = Score(), py::arg("keeping") = Keeping(),
+           py::arg("judge") = py::none(),
+           py::arg("evict_everything") = Policy().evict_everything);
   py::class_<Report, std::shared_ptr<Report>>(m, "Report")
       .def("read", [](const Report& report) {
         py::dict record = record_of(report.counted(), report.budget, report.bytes_now());
@@ -259,13 +277,11 @@ PYBIND11_MODULE(_C, m) {
       .def("peak_bytes", &SharedBudget::peak_bytes);
   py::class_<ActiveLevel>(m, "ActiveLevel")
       .def(py::init([](std::optional<std::size_t> budget, std::shared_ptr<SharedBudget> shared,
-                       const Score& score, const Keeping& keeping, const py::object& judge,
-                       bool evict_everything, bool timed, bool verify, const std::string& name,
+                       const Policy& policy, bool timed, bool verify, const std::string& name,
                        std::size_t max_operations, bool record, const Program* program,
                        double fraction, bool is_estimate, bool is_estimate_unguided) {
-        return ActiveLevel({budget.value_or(kNoBudget), std::move(shared), score, keeping,
-                            make_judge(judge), evict_everything, timed, verify, name,
-                            max_operations, record,
+        return ActiveLevel({budget.value_or(kNoBudget), std::move(shared), policy, timed, verify,
+                            name, max_operations, record,
                             program == nullptr ? nullptr : program->guide(), fraction, is_estimate,
                             is_estimate_unguided,
                             program == nullptr ? nullptr : program->trace});
@@ -278,8 +294,6 @@ PYBIND11_MODULE(_C, m) {
       .def("__exit__", &Outside::exit);
   m.def("stay_outside", &stay_outside);
   m.def("is_intercepting", &is_intercepting);
-  py::class_<Score>(m, "Score").def(py::init(&make_score));
-  py::class_<Keeping>(m, "Keeping").def(py::init(&make_keeping));
   bind_traces(m);
   m.def("set_errors", &set_errors);
   m.def("raise_quoted", &raise_quoted);
@@ -304,7 +318,8 @@ PYBIND11_MODULE(_C, m) {
                          .pending = pending};
       }));
   m.def("score", [](const std::string& kind, const Candidate& candidate, double now) {
-    return score(make_score(kind, 0.5, 0.6, 4), candidate, now);
+    const Score by = make_score(kind, Score().ancestors, Score().exponent, Score().unread);
+    return score(by, candidate, {.now = now});
   });
   // `neighbours`, by candidate, is what it would take to walk the graph for.
   m.def("choose_victims", [](const std::string& kind, std::vector<Candidate> candidates, double now,
@@ -312,7 +327,8 @@ PYBIND11_MODULE(_C, m) {
                              const std::vector<double>& neighbours) {
     std::vector<std::size_t> refreshed;
     const Victims victims =
-        choose_victims(make_score(kind, 0.5, 0.6, 4), candidates, now, spare_pending, most,
+        choose_victims(make_score(kind, Score().ancestors, Score().exponent, Score().unread),
+                       candidates, {.now = now}, spare_pending, most,
                        [&](std::size_t i) {
                          candidates[i].neighbours = neighbours.at(i);
                          refreshed.push_back(i);

@@ -107,11 +107,8 @@ class Rematted(Generic[P, R]):
         options = LevelOptions(
             budget=self.budget.bytes,
             shared=shared._shared if shared is not None else None,
-            score=self.policy.score(),
-            keeping=self.policy.keeping(),
-            judge=self.policy.judge(),
+            policy=self.policy.core(),
             discards=self.policy.discards and self.budget == Limit(),
-            evict_everything=self.policy.evict_everything,
             timed=self._options.cost == "time",
             verify=self._options.verify,
             name=self._describe(),
