@@ -152,6 +152,9 @@ void notice_unrecorded(Level& level);
 void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit,
                           const Domain* but = nullptr);
 
+// Whether nothing runs in the level of that report, and no graph can ask it for a replay any more.
+[[nodiscard]] bool is_over(const Report& report);
+
 // Asserts the invariants of every live table; the number of live tables and operations.
 void check_all();
 [[nodiscard]] std::size_t live_levels();

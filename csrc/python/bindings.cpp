@@ -5,8 +5,6 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
-
 #include "base/errors.h"
 #include "base/interpreter.h"
 #include "levels/allocator.h"
@@ -126,43 +124,17 @@ class ActiveLevel {
 
   void exit(const py::object& error, const py::object&, const py::object&) {
     const std::shared_ptr<LevelHandle> handle = std::move(handle_);
-    // Who interrupts does not want to wait for replays; an operator will still find the bytes.
     const bool failed = PyErr_GivenExceptionMatches(error.ptr(), PyExc_Exception) != 0;
-    const bool ended = error.is_none();
     const py::gil_scoped_release no_gil;
-    const std::string interleaved = pop_level(*handle);
-    const bool lost = !interleaved.empty();
-    if (!ended || lost) forget_leaves(handle->level());
-    if (failed || lost) {
-      hand_over(*handle, /*sealed=*/false);
-      settle(*handle);
-    }
-    if (ended && lost) throw std::runtime_error(interleaved);
+    end_level(*handle, error.is_none() ? Ending::kReturned
+                       : failed        ? Ending::kFailed
+                                       : Ending::kInterrupted);
   }
 
  private:
   const LevelOptions options_;
   std::shared_ptr<LevelHandle> handle_;
 };
-
-std::shared_ptr<Trace> take_trace(Report& report) {
-  if (const std::shared_ptr<Domain> domain = report.domain.lock()) {
-    const DomainLock lock(domain);
-    if (domain->recorder && domain->recorder->trace == report.trace) domain->recorder.reset();
-    return std::move(report.trace);
-  }
-  return std::move(report.trace);
-}
-
-// Whether nothing runs in the level, and no graph can ask it for a replay any more.
-bool is_over(const Report& report) {
-  const std::shared_ptr<Domain> domain = report.domain.lock();
-  if (!domain || domain->lost_to_fork()) return true;
-  const DomainLock lock(domain);
-  const auto& levels = static_cast<TensorDomain&>(*domain).levels;
-  const auto is_active = [](const Table* level) { return bool{static_cast<const Level*>(level)->active}; };
-  return domain->live_operations == 0 && std::none_of(levels.begin(), levels.end(), is_active);
-}
 
 // A block whose operators no level sees.
 class Outside {
@@ -257,8 +229,7 @@ PYBIND11_MODULE(_C, m) {
         if (report.budget == kNoBudget) record["min_budget"] = py::none();  // needs are not looked at
         return record;
       })
-      // What was recorded; recording ends. None if the level did not record, or was asked before.
-      .def("take_trace", &take_trace)
+      .def("take_trace", &Report::take_trace)
       .def("is_over", &is_over)
       .def_readonly("guide_lost", &Report::guide_lost);
   py::class_<LevelHandle, std::shared_ptr<LevelHandle>>(m, "Level")

@@ -128,12 +128,7 @@ void bind_traces(py::module_& m) {
       .def("cut_at_points", &Program::cut_at_points, nogil)
       .def("follow", &Program::follow, nogil, py::arg("share") = kAllOperators)
       .def("search_later", &search_later)
-      .def_property_readonly("cost",
-                             [](const Program& program) {
-                               double cost = 0;
-                               for (const Trace::Call& call : program.trace->calls) cost += call.cost;
-                               return cost;
-                             })
+      .def_property_readonly("cost", &Program::cost)
       .def("kept", [](const Program& program) { return program.plan().kept; })
       .def("replayed_cost", [](const Program& program) { return program.plan().replayed_cost; });
   m.def("simulate", &simulate_trace);
