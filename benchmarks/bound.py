@@ -282,8 +282,8 @@ def recorded(bench: Any) -> rematfn.Trace:
 
     ours = Ours(bench, 1 << 50, rematfn.policies.Guided(search=0))
     bench.run(ours.step)
-    (key,) = rematted_of(ours.transformed, "recorded")[0]._memory._keys.values()
-    ((_, call),) = key.recorded
+    (key,) = rematted_of(ours.transformed, "recorded")[0]._history._keys.values()
+    ((_, call),) = key.pending
     trace = call.take_trace()
     assert trace is not None
     return rematfn.Trace(trace)

@@ -20,7 +20,7 @@ from peers import Peer, TookTooLongError, time_limit
 
 import rematfn
 from rematfn._transform.budget import parse_budget
-from rematfn._transform.measured import finish_searches
+from rematfn._transform.recorded import finish_searches
 from rematfn.demo.task import Count
 from rematfn.demo.train import bitwise_equal
 

@@ -25,7 +25,7 @@ from networks import NETWORKS, Program, Step, in_order, untransformed
 
 import rematfn
 from rematfn import _C
-from rematfn._transform.measured import finish_searches
+from rematfn._transform.recorded import finish_searches
 from rematfn.demo.task import Count, Task
 from rematfn.testing import MemoryTimeline, ResidentPeak
 from rematfn.testing._resident import give_back

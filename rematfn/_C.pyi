@@ -27,10 +27,7 @@ class ActiveLevel:
         self,
         budget: int | None,
         shared: SharedBudget | None,
-        score: Score,
-        keeping: Keeping,
-        judge: Callable[..., float] | None,
-        evict_everything: bool,
+        policy: Policy,
         timed: bool,
         verify: bool,
         name: str,
@@ -52,10 +49,27 @@ def stay_outside() -> None: ...
 def is_intercepting() -> bool: ...
 
 class Score:
-    def __init__(self, kind: str, ancestors: float, exponent: float, unread: float) -> None: ...
+    ancestors: float
+    exponent: float
+    unread: float
+    def __init__(
+        self, kind: str = ..., ancestors: float = ..., exponent: float = ..., unread: float = ...
+    ) -> None: ...
 
 class Keeping:
-    def __init__(self, products: bool, marks: str, names: list[str]) -> None: ...
+    def __init__(
+        self, *, products: bool = ..., marks: str = ..., names: list[str] = ...
+    ) -> None: ...
+
+class Policy:
+    def __init__(
+        self,
+        *,
+        score: Score = ...,
+        keeping: Keeping = ...,
+        judge: Callable[..., float] | None = ...,
+        evict_everything: bool = ...,
+    ) -> None: ...
 
 class Trace:
     operators: int
@@ -105,10 +119,7 @@ class Program:
 def simulate(
     trace: Trace,
     budget: int | None,
-    score: Score,
-    keeping: Keeping,
-    judge: Callable[..., float] | None,
-    evict_everything: bool,
+    policy: Policy,
     program: Program | None,
 ) -> dict[str, Any] | tuple[int, int, bool]: ...
 def modelled_cost(flops: float, nbytes: int) -> float: ...

@@ -37,14 +37,14 @@ void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
 
 static bool is_decided(const Table& table) {  // Rule 5
   const Table* t = &table;
-  while (t != nullptr && !t->keeping.decides()) t = t->enclosing.get();
+  while (t != nullptr && !t->policy.keeping.decides()) t = t->enclosing.get();
   return t != nullptr;
 }
 
 bool Burial::is_kept_for_somebody(const Version& version) {
   constexpr std::size_t kSmall = 64;  // so many times smaller
   if (!version.kept || version.backward || !version.table) return false;
-  if (version.table->keeping.marks == Keeping::Marks::kAllBut) return false;
+  if (version.table->policy.keeping.marks == Keeping::Marks::kAllBut) return false;
   if (version.marked && !is_decided(*version.table)) return false;
   Walk walk(domain_.walks);
   walk.visit_readers(version, kNoCap);

@@ -62,15 +62,20 @@ bool Evictor::evict_if_free(Version& version) {
   return free;
 }
 
-Score Evictor::score_in_force(const Table& table) {
-  if (table.score.kind != ScoreKind::kOn) return table.score;
-  Score score = domain_.guide != nullptr ? domain_.guide->plan().score : table.score;
-  // See Note [A backward reads in reverse]
-  if (score.horizon == Horizon::kAge && domain_.thrash.is_thrashing(domain_.clock)) {
-    score.horizon = Horizon::kMirrored;
-    score.front = domain_.thrash.front();
+const Score& Evictor::score_in_force(const Table& table) const {
+  const Score& own = table.policy.score;
+  const bool is_guided = own.kind == ScoreKind::kOn && domain_.guide != nullptr;
+  return is_guided ? domain_.guide->plan().score : own;
+}
+
+// See Note [A backward reads in reverse]
+ScoreContext Evictor::context_for(const Score& kind) {
+  ScoreContext context{.now = domain_.clock};
+  const bool looks_back = kind.kind == ScoreKind::kOn && kind.horizon == Horizon::kAge;
+  if (looks_back && domain_.thrash.is_thrashing(domain_.clock)) {
+    context.front = domain_.thrash.front();
   }
-  return score;
+  return context;
 }
 
 // Note [Victims are chosen a batch at a time]
@@ -83,21 +88,22 @@ Score Evictor::score_in_force(const Table& table) {
 // not picked leaves the line. Up to 128 candidates, and for h_DTR and h_eq, which are references, all
 // are looked at for each eviction.
 Version* Evictor::choose(Table& table, bool spare_pending) {
-  if (table.judge) return choose_by_judge(table, spare_pending);
-  const Score kind = score_in_force(table);
+  if (table.policy.judge) return choose_by_judge(table, spare_pending);
+  const Score& kind = score_in_force(table);
+  const ScoreContext context = context_for(kind);
   Batch& batch = table.batch;
   if (batch.evictions_left == 0) batch.clear();
   bool refused = false;
-  Version* victim = lowest_of_batch(table, kind, spare_pending);
+  Version* victim = lowest_of_batch(table, kind, context, spare_pending);
   for (;;) {
     if (victim == nullptr) {
-      if (!pick_batch(table, kind, spare_pending)) break;
-      victim = lowest_of_batch(table, kind, spare_pending);
+      if (!pick_batch(table, kind, context, spare_pending)) break;
+      victim = lowest_of_batch(table, kind, context, spare_pending);
     }
     if (!has_to_stay(*victim)) break;
     table.candidates[victim->slot].refused = refused = true;
     batch.remove(*victim);
-    victim = lowest_of_batch(table, kind, spare_pending);
+    victim = lowest_of_batch(table, kind, context, spare_pending);
   }
   if (refused) {
     for (Candidate& c : table.candidates) c.refused = false;
@@ -135,7 +141,7 @@ Version* Evictor::choose_by_judge(Table& table, bool spare_pending) {
     if (c.pinned || (spare_pending && c.pending) || has_to_stay(version)) continue;
     const double next = domain_.neighbourhood.next_use(version);
     const bool known = next != kUnknown && next != kNever;
-    const double judged = table.judge({.nbytes = c.nbytes,
+    const double judged = table.policy.judge({.nbytes = c.nbytes,
                                       .cost = c.cost,
                                       .ancestors = domain_.neighbourhood.cost(version, ScoreKind::kOn),
                                       .age = domain_.clock - c.last_access,
@@ -151,7 +157,8 @@ Version* Evictor::choose_by_judge(Table& table, bool spare_pending) {
 }
 
 // See Note [Stale scores are too low]
-Version* Evictor::lowest_of_batch(Table& table, const Score& kind, bool spare_pending) {
+Version* Evictor::lowest_of_batch(Table& table, const Score& kind, const ScoreContext& context,
+                                  bool spare_pending) {
   Batch& batch = table.batch;
   struct Scored {
     Version* version;
@@ -166,7 +173,7 @@ Version* Evictor::lowest_of_batch(Table& table, const Score& kind, bool spare_pe
       if (version == nullptr) continue;
       const Candidate& c = table.candidates[version->slot];
       if (spare_pending && c.pending) continue;
-      const double s = score(kind, c, domain_.clock);
+      const double s = score(kind, c, context);
       s > batch.limit ? batch.remove(*version) : looked_at.push_back({version, s});
     }
   };
@@ -179,7 +186,7 @@ Version* Evictor::lowest_of_batch(Table& table, const Score& kind, bool spare_pe
     Candidate& c = table.candidates[lowest->version->slot];
     if (!c.stale) return lowest->version;
     refresh(c, *lowest->version, kind);
-    lowest->score = score(kind, c, domain_.clock);
+    lowest->score = score(kind, c, context);
     if (lowest->score > batch.limit) {
       batch.remove(*lowest->version);
       looked_at.erase(lowest);
@@ -188,7 +195,8 @@ Version* Evictor::lowest_of_batch(Table& table, const Score& kind, bool spare_pe
   return nullptr;
 }
 
-bool Evictor::pick_batch(Table& table, const Score& kind, bool spare_pending) {
+bool Evictor::pick_batch(Table& table, const Score& kind, const ScoreContext& context,
+                         bool spare_pending) {
   const std::size_t count = table.candidates.size();
   if (is_exact(kind.kind)) {
     for (std::size_t i = 0; i < count; ++i) {
@@ -197,7 +205,7 @@ bool Evictor::pick_batch(Table& table, const Score& kind, bool spare_pending) {
     }
   }
   const std::size_t most = is_exact(kind.kind) || count <= kFew ? 1 : count / kBatchShare;
-  const Victims victims = lowest_of_all(table, kind, spare_pending, most);
+  const Victims victims = lowest_of_all(table, kind, context, spare_pending, most);
   table.batch.clear();
   for (const std::size_t index : victims.indices) {
     table.batch.add(*table.candidate_versions[index]);
@@ -208,9 +216,9 @@ bool Evictor::pick_batch(Table& table, const Score& kind, bool spare_pending) {
   return !victims.indices.empty();
 }
 
-Victims Evictor::lowest_of_all(Table& table, const Score& kind, bool spare_pending,
-                              std::size_t most) {
-  return choose_victims(kind, table.candidates, domain_.clock, spare_pending, most, [&](std::size_t i) {
+Victims Evictor::lowest_of_all(Table& table, const Score& kind, const ScoreContext& context,
+                              bool spare_pending, std::size_t most) {
+  return choose_victims(kind, table.candidates, context, spare_pending, most, [&](std::size_t i) {
     refresh(table.candidates[i], *table.candidate_versions[i], kind);
   });
 }
@@ -242,17 +250,18 @@ void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
 // See Note [Pending readers have a price]
 bool Evictor::prices_pending(const Table& table) const {
   // What a judge says, and what inner levels do, cannot be compared with it.
-  if (table.score.kind != ScoreKind::kOn || table.judge || !table.inner.empty()) return false;
-  const Score& score = domain_.guide != nullptr ? domain_.guide->plan().score : table.score;
-  return domain_.thrash.has_cost(score.patience, domain_.clock);
+  const Policy& policy = table.policy;
+  if (policy.score.kind != ScoreKind::kOn || policy.judge || !table.inner.empty()) return false;
+  return domain_.thrash.has_cost(score_in_force(table).patience, domain_.clock);
 }
 
 // Makes room for `nbytes`, of what is not pinned, as far as there is any.
 void Evictor::evict_by_price(Table& table, std::size_t nbytes) {
-  Score kind = score_in_force(table);
-  kind.prices_pending = true;
+  const Score& kind = score_in_force(table);
+  ScoreContext context = context_for(kind);
+  context.prices_pending = true;
   const Victims in_order =
-      lowest_of_all(table, kind, /*spare_pending=*/false, table.candidates.size());
+      lowest_of_all(table, kind, context, /*spare_pending=*/false, table.candidates.size());
   std::vector<Version*> victims;
   std::size_t freed = 0;
   for (const std::size_t index : in_order.indices) {

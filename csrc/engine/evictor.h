@@ -31,12 +31,16 @@ class Evictor {
  private:
   [[nodiscard]] bool has_to_stay(Version& version);
   [[nodiscard]] static bool find_way(Version& version);
-  [[nodiscard]] Score score_in_force(const Table& table);
+  [[nodiscard]] const Score& score_in_force(const Table& table) const;
+  [[nodiscard]] ScoreContext context_for(const Score& kind);
   Version* choose(Table& table, bool spare_pending);
   Version* choose_by_judge(Table& table, bool spare_pending);
-  Version* lowest_of_batch(Table& table, const Score& kind, bool spare_pending);
-  bool pick_batch(Table& table, const Score& kind, bool spare_pending);
-  Victims lowest_of_all(Table& table, const Score& kind, bool spare_pending, std::size_t most);
+  Version* lowest_of_batch(Table& table, const Score& kind, const ScoreContext& context,
+                           bool spare_pending);
+  bool pick_batch(Table& table, const Score& kind, const ScoreContext& context,
+                  bool spare_pending);
+  Victims lowest_of_all(Table& table, const Score& kind, const ScoreContext& context,
+                        bool spare_pending, std::size_t most);
   void refresh(Candidate& c, Version& version, const Score& kind);
   void choose_way(Candidate& c, Version& version, const Score& kind);
 

@@ -108,7 +108,7 @@ void Neighbourhood::mark_dependents_stale(const Version& version, bool came_back
 }
 
 void Neighbourhood::note_change(const Version& version, bool came_back, bool is_guided) {
-  if (version.table->score.kind == ScoreKind::kEq && version.producer) {
+  if (version.table->policy.score.kind == ScoreKind::kEq && version.producer) {
     if (came_back) {
       components_.remove(*version.producer);
     } else if (version.must_be_replayed()) {

@@ -2,6 +2,7 @@
 #include "engine/report.h"
 
 #include <optional>
+#include <utility>
 
 #include "engine/domain.h"
 
@@ -17,6 +18,16 @@ Statistics Report::counted() const {
   all.operators += little;
   all.base_cost += static_cast<double>(little) * kOperatorCost;
   return all;
+}
+
+std::shared_ptr<Trace> Report::take_trace() {
+  const std::shared_ptr<Domain> owner = domain.lock();
+  std::optional<DomainLock> lock;
+  if (owner) {
+    lock.emplace(owner);
+    if (owner->recorder && owner->recorder->trace == trace) owner->recorder.reset();
+  }
+  return std::move(trace);
 }
 
 }  // namespace rematfn

@@ -65,6 +65,8 @@ struct Report {
   [[nodiscard]] std::size_t bytes_now() const {
     return resident_bytes + (unrecorded ? unrecorded->live() : 0);
   }
+  // What was recorded; recording ends. Null if the level did not record, or was asked before.
+  [[nodiscard]] std::shared_ptr<Trace> take_trace();
 };
 
 }  // namespace rematfn

@@ -208,7 +208,7 @@ std::optional<Sharer::Offer> Sharer::offer_for(const SharedBudget& budget) {
     if (victim == nullptr) continue;
     Candidate candidate = victim->table->candidates[victim->slot];
     candidate.last_access -= budget.clock() - table->time_before;  // all members' time
-    const double found = score(Score(), candidate, domain_.clock);
+    const double found = score({}, candidate, {.now = domain_.clock});
     if (!lowest || found < lowest->score) lowest = Offer{table, found};
   }
   return lowest;

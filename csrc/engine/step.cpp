@@ -33,7 +33,7 @@ void Step::settle() {
   domain_.trim_if_long();
   if (is_bounded_) domain_.make_room(level_, 0);
   for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
-    if (t->evict_everything) domain_.evictor.evict_all(*t);
+    if (t->policy.evict_everything) domain_.evictor.evict_all(*t);
   }
 }
 
@@ -181,11 +181,11 @@ bool Step::begin(Version& contents, std::int32_t over) {
   contents.last_access = domain_.clock;
   contents.raw = nature_.raw && over == kFresh;
   contents.backward = nature_.backward;
-  contents.kept = level_.keeping.unmarked(nature_.work, nature_.backward);
+  contents.kept = level_.policy.keeping.unmarked(nature_.work, nature_.backward);
   if (over == kFresh) return static_cast<bool>(operation_);
   Version& old = *operands_[over].version;
   contents.consumed = old.consumed;
-  contents.kept |= old.kept && level_.keeping.written();
+  contents.kept |= old.kept && level_.policy.keeping.written();
   const bool was_replayable = old.producer || is_saved(old);
   if (!is_saved(old)) {  // and lives on as lineage, if at all
     old.program = false;

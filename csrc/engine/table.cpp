@@ -28,12 +28,12 @@ void Batch::clear() {
   limit = kNever;
 }
 
-Table::Table(std::shared_ptr<Domain> owner, Table* outer, std::size_t bytes, Score kind)
+Table::Table(std::shared_ptr<Domain> owner, Table* outer, std::size_t bytes, Policy asked)
     : domain(std::move(owner)),
       report(std::make_shared<Report>()),
       enclosing(outer),
       budget(bytes),
-      score(kind),
+      policy(std::move(asked)),
       depth(outer == nullptr ? 1 : outer->depth + 1),
       resident_bytes(report->resident_bytes),
       statistics(report->statistics),
@@ -174,7 +174,7 @@ void Table::note_need(std::size_t nbytes) {
 }
 
 void Table::mark(Version& version, std::string_view name) {
-  version.kept = version.marked = keeping.marked(name);
+  version.kept = version.marked = policy.keeping.marked(name);
   if (version.is_candidate()) candidates[version.slot].weight = weight_of(version);
 }
 

@@ -14,7 +14,6 @@
 
 #pragma once
 
-#include <functional>
 #include <limits>
 #include <memory>
 #include <string_view>
@@ -25,23 +24,9 @@
 #include "engine/lineage.h"
 #include "engine/report.h"
 #include "engine/shared_budget.h"
-#include "policy/eviction.h"
-#include "policy/keeping.h"
+#include "policy/policy.h"
 
 namespace rematfn {
-
-// What a score written by the user is shown of a candidate.
-struct Considered {
-  double nbytes;
-  double cost;
-  double ancestors;  // cost of those that are evicted
-  double age;
-  double next_use;  // time until then, kNever or kUnknown
-  bool consumed;
-  std::string_view producer;
-};
-// May throw.
-using Judge = std::function<double(const Considered&)>;
 
 // Candidates among whom the next victims are: first those that were picked, the lowest first, then
 // those that were offered since. Null where one has gone.
@@ -72,7 +57,7 @@ inline constexpr std::size_t kNoBudget = std::numeric_limits<std::size_t>::max()
 // A level's versions: which may go, and how many bytes they hold together.
 class Table : public Node {
  public:
-  Table(std::shared_ptr<Domain> domain, Table* enclosing, std::size_t budget, Score score);
+  Table(std::shared_ptr<Domain> domain, Table* enclosing, std::size_t budget, Policy policy);
   ~Table() override;
 
   const std::shared_ptr<Domain> domain;
@@ -80,10 +65,7 @@ class Table : public Node {
   const Ref<Table> enclosing;
   std::vector<Table*> inner;
   std::size_t budget;
-  Score score;
-  Keeping keeping;
-  Judge judge;  // if set, scores instead of `score`
-  bool evict_everything = false;  // after every operator
+  const Policy policy;
   const std::uint32_t depth;
   // Of the unconstrained peak so far, if more than `budget` was: see note_peak(). None: zero.
   double fraction = 0;

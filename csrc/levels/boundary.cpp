@@ -1,12 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "levels/boundary.h"
 
+#include <stdexcept>
+
 #include "levels/allocator.h"
 #include "levels/edges.h"
 #include "tensors/layers.h"
 #include "tensors/torch_compat.h"
 
 namespace rematfn {
+
+void end_level(LevelHandle& handle, Ending ending) {
+  const std::string interleaved = pop_level(handle);
+  const bool lost = !interleaved.empty();
+  if (ending != Ending::kReturned || lost) forget_leaves(handle.level());
+  // Who interrupts does not want to wait for replays; an operator will still find the bytes.
+  if (ending == Ending::kFailed || lost) {
+    hand_over(handle, /*sealed=*/false);
+    settle(handle);
+  }
+  if (ending == Ending::kReturned && lost) throw std::runtime_error(interleaved);
+}
 
 void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
   Level& level = level_of(cell);

@@ -22,11 +22,18 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
 
 #include "levels/level.h"
 
 namespace rematfn {
+
+// How the function of a level ends.
+enum class Ending : std::uint8_t { kReturned, kFailed, kInterrupted };
+// Takes the level off this thread's stack. What a function that has returned leaves is still to be
+// sealed, and handed over. Throws if calls are interleaved: see Note [Calls that are interleaved].
+void end_level(LevelHandle& handle, Ending ending);
 
 // Seals `tensor` for `level`, through functorch's wrappers, subclasses and forward-mode tangents.
 void seal(const at::Tensor& tensor, Level& level);

@@ -99,8 +99,9 @@ c10::intrusive_ptr<UnrecordedBytes> make_unrecorded(const LevelOptions& options,
 
 // See Note [Smaller than its record]
 bool must_record_all(const LevelOptions& options, const Level* outer) {
-  return options.budget != kNoBudget || options.evict_everything || options.timed ||
-         options.record || options.guide || options.keeping.decides() || is_in_grad_transform() ||
+  return options.budget != kNoBudget || options.policy.evict_everything || options.timed ||
+         options.record || options.guide || options.policy.keeping.decides() ||
+         is_in_grad_transform() ||
          (outer != nullptr && outer->records_all);
 }
 
@@ -125,7 +126,7 @@ void pop_to(std::size_t depth) {
 }  // namespace
 
 Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, Level* outer)
-    : Table(std::move(owner), outer, options.budget, options.score),
+    : Table(std::move(owner), outer, options.budget, options.policy),
       name(options.name),
       timed(options.timed),
       verify(options.verify || (outer != nullptr && outer->verify)),
@@ -136,7 +137,6 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       tenant_(outer != nullptr && outer->tenant_ != nullptr     ? outer->tenant_
               : options.budget != kNoBudget || options.record ? this
                                                                 : nullptr) {
-  evict_everything = options.evict_everything;
   report->unrecorded = unrecorded;
   if (unrecorded) ++UnrecordedBytes::counting;
   fraction = options.fraction;
@@ -211,8 +211,6 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
   }
   const Ref<Level> level(new Level(options, domain, enclosing));
   if (options.shared && !is_shared_around(options.shared, enclosing)) level->join(options.shared);
-  level->keeping = options.keeping;
-  level->judge = options.judge;
   if (domain->recorder && enclosing == nullptr) level->report->trace = domain->recorder->trace;
   auto handle = std::make_shared<LevelHandle>(*level);
   level->active = true;
@@ -290,6 +288,15 @@ void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit, const Do
   }
 }
 
+bool is_over(const Report& report) {
+  const std::shared_ptr<Domain> domain = report.domain.lock();
+  if (!domain || domain->lost_to_fork()) return true;
+  const DomainLock lock(domain);
+  const auto& levels = static_cast<TensorDomain&>(*domain).levels;
+  const auto is_active = [](const Table* level) { return bool{static_cast<const Level*>(level)->active}; };
+  return domain->live_operations == 0 && std::none_of(levels.begin(), levels.end(), is_active);
+}
+
 void check_all() {
   for_each_live_domain([](TensorDomain& domain) {
     for (const Table* level : domain.levels) level->check();
@@ -346,7 +353,7 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
   const auto& level = static_cast<const Level&>(*why.table);
   const std::string budget = format_bytes(level.budget);
   const bool expects_backward = at::sequence_number::peek() > level.first_node;
-  const Advice advice = advise(why, refused, level.evict_everything, expects_backward);
+  const Advice advice = advise(why, refused, expects_backward);
   const std::string holders = level.shared ? holders_of(*level.shared, *level.domain) : "";
   const std::string raise_it =
       "\nRaise the budget to at least " + format_bytes(advice.budget) + covered_by(advice) + ".";

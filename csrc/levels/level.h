@@ -32,13 +32,10 @@ namespace rematfn {
 struct LevelOptions {
   std::size_t budget = kNoBudget;
   std::shared_ptr<SharedBudget> shared;  // null: the budget is the level's alone
-  Score score;
-  Keeping keeping;
-  Judge judge;
-  bool evict_everything = false;  // after every operator
-  bool timed = false;             // cost is measured, not modelled
-  bool verify = false;            // replays are compared with first runs
-  std::string name;               // the call as the user wrote it, for messages
+  Policy policy;
+  bool timed = false;   // cost is measured, not modelled
+  bool verify = false;  // replays are compared with first runs
+  std::string name;     // the call as the user wrote it, for messages
   // For an outermost level: how long its record may be, in operations; to write down what it does, or
   // to be guided by what was written down.
   std::size_t max_operations = Trimmer::kMostOperations;
@@ -154,6 +151,9 @@ void notice_unrecorded(Level& level);
 // Every domain there is but one, one after the other, with its lock held.
 void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit,
                           const Domain* but = nullptr);
+
+// Whether nothing runs in the level of that report, and no graph can ask it for a replay any more.
+[[nodiscard]] bool is_over(const Report& report);
 
 // Asserts the invariants of every live table; the number of live tables and operations.
 void check_all();

@@ -64,7 +64,7 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
   nature_.work = facts_.work;
   // Found out where something may be evicted or kept, or is recorded.
   nature_.backward =
-      (is_bounded_ || level_.keeping.decides() || domain_.recorder || domain_.guide) &&
+      (is_bounded_ || level_.policy.keeping.decides() || domain_.recorder || domain_.guide) &&
       torch::autograd::get_current_node();
   domain_.thrash.enter(nature_.backward);
 }

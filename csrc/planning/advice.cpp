@@ -159,16 +159,13 @@ std::string covered_by(const Advice& advice) {
 }
 
 // See Note [The figure is tried out]
-Advice advise(const NoRoom& why, const ObservedCall* refused, bool evict_everything,
-              bool expects_backward) {
+Advice advise(const NoRoom& why, const ObservedCall* refused, bool expects_backward) {
   const Table& table = *why.table;
   const Domain& domain = *table.domain;
   const Advice lower_bound{why.smallest_budget, Advice::Covers::kNothing};
   // A judge is Python's, and an inner level's budget is not the simulation's.
-  if (&table != domain.root || table.judge) return lower_bound;
-  const SimulationOptions options{.score = table.score,
-                                  .keeping = table.keeping,
-                                  .evict_everything = evict_everything};
+  if (&table != domain.root || table.policy.judge) return lower_bound;
+  const SimulationOptions options{.policy = table.policy};
   std::optional<std::size_t> enough;
   auto covers = Advice::Covers::kAll;
   if (domain.known && !domain.guide_lost) {

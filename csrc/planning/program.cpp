@@ -2,6 +2,7 @@
 #include "planning/program.h"
 
 #include <mutex>
+#include <numeric>
 #include <utility>
 
 #include "planning/search_thread.h"
@@ -52,6 +53,11 @@ std::shared_ptr<Guide> Program::guide() const {
   const std::lock_guard guard(plans_mutex());
   if (!plan_) return nullptr;
   return std::make_shared<Guide>(trace, future_, plan_);
+}
+
+double Program::cost() const {
+  return std::accumulate(trace->calls.begin(), trace->calls.end(), 0.0,
+                         [](double sum, const Trace::Call& call) { return sum + call.cost; });
 }
 
 Plan Program::plan() const {

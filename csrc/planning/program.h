@@ -30,6 +30,8 @@ class Program {
   // Who guides the next run, or null if no plan fits.
   [[nodiscard]] std::shared_ptr<Guide> guide() const;
   [[nodiscard]] Plan plan() const;
+  // Of the program itself, in seconds.
+  [[nodiscard]] double cost() const;
   // The search that has begun, or null. Under plans_mutex().
   [[nodiscard]] const std::shared_ptr<Search>& begun() const { return search_; }
 

@@ -171,7 +171,7 @@ std::shared_ptr<const Plan> Search::next() {
 double Search::simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const {
   try {
     return rematfn::simulate(*trace_, {.budget = budget_,
-                                       .score = plan->score,
+                                       .policy = {.score = plan->score},
                                        .guide = std::make_shared<Guide>(trace_, future_, plan),
                                        .most_replayed_cost = reached(),
                                        .effort = &effort})

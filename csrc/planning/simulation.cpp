@@ -133,12 +133,9 @@ class Simulation {
       : trace_(trace),
         options_(options),
         domain_(std::make_shared<SimulatedDomain>()),
-        table_(new Table(domain_, nullptr, options.budget, options.score)),
+        table_(new Table(domain_, nullptr, options.budget, options.policy)),
         level_(table_),
         versions_(trace.values.size()) {
-    table_->keeping = options.keeping;
-    table_->judge = options.judge;
-    table_->evict_everything = options.evict_everything;
     if (!options.ways.empty()) table_->let_go_by(options.ways);
     domain_->guide = options.guide;
     domain_->effort = options.effort;
@@ -189,8 +186,7 @@ class Simulation {
  private:
   void enter() {
     const InnerLevel& inner = *options_.inner;
-    level_ = Ref<Table>(new Table(domain_, table_.get(), inner.budget, options_.score));
-    level_->keeping = options_.keeping;
+    level_ = Ref<Table>(new Table(domain_, table_.get(), inner.budget, options_.policy));
     if (!inner.ways.empty()) level_->let_go_by(inner.ways);
   }
 

@@ -34,10 +34,7 @@ struct InnerLevel {
 
 struct SimulationOptions {
   std::size_t budget = kNoBudget;
-  Score score;
-  Keeping keeping{};
-  Judge judge{};
-  bool evict_everything = false;
+  Policy policy{};
   std::shared_ptr<Guide> guide{};
   double most_replayed_cost = kNever;  // seconds; beyond, the run is not worth finishing
   Effort* effort = nullptr;  // to add to, and to stop by

@@ -14,14 +14,16 @@ double power(double base, double exponent) {
   return std::exp2(static_cast<float>(exponent) * std::log2(static_cast<float>(base)));
 }
 
-double time_of(const Score& s, const Candidate& c, double now) {
-  if (s.prices_pending && c.pending) return kOperatorCost;  // See Note [Pending readers have a price]
-  const double age = age_of(c, now);
-  if (s.horizon == Horizon::kMirrored) {
-    return c.last_access > s.front ? age : s.front - c.last_access + kOperatorCost;
+double time_of(const Score& s, const Candidate& c, const ScoreContext& context) {
+  // See Note [Pending readers have a price]
+  if (context.prices_pending && c.pending) return kOperatorCost;
+  const double age = age_of(c, context.now);
+  if (s.horizon == Horizon::kAge) {
+    // See Note [A backward reads in reverse]
+    return c.last_access > context.front ? age : context.front - c.last_access + kOperatorCost;
   }
-  if (c.next_use == kUnknown || s.horizon == Horizon::kAge) return age;
-  const double next = std::max(c.next_use - now, 0.0) + kOperatorCost;
+  if (c.next_use == kUnknown) return age;
+  const double next = std::max(c.next_use - context.now, 0.0) + kOperatorCost;
   switch (s.horizon) {
     case Horizon::kGeometric:
       return std::sqrt(age * next);
@@ -32,20 +34,20 @@ double time_of(const Score& s, const Candidate& c, double now) {
     case Horizon::kNext:
       return std::sqrt(std::sqrt(age * next) * next);
     case Horizon::kAge:
-    case Horizon::kMirrored:
       break;
   }
   return age;
 }
 
-double unweighted(const Score& s, const Candidate& c, double now) {
+double unweighted(const Score& s, const Candidate& c, const ScoreContext& context) {
+  const double now = context.now;
   switch (s.kind) {
     case ScoreKind::kOn: {
       // A value nobody has read yet is about to be: its consumer is usually the next operator.
-      const bool priced = s.prices_pending && c.pending;
+      const bool priced = context.prices_pending && c.pending;
       const double fresh = c.consumed || priced ? 1.0 : s.unread;
       return fresh * (c.cost + s.ancestors * c.neighbours) /
-             (c.nbytes * power(time_of(s, c, now), s.exponent));
+             (c.nbytes * power(time_of(s, c, context), s.exponent));
     }
     case ScoreKind::kDtr:
     case ScoreKind::kEq:
@@ -64,15 +66,16 @@ double unweighted(const Score& s, const Candidate& c, double now) {
 
 }  // namespace
 
-double score(const Score& s, const Candidate& c, double now) {
+double score(const Score& s, const Candidate& c, const ScoreContext& context) {
   if (s.kind == ScoreKind::kOn && c.next_use == kNever) return -c.nbytes;  // no replay will be asked for
-  const double found = unweighted(s, c, now);
+  const double found = unweighted(s, c, context);
   if (found >= 0) return c.weight * found;
   return c.weight > 1 ? -1 / found : found;
 }
 
-Victims choose_victims(const Score& kind, std::span<const Candidate> candidates, double now,
-                       bool spare_pending, std::size_t most, Refresh refresh) {
+Victims choose_victims(const Score& kind, std::span<const Candidate> candidates,
+                       const ScoreContext& context, bool spare_pending, std::size_t most,
+                       Refresh refresh) {
   struct Scored {
     double score;
     std::size_t index;
@@ -86,7 +89,7 @@ Victims choose_victims(const Score& kind, std::span<const Candidate> candidates,
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& c = candidates[i];
     if (c.pinned || c.refused || (spare_pending && c.pending)) continue;
-    heap.push_back({score(kind, c, now), i, c.stale});
+    heap.push_back({score(kind, c, context), i, c.stale});
   }
   std::make_heap(heap.begin(), heap.end(), comes_later);
   Victims victims;
@@ -100,7 +103,7 @@ Victims choose_victims(const Score& kind, std::span<const Candidate> candidates,
     std::pop_heap(heap.begin(), heap.end(), comes_later);
     if (first.stale) {
       refresh(first.index);
-      heap.back() = {score(kind, candidates[first.index], now), first.index, false};
+      heap.back() = {score(kind, candidates[first.index], context), first.index, false};
       std::push_heap(heap.begin(), heap.end(), comes_later);
     } else {
       heap.pop_back();

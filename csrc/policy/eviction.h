@@ -47,7 +47,6 @@ enum class Horizon : std::uint8_t {
   kHarmonic,   // 1 / (1/age + 1/next)
   kNearer,     // min(age, next)
   kNext,       // age^(1/4) * next^(3/4)
-  kMirrored,   // how far before `front` the last access lies; age, for what was read after it
 };
 
 // kOn: (cost + ancestors * evicted ancestors) / (bytes * time^exponent), `unread` times that until the
@@ -74,13 +73,20 @@ struct Score {
   double exponent = 0.6;
   double unread = 4;
   Horizon horizon = Horizon::kAge;
-  double front = -1;  // program time, for kMirrored: see Note [A backward reads in reverse]
   double patience = 3;
-  bool prices_pending = false;  // it is used up
 };
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 inline constexpr double kUnknown = -1;
+
+// What a score is worked out with that changes while the program runs.
+struct ScoreContext {
+  double now = 0;  // program time, at least every last access
+  // Program time; where Horizon::kAge counts, what was last read before it is as old as it lies before.
+  // See Note [A backward reads in reverse].
+  double front = -kNever;
+  bool prices_pending = false;  // the patience is used up
+};
 
 struct Candidate {
   double nbytes = 0;
@@ -97,8 +103,8 @@ struct Candidate {
 };
 
 // The lowest score goes first. A weight multiplies it; of scores that are below zero, a kept value's is
-// above, in the same order. Only a value that is known not to be read again is free even so. `now` is the program time, at least every last_access.
-[[nodiscard]] double score(const Score& kind, const Candidate& c, double now);
+// above, in the same order. Only a value that is known not to be read again is free even so.
+[[nodiscard]] double score(const Score& kind, const Candidate& c, const ScoreContext& context);
 
 // Note [Stale scores are too low]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -122,7 +128,7 @@ struct Victims {
 };
 using Refresh = c10::function_ref<void(std::size_t index)>;
 [[nodiscard]] Victims choose_victims(const Score& kind, std::span<const Candidate> candidates,
-                                     double now, bool spare_pending, std::size_t most,
-                                     Refresh refresh);
+                                     const ScoreContext& context, bool spare_pending,
+                                     std::size_t most, Refresh refresh);
 
 }  // namespace rematfn

@@ -10,7 +10,7 @@
 // such a score evicts what the next operators read, and replays beget replays. But a backward reads
 // what the forward made in reverse. What was asked for last shows where it is, its front; a value made
 // before that is read the sooner the nearer it lies. So where replays cost more than the program
-// itself, in a backward, that distance takes the place of age (Horizon::kMirrored). Elsewhere age does
+// itself, in a backward, that distance takes the place of age (ScoreContext::front). Elsewhere age does
 // as well or better. And where this does not help either, at the floor of some programs, it can make
 // things far worse; so once replays have cost twice the program since, age is what counts again.
 

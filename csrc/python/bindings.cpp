@@ -5,8 +5,6 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
-
 #include "base/errors.h"
 #include "base/interpreter.h"
 #include "levels/allocator.h"
@@ -98,7 +96,7 @@ Score make_score(const std::string& kind, double ancestors, double exponent, dou
       {"on", ScoreKind::kOn},       {"dtr", ScoreKind::kDtr},   {"eq", ScoreKind::kEq},
       {"local", ScoreKind::kLocal}, {"msps", ScoreKind::kMsps}, {"lru", ScoreKind::kLru},
       {"largest", ScoreKind::kLargest}};
-  return {kinds.at(kind), ancestors, exponent, unread, Horizon::kAge};
+  return {.kind = kinds.at(kind), .ancestors = ancestors, .exponent = exponent, .unread = unread};
 }
 
 Keeping make_keeping(bool products, const std::string& marks, const std::vector<std::string>& names) {
@@ -126,43 +124,17 @@ class ActiveLevel {
 
   void exit(const py::object& error, const py::object&, const py::object&) {
     const std::shared_ptr<LevelHandle> handle = std::move(handle_);
-    // Who interrupts does not want to wait for replays; an operator will still find the bytes.
     const bool failed = PyErr_GivenExceptionMatches(error.ptr(), PyExc_Exception) != 0;
-    const bool ended = error.is_none();
     const py::gil_scoped_release no_gil;
-    const std::string interleaved = pop_level(*handle);
-    const bool lost = !interleaved.empty();
-    if (!ended || lost) forget_leaves(handle->level());
-    if (failed || lost) {
-      hand_over(*handle, /*sealed=*/false);
-      settle(*handle);
-    }
-    if (ended && lost) throw std::runtime_error(interleaved);
+    end_level(*handle, error.is_none() ? Ending::kReturned
+                       : failed        ? Ending::kFailed
+                                       : Ending::kInterrupted);
   }
 
  private:
   const LevelOptions options_;
   std::shared_ptr<LevelHandle> handle_;
 };
-
-std::shared_ptr<Trace> take_trace(Report& report) {
-  if (const std::shared_ptr<Domain> domain = report.domain.lock()) {
-    const DomainLock lock(domain);
-    if (domain->recorder && domain->recorder->trace == report.trace) domain->recorder.reset();
-    return std::move(report.trace);
-  }
-  return std::move(report.trace);
-}
-
-// Whether nothing runs in the level, and no graph can ask it for a replay any more.
-bool is_over(const Report& report) {
-  const std::shared_ptr<Domain> domain = report.domain.lock();
-  if (!domain || domain->lost_to_fork()) return true;
-  const DomainLock lock(domain);
-  const auto& levels = static_cast<TensorDomain&>(*domain).levels;
-  const auto is_active = [](const Table* level) { return bool{static_cast<const Level*>(level)->active}; };
-  return domain->live_operations == 0 && std::none_of(levels.begin(), levels.end(), is_active);
-}
 
 // A block whose operators no level sees.
 class Outside {
@@ -173,23 +145,6 @@ class Outside {
  private:
   std::optional<BelowLevels> scope_;
 };
-
-}  // namespace
-
-py::dict record_of(const Statistics& s, std::size_t budget, std::size_t resident_bytes) {
-  py::dict record;
-  record["budget"] = budget == kNoBudget ? py::object(py::none()) : py::cast(budget);
-  record["peak_bytes"] = s.peak_bytes;
-  record["unconstrained_bytes"] = s.unconstrained_bytes;
-  record["resident_bytes"] = resident_bytes;
-  record["operators"] = s.operators;
-  record["evictions"] = s.evictions;
-  record["replays"] = s.replays;
-  record["replayed_cost"] = s.base_cost > 0 ? s.replayed_cost / s.base_cost : 0.0;
-  record["replayed_flops"] = s.base_flops > 0 ? s.replayed_flops / s.base_flops : 0.0;
-  record["min_budget"] = s.min_budget;
-  return record;
-}
 
 // It is called in the middle of an eviction: what it does with tensors, no level sees. It may be let
 // go of by a thread that does not hold the interpreter.
@@ -216,6 +171,23 @@ Judge make_judge(const py::object& function) {
   };
 }
 
+}  // namespace
+
+py::dict record_of(const Statistics& s, std::size_t budget, std::size_t resident_bytes) {
+  py::dict record;
+  record["budget"] = budget == kNoBudget ? py::object(py::none()) : py::cast(budget);
+  record["peak_bytes"] = s.peak_bytes;
+  record["unconstrained_bytes"] = s.unconstrained_bytes;
+  record["resident_bytes"] = resident_bytes;
+  record["operators"] = s.operators;
+  record["evictions"] = s.evictions;
+  record["replays"] = s.replays;
+  record["replayed_cost"] = s.base_cost > 0 ? s.replayed_cost / s.base_cost : 0.0;
+  record["replayed_flops"] = s.base_flops > 0 ? s.replayed_flops / s.base_flops : 0.0;
+  record["min_budget"] = s.min_budget;
+  return record;
+}
+
 }  // namespace rematfn
 
 PYBIND11_MODULE(_C, m) {
@@ -233,14 +205,31 @@ PYBIND11_MODULE(_C, m) {
     }
   });
 
+  py::class_<Score>(m, "Score")
+      .def(py::init(&make_score), py::arg("kind") = "on",
+           py::arg("ancestors") = Score().ancestors, py::arg("exponent") = Score().exponent,
+           py::arg("unread") = Score().unread)
+      .def_readonly("ancestors", &Score::ancestors)
+      .def_readonly("exponent", &Score::exponent)
+      .def_readonly("unread", &Score::unread);
+  py::class_<Keeping>(m, "Keeping")
+      .def(py::init(&make_keeping), py::kw_only(), py::arg("products") = Keeping().products,
+           py::arg("marks") = "heeded", py::arg("names") = Keeping().names);
+  py::class_<Policy>(m, "Policy")
+      .def(py::init([](const Score& score, const Keeping& keeping, const py::object& judge,
+                       bool evict_everything) {
+             return Policy{score, keeping, make_judge(judge), evict_everything};
+           }),
+           py::kw_only(), py::arg("score") = Score(), py::arg("keeping") = Keeping(),
+           py::arg("judge") = py::none(),
+           py::arg("evict_everything") = Policy().evict_everything);
   py::class_<Report, std::shared_ptr<Report>>(m, "Report")
       .def("read", [](const Report& report) {
         py::dict record = record_of(report.counted(), report.budget, report.bytes_now());
         if (report.budget == kNoBudget) record["min_budget"] = py::none();  // needs are not looked at
         return record;
       })
-      // What was recorded; recording ends. None if the level did not record, or was asked before.
-      .def("take_trace", &take_trace)
+      .def("take_trace", &Report::take_trace)
       .def("is_over", &is_over)
       .def_readonly("guide_lost", &Report::guide_lost);
   py::class_<LevelHandle, std::shared_ptr<LevelHandle>>(m, "Level")
@@ -259,13 +248,11 @@ PYBIND11_MODULE(_C, m) {
       .def("peak_bytes", &SharedBudget::peak_bytes);
   py::class_<ActiveLevel>(m, "ActiveLevel")
       .def(py::init([](std::optional<std::size_t> budget, std::shared_ptr<SharedBudget> shared,
-                       const Score& score, const Keeping& keeping, const py::object& judge,
-                       bool evict_everything, bool timed, bool verify, const std::string& name,
+                       const Policy& policy, bool timed, bool verify, const std::string& name,
                        std::size_t max_operations, bool record, const Program* program,
                        double fraction, bool is_estimate, bool is_estimate_unguided) {
-        return ActiveLevel({budget.value_or(kNoBudget), std::move(shared), score, keeping,
-                            make_judge(judge), evict_everything, timed, verify, name,
-                            max_operations, record,
+        return ActiveLevel({budget.value_or(kNoBudget), std::move(shared), policy, timed, verify,
+                            name, max_operations, record,
                             program == nullptr ? nullptr : program->guide(), fraction, is_estimate,
                             is_estimate_unguided,
                             program == nullptr ? nullptr : program->trace});
@@ -278,8 +265,6 @@ PYBIND11_MODULE(_C, m) {
       .def("__exit__", &Outside::exit);
   m.def("stay_outside", &stay_outside);
   m.def("is_intercepting", &is_intercepting);
-  py::class_<Score>(m, "Score").def(py::init(&make_score));
-  py::class_<Keeping>(m, "Keeping").def(py::init(&make_keeping));
   bind_traces(m);
   m.def("set_errors", &set_errors);
   m.def("raise_quoted", &raise_quoted);
@@ -304,7 +289,8 @@ PYBIND11_MODULE(_C, m) {
                          .pending = pending};
       }));
   m.def("score", [](const std::string& kind, const Candidate& candidate, double now) {
-    return score(make_score(kind, 0.5, 0.6, 4), candidate, now);
+    const Score by = make_score(kind, Score().ancestors, Score().exponent, Score().unread);
+    return score(by, candidate, {.now = now});
   });
   // `neighbours`, by candidate, is what it would take to walk the graph for.
   m.def("choose_victims", [](const std::string& kind, std::vector<Candidate> candidates, double now,
@@ -312,7 +298,8 @@ PYBIND11_MODULE(_C, m) {
                              const std::vector<double>& neighbours) {
     std::vector<std::size_t> refreshed;
     const Victims victims =
-        choose_victims(make_score(kind, 0.5, 0.6, 4), candidates, now, spare_pending, most,
+        choose_victims(make_score(kind, Score().ancestors, Score().exponent, Score().unread),
+                       candidates, {.now = now}, spare_pending, most,
                        [&](std::size_t i) {
                          candidates[i].neighbours = neighbours.at(i);
                          refreshed.push_back(i);

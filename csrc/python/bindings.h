@@ -6,16 +6,13 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include "engine/table.h"
+#include "engine/report.h"
 
 namespace rematfn {
 
 // The fields of rematfn.Stats.
 [[nodiscard]] pybind11::dict record_of(const Statistics& statistics, std::size_t budget,
                                        std::size_t resident_bytes);
-
-// A score written in Python, or none if that is None.
-[[nodiscard]] Judge make_judge(const pybind11::object& function);
 
 void bind_traces(pybind11::module_& m);
 

@@ -53,19 +53,18 @@ constexpr auto kAllOperators = std::numeric_limits<std::uint64_t>::max();
 
 // The statistics, or (a budget that would do, unevictable bytes, whether it thrashes).
 py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std::size_t> budget,
-                          const Score& score, const Keeping& keeping, const py::object& judge,
-                          bool evict_everything, const Program* program) {
+                          const Policy& policy, const Program* program) {
   Statistics statistics;
   const std::size_t bytes = budget.value_or(kNoBudget);
-  SimulationOptions options{bytes, score, keeping, make_judge(judge), evict_everything};
+  SimulationOptions options{.budget = bytes, .policy = policy};
   try {
     const py::gil_scoped_release nogil;
     if (program != nullptr) options.guide = program->guide();
     statistics = simulate(*trace, options);
   } catch (const NoRoom& why) {
     options.guide.reset();
-    const auto enough = judge.is_none() ? enough_for(*trace, options, why.smallest_budget)
-                                        : std::optional<std::size_t>();
+    const auto enough = policy.judge ? std::optional<std::size_t>()
+                                     : enough_for(*trace, options, why.smallest_budget);
     return py::make_tuple(enough.value_or(why.smallest_budget), why.unevictable, why.thrashing);
   }
   return record_of(statistics, bytes, 0);
@@ -129,12 +128,7 @@ void bind_traces(py::module_& m) {
       .def("cut_at_points", &Program::cut_at_points, nogil)
       .def("follow", &Program::follow, nogil, py::arg("share") = kAllOperators)
       .def("search_later", &search_later)
-      .def_property_readonly("cost",
-                             [](const Program& program) {
-                               double cost = 0;
-                               for (const Trace::Call& call : program.trace->calls) cost += call.cost;
-                               return cost;
-                             })
+      .def_property_readonly("cost", &Program::cost)
       .def("kept", [](const Program& program) { return program.plan().kept; })
       .def("replayed_cost", [](const Program& program) { return program.plan().replayed_cost; });
   m.def("simulate", &simulate_trace);

@@ -16,7 +16,7 @@ from .._transform.deferred import refuse_deferred
 from .._transform.level import LevelOptions, call
 from .._transform.remat import DEFAULT_POLICY
 from .._transform.rematted import rematted_of
-from ..policies import Custom, Guided, Policy
+from ..policies import Custom, Policy
 from ..policies._custom import Scorer
 from ..policies._planned import Planned
 from . import file
@@ -40,7 +40,7 @@ class Trace:
     def __init__(self, core: _C.Trace) -> None:
         core.check()
         self._core = core
-        unconstrained = _simulated(core, None, Guided(), None)
+        unconstrained = _simulated(core, None, DEFAULT_POLICY, None)
         self.operators: int = unconstrained["operators"]
         self.peak_bytes: int = unconstrained["peak_bytes"]
         self.constant_bytes = sum(nbytes for nbytes, counted in core.values() if not counted)
@@ -112,11 +112,8 @@ def record(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     options = LevelOptions(
         budget=None,
         shared=None,
-        score=Guided().score(),
-        keeping=Guided().keeping(),
-        judge=None,
+        policy=DEFAULT_POLICY.core(),
         discards=False,
-        evict_everything=False,
         timed=False,
         verify=False,
         name="record",
@@ -220,15 +217,7 @@ def simulate(
 def _simulated(
     core: _C.Trace, budget: int | None, policy: Policy, program: _C.Program | None
 ) -> dict[str, Any]:
-    found = _C.simulate(
-        core,
-        budget,
-        policy.score(),
-        policy.keeping(),
-        policy.judge(),
-        policy.evict_everything,
-        program,
-    )
+    found = _C.simulate(core, budget, policy.core(), program)
     if isinstance(found, dict):
         kind = "online" if program is None else "guided"
         return {**found, "call": kind, "why": "it was simulated"}

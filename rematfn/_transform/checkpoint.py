@@ -21,7 +21,7 @@ from torch.utils.checkpoint import noop_context_fn
 from ..policies import Manual
 from .budget import BudgetLike, parse_budget
 from .deferred import refuse_deferred
-from .measured import Memory
+from .history import History
 from .remat import DEFAULT_POLICY
 from .rematted import Options, Rematted
 
@@ -173,14 +173,14 @@ def _checkpointed(
         run = types.MethodType(type(function).__call__, function)
     if budget is None:
         return Rematted(run, Options(parsed, Manual(), "model", verify=False))
-    known = _memory_of(anchor, (parsed.bytes, *map(id, steps)))
+    known = _history_of(anchor, (parsed.bytes, *map(id, steps)))
     rematted = Rematted(run, Options(parsed, DEFAULT_POLICY, "model", verify=False), known)
     rematted.__dict__["__name__"] = getattr(function, "__name__", type(function).__name__)
     return rematted
 
 
 # By the identity of a function, and by budget. A function is not kept alive for that.
-_memories: dict[int, tuple[weakref.ref[Any], OrderedDict[tuple[object, ...], Memory]]] = {}
+_histories: dict[int, tuple[weakref.ref[Any], OrderedDict[tuple[object, ...], History]]] = {}
 _MOST_BUDGETS = 8  # of one function
 _lock = threading.Lock()
 os.register_at_fork(
@@ -188,7 +188,7 @@ os.register_at_fork(
 )
 
 
-def _memory_of(function: object, key: tuple[object, ...]) -> Memory:
+def _history_of(function: object, key: tuple[object, ...]) -> History:
     """Return what is known of the calls of ``function``; a bound method is its object's."""
     if isinstance(function, types.MethodType):
         key = (function.__func__.__qualname__, *key)
@@ -196,24 +196,24 @@ def _memory_of(function: object, key: tuple[object, ...]) -> Memory:
     name = id(function)
 
     def forget(dead: weakref.ref[Any]) -> None:
-        known = _memories.get(name)  # perhaps by now another's, at the same address
+        known = _histories.get(name)  # perhaps by now another's, at the same address
         if known is not None and known[0] is dead:
-            _memories.pop(name, None)
+            _histories.pop(name, None)
 
     with _lock:
-        known = _memories.get(name)
+        known = _histories.get(name)
         if known is None or known[0]() is not function:
             try:
                 known = weakref.ref(function, forget), OrderedDict()
             except TypeError:  # of some objects it is not known how long they live
-                return Memory()
-            _memories[name] = known
-        memories = known[1]
-        memory = memories.setdefault(key, Memory())
-        memories.move_to_end(key)
-        while len(memories) > _MOST_BUDGETS:
-            memories.popitem(last=False)
-        return memory
+                return History()
+            _histories[name] = known
+        histories = known[1]
+        history = histories.setdefault(key, History())
+        histories.move_to_end(key)
+        while len(histories) > _MOST_BUDGETS:
+            histories.popitem(last=False)
+        return history
 
 
 def _chain(steps: list[Callable[..., Any]]) -> Callable[..., Any]:

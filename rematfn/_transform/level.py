@@ -30,11 +30,8 @@ class LevelOptions:
 
     budget: int | None
     shared: _C.SharedBudget | None  # whose bytes those are, if not the level's alone
-    score: _C.Score
-    keeping: _C.Keeping
-    judge: Callable[..., float] | None
+    policy: _C.Policy
     discards: bool  # what is not kept goes when the function returns
-    evict_everything: bool
     timed: bool
     verify: bool
     name: str
@@ -52,10 +49,7 @@ class LevelOptions:
         return _C.ActiveLevel(
             self.budget,
             self.shared,
-            self.score,
-            self.keeping,
-            self.judge,
-            self.evict_everything,
+            self.policy,
             self.timed,
             self.verify,
             self.name,

@@ -19,8 +19,8 @@ from .._interop.opaque import watch_compiler
 from ..policies import Policy
 from ..policies._planned import Planned
 from .budget import Limit
+from .history import Forecast, History, Ran
 from .level import MAX_OPERATIONS, LevelOptions, call
-from .measured import Advice, Memory, Ran
 from .signature import Signature, signature_of
 
 P = ParamSpec("P")
@@ -51,17 +51,17 @@ class Rematted(Generic[P, R]):
     # Not in `__dict__`, which what wraps the function copies.
     __slots__ = (
         *("__dict__", "__weakref__", "budget", "policy", "last_call"),
-        *("_f", "_options", "_memory"),
+        *("_f", "_options", "_history"),
     )
 
-    def __init__(self, f: Callable[P, R], options: Options, memory: Memory | None = None) -> None:
+    def __init__(self, f: Callable[P, R], options: Options, history: History | None = None) -> None:
         functools.update_wrapper(self, f)
         self.budget = options.budget
         self.policy = options.policy
         self.last_call: Ran | None = None
         self._f = f
         self._options = options
-        self._memory = Memory() if memory is None else memory
+        self._history = History() if history is None else history
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         watch_compiler()
@@ -75,14 +75,14 @@ class Rematted(Generic[P, R]):
     __call__._torchdynamo_disable_msg = "remat runs its function eagerly"  # type: ignore[attr-defined]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        options, signature, advice = self._resolve(args, kwargs)
+        options, signature, forecast = self._resolve(args, kwargs)
         failed: list[Callable[[], None]] = []
 
         def started(level: _C.Level) -> None:
-            ran = Ran(level.report(), advice, self.budget.fraction)
+            ran = Ran(level.report(), forecast, self.budget.fraction)
             self.last_call = ran
             if signature is not None:
-                failed.append(self._memory.begin(signature, ran))
+                failed.append(self._history.begin(signature, ran))
 
         try:
             result: R = call(self._f, args, kwargs, options, started)
@@ -94,24 +94,21 @@ class Rematted(Generic[P, R]):
 
     def know(self, args: tuple[Any, ...], kwargs: dict[str, Any], peak_bytes: int) -> None:
         """Note the unconstrained peak of calls with these arguments."""
-        self._memory.know(self._signature(args, kwargs), peak_bytes)
+        self._history.know(self._signature(args, kwargs), peak_bytes)
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
         return signature_of(args, kwargs, getattr(self._f, "__self__", None))
 
     def _resolve(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[LevelOptions, Signature | None, Advice]:
+    ) -> tuple[LevelOptions, Signature | None, Forecast]:
         """Return how to call, the signature if what it does is to be known, and what is known."""
         shared = self.budget.shared
         options = LevelOptions(
             budget=self.budget.bytes,
             shared=shared._shared if shared is not None else None,
-            score=self.policy.score(),
-            keeping=self.policy.keeping(),
-            judge=self.policy.judge(),
+            policy=self.policy.core(),
             discards=self.policy.discards and self.budget == Limit(),
-            evict_everything=self.policy.evict_everything,
             timed=self._options.cost == "time",
             verify=self._options.verify,
             name=self._describe(),
@@ -131,30 +128,31 @@ class Rematted(Generic[P, R]):
                 if shared is not None
                 else "it runs inside another level"
             )
-            return options, None, Advice("online", why)
+            return options, None, Forecast("online", why)
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-            return options, None, Advice("online", "it runs on shapes alone")
+            return options, None, Forecast("online", "it runs on shapes alone")
         guided = outermost and isinstance(self.policy, Planned)
         signature = self._signature(args, kwargs)  # See Note [What makes two calls alike]
-        advice = self._memory.advise(signature, guided=guided, outermost=outermost)
-        options = dataclasses.replace(options, record=advice.record)
-        if fraction is not None and advice.peak_bytes is not None:
+        forecast = self._history.forecast(signature, guided=guided, outermost=outermost)
+        options = dataclasses.replace(options, record=forecast.record)
+        if fraction is not None and forecast.peak_bytes is not None:
             options = dataclasses.replace(
                 options,
-                budget=max(1, int(fraction * advice.peak_bytes)),
+                budget=max(1, int(fraction * forecast.peak_bytes)),
                 fraction=fraction,
-                is_estimate=advice.is_estimate and advice.gives_way,
-                is_estimate_unguided=advice.gives_way,
+                is_estimate=forecast.is_estimate and forecast.gives_way,
+                is_estimate_unguided=forecast.gives_way,
             )
-        if advice.way is not None:
+        if forecast.program is not None:
             assert isinstance(self.policy, Planned)
             assert options.budget is not None
-            like = None if advice.way.planned else self._memory.like(signature)
-            program = advice.way.program(options.budget, self.policy, like)
+            like = None if forecast.program.planned else self._history.like(signature)
+            program = forecast.program.plan_for(options.budget, self.policy, like)
             options = dataclasses.replace(options, program=program)
-            if advice.way.planned is None:
-                advice = dataclasses.replace(advice, kind="online", why="no plan fits its budget")
-        return options, signature, advice
+            if forecast.program.planned is None:
+                why = "no plan fits its budget"
+                forecast = dataclasses.replace(forecast, kind="online", why=why)
+        return options, signature, forecast
 
     def _describe(self) -> str:
         name = getattr(self, "__name__", type(self._f).__name__)
@@ -174,7 +172,7 @@ class Rematted(Generic[P, R]):
         return getattr(self._f, name)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle the name, as functions do, or else `f` and the options; no memories of calls."""
+        """Pickle the name, as functions do, or else `f` and the options; no history of calls."""
         if self._is_importable():
             return str(self.__qualname__)
         return Rematted, (self._f, self._options)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from .. import _C
 from ._scores import Policy
 
 
@@ -65,8 +66,8 @@ class Custom(Policy):
         if not callable(self.scorer):
             raise TypeError(f"Custom(scorer): a function is needed, got {self.scorer!r}.")
 
-    def judge(self) -> Callable[..., float]:
-        """Return the score on the fields of a candidate."""
+    def core(self) -> _C.Policy:
+        """Return the policy as the core takes it."""
 
         def score(*fields: object) -> float:
             candidate = Candidate(*fields)  # type: ignore[arg-type]
@@ -82,4 +83,4 @@ class Custom(Policy):
                 raise ValueError(f"policy={self.scorer!r}: NaN is no score; it is {candidate}'s.")
             return number
 
-        return score
+        return _C.Policy(judge=score)

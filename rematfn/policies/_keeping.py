@@ -25,9 +25,9 @@ class Speed(Policy):
 
     discards: ClassVar[bool] = True
 
-    def keeping(self) -> _C.Keeping:
-        """Return what goes only when nothing else is left."""
-        return _C.Keeping(True, "heeded", [])
+    def core(self) -> _C.Policy:
+        """Return the policy as the core takes it."""
+        return _C.Policy(keeping=_C.Keeping(products=True))
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,8 @@ class Manual(Policy):
                     f"got {names!r}."
                 )
 
-    def keeping(self) -> _C.Keeping:
-        """Return what goes only when nothing else is left."""
-        if self.only is not None:
-            return _C.Keeping(False, "only", list(self.only))
-        if self.but is not None:
-            return _C.Keeping(False, "but", list(self.but))
-        if self.drop is not None:
-            return _C.Keeping(False, "all but", list(self.drop))
-        return _C.Keeping(False, "all", [])
+    def core(self) -> _C.Policy:
+        """Return the policy as the core takes it."""
+        given = (("only", self.only), ("but", self.but), ("all but", self.drop))
+        marks, names = next(((m, n) for m, n in given if n is not None), ("all", ()))
+        return _C.Policy(keeping=_C.Keeping(marks=marks, names=list(names)))

@@ -2,7 +2,6 @@
 """Policies that record a call and have a plan for those after it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .. import _C
@@ -29,13 +28,9 @@ class Planned(Policy, ABC):
                 f"got {self.first!r}."
             )
 
-    def score(self) -> _C.Score:
-        """Return the score of calls about which nothing is known."""
-        return self.first.score()
-
-    def judge(self) -> Callable[..., float] | None:
-        """Return the score of such calls, if it is written in Python."""
-        return self.first.judge()
+    def core(self) -> _C.Policy:
+        """Return the policy of calls about which nothing is known."""
+        return self.first.core()
 
     @abstractmethod
     def begin(self, program: _C.Program, budget: int, like: _C.Program | None = None) -> None:

@@ -6,33 +6,25 @@ its inputs, `m` its bytes, `age` the program time since the program last touched
 with the lowest score goes first.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from .. import _C
+
+_DEFAULT = _C.Score()
 
 
 @dataclass(frozen=True)
 class Policy:
     """What all policies have in common: a score, and that marked values go last."""
 
-    kind: ClassVar[str] = "on"
-    evict_everything: ClassVar[bool] = False
+    kind: ClassVar[str] = "on"  # of score
     # Without a budget, what is not kept goes when the function returns.
     discards: ClassVar[bool] = False
 
-    def score(self) -> _C.Score:
-        """Return the score as the core takes it."""
-        return _C.Score(self.kind, 0.5, 0.6, 4.0)
-
-    def keeping(self) -> _C.Keeping:
-        """Return what goes only when nothing else is left."""
-        return _C.Keeping(False, "heeded", [])
-
-    def judge(self) -> Callable[..., float] | None:
-        """Return a score written in Python, if the policy is one."""
-        return None
+    def core(self) -> _C.Policy:
+        """Return the policy as the core takes it: for a plan, until there is one."""
+        return _C.Policy(score=_C.Score(self.kind))
 
 
 @dataclass(frozen=True)
@@ -50,15 +42,14 @@ class ON(Policy):
         unread: At least 1.
     """
 
-    kind: ClassVar[str] = "on"
-    ancestors: float = 0.5
-    exponent: float = 0.6
-    unread: float = 4.0
+    ancestors: float = _DEFAULT.ancestors
+    exponent: float = _DEFAULT.exponent
+    unread: float = _DEFAULT.unread
 
     def __post_init__(self) -> None:
         if not (self.ancestors >= 0 and self.exponent >= 0 and self.unread >= 1):
             raise ValueError(f"ancestors >= 0, exponent >= 0 and unread >= 1 are needed: {self!r}.")
 
-    def score(self) -> _C.Score:
-        """Return the score as the core takes it."""
-        return _C.Score(self.kind, self.ancestors, self.exponent, self.unread)
+    def core(self) -> _C.Policy:
+        """Return the policy as the core takes it."""
+        return _C.Policy(score=_C.Score(self.kind, self.ancestors, self.exponent, self.unread))

@@ -48,7 +48,7 @@ void a_chain_dies() {
   constexpr int kLinks = 1'000'000;
   const auto domain = std::make_shared<Domain>(sizes);
   domain->trimmer.limit(2 * kLinks);
-  Ref<Table> table(new Table(domain, nullptr, kNoBudget, Score{}));
+  Ref<Table> table(new Table(domain, nullptr, kNoBudget, Policy{}));
   Ref<Version> latest;
   {
     const DomainLock lock(domain);
@@ -176,16 +176,16 @@ void random_programs(unsigned first, unsigned count) {
     const std::string where = "program " + std::to_string(seed) + ": ";
     const auto trace = std::make_shared<const Trace>(random_program(random));
     SimulationOptions options;
-    options.score.kind = kKinds[random() % std::size(kKinds)];
+    options.policy.score.kind = kKinds[random() % std::size(kKinds)];
     const auto free = run(*trace, options);
     expect(free != nullptr, where + "without a budget all fits");
     expect(free->evictions == 0 && free->replays == 0, where + "and nothing has to go");
     expect(free->peak_bytes == free->unconstrained_bytes, where + "the peak is what it would be");
-    options.evict_everything = true;
+    options.policy.evict_everything = true;
     const auto bare = run(*trace, options);
     expect(bare != nullptr && bare->operators == free->operators, where + "all runs on next to nothing");
     expect(bare->unconstrained_bytes == free->unconstrained_bytes, where + "evicted bytes count there");
-    options.evict_everything = false;
+    options.policy.evict_everything = false;
     for (const double fraction : {0.9, 0.6, 0.4}) {
       options.budget = static_cast<std::size_t>(fraction * static_cast<double>(free->peak_bytes));
       const auto found = run(*trace, options);
@@ -206,7 +206,7 @@ void random_programs(unsigned first, unsigned count) {
     program.follow(kAll);
     const auto guide = program.guide();
     if (!guide) continue;
-    options.score = program.plan().score;
+    options.policy.score = program.plan().score;
     options.guide = guide;
     const auto guided = run(*trace, options);
     expect(guided != nullptr && guided->peak_bytes <= options.budget, where + "a plan fits");
@@ -304,7 +304,7 @@ void moves(unsigned count) {
         Move move(room);
         SimulationOptions options;
         options.budget = budget;
-        options.evict_everything = seed % 5 == 0;
+        options.policy.evict_everything = seed % 5 == 0;
         const std::size_t within = budget / (1 + random() % 2);
         switch (nesting) {
           case 0:

@@ -55,8 +55,8 @@ def test_the_peak_that_a_capped_call_would_have_is_that_of_an_uncapped_one(
 def records_of(program: Program, transform: Any) -> list[Any]:
     """Return the records of first calls, forward and backward."""
     found = traced(lambda keep: world(program, keep), transform)
-    keys = [key for g in found for key in rematted_of(g, "test")[0]._memory._keys.values()]
-    recorded = [call for key in keys for _, call in key.recorded]
+    keys = [key for g in found for key in rematted_of(g, "test")[0]._history._keys.values()]
+    recorded = [call for key in keys for _, call in key.pending]
     return [t for call in recorded if (t := call.take_trace()) is not None]
 
 

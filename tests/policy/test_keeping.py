@@ -16,7 +16,7 @@ from torch import Tensor
 
 import rematfn
 from rematfn import _C, Trace, keep
-from rematfn._transform.measured import finish_searches
+from rematfn._transform.recorded import finish_searches
 from rematfn.policies import ON, Custom, Guided, Manual, Memory, Policy, Speed, Sqrt
 from rematfn.policies.reference import DTR, LRU, MSPS, Eq, Largest, Local
 from rematfn.testing import EvictEverything

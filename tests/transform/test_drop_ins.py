@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import rematfn
 from rematfn._transform import checkpoint as checkpoints
-from rematfn._transform.measured import Ran
+from rematfn._transform.history import Ran
 from rematfn.testing import MemoryTimeline
 
 Checkpoint = Callable[..., Any]
@@ -333,8 +333,8 @@ def test_without_a_budget_nothing_is_kept_as_with_torchs(depth: int) -> None:
 
 def kinds(anchor: Any) -> list[tuple[str, int]]:
     """Return what the last call for each budget was, and how much it has replayed."""
-    _, memories = checkpoints._memories[id(anchor)]
-    runs = [k.latest for memory in memories.values() for k in memory._keys.values()]
+    _, histories = checkpoints._histories[id(anchor)]
+    runs = [k.latest for history in histories.values() for k in history._keys.values()]
     return [(run.read()["call"], run.read()["replays"]) for run in runs if isinstance(run, Ran)]
 
 
@@ -390,11 +390,11 @@ def test_what_is_remembered_keeps_no_function_alive_and_goes_with_it() -> None:
     net: nn.Module | None = Layer()
     name, alive = id(net), weakref.ref(net)
     rematfn.checkpoint(net, torch.ones(WIDTH, WIDTH), budget="1MiB")
-    assert name in checkpoints._memories
+    assert name in checkpoints._histories
     del net
     gc.collect()
     assert alive() is None
-    assert name not in checkpoints._memories
+    assert name not in checkpoints._histories
 
 
 def test_what_cannot_be_referred_to_weakly_is_not_remembered() -> None:
@@ -405,9 +405,9 @@ def test_what_cannot_be_referred_to_weakly_is_not_remembered() -> None:
             return x.sin()
 
     x = torch.ones(3)
-    before = len(checkpoints._memories)
+    before = len(checkpoints._histories)
     assert_bitwise_equal(rematfn.checkpoint(Slotted(), x, budget="1MiB"), x.sin())
-    assert len(checkpoints._memories) == before
+    assert len(checkpoints._histories) == before
 
 
 @pytest.mark.parametrize("segments", [0, -1, 5, 1.5, True])

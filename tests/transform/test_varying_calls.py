@@ -17,7 +17,7 @@ from helpers import assert_bitwise_equal
 from torch import Tensor, nn
 
 import rematfn
-from rematfn._transform import measured
+from rematfn._transform import history, recorded
 from rematfn._transform.signature import signature_of
 from rematfn.policies import ON, Guided
 from rematfn.testing import MemoryTimeline
@@ -369,20 +369,20 @@ def test_what_makes_a_key_and_what_does_not() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "_MOST_OPERATORS", 300)
-    monkeypatch.setattr(measured, "_MOST_KEYS", 20)
+    monkeypatch.setattr(history, "_MOST_OPERATORS", 300)
+    monkeypatch.setattr(history, "_MOST_KEYS", 20)
 
     def records(g: Any) -> int:
-        return sum(w.operators for k in g._memory._keys.values() for w in k.ways.values())
+        return sum(w.operators for k in g._history._keys.values() for w in k.programs.values())
 
     g = rematfn.remat(gradient, FRACTION, policy=AT_ONCE)
     for n in [*range(1000, 1030), *range(1010, 1030)]:
         g(X[:n])
     assert 0 < records(g) <= 300
-    assert len(g._memory._keys) == 20
+    assert len(g._history._keys) == 20
     g(X[:1029])
     assert rematfn.stats(g).call == "guided", "what was used last is what is kept"
-    monkeypatch.setattr(measured, "_MOST_OPERATORS_IN_ALL", 400)
+    monkeypatch.setattr(recorded, "_MOST_OPERATORS_IN_ALL", 400)
     others = [rematfn.remat(gradient, FRACTION, policy=AT_ONCE) for _ in range(4)]
     for other in others:
         other(X)
@@ -395,9 +395,9 @@ def test_what_is_forgotten_is_recorded_again() -> None:
     g = rematfn.remat(gradient, FRACTION, policy=AT_ONCE)
     g(X)
     g(X)
-    (found,) = g._memory._keys.values()
-    (way,) = found.ways.values()
-    way.forget()
+    (found,) = g._history._keys.values()
+    (program,) = found.programs.values()
+    program.forget()
     seen = []
     for _ in range(3):
         assert_bitwise_equal(g(X), gradient(X))

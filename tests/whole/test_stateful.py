@@ -351,11 +351,8 @@ class Twins(RuleBasedStateMachine):
         options = _level.LevelOptions(
             budget=budget,
             shared=None,
-            score=policy.score(),
-            keeping=policy.keeping(),
-            judge=policy.judge(),
+            policy=policy.core(),
             discards=False,
-            evict_everything=policy.evict_everything,
             timed=False,
             verify=False,
             name="f",

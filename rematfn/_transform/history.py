@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of the calls of a function: those before it teach a call what to expect.
+
+The two phases are those of Peng et al., *Capuchin* (ASPLOS 2020): one call is watched, those after
+it know what is next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Literal
+
+from .. import _C
+from .recorded import RecordedProgram, lock
+from .signature import Signature
+
+_MOST_OPERATORS = 1 << 19  # of the records of one function; a longer call is not recorded
+_MOST_KEYS = 1024  # of one function; without a record a key is some numbers
+_MOST_PROGRAMS = 8  # of one key, by the numbers of the calls that ran them
+_MOST_PENDING = 4  # recorded calls, of one key, whose end is waited for
+
+Kind = Literal["first", "estimated", "online", "guided"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """What is known of a call that is about to run.
+
+    Attributes:
+        kind: What sort of call it will be.
+        why: The reason, in words.
+        record: Whether to write it down.
+        peak_bytes: The unconstrained peak to expect, if there is any reason to expect one.
+        is_estimate: Whether that may be another program's peak.
+        gives_way: Whether a budget that is only estimated gives way to what an operator needs.
+        program: What the call is expected to run, if that was recorded.
+    """
+
+    kind: Kind
+    why: str
+    record: bool = False
+    peak_bytes: int | None = None
+    is_estimate: bool = True
+    gives_way: bool = True
+    program: RecordedProgram | None = None
+
+
+class Ran:
+    """A call that has begun: what it was, and its figures, which go on with its backward.
+
+    See Note [Nothing of a call outlives it but numbers].
+    """
+
+    def __init__(self, report: _C.Report, forecast: Forecast, fraction: float | None) -> None:
+        self._report = report
+        self.forecast = forecast
+        self._fraction = fraction
+
+    def read(self) -> dict[str, Any]:
+        """Return the figures of now."""
+        kind, why = self.forecast.kind, self.forecast.why
+        if self._report.guide_lost:
+            kind, why = "online", "it took another way than the call that was recorded"
+        return {**self._report.read(), "call": kind, "why": why}
+
+    @property
+    def peak_bytes(self) -> int:
+        """The unconstrained peak; until the call is over, at least what was expected."""
+        peak = self._report.read()["unconstrained_bytes"]
+        assert isinstance(peak, int)
+        return peak if self.is_over() else max(peak, self.forecast.peak_bytes or 0)
+
+    def is_over(self) -> bool:
+        """Whether the call has returned, and its backward with it."""
+        return self._report.is_over()
+
+    def lost(self) -> bool:
+        """Whether the call was guided, and took another way."""
+        return self._report.guide_lost
+
+    def take_trace(self) -> _C.Trace | None:
+        """Return what was recorded; recording ends."""
+        return self._report.take_trace()
+
+    def was_too_tight(self) -> bool:
+        """Whether the budget had to give way, and no peak that was worth it came after."""
+        budget = self._report.read()["budget"]
+        if self._fraction is None or not isinstance(budget, int):
+            return False
+        return budget > max(1, int(self._fraction * self.peak_bytes))
+
+
+class _Key:
+    """What is known of the calls with one key."""
+
+    def __init__(self, signature: Signature) -> None:
+        self.around = signature.around
+        self.nbytes = signature.nbytes
+        self.calls: OrderedDict[int, Ran | int] = OrderedDict()  # by numbers; latest last; or peaks
+        # By numbers; the latest recorded last.
+        self.programs: OrderedDict[int, RecordedProgram] = OrderedDict()
+        self.pending: list[tuple[int, Ran]] = []  # whose traces are still to be taken
+
+    @property
+    def latest(self) -> Ran | int:
+        """The last call, or the peak that it would have."""
+        return self.calls[next(reversed(self.calls))]
+
+
+class History:
+    """What is known of the calls of one function."""
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[tuple[object, ...], _Key] = OrderedDict()
+
+    def forecast(self, signature: Signature, *, guided: bool, outermost: bool) -> Forecast:
+        """Return what is known of a call.
+
+        Args:
+            signature: Its signature.
+            guided: Whether a record guides later calls. Else that of a first call serves the
+                figure of a BudgetError.
+            outermost: Whether it can be recorded: what runs inside is in the record of the level
+                around.
+        """
+        with lock:
+            key = self._keys.get(signature.key)
+            if key is None:
+                return self._forecast_new(signature, outermost)
+            self._keys.move_to_end(signature.key)
+            self._harvest(key, guided)
+            call = key.calls.get(signature.numbers, key.latest)
+            same_numbers = signature.numbers in key.calls
+            if isinstance(call, int):
+                return Forecast("estimated", _MEASURED, outermost, call)
+            estimate = not (same_numbers and call.is_over())
+            forecast = Forecast(
+                kind="online",
+                why=_SAME if same_numbers else _OTHER_NUMBERS,
+                peak_bytes=call.peak_bytes,
+                is_estimate=estimate,
+                gives_way=not call.was_too_tight(),
+            )
+            if not guided:
+                return forecast
+            program = key.programs.get(signature.numbers)
+            latest = key.latest
+            if program is None and key.programs and not (isinstance(latest, Ran) and latest.lost()):
+                program = key.programs[next(reversed(key.programs))]
+            if program is None or (same_numbers and call.lost()):
+                why = _LOST if key.programs else "no record is at hand"
+                return dataclasses.replace(forecast, why=why, record=outermost, is_estimate=True)
+            program.note_use()
+            return dataclasses.replace(forecast, kind="guided", program=program)
+
+    def _forecast_new(self, signature: Signature, outermost: bool) -> Forecast:
+        if not self._keys:
+            return Forecast("first", "nothing is known of the function yet", outermost)
+        alike = [key for key in self._keys.values() if key.around == signature.around]
+        nearest = min(
+            alike or self._keys.values(), key=lambda key: _ratio(key.nbytes, signature.nbytes)
+        )
+        scale = max(signature.nbytes, 1) / max(nearest.nbytes, 1)
+        known = nearest.latest
+        peak = known if isinstance(known, int) else known.peak_bytes
+        why = f"{scale:.3g} times the peak of the call whose arguments are the nearest in size"
+        return Forecast("estimated", why, outermost, int(peak * scale))
+
+    def like(self, signature: Signature) -> _C.Program | None:
+        """Return the planned program of the key that is the nearest in size, if there is one."""
+        with lock:
+            found = [
+                (_ratio(key.nbytes, signature.nbytes), planned)
+                for name, key in self._keys.items()
+                if name != signature.key and key.around == signature.around
+                for program in key.programs.values()
+                if (planned := program.planned) is not None
+            ]
+        return min(found, key=lambda pair: pair[0])[1] if found else None
+
+    def begin(self, signature: Signature, ran: Ran) -> Callable[[], None]:
+        """Note that a call begins. What is returned is to be called if it ends by an exception."""
+        with lock:
+            key = self._key(signature)
+            before = key.calls.pop(signature.numbers, None)
+            key.calls[signature.numbers] = ran
+            while len(key.calls) > _MOST_PROGRAMS:
+                key.calls.popitem(last=False)
+            if ran.forecast.record:
+                key.pending.append((signature.numbers, ran))
+
+        def fail() -> None:  # what was seen is not the whole of it
+            with lock:
+                if key.calls.get(signature.numbers) is ran:
+                    del key.calls[signature.numbers]
+                    if before is not None:
+                        key.calls[signature.numbers] = before
+                if not key.calls and self._keys.get(signature.key) is key:
+                    del self._keys[signature.key]
+                key.pending = [entry for entry in key.pending if entry[1] is not ran]
+
+        return fail
+
+    def know(self, signature: Signature, peak_bytes: int) -> None:
+        """Note the peak that a call would have, though none has run."""
+        with lock:
+            self._key(signature).calls.setdefault(signature.numbers, peak_bytes)
+
+    def _key(self, signature: Signature) -> _Key:
+        key = self._keys.get(signature.key)
+        if key is None:
+            key = self._keys[signature.key] = _Key(signature)
+            while len(self._keys) > _MOST_KEYS:
+                self._keys.popitem(last=False)
+        return key
+
+    def _harvest(self, key: _Key, guided: bool) -> None:
+        """Take the records of calls that are over, or that nobody waits for any longer."""
+        for entry in list(key.pending):
+            numbers, ran = entry
+            if not (ran.is_over() or not guided or len(key.pending) > _MOST_PENDING):
+                continue
+            key.pending.remove(entry)
+            trace = ran.take_trace()
+            if guided and trace is not None:
+                key.programs.pop(numbers, None)
+                key.programs[numbers] = RecordedProgram(trace)
+                while len(key.programs) > _MOST_PROGRAMS:
+                    key.programs.popitem(last=False)
+                self._forget_old(key)
+        for numbers in [n for n, p in key.programs.items() if p.operators == 0]:
+            del key.programs[numbers]
+
+    def _forget_old(self, latest: _Key) -> None:
+        mine = [w for k in self._keys.values() if k is not latest for w in k.programs.values()]
+        left = _MOST_OPERATORS - sum(p.operators for p in latest.programs.values())
+        for program in reversed(mine):
+            left -= program.operators
+            if left < 0:
+                program.forget()
+
+
+_MEASURED = "its peak was measured on shapes alone"
+_SAME = "as the last call with the same numbers"
+_OTHER_NUMBERS = "as the last call with other numbers"
+_LOST = "the last such call took another way than the one that was recorded"
+
+
+def _ratio(a: int, b: int) -> float:
+    return max(a, b, 1) / max(min(a, b), 1)
