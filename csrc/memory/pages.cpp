@@ -16,6 +16,8 @@ namespace {
 
 const auto kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 constexpr std::size_t kLeastRange = std::size_t{64} << 20;
+// Where addresses are dear a larger block has a range to itself, which would have no room for a second.
+constexpr std::size_t kSharesRange = kLeastRange / 4;
 constexpr std::size_t kMostRange = std::size_t{1} << 40;
 constexpr int kTried = 32;     // spans or holes among which the best is looked for
 constexpr int kPopulate = 23;  // MADV_POPULATE_WRITE, which older headers lack
@@ -127,7 +129,8 @@ bool Pages::give_back_kept() {
   const std::size_t waiting = usage_.waiting;
   kept_ = 0;
   trim_to_tenants();
-  return usage_.waiting < waiting;
+  const bool any = usage_.waiting < waiting;
+  return (!may_keep_ && unmap_unused(/*waiting_too=*/true)) || any;
 }
 
 bool Pages::any_lives() const {
@@ -416,10 +419,11 @@ void Pages::unfile_hole(Span& first) { holes_.remove(first); }
 bool Pages::reserve(std::size_t nbytes) {
   may_keep_ = !addresses_are_dear();
   if (!may_keep_) {
-    for (;;) {
-      if (map(std::max(nbytes, kLeastRange)) || map(nbytes)) return true;
-      if (!unmap_unused()) return false;
-    }
+    do {
+      if (nbytes <= kSharesRange && map(kLeastRange)) return true;
+      if (map(nbytes)) return true;
+    } while (unmap_unused(/*waiting_too=*/true));
+    return false;
   }
   const auto memory = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * kPage;
   for (std::size_t size = std::clamp(4 * memory, kLeastRange, kMostRange); size >= kLeastRange;
@@ -465,14 +469,21 @@ void Pages::unmap(Range& range) {
   munmap(&range, static_cast<std::size_t>(end - reinterpret_cast<char*>(&range)));
 }
 
-bool Pages::unmap_unused() {
+bool Pages::unmap_unused(bool waiting_too) {
   bool any = false;
   for (Range* range = ranges_; range != nullptr;) {
     Range* next = range->next;
-    const Span& first = *range->first;
-    if (first.state == Span::kGone && first.nbytes == range->nbytes) {
-      unmap(*range);
-      any = true;
+    Span* const first = range->first;
+    if (first->is_free() && first->hole == range->nbytes) {
+      for (Span* s = first; waiting_too && s != nullptr;) {
+        const bool waits = s->state == Span::kWaiting;
+        if (waits) give_back(*s);  // it may now be part of the span before
+        s = waits ? first->after : s->after;
+      }
+      if (first->state == Span::kGone && first->nbytes == range->nbytes) {
+        unmap(*range);
+        any = true;
+      }
     }
     range = next;
   }

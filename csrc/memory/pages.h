@@ -74,7 +74,8 @@ class Pages {
   void trim();
   // Whether anything is kept for the next tenant.
   [[nodiscard]] bool keeps() const { return kept_.load(std::memory_order_relaxed) > 0; }
-  // Keeps nothing any more until a tenant lives. Returns whether anything went back.
+  // Keeps nothing any more until a tenant lives, nor addresses that are dear and that no block is on.
+  // Returns whether anything went back.
   bool give_back_kept();
 
   // A block of whole pages, which are `populated` if all of them will be used. Null if no tenant
@@ -172,7 +173,8 @@ class Pages {
   [[nodiscard]] bool reserve(std::size_t nbytes);
   [[nodiscard]] bool map(std::size_t nbytes);
   void unmap(Range& range);
-  bool unmap_unused();
+  // Ranges that no block is in, and no resident page, unless these go too. Returns whether there were any.
+  bool unmap_unused(bool waiting_too = false);
   [[nodiscard]] Range* range_of(const void* block) const;
   [[nodiscard]] Place find(std::size_t nbytes) const;
   [[nodiscard]] static std::size_t covered(const Span& hole, const char* begin, std::size_t nbytes);

@@ -179,6 +179,7 @@ class Simulation {
       if (!options_.check) continue;
       table_->check();
       level_->check();
+      if (options_.watch) options_.watch(*table_);
     }
     return table_->statistics;
   }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -39,6 +40,7 @@ struct SimulationOptions {
   double most_replayed_cost = kNever;  // seconds; beyond, the run is not worth finishing
   Effort* effort = nullptr;  // to add to, and to stop by
   bool check = false;        // the tables after each event
+  std::function<void(const Table&)> watch{};  // the same: sees the outermost, if `check`
   std::vector<Way*> ways{};  // none: dropping
   std::optional<InnerLevel> inner{};
 };

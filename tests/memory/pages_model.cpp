@@ -286,17 +286,36 @@ void few_addresses() {
   expect(blocks.size() >= 30, "most of what there is can be had");
   expect(pages.allocate({900 * kMiB, nullptr}) == nullptr, "what there is not, cannot");
   pages.check();
-  for (const Block& block : blocks) release(pages, block);
-  blocks.clear();
-  blocks.push_back(allocate(pages, 12 * kMiB, 2));
-  expect(blocks.back().begin != nullptr, "what was freed can be had again");
-  release(pages, blocks.back());
+  const auto release_all = [&] {
+    for (const Block& block : blocks) release(pages, block);
+    blocks.clear();
+  };
+  release_all();
+  expect(pages.usage().waiting >= 300 * kMiB, "the budget has room for all of it");
+  for (int i = 0; i < 3; ++i) {
+    blocks.push_back(allocate(pages, 100 * kMiB, 2));
+    expect(blocks.back().begin != nullptr, "what was freed can be had again, by larger blocks");
+  }
+  pages.check();
+  release_all();
+  const auto others_take = [](std::size_t nbytes) {
+    void* all = mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all != MAP_FAILED) munmap(all, nbytes);
+    return all != MAP_FAILED;
+  };
+  expect(!others_take(350 * kMiB), "what waits has its addresses");
+  expect(pages.give_back_kept() && others_take(350 * kMiB), "until others need them");
+  pages.check();
+  for (int i = 0; i < 9; ++i) {
+    blocks.push_back(allocate(pages, 40 * kMiB, 2));
+    expect(blocks.back().begin != nullptr, "and large blocks take no more than they need");
+  }
+  expect(pages.usage().reserved == 360 * kMiB, "of addresses either");
+  release_all();
   budget.alive = false;
   pages.trim();
   pages.check();
-  void* all = mmap(nullptr, 350 * kMiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  expect(all != MAP_FAILED, "addresses go back");
-  munmap(all, 350 * kMiB);
+  expect(others_take(350 * kMiB), "addresses go back");
   pages.leave(budget);
   setrlimit(RLIMIT_AS, &limit);
 }
