@@ -108,11 +108,11 @@ class Cell:
         """Return ratios of a step's processor time: with the pool, without, and in eager."""
         ours = {}
         for on in (True, False):
-            _C.use_pages(on)
+            _C.testing.use_pages(on)
             ours[on] = self.inside(budget)
 
         def seconds(step: Step, on: bool) -> float:
-            _C.use_pages(on)
+            _C.testing.use_pages(on)
             start = time.process_time()  # what the system does for us included; others' work is not
             results = self.run(step)
             elapsed = time.process_time() - start
@@ -182,7 +182,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.cell:
-        _C.use_pages(not options.without_pool)
+        _C.testing.use_pages(not options.without_pool)
         name, what, *numbers = options.cell
         print(json.dumps(getattr(Cell(name), what)(*map(int, numbers))))
         return

@@ -122,11 +122,11 @@ def assert_nothing_keyed(tree: Any) -> None:
 
 def remains() -> dict[str, int]:
     """Count what is alive, cycles through autograd graphs and tracebacks aside."""
-    if _C.live_levels() or _C.live_operations():
+    if _C.testing.live_levels() or _C.testing.live_operations():
         # autograd's queue holds on to a backward that failed until the thread runs another one.
         torch.ones((), requires_grad=True).sin().backward()
         gc.collect()
-    return {"levels": _C.live_levels(), "operations": _C.live_operations()}
+    return {"levels": _C.testing.live_levels(), "operations": _C.testing.live_operations()}
 
 
 def assert_nothing_left(before: dict[str, int]) -> None:
@@ -206,7 +206,7 @@ def shortage(
         # Below a tracer, TorchScript keeps neither the type of an error nor its message.
         if "TorchScript interpreter" not in str(error):
             raise
-        return rematfn.BudgetError(_C.last_message())
+        return rematfn.BudgetError(_C.testing.last_message())
     return None
 
 

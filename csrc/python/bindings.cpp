@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bindings.cpp: with bindings_trace.cpp the only file that knows Python. Holds no logic.
+// bindings.cpp: with those beside it the only file that knows Python. Holds no logic.
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/errors.h"
 #include "base/interpreter.h"
-#include "levels/allocator.h"
 #include "levels/boundary.h"
 #include "levels/level.h"
-#include "levels/pressure.h"
 #include "levels/weight_cache.h"
 #include "operators/boxed_kernel.h"
 #include "operators/raw_access.h"
-#include "operators/small_results.h"
 #include "operators/write_watch.h"
 #include "planning/program.h"
 #include "python/bindings.h"
@@ -237,10 +234,6 @@ PYBIND11_MODULE(_C, m) {
       .def("discard", [](LevelHandle& handle) {
         const DomainLock lock(handle.level().domain);
         handle.level().domain->evictor.evict_all(handle.level(), /*spare_kept=*/true);
-      }, nogil)
-      .def("evict", [](LevelHandle& handle) {
-        const DomainLock lock(handle.level().domain);
-        handle.level().domain->evictor.evict_all(handle.level());
       }, nogil);
   py::class_<SharedBudget, std::shared_ptr<SharedBudget>>(m, "SharedBudget")
       .def(py::init<std::size_t>())
@@ -268,7 +261,6 @@ PYBIND11_MODULE(_C, m) {
   bind_traces(m);
   m.def("set_errors", &set_errors);
   m.def("raise_quoted", &raise_quoted);
-  m.def("last_message", &last_message);
   m.def("set_inner_tensors", &set_inner_tensors);
   m.def("register_kernels", &register_kernels);
   m.def("hand_over", [](LevelHandle& handle, bool sealed) { hand_over(handle, sealed); }, nogil);
@@ -277,41 +269,11 @@ PYBIND11_MODULE(_C, m) {
         [](LevelHandle& handle) { seal_leaf_gradients(handle.level()); }, nogil);
   m.def("seal_cached_casts",
         [](LevelHandle& handle) { seal_cached_casts(handle.level()); }, nogil);
-  py::class_<Candidate>(m, "Candidate")
-      .def(py::init([](double nbytes, double cost, double neighbours, double last_access,
-                       bool consumed, bool pinned, bool pending) {
-        return Candidate{.nbytes = nbytes,
-                         .cost = cost,
-                         .neighbours = neighbours,
-                         .last_access = last_access,
-                         .consumed = consumed,
-                         .pinned = pinned,
-                         .pending = pending};
-      }));
-  m.def("score", [](const std::string& kind, const Candidate& candidate, double now) {
-    const Score by = make_score(kind, Score().ancestors, Score().exponent, Score().unread);
-    return score(by, candidate, {.now = now});
-  });
-  // `neighbours`, by candidate, is what it would take to walk the graph for.
-  m.def("choose_victims", [](const std::string& kind, std::vector<Candidate> candidates, double now,
-                             bool spare_pending, std::size_t most,
-                             const std::vector<double>& neighbours) {
-    std::vector<std::size_t> refreshed;
-    const Victims victims =
-        choose_victims(make_score(kind, Score().ancestors, Score().exponent, Score().unread),
-                       candidates, {.now = now}, spare_pending, most,
-                       [&](std::size_t i) {
-                         candidates[i].neighbours = neighbours.at(i);
-                         refreshed.push_back(i);
-                       });
-    return std::tuple(victims.indices, victims.lowest_left, refreshed);
-  });
   m.def("materialize", [](const at::Tensor& tensor) { materialize(tensor); }, nogil);
   m.def("materialize_together",
         [](const std::vector<at::Tensor>& tensors, const std::string& reader) {
           materialize(tensors, reader);
         }, nogil);
-  m.def("evict", &evict, nogil);
   m.def("mark", &mark, nogil);
   m.def("share_handles",
         [](const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& arguments) {
@@ -320,22 +282,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("resize_if_known", &resize_if_known, nogil);
   m.def("note_move", &note_move, nogil);
   m.def("has_key", &has_key);
-  m.def("memory_left", &memory_left);
-  m.def("fail_allocation", &fail_allocation);
-  m.def("use_pages", &use_pages);
-  // Bytes live and waiting in the pool of pages, and addresses reserved.
-  m.def("pages", [] {
-    const Pages::Usage usage = pages().usage();
-    return std::tuple(usage.live, usage.waiting, usage.reserved);
-  });
-  m.def("give_back_pages", [] { pages().give_back_kept(); });
-  m.def("pretend_memory_left", &pretend_memory_left);
-  m.def("pretend_record_bytes", &pretend_record_bytes);
-  m.def("check", [] {
-    check_all();
-    pages().check();
-  }, nogil);
-  m.def("live_levels", &live_levels, nogil);
-  m.def("live_operations", &live_operations, nogil);
   m.def("stack_depth", &stack_depth);
+  bind_testing(m);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bindings.h: what the two files that know Python share.
+// bindings.h: what the files that know Python share.
 
 #pragma once
 
@@ -15,5 +15,6 @@ namespace rematfn {
                                        std::size_t resident_bytes);
 
 void bind_traces(pybind11::module_& m);
+void bind_testing(pybind11::module_& m);  // _C.testing
 
 }  // namespace rematfn

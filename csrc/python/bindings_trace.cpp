@@ -129,13 +129,11 @@ void bind_traces(py::module_& m) {
       .def("follow", &Program::follow, nogil, py::arg("share") = kAllOperators)
       .def("search_later", &search_later)
       .def_property_readonly("cost", &Program::cost)
-      .def("kept", [](const Program& program) { return program.plan().kept; })
       .def("replayed_cost", [](const Program& program) { return program.plan().replayed_cost; });
   m.def("simulate", &simulate_trace);
   m.def("modelled_cost", [](double flops, std::size_t nbytes) {
     return modelled_cost(flops, nbytes, /*draws_on_cpu=*/false);
   });
-  m.def("is_searching", &is_searching);
   m.def("end_searches", &end_searches, nogil);
 }
 

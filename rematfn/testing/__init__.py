@@ -31,4 +31,4 @@ def check() -> None:
     Raises:
         RuntimeError: One is broken. That is a bug in rematfn; please report it.
     """
-    _C.check()
+    _C.testing.check()

@@ -44,7 +44,7 @@ class ResidentPeak:
 def give_back() -> None:
     """Give back to the system what the C library and rematfn keep for later."""
     gc.collect()
-    _C.give_back_pages()
+    _C.testing.give_back_pages()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)

@@ -106,7 +106,7 @@ def test_what_soft_replays_cannot_do(case: Case) -> None:
     assert stats.peak_bytes <= budget
     assert stats.min_budget <= budget
     assert timeline.peak <= budget + sum(t.nbytes for t in tensors_in(results))
-    _C.check()
+    _C.testing.check()
 
 
 def counted(case: Case, transform: Callable[[Any], Any]) -> tuple[Any, MemoryTimeline]:

@@ -108,7 +108,8 @@ def test_a_thousand_steps_leave_nothing(
     try:
         for k in range(count):
             losses.append(step())
-            assert (_C.live_levels(), _C.live_operations()) == (0, 0), f"after step {k}"
+            live = (_C.testing.live_levels(), _C.testing.live_operations())
+            assert live == (0, 0), f"after step {k}"
             if k == count // 5:
                 bytes_before = tracemalloc.get_traced_memory()[0]
         grown = tracemalloc.get_traced_memory()[0] - bytes_before
@@ -149,9 +150,9 @@ def test_an_endless_loop_keeps_a_bounded_lineage() -> None:
         for k in range(steps):
             h = h.mul(0.5)
             if k % 50_000 == 0:
-                peaks.append(_C.live_operations())
-        peaks.append(_C.live_operations())
-        assert _C.evict(h)
+                peaks.append(_C.testing.live_operations())
+        peaks.append(_C.testing.live_operations())
+        assert _C.testing.evict(h)
         return h + 1  # replays what is left of the lineage
 
     x = torch.arange(256.0)
@@ -173,7 +174,7 @@ def test_a_loop_with_two_states_keeps_a_bounded_lineage(budget: str | None) -> N
         nonlocal peak
         for _ in range(5_000):
             h, c = (h + c).sin(), (h - c).tanh()
-            peak = max(peak, _C.live_operations())
+            peak = max(peak, _C.testing.live_operations())
         return h, c
 
     x, y = torch.arange(256.0), torch.ones(256)
@@ -193,7 +194,7 @@ def test_a_window_over_a_loop_keeps_a_bounded_lineage() -> None:
         for _ in range(20_000):
             h = h.sin()
             window.append(h)
-            peak = max(peak, _C.live_operations())
+            peak = max(peak, _C.testing.live_operations())
         return list(window)
 
     x = torch.arange(256.0)
@@ -209,7 +210,7 @@ def test_a_long_record_of_what_is_held_refuses_nothing() -> None:
 
     def f(x: Tensor) -> Tensor:
         held = [x + k for k in range(count)]
-        assert _C.live_operations() == count
+        assert _C.testing.live_operations() == count
         total = torch.zeros(256)
         for h in held:
             total = total + h
@@ -258,7 +259,7 @@ def test_attempts_to_trim_in_vain_cost_next_to_nothing() -> None:
     def seconds(count: int, **options: Any) -> float:
         def f(x: Tensor) -> None:
             held = [x.sin() for _ in range(count)]
-            assert _C.live_operations() > 0.99 * len(held)
+            assert _C.testing.live_operations() > 0.99 * len(held)
 
         g = remat(f, 64 << 10, policy=rematfn.policies.ON(), **options)
         start = time.perf_counter()
@@ -283,7 +284,7 @@ def test_of_nested_calls_the_outermost_says_how_long_a_record_may_be() -> None:
         nonlocal peak
         for _ in range(10):
             h = h.sin()
-        peak = max(peak, _C.live_operations())
+        peak = max(peak, _C.testing.live_operations())
         return h
 
     inner = remat(step, max_operations=10)
@@ -347,7 +348,7 @@ def test_a_traceback_that_is_held_holds_no_more_than_its_frames(transform: Trans
             transform(f)(torch.rand(4))
         except ValueError as error:
             held.append(error)
-    assert _C.live_levels() <= 3
+    assert _C.testing.live_levels() <= 3
     held.clear()
     gc.collect()
     assert remains() == NOTHING
@@ -366,7 +367,8 @@ def main(steps: int) -> None:
             if k % (steps // 10) == 0:
                 rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
                 seconds = time.monotonic() - started
-                print(f"{k:>9} {_C.live_operations():>7} operations {rss} MiB {seconds:.1f} s")
+                live = _C.testing.live_operations()
+                print(f"{k:>9} {live:>7} operations {rss} MiB {seconds:.1f} s")
         return h
 
     with torch.no_grad():

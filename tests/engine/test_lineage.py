@@ -39,7 +39,7 @@ def test_a_chain_in_two_square_roots_of_its_length(n: int) -> None:
     stats = rematfn.stats(g)
     assert stats.peak_bytes <= budget
     assert n // 2 < stats.replays < 8 * n, f"{stats.replays / n} replays a link"
-    assert _C.live_operations() == 0
+    assert _C.testing.live_operations() == 0
 
 
 def test_one_replay_of_a_long_chain_needs_no_stack() -> None:
@@ -88,13 +88,13 @@ def test_long_lineage_is_destroyed_without_recursion() -> None:
         y = first
         for _ in range(50_000):
             y = y + 1.0
-        assert _C.live_operations() > 1, "y has a long lineage"
+        assert _C.testing.live_operations() > 1, "y has a long lineage"
         del y  # all of it at once
         return first
 
     x = torch.arange(256.0)
     in_a_small_thread(lambda: assert_bitwise_equal(rematfn.remat(f)(x), x * 2))
-    assert _C.live_operations() == 0
+    assert _C.testing.live_operations() == 0
 
 
 def test_long_lineage_of_a_saved_value_goes_with_its_graph() -> None:
@@ -112,7 +112,7 @@ def test_long_lineage_of_a_saved_value_goes_with_its_graph() -> None:
 
     in_a_small_thread(work)
     gc.collect()
-    assert _C.live_operations() == 0
+    assert _C.testing.live_operations() == 0
 
 
 def saved(x: Tensor) -> Tensor:
@@ -123,8 +123,8 @@ def saved(x: Tensor) -> Tensor:
 def test_without_a_graph_nothing_outlives_the_call(transform: Any) -> None:
     x = torch.arange(4.0)
     out = transform(saved)(x)
-    assert _C.live_operations() == 0
-    assert _C.live_levels() == 0
+    assert _C.testing.live_operations() == 0
+    assert _C.testing.live_levels() == 0
     assert_bitwise_equal(out, saved(x))
 
 
@@ -132,15 +132,15 @@ def test_without_a_graph_nothing_outlives_the_call(transform: Any) -> None:
 def test_lineage_lives_as_long_as_the_graph(transform: Any) -> None:
     x = torch.arange(4.0, requires_grad=True)
     out = transform(saved)(x)
-    assert _C.live_operations() > 0, "the backward will read what was saved"
-    assert _C.live_levels() == 1
+    assert _C.testing.live_operations() > 0, "the backward will read what was saved"
+    assert _C.testing.live_levels() == 1
     del out
-    assert _C.live_operations() == 0
-    assert _C.live_levels() == 0
+    assert _C.testing.live_operations() == 0
+    assert _C.testing.live_levels() == 0
 
     out = transform(saved)(x)
     out.sum().backward()  # frees what was saved, though out is still held
-    assert _C.live_operations() == 0
+    assert _C.testing.live_operations() == 0
     assert_bitwise_equal(out, untransformed(saved)(x))
 
 
@@ -149,10 +149,10 @@ def test_a_graph_that_is_differentiated_again_keeps_its_lineage_until_then() -> 
     loss = EVERYTHING(saved)(x).sum()
     (first,) = torch.autograd.grad(loss, x, create_graph=True)
     del loss
-    assert _C.live_operations() > 0
+    assert _C.testing.live_operations() > 0
     (second,) = torch.autograd.grad(first.sum(), x)
     del first
-    assert _C.live_operations() == 0
+    assert _C.testing.live_operations() == 0
     (expected,) = torch.autograd.grad(saved(x).sum(), x, create_graph=True)
     assert_bitwise_equal(second, torch.autograd.grad(expected.sum(), x)[0])
 
@@ -165,7 +165,7 @@ def test_what_the_program_drops_costs_nothing_even_while_it_runs() -> None:
         kept = x * 2
         for _ in range(50):
             (kept + 1).sin()
-        seen.append(_C.live_operations())
+        seen.append(_C.testing.live_operations())
         return kept + 1
 
     with torch.no_grad():
@@ -186,4 +186,4 @@ def test_a_loop_that_carries_a_value_does_not_grow_without_end() -> None:
     x = torch.arange(4.0)
     g = rematfn.remat(f, budget=6 * UNIT)
     assert_bitwise_equal(g(x), f(x))
-    assert _C.live_operations() == 0
+    assert _C.testing.live_operations() == 0

@@ -375,5 +375,5 @@ def test_nothing_of_a_training_step_is_left_in_the_tables() -> None:
     g = EVERYTHING(train_step)
     for _ in range(3):
         g(torch.ones(5, 4))
-    assert _C.live_operations() == 0
+    assert _C.testing.live_operations() == 0
     assert rematfn.stats(g).resident_bytes == 0

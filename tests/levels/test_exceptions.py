@@ -89,7 +89,7 @@ def test_an_exception_leaves_nothing_behind(
         gc.collect()  # the traceback and its frames are a cycle
     assert timeline.final == 0, "memory is back where it was"
     assert_nothing_keyed([x, state])
-    assert _C.live_operations() == 0
+    assert _C.testing.live_operations() == 0
     expected = x.detach()
     for _ in range(depth):
         expected = expected.sin()
@@ -151,5 +151,5 @@ def test_an_exception_in_the_backward_leaves_nothing_behind(mode: Transform) -> 
         mode(f)(x).sum().backward()
     gc.collect()
     assert _C.stack_depth() == 0
-    assert _C.live_operations() == 0
+    assert _C.testing.live_operations() == 0
     assert x.grad is None

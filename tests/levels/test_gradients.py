@@ -247,4 +247,4 @@ def test_nothing_of_the_level_is_alive_after_the_backward() -> None:
         return held[-1]
 
     assert_same_as_eager(run, EVERY)
-    assert _C.live_operations() == 0, "the results held keep lineage alive"
+    assert _C.testing.live_operations() == 0, "the results held keep lineage alive"

@@ -66,15 +66,15 @@ def test_the_pool_is_its_model(model: Path, name: str) -> None:
 def usage() -> None:
     """No other test has left a level with bytes of its own."""
     give_back()
-    assert _C.pages() == (0, 0, 0), "no level lives, nor anything that one has made"
+    assert _C.testing.pages() == (0, 0, 0), "no level lives, nor anything that one has made"
 
 
 def live() -> int:
-    return _C.pages()[0]
+    return _C.testing.pages()[0]
 
 
 def waiting() -> int:
-    return _C.pages()[1]
+    return _C.testing.pages()[1]
 
 
 def deep(x: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def test_blocks_come_from_the_pool_while_a_budget_lives(usage: None) -> None:
     thread.join()
     assert live() == 0, "a block goes back on whichever thread"
     give_back()
-    assert _C.pages() == (0, 0, 0)
+    assert _C.testing.pages() == (0, 0, 0)
     del other
 
 
@@ -137,15 +137,15 @@ def test_pages_are_kept_for_the_next_call(usage: None) -> None:
     rematfn.remat(deep, 5 * SQUARE)(x)
     assert waiting() <= 5 * SQUARE, "as much as the last one to live would have left"
     until = time.monotonic() + 60
-    while _C.pages() != (0, 0, 0) and time.monotonic() < until:
+    while _C.testing.pages() != (0, 0, 0) and time.monotonic() < until:
         time.sleep(0.05)
-    assert _C.pages() == (0, 0, 0), "nobody comes any more"
+    assert _C.testing.pages() == (0, 0, 0), "nobody comes any more"
     held = f(x)
     assert live() == 0, "a number is too small"
     held = rematfn.remat(torch.sin, budget)(x)
     give_back()
     del held
-    assert _C.pages() == (0, 0, 0), "nor does what comes back later stay"
+    assert _C.testing.pages() == (0, 0, 0), "nor does what comes back later stay"
 
 
 @pooled
@@ -187,7 +187,7 @@ def test_pages_wait_between_forward_and_backward_and_go_with_the_graph(usage: No
     assert live() == 0
     assert waiting() <= 10 * SQUARE
     give_back()
-    assert _C.pages() == (0, 0, 0)
+    assert _C.testing.pages() == (0, 0, 0)
 
 
 def test_levels_without_a_budget_leave_blocks_to_the_c_library(usage: None) -> None:

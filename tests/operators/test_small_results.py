@@ -36,9 +36,9 @@ def recorded_by(transform: Transform, f: Program, x: Tensor) -> int:
 
     def counted(x: Tensor) -> Tensor:
         nonlocal recorded
-        before = _C.live_operations()
+        before = _C.testing.live_operations()
         y = f(x)
-        recorded = _C.live_operations() - before
+        recorded = _C.testing.live_operations() - before
         return y
 
     assert_bitwise_equal(transform(counted)(x), f(x))
@@ -97,7 +97,7 @@ LARGE_ONES: dict[str, Program] = {
 def test_large_results_of_small_arguments_are_recorded_and_can_go(name: str) -> None:
     def f(x: Tensor) -> Tensor:
         h = LARGE_ONES[name](x)
-        assert _C.evict(h)
+        assert _C.testing.evict(h)
         return h + 1
 
     assert_bitwise_equal(rematfn.remat(f)(SMALL), LARGE_ONES[name](SMALL) + 1)
@@ -194,7 +194,7 @@ def test_lineage_holds_what_it_reads(f: Any, around: Callable[[Program], Program
         x, big = torch.linspace(1, 2, 4), torch.linspace(-1, 1, 4096).view(1024, 4)
         return transform(around(functools.partial(f, evict=evict)))(x, big)
 
-    result = run(rematfn.remat, _C.evict)
+    result = run(rematfn.remat, _C.testing.evict)
     assert_nothing_keyed(result)
     assert_bitwise_equal(result, run(untransformed, lambda h: None))
 
@@ -235,10 +235,10 @@ def test_many_small_results_are_noticed_when_memory_runs_short(left: int) -> Non
     g = rematfn.remat(f)
     x, big = torch.ones(4), torch.linspace(-1, 1, 1 << 16)
     expected = f(x, big)
-    _C.pretend_memory_left(left)
+    _C.testing.pretend_memory_left(left)
     try:
         assert_bitwise_equal(g(x, big), expected)
     finally:
-        _C.pretend_memory_left(None)
+        _C.testing.pretend_memory_left(None)
     stats = rematfn.stats(g)
     assert (stats.evictions, stats.replays) == ((1, 1) if left == 0 else (0, 0))

@@ -37,14 +37,14 @@ def call():
     assert all(map(torch.equal, g(params, x), expected))
 call()
 call()
-assert _C.is_searching()
+assert _C.testing.is_searching()
 """
 
 FORKED = """
 pid = os.fork()
 for _ in range(3):
     call()
-assert _C.is_searching()
+assert _C.testing.is_searching()
 if pid == 0:
     os._exit(0)
 _, status = os.waitpid(pid, 0)
@@ -121,14 +121,14 @@ program = _C.Program(core)
 program.search(30_000, 1 << 40, 1 << 40)
 program.search_later()
 time.sleep(0.5)
-assert _C.is_searching()
+assert _C.testing.is_searching()
 start = time.monotonic()
 _C.end_searches()
 assert time.monotonic() - start < 2, time.monotonic() - start
-assert not _C.is_searching()
+assert not _C.testing.is_searching()
 program.search(1_000, 1 << 40, 1 << 40)
 program.search_later()
-assert not _C.is_searching()
+assert not _C.testing.is_searching()
 """
     process = start(long)
     out, err = process.communicate(timeout=120)
@@ -150,7 +150,7 @@ def chain(x: Tensor) -> Tensor:
 
 def wait_for_searches() -> None:
     end = time.monotonic() + 100
-    while _C.is_searching():
+    while _C.testing.is_searching():
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -170,7 +170,7 @@ def test_what_a_search_finds_is_the_same_each_time() -> None:
         later.append(program.replayed_cost() / trace.cost)
     assert later == [pytest.approx(now)] * 2
     program.search_later()
-    assert not _C.is_searching(), "it has been searched for"
+    assert not _C.testing.is_searching(), "it has been searched for"
 
 
 def test_one_search_runs_at_a_time_and_the_others_wait() -> None:
@@ -198,7 +198,7 @@ def test_nobody_searches_for_a_program_that_is_gone() -> None:
     program = _C.Program(trace._core)
     program.search(100_000, 1 << 40, 1 << 40)
     program.search_later()
-    assert _C.is_searching()
+    assert _C.testing.is_searching()
     del program
     wait_for_searches()
 
@@ -335,7 +335,7 @@ def test_a_call_waits_for_no_search_but_its_own() -> None:
     quick.search_later()
     assert quick.follow(20_000) < 40_000
     assert quick.replayed_cost() < float("inf")
-    assert _C.is_searching()
+    assert _C.testing.is_searching()
     del endless, quick
     wait_for_searches()
 

@@ -115,7 +115,7 @@ def kept(trace: Trace, budget: float, policy: Sqrt | Memory) -> set[int]:
     policy.begin(program, int(budget * trace.peak_bytes))
     program.follow()
     whole = {v for v, (nbytes, _) in enumerate(trace._core.values()) if nbytes > 4}
-    found = {v for v, is_kept in enumerate(program.kept()) if is_kept}
+    found = {v for v, is_kept in enumerate(_C.testing.kept(program)) if is_kept}
     return found & whole & forward_values(trace)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rematfn import _C
+
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "csrc"
 PARTS = [
@@ -139,6 +141,37 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         {name: set(imports(name, path.read_text())) for name, path in MODULES.items()}
     )
     assert set(order.static_order()) == set(MODULES)
+
+
+def names_of_the_core() -> dict[str, ast.AST]:
+    stub = ast.parse((PACKAGE / "_C.pyi").read_text(encoding="utf-8"))
+    found: dict[str, ast.AST] = {}
+    for node in stub.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found[node.name] = node
+        elif isinstance(node, ast.AnnAssign):
+            found[ast.unparse(node.target)] = node
+    return found
+
+
+def test_the_stub_names_what_is_in_the_core() -> None:
+    found = names_of_the_core()
+    hooks = found["testing"]
+    assert isinstance(hooks, ast.ClassDef)
+    defined = {node.name for node in hooks.body if isinstance(node, ast.FunctionDef)}
+    for module, names in ((_C, set(found)), (_C.testing, defined)):
+        assert {name for name in vars(module) if not name.startswith("__")} == names
+
+
+def test_hooks_for_tests_lie_apart_and_are_used_by_tests_alone() -> None:
+    used: set[str] = set()
+    for module, path in MODULES.items():
+        if part_of(module) in ("_C", "testing"):
+            continue
+        used.update(re.findall(r"(?<!torch\.)\b_C\.(\w+)", path.read_text(encoding="utf-8")))
+    assert "testing" not in used
+    # That torch is the one it was built with is looked at before the core is loaded.
+    assert set(names_of_the_core()) - used == {"testing", "built_torch_version"}
 
 
 def test_every_folder_of_modules_is_a_package() -> None:

@@ -133,12 +133,12 @@ def failing_kernel(k: int, error: type[BaseException] = OwnError) -> Iterator[Ca
 
 @contextmanager
 def failing_allocation(k: int) -> Iterator[Callable[[], bool]]:
-    _C.fail_allocation(k)
+    _C.testing.fail_allocation(k)
     happened: list[bool] = []
 
     def has_happened() -> bool:
         if not happened:
-            happened.append(_C.fail_allocation(None) is None)
+            happened.append(_C.testing.fail_allocation(None) is None)
         return happened[0]
 
     yield has_happened
@@ -363,7 +363,7 @@ def test_an_interrupt_is_served_in_the_middle_of_replays() -> None:
         y = x * 2
         for _ in range(links):
             y = y.sin()
-        assert _C.evict(y)
+        assert _C.testing.evict(y)
         signal.setitimer(signal.ITIMER_REAL, 0.02)  # by then we are in C++, for long
         return y * 2
 

@@ -601,12 +601,12 @@ def test_the_budget_holds_and_nothing_piles_up(name: str) -> None:
         if call > 0:  # the state is made in the first, and is the caller's
             kept = sum(p.grad.nbytes for p in net.parameters() if p.grad is not None)
             assert timeline.peak <= budget + kept
-        left.append((_C.live_operations(), _C.live_levels()))
+        left.append((_C.testing.live_operations(), _C.testing.live_levels()))
     assert left[1:] == left[1:2] * 19
     del loss
     held(net, optimiser)
-    assert _C.live_operations() == 0
-    assert _C.live_levels() == 0
+    assert _C.testing.live_operations() == 0
+    assert _C.testing.live_levels() == 0
 
 
 def test_what_a_dead_graph_held_is_the_callers_when_the_function_returns() -> None:
@@ -622,8 +622,8 @@ def test_what_a_dead_graph_held_is_the_callers_when_the_function_returns() -> No
 
     loss = rematfn.remat(train_step, policy=rematfn.testing.EvictEverything())(*next(batches()))
     assert loss.grad_fn is not None
-    assert _C.live_levels() == 0, "nothing belongs to the level any more"
-    assert _C.live_operations() == 0
+    assert _C.testing.live_levels() == 0, "nothing belongs to the level any more"
+    assert _C.testing.live_operations() == 0
     with torch.no_grad():
         for p in net.parameters():  # what it was all made of
             p.zero_()

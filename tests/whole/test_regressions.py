@@ -26,7 +26,7 @@ def test_a_failed_level_does_not_keep_a_leaf_of_a_transform_within() -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         remat(remat(f))(x)
     del x, f
-    assert _C.live_levels() == 0
+    assert _C.testing.live_levels() == 0
 
 
 def test_a_failed_level_does_not_keep_a_leaf_that_was_moved_to_its_storage() -> None:
@@ -40,7 +40,7 @@ def test_a_failed_level_does_not_keep_a_leaf_that_was_moved_to_its_storage() -> 
     with pytest.raises(ValueError):  # noqa: PT011
         remat(f)(x)
     del x
-    assert _C.live_levels() == 0
+    assert _C.testing.live_levels() == 0
 
 
 def test_a_write_after_a_change_of_metadata_is_noticed() -> None:
@@ -50,11 +50,11 @@ def test_a_write_after_a_change_of_metadata_is_noticed() -> None:
     def f(x: Tensor) -> None:
         kept.append(x.sin())
         x.squeeze_().t_()
-        assert _C.evict(kept[0])
+        assert _C.testing.evict(kept[0])
 
     with pytest.raises(ValueError, match="over"):  # so that the level does not end well
         remat(lambda x: [f(x), int("over")])(x)
-    assert _C.evict(kept[0])
+    assert _C.testing.evict(kept[0])
     x.mul_(2)
     with pytest.raises(rematfn.ReplayError, match="overwritten"):
         kept[0].exp()
@@ -66,7 +66,7 @@ def test_a_change_of_metadata_is_no_write() -> None:
     def f(x: Tensor) -> Tensor:
         y = x.sin()
         x.unsqueeze_(0).t_()
-        assert _C.evict(y)
+        assert _C.testing.evict(y)
         return y * 1
 
     assert torch.equal(remat(f)(x), expected)
@@ -118,7 +118,7 @@ def test_a_write_into_a_result_before_a_view_of_it_is_sealed() -> None:
         return y
 
     y = remat(f)(x)
-    assert _C.evict(kept[1])
+    assert _C.testing.evict(kept[1])
     with torch.no_grad():
         y.mul_(2)
         kept[0].add(1)

@@ -221,7 +221,7 @@ class Twins(RuleBasedStateMachine):
     )
     def begin(self, levels: list[tuple[int | None, Any]], record_bytes: int | None) -> None:
         torch.manual_seed(5)
-        _C.pretend_record_bytes(record_bytes)
+        _C.testing.pretend_record_bytes(record_bytes)
         for level in levels:
             self.open_level(*level)
         self.start()
@@ -320,13 +320,13 @@ class Twins(RuleBasedStateMachine):
 
     @rule(i=number)
     def evict(self, i: int) -> None:
-        _C.evict(self.pick(i).ours)
+        _C.testing.evict(self.pick(i).ours)
 
     @precondition(lambda self: self.open or self.closed)
     @rule(i=number)
     def evict_a_level(self, i: int) -> None:
         levels = [*self.open, *self.closed]
-        levels[i % len(levels)].level.evict()
+        _C.testing.evict_all(levels[i % len(levels)].level)
 
     @rule(i=number)
     def materialize(self, i: int) -> None:
@@ -399,7 +399,7 @@ class Twins(RuleBasedStateMachine):
         try:
             self.compare_all()
         finally:
-            _C.pretend_record_bytes(None)
+            _C.testing.pretend_record_bytes(None)
             self.knotted |= sys.exc_info()[0] is not None  # its traceback keeps what it can
             while self.open:
                 self.open.pop().active.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
