@@ -81,6 +81,16 @@ def test_what_is_not_kept_goes_after_the_forward_and_the_gradients_are_those_of_
     assert_bitwise_equal(found, run(untransformed))
 
 
+def test_a_plan_takes_the_whole_of_the_policy_it_begins_with() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return ((x * x).sin() * x).cos().sum()
+
+    first = rematfn.testing.EvictEverything()
+    g = rematfn.remat(torch.func.grad(loss), 1 << 20, policy=rematfn.policies.Guided(first=first))
+    assert_bitwise_equal(g(X), torch.func.grad(loss)(X))
+    assert rematfn.stats(g).evictions > 0, "the budget is ample, but everything is to go"
+
+
 # --- as values ------------------------------------------------------------------------------------
 
 
