@@ -58,6 +58,8 @@ def test_memory_left_is_what_the_system_says() -> None:
 # --- when an allocation fails ---------------------------------------------------------------------
 
 LARGE = 40 * MIB  # more than the C library keeps for later, but for one such block
+# A sanitizer maps its shadow, terabytes of addresses, before the first line runs, and more of it as
+# it goes: within a limit on addresses it aborts whatever we do.
 no_sanitizer = pytest.mark.skipif(
     "san.so" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer needs all addresses"
 )
