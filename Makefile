@@ -41,9 +41,9 @@ test: $(INSTALLED)  ## run all tests, doctests included
 
 # The sanitizers' libraries are loaded first. Leaks are Python's own; an allocation that is too large
 # fails, as it does without sanitizers.
-CORE_TESTS := tests/levels/test_exceptions.py tests/levels/test_levels.py \
-  tests/levels/test_threads.py tests/tensors/test_inplace.py \
-  $(addprefix tests/engine/test_,lifetime.py lineage.py shared_budget.py) \
+CORE_TESTS := tests/planning/test_searches.py tests/tensors/test_inplace.py \
+  $(addprefix tests/levels/test_,exceptions.py governed_nodes.py levels.py threads.py) \
+  $(addprefix tests/engine/test_,engine.py lifetime.py lineage.py shared_budget.py) \
   $(addprefix tests/operators/test_,resized_storages.py uncounted_writes.py) \
   $(addprefix tests/whole/test_,faults.py random_programs.py regressions.py stateful.py)
 sanitize: $(INSTALLED)  ## the tests of the core, under the address and undefined-behaviour sanitizers
@@ -51,19 +51,19 @@ sanitize: $(INSTALLED)  ## the tests of the core, under the address and undefine
 	  $(BIN)/python setup.py --quiet build --build-lib build/sanitized
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 REMATFN_SANITIZE=address,undefined \
 	  PYTHONPATH=$(abspath build/sanitized) $(BIN)/pytest $(CORE_TESTS) $(ARGS)
 
 # Neither torch nor Python is instrumented: what is reported is in our code, or in torch's headers as
 # compiled into it; what oneDNN does is left out. OpenMP's own threads would be reported for what
 # libgomp does. Reports go past pytest's capture, and the exit status tells that there were some.
 THREAD_TESTS := $(addprefix tests/,levels/test_threads.py levels/test_levels.py \
-  engine/test_shared_budget.py)
+  engine/test_engine.py engine/test_shared_budget.py)
 sanitize-threads: $(INSTALLED)  ## the tests of threads, under the thread sanitizer
 	REMATFN_SANITIZE=thread \
 	  $(BIN)/python setup.py --quiet build --build-lib build/sanitized-threads
 	LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" TSAN_OPTIONS=exitcode=66:suppressions=$(abspath tests/thread_sanitizer.supp) \
-	  OMP_NUM_THREADS=1 PYTHONPATH=$(abspath build/sanitized-threads) \
+	  OMP_NUM_THREADS=1 REMATFN_SANITIZE=thread PYTHONPATH=$(abspath build/sanitized-threads) \
 	  $(BIN)/pytest $(THREAD_TESTS) -m "not forking" --capture=sys $(ARGS)
 
 sweep: $(INSTALLED)  ## every sample of torch's operator database; writes docs/operators.md

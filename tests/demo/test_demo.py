@@ -18,7 +18,9 @@ from rematfn.demo.text import Corpus
 from rematfn.demo.train import Comparison, Options, bitwise_equal, run_demo
 from rematfn.testing import MemoryTimeline
 
-TOY = ["--layers", "2", "--width", "32", "--heads", "2", "--context", "32", "--batch", "4"]
+TOY = {"layers": 2, "width": 32, "heads": 2, "context": 32, "batch": 4}
+TWO_STEPS = ["demo", "--steps", "2"]
+TWO_STEPS += [word for name, value in TOY.items() for word in (f"--{name}", str(value))]
 
 KEPT = Report(
     device="cpu",
@@ -144,11 +146,7 @@ def test_toy_keeps_every_promise_and_draws_a_picture(tmp_path):
     options = Options(
         budget=0.5,
         steps=40,
-        layers=2,
-        batch=4,
-        width=32,
-        heads=2,
-        context=32,
+        **TOY,
         learning_rate=1e-2,
         png=png,
     )
@@ -164,7 +162,7 @@ def test_toy_keeps_every_promise_and_draws_a_picture(tmp_path):
 
 def test_command_line_shows_the_table_and_fails_if_nothing_was_learnt(tmp_path):
     png = tmp_path / "step.png"
-    command = [sys.executable, "-m", "rematfn", "demo", *TOY, "--steps", "2", "--png", str(png)]
+    command = [sys.executable, "-m", "rematfn", *TWO_STEPS, "--png", str(png)]
     run = subprocess.run(
         [*command, "--budget", "none"], capture_output=True, text=True, check=False, timeout=300
     )
@@ -178,7 +176,7 @@ def test_command_line_shows_the_table_and_fails_if_nothing_was_learnt(tmp_path):
 
 def test_budget_too_small_to_run_is_reported_without_a_traceback(tmp_path, capsys):
     png = str(tmp_path / "step.png")
-    assert main(["demo", *TOY, "--steps", "2", "--budget", "1KiB", "--png", png]) == 1
+    assert main([*TWO_STEPS, "--budget", "1KiB", "--png", png]) == 1
     assert "BudgetError" in capsys.readouterr().err
 
 

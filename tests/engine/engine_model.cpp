@@ -12,10 +12,13 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "engine/domain.h"
+#include "move.h"
 #include "planning/program.h"
+#include "planning/search_thread.h"
 #include "random_program.h"
 
 using namespace rematfn;
@@ -108,7 +111,9 @@ void choose_policy(Dice& dice, SimulationOptions& options) {
     options.policy.keeping.names = {"a"};
   }
   if (dice.one_in(8)) {
-    options.policy.judge = [](const Considered& c) { return c.consumed ? c.cost + c.ancestors : c.nbytes; };
+    options.policy.judge = [](const Considered& c) {
+      return c.consumed ? c.cost + c.ancestors : c.nbytes;
+    };
   }
 }
 
@@ -233,65 +238,6 @@ void random_programs(unsigned first, unsigned count) {
 
 // ---- a way that moves -------------------------------------------------------------------------
 
-// Copies numbers of bytes to a place that has room for `most`. Every other copy takes its time.
-class Move final : public Way {
- public:
-  explicit Move(std::size_t most) : most_(most) {}
-
-  [[nodiscard]] std::string_view name() const override { return "move"; }
-  [[nodiscard]] bool keeps_copy() const override { return true; }
-  [[nodiscard]] bool applies(const Version&) const override { return true; }
-  [[nodiscard]] bool has_room(const Version& version) const override {
-    return bytes_ + version.nbytes <= most_;
-  }
-  [[nodiscard]] double cost(const Version& version) const override {
-    return 4e-7 * static_cast<double>(version.nbytes);
-  }
-  Place leave(Version& version) override {
-    expect(version.is_readable(), "what leaves is here");
-    expect(copies_.emplace(&version, State::kWhole).second, "what leaves has no copy yet");
-    bytes_ += version.nbytes;
-    ++moves;
-    if (moves % 2 == 0) return Place::kAway;
-    copies_[&version] = State::kLeaving;
-    return Place::kLeaving;
-  }
-  Place bring_back(Version& version) override {
-    expect(copies_.at(&version) == State::kWhole, "a whole copy comes back");
-    ++returns;
-    if (returns % 2 == 0) return forget(version), Place::kHere;
-    copies_[&version] = State::kComing;
-    return Place::kComing;
-  }
-  void wait(Version& version) override {
-    if (copies_.at(&version) == State::kComing) return forget(version);
-    expect(copies_.at(&version) == State::kLeaving, "what is waited for is under way");
-    copies_[&version] = State::kWhole;
-  }
-  void discard(Version& version) override {
-    expect(copies_.contains(&version), "what is discarded is a copy");
-    discards_under_way += copies_[&version] == State::kLeaving;
-    forget(version);
-  }
-
-  [[nodiscard]] bool is_empty() const { return copies_.empty() && bytes_ == 0; }
-  std::size_t moves = 0;
-  std::size_t returns = 0;
-  std::size_t discards_under_way = 0;
-
- private:
-  enum class State { kLeaving, kWhole, kComing };
-
-  void forget(Version& version) {
-    copies_.erase(&version);
-    bytes_ -= version.nbytes;
-  }
-
-  const std::size_t most_;
-  std::size_t bytes_ = 0;
-  std::map<const Version*, State> copies_;
-};
-
 // One level that moves, one that drops, one within the other, at every budget.
 void moves(unsigned count) {
   unsigned fitted = 0;
@@ -358,10 +304,53 @@ void moves(unsigned count) {
          "moving is put to the test");
 }
 
+// ---- searches on several threads ----------------------------------------------------------------
+
+// Calls on several threads go on with one search while a thread searches ahead, and while it turns to
+// programs that are let go of: the plan is the one that a single thread comes to.
+void searches(unsigned count) {
+  constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
+  unsigned found = 0;
+  for (unsigned seed = 0; seed < count; ++seed) {
+    std::mt19937 random(seed);
+    const std::string where = "program " + std::to_string(seed) + ": ";
+    const auto trace = std::make_shared<const Trace>(random_program(random));
+    SimulationOptions options;
+    options.budget = run(*trace, {})->peak_bytes * 6 / 10;
+    const auto begin = [&] {
+      auto program = std::make_shared<Program>(trace);
+      program->search(options.budget, {.in_vain = kAll, .in_all = kAll, .plans = 30});
+      return program;
+    };
+    const auto alone = begin();
+    const std::uint64_t simulated = alone->follow(kAll);
+    const auto shared = begin();
+    std::vector<std::thread> calls;
+    for (unsigned call = 1; call <= 3; ++call) {
+      calls.emplace_back([&, call] {
+        search_later(call == 2 ? begin() : shared);  // that one is gone at once
+        for (const std::uint64_t share : {simulated * call / 8, simulated * call / 4}) {
+          shared->follow(share);
+          SimulationOptions own = options;
+          own.guide = shared->guide();
+          if (own.guide) own.policy.score = shared->plan().score;
+          run(*trace, own);
+        }
+      });
+    }
+    for (std::thread& call : calls) call.join();
+    expect(shared->follow(kAll) == simulated, where + "as much is simulated");
+    expect(shared->plan().replayed_cost == alone->plan().replayed_cost, where + "for as good a plan");
+    found += alone->plan().replayed_cost < kNever && alone->plan().replayed_cost > 0;
+  }
+  expect(found > count / 4, "searches are put to the test");
+}
+
 const std::map<std::string, std::function<void()>> kTests{
     {"chain", a_chain_dies},
     {"programs", [] { random_programs(0, 4000); }},
     {"moves", [] { moves(3000); }},
+    {"searches", [] { searches(400); }},
 };
 
 }  // namespace

@@ -221,6 +221,7 @@ class Ledger {
     const std::size_t beside = table.enclosing ? 0 : unrecorded_;
     expect(table.budget == kNoBudget || own.bytes + beside <= table.budget,
            "every level keeps to its budget" + at());
+    expect(table.statistics.peak_bytes <= table.budget, "within an operator too" + at());
     sum.bytes += own.bytes;
     sum.held_bytes += own.held_bytes;
     sum.held_values += own.held_values;

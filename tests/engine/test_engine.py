@@ -15,7 +15,12 @@ import torch
 TORCH = Path(torch.__file__).parent
 TOP = Path(__file__).parents[2]
 PARTS = ("base", "memory", "policy", "engine", "planning")
-TESTS = ["chain", "programs", "moves"]
+TESTS = ["chain", "programs", "moves", "searches"]
+# `make sanitize` and `make sanitize-threads` say which. These parts are instrumented as a whole.
+SANITIZERS = os.environ.get("REMATFN_SANITIZE")
+SANITIZE = ["-g1", f"-fsanitize={SANITIZERS}"] if SANITIZERS else []
+# What is preloaded for Python is neither the compiler's nor the program's, which has its own.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
 
 
 @pytest.fixture(scope="module")
@@ -31,23 +36,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def compiled(source: Path) -> str:
         found = folder / f"{source.parent.name}-{source.stem}.o"
-        command = [compiler, "-std=c++20", "-O1", *includes, "-c", str(source), "-o", str(found)]
-        subprocess.run(command, check=True)
+        command = [compiler, "-std=c++20", "-O1", *SANITIZE, *includes, "-c", str(source)]
+        subprocess.run([*command, "-o", str(found)], check=True, env=ENVIRONMENT)
         return str(found)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, sources))
     program, libraries = folder / "engine_model", TORCH / "lib"
     linked = [f"-L{libraries}", "-lc10", f"-Wl,-rpath,{libraries}", "-pthread"]
-    subprocess.run([compiler, *objects, *linked, "-o", str(program)], check=True)
+    command = [compiler, *SANITIZE, *objects, *linked, "-o", str(program)]
+    subprocess.run(command, check=True, env=ENVIRONMENT)
     return program
 
 
 # One test, so that not every process compiles.
 def test_the_engine_keeps_its_promises_without_tensors(model: Path) -> None:
-    env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
     for name in TESTS:
         found = subprocess.run(
-            [str(model), name], capture_output=True, text=True, timeout=300, env=env
+            [str(model), name], capture_output=True, text=True, timeout=300, env=ENVIRONMENT
         )
         assert found.returncode == 0, f"{name}: {found.stdout}{found.stderr}"

@@ -87,7 +87,8 @@ WORKS: dict[str, Access] = {
     "as_subclass": lambda x: x.as_subclass(Tensor).clone(),
     "view(dtype)": lambda x: x.view(torch.int32).clone(),
     "torch.equal": lambda x: torch.equal(x, x.clone()),
-    # Asks only whether it reads an evicted tensor; that the bits are the same, torch.equal asks.
+    # These two ask only whether an evicted tensor is read: their tolerance decides nothing here.
+    # That the bits are the same, torch.equal asks.
     "torch.allclose": lambda x: torch.allclose(x, x.clone()),
     "torch.testing": lambda x: torch.testing.assert_close(x, x.clone()),
     "indexed by an array": lambda x: x[np.array([0, 1])],

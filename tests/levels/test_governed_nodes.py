@@ -27,8 +27,16 @@ def leaf() -> Tensor:
     return torch.linspace(-1, 1, N * N).view(N, N).requires_grad_()
 
 
+def add_sines(total: Tensor, x: Tensor) -> Tensor:
+    """Compute eight matrices of ``x``, and read each of them in the end."""
+    sines = [(k * x).sin() for k in range(1, SINES + 1)]
+    for sine in reversed(sines):
+        total = total + sine * sine
+    return total
+
+
 class OfTheArgument(torch.autograd.Function):
-    """Its backward computes eight matrices of the argument, and reads each of them in the end."""
+    """Its backward is of the argument alone."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -38,20 +46,11 @@ class OfTheArgument(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        sines = [(k * x).sin() for k in range(1, SINES + 1)]
-        total = torch.zeros_like(x)
-        for sine in reversed(sines):
-            total = total + sine * sine
-        return gradients[0] * total
+        return gradients[0] * add_sines(torch.zeros_like(x), x)
 
 
-class OfAnotherBackward(torch.autograd.Function):
+class OfAnotherBackward(OfTheArgument):
     """Its backward runs another one, and goes on with operators on the argument alone."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -59,11 +58,7 @@ class OfAnotherBackward(torch.autograd.Function):
         with torch.enable_grad():
             y = x.detach().requires_grad_()
             (slope,) = torch.autograd.grad(y.sin().exp().sum(), y)
-        sines = [(k * x).sin() for k in range(1, SINES + 1)]
-        total = torch.ones(N, N)
-        for sine in reversed(sines):
-            total = total + sine
-        return gradients[0] * total * slope
+        return gradients[0] * add_sines(torch.ones(N, N), x) * slope
 
 
 FUNCTIONS = [OfTheArgument, OfAnotherBackward]

@@ -58,6 +58,8 @@ def test_memory_left_is_what_the_system_says() -> None:
 # --- when an allocation fails ---------------------------------------------------------------------
 
 LARGE = 40 * MIB  # more than the C library keeps for later, but for one such block
+# A sanitizer maps its shadow, terabytes of addresses, before the first line runs, and more of it as
+# it goes: within a limit on addresses it aborts whatever we do.
 no_sanitizer = pytest.mark.skipif(
     "san.so" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer needs all addresses"
 )
@@ -70,7 +72,7 @@ def addresses(nbytes: int) -> Iterator[None]:
     These must not include a range of the pool's: it has plenty as long as there is no limit, and
     gives them back within the limit, which is none then.
     """
-    assert _C.pages()[2] == 0, "no larger values have been in a level"
+    assert _C.testing.pages()[2] == 0, "no larger values have been in a level"
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + nbytes, before[1]))

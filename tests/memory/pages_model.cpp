@@ -141,16 +141,22 @@ void random_blocks(unsigned seed) {
   pages.leave(budget);
 }
 
+// The first of a pool.
+std::vector<Block> side_by_side(Pages& pages, int count) {
+  std::vector<Block> blocks;
+  for (int i = 0; i < count; ++i) {
+    blocks.push_back(allocate(pages, kMiB, 1));
+    expect(blocks[i].begin == blocks[0].begin + i * kMiB, "blocks lie side by side");
+  }
+  return blocks;
+}
+
 void holes_are_filled() {
   Pages pages;
   Budget budget(64 * kMiB);
   pages.enter(budget);
-  std::vector<Block> blocks;
-  for (int i = 0; i < 8; ++i) blocks.push_back(allocate(pages, kMiB, 1));
+  const std::vector<Block> blocks = side_by_side(pages, 8);
   char* const first = blocks[0].begin;
-  for (int i = 1; i < 8; ++i) {
-    expect(blocks[i].begin == blocks[i - 1].begin + kMiB, "blocks lie side by side");
-  }
   release(pages, blocks[1]);
   release(pages, blocks[3]);
   release(pages, blocks[4]);
@@ -177,8 +183,7 @@ void the_longest_unused_goes_first() {
   Pages pages;
   Budget budget(64 * kMiB);
   pages.enter(budget);
-  std::vector<Block> blocks;
-  for (int i = 0; i < 6; ++i) blocks.push_back(allocate(pages, kMiB, 1));
+  const std::vector<Block> blocks = side_by_side(pages, 6);
   for (const int i : {2, 0, 4}) release(pages, blocks[i]);
   const auto left = [&](int i) { return resident_pages(blocks[i].begin, kMiB); };
   budget.left = 2 * kMiB;

@@ -30,6 +30,8 @@ LINKS = 40
 MODEL = ["random", "holes", "oldest", "threads", "fork", "addresses"]
 CORE = Path(rematfn.__file__).parent.parent / "csrc"
 
+# These look at pages of the pool, of which there are none then (kMayUsePages in allocator.cpp). The
+# model of the pool runs all the same.
 pooled = pytest.mark.skipif(
     "libasan" in os.environ.get("LD_PRELOAD", ""),
     reason="the address sanitizer watches the C library's blocks; the pool is off",

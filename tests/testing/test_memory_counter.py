@@ -140,7 +140,7 @@ def test_address_handed_out_twice_ends_its_first_block():
     assert timeline.bytes_excluding_survivors == [70, 0, 0]
 
 
-# What it compares with, torch's own count, only a CUDA device has.
+# What it compares with, torch's own count, only a CUDA device has: without one nothing is left.
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs torch's own count: CUDA only")
 def test_counts_of_a_cuda_device_agree_with_torchs_own():
