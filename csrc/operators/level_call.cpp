@@ -49,16 +49,14 @@ bool is_on_cpu(const FoundTensor& f) { return f.tensor->device().is_cpu(); }
 
 }  // namespace
 
-LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque,
-                     bool has_run)
+LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque)
     : invocation_(invocation),
       op_(invocation.op),
       facts_(invocation.facts),
       level_(level),
       domain_(level.tensor_domain()),
       found_(found),
-      recordable_(!opaque && !facts_.never_replayed && !empties(invocation)),
-      has_run_(has_run) {
+      recordable_(!opaque && !facts_.never_replayed && !empties(invocation)) {
   for (const Table* t = &level; t != nullptr; t = t->enclosing.get()) {
     bounded_ |= t->budget != kNoBudget;
   }
@@ -324,7 +322,6 @@ std::size_t LevelCall::input_bytes_in(const Table& table) const {
 
 void LevelCall::run_kernel() {
   if (facts_.work != Work::kBytes) flops_ = flops_of(facts_, arguments());
-  if (has_run_) return;
   const auto start = level_.timed ? std::chrono::steady_clock::now()
                                   : std::chrono::steady_clock::time_point();
   if (metered_ && !facts_.is_view) {

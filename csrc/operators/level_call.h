@@ -19,8 +19,7 @@ namespace rematfn {
 
 class LevelCall {
  public:
-  // `has_run`: the kernel has, see Note [Smaller than its record].
-  LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque, bool has_run);
+  LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque);
 
   void run();
 
@@ -74,7 +73,6 @@ class LevelCall {
   TensorDomain& domain_;
   FoundTensors& found_;
   const bool recordable_;
-  const bool has_run_;
   bool bounded_ = false;  // some level around has a budget
   bool metered_ = false;  // so what the operator allocates must be known
   std::uint32_t saver_ = 0;  // the autograd node that may save what is read and made

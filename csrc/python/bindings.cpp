@@ -16,7 +16,6 @@
 #include "levels/weight_cache.h"
 #include "operators/boxed_kernel.h"
 #include "operators/raw_access.h"
-#include "operators/small_results.h"
 #include "operators/write_watch.h"
 #include "planning/program.h"
 #include "python/bindings.h"
@@ -235,7 +234,7 @@ PYBIND11_MODULE(_C, m) {
 
   py::class_<Report, std::shared_ptr<Report>>(m, "Report")
       .def("read", [](const Report& report) {
-        py::dict record = record_of(report.counted(), report.budget, report.bytes_now());
+        py::dict record = record_of(report.read(), report.budget, report.bytes_now());
         if (report.budget == kNoBudget) record["min_budget"] = py::none();  // needs are not looked at
         return record;
       })
@@ -343,7 +342,6 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("give_back_pages", [] { pages().give_back_kept(); });
   m.def("pretend_memory_left", &pretend_memory_left);
-  m.def("pretend_record_bytes", &pretend_record_bytes);
   m.def("check", [] {
     check_all();
     pages().check();
