@@ -53,14 +53,13 @@ struct Report {
   Statistics statistics;
   ByteCount budget;
   ByteCount resident_bytes;
-  std::atomic<std::uint64_t> passed_over{0};  // operators that left no record
   bool guide_lost = false;
   c10::intrusive_ptr<UnrecordedBytes> unrecorded;
   std::shared_ptr<Trace> trace;  // if the level records
   std::weak_ptr<Domain> domain;
 
-  // Those that were passed over included.
-  [[nodiscard]] Statistics counted() const;
+  // By anybody, while the call runs as well.
+  [[nodiscard]] Statistics read() const;
   // Resident, or beside operators. See Note [Bytes beside operators].
   [[nodiscard]] std::size_t bytes_now() const {
     return resident_bytes + (unrecorded ? unrecorded->live() : 0);

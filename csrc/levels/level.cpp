@@ -16,7 +16,6 @@
 #include "levels/allocator.h"
 #include "memory/idle_pages.h"
 #include "planning/advice.h"
-#include "tensors/layers.h"
 #include "tensors/rng.h"
 
 namespace rematfn {
@@ -97,14 +96,6 @@ c10::intrusive_ptr<UnrecordedBytes> make_unrecorded(const LevelOptions& options,
   return c10::make_intrusive<UnrecordedBytes>(std::move(around), std::move(shared));
 }
 
-// See Note [Smaller than its record]
-bool must_record_all(const LevelOptions& options, const Level* outer) {
-  return options.budget != kNoBudget || options.policy.evict_everything || options.timed ||
-         options.record || options.guide || options.policy.keeping.decides() ||
-         is_in_grad_transform() ||
-         (outer != nullptr && outer->records_all);
-}
-
 void push(Level& level) {
   this_thread.levels.push_back(&level);
   top_level = &level;
@@ -130,7 +121,6 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       name(options.name),
       timed(options.timed),
       verify(options.verify || (outer != nullptr && outer->verify)),
-      records_all(must_record_all(options, outer)),
       forks_before(forks),
       first_node(at::sequence_number::peek()),
       unrecorded(make_unrecorded(options, outer)),

@@ -71,10 +71,8 @@ class Level final : public Table, public Tenant {
   const bool timed;
   const bool verify;
   std::atomic<bool> active{false};
-  const bool records_all;  // or, without a budget, not what is smaller than its record
   const std::uint64_t forks_before;  // See Note [A forked child is under no level]
   std::size_t made_since_asked = 0;  // pressure.h
-  std::atomic<std::uint64_t>& passed_over{report->passed_over};  // of its thread
   // Autograd nodes from this number on were made since the level began.
   const std::uint64_t first_node;
   // Null if nobody asks: neither this level nor one around it has a budget or is recorded.

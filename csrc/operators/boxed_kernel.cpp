@@ -15,7 +15,6 @@
 #include "operators/kernels_above.h"
 #include "operators/level_call.h"
 #include "operators/raw_access.h"
-#include "operators/small_results.h"
 #include "operators/unboxed_kernel.h"
 #include "operators/write_watch.h"
 
@@ -119,17 +118,6 @@ void govern(Invocation& invocation) {
   if (registrations().any_pending.load(std::memory_order_relaxed)) register_new_operators();
   FoundTensors found;
   Arguments kind = find_tensors(invocation.arguments(), found);
-  bool has_run = false;
-  // See Note [Smaller than its record]
-  if (reads_little(invocation, found, kind)) {
-    try {
-      invocation.run_below();
-      has_run = true;
-    } catch (const c10::OutOfMemoryError&) {
-      // of a result that is not small: what is evicted for it, is in its journey
-    }
-    if (has_run && makes_little(invocation.results())) return pass_over();
-  }
   {
     // See Note [Another thread may seal a tensor]
     const FoundDomain domain = find_domain(found);
@@ -148,7 +136,7 @@ void govern(Invocation& invocation) {
     std::optional<DomainLock> lock;
     if (domain.domain != nullptr) lock.emplace(*domain.domain);
     if (Level* level = find_level(invocation, domain.level, found, kind)) {
-      LevelCall(invocation, *level, found, kind == Arguments::kOpaque, has_run).run();
+      LevelCall(invocation, *level, found, kind == Arguments::kOpaque).run();
       return;
     }
   }

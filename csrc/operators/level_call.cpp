@@ -49,8 +49,7 @@ bool is_on_cpu(const FoundTensor& f) { return f.tensor->device().is_cpu(); }
 
 }  // namespace
 
-LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque,
-                     bool has_run)
+LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque)
     : Step(level.tensor_domain(), level),
       invocation_(invocation),
       op_(invocation.op),
@@ -58,8 +57,7 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
       level_(level),
       domain_(level.tensor_domain()),
       found_(found),
-      recordable_(!opaque && !facts_.never_replayed && !empties(invocation)),
-      has_run_(has_run) {
+      recordable_(!opaque && !facts_.never_replayed && !empties(invocation)) {
   nature_.raw = facts_.leaves_raw;
   nature_.work = facts_.work;
   // Found out where something may be evicted or kept, or is recorded.
@@ -240,7 +238,6 @@ void LevelCall::run_kernel() {
 
 void LevelCall::run_measured() {
   if (facts_.work != Work::kBytes) flops_ = flops_of(facts_, arguments());
-  if (has_run_) return;
   const auto start = level_.timed ? std::chrono::steady_clock::now()
                                   : std::chrono::steady_clock::time_point();
   if (is_metered_ && !facts_.is_view) {

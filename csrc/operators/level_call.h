@@ -18,8 +18,7 @@ namespace rematfn {
 
 class LevelCall final : private Step {
  public:
-  // `has_run`: the kernel has, see Note [Smaller than its record].
-  LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque, bool has_run);
+  LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque);
 
   void run();
 
@@ -69,7 +68,6 @@ class LevelCall final : private Step {
   TensorDomain& domain_;
   FoundTensors& found_;  // the operands
   const bool recordable_;
-  const bool has_run_;
   std::uint32_t saver_ = 0;  // the autograd node that may save what is read and made
 
   Ref<Form> form_;  // once it has been asked for

@@ -222,7 +222,7 @@ PYBIND11_MODULE(_C, m) {
            py::arg("evict_everything") = Policy().evict_everything);
   py::class_<Report, std::shared_ptr<Report>>(m, "Report")
       .def("read", [](const Report& report) {
-        py::dict record = record_of(report.counted(), report.budget, report.bytes_now());
+        py::dict record = record_of(report.read(), report.budget, report.bytes_now());
         if (report.budget == kNoBudget) record["min_budget"] = py::none();  // needs are not looked at
         return record;
       })

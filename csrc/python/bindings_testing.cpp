@@ -10,7 +10,6 @@
 #include "levels/boundary.h"
 #include "levels/level.h"
 #include "levels/pressure.h"
-#include "operators/small_results.h"
 #include "planning/program.h"
 #include "planning/search_thread.h"
 #include "python/bindings.h"
@@ -50,7 +49,6 @@ void bind_testing(py::module_& core) {
   m.def("give_back_pages", [] { pages().give_back_kept(); });
   m.def("fail_allocation", &fail_allocation);
   m.def("pretend_memory_left", &pretend_memory_left);
-  m.def("pretend_record_bytes", &pretend_record_bytes);
 }
 
 }  // namespace rematfn

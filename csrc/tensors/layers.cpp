@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/functorch/BatchedTensorImpl.h>
-#include <ATen/functorch/DynamicLayer.h>
 #include <ATen/functorch/TensorWrapper.h>
 
 #include "tensors/layers.h"
 
 #include <ATen/FunctionalTensorWrapper.h>
-
-#include <algorithm>
 
 namespace rematfn {
 namespace {
@@ -23,13 +20,6 @@ std::optional<at::Tensor> unwrap_once(const at::Tensor& tensor) {
     return at::functionalization::impl::unsafeGetFunctionalWrapper(tensor)->value();
   }
   return std::nullopt;
-}
-
-bool is_in_grad_transform() {
-  const auto& layers = at::functorch::getDynamicLayerStack();
-  return std::any_of(layers.begin(), layers.end(), [](const auto& layer) {
-    return layer.key() == at::functorch::TransformType::Grad;
-  });
 }
 
 std::vector<at::Tensor> held_by_subclass(const at::Tensor& tensor) {

@@ -27,9 +27,6 @@ at::Tensor for_each_layer(const at::Tensor& tensor, Visit&& visit) {
   }
 }
 
-// Whether a transform of torch.func that this thread runs takes gradients.
-[[nodiscard]] bool is_in_grad_transform();
-
 // The innermost tensor behind functorch's wrappers.
 [[nodiscard]] at::Tensor innermost(const at::Tensor& tensor);
 // A wrapper subclass has no bytes of its own: what a level sees are the tensors that it holds.

@@ -215,13 +215,9 @@ class Twins(RuleBasedStateMachine):
         for shape, requires_grad in [((2, 3), True), ((4,), False), ((), False), ((3, 2), True)]:
             self.make(lambda s=shape, r=requires_grad: leaf_of(s).requires_grad_(r))
 
-    @initialize(
-        levels=st.lists(st.tuples(budget, policy), max_size=2),
-        record_bytes=st.sampled_from([None, 0, 16]),
-    )
-    def begin(self, levels: list[tuple[int | None, Any]], record_bytes: int | None) -> None:
+    @initialize(levels=st.lists(st.tuples(budget, policy), max_size=2))
+    def begin(self, levels: list[tuple[int | None, Any]]) -> None:
         torch.manual_seed(5)
-        _C.testing.pretend_record_bytes(record_bytes)
         for level in levels:
             self.open_level(*level)
         self.start()
@@ -399,7 +395,6 @@ class Twins(RuleBasedStateMachine):
         try:
             self.compare_all()
         finally:
-            _C.testing.pretend_record_bytes(None)
             self.knotted |= sys.exc_info()[0] is not None  # its traceback keeps what it can
             while self.open:
                 self.open.pop().active.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
