@@ -9,8 +9,7 @@
 namespace rematfn {
 namespace {
 
-constexpr int kMostRetries = 8;
-// See Rule 6: for each recorded operation, and in a short program.
+// Rule 5: for each recorded operation, and in a short program.
 constexpr std::size_t kMostReplays = 20;
 constexpr std::size_t kSomeReplays = 100;
 
@@ -75,7 +74,6 @@ void Replayer::bring_back(std::span<Version* const> wanted) {
 
 void Replayer::try_to_bring_back(std::span<Version* const> wanted) {
   const auto missing = [](const Version* v) { return v->place != Place::kHere; };
-  retries_ = kMostRetries;
   replays_left_ = kSomeReplays + kMostReplays * domain_.live_operations;
   for (bool again = false; std::any_of(wanted.begin(), wanted.end(), missing); again = true) {
     for (Version* v : wanted) {
@@ -170,14 +168,14 @@ void Replayer::let_go_of_all() {
 }
 
 void Replayer::run(Operation& operation) {
-  if (replays_left_ == 0) {  // Rule 6
+  if (replays_left_ == 0) {  // Rule 5
     Table& table = *operation.table;
     throw NoRoom{&table, table.budget + table.budget / 8 + 1, table.used_bytes(), /*thrashing=*/true};
   }
   --replays_left_;
   for (Input& input : operation.inputs) pin(*input.version);
   try {
-    make_room(*operation.table, operation.replay_bytes());
+    domain_.make_room(*operation.table, operation.replay_bytes());
     domain_.store.serve_signals();
     operation.replay(domain_);
   } catch (...) {
@@ -191,21 +189,8 @@ void Replayer::run(Operation& operation) {
   domain_.thrash.note_replay(operation.cost);
 }
 
-void Replayer::make_room(Table& table, std::size_t nbytes) {
-  for (;;) {
-    try {
-      domain_.make_room(table, nbytes);
-      return;
-    } catch (const NoRoom&) {
-      if (held_.empty() || retries_ == 0) throw;
-      --retries_;
-      let_go_of_all();  // Rule 5
-    }
-  }
-}
-
 void Replayer::fetch(Version& version) {
-  make_room(*version.table, version.nbytes);
+  domain_.make_room(*version.table, version.nbytes);
   domain_.store.serve_signals();
   domain_.fetch(version);
 }

@@ -14,10 +14,7 @@
 //      found missing when its reader's turn comes. The closure is then planned again.
 //   4. Whoever had to plan again pins the inputs it still has until it has run. Each plan for an
 //      operation thus pins one more input than the last, so the loop ends.
-//   5. Such pins can themselves be what leaves no room. They are then let go, all of them, a limited
-//      number of times: what they kept is planned for again when its turn comes, in another order.
-//      Only then does NoRoom say that the inputs do not fit together.
-//   6. Just above the least budget, replays can be exponentially many. An operator of the program may
+//   5. Just above the least budget, replays can be exponentially many. An operator of the program may
 //      cause twenty for each recorded operation. Past that, NoRoom says that replays thrash.
 
 #pragma once
@@ -59,7 +56,6 @@ class Replayer {
   void fetch(Version& version);
   void discard_if_useless(Version& version);
   void abandon_plan();
-  void make_room(Table& table, std::size_t nbytes);
   void hold(Version& version, const Operation* reader);
   void let_go_of_inputs(const Operation* reader);
   void let_go_of_all();
@@ -69,8 +65,7 @@ class Replayer {
   std::vector<Ref<Operation>> heap_;
   // Pins of Rule 4, innermost plan last: whose they are, and on what.
   std::vector<std::pair<const Operation*, Ref<Version>>> held_;
-  int retries_ = 0;               // Rule 5
-  std::size_t replays_left_ = 0;  // Rule 6
+  std::size_t replays_left_ = 0;  // Rule 5
 };
 
 }  // namespace rematfn
