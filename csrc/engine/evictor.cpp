@@ -25,7 +25,8 @@ bool has_neighbourhood(ScoreKind kind) {
 
 bool Evictor::evict_one(Table& table) {
   domain_.list_candidates();
-  return evict_one(table, /*spare_pending=*/true) || evict_one(table, /*spare_pending=*/false);
+  return (!prices_pending(table) && evict_one(table, /*spare_pending=*/true)) ||
+         evict_one(table, /*spare_pending=*/false);
 }
 
 bool Evictor::evict_one(Table& table, bool spare_pending) {
@@ -70,6 +71,7 @@ Score Evictor::score_in_force(const Table& table) {
     score.horizon = Horizon::kMirrored;
     score.front = domain_.thrash.front();
   }
+  score.prices_pending = prices_pending(table);
   return score;
 }
 
@@ -245,30 +247,6 @@ bool Evictor::prices_pending(const Table& table) const {
   if (table.score.kind != ScoreKind::kOn || table.judge || !table.inner.empty()) return false;
   const Score& score = domain_.guide != nullptr ? domain_.guide->plan().score : table.score;
   return domain_.thrash.has_cost(score.patience, domain_.clock);
-}
-
-// Makes room for `nbytes`, of what is not pinned, as far as there is any.
-void Evictor::evict_by_price(Table& table, std::size_t nbytes) {
-  Score kind = score_in_force(table);
-  kind.prices_pending = true;
-  const Victims in_order =
-      lowest_of_all(table, kind, /*spare_pending=*/false, table.candidates.size());
-  std::vector<Version*> victims;
-  std::size_t freed = 0;
-  for (const std::size_t index : in_order.indices) {
-    Version* version = table.candidate_versions[index];
-    if (freed >= nbytes || domain_.store.held_elsewhere(*version) || !find_way(*version)) continue;
-    victims.push_back(version);
-    freed += version->nbytes;
-  }
-  std::for_each(victims.rbegin(), victims.rend(), [&](Version* version) {  // Rule 2
-    const bool is_necessary = freed - version->nbytes < nbytes;
-    if (!is_necessary) {
-      freed -= version->nbytes;
-    } else if (find_way(*version)) {  // those before may have taken the room
-      domain_.evict(*version);
-    }
-  });
 }
 
 }  // namespace rematfn

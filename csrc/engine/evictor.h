@@ -25,8 +25,6 @@ class Evictor {
 
   // See Note [Pending readers have a price]
   [[nodiscard]] bool prices_pending(const Table& table) const;
-  // Makes room for `nbytes`, of what is not pinned, as far as there is any.
-  void evict_by_price(Table& table, std::size_t nbytes);
 
  private:
   [[nodiscard]] bool has_to_stay(Version& version);

@@ -64,9 +64,7 @@ enum class Horizon : std::uint8_t {
 // `patience` times the program, a pending reader is a use like any other, as near as can be: the time
 // to it is one operator's.
 //   1. All that is not pinned is then compared by score.
-//   2. Of the victims so found, those that the dearer ones make unnecessary stay. Else the few bytes of
-//      a weight's gradient go for nothing, as the next victim frees a hundred times as much.
-//   3. A value of the backward that the program drops stays as long as something evicted is replayed
+//   2. A value of the backward that the program drops stays as long as something evicted is replayed
 //      from it. See Note [A kept value outlives the program's tensors], Rule 6.
 struct Score {
   ScoreKind kind = ScoreKind::kOn;
