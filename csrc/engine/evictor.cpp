@@ -66,8 +66,9 @@ bool Evictor::evict_if_free(Version& version) {
 Score Evictor::score_in_force(const Table& table) {
   if (table.score.kind != ScoreKind::kOn) return table.score;
   Score score = domain_.guide != nullptr ? domain_.guide->plan().score : table.score;
-  // See Note [A backward reads in reverse]
-  if (score.horizon == Horizon::kAge && domain_.thrash.is_thrashing(domain_.clock)) {
+  // See Note [Near the floor], Rule 1
+  const bool may_mirror = domain_.floor.mirrored && score.horizon == Horizon::kAge;
+  if (may_mirror && domain_.thrash.is_thrashing(domain_.clock)) {
     score.horizon = Horizon::kMirrored;
     score.front = domain_.thrash.front();
   }
@@ -241,12 +242,12 @@ void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
   });
 }
 
-// See Note [Pending readers have a price]
+// See Note [Near the floor], Rule 2
 bool Evictor::prices_pending(const Table& table) const {
   // What a judge says, and what inner levels do, cannot be compared with it.
   if (table.score.kind != ScoreKind::kOn || table.judge || !table.inner.empty()) return false;
   const Score& score = domain_.guide != nullptr ? domain_.guide->plan().score : table.score;
-  return domain_.thrash.has_cost(score.patience, domain_.clock);
+  return domain_.floor.priced && domain_.thrash.has_cost(score.patience, domain_.clock);
 }
 
 }  // namespace rematfn

@@ -23,7 +23,7 @@ class Evictor {
   // Evicts `version` if it is resident and nobody needs it to stay. True if it did.
   bool evict_if_free(Version& version);
 
-  // See Note [Pending readers have a price]
+  // Whether what planned replays will read is scored like all else: Note [Near the floor], Rule 2.
   [[nodiscard]] bool prices_pending(const Table& table) const;
 
  private:

@@ -151,6 +151,7 @@ void Replayer::run_plan() {
 }
 
 void Replayer::hold(Version& version, const Operation* reader) {
+  if (!domain_.floor.pinned) return;
   pin(version);
   held_.emplace_back(reader, Ref<Version>(&version));
 }

@@ -18,6 +18,7 @@
 
 #include "engine/table.h"
 #include "engine/trace.h"
+#include "policy/floor.h"
 
 namespace rematfn {
 
@@ -51,6 +52,7 @@ struct SimulationOptions {
   bool check = false;        // the tables after each event
   std::vector<Way*> ways{};  // none: dropping
   std::optional<InnerLevel> inner{};
+  FloorRules floor{};
 };
 
 // The statistics of a run of `trace`. Throws NoRoom and Stopped.

@@ -15,7 +15,7 @@ double power(double base, double exponent) {
 }
 
 double time_of(const Score& s, const Candidate& c, double now) {
-  if (s.prices_pending && c.pending) return kOperatorCost;  // See Note [Pending readers have a price]
+  if (s.prices_pending && c.pending) return kOperatorCost;  // See Note [Near the floor], Rule 2
   const double age = age_of(c, now);
   if (s.horizon == Horizon::kMirrored) {
     return c.last_access > s.front ? age : s.front - c.last_access + kOperatorCost;
