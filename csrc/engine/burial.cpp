@@ -17,9 +17,6 @@ namespace rematfn {
 //   4. Where all but the named is kept, nothing stays.
 //   5. A mark alone keeps no value that the program has dropped, but where a policy around chooses what
 //      the forward leaves: in a budget that the program fits in as it is, marks must cost nothing.
-//   6. Where replays run away, a value of the backward stays as well, while something is evicted that
-//      is replayed from it: the next replay of that would go through all of the backward so far.
-//      See Note [Pending readers have a price].
 void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   if (!version) return;
   version->program = false;
@@ -61,10 +58,11 @@ bool Burial::is_kept_for_somebody(const Version& version) {
   return false;
 }
 
-// Rule 6
+// See Note [Near the floor], Rule 3
 bool Burial::is_kept_for_evicted(const Version& version) const {
   if (!version.backward || version.raw || version.nbytes == 0 || !version.table) return false;
-  return domain_.evictor.prices_pending(*version.table) && Replayer::is_wanted(version);
+  return domain_.floor.retained && domain_.evictor.prices_pending(*version.table) &&
+         Replayer::is_wanted(version);
 }
 
 // See Note [A kept value outlives the program's tensors]

@@ -42,7 +42,7 @@
 #include "engine/trace.h"
 #include "engine/trimmer.h"
 #include "engine/walk.h"
-#include "policy/thrash.h"
+#include "policy/floor.h"
 
 namespace rematfn {
 
@@ -67,6 +67,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   Drop drop_and_replay{store};
   Walks walks;
   Thrash thrash;
+  FloorRules floor;
   Neighbourhood neighbourhood{walks};
   Evictor evictor{*this};
   Replayer replayer{*this};

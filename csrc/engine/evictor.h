@@ -23,16 +23,14 @@ class Evictor {
   // Evicts `version` if it is resident and nobody needs it to stay. True if it did.
   bool evict_if_free(Version& version);
 
-  // See Note [Pending readers have a price]
+  // Whether what planned replays will read is scored like all else: Note [Near the floor], Rule 2.
   [[nodiscard]] bool prices_pending(const Table& table) const;
-  // Makes room for `nbytes`, of what is not pinned, as far as there is any.
-  void evict_by_price(Table& table, std::size_t nbytes);
 
  private:
   [[nodiscard]] bool has_to_stay(Version& version);
   [[nodiscard]] static bool find_way(Version& version);
   [[nodiscard]] const Score& score_in_force(const Table& table) const;
-  [[nodiscard]] ScoreContext context_for(const Score& kind);
+  [[nodiscard]] ScoreContext context_for(const Table& table, const Score& kind);
   Version* choose(Table& table, bool spare_pending);
   Version* choose_by_judge(Table& table, bool spare_pending);
   Version* lowest_of_batch(Table& table, const Score& kind, const ScoreContext& context,

@@ -60,8 +60,7 @@ class Search {
  private:
   enum class Stage : std::uint8_t {
     kScores,
-    // Where replays run away all the same, when to price pending readers is tried out as well. See
-    // Note [Pending readers have a price].
+    // Where replays cost more than the program all the same, other values of Score::patience.
     kPatience,
     kKept,   // products, segments
     kLocal,  // search

@@ -139,6 +139,7 @@ class Simulation {
     if (!options.ways.empty()) table_->let_go_by(options.ways);
     domain_->guide = options.guide;
     domain_->effort = options.effort;
+    domain_->floor = options.floor;
   }
 
   Statistics run() {

@@ -12,6 +12,7 @@
 
 #include "engine/table.h"
 #include "engine/trace.h"
+#include "policy/floor.h"
 
 namespace rematfn {
 
@@ -43,6 +44,7 @@ struct SimulationOptions {
   std::function<void(const Table&)> watch{};  // the same: sees the outermost, if `check`
   std::vector<Way*> ways{};  // none: dropping
   std::optional<InnerLevel> inner{};
+  FloorRules floor{};
 };
 
 // The statistics of a run of `trace`. Throws NoRoom and Stopped.

@@ -15,11 +15,10 @@ double power(double base, double exponent) {
 }
 
 double time_of(const Score& s, const Candidate& c, const ScoreContext& context) {
-  // See Note [Pending readers have a price]
-  if (context.prices_pending && c.pending) return kOperatorCost;
+  if (context.prices_pending && c.pending) return kOperatorCost;  // See Note [Near the floor], Rule 2
   const double age = age_of(c, context.now);
   if (s.horizon == Horizon::kAge) {
-    // See Note [A backward reads in reverse]
+    // See Note [Near the floor], Rule 1
     return c.last_access > context.front ? age : context.front - c.last_access + kOperatorCost;
   }
   if (c.next_use == kUnknown) return age;

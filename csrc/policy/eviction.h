@@ -51,29 +51,13 @@ enum class Horizon : std::uint8_t {
 
 // kOn: (cost + ancestors * evicted ancestors) / (bytes * time^exponent), `unread` times that until the
 // value is first read.
-//
-// Note [Pending readers have a price]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// What a planned replay will read is spared as long as anything else can go. Near the least budget that
-// is the wrong way round: a gradient that the next operator reads, and that takes all of the backward
-// to replay, goes for the sake of an activation that is had again by two operators of the chain just
-// replayed. Of 90 times a program's cost that a Hessian-vector product replayed in a tenth of its
-// memory, all but a few were for such gradients. Elsewhere to spare them does better: what is pending
-// has just been paid for, and its reader would have to be planned again. So once replays have cost
-// `patience` times the program, a pending reader is a use like any other, as near as can be: the time
-// to it is one operator's.
-//   1. All that is not pinned is then compared by score.
-//   2. Of the victims so found, those that the dearer ones make unnecessary stay. Else the few bytes of
-//      a weight's gradient go for nothing, as the next victim frees a hundred times as much.
-//   3. A value of the backward that the program drops stays as long as something evicted is replayed
-//      from it. See Note [A kept value outlives the program's tensors], Rule 6.
 struct Score {
   ScoreKind kind = ScoreKind::kOn;
   double ancestors = 0.5;
   double exponent = 0.6;
   double unread = 4;
   Horizon horizon = Horizon::kAge;
-  double patience = 3;
+  double patience = 3;  // see Note [Near the floor], Rule 2
 };
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -83,7 +67,7 @@ inline constexpr double kUnknown = -1;
 struct ScoreContext {
   double now = 0;  // program time, at least every last access
   // Program time; where Horizon::kAge counts, what was last read before it is as old as it lies before.
-  // See Note [A backward reads in reverse].
+  // See Note [Near the floor], Rule 1.
   double front = -kNever;
   bool prices_pending = false;  // the patience is used up
 };

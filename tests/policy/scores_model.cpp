@@ -108,7 +108,7 @@ void the_next_use() {
   expect_score({.horizon = Horizon::kNext}, c, kTwoSeconds, -7, "never read again: free, the larger first");
 }
 
-// See Note [A backward reads in reverse]
+// See Note [Near the floor], Rule 1
 void behind_a_front() {
   Candidate c = read_candidate();
   ScoreContext context{.now = 9};
@@ -124,7 +124,7 @@ void behind_a_front() {
   expect_score(guided, c, context, 1 / 1.0, "whose next use is known needs no front");
 }
 
-// See Note [Pending readers have a price]
+// See Note [Near the floor], Rule 2
 void pending_readers() {
   Candidate c = read_candidate();
   c.pending = true;

@@ -1,29 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "policy/thrash.h"
+#include "policy/floor.h"
 
 #include <algorithm>
 
 namespace rematfn {
-namespace {
-
-constexpr double kWindow = 1.0 / 20;  // of the program so far
-constexpr double kTrust = 2;          // the same
-
-}  // namespace
 
 void Thrash::enter(bool backward) {
   if (!backward) {
-    state_ = State::kWatching;
+    thrashing_ = false;
     front_ = kNowhere;
   }
   backward_ = backward;
 }
 
-// See Note [A backward reads in reverse]
+// See Note [Near the floor], Rule 1
 bool Thrash::is_thrashing(double now) {
-  if (state_ == State::kThrashing && replayed_ - replayed_by_then_ > kTrust * now) {
-    state_ = State::kGivenUp;
-  }
+  constexpr double kWindow = 1.0 / 20;  // of the program so far
   const double window = kWindow * now;
   const double ran = now - clock_before_;
   const double replayed = replayed_ - replayed_before_;
@@ -32,11 +24,8 @@ bool Thrash::is_thrashing(double now) {
     clock_before_ = now;
     replayed_before_ = replayed_;
   }
-  if (costly && backward_ && state_ == State::kWatching) {
-    state_ = State::kThrashing;
-    replayed_by_then_ = replayed_;
-  }
-  return state_ == State::kThrashing;
+  thrashing_ |= costly && backward_;
+  return thrashing_;
 }
 
 }  // namespace rematfn

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// floor.h: what is done differently near the floor, the least budget in which a program runs.
+//
+// Note [Near the floor]
+// ~~~~~~~~~~~~~~~~~~~~~~
+// Where little fits, replays evict what the next replay reads, and cost more than the program. Four
+// rules change what goes then. docs/design/floor.md has a table of what each buys.
+//   1. Mirrored: in a backward, once replays have cost more than the program over a window of a
+//      twentieth of it, ON() replaces age. A backward reads what the forward made in reverse. The
+//      program's latest miss tells where it is, its front; a value made before the front is read the
+//      sooner the nearer it lies. So the distance from the front to the last access takes the place of
+//      age (ScoreContext::front), to the end of the backward. Evictor::context_for.
+//   2. Priced: once replays have cost Score::patience times the program, what a planned replay will
+//      read is no longer spared. It is scored like all else, and the time to its next use is one
+//      operator's. Before that to spare it is better, since it has just been paid for. Near the floor
+//      a gradient is spared by it: all of the backward would be replayed for the gradient, and two
+//      operators for the activation that goes instead. Evictor::evict_one.
+//   3. Retained: from then on a value of the backward that the program drops stays while something
+//      evicted is replayed from it. Burial::bury.
+//   4. Pinned: an operation whose replay found an input missing pins the others until it has run.
+//      Replayer::run_plan; this is Rule 4 of Note [Replay runs in program order].
+// Each can be switched off, for benchmarks/floor.py.
+
+#pragma once
+
+#include <cstdint>
+
+namespace rematfn {
+
+struct FloorRules {
+  bool mirrored = true;
+  bool priced = true;
+  bool retained = true;
+  bool pinned = true;
+};
+
+// What replays have cost, and where a backward is.
+class Thrash {
+ public:
+  // The program's next operator is, or is not, one of a backward.
+  void enter(bool backward);
+  // The program has asked for an evicted value that it last read at this program time.
+  void note_miss(double last_access) {
+    if (backward_) front_ = last_access;
+  }
+  void note_replay(double cost) { replayed_ += cost; }
+  // Whether Rule 1 holds at program time `now`.
+  bool is_thrashing(double now);
+  [[nodiscard]] double front() const { return front_; }
+  // Whether replays have cost so many times the program, by program time `now`.
+  [[nodiscard]] bool has_cost(double programs, double now) const {
+    return replayed_ > programs * now;
+  }
+
+  // Before all that the program has made.
+  static constexpr double kNowhere = -1;
+
+ private:
+  bool backward_ = false;
+  bool thrashing_ = false;
+  double front_ = kNowhere;
+  double replayed_ = 0;  // seconds of the cost model
+  // At the start of the window that is looked at.
+  double replayed_before_ = 0;
+  double clock_before_ = 0;
+};
+
+}  // namespace rematfn
