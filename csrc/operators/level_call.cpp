@@ -77,7 +77,7 @@ void LevelCall::run() {
   try {
     if (metered_) notice_unrecorded(level_);
     if (facts_.is_view || facts_.announces_address) {
-      if (op_.schema().name() == "aten::lift_fresh") settle_raw_memory();
+      if (facts_.ends_filling) settle_raw_memory();
       if (facts_.announces_read) make_resident();
       if (facts_.announces_address) keep_arguments();
       run_kernel();
@@ -229,7 +229,7 @@ void LevelCall::note_leaves() {
   for (const FoundTensor& f : found_) {
     if (f.cell != nullptr || !is_leaf_with_gradient(*f.tensor)) continue;
     note_leaf(level_, *f.tensor);
-    if (op_.schema().name() == "aten::_to_copy") note_cast(level_, *f.tensor);
+    if (facts_.casts) note_cast(level_, *f.tensor);
   }
 }
 
