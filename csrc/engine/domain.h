@@ -12,8 +12,9 @@
 // lock. Waiting for the domain's lock there could deadlock with an operator that waits for Python's,
 // and changing the table there would pull it away from under the code that walks it. So if the lock
 // is not free, release() only queues the version, for whoever holds the lock to bury as it lets go.
-// Until then the version is what it was, for who holds the lock: its bytes are queued along with it,
-// and its cell, though nobody's, is not gone.
+// Until then nothing has changed for the thread that holds the lock. The version's bytes are in the
+// queue with it, so that they are still there; its cell still exists, although no tensor of the
+// program refers to it any more.
 //
 // Note [A fork loses the domains of other threads]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -123,8 +123,7 @@ void govern(Invocation& invocation) {
     const FoundDomain domain = find_domain(found);
     // See Note [What is stored away outlives what it was made of]
     const OperatorFacts& facts = invocation.facts;
-    const bool writes = !facts.writes.empty() || !facts.training_writes.empty();
-    if (writes && domain.domain != nullptr && !DomainLock::is_held() &&
+    if (facts.may_write() && domain.domain != nullptr && !DomainLock::is_held() &&
         TensorDomain::others_know_outside(domain.domain)) {
       mark_writes(invocation, found);
       for (const FoundTensor& f : found) {

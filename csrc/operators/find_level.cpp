@@ -162,7 +162,7 @@ std::uint32_t bumps_so_far(const Invocation& invocation, const FoundTensors& fou
 void mark_writes(const Invocation& invocation, FoundTensors& found) {
   const OperatorFacts& facts = invocation.facts;
   const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();
-  if (facts.writes.empty() && facts.training_writes.empty()) return;
+  if (!facts.may_write()) return;
   const bool training = facts.training_argument >= 0 &&
                         arguments[facts.training_argument].isBool() &&
                         arguments[facts.training_argument].toBool();

@@ -11,7 +11,6 @@
 #include <exception>
 #include <optional>
 #include <sstream>
-#include <string_view>
 
 #include "base/interpreter.h"
 #include "operators/shapes.h"
@@ -188,41 +187,43 @@ class MetaArguments {
   std::vector<Given> storages_;
 };
 
+// Whether any of the indices is a mask.
+bool has_mask(Arguments arguments) {
+  return std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& v) {
+    bool boolean = false;
+    for_each_tensor(v, [&](const at::Tensor& t, int index) {
+      boolean |= index >= 0 && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte);
+    });
+    return boolean;
+  });
+}
+
 // Upper bounds where the output's size depends on data.
-std::size_t bound_of(const c10::OperatorHandle& op, Arguments arguments) {
+std::size_t bound_of(DataBound bound, Arguments arguments) {
   if (arguments.empty() || !arguments[0].isTensor() || !arguments[0].toTensor().defined()) return 0;
   const at::Tensor& self = arguments[0].toTensor();
   const auto elements = static_cast<std::size_t>(self.numel());
-  const std::string_view name = op.schema().name();
-  if (name == "aten::nonzero" || name == "aten::argwhere") {
-    return elements * static_cast<std::size_t>(self.dim()) * sizeof(std::int64_t);
-  }
-  if (name == "aten::masked_select") {
-    const auto mask = static_cast<std::size_t>(arguments[1].toTensor().numel());
-    return std::max(elements, mask) * self.itemsize();
-  }
-  if (name.find("unique") != std::string_view::npos) {
-    return elements * (self.itemsize() + 2 * sizeof(std::int64_t));
+  switch (bound) {
+    case DataBound::kIndices:
+      return elements * static_cast<std::size_t>(self.dim()) * sizeof(std::int64_t);
+    case DataBound::kMask:
+      return std::max(elements, static_cast<std::size_t>(arguments[1].toTensor().numel())) *
+             self.itemsize();
+    case DataBound::kUnique:
+      return elements * (self.itemsize() + 2 * sizeof(std::int64_t));
+    case DataBound::kArgument:
+    case DataBound::kIfBoolean:
+      break;
   }
   return self.nbytes();
 }
 
 // Bytes of the outputs.
 std::size_t infer(const c10::OperatorHandle& op, const OperatorFacts& facts, Arguments arguments) {
-  if (facts.dynamic_shape) {
-    // index is tagged too, but only boolean masks make its shape depend on data.
-    const bool mask = op.schema().name() != "aten::index" ||
-                      std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& v) {
-                        bool boolean = false;
-                        for_each_tensor(v, [&](const at::Tensor& t, int index) {
-                          boolean |= index >= 0 && (t.scalar_type() == at::kBool ||
-                                                    t.scalar_type() == at::kByte);
-                        });
-                        return boolean;
-                      });
-    if (mask) return bound_of(op, arguments);
+  if (facts.dynamic_shape && (facts.data_bound != DataBound::kIfBoolean || has_mask(arguments))) {
+    return bound_of(facts.data_bound, arguments);
   }
-  if (op.schema().name() == "aten::_efficientzerotensor") return 0;  // a shape alone
+  if (facts.adds_no_bytes) return 0;
   // See Note [Shapes without Python]
   if (const auto bytes = bytes_added_by(op, arguments)) return *bytes;
   try {

@@ -95,7 +95,7 @@ void LevelCall::run() {
 
 // An operator that makes no bytes: views, addresses, metadata.
 void LevelCall::pass() {
-  if (op_.schema().name() == "aten::lift_fresh") settle_raw_memory();
+  if (facts_.ends_filling) settle_raw_memory();
   if (facts_.announces_read || facts_.changes_metadata) bring_back();
   for (const FoundTensor& f : found_) {
     if (facts_.announces_read && f.cell != nullptr) f.cell->version->exposed = domain_.next_order;
@@ -150,7 +150,7 @@ void LevelCall::note_leaves() {
   for (const FoundTensor& f : found_) {
     if (f.cell != nullptr || !is_leaf_with_gradient(*f.tensor)) continue;
     note_leaf(level_, *f.tensor);
-    if (op_.schema().name() == "aten::_to_copy") note_cast(level_, *f.tensor);
+    if (facts_.casts) note_cast(level_, *f.tensor);
   }
 }
 

@@ -42,13 +42,6 @@ constexpr std::array<HiddenWrite, 9> kHiddenWrites{{
     {kResize, {0, 0}, -1},
 }};
 
-// Aliases without a word in the schema; made by reshaping alone.
-constexpr std::array<std::string_view, 3> kHiddenViews{
-    "aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"};
-
-// A second run of these is not the first one's twin, bit for bit.
-constexpr std::array<std::string_view, 2> kNotReproducible{"aten::_ctc_loss", "aten::linalg_lstsq"};
-
 // Note [Collectives go on after they return]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Collectives talk to other processes, which do not replay with us. Their schemas do not mention
@@ -69,10 +62,50 @@ constexpr std::array<std::string_view, 7> kCommunication{
 // contents were garbage, and replaying `empty` gives as good. If it reads, they were not: the version
 // becomes a constant. `lift_fresh`, torch.tensor's last act, counts as a reader. What a replay of
 // `empty` makes is evicted like anything else: only replays see it, for the program is past the write.
-constexpr std::array<std::string_view, 11> kOverwriting{
-    "aten::copy_",         "aten::fill_",        "aten::zero_",       "aten::index_put_",
-    "aten::index_copy_",   "aten::index_fill_",  "aten::scatter_",    "aten::masked_fill_",
-    "aten::_foreach_copy_", "aten::_foreach_zero_", "aten::masked_scatter_"};
+//
+// What is known of single operators, by name, and neither their schemas nor their tags tell.
+struct Exception {
+  std::string_view name;
+  bool OperatorFacts::*fact;
+};
+constexpr Exception kExceptions[] = {
+    // Aliases without a word in the schema; made by reshaping alone.
+    {"aten::_unsafe_view", &OperatorFacts::is_view},
+    {"aten::unsafe_split", &OperatorFacts::is_view},
+    {"aten::unsafe_split_with_sizes", &OperatorFacts::is_view},
+    // A second run of these is not the first one's twin, bit for bit.
+    {"aten::_ctc_loss", &OperatorFacts::never_replayed},
+    {"aten::linalg_lstsq", &OperatorFacts::never_replayed},
+    // See Note [What is asked before bytes are read]
+    {"aten::detach", &OperatorFacts::announces_read},
+    {"aten::is_pinned", &OperatorFacts::announces_read},
+    {"aten::is_pinned", &OperatorFacts::announces_address},
+    {"aten::set_", &OperatorFacts::moves_storage},
+    {kResize, &OperatorFacts::resizes_storage},
+    {"aten::_to_copy", &OperatorFacts::casts},
+    {"aten::_efficientzerotensor", &OperatorFacts::adds_no_bytes},  // a shape alone
+    // See Note [Uninitialised memory is kept]
+    {"aten::lift_fresh", &OperatorFacts::ends_filling},
+    {"aten::copy_", &OperatorFacts::overwrites},
+    {"aten::fill_", &OperatorFacts::overwrites},
+    {"aten::zero_", &OperatorFacts::overwrites},
+    {"aten::index_put_", &OperatorFacts::overwrites},
+    {"aten::index_copy_", &OperatorFacts::overwrites},
+    {"aten::index_fill_", &OperatorFacts::overwrites},
+    {"aten::scatter_", &OperatorFacts::overwrites},
+    {"aten::masked_fill_", &OperatorFacts::overwrites},
+    {"aten::masked_scatter_", &OperatorFacts::overwrites},
+    {"aten::_foreach_copy_", &OperatorFacts::overwrites},
+    {"aten::_foreach_zero_", &OperatorFacts::overwrites},
+};
+
+DataBound bound_of(std::string_view name) {
+  if (name == "aten::nonzero" || name == "aten::argwhere") return DataBound::kIndices;
+  if (name == "aten::masked_select") return DataBound::kMask;
+  if (name == "aten::index") return DataBound::kIfBoolean;
+  if (name.find("unique") != std::string_view::npos) return DataBound::kUnique;
+  return DataBound::kArgument;
+}
 
 // Workspaces that a forward kernel leaves for its backward, and does not fill. The first is what the
 // zoo found on a CPU; the others are results that the schemas call reserve, rng_state and the like.
@@ -90,11 +123,6 @@ constexpr std::array<Workspace, 7> kWorkspaces{{
     {"aten::_flash_attention_forward", 7U << 2U},
 }};
 
-template <std::size_t n>
-bool contains(const std::array<std::string_view, n>& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 std::uint32_t unspecified_results(std::string_view name, bool leaves_raw) {
   if (leaves_raw || name.starts_with("aten::resize") || name == kResize) return ~0U;
   for (const Workspace& workspace : kWorkspaces) {
@@ -110,10 +138,30 @@ bool mentions_tensor(const c10::Type& type) {
                      [](const c10::TypePtr& t) { return mentions_tensor(*t); });
 }
 
+// Whether all that the operator returns is what it was given and has written, at the size it had.
+bool returns_what_it_writes(const c10::FunctionSchema& schema) {
+  const std::string& name = schema.name();
+  if (!name.starts_with("aten::") || name.find("resize") != std::string::npos ||
+      name.find("set_") != std::string::npos) {
+    return false;
+  }
+  const auto writes = [](const c10::Argument& a) {
+    return a.alias_info() != nullptr && a.alias_info()->isWrite();
+  };
+  const auto& arguments = schema.arguments();
+  return std::any_of(arguments.begin(), arguments.end(), writes) &&
+         std::none_of(arguments.begin(), arguments.end(),
+                      [](const c10::Argument& a) { return a.is_out(); }) &&
+         std::all_of(schema.returns().begin(), schema.returns().end(), writes);
+}
+
 OperatorFacts read_facts(const c10::OperatorHandle& op) {
   OperatorFacts facts;
   const c10::FunctionSchema& schema = op.schema();
   const std::string& name = schema.name();
+  for (const Exception& exception : kExceptions) {
+    if (exception.name == name) facts.*exception.fact = true;
+  }
 
   const auto& arguments = schema.arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -126,12 +174,8 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
     any_alias |= alias != nullptr;
     facts.makes_fresh |= alias == nullptr && mentions_tensor(*result.real_type());
   }
-  facts.moves_storage = name == "aten::set_";
   facts.changes_metadata = op.hasTag(at::Tag::inplace_view) && !name.starts_with("aten::resize");
-  facts.is_view = (any_alias && facts.writes.empty() && !facts.makes_fresh) ||
-                  contains(kHiddenViews, std::string_view(name));
-  facts.announces_address = name == "aten::is_pinned";
-  facts.announces_read = facts.announces_address || name == "aten::detach";
+  facts.is_view |= any_alias && facts.writes.empty() && !facts.makes_fresh;
   // See Note [Writes that schemas do not mention]
   for (const HiddenWrite& hidden : kHiddenWrites) {
     if (hidden.name != name) continue;
@@ -143,7 +187,6 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
       writes.push_back(argument);
     }
   }
-  facts.resizes_storage = name == kResize;
   // See Note [Collectives go on after they return]
   facts.communicates = std::any_of(kCommunication.begin(), kCommunication.end(),
                                    [&](std::string_view prefix) { return name.starts_with(prefix); });
@@ -157,7 +200,7 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   }
   if (facts.changes_metadata) facts.writes.clear();
   // See Note [Writes that nobody counts]
-  facts.writes_uncounted = !(facts.writes.empty() && facts.training_writes.empty()) &&
+  facts.writes_uncounted = facts.may_write() &&
                            !op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView) &&
                            !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                            !name.starts_with("aten::_foreach_") && name != "aten::record_stream";
@@ -170,15 +213,14 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   // See Note [Uninitialised memory is kept]
   facts.leaves_raw = name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
   facts.unspecified = unspecified_results(name, facts.leaves_raw);
-  facts.overwrites =
-      contains(kOverwriting, std::string_view(name)) ||
+  facts.overwrites |=
       std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.is_out(); }) ||
-      (op.hasTag(at::Tag::nondeterministic_seeded) &&
-       !(facts.writes.empty() && facts.training_writes.empty()));
+      (op.hasTag(at::Tag::nondeterministic_seeded) && facts.may_write());
   facts.draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
   facts.dynamic_shape = op.hasTag(at::Tag::dynamic_output_shape);
-  facts.never_replayed =
-      contains(kNotReproducible, std::string_view(name)) ||
+  facts.data_bound = bound_of(name);
+  facts.adds_no_bytes |= returns_what_it_writes(schema);
+  facts.never_replayed |=
       op.hasTag(at::Tag::nondeterministic_bitwise) || facts.communicates;
   facts.selects_backend = op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect);
   facts.work = work_of(name);

@@ -342,23 +342,6 @@ const std::unordered_map<std::string, Bytes (*)(Arguments)>& in_a_line() {
   return *table;
 }
 
-// Whether all that the operator returns is what it was given and has written, at the size it had.
-bool returns_what_it_writes(const c10::FunctionSchema& schema) {
-  const std::string& name = schema.name();
-  if (!name.starts_with("aten::") || name.find("resize") != std::string::npos ||
-      name.find("set_") != std::string::npos) {
-    return false;
-  }
-  const auto writes = [](const c10::Argument& a) {
-    return a.alias_info() != nullptr && a.alias_info()->isWrite();
-  };
-  const auto& arguments = schema.arguments();
-  return std::any_of(arguments.begin(), arguments.end(), writes) &&
-         std::none_of(arguments.begin(), arguments.end(),
-                      [](const c10::Argument& a) { return a.is_out(); }) &&
-         std::all_of(schema.returns().begin(), schema.returns().end(), writes);
-}
-
 }  // namespace
 
 const c10::KernelFunction* shape_function_of(const c10::OperatorHandle& op) {
@@ -367,7 +350,6 @@ const c10::KernelFunction* shape_function_of(const c10::OperatorHandle& op) {
 }
 
 std::optional<std::size_t> bytes_added_by(const c10::OperatorHandle& op, Arguments arguments) {
-  if (returns_what_it_writes(op.schema())) return 0;
   const auto found = in_a_line().find(c10::toString(op.operator_name()));
   if (found == in_a_line().end()) return {};
   try {

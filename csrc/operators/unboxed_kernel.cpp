@@ -11,6 +11,7 @@
 #include "operators/boxed_kernel.h"
 #include "operators/invocation.h"
 #include "tensors/dispatch_key.h"
+#include "tensors/torch_layout.h"
 
 namespace rematfn {
 namespace {
@@ -23,7 +24,7 @@ class Borrowed {
  public:
   explicit Borrowed(Args... args) {
     std::size_t i = 0;
-    (new (place(i++)) c10::IValue(borrow(args)), ...);
+    (new (place(i++)) c10::IValue(as_value(args)), ...);
   }
   ~Borrowed() {
     std::size_t i = 0;
@@ -37,13 +38,13 @@ class Borrowed {
   }
 
  private:
-  static c10::IValue borrow(const at::Tensor& tensor) {
-    using Pointer = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-    return at::Tensor(Pointer::reclaim(tensor.unsafeGetTensorImpl()));
-  }
   template <class T>
-  static c10::IValue borrow(const T& value) {
-    return value;
+  static c10::IValue as_value(const T& value) {
+    if constexpr (std::is_same_v<T, at::Tensor>) {
+      return borrow(value);
+    } else {
+      return value;
+    }
   }
   template <class T>
   static void end(c10::IValue& value) {

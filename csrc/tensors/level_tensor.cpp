@@ -28,14 +28,7 @@ void set_keys(c10::TensorImpl& tensor, c10::DispatchKeySet keys) {
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // After `x.data = y` the tensor has another storage and its old counter. A write to it bumps that
 // counter, and what was read from the old storage would seem to be overwritten. So those whose
-// counter an operator bumps are found by that counter. torch compares no counters, nor gives an
-// address; but it is all that a VariableVersion holds.
-const void* address_of(const c10::VariableVersion& counter) {
-  const void* address = nullptr;
-  static_assert(sizeof(counter) == sizeof(address));
-  std::memcpy(&address, &counter, sizeof(address));
-  return address;
-}
+// counter an operator bumps are found by that counter: by address_of() it, in by_counter_.
 
 }  // namespace
 
@@ -64,8 +57,9 @@ c10::intrusive_ptr<Cell> make_cell(Table& level, Ref<TensorVersion> version,
   return cell;
 }
 
-// A version that stands on the cell refers to it weakly: c10 then calls the latter, and keeps the
-// memory. Nobody does: the former.
+// When the last tensor on the storage is gone, c10 calls release_resources() if a weak reference is
+// left (the version has one), and frees the memory later. Without a weak reference it calls the
+// destructor alone. Either way the cell lets go of its version once.
 Cell::~Cell() { let_go(); }
 void Cell::release_resources() { let_go(); }
 

@@ -50,6 +50,7 @@
 #include "tensors/contents.h"
 #include "tensors/dispatch_key.h"
 #include "tensors/savers.h"
+#include "tensors/torch_layout.h"
 
 namespace rematfn {
 
@@ -221,14 +222,6 @@ class TensorDomain final : public Domain {
 
 // A one-dimensional tensor of bytes over a storage.
 [[nodiscard]] at::Tensor bytes_of(const c10::Storage& storage);
-
-// key_set_ is protected; a pointer to the member, named through a derived class, is the legal way in.
-// See Note [Another thread may seal a tensor]
-struct KeySet : c10::TensorImpl {
-  static std::atomic_ref<c10::DispatchKeySet> of(const c10::TensorImpl& tensor) {
-    return std::atomic_ref(const_cast<c10::TensorImpl&>(tensor).*(&KeySet::key_set_));
-  }
-};
 
 inline c10::DispatchKeySet keys_of(const c10::TensorImpl& tensor) {
   return KeySet::of(tensor).load(std::memory_order_acquire);

@@ -10,11 +10,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <limits>
 
 #include "base/thread_local.h"
 #include "tensors/level_tensor.h"
+#include "tensors/torch_layout.h"
 
 namespace rematfn {
 namespace {
@@ -23,17 +23,6 @@ using GraphNode = torch::autograd::Node;
 using torch::autograd::GraphTask;
 
 constexpr std::uint32_t kAnybody = std::numeric_limits<std::uint32_t>::max();
-
-// Of the backward that this thread is in. Where it begins can be asked for nowhere, and is not among
-// the nodes that can be; but these are a member of what we look for.
-const GraphTask& current_backward() {
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Winvalid-offsetof"
-  constexpr std::size_t offset = offsetof(GraphTask, nodes_in_graph_);
-#pragma GCC diagnostic pop
-  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
-  return *reinterpret_cast<const GraphTask*>(reinterpret_cast<const char*>(nodes) - offset);
-}
 
 template <class Visit>
 void for_each_executed(const GraphTask& backward, Visit&& visit) {

@@ -12,6 +12,12 @@ REMATFN_THREAD_LOCAL bool is_under_level = false;
 // BackendSelect: see Note [Which key we borrow].
 constexpr c10::DispatchKeySet kBackendSelect{c10::DispatchKey::BackendSelect};
 
+void force_below(c10::impl::LocalDispatchKeySet keys) {
+  keys.included_ = keys.included_ | kBackendSelect;
+  keys.excluded_ = keys.excluded_ | kLevelKeySet;
+  c10::impl::_force_tls_local_dispatch_key_set(keys);
+}
+
 }  // namespace
 
 void set_intercepting(bool on) {
@@ -43,20 +49,12 @@ BelowLevels::BelowLevels() : saved_(c10::impl::tls_local_dispatch_key_set()) {
     set_intercepting(false);
     saved_ = c10::impl::tls_local_dispatch_key_set();
   }
-  auto keys = saved_;
-  keys.included_ = keys.included_ | kBackendSelect;
-  keys.excluded_ = keys.excluded_ | kLevelKeySet;
-  c10::impl::_force_tls_local_dispatch_key_set(keys);
+  force_below(saved_);
 }
 
 BelowLevels::~BelowLevels() { c10::impl::_force_tls_local_dispatch_key_set(saved_); }
 
-void stay_outside() {
-  auto keys = c10::impl::tls_local_dispatch_key_set();
-  keys.included_ = keys.included_ | kBackendSelect;
-  keys.excluded_ = keys.excluded_ | kLevelKeySet;
-  c10::impl::_force_tls_local_dispatch_key_set(keys);
-}
+void stay_outside() { force_below(c10::impl::tls_local_dispatch_key_set()); }
 
 BackendScope::BackendScope() : saved_(c10::impl::tls_local_dispatch_key_set()) {
   c10::impl::LocalDispatchKeySet bare = saved_;

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// torch_layout.h: what we rely on in torch's classes that no interface of theirs promises.
+//
+// Each entry says what it assumes and what would tell if that were no longer so. What differs between
+// versions of torch is in torch_compat.h, the dispatch key that we borrow in dispatch_key.h, and the
+// header that torch includes but does not ship in third_party_shims/.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/TensorImpl.h>
+
+#include <atomic>
+#include <cstring>
+
+namespace torch::autograd {
+struct GraphTask;
+}
+
+namespace rematfn {
+
+// TensorImpl::key_set_, which is protected. A pointer to the member, named through a derived class, is
+// the legal way in. Assumes that the key set is one word that can be read and written whole: see Note
+// [Another thread may seal a tensor]. Checked here; another name or type does not compile.
+struct KeySet : c10::TensorImpl {
+  static std::atomic_ref<c10::DispatchKeySet> of(const c10::TensorImpl& tensor) {
+    return std::atomic_ref(const_cast<c10::TensorImpl&>(tensor).*(&KeySet::key_set_));
+  }
+};
+static_assert(std::atomic_ref<c10::DispatchKeySet>::is_always_lock_free);
+
+// The address of a version counter, by which it is known. torch compares no counters, nor gives an
+// address. Assumes that a VariableVersion holds one pointer and nothing else; its size is checked here.
+inline const void* address_of(const c10::VariableVersion& counter) {
+  const void* address = nullptr;
+  static_assert(sizeof(counter) == sizeof(address));
+  std::memcpy(&address, &counter, sizeof(address));
+  return address;
+}
+
+// An IValue that refers to the tensor without counting as a reference; it must never be destroyed.
+// Assumes that an IValue takes over a tensor's pointer as it is, and that nobody who is lent one asks
+// how many references there are. Were it otherwise, reference counts would go wrong in any test.
+// See Note [A reference to an argument is not free]
+inline c10::IValue borrow(const at::Tensor& tensor) {
+  using Pointer = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  return at::Tensor(Pointer::reclaim(tensor.unsafeGetTensorImpl()));
+}
+
+// The backward that this thread is in. Where it begins can be asked for nowhere. torch hands out the
+// nodes of its graph by a pointer to a member of the GraphTask, which is found from there by
+// the offset of the member. Another name or type does not compile. Were the pointer one to a copy, what
+// a backward has let go of would not be known: tests/levels/test_escapes.py fails then.
+[[nodiscard]] const torch::autograd::GraphTask& current_backward();
+
+}  // namespace rematfn
