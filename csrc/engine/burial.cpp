@@ -19,7 +19,7 @@ namespace rematfn {
 //      the forward leaves: in a budget that the program fits in as it is, marks must cost nothing.
 void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   if (!version) return;
-  version->program = false;
+  version->has_tensor = false;
   if (domain_.recorder) domain_.recorder->note_release(*version);
   const bool stays = version->has_bytes() && version->producer &&
                      (is_kept_for_somebody(*version) || is_kept_for_evicted(*version)) &&
@@ -51,7 +51,7 @@ bool Burial::is_kept_for_somebody(const Version& version) {
       if (output == nullptr) continue;
       if (output->pending > 0) return true;
       const bool is_small = output->nbytes < version.nbytes / kSmall;
-      if (output->program && !output->backward && !is_small) return true;
+      if (output->has_tensor && !output->backward && !is_small) return true;
       if (output->must_be_replayed() && !output->kept) walk.visit_readers(*output, kNoCap);
     }
   }
@@ -74,7 +74,7 @@ void Burial::let_go_of_kept_for(const Version& version) {
   for (std::size_t i = 0; i < walk.size() && i < kWalkCap; ++i) {
     for (const Input& input : walk[i].inputs) {
       Version& source = *input.version;
-      if (source.program) continue;
+      if (source.has_tensor) continue;
       const bool may_stay = source.kept || source.backward;
       if (may_stay && source.producer && source.is_candidate()) sources.push_back(&source);
       if (!source.kept && source.must_be_replayed()) walk.visit(*source.producer);

@@ -15,7 +15,7 @@ class Burial {
 
   // The program has no tensor on `version` any more.
   void bury(Ref<Version> version, Store::HoldBytes hold);
-  // Whether the program, or a planned replay, has something that is to be replayed from a kept value.
+  // Whether the program, or a scheduled replay, has something that is to be replayed from a kept value.
   [[nodiscard]] bool is_kept_for_somebody(const Version& version);
 
  private:

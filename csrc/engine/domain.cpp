@@ -161,7 +161,7 @@ void Domain::snapshot(Version& version, Table& level) {
   make_room(level, version.nbytes);
   store.copy(version);
   if (version.table) version.table->expel(version);
-  version.program = false;
+  version.has_tensor = false;
   level.admit(version);
 }
 

@@ -90,7 +90,7 @@ ScoreContext Evictor::context_for(const Table& table, const Score& kind) {
 // not picked leaves the line. Up to 128 candidates, and for h_DTR and h_eq, which are references, all
 // are looked at for each eviction.
 Version* Evictor::choose(Table& table, bool spare_pending) {
-  if (table.policy.judge) return choose_by_judge(table, spare_pending);
+  if (table.policy.custom_score) return choose_by_custom_score(table, spare_pending);
   const Score& kind = score_in_force(table);
   const ScoreContext context = context_for(table, kind);
   Batch& batch = table.batch;
@@ -133,8 +133,8 @@ bool Evictor::find_way(Version& version) {
   return other != nullptr;
 }
 
-// The judge may throw; nothing has changed then.
-Version* Evictor::choose_by_judge(Table& table, bool spare_pending) {
+// The custom score may throw; nothing has changed then.
+Version* Evictor::choose_by_custom_score(Table& table, bool spare_pending) {
   Version* victim = nullptr;
   std::pair<bool, double> lowest;  // what is kept comes last
   for (std::size_t i = 0; i < table.candidates.size(); ++i) {
@@ -143,14 +143,14 @@ Version* Evictor::choose_by_judge(Table& table, bool spare_pending) {
     if (c.pinned || (spare_pending && c.pending) || has_to_stay(version)) continue;
     const double next = domain_.neighbourhood.next_use(version);
     const bool known = next != kUnknown && next != kNever;
-    const double judged = table.policy.judge({.nbytes = c.nbytes,
+    const double found_score = table.policy.custom_score({.nbytes = c.nbytes,
                                       .cost = c.cost,
                                       .ancestors = domain_.neighbourhood.cost(version, ScoreKind::kOn),
                                       .age = domain_.clock - c.last_access,
                                       .next_use = known ? std::max(next - domain_.clock, 0.0) : next,
                                       .consumed = c.consumed,
                                       .producer = version.producer ? version.producer->name() : ""});
-    const std::pair found(version.kept, judged);
+    const std::pair found(version.kept, found_score);
     if (victim != nullptr && found >= lowest) continue;
     victim = &version;
     lowest = found;
@@ -251,9 +251,9 @@ void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
 
 // See Note [Near the floor], Rule 2
 bool Evictor::prices_pending(const Table& table) const {
-  // What a judge says, and what inner levels do, cannot be compared with it.
+  // What a custom score says, and what inner levels do, cannot be compared with it.
   const Policy& policy = table.policy;
-  if (policy.score.kind != ScoreKind::kOn || policy.judge || !table.inner.empty()) return false;
+  if (policy.score.kind != ScoreKind::kOn || policy.custom_score || !table.inner.empty()) return false;
   return domain_.floor.priced &&
          domain_.thrash.has_cost(score_in_force(table).patience, domain_.clock);
 }

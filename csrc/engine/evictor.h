@@ -23,7 +23,7 @@ class Evictor {
   // Evicts `version` if it is resident and nobody needs it to stay. True if it did.
   bool evict_if_free(Version& version);
 
-  // Whether what planned replays will read is scored like all else: Note [Near the floor], Rule 2.
+  // Whether what scheduled replays will read is scored like all else: Note [Near the floor], Rule 2.
   [[nodiscard]] bool prices_pending(const Table& table) const;
 
  private:
@@ -32,7 +32,7 @@ class Evictor {
   [[nodiscard]] const Score& score_in_force(const Table& table) const;
   [[nodiscard]] ScoreContext context_for(const Table& table, const Score& kind);
   Version* choose(Table& table, bool spare_pending);
-  Version* choose_by_judge(Table& table, bool spare_pending);
+  Version* choose_by_custom_score(Table& table, bool spare_pending);
   Version* lowest_of_batch(Table& table, const Score& kind, const ScoreContext& context,
                            bool spare_pending);
   bool pick_batch(Table& table, const Score& kind, const ScoreContext& context,

@@ -77,13 +77,13 @@ void Guide::advise(Version& version, Trace::Id value, double next_use) const {
     for (const Input& input : version.producer->inputs) {
       const Version& source = *input.version;
       // It is kept for those made from it, and there may be none any more.
-      if (source.kept && source.is_candidate()) mark_stale(source, /*lower=*/true);
+      if (source.kept && source.is_candidate()) make_stale(source, /*lower=*/true);
     }
   }
   if (!version.is_candidate()) return;
   Candidate& candidate = version.table->candidates[version.slot];
   candidate.weight = weight_of(version);
-  mark_stale(version, /*lower=*/true);
+  make_stale(version, /*lower=*/true);
 }
 
 }  // namespace rematfn

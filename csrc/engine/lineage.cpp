@@ -8,7 +8,7 @@
 namespace rematfn {
 
 // See Note [Lineage owns inputs, never outputs]
-void bury(Node* node) {
+void destroy(Node* node) {
   REMATFN_THREAD_LOCAL static Node* dead = nullptr;
   REMATFN_THREAD_LOCAL static bool digging = false;
   node->next_dead = dead;

@@ -10,7 +10,7 @@
 // Strong references run from a version to its producer and from an operation to the versions it
 // read. What points forward (`readers`, `outputs`) is a plain pointer that the pointee clears when
 // it dies. So lineage dies by itself with the last version that needs it, and following owners never
-// comes back. A chain of 10^5 operations dies too: bury() works through a list, since destructors
+// comes back. A chain of 10^5 operations dies too: destroy() works through a list, since destructors
 // that call destructors would need a stack frame for each link.
 //
 // Invariants, asserted by Table::check():
@@ -56,7 +56,7 @@ class Node {
 };
 
 // Destroys a node nobody refers to any more, and what dies with it, without recursion.
-void bury(Node* node);
+void destroy(Node* node);
 
 template <class T>
 class Ref {
@@ -73,7 +73,7 @@ class Ref {
   // Hands the reference over without counting, so it may run outside the domain's lock.
   template <class U>
     requires std::convertible_to<U*, T*>
-  Ref(Ref<U>&& other) noexcept : node_(other.give_up()) {}
+  Ref(Ref<U>&& other) noexcept : node_(other.release()) {}
   Ref& operator=(Ref other) noexcept {
     std::swap(node_, other.node_);
     return *this;
@@ -81,10 +81,10 @@ class Ref {
   ~Ref() { reset(); }
   void reset() {
     if (T* node = std::exchange(node_, nullptr); node != nullptr && --node->references == 0) {
-      bury(node);
+      destroy(node);
     }
   }
-  T* give_up() { return std::exchange(node_, nullptr); }
+  T* release() { return std::exchange(node_, nullptr); }
   T* get() const { return node_; }
   T* operator->() const { return node_; }
   T& operator*() const { return *node_; }
@@ -123,7 +123,7 @@ struct Version : Node {
   [[nodiscard]] bool may_go() const { return is_candidate() && pins == 0; }
   // Made again for one replay alone, which may write over it.
   [[nodiscard]] bool may_be_overwritten() const {
-    return is_candidate() && producer && !program && pending <= 1;
+    return is_candidate() && producer && !has_tensor && pending <= 1;
   }
 
   Ref<Table> table;         // whose bytes these are; none for what came from outside
@@ -140,12 +140,12 @@ struct Version : Node {
   std::uint32_t value = kNoValue;  // its name in the domain's trace
   float weight = 1;                // of the guide's plan
   std::size_t slot = kNoSlot;  // place among the table's candidates
-  std::size_t turn = kNoSlot;  // place in the table's batch
+  std::size_t batch_slot = kNoSlot;  // place in the table's batch
   // Numbers of autograd nodes; 0: none. See Note [What autograd may have saved]
   std::uint32_t first_saver = 0;
   std::uint32_t last_saver = 0;
   std::uint32_t pins = 0;
-  std::uint32_t pending = 0;  // planned replays, and the waiting operator, that will read it
+  std::uint32_t pending = 0;  // scheduled replays, and the waiting operator, that will read it
   Place place = Place::kHere;
   // The domain's `next_order` when its address was given out.
   // See Note [An address is good until its level's next operator]
@@ -153,7 +153,7 @@ struct Version : Node {
   bool trimmed = false;   // a constant because the record was too long
   bool held = false;  // its bytes count in what the call would have held
   bool raw = false;       // uninitialised memory, perhaps being filled where we cannot see: kept
-  bool program = false;   // some tensor of the program stands on these very contents
+  bool has_tensor = false;   // some tensor of the program stands on these very contents
   bool consumed = false;  // an operator of the program has read it
   bool kept = false;      // goes when nothing else can
   bool marked = false;    // kept because the program says so, whatever a plan does
@@ -184,7 +184,7 @@ struct Operation : Node {
   std::size_t scratch_bytes = 0;  // and, beyond that, needs for the while
   c10::SmallVector<Input, 3> inputs;
   c10::SmallVector<Version*, 2> outputs;  // by position; null once dead
-  bool planned = false;           // waits in the replay heap
+  bool scheduled = false;           // waits in the replay heap
   std::uint64_t last_walk = 0;    // that has visited it
   std::uint32_t component = 0;    // evicted component of h_eq; 0: not evicted
 };

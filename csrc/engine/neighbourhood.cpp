@@ -86,23 +86,23 @@ bool Neighbourhood::is_asked_for(const Version& version) {
 
 // A version's bytes come or go: the next use of what it is replayed from changes with that, if it
 // will be asked for at all. Most that leave will not: the program has dropped them.
-void Neighbourhood::mark_sources_stale(const Version& version, bool came_back) {
+void Neighbourhood::make_sources_stale(const Version& version, bool came_back) {
   if (!version.producer || !is_asked_for(version)) return;
   Walk walk(walks_);
   walk.visit(*version.producer);
   for (std::size_t i = 0; i < walk.size(); ++i) {
     for (const Input& input : walk[i].inputs) {
       const Version& source = *input.version;
-      if (source.is_candidate()) mark_stale(source, came_back);
+      if (source.is_candidate()) make_stale(source, came_back);
       if (source.must_be_replayed() && walk.size() < kWalkCap) walk.visit(*source.producer);
     }
   }
 }
 
-void Neighbourhood::mark_dependents_stale(const Version& version, bool came_back,
+void Neighbourhood::make_dependents_stale(const Version& version, bool came_back,
                                           bool is_guided) {
   is_any_dependent(version, is_guided ? kGuidedWalkCap : kWalkCap, [&](const Version& v) {
-    if (v.is_candidate()) mark_stale(v, came_back);
+    if (v.is_candidate()) make_stale(v, came_back);
     return false;
   });
 }
@@ -116,8 +116,8 @@ void Neighbourhood::note_change(const Version& version, bool came_back, bool is_
     }
   }
   if (!any_asked_) return;
-  mark_dependents_stale(version, came_back, is_guided);
-  mark_sources_stale(version, came_back);
+  make_dependents_stale(version, came_back, is_guided);
+  make_sources_stale(version, came_back);
 }
 
 }  // namespace rematfn

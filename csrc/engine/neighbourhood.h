@@ -25,8 +25,8 @@ class Neighbourhood {
   template <class Visit>
   bool is_any_dependent(const Version& version, std::size_t cap, Visit visit);
   [[nodiscard]] bool is_asked_for(const Version& version);
-  void mark_dependents_stale(const Version& version, bool came_back, bool is_guided);
-  void mark_sources_stale(const Version& version, bool came_back);
+  void make_dependents_stale(const Version& version, bool came_back, bool is_guided);
+  void make_sources_stale(const Version& version, bool came_back);
 
   Walks& walks_;
   Components components_;

@@ -35,7 +35,7 @@ void Domain::bury_released(std::unique_ptr<Released> released) {
 
 // See Note [One word for a lock and its queue]
 void Domain::unlock() {
-  if (!sharer.tables.empty() && !lock_.is_nested()) sharer.settle_claims();
+  if (!sharer.tables.empty() && !lock_.is_nested()) sharer.take_claims_back();
   std::shared_ptr<Domain> alive;
   while (Released* released = lock_.unlock()) {
     if (!alive) alive = shared_from_this();

@@ -18,7 +18,7 @@ constexpr std::size_t kSomeReplays = 100;
 Replayer::Replayer(Domain& domain) : domain_(domain) {}
 
 bool Replayer::is_wanted(const Version& version, const Version* dead) {
-  if (version.pending > 0 || version.program) return true;
+  if (version.pending > 0 || version.has_tensor) return true;
   const auto is_evicted = [&](const Version* v) {
     return v != nullptr && v != dead && v->must_be_replayed();
   };
@@ -48,7 +48,7 @@ void Replayer::materialize(std::span<Version* const> wanted) {
   try {
     bring_back(wanted);
   } catch (...) {
-    abandon_plan();
+    abandon_schedule();
     running_ = false;
     for (Version* v : wanted) unexpect(*v);
     throw;
@@ -62,7 +62,7 @@ void Replayer::bring_back(std::span<Version* const> wanted) {
     try {
       return try_to_bring_back(wanted);
     } catch (const NoRoom& why) {
-      abandon_plan();
+      abandon_schedule();
       // Not in small steps: each costs many replays.
       const std::size_t more = std::max(why.smallest_budget, why.table->budget + why.table->budget / 8);
       if (why.table->give_way(more, 0)) continue;
@@ -77,10 +77,10 @@ void Replayer::try_to_bring_back(std::span<Version* const> wanted) {
   replays_left_ = kSomeReplays + kMostReplays * domain_.live_operations;
   for (bool again = false; std::any_of(wanted.begin(), wanted.end(), missing); again = true) {
     for (Version* v : wanted) {
-      if (is_missing(*v) && v->must_be_replayed()) plan_for(*v);
+      if (is_missing(*v) && v->must_be_replayed()) schedule(*v);
       if (v->place == Place::kHere && again) hold(*v, nullptr);  // Rule 4
     }
-    run_plan();
+    run_schedule();
     for (Version* v : wanted) {
       if (v->can_be_fetched()) fetch(*v);
     }
@@ -92,7 +92,7 @@ void Replayer::try_to_bring_back(std::span<Version* const> wanted) {
 bool Replayer::is_missing(Version& version) {
   if (version.place == Place::kLeaving) domain_.call_back(version);
   if (version.has_bytes() && domain_.store.lost(version)) {
-    version.program = false;
+    version.has_tensor = false;
     if (domain_.store.forget(version)) {
       version.table->let_go(version);
       domain_.leave(version);
@@ -101,13 +101,13 @@ bool Replayer::is_missing(Version& version) {
   return version.place != Place::kHere;
 }
 
-void Replayer::plan_for(Version& missing) {
+void Replayer::schedule(Version& missing) {
   std::vector<Version*> todo{&missing};
   while (!todo.empty()) {
     Operation& operation = *todo.back()->producer;
     todo.pop_back();
-    if (operation.planned) continue;
-    operation.planned = true;
+    if (operation.scheduled) continue;
+    operation.scheduled = true;
     heap_.emplace_back(&operation);
     std::push_heap(heap_.begin(), heap_.end(), Later{});
     for (Input& input : operation.inputs) {
@@ -119,7 +119,7 @@ void Replayer::plan_for(Version& missing) {
   }
 }
 
-void Replayer::run_plan() {
+void Replayer::run_schedule() {
   while (!heap_.empty()) {
     const Ref<Operation> operation = heap_.front();
     const auto& outputs = operation->outputs;
@@ -133,7 +133,7 @@ void Replayer::run_plan() {
           if (!missing(input)) hold(*input.version, operation.get());  // Rule 4
         }
         for (Input& input : operation->inputs) {
-          if (input.version->must_be_replayed()) plan_for(*input.version);
+          if (input.version->must_be_replayed()) schedule(*input.version);
           if (input.version->can_be_fetched()) fetch(*input.version);
         }
         continue;
@@ -143,10 +143,10 @@ void Replayer::run_plan() {
     // Planning only ever adds earlier operations, which have run by now: ours is on top again.
     std::pop_heap(heap_.begin(), heap_.end(), Later{});
     heap_.pop_back();
-    operation->planned = false;
+    operation->scheduled = false;
     let_go_of_inputs(operation.get());
     for (Input& input : operation->inputs) unexpect(*input.version);
-    for (Input& input : operation->inputs) discard_if_useless(*input.version);
+    for (Input& input : operation->inputs) drop_if_useless(*input.version);
   }
 }
 
@@ -196,16 +196,16 @@ void Replayer::fetch(Version& version) {
   domain_.fetch(version);
 }
 
-void Replayer::discard_if_useless(Version& version) {
+void Replayer::drop_if_useless(Version& version) {
   if (!version.may_go() || !version.producer) return;
   // See Note [A kept value outlives the program's tensors]
   if (is_wanted(version) || domain_.burial.is_kept_for_somebody(version)) return;
   domain_.drop(version);
 }
 
-void Replayer::abandon_plan() {
+void Replayer::abandon_schedule() {
   for (Ref<Operation>& operation : heap_) {
-    operation->planned = false;
+    operation->scheduled = false;
     for (Input& input : operation->inputs) unexpect(*input.version);
   }
   heap_.clear();

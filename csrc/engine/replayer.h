@@ -34,7 +34,7 @@ class Replayer {
   // Makes all of `wanted` resident at once, by replays in program order. Throws NoRoom.
   void materialize(std::span<Version* const> wanted);
   [[nodiscard]] bool is_running() const { return running_; }
-  // Would a version just recomputed be read again, by a planned replay or by the program? `dead` will
+  // Would a version just recomputed be read again, by a scheduled replay or by the program? `dead` will
   // not be replayed any more.
   [[nodiscard]] static bool is_wanted(const Version& version, const Version* dead = nullptr);
 
@@ -48,14 +48,14 @@ class Replayer {
   void try_to_bring_back(std::span<Version* const> wanted);
   // Whether the version is not here. What is leaving is called back.
   [[nodiscard]] bool is_missing(Version& version);
-  void plan_for(Version& missing);
-  void run_plan();
+  void schedule(Version& missing);
+  void run_schedule();
   // Runs an operation whose inputs are there.
   void run(Operation& operation);
   // Has the bytes of a version that has a copy brought here.
   void fetch(Version& version);
-  void discard_if_useless(Version& version);
-  void abandon_plan();
+  void drop_if_useless(Version& version);
+  void abandon_schedule();
   void hold(Version& version, const Operation* reader);
   void let_go_of_inputs(const Operation* reader);
   void let_go_of_all();

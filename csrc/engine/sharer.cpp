@@ -174,7 +174,7 @@ void Sharer::lend() {
 }
 
 // See Note [A shared budget is a sum]
-void Sharer::settle_claims() {
+void Sharer::take_claims_back() {
   for (Table* table : tables) {
     table->shared->subtract(table->in_flight);
     table->in_flight = 0;

@@ -8,7 +8,7 @@
 // its own policy would evict next, and the lowest of these goes. Time is the members' together: what
 // a block made does not stay young because its level has ended and its clock stands still. So the
 // blocks of a model evict as one level around all of them would, in the forward the oldest block's
-// values first, which are read last. Values that a planned replay will read go after all others, and
+// values first, which are read last. Values that a scheduled replay will read go after all others, and
 // only their own domain's plan takes them.
 //
 // To evict from another domain takes its lock, and to wait for one while one holds another is how
@@ -52,7 +52,7 @@ class Sharer {
   void lend();
   // Whether another domain's thread is evicting here.
   [[nodiscard]] bool is_borrowed() const { return is_borrowed_; }
-  void settle_claims();
+  void take_claims_back();
   void after_fork();
 
   std::vector<Table*> tables;  // those that share their budget

@@ -28,7 +28,7 @@ void Step::run() {
   if (seen_) domain_.note_call(*seen_);
 }
 
-void Step::settle() {
+void Step::finish() {
   unpin_all();
   domain_.trim_if_long();
   if (is_bounded_) domain_.make_room(level_, 0);
@@ -188,7 +188,7 @@ bool Step::begin(Version& contents, std::int32_t over) {
   contents.kept |= old.kept && level_.policy.keeping.written();
   const bool was_replayable = old.producer || is_saved(old);
   if (!is_saved(old)) {  // and lives on as lineage, if at all
-    old.program = false;
+    old.has_tensor = false;
     domain_.store.overwritten(old);
     old.table->hold(old.nbytes);
     old.table->let_go(old);

@@ -80,7 +80,7 @@ class Step {
   // From what is foreseen to the results. Throws NoRoom before the operator runs.
   void run();
   // Nothing is pinned any more: what was not foreseen is made good.
-  void settle();
+  void finish();
 
   void add_operand(const Operand& operand) {
     operands_.push_back(operand);

@@ -9,19 +9,19 @@
 namespace rematfn {
 
 void Batch::add(Version& version) {
-  version.turn = versions.size();
+  version.batch_slot = versions.size();
   versions.push_back(&version);
 }
 
 void Batch::remove(Version& version) {
-  if (version.turn == kNoSlot) return;
-  versions[version.turn] = nullptr;
-  version.turn = kNoSlot;
+  if (version.batch_slot == kNoSlot) return;
+  versions[version.batch_slot] = nullptr;
+  version.batch_slot = kNoSlot;
 }
 
 void Batch::clear() {
   for (Version* version : versions) {
-    if (version != nullptr) version->turn = kNoSlot;
+    if (version != nullptr) version->batch_slot = kNoSlot;
   }
   versions.clear();
   picked = first_picked = first_offered = evictions_left = 0;
@@ -227,7 +227,7 @@ void Table::enlist(Version& version) {
 }
 
 void Table::offer(Version& version) {
-  if (batch.evictions_left == 0 || version.turn != kNoSlot) return;
+  if (batch.evictions_left == 0 || version.batch_slot != kNoSlot) return;
   if (batch.versions.size() > 2 * candidates.size()) batch.clear();  // nobody has looked for long
   batch.add(version);
 }
@@ -251,7 +251,7 @@ double weight_of(const Version& version) {
   return version.kept ? version.weight * kKept : version.weight;
 }
 
-void mark_stale(const Version& version, bool lower) {
+void make_stale(const Version& version, bool lower) {
   Candidate& c = version.table->candidates[version.slot];
   c.stale = true;
   if (!lower) return;

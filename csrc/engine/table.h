@@ -157,7 +157,7 @@ class Table : public Node {
 };
 
 // The candidate's score may have risen; or fallen, if `lower`. See Note [Stale scores are too low].
-void mark_stale(const Version& version, bool lower);
+void make_stale(const Version& version, bool lower);
 // Does `table` or one around it share `budget`? Then what is inside counts there.
 [[nodiscard]] bool is_shared_around(const std::shared_ptr<SharedBudget>& budget,
                                     const Table* table);

@@ -101,8 +101,8 @@ void Recorder::note_seal(const Version& version) {
   if (version.value != kNoValue && version.table) trace->add_seal(version.value);
 }
 
-void Recorder::note_settle(const Version& version) {
-  if (version.value != kNoValue) trace->add_settle(version.value);
+void Recorder::note_filled(const Version& version) {
+  if (version.value != kNoValue) trace->add_filled(version.value);
 }
 
 void Recorder::note_mark(const Version& version, const std::string& name) {

@@ -58,7 +58,7 @@ struct Trace {
     kCall,
     kRelease,  // the program has dropped the last tensor on a value
     kSeal,     // a value left: resident from now on, and not counted
-    kSettle,   // raw memory turned out to have contents: a constant from now on
+    kFilled,   // raw memory turned out to have contents: a constant from now on
     kMark,     // the program has marked a value: see keeping.h
     kUnrecorded,  // so many bytes are now alive of what was allocated beside the calls
   };
@@ -77,7 +77,7 @@ struct Trace {
   void add_call(Call call);
   void add_release(Id value) { events.push_back({What::kRelease, value}); }
   void add_seal(Id value) { events.push_back({What::kSeal, value}); }
-  void add_settle(Id value) { events.push_back({What::kSettle, value}); }
+  void add_filled(Id value) { events.push_back({What::kFilled, value}); }
   void add_mark(Id value, std::string name);
   void add_unrecorded(std::size_t nbytes);
   // Throws std::invalid_argument unless each value is made before it is read, and released once.
@@ -112,7 +112,7 @@ class Recorder {
   [[nodiscard]] bool is_too_long() const { return trace->calls.size() > kMostCalls; }
   void note_release(const Version& version);
   void note_seal(const Version& version);
-  void note_settle(const Version& version);
+  void note_filled(const Version& version);
   void note_mark(const Version& version, const std::string& name);
   void note_unrecorded(std::size_t nbytes) { trace->add_unrecorded(nbytes); }
   // What it has written down, and then a call that did not come to run, if there is one.

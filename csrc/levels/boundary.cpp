@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "levels/allocator.h"
-#include "levels/edges.h"
+#include "levels/gradient_edges.h"
 #include "tensors/layers.h"
 #include "tensors/torch_compat.h"
 
@@ -17,7 +17,7 @@ void end_level(LevelHandle& handle, Ending ending) {
   // Who interrupts does not want to wait for replays; an operator will still find the bytes.
   if (ending == Ending::kFailed || lost) {
     hand_over(handle, /*sealed=*/false);
-    settle(handle);
+    bring_survivors_back(handle);
   }
   if (ending == Ending::kReturned && lost) throw std::runtime_error(interleaved);
 }

@@ -78,7 +78,7 @@ class Level final : public Table, public Tenant {
   // Null if nobody asks: neither this level nor one around it has a budget or is recorded.
   const c10::intrusive_ptr<UnrecordedBytes> unrecorded;
 
-  // boundary.cpp and edges.cpp
+  // boundary.cpp and gradient_edges.cpp
   // A result leads back into the level's part of the autograd graph, and that is still there.
   bool graph_leaves = false;
   std::unordered_set<std::uint64_t> visited_nodes;
@@ -118,7 +118,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options);
 [[nodiscard]] std::string pop_level(LevelHandle& handle);
 // After an exception: makes resident what of the level's tensors is still alive, as far as the
 // budget allows, for whoever kept them.
-void settle(LevelHandle& handle);
+void bring_survivors_back(LevelHandle& handle);
 // `f` is over, or a backward after it: gives to the caller what else is alive, unless a graph may ask
 // for it. `sealed`: the results of `f` are.
 // Note [What is stored away outlives what it was made of]

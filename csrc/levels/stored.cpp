@@ -24,21 +24,21 @@ bool try_to_have(Version& version) {
 
 }  // namespace
 
-void settle(LevelHandle& handle) {
+void bring_survivors_back(LevelHandle& handle) {
   Level& level = handle.level();
   const DomainLock lock(level.domain);
-  std::vector<Ref<Version>> settled;  // and pinned, lest one takes the room of another
+  std::vector<Ref<Version>> survivors;  // and pinned, lest one takes the room of another
   for (Version* v = level.newest; v != nullptr; v = v->previous) {
-    if (!v->program) continue;
+    if (!v->has_tensor) continue;
     try {
       if (v->place != Place::kHere && !try_to_have(*v)) continue;
     } catch (const NoRoom&) {
       break;
     }
     pin(*v);
-    settled.emplace_back(v);
+    survivors.emplace_back(v);
   }
-  for (const Ref<Version>& version : settled) unpin(*version);
+  for (const Ref<Version>& version : survivors) unpin(*version);
 }
 
 namespace {
@@ -48,7 +48,7 @@ void find_stored(const Level& level, bool sealed, std::vector<Ref<TensorVersion>
   const TensorDomain& domain = level.tensor_domain();
   for (Version* v = level.newest; v != nullptr; v = v->previous) {
     auto& version = static_cast<TensorVersion&>(*v);
-    if (!v->program || version.cell() == nullptr || version.cell()->storage.expired()) continue;
+    if (!v->has_tensor || version.cell() == nullptr || version.cell()->storage.expired()) continue;
     if (domain.savers.have_let_go(*v) ||
         (sealed && !level.graph_leaves && v->readers == nullptr)) {
       stored.emplace_back(&version);
@@ -84,7 +84,7 @@ void hand_over(LevelHandle& handle, bool sealed) {
       version->handed_over = true;
     }
   }
-  if (sealed && !level.graph_leaves) settle(handle);
+  if (sealed && !level.graph_leaves) bring_survivors_back(handle);
 }
 
 }  // namespace rematfn

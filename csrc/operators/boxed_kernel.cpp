@@ -125,7 +125,7 @@ void govern(Invocation& invocation) {
     const OperatorFacts& facts = invocation.facts;
     if (facts.may_write() && domain.domain != nullptr && !DomainLock::is_held() &&
         TensorDomain::others_know_outside(domain.domain)) {
-      mark_writes(invocation, found);
+      find_writes(invocation, found);
       for (const FoundTensor& f : found) {
         if (!f.written || has_level_key(*f.tensor)) continue;
         save_for_other_levels(*f.storage, facts, bumps_so_far(invocation, found, *f.storage),
@@ -143,7 +143,7 @@ void govern(Invocation& invocation) {
     invocation.call_again();
     return;
   }
-  mark_writes(invocation, found);
+  find_writes(invocation, found);
   for (const FoundTensor& f : found) {
     if (!f.written) continue;
     save_for_readers(*f.storage, invocation.facts, bumps_so_far(invocation, found, *f.storage),

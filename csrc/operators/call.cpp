@@ -72,7 +72,7 @@ void Call::verify(std::size_t output, const at::Tensor& again) const {
   if (!fingerprints || output >= fingerprints->size()) return;
   const auto differs = (*fingerprints)[output].first_difference(again);
   check_replay(!differs.has_value(),
-               "`" + c10::toString(form->op.operator_name()) +
+               "`" + c10::toString(call_template->op.operator_name()) +
                    "` gave other bits on its second run than on its first, beginning with " +
                    (differs ? describe_element(again, *differs) : "") +
                    ". Make its kernel deterministic; or if it draws random numbers, take them from "
@@ -117,42 +117,42 @@ std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain) {
 
 // See Note [Evidence of contents]
 void Call::check_inputs(TensorDomain& domain) const {
-  if (form->reads_shapes_only) return;
+  if (call_template->reads_shapes_only) return;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     auto& version = static_cast<TensorVersion&>(*inputs[i].version);
     if (version.outside == nullptr) continue;
-    const char* change = domain.change_of(version, form->view(i));
+    const char* change = domain.change_of(version, call_template->view(i));
     if (change == nullptr) continue;
-    check_replay(false, "an argument of `" + form->op.schema().name() +
+    check_replay(false, "an argument of `" + call_template->op.schema().name() +
                             "` that no level made " + change);
   }
 }
 
 std::optional<View> Call::read_by(std::size_t i) const {
-  if (form->reads_shapes_only) return {};
-  return form->view(i);
+  if (call_template->reads_shapes_only) return {};
+  return call_template->view(i);
 }
 
 void Call::replay(Domain& owner) {
   auto& domain = static_cast<TensorDomain&>(owner);
   const BackendScope backend;
-  const SurroundingsScope scope(form->surroundings);
+  const SurroundingsScope scope(call_template->surroundings);
   std::optional<RandomTurn> turn;
   if (random) turn.emplace(domain);
   const RandomScope randomness(random);
 
   check_inputs(domain);
-  const Meter meter(*table, replay_bytes(), form->op);
+  const Meter meter(*table, replay_bytes(), call_template->op);
   const std::vector<c10::Storage> own = prepare_writes(domain);
-  torch::jit::Stack stack(form->arguments.begin(), form->arguments.end());
+  torch::jit::Stack stack(call_template->arguments.begin(), call_template->arguments.end());
   for (c10::IValue& value : stack) {
     if (value.isTensorList()) value = value.toTensorList().copy();
     if (value.isOptionalTensorList()) value = value.toOptionalTensorList().copy();
   }
   std::vector<at::Tensor> written(fingerprints ? inputs.size() : 0);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const TensorArgument& argument = form->tensors[i];
-    at::Tensor tensor = form->over(own[i] ? own[i] : input(i).current_storage(), argument);
+    const TensorArgument& argument = call_template->tensors[i];
+    at::Tensor tensor = call_template->over(own[i] ? own[i] : input(i).current_storage(), argument);
     if (fingerprints && argument.written) written[i] = tensor;
     c10::IValue& place = stack[argument.position];
     if (argument.index < 0) {
@@ -163,7 +163,7 @@ void Call::replay(Domain& owner) {
       place.toOptionalTensorList().set(argument.index, std::move(tensor));
     }
   }
-  run_below(form->op, form->keys, form->selects_backend, &stack);
+  run_below(call_template->op, call_template->keys, call_template->selects_backend, &stack);
 
   for (std::size_t k = 0; k < outputs.size(); ++k) {
     auto* version = static_cast<TensorVersion*>(outputs[k]);
@@ -182,7 +182,7 @@ void Call::replay(Domain& owner) {
       });
     }
     check_replay(storage && storage.nbytes() == version->nbytes,
-                 "`" + form->op.schema().name() + "` returned other sizes than on its first run");
+                 "`" + call_template->op.schema().name() + "` returned other sizes than on its first run");
     verify(k, result);
     if (gives_zeros) fill_with_zeros(storage);
     refill(*version, std::move(storage));

@@ -5,7 +5,7 @@
 // Note [A recorded call holds no tensors]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A copy of an argument tensor would hold its storage, so the program's dropping it would free
-// nothing. A call keeps a version, and in its form the view the operator had of it (sizes, strides,
+// nothing. A call keeps a version, and in its template the view the operator had of it (sizes, strides,
 // offset, dtype, keys), and builds the tensor anew when it is replayed.
 //
 // Note [Replay restores what a kernel can see]
@@ -30,7 +30,7 @@
 #include <optional>
 #include <vector>
 
-#include "operators/form.h"
+#include "operators/call_template.h"
 #include "tensors/level_tensor.h"
 #include "tensors/rng.h"
 #include "tensors/verify.h"
@@ -46,9 +46,9 @@ struct OutputPlace {
 };
 
 struct Call final : TensorOperation, Pooled<Call> {
-  explicit Call(Ref<Form> form) : form(std::move(form)) {}
+  explicit Call(Ref<CallTemplate> like) : call_template(std::move(like)) {}
 
-  // What the next of the form's tensors was.
+  // What the next of the template's tensors was.
   void take_input(Ref<Version> version);
 
   // Makes `version` an output. With `result` replays are held to what it is now.
@@ -56,11 +56,11 @@ struct Call final : TensorOperation, Pooled<Call> {
 
   [[nodiscard]] std::size_t replay_bytes() const override;
   void replay(Domain& domain) override;
-  [[nodiscard]] std::string_view name() const override { return form->op.schema().name(); }
-  [[nodiscard]] bool writes(std::size_t input) const override { return form->tensors[input].written; }
+  [[nodiscard]] std::string_view name() const override { return call_template->op.schema().name(); }
+  [[nodiscard]] bool writes(std::size_t input) const override { return call_template->tensors[input].written; }
   [[nodiscard]] std::optional<View> read_by(std::size_t input) const override;
 
-  const Ref<Form> form;
+  const Ref<CallTemplate> call_template;
   c10::SmallVector<OutputPlace, 2> places;
   std::shared_ptr<const RandomState> random;
   // One for each output, if the level verifies. See Note [What a fingerprint can tell]

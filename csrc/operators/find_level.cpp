@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "levels/boundary.h"
-#include "levels/edges.h"
+#include "levels/gradient_edges.h"
 #include "tensors/stack_utils.h"
 
 namespace rematfn {
@@ -159,7 +159,7 @@ std::uint32_t bumps_so_far(const Invocation& invocation, const FoundTensors& fou
                     [&](const FoundTensor& f) { return f.written && f.storage == &storage; }));
 }
 
-void mark_writes(const Invocation& invocation, FoundTensors& found) {
+void find_writes(const Invocation& invocation, FoundTensors& found) {
   const OperatorFacts& facts = invocation.facts;
   const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();
   if (!facts.may_write()) return;

@@ -66,6 +66,6 @@ struct FoundDomain {
                                          const c10::StorageImpl& storage);
 
 // Notes which of the tensors found among its arguments the operator overwrites.
-void mark_writes(const Invocation& invocation, FoundTensors& found);
+void find_writes(const Invocation& invocation, FoundTensors& found);
 
 }  // namespace rematfn

@@ -23,14 +23,14 @@ namespace {
 
 using Arguments = c10::ArrayRef<c10::IValue>;
 
-constexpr std::size_t kMostSignatures = std::size_t{1} << 16;
+constexpr std::size_t kMostFootprints = std::size_t{1} << 16;
 
-ska::flat_hash_map<Signature, Foresight>& known() {
-  thread_local ska::flat_hash_map<Signature, Foresight> map;
+ska::flat_hash_map<FootprintKey, Foresight>& known() {
+  thread_local ska::flat_hash_map<FootprintKey, Foresight> map;
   return map;
 }
 
-// ---- signatures -------------------------------------------------------------------------------
+// ---- keys ------------------------------------------------------------------------------------
 
 struct Hash {
   std::uint64_t state = 0x243F6A8885A308D3ULL;
@@ -86,7 +86,7 @@ struct Hash {
     }
     add_kind('s');
     if (value.isString()) return add(std::hash<std::string>{}(value.toStringRef()));
-    // Devices, scalar lists, complex numbers: rare, so by their printed form.
+    // Devices, scalar lists, complex numbers: rare, so by what they print as.
     std::ostringstream text;
     text << value;
     add(std::hash<std::string>{}(text.str()));
@@ -243,7 +243,7 @@ std::size_t infer(const c10::OperatorHandle& op, const OperatorFacts& facts, Arg
 
 }  // namespace
 
-Signature signature_of(const c10::OperatorHandle& op, Arguments arguments) {
+FootprintKey footprint_key_of(const c10::OperatorHandle& op, Arguments arguments) {
   Hash hash;
   // See Note [Operators are known by an address]
   hash.add(reinterpret_cast<std::uintptr_t>(&op.schema()));
@@ -255,19 +255,19 @@ Signature signature_of(const c10::OperatorHandle& op, Arguments arguments) {
 }
 
 // See Note [What one call teaches decides no other]
-Foresight predict(Signature signature, const c10::OperatorHandle& op, const OperatorFacts& facts,
+Foresight predict(FootprintKey key, const c10::OperatorHandle& op, const OperatorFacts& facts,
                   Arguments arguments) {
   auto& map = known();
-  if (const auto found = map.find(signature); found != map.end()) return found->second;
+  if (const auto found = map.find(key); found != map.end()) return found->second;
   const std::size_t inferred = infer(op, facts, arguments);
   const Foresight foresight{.certain_bytes = inferred, .likely = {.output_bytes = inferred}};
-  if (map.size() >= kMostSignatures) map.clear();
-  known()[signature] = foresight;
+  if (map.size() >= kMostFootprints) map.clear();
+  known()[key] = foresight;
   return foresight;
 }
 
-void remember(Signature signature, const OperatorFacts& facts, Footprint seen) {
-  Foresight& entry = known()[signature];
+void remember(FootprintKey key, const OperatorFacts& facts, Footprint seen) {
+  Foresight& entry = known()[key];
   if (facts.dynamic_shape) seen.output_bytes = entry.certain_bytes;
   entry.likely = seen;
 }

@@ -19,31 +19,31 @@ struct Footprint {
 
 // A call's operator, the geometry, dtypes and storages' sizes of its tensors and its plain arguments,
 // as one number.
-using Signature = std::uint64_t;
-[[nodiscard]] Signature signature_of(const c10::OperatorHandle& op,
+using FootprintKey = std::uint64_t;
+[[nodiscard]] FootprintKey footprint_key_of(const c10::OperatorHandle& op,
                                      c10::ArrayRef<c10::IValue> arguments);
 
 // Note [What one call teaches decides no other]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // What a kernel allocates depends on more than can be written down: on the values that it reads
 // (`matrix_exp` sorts matrices by their norms), on the number of threads, on the flags of its
-// library, on what its library still has from the last call. So what the last call of a signature
-// took is where room is made in advance, and no more: what does not fit by that figure is not
+// library, on what its library still has from the last call. So room is made in
+// advance for what the last call that was alike took, and no more: what does not fit by that figure is not
 // refused. A call is refused in advance by what shape inference says of its own arguments, and
 // otherwise by its own requests, in the allocator. So it does not matter what a process has run
 // before: what fits in a fresh one fits, and what is refused is refused with the same figure.
 struct Foresight {
   std::size_t certain_bytes = 0;  // of outputs, by shape inference
-  Footprint likely;               // what the last call of the signature did, else that
+  Footprint likely;               // what the last such call did, else that
 };
 
 // Where shape inference fails, nothing is certain; where a shape depends on data, an upper bound
 // takes its place.
-[[nodiscard]] Foresight predict(Signature signature, const c10::OperatorHandle& op,
+[[nodiscard]] Foresight predict(FootprintKey key, const c10::OperatorHandle& op,
                                 const OperatorFacts& facts,
                                 c10::ArrayRef<c10::IValue> arguments);
 // What the call really did. Operators whose output size depends on data keep their bound.
-void remember(Signature signature, const OperatorFacts& facts, Footprint seen);
+void remember(FootprintKey key, const OperatorFacts& facts, Footprint seen);
 
 // Note [Cost is a model]
 // ~~~~~~~~~~~~~~~~~~~~~~

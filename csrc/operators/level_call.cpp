@@ -70,7 +70,7 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
 void LevelCall::run() {
   std::optional<RandomTurn> turn;
   if (facts_.draws_random) turn.emplace(domain_);
-  mark_writes(invocation_, found_);
+  find_writes(invocation_, found_);
   for (const FoundTensor& f : found_) {
     const bool known = f.cell != nullptr;
     add_operand({known ? f.cell->version.get() : nullptr, known ? f.cell->level.get() : nullptr,
@@ -78,13 +78,13 @@ void LevelCall::run() {
   }
   if (level_.active) note_leaves();
   note_saver_of_arguments();
-  domain_.settle_counters();
+  domain_.note_bumps();
   try {
     if (is_metered_) notice_unrecorded(level_);
     if (facts_.is_view || facts_.announces_address || facts_.changes_metadata) return pass();
     Step::run();
     give_away_parts();
-    settle();
+    finish();
     if (!is_bounded_) relieve_pressure(level_, output_bytes_);
   } catch (const NoRoom& why) {
     unpin_all();
@@ -95,7 +95,7 @@ void LevelCall::run() {
 
 // An operator that makes no bytes: views, addresses, metadata.
 void LevelCall::pass() {
-  if (facts_.ends_filling) settle_raw_memory();
+  if (facts_.ends_filling) note_filled_memory();
   if (facts_.announces_read || facts_.changes_metadata) bring_back();
   for (const FoundTensor& f : found_) {
     if (facts_.announces_read && f.cell != nullptr) f.cell->version->exposed = domain_.next_order;
@@ -123,9 +123,9 @@ ObservedCall LevelCall::refused_call() const {
 
 std::string LevelCall::name() const { return "`" + c10::toString(op_.operator_name()) + "`"; }
 
-const Ref<Form>& LevelCall::form() {
-  if (!form_) form_ = Forms::of(domain_).of(invocation_, found_);
-  return form_;
+const Ref<CallTemplate>& LevelCall::call_template() {
+  if (!call_template_) call_template_ = CallTemplates::of(domain_).of(invocation_, found_);
+  return call_template_;
 }
 
 // See Note [What is asked before bytes are read] and Note [Collectives go on after they return]
@@ -136,12 +136,12 @@ void LevelCall::keep_arguments() {
 }
 
 // See Note [Uninitialised memory is kept]
-void LevelCall::settle_raw_memory() {
+void LevelCall::note_filled_memory() {
   for (const FoundTensor& f : found_) {
     if (f.cell == nullptr || !f.cell->version->raw || (f.written && facts_.overwrites)) continue;
     TensorVersion& version = *f.cell->version;
     version.raw = false;
-    if (domain_.recorder) domain_.recorder->note_settle(version);
+    if (domain_.recorder) domain_.recorder->note_filled(version);
     if (version.producer) domain_.cut(version);
   }
 }
@@ -166,8 +166,8 @@ void LevelCall::note_saver_of_arguments() {
 // ---- the step -----------------------------------------------------------------------------------
 
 LevelCall::Need LevelCall::foresee() {
-  signature_ = recordable_ ? form()->signature : signature_of(op_, arguments());
-  const Foresight foresight = predict(signature_, op_, facts_, arguments());
+  footprint_key_ = recordable_ ? call_template()->footprint_key : footprint_key_of(op_, arguments());
+  const Foresight foresight = predict(footprint_key_, op_, facts_, arguments());
   foreseen_ = foresight.likely;
   // Of an accelerator's kernels nothing else is known.
   const std::size_t likely_bytes = foreseen_.output_bytes + foreseen_.scratch_bytes;
@@ -177,7 +177,7 @@ LevelCall::Need LevelCall::foresee() {
 }
 
 void LevelCall::prepare() {
-  settle_raw_memory();
+  note_filled_memory();
   const auto is_replayable_write = [](const FoundTensor& f) {
     return f.written && f.cell != nullptr && f.cell->version->producer;
   };
@@ -207,7 +207,7 @@ void LevelCall::note_not_copied(std::size_t operand) {
   domain_.note_write(*found_[operand].storage);
 }
 
-Ref<Operation> LevelCall::make_operation() { return Ref<Operation>(new Call(form())); }
+Ref<Operation> LevelCall::make_operation() { return Ref<Operation>(new Call(call_template())); }
 
 void LevelCall::take_inputs() {
   for (std::size_t i = 0; i < found_.size(); ++i) {
@@ -248,7 +248,7 @@ void LevelCall::run_measured() {
       // See Note [Scratch is made room for as it is asked for]
       if (meter.refused() > granted_) {
         const std::size_t outputs = std::min(need_.certain_bytes, meter.refused());
-        remember(signature_, facts_, {outputs, meter.refused() - outputs});
+        remember(footprint_key_, facts_, {outputs, meter.refused() - outputs});
       }
       throw;
     }

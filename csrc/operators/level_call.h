@@ -29,10 +29,10 @@ class LevelCall final : private Step {
   [[nodiscard]] ObservedCall refused_call() const;
   [[nodiscard]] std::string name() const;
   // Of a call that can be recorded.
-  [[nodiscard]] const Ref<Form>& form();
+  [[nodiscard]] const Ref<CallTemplate>& call_template();
   void pass();
   void keep_arguments();
-  void settle_raw_memory();
+  void note_filled_memory();
   void note_leaves();
   void note_saver_of_arguments();
   void run_measured();
@@ -70,10 +70,10 @@ class LevelCall final : private Step {
   const bool recordable_;
   std::uint32_t saver_ = 0;  // the autograd node that may save what is read and made
 
-  Ref<Form> form_;  // once it has been asked for
+  Ref<CallTemplate> call_template_;  // once it has been asked for
   c10::SmallVector<Fresh, 4> fresh_;
   bool has_parts_ = false;  // some result is no plain tensor, and perhaps made of some that are
-  Signature signature_ = 0;
+  FootprintKey footprint_key_ = 0;
   Footprint foreseen_;
   std::size_t peak_ = 0;     // what the kernel allocated at once
   std::size_t input_bytes_ = 0;

@@ -163,8 +163,8 @@ Advice advise(const NoRoom& why, const ObservedCall* refused, bool expects_backw
   const Table& table = *why.table;
   const Domain& domain = *table.domain;
   const Advice lower_bound{why.smallest_budget, Advice::Covers::kNothing};
-  // A judge is Python's, and an inner level's budget is not the simulation's.
-  if (&table != domain.root || table.policy.judge) return lower_bound;
+  // A custom score is Python's, and an inner level's budget is not the simulation's.
+  if (&table != domain.root || table.policy.custom_score) return lower_bound;
   const SimulationOptions options{.policy = table.policy};
   std::optional<std::size_t> enough;
   auto covers = Advice::Covers::kAll;

@@ -153,7 +153,7 @@ void Search::try_cut_points() {
 
 std::shared_ptr<const Plan> Search::next() {
   if (pending_ || over_) return pending_;
-  while (must_go_on() || judged_ == 0 || (reached() > 0 && pays())) {
+  while (must_go_on() || simulated_plans_ == 0 || (reached() > 0 && pays())) {
     if (stage_ == Stage::kPatience && reached() <= program_cost_) queue_.clear();
     if (queue_.empty()) {
       if (!begin_next_stage()) break;
@@ -181,11 +181,11 @@ double Search::simulate(const std::shared_ptr<const Plan>& plan, Effort& effort)
   }
 }
 
-void Search::judge(double replayed_cost, std::uint64_t operators) {
+void Search::note_result(double replayed_cost, std::uint64_t operators) {
   pending_->replayed_cost = replayed_cost;
   const std::shared_ptr<const Plan> plan = std::move(pending_);
   const std::uint64_t begun = std::exchange(simulated_, simulated_ + operators);
-  ++judged_;
+  ++simulated_plans_;
   if (replayed_cost == kNever) return;
   const bool better = replayed_cost < reached();
   // Most changes alter nothing by themselves; those that are to come may need them.
@@ -200,7 +200,7 @@ void Search::judge(double replayed_cost, std::uint64_t operators) {
 }
 
 bool Search::goes_on(std::uint64_t share) {
-  return (simulated_ < share || must_go_on() || judged_ == 0) && next() != nullptr;
+  return (simulated_ < share || must_go_on() || simulated_plans_ == 0) && next() != nullptr;
 }
 
 std::shared_ptr<const Plan> Search::best_within(std::uint64_t share) {
@@ -211,7 +211,7 @@ std::shared_ptr<const Plan> Search::best_within(std::uint64_t share) {
 
 bool Search::pays() const {
   return simulated_ - last_gain_ < limits_.in_vain && simulated_ < limits_.in_all &&
-         (limits_.plans < 0 || judged_ < limits_.plans);
+         (limits_.plans < 0 || simulated_plans_ < limits_.plans);
 }
 
 bool Search::begin_next_stage() {

@@ -8,7 +8,7 @@
 // who simulates it. Its place in the sequence is the number of operators that it has simulated, replays
 // among them. So a call can be given the best plan of the first so many: whoever is further by then
 // looks at the plans found up to there, whoever is not goes on till there. Which plan a call follows is
-// then the same on every machine. For that each step has three parts: next() and judge() are quick and
+// then the same on every machine. For that each step has three parts: next() and note_result() are quick and
 // belong under plans_mutex(), simulate() between them is neither.
 
 #pragma once
@@ -44,12 +44,12 @@ class Search {
   void try_segments(std::size_t count);
   void try_cut_points();
 
-  // The plan to simulate, the same until it is judged; null if the search is over.
+  // The plan to simulate, the same until its result is noted; null if the search is over.
   [[nodiscard]] std::shared_ptr<const Plan> next();
   // What it replays, in seconds; kNever if it does not fit. Throws Stopped.
   [[nodiscard]] double simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const;
   // That it replays so much, and took so many operators to simulate.
-  void judge(double replayed_cost, std::uint64_t operators);
+  void note_result(double replayed_cost, std::uint64_t operators);
 
   // Whether something is left to try that the first `share` operators begin with.
   [[nodiscard]] bool goes_on(std::uint64_t share);
@@ -90,7 +90,7 @@ class Search {
   std::shared_ptr<Plan> pending_;  // is being simulated, or to be
   bool over_ = false;
   std::uint64_t simulated_ = 0;
-  std::int64_t judged_ = 0;
+  std::int64_t simulated_plans_ = 0;
   std::uint64_t last_gain_ = 0;
   double gained_ = kNever;  // what was replayed then
   std::shared_ptr<const Plan> best_;

@@ -107,7 +107,7 @@ void simulate_next(Searcher& own, Search& search, Effort& effort,
     throw;
   }
   lock.lock();
-  search.judge(replayed_cost, effort.operators - before);
+  search.note_result(replayed_cost, effort.operators - before);
   own.changed.notify_all();
 }
 

@@ -81,7 +81,7 @@ class SimulatedStep final : private Step {
 
   void run() {
     Step::run();
-    settle();
+    finish();
   }
 
  private:
@@ -95,7 +95,7 @@ class SimulatedStep final : private Step {
   // What is not the program's any more is a copy already.
   Ref<Version> find_overwritten(std::size_t operand) override {
     const Ref<Version>& version = versions_[call_.reads[operand].value];
-    return version->program ? version : Ref<Version>();
+    return version->has_tensor ? version : Ref<Version>();
   }
 
   Ref<Operation> make_operation() override {
@@ -111,7 +111,7 @@ class SimulatedStep final : private Step {
     for (const Trace::Made& made : call_.makes) {
       const Ref<Version> contents(new SimulatedVersion);
       contents->nbytes = trace_.values[made.value].nbytes;
-      contents->program = true;
+      contents->has_tensor = true;
       if (begin(*contents, made.over)) operation_->add_output(*contents);
       admit(contents, made.over);
       versions_[made.value] = contents;
@@ -147,7 +147,7 @@ class Simulation {
       if (trace_.values[i].counted) continue;
       versions_[i] = Ref<Version>(new SimulatedVersion);
       versions_[i]->nbytes = trace_.values[i].nbytes;
-      versions_[i]->program = true;
+      versions_[i]->has_tensor = true;
     }
     for (const Trace::Event& event : trace_.events) {
       const DomainLock lock(domain_);
@@ -164,7 +164,7 @@ class Simulation {
         case Trace::What::kSeal:
           seal(*versions_[event.index]);
           break;
-        case Trace::What::kSettle:
+        case Trace::What::kFilled:
           versions_[event.index]->raw = false;
           if (versions_[event.index]->producer) domain_->cut(*versions_[event.index]);
           break;
@@ -212,7 +212,7 @@ class Simulation {
     if (version.place != Place::kHere) domain_->materialize({&wanted, 1});
     if (version.producer) domain_->cut(version);
     version.table->expel(version);
-    version.program = false;
+    version.has_tensor = false;
   }
 
   const Trace& trace_;

@@ -27,12 +27,12 @@ struct Considered {
   std::string_view producer;
 };
 // May throw.
-using Judge = std::function<double(const Considered&)>;
+using CustomScore = std::function<double(const Considered&)>;
 
 struct Policy {
   Score score{};
   Keeping keeping{};
-  Judge judge{};                  // if set, scores instead of `score`
+  CustomScore custom_score{};                  // if set, scores instead of `score`
   bool evict_everything = false;  // after every operator
 };
 

@@ -145,7 +145,7 @@ class Outside {
 
 // It is called in the middle of an eviction: what it does with tensors, no level sees. It may be let
 // go of by a thread that does not hold the interpreter.
-Judge make_judge(const py::object& function) {
+CustomScore make_custom_score(const py::object& function) {
   if (function.is_none()) return nullptr;
   const std::shared_ptr<py::object> held(new py::object(function), [](py::object* object) {
     const py::gil_scoped_acquire gil;
@@ -213,12 +213,12 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init(&make_keeping), py::kw_only(), py::arg("products") = Keeping().products,
            py::arg("marks") = "heeded", py::arg("names") = Keeping().names);
   py::class_<Policy>(m, "Policy")
-      .def(py::init([](const Score& score, const Keeping& keeping, const py::object& judge,
+      .def(py::init([](const Score& score, const Keeping& keeping, const py::object& custom_score,
                        bool evict_everything) {
-             return Policy{score, keeping, make_judge(judge), evict_everything};
+             return Policy{score, keeping, make_custom_score(custom_score), evict_everything};
            }),
            py::kw_only(), py::arg("score") = Score(), py::arg("keeping") = Keeping(),
-           py::arg("judge") = py::none(),
+           py::arg("custom_score") = py::none(),
            py::arg("evict_everything") = Policy().evict_everything);
   py::class_<Report, std::shared_ptr<Report>>(m, "Report")
       .def("read", [](const Report& report) {

@@ -31,7 +31,7 @@ py::list events_of(const Trace& trace) {
     }
     if (event.what != Trace::What::kCall) {
       const char* what = event.what == Trace::What::kSeal     ? "seal"
-                         : event.what == Trace::What::kSettle ? "settle"
+                         : event.what == Trace::What::kFilled ? "filled"
                                                               : "release";
       events.append(py::make_tuple(what, event.index));
       continue;
@@ -63,7 +63,7 @@ py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std
     statistics = simulate(*trace, options);
   } catch (const NoRoom& why) {
     options.guide.reset();
-    const auto enough = policy.judge ? std::optional<std::size_t>()
+    const auto enough = policy.custom_score ? std::optional<std::size_t>()
                                      : enough_for(*trace, options, why.smallest_budget);
     return py::make_tuple(enough.value_or(why.smallest_budget), why.unevictable, why.thrashing);
   }
@@ -97,7 +97,7 @@ void bind_traces(py::module_& m) {
            })
       .def("add_release", &Trace::add_release)
       .def("add_seal", &Trace::add_seal)
-      .def("add_settle", &Trace::add_settle)
+      .def("add_filled", &Trace::add_filled)
       .def("add_mark", &Trace::add_mark)
       .def("add_unrecorded", &Trace::add_unrecorded)
       .def("values",

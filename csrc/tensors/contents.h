@@ -72,7 +72,7 @@ class Contents {
   const void* address_ = nullptr;
   const c10::TensorImpl* last_read_ = nullptr;  // compared, never followed
   std::int64_t last_offset_ = 0;
-  std::optional<std::uint64_t> whole_;  // while a resize is not settled
+  std::optional<std::uint64_t> whole_;  // until a resize has been checked
   c10::SmallVector<Sample, 2> samples_;
 };
 

@@ -44,7 +44,7 @@ c10::Storage TensorVersion::current_storage() const {
 
 void TensorVersion::enter(const c10::intrusive_ptr<Cell>& cell) {
   cell_ = c10::weak_intrusive_ptr<Cell>(cell);
-  program = true;
+  has_tensor = true;
 }
 
 Cell::Cell(Table& owner, Ref<TensorVersion> contents, const c10::Storage& bytes)
@@ -136,7 +136,7 @@ Ref<TensorVersion> number_version(const c10::TensorImpl& tensor) {
 Ref<TensorVersion> TensorDomain::outside_version(c10::TensorImpl& tensor, bool read) {
   const c10::Storage& storage = tensor.unsafe_storage();
   Outside& entry = outside_[storage.unsafeGetStorageImpl()];
-  if (entry.version != nullptr && entry.contents.may_be_gone(storage)) settle_resize(entry);
+  if (entry.version != nullptr && entry.contents.may_be_gone(storage)) check_resized(entry);
   if (entry.version == nullptr) {
     entry.version = new TensorVersion;
     entry.contents = Contents(storage);
@@ -161,7 +161,7 @@ void TensorDomain::note_read(const TensorVersion& version, const c10::TensorImpl
 }
 
 // Either what was read is back, or it is nobody's to be found any more.
-void TensorDomain::settle_resize(Outside& entry) {
+void TensorDomain::check_resized(Outside& entry) {
   TensorVersion& version = *entry.version;
   if (!entry.contents.is_back(version.storage, version.nbytes)) {
     drop_counter(version);
@@ -201,7 +201,7 @@ const char* TensorDomain::change_of(TensorVersion& version, const View& view) {
   const auto found = outside_.find(version.storage.unsafeGetStorageImpl());
   bool known = found != outside_.end() && found->second.version == &version;
   if (known && found->second.contents.may_be_gone(version.storage)) {
-    settle_resize(found->second);
+    check_resized(found->second);
     known = found->second.version != nullptr;
     if (!known) {
       outside_.erase(found);
@@ -321,7 +321,7 @@ void TensorDomain::expect_move(const c10::TensorImpl& tensor) {
   if (found != outside_.end()) drop_counter(*found->second.version);
 }
 
-void TensorDomain::settle_counters() {
+void TensorDomain::note_bumps() {
   if (bumped_.empty()) return;
   for (const Ref<TensorVersion>& version : std::exchange(bumped_, {})) {
     if (version->counter.enabled()) version->counted = version->counter.current_version();
@@ -334,7 +334,7 @@ void TensorDomain::make_outside(TensorVersion& version) {
   if (version.producer) cut(version);
   if (version.table) version.table->expel(version);
   version.leave_cell();
-  version.program = false;
+  version.has_tensor = false;
   // Two versions cannot share a storage: a cell has one current version, and the map no other.
   version.outside = this;
   outside_[version.storage.unsafeGetStorageImpl()] = {&version, Contents(version.storage)};

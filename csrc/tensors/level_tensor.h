@@ -187,14 +187,14 @@ class TensorDomain final : public Domain {
   // The operator moves `tensor` to another storage: its counter says nothing of this one any more.
   void expect_move(const c10::TensorImpl& tensor);
   // It has been bumped by now.
-  void settle_counters();
+  void note_bumps();
   // Whether any other domain than `ours` knows contents from outside.
   [[nodiscard]] static bool others_know_outside(const Domain* ours);
   // `version` becomes the caller's: resident, uncounted, a constant.
   void make_outside(TensorVersion& version);
 
   std::vector<Table*> levels;  // the domain's, alive in Python or in a tensor
-  std::unique_ptr<Kept> forms;  // those of its calls; made by whoever asks first
+  std::unique_ptr<Kept> call_templates;  // those of its calls; made by whoever asks first
   Savers savers;
 
  private:
@@ -209,7 +209,7 @@ class TensorDomain final : public Domain {
   };
 
   void erase_outside(TensorVersion& version);
-  void settle_resize(Outside& entry);
+  void check_resized(Outside& entry);
   [[nodiscard]] bool has_moved_counter(const TensorVersion& version, std::uint32_t bumps = 0) const;
   [[nodiscard]] static bool agrees_with_readers(const Outside& entry);
   void count_outside();

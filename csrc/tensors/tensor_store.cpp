@@ -116,7 +116,7 @@ void refill(TensorVersion& version, c10::Storage from) {
   auto storage = cell ? cell->storage.lock() : c10::intrusive_ptr<c10::StorageImpl>();
   if (!storage) {  // See Note [A handle may outlive its storage]
     version.leave_cell();
-    version.program = false;
+    version.has_tensor = false;
     version.storage = std::move(from);
     return;
   }

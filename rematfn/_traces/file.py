@@ -96,8 +96,8 @@ class _Reader:
         elif kind == "ANNOTATE":
             if line["ANNOTATION"] == "SEAL":
                 self._core.add_seal(self._storages[line["NAME"]].value)
-            elif line["ANNOTATION"] == "SETTLE":
-                self._core.add_settle(self._storages[line["NAME"]].value)
+            elif line["ANNOTATION"] == "FILLED":
+                self._core.add_filled(self._storages[line["NAME"]].value)
             elif line["ANNOTATION"] == "BACKWARD":
                 self._backward = True
             elif line["ANNOTATION"] == "MARK":

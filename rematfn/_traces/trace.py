@@ -70,7 +70,7 @@ class Trace:
         What is ours other readers may pass over: the keys ``FLOPS``, ``SCRATCH`` (bytes of a call),
         ``REPLAYABLE``, ``RAW`` (uninitialised), ``BACKWARD`` (called by autograd) and ``WRITES``
         (arguments from outside that are overwritten), and the annotations ``SEAL``, by which a
-        value becomes a result, ``SETTLE``, by which raw memory becomes a constant, ``MARK``, by
+        value becomes a result, ``FILLED``, by which raw memory becomes a constant, ``MARK``, by
         which :func:`keep` marks one, and ``UNRECORDED``, the bytes alive from there on that no
         operator has made.
         """

@@ -83,4 +83,4 @@ class Custom(Policy):
                 raise ValueError(f"policy={self.scorer!r}: NaN is no score; it is {candidate}'s.")
             return number
 
-        return _C.Policy(judge=score)
+        return _C.Policy(custom_score=score)

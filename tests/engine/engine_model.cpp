@@ -53,7 +53,7 @@ void a_chain_dies() {
     for (int i = 0; i < kLinks; ++i) {
       Ref<Version> version(new Version);
       version->nbytes = 8;
-      version->program = true;
+      version->has_tensor = true;
       const Ref<Link> operation(new Link);
       operation->table = table;
       operation->order = domain->next_order++;
@@ -111,7 +111,7 @@ void choose_policy(Dice& dice, SimulationOptions& options) {
     options.policy.keeping.names = {"a"};
   }
   if (dice.one_in(8)) {
-    options.policy.judge = [](const Considered& c) {
+    options.policy.custom_score = [](const Considered& c) {
       return c.consumed ? c.cost + c.ancestors : c.nbytes;
     };
   }
@@ -159,7 +159,7 @@ void search_for_a_plan(const std::shared_ptr<const Trace>& trace, SimulationOpti
   if (!options.guide) return;
   options.policy.score = program.plan().score;
   options.policy.keeping = {};
-  options.policy.judge = {};
+  options.policy.custom_score = {};
   options.inner.reset();
   const auto guided = run(*trace, options);
   expect(guided != nullptr, where + "a plan fits");

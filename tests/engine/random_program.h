@@ -100,7 +100,7 @@ inline Trace random_program(std::mt19937& random) {
     if (dice.one_in(6) && !alive.empty()) {
       trace.add_mark(dice.among(alive), dice.one_in(2) ? "a" : "");
     }
-    if (dice.one_in(3) && !raw.empty()) trace.add_settle(dice.draw(raw));
+    if (dice.one_in(3) && !raw.empty()) trace.add_filled(dice.draw(raw));
     while (!alive.empty() && dice.one_in(3)) {
       const Trace::Id value = dice.draw(alive);
       std::erase(raw, value);
@@ -171,7 +171,7 @@ class Ledger {
       case Trace::What::kUnrecorded:
         unrecorded_ = trace_.unrecorded[event.index];
         break;
-      case Trace::What::kSettle:
+      case Trace::What::kFilled:
       case Trace::What::kMark:
         break;
     }
@@ -207,9 +207,9 @@ class Ledger {
     Sum own;
     for (const Version* v = table.oldest; v != nullptr; v = v->next) {
       if (v->place != Place::kAway) own.bytes += v->nbytes;
-      if (v->program) own.held_bytes += v->nbytes;
-      own.held_values += v->program;
-      expect(evicts() || !v->program || v->place == Place::kHere, "all is here without a budget");
+      if (v->has_tensor) own.held_bytes += v->nbytes;
+      own.held_values += v->has_tensor;
+      expect(evicts() || !v->has_tensor || v->place == Place::kHere, "all is here without a budget");
       if (v->place != Place::kAway || v->copied_by != nullptr) continue;
       expect(static_cast<bool>(v->producer), "what is gone can be had again" + at());
       for (const Input& input : v->producer->inputs) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// form.h: what calls that are alike have in common.
+// call_template.h: what calls that are alike have in common.
 //
-// Note [Calls have a form]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// Note [Calls share a template]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // The layers of a network and the steps of a loop call the same operators on other tensors of the
 // same shapes. All that a replay needs but the versions themselves (the operator, its plain arguments,
 // the views that it had of its tensors, grad mode and the like) is then the same, some four hundred
-// bytes. So it is written down once, as a form, and a call refers to it. The form of a call is found
-// by comparing it with those that the operator's last calls had.
+// bytes. So it is written down once, as a template, and a call refers to it. The template of a
+// call is found by comparing the call with those that the operator's last calls had.
 
 #pragma once
 
@@ -31,7 +31,7 @@ struct TensorArgument {
   c10::DispatchKeySet keys;
   std::int64_t offset;
   std::size_t storage_bytes;  // See Note [What one call teaches decides no other]
-  std::uint32_t geometry;  // where its sizes stand in the form's geometry, and its strides
+  std::uint32_t geometry;  // where its sizes stand in the template's geometry, and its strides
   std::uint32_t dimensions;
   std::int32_t index;
   std::uint16_t position;
@@ -49,9 +49,9 @@ struct Surroundings {
   c10::ScalarType default_dtype;
 };
 
-struct Form final : Node {
-  Form(const Invocation& invocation, const FoundTensors& found);
-  // Whether it is the form of this call as well.
+struct CallTemplate final : Node {
+  CallTemplate(const Invocation& invocation, const FoundTensors& found);
+  // Whether it is the template of this call as well.
   [[nodiscard]] bool fits(const Invocation& invocation, const FoundTensors& found,
                           const Surroundings& now) const;
   // The argument, whose shape and dtype it gives back to these bytes.
@@ -63,7 +63,7 @@ struct Form final : Node {
   const bool selects_backend;
   const bool reads_shapes_only;
   const Surroundings surroundings;
-  const Signature signature;
+  const FootprintKey key;
   c10::SmallVector<c10::IValue, 4> arguments;  // without their tensors
   c10::SmallVector<TensorArgument, 3> tensors;
   c10::SmallVector<std::int64_t, 12> geometry;
@@ -75,17 +75,17 @@ struct Form final : Node {
   void take_tensor(const FoundTensor& found);
 };
 
-// The forms that calls in a domain have had of late.
-class Forms final : public TensorDomain::Kept {
+// The templates that calls in a domain have had of late.
+class CallTemplates final : public TensorDomain::Kept {
  public:
-  [[nodiscard]] static Forms& of(TensorDomain& domain) {
-    if (!domain.forms) domain.forms = std::make_unique<Forms>();
-    return static_cast<Forms&>(*domain.forms);
+  [[nodiscard]] static CallTemplates& of(TensorDomain& domain) {
+    if (!domain.call_templates) domain.call_templates = std::make_unique<CallTemplates>();
+    return static_cast<CallTemplates&>(*domain.call_templates);
   }
-  [[nodiscard]] Ref<Form> of(const Invocation& invocation, const FoundTensors& found);
+  [[nodiscard]] Ref<CallTemplate> of(const Invocation& invocation, const FoundTensors& found);
 
  private:
-  using Latest = std::array<Ref<Form>, 4>;  // the one that was met last comes first
+  using Latest = std::array<Ref<CallTemplate>, 4>;  // the one that was met last comes first
   ska::flat_hash_map<const c10::FunctionSchema*, Latest> by_operator_;
   std::uint64_t generation_ = operator_generation();
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// edges.h: hooks on the edges of the autograd graph that leave a level's region, and on the nodes
+// gradient_edges.h: hooks on the edges of the autograd graph that leave a level's region, and on the nodes
 // where its backward begins.
 
 #pragma once

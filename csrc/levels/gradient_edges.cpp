@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "levels/edges.h"
+#include "levels/gradient_edges.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -277,7 +277,7 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
     const bool makes_another = c10::GradMode::is_enabled();
     torch::autograd::Engine::get_default_engine().queue_callback([level = level_, makes_another] {
       hand_over(*level, /*sealed=*/false);
-      if (!makes_another) settle(*level);
+      if (!makes_another) bring_survivors_back(*level);
     });
   }
 

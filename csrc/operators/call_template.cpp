@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "operators/form.h"
+#include "operators/call_template.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
@@ -56,19 +56,19 @@ Surroundings::Surroundings()
       deterministic(at::globalContext().deterministicAlgorithms()),
       default_dtype(c10::get_default_dtype_as_scalartype()) {}
 
-Form::Form(const Invocation& invocation, const FoundTensors& found)
+CallTemplate::CallTemplate(const Invocation& invocation, const FoundTensors& found)
     : op(invocation.op),
       keys(invocation.keys),
       selects_backend(invocation.facts.selects_backend),
       reads_shapes_only(invocation.facts.reads_shapes_only),
-      signature(signature_of(invocation.op, invocation.arguments())) {
+      footprint_key(footprint_key_of(invocation.op, invocation.arguments())) {
   take_arguments(invocation.arguments());
   tensors.reserve(found.size());
   for (const FoundTensor& f : found) take_tensor(f);
 }
 
 // See Note [A recorded call holds no tensors]
-void Form::take_arguments(c10::ArrayRef<c10::IValue> from) {
+void CallTemplate::take_arguments(c10::ArrayRef<c10::IValue> from) {
   arguments.reserve(from.size());
   for (const c10::IValue& value : from) {
     const bool is_found = value.isTensor() && value.toTensor().defined();
@@ -89,7 +89,7 @@ void Form::take_arguments(c10::ArrayRef<c10::IValue> from) {
   }
 }
 
-void Form::take_tensor(const FoundTensor& found) {
+void CallTemplate::take_tensor(const FoundTensor& found) {
   const c10::TensorImpl& tensor = *found.tensor;
   TensorArgument& argument = tensors.emplace_back();
   argument.keys = keys_without_ours(tensor);
@@ -108,7 +108,7 @@ void Form::take_tensor(const FoundTensor& found) {
   geometry.append(strides.begin(), strides.end());
 }
 
-bool Form::fits(const Invocation& invocation, const FoundTensors& found,
+bool CallTemplate::fits(const Invocation& invocation, const FoundTensors& found,
                 const Surroundings& now) const {
   if (keys != invocation.keys || tensors.size() != found.size() || !(surroundings == now)) {
     return false;
@@ -139,7 +139,7 @@ bool Form::fits(const Invocation& invocation, const FoundTensors& found,
   });
 }
 
-at::Tensor Form::over(const c10::Storage& storage, const TensorArgument& argument) const {
+at::Tensor CallTemplate::over(const c10::Storage& storage, const TensorArgument& argument) const {
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), argument.keys,
                                                          argument.dtype);
   auto* impl = tensor.unsafeGetTensorImpl();
@@ -150,7 +150,7 @@ at::Tensor Form::over(const c10::Storage& storage, const TensorArgument& argumen
   return tensor;
 }
 
-View Form::view(std::size_t i) const {
+View CallTemplate::view(std::size_t i) const {
   const TensorArgument& argument = tensors[i];
   const std::int64_t* sizes = geometry.data() + argument.geometry;
   return {argument.offset,
@@ -159,7 +159,7 @@ View Form::view(std::size_t i) const {
           argument.dtype.itemsize()};
 }
 
-Ref<Form> Forms::of(const Invocation& invocation, const FoundTensors& found) {
+Ref<CallTemplate> CallTemplates::of(const Invocation& invocation, const FoundTensors& found) {
   // See Note [Operators are known by an address]
   if (const std::uint64_t current = operator_generation(); current != generation_) {
     by_operator_.clear();
@@ -173,7 +173,7 @@ Ref<Form> Forms::of(const Invocation& invocation, const FoundTensors& found) {
     return latest.front();
   }
   std::rotate(latest.begin(), latest.end() - 1, latest.end());
-  latest.front() = Ref<Form>(new Form(invocation, found));
+  latest.front() = Ref<CallTemplate>(new CallTemplate(invocation, found));
   return latest.front();
 }
 
