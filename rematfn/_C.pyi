@@ -171,3 +171,16 @@ class testing:  # noqa: N801 -- a module
     def fail_allocation(count: int | None) -> int | None: ...
     @staticmethod
     def pretend_memory_left(nbytes: int | None) -> None: ...
+
+    class FloorRules:
+        mirrored: bool
+        priced: bool
+        retained: bool
+        pinned: bool
+        retried: bool
+        frugal: bool
+
+    @staticmethod
+    def replayed_by_rules(
+        trace: Trace, budget: int, floor: testing.FloorRules, most: float
+    ) -> float | None: ...

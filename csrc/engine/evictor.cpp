@@ -25,8 +25,7 @@ bool has_neighbourhood(ScoreKind kind) {
 
 bool Evictor::evict_one(Table& table) {
   domain_.list_candidates();
-  return (!prices_pending(table) && evict_one(table, /*spare_pending=*/true)) ||
-         evict_one(table, /*spare_pending=*/false);
+  return evict_one(table, /*spare_pending=*/true) || evict_one(table, /*spare_pending=*/false);
 }
 
 bool Evictor::evict_one(Table& table, bool spare_pending) {
@@ -69,9 +68,9 @@ const Score& Evictor::score_in_force(const Table& table) const {
   return is_guided ? domain_.guide->plan().score : own;
 }
 
-// See Note [Near the floor], Rules 1 and 2
-ScoreContext Evictor::context_for(const Table& table, const Score& kind) {
-  ScoreContext context{.now = domain_.clock, .prices_pending = prices_pending(table)};
+// See Note [Near the floor], Rule 1
+ScoreContext Evictor::context_for(const Score& kind) {
+  ScoreContext context{.now = domain_.clock};
   const bool may_mirror =
       domain_.floor.mirrored && kind.kind == ScoreKind::kOn && kind.horizon == Horizon::kAge;
   if (may_mirror && domain_.thrash.is_thrashing(domain_.clock)) {
@@ -92,7 +91,7 @@ ScoreContext Evictor::context_for(const Table& table, const Score& kind) {
 Version* Evictor::choose(Table& table, bool spare_pending) {
   if (table.policy.custom_score) return choose_by_custom_score(table, spare_pending);
   const Score& kind = score_in_force(table);
-  const ScoreContext context = context_for(table, kind);
+  const ScoreContext context = context_for(kind);
   Batch& batch = table.batch;
   if (batch.evictions_left == 0) batch.clear();
   bool refused = false;
@@ -256,6 +255,31 @@ bool Evictor::prices_pending(const Table& table) const {
   if (policy.score.kind != ScoreKind::kOn || policy.custom_score || !table.inner.empty()) return false;
   return domain_.floor.priced &&
          domain_.thrash.has_cost(score_in_force(table).patience, domain_.clock);
+}
+
+// Makes room for `nbytes`, of what is not pinned, as far as there is any.
+void Evictor::evict_by_price(Table& table, std::size_t nbytes) {
+  const Score& kind = score_in_force(table);
+  ScoreContext context = context_for(kind);
+  context.prices_pending = true;
+  const Victims in_order =
+      lowest_of_all(table, kind, context, /*spare_pending=*/false, table.candidates.size());
+  std::vector<Version*> victims;
+  std::size_t freed = 0;
+  for (const std::size_t index : in_order.indices) {
+    Version* version = table.candidate_versions[index];
+    if (freed >= nbytes || domain_.store.held_elsewhere(*version) || !find_way(*version)) continue;
+    victims.push_back(version);
+    freed += version->nbytes;
+  }
+  std::for_each(victims.rbegin(), victims.rend(), [&](Version* version) {  // Rule 2
+    const bool is_necessary = freed - version->nbytes < nbytes;
+    if (!is_necessary) {
+      freed -= version->nbytes;
+    } else if (find_way(*version)) {  // those before may have taken the room
+      domain_.evict(*version);
+    }
+  });
 }
 
 }  // namespace rematfn

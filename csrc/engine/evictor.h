@@ -25,12 +25,14 @@ class Evictor {
 
   // Whether what scheduled replays will read is scored like all else: Note [Near the floor], Rule 2.
   [[nodiscard]] bool prices_pending(const Table& table) const;
+  // Makes room for `nbytes`, of what is not pinned, as far as there is any.
+  void evict_by_price(Table& table, std::size_t nbytes);
 
  private:
   [[nodiscard]] bool has_to_stay(Version& version);
   [[nodiscard]] static bool find_way(Version& version);
   [[nodiscard]] const Score& score_in_force(const Table& table) const;
-  [[nodiscard]] ScoreContext context_for(const Table& table, const Score& kind);
+  [[nodiscard]] ScoreContext context_for(const Score& kind);
   Version* choose(Table& table, bool spare_pending);
   Version* choose_by_custom_score(Table& table, bool spare_pending);
   Version* lowest_of_batch(Table& table, const Score& kind, const ScoreContext& context,

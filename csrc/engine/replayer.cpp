@@ -2,6 +2,7 @@
 #include "engine/replayer.h"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
 #include "engine/domain.h"
@@ -9,13 +10,14 @@
 namespace rematfn {
 namespace {
 
-// Rule 5: for each recorded operation, and in a short program.
-constexpr std::size_t kMostReplays = 20;
+constexpr int kMostRetries = 8;
 constexpr std::size_t kSomeReplays = 100;
+constexpr std::size_t kFewReplays = 2;
+constexpr std::size_t kManyReplays = 20;
 
 }  // namespace
 
-Replayer::Replayer(Domain& domain) : domain_(domain) {}
+Replayer::Replayer(Domain& domain) : domain_(domain), frugal_(domain, *this) {}
 
 bool Replayer::is_wanted(const Version& version, const Version* dead) {
   if (version.pending > 0 || version.has_tensor) return true;
@@ -57,24 +59,46 @@ void Replayer::materialize(std::span<Version* const> wanted) {
   for (Version* v : wanted) unexpect(*v);
 }
 
+// Rule 6
 void Replayer::bring_back(std::span<Version* const> wanted) {
   for (;;) {
-    try {
-      return try_to_bring_back(wanted);
-    } catch (const NoRoom& why) {
-      abandon_schedule();
-      // Not in small steps: each costs many replays.
-      const std::size_t more = std::max(why.smallest_budget, why.table->budget + why.table->budget / 8);
-      if (why.table->give_way(more, 0)) continue;
-      if (!why.thrashing) why.table->note_need(why.smallest_budget);
-      throw;
-    }
+    const NoRoom why = try_to_bring_back(wanted);
+    if (why.table == nullptr) return;
+    // Not in small steps: each costs many replays.
+    const std::size_t more = std::max(why.smallest_budget, why.table->budget + why.table->budget / 8);
+    if (why.table->give_way(more, 0)) continue;
+    if (!why.thrashing) why.table->note_need(why.smallest_budget);
+    throw why;
   }
 }
 
-void Replayer::try_to_bring_back(std::span<Version* const> wanted) {
+// The least that would have done, without a table if all is there.
+NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
+  std::optional<NoRoom> least;
+  const auto fits = [&](const auto& replay) {
+    try {
+      replay();
+    } catch (const NoRoom& why) {
+      abandon_schedule();
+      const bool less = !least || why.thrashing < least->thrashing ||
+                        (why.thrashing == least->thrashing &&
+                         why.smallest_budget < least->smallest_budget);
+      if (less) least = why;
+      return false;
+    }
+    return true;
+  };
+  if (fits([&] { replay_softly(wanted, kFewReplays); })) return {};
+  replays_left_ = kSomeReplays + kManyReplays * domain_.live_operations;
+  if (domain_.floor.frugal && fits([&] { frugal_.replay(*least->table, wanted); })) return {};
+  if (fits([&] { replay_softly(wanted, kManyReplays); })) return {};
+  return *least;
+}
+
+void Replayer::replay_softly(std::span<Version* const> wanted, std::size_t per_operation) {
   const auto missing = [](const Version* v) { return v->place != Place::kHere; };
-  replays_left_ = kSomeReplays + kMostReplays * domain_.live_operations;
+  retries_ = domain_.floor.retried ? kMostRetries : 0;
+  replays_left_ = kSomeReplays + per_operation * domain_.live_operations;
   for (bool again = false; std::any_of(wanted.begin(), wanted.end(), missing); again = true) {
     for (Version* v : wanted) {
       if (is_missing(*v) && v->must_be_replayed()) schedule(*v);
@@ -169,14 +193,11 @@ void Replayer::let_go_of_all() {
 }
 
 void Replayer::run(Operation& operation) {
-  if (replays_left_ == 0) {  // Rule 5
-    Table& table = *operation.table;
-    throw NoRoom{&table, table.budget + table.budget / 8 + 1, table.used_bytes(), /*thrashing=*/true};
-  }
+  if (replays_left_ == 0) throw thrashing(*operation.table);  // Rule 6
   --replays_left_;
   for (Input& input : operation.inputs) pin(*input.version);
   try {
-    domain_.make_room(*operation.table, operation.replay_bytes());
+    make_room(*operation.table, operation.replay_bytes());
     domain_.store.serve_signals();
     operation.replay(domain_);
   } catch (...) {
@@ -190,8 +211,21 @@ void Replayer::run(Operation& operation) {
   domain_.thrash.note_replay(operation.cost);
 }
 
+void Replayer::make_room(Table& table, std::size_t nbytes) {
+  for (;;) {
+    try {
+      domain_.make_room(table, nbytes);
+      return;
+    } catch (const NoRoom&) {
+      if (held_.empty() || retries_ == 0) throw;
+      --retries_;
+      let_go_of_all();  // Rule 5
+    }
+  }
+}
+
 void Replayer::fetch(Version& version) {
-  domain_.make_room(*version.table, version.nbytes);
+  make_room(*version.table, version.nbytes);
   domain_.store.serve_signals();
   domain_.fetch(version);
 }
@@ -209,7 +243,13 @@ void Replayer::abandon_schedule() {
     for (Input& input : operation->inputs) unexpect(*input.version);
   }
   heap_.clear();
+  frugal_.abandon();
   let_go_of_all();
+}
+
+NoRoom Replayer::thrashing(Table& table) {
+  return {&table, table.budget + table.budget / 8 + 1, table.used_bytes(),
+          /*thrashing=*/true};
 }
 
 }  // namespace rematfn

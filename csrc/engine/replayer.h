@@ -14,8 +14,14 @@
 //      found missing when its reader's turn comes. The closure is then planned again.
 //   4. Whoever had to plan again pins the inputs it still has until it has run. Each plan for an
 //      operation thus pins one more input than the last, so the loop ends.
-//   5. Just above the least budget, replays can be exponentially many. An operator of the program may
-//      cause twenty for each recorded operation. Past that, NoRoom says that replays thrash.
+//   5. Such pins can themselves be what leaves no room. They are then let go, all of them, a limited
+//      number of times: what they kept is planned for again when its turn comes, in another order.
+//      Only then does NoRoom say that the inputs do not fit together.
+//   6. Just above the least budget, replays can be exponentially many. Past two for each recorded
+//      operation, or where there is no room, they are given up, and what is still missing is made by
+//      Note [Frugal replays]. If that does not find room, the above is tried once more, with twenty
+//      for each operation. Then NoRoom says what the least was that would have done, or that replays
+//      thrash.
 
 #pragma once
 
@@ -23,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/frugal.h"
 #include "engine/table.h"
 
 namespace rematfn {
@@ -38,6 +45,15 @@ class Replayer {
   // not be replayed any more.
   [[nodiscard]] static bool is_wanted(const Version& version, const Version* dead = nullptr);
 
+  // For frugal.cpp. Whether the version is not here. What is leaving is called back.
+  [[nodiscard]] bool is_missing(Version& version);
+  // Runs an operation whose inputs are there.
+  void run(Operation& operation);
+  // Has the bytes of a version that has a copy brought here.
+  void fetch(Version& version);
+  void drop_if_useless(Version& version);
+  [[nodiscard]] static NoRoom thrashing(Table& table);
+
  private:
   struct Later {
     bool operator()(const Ref<Operation>& a, const Ref<Operation>& b) const {
@@ -45,27 +61,24 @@ class Replayer {
     }
   };
   void bring_back(std::span<Version* const> wanted);
-  void try_to_bring_back(std::span<Version* const> wanted);
-  // Whether the version is not here. What is leaving is called back.
-  [[nodiscard]] bool is_missing(Version& version);
+  [[nodiscard]] NoRoom try_to_bring_back(std::span<Version* const> wanted);
+  void replay_softly(std::span<Version* const> wanted, std::size_t per_operation);
   void schedule(Version& missing);
   void run_schedule();
-  // Runs an operation whose inputs are there.
-  void run(Operation& operation);
-  // Has the bytes of a version that has a copy brought here.
-  void fetch(Version& version);
-  void drop_if_useless(Version& version);
   void abandon_schedule();
+  void make_room(Table& table, std::size_t nbytes);
   void hold(Version& version, const Operation* reader);
   void let_go_of_inputs(const Operation* reader);
   void let_go_of_all();
 
   Domain& domain_;
+  FrugalReplayer frugal_;
   bool running_ = false;
   std::vector<Ref<Operation>> heap_;
   // Pins of Rule 4, innermost plan last: whose they are, and on what.
   std::vector<std::pair<const Operation*, Ref<Version>>> held_;
-  std::size_t replays_left_ = 0;  // Rule 5
+  int retries_ = 0;               // Rule 5
+  std::size_t replays_left_ = 0;  // Rule 6
 };
 
 }  // namespace rematfn

@@ -256,7 +256,12 @@ Sharer::Taken Sharer::take(Table& table, std::size_t nbytes) {
       continue;
     }
     if (!own) break;
-    domain_.evictor.evict_one(*own->table);
+    if (domain_.evictor.prices_pending(*own->table)) {
+      const std::size_t needed = budget.resident_bytes() - table.in_flight + nbytes;
+      if (needed > budget.bytes) domain_.evictor.evict_by_price(*own->table, needed - budget.bytes);
+    } else {
+      domain_.evictor.evict_one(*own->table, /*spare_pending=*/true);
+    }
     domain_.let_leave(*own->table);
     taken.any = true;
     own = offer_for(budget);

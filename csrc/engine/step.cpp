@@ -17,6 +17,7 @@ Step::Step(Domain& domain, Table& level) : domain_(domain), level_(level) {
 }
 
 void Step::run() {
+  domain_.thrash.enter(nature_.backward);
   if (is_metered_) require_room();
   prepare();
   if (writes_) save_what_is_overwritten();

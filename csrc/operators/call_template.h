@@ -63,7 +63,7 @@ struct CallTemplate final : Node {
   const bool selects_backend;
   const bool reads_shapes_only;
   const Surroundings surroundings;
-  const FootprintKey key;
+  const FootprintKey footprint_key;
   c10::SmallVector<c10::IValue, 4> arguments;  // without their tensors
   c10::SmallVector<TensorArgument, 3> tensors;
   c10::SmallVector<std::int64_t, 12> geometry;

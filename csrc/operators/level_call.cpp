@@ -64,7 +64,6 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
   nature_.backward =
       (is_bounded_ || level_.policy.keeping.decides() || domain_.recorder || domain_.guide) &&
       torch::autograd::get_current_node();
-  domain_.thrash.enter(nature_.backward);
 }
 
 void LevelCall::run() {

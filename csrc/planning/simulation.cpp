@@ -69,7 +69,6 @@ class SimulatedStep final : private Step {
                 const Trace::Call& call)
       : Step(domain, level), trace_(trace), versions_(versions), call_(call) {
     domain.note_effort();
-    domain.thrash.enter(call.backward);
     is_metered_ = true;
     is_recorded_ = call.replayable;
     nature_ = {call.raw, call.backward, work_of(call.name)};

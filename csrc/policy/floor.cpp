@@ -7,7 +7,7 @@ namespace rematfn {
 
 void Thrash::enter(bool backward) {
   if (!backward) {
-    thrashing_ = false;
+    state_ = State::kWatching;
     front_ = kNowhere;
   }
   backward_ = backward;
@@ -16,6 +16,10 @@ void Thrash::enter(bool backward) {
 // See Note [Near the floor], Rule 1
 bool Thrash::is_thrashing(double now) {
   constexpr double kWindow = 1.0 / 20;  // of the program so far
+  constexpr double kTrust = 2;          // the same
+  if (state_ == State::kThrashing && replayed_ - replayed_by_then_ > kTrust * now) {
+    state_ = State::kGivenUp;
+  }
   const double window = kWindow * now;
   const double ran = now - clock_before_;
   const double replayed = replayed_ - replayed_before_;
@@ -24,8 +28,11 @@ bool Thrash::is_thrashing(double now) {
     clock_before_ = now;
     replayed_before_ = replayed_;
   }
-  thrashing_ |= costly && backward_;
-  return thrashing_;
+  if (costly && backward_ && state_ == State::kWatching) {
+    state_ = State::kThrashing;
+    replayed_by_then_ = replayed_;
+  }
+  return state_ == State::kThrashing;
 }
 
 }  // namespace rematfn

@@ -4,22 +4,29 @@
 //
 // Note [Near the floor]
 // ~~~~~~~~~~~~~~~~~~~~~~
-// Where little fits, replays evict what the next replay reads, and cost more than the program. Four
-// rules change what goes then. docs/design/floor.md has a table of what each buys.
+// Where little fits, replays evict what the next replay reads, and cost more than the program. Six
+// rules change what is done then. docs/design/floor.md has a table of what each buys.
 //   1. Mirrored: in a backward, once replays have cost more than the program over a window of a
 //      twentieth of it, ON() replaces age. A backward reads what the forward made in reverse. The
 //      program's latest miss tells where it is, its front; a value made before the front is read the
 //      sooner the nearer it lies. So the distance from the front to the last access takes the place of
-//      age (ScoreContext::front), to the end of the backward. Evictor::context_for.
-//   2. Priced: once replays have cost Score::patience times the program, what a planned replay will
+//      age (ScoreContext::front), to the end of the backward, or until replays have cost twice the
+//      program since. Evictor::context_for.
+//   2. Priced: once replays have cost Score::patience times the program, what a scheduled replay will
 //      read is no longer spared. It is scored like all else, and the time to its next use is one
 //      operator's. Before that to spare it is better, since it has just been paid for. Near the floor
 //      a gradient is spared by it: all of the backward would be replayed for the gradient, and two
-//      operators for the activation that goes instead. Evictor::evict_one.
+//      operators for the activation that goes instead. Of the victims so found, those that the dearer
+//      ones make unnecessary stay: else the few bytes of a weight's gradient go for nothing, as the
+//      next victim frees a hundred times as much. Evictor::evict_by_price.
 //   3. Retained: from then on a value of the backward that the program drops stays while something
 //      evicted is replayed from it. Burial::bury.
 //   4. Pinned: an operation whose replay found an input missing pins the others until it has run.
-//      Replayer::run_plan; this is Rule 4 of Note [Replay runs in program order].
+//      Replayer::run_schedule; this is Rule 4 of Note [Replay runs in program order].
+//   5. Retried: where such pins leave no room, all are let go, eight times at the most.
+//      Replayer::make_room; this is Rule 5 there.
+//   6. Frugal: where two replays for each recorded operation are not enough, versions are made in the
+//      order that takes the least memory. Note [Frugal replays]; this is Rule 6 there.
 // Each can be switched off, for benchmarks/floor.py.
 
 #pragma once
@@ -33,6 +40,8 @@ struct FloorRules {
   bool priced = true;
   bool retained = true;
   bool pinned = true;
+  bool retried = true;
+  bool frugal = true;
 };
 
 // What replays have cost, and where a backward is.
@@ -57,10 +66,13 @@ class Thrash {
   static constexpr double kNowhere = -1;
 
  private:
+  enum class State : std::uint8_t { kWatching, kThrashing, kGivenUp };
+
   bool backward_ = false;
-  bool thrashing_ = false;
+  State state_ = State::kWatching;
   double front_ = kNowhere;
   double replayed_ = 0;  // seconds of the cost model
+  double replayed_by_then_ = 0;  // when it was found to thrash
   // At the start of the window that is looked at.
   double replayed_before_ = 0;
   double clock_before_ = 0;

@@ -12,11 +12,30 @@
 #include "levels/pressure.h"
 #include "planning/program.h"
 #include "planning/search_thread.h"
+#include "planning/simulation.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
 
 namespace rematfn {
+namespace {
+
+// What a simulation with ON() replays, in seconds; none if it does not fit or replays more than `most`.
+std::optional<double> replayed_by_rules(const Trace& trace, std::size_t budget,
+                                        const FloorRules& floor, double most) {
+  SimulationOptions options;
+  options.budget = budget;
+  options.floor = floor;
+  options.most_replayed_cost = most;
+  try {
+    const double cost = simulate(trace, options).replayed_cost;
+    return cost <= most ? std::optional(cost) : std::nullopt;
+  } catch (const NoRoom&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
 
 void bind_testing(py::module_& core) {
   const auto nogil = py::call_guard<py::gil_scoped_release>();
@@ -49,6 +68,17 @@ void bind_testing(py::module_& core) {
   m.def("give_back_pages", [] { pages().give_back_kept(); });
   m.def("fail_allocation", &fail_allocation);
   m.def("pretend_memory_left", &pretend_memory_left);
+
+  // See Note [Near the floor]
+  py::class_<FloorRules>(m, "FloorRules")
+      .def(py::init())
+      .def_readwrite("mirrored", &FloorRules::mirrored)
+      .def_readwrite("priced", &FloorRules::priced)
+      .def_readwrite("retained", &FloorRules::retained)
+      .def_readwrite("pinned", &FloorRules::pinned)
+      .def_readwrite("retried", &FloorRules::retried)
+      .def_readwrite("frugal", &FloorRules::frugal);
+  m.def("replayed_by_rules", &replayed_by_rules, nogil);
 }
 
 }  // namespace rematfn

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays close to the least budget, where they evict each other's inputs and are planned again."""
+"""Replays close to the least budget: Note [Frugal replays].
+
+Each program runs within a budget at which replays that protect softly what they need evict each
+other's inputs: the first attempt at some version fails, and the second one is frugal.
+"""
 
 from __future__ import annotations
 
@@ -77,11 +81,11 @@ class Case:
     times: float  # what the largest operator needs
 
 
-CASES = [Case(resnet_backward, 1.2), Case(transformer_gradients, 3), Case(transformer_grad, 2)]
+CASES = [Case(resnet_backward, 1.1), Case(transformer_gradients, 2.5), Case(transformer_grad, 1.7)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.make.__name__)
-def test_close_to_the_least_budget_values_are_exact(case: Case) -> None:
+def test_what_soft_replays_cannot_do(case: Case) -> None:
     made: list[Any] = []
 
     def within(budget: int) -> Callable[[Any], Any]:
