@@ -22,7 +22,14 @@ void Step::run() {
   prepare();
   if (writes_) save_what_is_overwritten();
   bring_back();
-  if (is_recorded_) record();
+  if (is_recorded_) {
+    operation_ = make_operation();
+    operation_->table = Ref<Table>(&level_);
+    operation_->order = domain_.next_order++;
+    ++domain_.live_operations;
+    operation_->inputs.reserve(operands_.size());
+    take_inputs();
+  }
   if (is_bounded_) make_room();
   run_kernel();
   take_results();
@@ -109,15 +116,6 @@ void Step::bring_back() {
 void Step::unpin_all() {
   for (const Ref<Version>& version : pinned_) unpin(*version);
   pinned_.clear();
-}
-
-void Step::record() {
-  operation_ = make_operation();
-  operation_->table = Ref<Table>(&level_);
-  operation_->order = domain_.next_order++;
-  ++domain_.live_operations;
-  operation_->inputs.reserve(operands_.size());
-  take_inputs();
 }
 
 // See Note [What one call teaches decides no other]

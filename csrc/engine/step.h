@@ -82,9 +82,9 @@ class Step {
   // Nothing is pinned any more: what was not foreseen is made good.
   void finish();
 
-  void add_operand(const Operand& operand) {
-    operands_.push_back(operand);
-    writes_ |= operand.written;
+  void set_operand(std::size_t i, Version* version, Table* home, bool written) {
+    operands_[i] = {version, home, written};
+    writes_ |= written;
   }
   void bring_back();
   void unpin_all();
@@ -132,7 +132,6 @@ class Step {
   void require_room();
   void save_what_is_overwritten();
   [[nodiscard]] bool is_saved(const Version& version) const;
-  void record();
   void make_room();
   void observe(const Outcome& outcome);
 

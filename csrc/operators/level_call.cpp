@@ -70,10 +70,12 @@ void LevelCall::run() {
   std::optional<RandomTurn> turn;
   if (facts_.draws_random) turn.emplace(domain_);
   find_writes(invocation_, found_);
-  for (const FoundTensor& f : found_) {
+  operands_.resize(found_.size());
+  for (std::size_t i = 0; i < found_.size(); ++i) {
+    const FoundTensor& f = found_[i];
     const bool known = f.cell != nullptr;
-    add_operand({known ? f.cell->version.get() : nullptr, known ? f.cell->level.get() : nullptr,
-                 f.written});
+    set_operand(i, known ? f.cell->version.get() : nullptr, known ? f.cell->level.get() : nullptr,
+                f.written);
   }
   if (level_.active) note_leaves();
   note_saver_of_arguments();
@@ -188,6 +190,9 @@ void LevelCall::prepare() {
 Ref<Version> LevelCall::find_overwritten(std::size_t operand) {
   const FoundTensor& f = found_[operand];
   if (f.cell != nullptr && f.cell->version->outside == nullptr) return f.cell->version;
+  for (const Copied& copied : copied_) {
+    if (copied.storage == f.storage) return Ref<Version>(copied.version);
+  }
   TensorVersion* known =
       domain_.known_outside(*f.storage, bumps_so_far(invocation_, found_, *f.storage));
   if (known == nullptr && f.cell == nullptr && is_recorded_) {
@@ -197,9 +202,7 @@ Ref<Version> LevelCall::find_overwritten(std::size_t operand) {
 }
 
 void LevelCall::note_copied(std::size_t operand, Version& version) {
-  for (std::size_t i = 0; i < found_.size(); ++i) {
-    if (found_[i].storage == found_[operand].storage) operands_[i].version = &version;
-  }
+  copied_.push_back({found_[operand].storage, &version});
 }
 
 void LevelCall::note_not_copied(std::size_t operand) {
@@ -212,6 +215,9 @@ void LevelCall::take_inputs() {
   for (std::size_t i = 0; i < found_.size(); ++i) {
     const FoundTensor& f = found_[i];
     Ref<Version> version(operands_[i].version);
+    for (const Copied& copied : copied_) {
+      if (copied.storage == f.storage) version = Ref<Version>(copied.version);
+    }
     if (!version && f.tensor->is_wrapped_number()) version = number_version(*f.tensor);
     if (!version) {
       version = domain_.outside_version(*f.tensor, !facts_.reads_shapes_only);

@@ -56,6 +56,11 @@ class LevelCall final : private Step {
   void run_kernel() override;
   void take_results() override;
 
+  // What held these contents before this call overwrites it.
+  struct Copied {
+    const c10::StorageImpl* storage;
+    Version* version;
+  };
   struct Fresh {
     c10::TensorImpl* tensor;
     OutputPlace place;
@@ -71,6 +76,7 @@ class LevelCall final : private Step {
   std::uint32_t saver_ = 0;  // the autograd node that may save what is read and made
 
   Ref<CallTemplate> call_template_;  // once it has been asked for
+  c10::SmallVector<Copied, 1> copied_;
   c10::SmallVector<Fresh, 4> fresh_;
   bool has_parts_ = false;  // some result is no plain tensor, and perhaps made of some that are
   FootprintKey footprint_key_ = 0;

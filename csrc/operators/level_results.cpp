@@ -70,6 +70,10 @@ bool LevelCall::put_handle_on(c10::TensorImpl& tensor) {
 }
 
 void LevelCall::take_results() {
+  // A kernel that is above us (Note [Kernels above a level]) may have written by operators of its own.
+  for (std::size_t i = 0; writes_ && i < found_.size(); ++i) {
+    if (found_[i].cell != nullptr) operands_[i].version = found_[i].cell->version.get();
+  }
   sort_results();
   // Somebody else's storage: an operator handed out a tensor that it keeps.
   const auto owners = [&](const Fresh& fresh) {

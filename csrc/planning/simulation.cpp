@@ -72,9 +72,10 @@ class SimulatedStep final : private Step {
     is_metered_ = true;
     is_recorded_ = call.replayable;
     nature_ = {call.raw, call.backward, work_of(call.name)};
-    for (const Trace::Read& read : call.reads) {
-      Version* version = versions[read.value].get();
-      add_operand({version, version->table.get(), read.written});
+    operands_.resize(call.reads.size());
+    for (std::size_t i = 0; i < call.reads.size(); ++i) {
+      Version* version = versions[call.reads[i].value].get();
+      set_operand(i, version, version->table.get(), call.reads[i].written);
     }
   }
 

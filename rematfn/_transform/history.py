@@ -8,6 +8,7 @@ it know what is next.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Literal
@@ -57,6 +58,7 @@ class Ran:
         self._report = report
         self.forecast = forecast
         self._fraction = fraction
+        self._thread = threading.get_ident()
 
     def read(self) -> dict[str, Any]:
         """Return the figures of now."""
@@ -85,9 +87,14 @@ class Ran:
         return self._report.take_trace()
 
     def was_too_tight(self) -> bool:
-        """Whether the budget had to give way, and no peak that was worth it came after."""
+        """Whether the budget had to give way, and no peak that was worth it came after.
+
+        While another thread is in the call, that peak may be still to come.
+        """
         budget = self._report.read()["budget"]
         if self._fraction is None or not isinstance(budget, int):
+            return False
+        if self._thread != threading.get_ident() and not self.is_over():
             return False
         return budget > max(1, int(self._fraction * self.peak_bytes))
 

@@ -158,7 +158,8 @@ def test_the_stub_names_what_is_in_the_core() -> None:
     found = names_of_the_core()
     hooks = found["testing"]
     assert isinstance(hooks, ast.ClassDef)
-    defined = {node.name for node in hooks.body if isinstance(node, ast.FunctionDef)}
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    defined = {node.name for node in hooks.body if isinstance(node, kinds)}
     for module, names in ((_C, set(found)), (_C.testing, defined)):
         assert {name for name in vars(module) if not name.startswith("__")} == names
 
