@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// memory.h: device memory, and the pinned memory of the host.
+//
+// Both keep what is freed for the next request of that size, as torch's caching allocators do. What
+// is handed out is full of NaNs; what is free cannot be touched: a kernel that is late ends the process,
+// with a message.
+//
+// Note [Memory is freed in stream order]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A tensor dies on the host while kernels that read it are still waiting in a queue. A block of device
+// memory belongs to the stream that was current when it was allocated: what that stream does is in order, so
+// the block can be handed out again at once, on that stream. It is closed, and opened again, by jobs of
+// that stream. Other streams nobody knows of, unless record_stream told: then the block waits, closed to all,
+// until each of them has come to the point at which it was freed. Pinned memory belongs to no stream.
+
+#pragma once
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "stream.h"
+
+namespace fake {
+
+struct Block {
+  char* data;
+  std::size_t mapped;                   // whole pages
+  std::size_t nbytes;                   // what was asked for
+  std::optional<c10::StreamId> stream;  // none: it is the host's
+  std::set<c10::StreamId> used_on;      // beside `stream`
+  bool is_open;
+};
+
+class Memory {
+ public:
+  // Bytes in use now and at most; `held` counts what waits for streams too.
+  struct Counts {
+    c10::CachingAllocator::Stat in_use;
+    c10::CachingAllocator::Stat held;
+    c10::CachingAllocator::Stat mapped;
+    std::int64_t failures = 0;
+  };
+
+  Block* allocate(std::size_t nbytes, std::optional<c10::StreamId> stream);
+  void free(Block* block);
+  void note_use(const void* data, c10::StreamId stream);
+  [[nodiscard]] bool owns(const void* data);
+  // Of the kind that can be asked for in a signal handler.
+  [[nodiscard]] bool may_own(const void* data);
+
+  [[nodiscard]] Counts counts();
+  void forget_peak();
+  void give_back_free();
+  void limit_to(std::size_t nbytes);
+  [[nodiscard]] std::size_t limit();
+
+ private:
+  using Kind = std::pair<c10::StreamId, std::size_t>;
+  static Kind kind_of(const Block& block) { return {block.stream.value_or(-1), block.mapped}; }
+  Block* find(const void* data);
+  Block* map(std::size_t mapped, std::optional<c10::StreamId> stream);
+  void retire(Block* block);
+
+  std::mutex mutex_;
+  std::map<const char*, Block*> blocks_;
+  std::map<Kind, std::vector<Block*>> free_;
+  Counts counts_;
+  std::size_t limit_ = std::size_t{8} << 30;
+};
+
+[[nodiscard]] Memory& device_memory();
+[[nodiscard]] Memory& pinned_memory();
+
+}  // namespace fake

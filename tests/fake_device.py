@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device without hardware, for what needs one: `tests/device/README.md` says what it is.
+
+Once loaded, it is there for the rest of the process, and is torch's accelerator: pinned memory is the
+device's, autograd has a thread for it, dropout takes another way. So only processes that are there
+for it load it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+SOURCES = Path(__file__).with_name("device")
+BUILT = Path(__file__).parents[1] / "build" / "fake_device"
+TORCH = Path(torch.__file__).parent
+
+_library: Any = None
+
+
+def compiler() -> str | None:
+    """Return the C++ compiler's path, if there is one."""
+    return shutil.which(os.environ.get("CXX", "c++"))
+
+
+def built() -> Path:
+    """Compile the device, unless that has been done; return the library.
+
+    As one unit: most of the time goes into torch's headers.
+    """
+    parts = sorted(SOURCES.glob("*.cpp"))
+    abi = int(torch.compiled_with_cxx11_abi())
+    options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+    options += [f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-isystem{TORCH / 'include'}", f"-I{SOURCES}"]
+    options += [f"-L{TORCH / 'lib'}", f"-Wl,-rpath,{TORCH / 'lib'}"]
+    libraries = ["-ltorch_cpu", "-lc10", "-pthread"]
+    sources = [path.read_text(encoding="utf-8") for path in sorted(SOURCES.glob("*.[ch]*"))]
+    known = "\n".join([torch.__version__, str(compiler()), *options, *sources])
+    name = hashlib.sha256(known.encode()).hexdigest()[:16]
+    BUILT.mkdir(parents=True, exist_ok=True)
+    library = BUILT / f"{name}.so"
+    with (BUILT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            for old in BUILT.glob("*.so"):
+                old.unlink()
+            unit = "".join(f'#include "{path}"\n' for path in parts)
+            made = BUILT / f"{name}.part"
+            command = [*shlex.split(os.environ.get("CXX", "c++")), *options, "-x", "c++", "-"]
+            command += ["-x", "none", *libraries, "-o", str(made)]
+            subprocess.run(command, input=unit, text=True, check=True)
+            made.rename(library)
+    return library
+
+
+def load() -> None:
+    """Make the device known to torch in this process, as ``"fake"``."""
+    global _library
+    if _library is not None:
+        return
+    _library = ctypes.CDLL(str(built()))
+    _library.fake_close_gate.restype = ctypes.c_void_p
+    torch.utils.rename_privateuse1_backend("fake")
+    torch._register_device_module("fake", _Module("torch.fake"))
+
+
+class _Module(ModuleType):
+    """What torch looks for under ``torch.fake``."""
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def is_initialized() -> bool:
+        return True
+
+    @staticmethod
+    def device_count() -> int:
+        return 1
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+    @staticmethod
+    def _is_in_bad_fork() -> bool:
+        return False
+
+    @staticmethod
+    def manual_seed_all(seed: int) -> None:
+        generator().manual_seed(seed)
+
+    manual_seed = manual_seed_all
+
+    @staticmethod
+    def get_rng_state(device: Any = None) -> torch.Tensor:
+        return generator().get_state()
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+        generator().set_state(state)
+
+
+def generator() -> torch.Generator:
+    """Return the device's default generator."""
+    return torch.ops.fake_device.default_generator()
+
+
+# --- what only a fake device can do ---------------------------------------------------------------
+
+
+@contextmanager
+def delays(seed: int, most: int = 500) -> Iterator[None]:
+    """Have one job in four, on each stream, begin up to `most` microseconds late."""
+    _library.fake_delay(ctypes.c_uint64(seed), most)
+    try:
+        yield
+    finally:
+        _library.fake_delay(ctypes.c_uint64(0), 0)
+
+
+@contextmanager
+def stopped(stream: torch.Stream | None = None) -> Iterator[None]:
+    """Stop a stream (the current one) where its queue ends now, until the block is left.
+
+    Whoever waits for the stream within the block waits for ever.
+    """
+    stream = stream or torch.accelerator.current_stream()
+    gate = _library.fake_close_gate(ctypes.c_int64(stream.stream_id))
+    try:
+        yield
+    finally:
+        _library.fake_open_gate(ctypes.c_void_p(gate))
+
+
+@contextmanager
+def memory_limit(nbytes: int) -> Iterator[None]:
+    """Let the device have only so many bytes for the while."""
+    before = torch.accelerator.get_memory_info()[1]
+    _library.fake_limit_memory(ctypes.c_size_t(nbytes))
+    try:
+        yield
+    finally:
+        _library.fake_limit_memory(ctypes.c_size_t(before))
