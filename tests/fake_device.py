@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device without hardware, for what needs one: `tests/device/README.md` says what it is.
 
-Once loaded, it is there for the rest of the process, and is torch's accelerator: pinned memory is the
-device's, autograd has a thread for it, dropout takes another way. So only processes that are there
-for it load it.
+Once loaded, it is there for the rest of the process, and is torch's accelerator: pinned memory is
+the device's, autograd has a thread for it, dropout takes another way. So only processes that are
+there for it load it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,12 +137,14 @@ def delays(seed: int, most: int = 500) -> Iterator[None]:
 def stopped(stream: torch.Stream | None = None) -> Iterator[None]:
     """Stop a stream (the current one) where its queue ends now, until the block is left.
 
-    Whoever waits for the stream within the block waits for ever.
+    Whoever waits for the stream within the block waits for ever. Before it goes on, others get the
+    time to overtake it, if they can.
     """
     stream = stream or torch.accelerator.current_stream()
     gate = _library.fake_close_gate(ctypes.c_int64(stream.stream_id))
     try:
         yield
+        time.sleep(0.02)
     finally:
         _library.fake_open_gate(ctypes.c_void_p(gate))
 

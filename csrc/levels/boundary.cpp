@@ -34,6 +34,8 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
     Version* wanted = &version;
     materialize_for(level, wanted, "a result");
   }
+  // See Note [A level's work is in one order]
+  level.tensor_domain().streams.settle();
   if (level.domain->recorder) level.domain->recorder->note_seal(version);
   const bool sealed_before = version.outside != nullptr && !version.handed_over;
   version.handed_over = false;

@@ -141,6 +141,11 @@ void Call::replay(Domain& owner) {
   if (random) turn.emplace(domain);
   const RandomScope randomness(random);
 
+  for (const Input& in : inputs) {
+    const c10::Storage storage = static_cast<TensorVersion&>(*in.version).current_storage();
+    domain.streams.enter(storage.device());
+    domain.streams.note_use(*storage.unsafeGetStorageImpl());
+  }
   check_inputs(domain);
   const Meter meter(*table, replay_bytes(), call_template->op);
   const std::vector<c10::Storage> own = prepare_writes(domain);
@@ -184,6 +189,7 @@ void Call::replay(Domain& owner) {
     check_replay(storage && storage.nbytes() == version->nbytes,
                  "`" + call_template->op.schema().name() + "` returned other sizes than on its first run");
     verify(k, result);
+    domain.streams.enter(storage.device());
     if (gives_zeros) fill_with_zeros(storage);
     refill(*version, std::move(storage));
     domain.arrive(*version);

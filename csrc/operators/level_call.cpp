@@ -76,6 +76,7 @@ void LevelCall::run() {
     const bool known = f.cell != nullptr;
     set_operand(i, known ? f.cell->version.get() : nullptr, known ? f.cell->level.get() : nullptr,
                 f.written);
+    domain_.streams.enter(f.tensor->device());
   }
   if (level_.active) note_leaves();
   note_saver_of_arguments();
@@ -237,6 +238,7 @@ void LevelCall::run_kernel() {
   for (const FoundTensor& f : found_) {
     input_bytes_ += view_bytes(*f.tensor);
     if (f.written) domain_.expect_bump(*f.tensor);
+    domain_.streams.note_use(*f.storage);
   }
   run_measured();
 }

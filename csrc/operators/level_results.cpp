@@ -87,6 +87,7 @@ void LevelCall::take_results() {
   for (const Fresh& fresh : fresh_) {
     output_bytes_ += fresh.tensor->unsafe_storage().nbytes();
     elements = std::max(elements, fresh.tensor->numel());
+    domain_.streams.enter(fresh.tensor->device());
   }
   std::size_t written_bytes = 0;
   for (std::size_t i = 0; writes_ && i < found_.size(); ++i) {

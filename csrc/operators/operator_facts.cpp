@@ -80,6 +80,8 @@ constexpr Exception kExceptions[] = {
     {"aten::detach", &OperatorFacts::announces_read},
     {"aten::is_pinned", &OperatorFacts::announces_read},
     {"aten::is_pinned", &OperatorFacts::announces_address},
+    {"aten::record_stream", &OperatorFacts::announces_read},
+    {"aten::record_stream", &OperatorFacts::is_view},  // nor does it write
     {"aten::set_", &OperatorFacts::moves_storage},
     {kResize, &OperatorFacts::resizes_storage},
     {"aten::_to_copy", &OperatorFacts::casts},
@@ -198,12 +200,12 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
       facts.writes.push_back(static_cast<std::uint8_t>(i));
     }
   }
-  if (facts.changes_metadata) facts.writes.clear();
+  if (facts.changes_metadata || facts.is_view) facts.writes.clear();
   // See Note [Writes that nobody counts]
   facts.writes_uncounted = facts.may_write() &&
                            !op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView) &&
                            !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-                           !name.starts_with("aten::_foreach_") && name != "aten::record_stream";
+                           !name.starts_with("aten::_foreach_");
   facts.may_count_first = !facts.writes.empty() && !name.starts_with("aten::") &&
                           op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView);
   const auto tensors = std::count_if(arguments.begin(), arguments.end(), [](const auto& a) {

@@ -49,6 +49,7 @@ void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
     }
     if (level == nullptr) continue;
     materialize_for(*level, wanted, reader);
+    level->tensor_domain().streams.settle();
     for (Version* version : wanted) version->exposed = domain->next_order;
   }
 }

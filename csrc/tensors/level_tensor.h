@@ -50,6 +50,7 @@
 #include "tensors/contents.h"
 #include "tensors/dispatch_key.h"
 #include "tensors/savers.h"
+#include "tensors/streams.h"
 #include "tensors/torch_layout.h"
 
 namespace rematfn {
@@ -196,6 +197,7 @@ class TensorDomain final : public Domain {
   std::vector<Table*> levels;  // the domain's, alive in Python or in a tensor
   std::unique_ptr<Kept> call_templates;  // those of its calls; made by whoever asks first
   Savers savers;
+  Streams streams;
 
  private:
   friend struct Call;

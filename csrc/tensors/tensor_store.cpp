@@ -2,6 +2,7 @@
 #include "tensors/tensor_store.h"
 
 #include <ATen/ops/clone.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <utility>
 
@@ -17,6 +18,19 @@ constexpr const char* kEvicted =
     "This tensor was evicted by rematfn.remat and its bytes were asked for outside of the "
     "dispatcher. Call rematfn.materialize(x) first, or return the tensor from the transformed "
     "function.";
+
+// Note [The engine asks for bytes that have gone]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Where a gradient goes to a node that runs on another stream, autograd's engine tells the allocator
+// so. It reads the address off the storage, not through the dispatcher, and the gradient may have been
+// evicted since its node returned. An address of null is ignored there, and when the bytes have been
+// made again we tell the allocator ourselves. So where that may happen, to ask for the address is no
+// error.
+bool engine_may_ask(const TensorVersion& version, const c10::StorageImpl& storage) {
+  if (storage.device_type() == c10::kCPU) return false;
+  const auto& domain = static_cast<const TensorDomain&>(*version.table->domain);
+  return domain.streams.are_several() || torch::autograd::get_current_node();
+}
 
 // See Note [An evicted storage knows its cell]
 void let_go_of_cell(void* cell) { c10::intrusive_ptr<Cell>::reclaim(static_cast<Cell*>(cell)); }
@@ -50,7 +64,8 @@ void TensorStore::drop(Version& version) {
   const auto storage = v.cell()->storage.lock();
   if (!storage) return;  // See Note [A handle may outlive its storage]
   storage->set_data_ptr_noswap(instead_of_bytes(v.own_cell(), storage->device()));
-  forbid_access(*storage, kEvicted);
+  // See Note [The engine asks for bytes that have gone]
+  if (!engine_may_ask(v, *storage)) forbid_access(*storage, kEvicted);
 }
 
 bool TensorStore::held_elsewhere(const Version& version) {
@@ -91,7 +106,12 @@ bool TensorStore::forget(Version& version) {
 void TensorStore::copy(Version& version) {
   auto& v = static_cast<TensorVersion&>(version);
   const BackendScope scope;
-  const c10::Storage copy = bytes_of(v.current_storage()).clone().storage();
+  const c10::Storage original = v.current_storage();
+  auto& domain =
+      v.outside != nullptr ? *v.outside : static_cast<TensorDomain&>(*v.table->domain);
+  domain.streams.enter(original.device());
+  domain.streams.note_use(*original.unsafeGetStorageImpl());
+  const c10::Storage copy = bytes_of(original).clone().storage();
   if (v.outside != nullptr) {
     v.outside->erase_outside(v);
     v.outside = nullptr;

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -26,6 +27,8 @@ if ON_DEVICE in os.environ:
         before = torch.accelerator.memory_allocated()
         yield
         torch.accelerator.synchronize()
+        if torch.accelerator.memory_allocated() > before:
+            gc.collect()
         assert torch.accelerator.memory_allocated() <= before
 
 else:
@@ -51,8 +54,12 @@ class InItsOwnProcess(pytest.Item):
         for name in [n for n in environment if n.startswith("PYTEST_")]:
             del environment[name]  # of the session around
         found = subprocess.run(
-            command, cwd=self.config.rootpath, env=environment, capture_output=True, text=True,
+            command,
+            cwd=self.config.rootpath,
+            env=environment,
+            capture_output=True,
+            text=True,
             timeout=600,
-        )  # fmt: skip
+        )
         if found.returncode:
             pytest.fail(found.stdout + found.stderr, pytrace=False)

@@ -56,11 +56,12 @@ const char* name_of(const c10::OperatorHandle& op) { return op.schema().name().c
 
 // ---- the arguments elsewhere ----------------------------------------------------------------------
 
-// Arguments as tensors of another backend: CPU tensors on the same bytes, or meta tensors. Tensors
-// that share a storage share its counterpart.
+// Arguments as tensors of another backend: CPU tensors on the same bytes (or on none, where only their
+// shapes are asked for), or meta tensors. Tensors that share a storage share its counterpart.
 class Elsewhere {
  public:
-  explicit Elsewhere(DispatchKey backend) : backend_(backend) {}
+  explicit Elsewhere(DispatchKey backend, bool with_bytes = true)
+      : backend_(backend), with_bytes_(with_bytes) {}
 
   at::Tensor convert(const at::Tensor& tensor) {
     if (!tensor.defined() || (!is_ours(tensor) && backend_ == DispatchKey::CPU)) return tensor;
@@ -110,7 +111,7 @@ class Elsewhere {
       if (ours.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl()) return theirs;
     }
     const bool on_cpu = backend_ == DispatchKey::CPU;
-    void* bytes = on_cpu ? const_cast<void*>(storage.data()) : nullptr;
+    void* bytes = on_cpu && with_bytes_ ? const_cast<void*>(storage.data()) : nullptr;
     c10::Storage made(c10::Storage::use_byte_size_t(), storage.nbytes(),
                       c10::DataPtr(bytes, on_cpu ? c10::kCPU : c10::kMeta),
                       on_cpu ? nullptr : c10::GetAllocator(c10::kMeta), /*resizable=*/!on_cpu);
@@ -119,6 +120,7 @@ class Elsewhere {
   }
 
   DispatchKey backend_;
+  bool with_bytes_;
   std::vector<std::pair<c10::Storage, c10::Storage>> storages_;
 };
 
@@ -206,7 +208,7 @@ class Call {
   // A view reads no bytes: the CPU's kernel says at once what it looks like.
   void make_view() {
     const c10::impl::ExcludeDispatchKeyGuard below(kAbove);
-    Elsewhere cpu(DispatchKey::CPU);
+    Elsewhere cpu(DispatchKey::CPU, /*with_bytes=*/false);
     Stack stack = converted(cpu, arguments_);
     op_.callBoxed(&stack);
     const at::Tensor& self = arguments_[0].toTensor();

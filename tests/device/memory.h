@@ -9,10 +9,11 @@
 // Note [Memory is freed in stream order]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A tensor dies on the host while kernels that read it are still waiting in a queue. A block of device
-// memory belongs to the stream that was current when it was allocated: what that stream does is in order, so
-// the block can be handed out again at once, on that stream. It is closed, and opened again, by jobs of
-// that stream. Other streams nobody knows of, unless record_stream told: then the block waits, closed to all,
-// until each of them has come to the point at which it was freed. Pinned memory belongs to no stream.
+// memory belongs to the stream that was current when it was allocated: what that stream does is in
+// order, so the block can be handed out again at once, on that stream. It is closed, and opened again,
+// by jobs of that stream. Other streams nobody knows of, unless record_stream told: then the block
+// waits until each of them has come to the point at which it was freed. Pinned memory belongs to no
+// stream.
 
 #pragma once
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake device itself: it is asynchronous, its memory tells of misuse, and its numbers are the CPU's."""
+"""The fake device itself: asynchronous, with memory that tells of misuse, and the CPU's numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def current() -> torch.Stream:
     return torch.accelerator.current_stream()
 
 
-# --- what it computes ------------------------------------------------------------------------------
+# --- what it computes -----------------------------------------------------------------------------
 
 
 class Gpt(nn.Module):
@@ -115,7 +115,11 @@ def test_errors_are_raised_by_the_call_or_by_the_next_wait() -> None:
 def test_random_numbers_follow_the_generator_of_the_device() -> None:
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    first = [torch.rand(5, device=DEVICE), torch.nn.functional.dropout(torch.ones(9, device=DEVICE))]
+
+    def draw() -> list[Tensor]:
+        return [torch.rand(5, device=DEVICE), nn.functional.dropout(torch.ones(9, device=DEVICE))]
+
+    first = draw()
     assert torch.equal(torch.random.get_rng_state(), before)  # the CPU's stands still
     state = torch.fake.get_rng_state()
     after = torch.randn(5, device=DEVICE)
@@ -123,11 +127,10 @@ def test_random_numbers_follow_the_generator_of_the_device() -> None:
     torch.fake.set_rng_state(state)
     assert torch.equal(after, torch.randn(5, device=DEVICE))
     torch.manual_seed(3)
-    again = [torch.rand(5, device=DEVICE), torch.nn.functional.dropout(torch.ones(9, device=DEVICE))]
-    assert_bitwise_equal(again, first)
+    assert_bitwise_equal(draw(), first)
 
 
-# --- streams and events ------------------------------------------------------------------------------
+# --- streams and events ---------------------------------------------------------------------------
 
 
 def test_the_host_does_not_wait_for_a_kernel() -> None:
@@ -185,7 +188,7 @@ def test_events_tell_the_time_between_them() -> None:
     assert first.elapsed_time(second) >= 20
 
 
-# --- memory ------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def test_fresh_memory_is_full_of_nans() -> None:

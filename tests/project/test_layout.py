@@ -195,8 +195,12 @@ def test_the_tables_of_modules_are_complete() -> None:
 
 
 def test_tests_lie_in_folders_named_after_what_they_test() -> None:
-    """`whole` is for what no part could promise alone, `project` for the project itself."""
-    parts = {*PARTS, *(part.strip("_") for part in PYTHON_PARTS), "benchmarks", "whole", "project"}
+    """`whole` is for what no part could promise alone, `project` for the project itself.
+
+    `device` is for what needs one.
+    """
+    parts = {*PARTS, *(part.strip("_") for part in PYTHON_PARTS)}
+    parts |= {"benchmarks", "whole", "device", "project"}
     found = {path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
     assert {path for path in found if len(path.parts) != 2 or path.parts[0] not in parts} == set()
 

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensors/streams.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <algorithm>
+
+namespace rematfn {
+namespace {
+
+// Null for a device without streams.
+const c10::impl::DeviceGuardImplInterface* guard_of(c10::Device device) {
+  if (device.is_meta() || !c10::impl::hasDeviceGuardImpl(device.type())) return nullptr;
+  return c10::impl::getDeviceGuardImpl(device.type());
+}
+
+void wait_for(const c10::Stream& first, const c10::Stream& then) {
+  c10::Event reached(first.device_type());
+  reached.record(first);
+  reached.block(then);
+}
+
+}  // namespace
+
+// See Note [A level's work is in one order]
+void Streams::enter_current(c10::Device device) {
+  const auto* guard = guard_of(device);
+  if (guard == nullptr) return;
+  const c10::Stream now = guard->getStream(device);
+  const auto used = std::find_if(used_.begin(), used_.end(), [&](const Used& u) {
+    return u.last.device() == now.device();
+  });
+  if (used == used_.end()) {
+    used_.push_back({now, {}});
+    return;
+  }
+  settled_ = !several_;
+  if (used->last == now) return;
+  several_ = true;
+  settled_ = false;
+  wait_for(used->last, now);
+  auto& others = used->others;
+  others.erase(std::remove(others.begin(), others.end(), now), others.end());
+  others.push_back(used->last);
+  used->last = now;
+}
+
+void Streams::tell_allocator(const c10::DataPtr& bytes) {
+  if (bytes.device().is_cpu() || bytes.get() == nullptr) return;
+  const auto* guard = guard_of(bytes.device());
+  if (guard == nullptr) return;
+  guard->recordDataPtrOnStream(bytes, guard->getStream(bytes.device()));
+}
+
+void Streams::settle_all() {
+  settled_ = true;
+  for (const Used& used : used_) {
+    for (const c10::Stream& other : used.others) wait_for(used.last, other);
+  }
+}
+
+}  // namespace rematfn
