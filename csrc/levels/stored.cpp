@@ -2,10 +2,17 @@
 //
 // stored.cpp: what `f` has stored away, when it is over.
 
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "base/interpreter.h"
 #include "levels/level.h"
+#include "tensors/thread_keys.h"
+#include "tensors/torch_compat.h"
 
 namespace rematfn {
 namespace {
@@ -60,18 +67,56 @@ void find_stored(const Level& level, bool sealed, std::vector<Ref<TensorVersion>
   }
 }
 
+// Note [A backward is over before its thread has let go]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// An accelerator's nodes run on a thread of autograd's. It says that a backward is over, and then lets
+// go of it: of the last node, of the graph, and of all that this has saved. So when `f` returns, what
+// is dead may still look as if somebody had stored it away. Made again and handed over, it would be
+// bytes that no budget counts, as many as the graph has. The thread takes its tasks in turn: when it
+// has run one more, which does nothing, it has let go.
+struct Nothing final : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
+};
+
+void wait_for_backward_thread(c10::Device device) {
+  at::Tensor no_elements;
+  {
+    const BackendScope scope;
+    no_elements = at::empty({0}, at::TensorOptions(device));
+  }
+  const auto node = make_node<Nothing>();
+  node->add_input_metadata(no_elements);
+  torch::autograd::Engine::get_default_engine().execute(
+      {{node, 0}}, {no_elements}, /*keep_graph=*/false, /*create_graph=*/false,
+      /*accumulate_grad=*/true);
+}
+
+// What seems to be stored away, the level's lock being held.
+std::vector<Ref<TensorVersion>> stored_in(const Level& level, bool sealed) {
+  std::vector<Ref<TensorVersion>> stored;
+  if (level.active || level.heir() != nullptr) return stored;
+  if (sealed || level.tensor_domain().savers.has_any()) find_stored(level, sealed, stored);
+  return stored;
+}
+
 }  // namespace
 
 void hand_over(LevelHandle& handle, bool sealed) {
   Level& level = handle.level();
+  std::vector<c10::Device> devices;
+  if (level.tensor_domain().streams.any()) {
+    const DomainLock lock(level.domain);
+    if (!stored_in(level, sealed).empty()) devices = level.tensor_domain().streams.devices();
+  }
+  // See Note [A backward is over before its thread has let go]
+  for (const c10::Device device : devices) wait_for_backward_thread(device);
   const DomainLock lock(level.domain);
   if (level.active || level.heir() != nullptr) return;
   if (!sealed && !level.tensor_domain().savers.has_any()) return;
-  std::vector<Ref<TensorVersion>> stored;
-  find_stored(level, sealed, stored);
+  const std::vector<Ref<TensorVersion>> stored = stored_in(level, sealed);
   // What finds no room is tried again when the others have left.
   std::vector<Ref<TensorVersion>> crowded;
-  for (std::vector<Ref<TensorVersion>>* some : {&stored, &crowded}) {
+  for (const std::vector<Ref<TensorVersion>>* some : {&stored, &std::as_const(crowded)}) {
     for (const Ref<TensorVersion>& version : *some) {
       try {
         if (!try_to_have(*version)) continue;

@@ -46,6 +46,12 @@ void Streams::enter_current(c10::Device device) {
   used->last = now;
 }
 
+std::vector<c10::Device> Streams::devices() const {
+  std::vector<c10::Device> devices;
+  for (const Used& used : used_) devices.push_back(used.last.device());
+  return devices;
+}
+
 void Streams::tell_allocator(const c10::DataPtr& bytes) {
   if (bytes.device().is_cpu() || bytes.get() == nullptr) return;
   const auto* guard = guard_of(bytes.device());

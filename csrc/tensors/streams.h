@@ -34,6 +34,9 @@ namespace rematfn {
 
 class Streams {
  public:
+  // Whether anything has run on an accelerator, and on which.
+  [[nodiscard]] bool any() const { return !used_.empty(); }
+  [[nodiscard]] std::vector<c10::Device> devices() const;
   // Whether some device was used by more than one.
   [[nodiscard]] bool are_several() const { return several_; }
   // What is enqueued from now on, on the current stream of `device`, comes after all that was before.

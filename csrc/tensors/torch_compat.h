@@ -5,9 +5,12 @@
 #pragma once
 
 #include <c10/core/StorageImpl.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/version.h>
 
+#include <memory>
 #include <string>
+#include <type_traits>
 
 #define REMATFN_TORCH_AT_LEAST(minor) \
   (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= (minor)))
@@ -30,6 +33,17 @@ inline void allow_access(c10::StorageImpl& storage) {
 #else
   (void)storage;
 #endif
+}
+
+// Nodes were held by shared_ptr once.
+template <class N>
+auto make_node() {
+  using Held = decltype(torch::autograd::Edge::function);
+  if constexpr (std::is_same_v<Held, std::shared_ptr<torch::autograd::Node>>) {
+    return Held(std::make_shared<N>());
+  } else {
+    return Held(c10::make_intrusive<N>());
+  }
 }
 
 }  // namespace rematfn
