@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--width", type=_positive, default=384, help="channels of the model")
     demo.add_argument("--heads", type=_positive, default=6, help="attention heads, dividing width")
     demo.add_argument("--context", type=_positive, default=256, help="characters in an excerpt")
-    demo.add_argument("--device", type=_device, default="cpu", help="cpu, or cuda if there is one")
+    demo.add_argument("--device", type=_device, default="cpu", help="cpu, or cuda or another if there is one")
     demo.add_argument("--seed", type=int, default=0, help="of weights, batches and dropout")
     demo.add_argument(
         "--png", type=_writable, default="rematfn-demo.png", help="where to save the picture"
@@ -125,12 +125,15 @@ def _device(text: str) -> torch.device:
         device = torch.device(text)
     except RuntimeError:
         device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise argparse.ArgumentTypeError(f"it must be cpu or cuda, got {text!r}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    accelerator = torch.accelerator.current_accelerator()
+    name = "cuda" if accelerator is None else accelerator.type
+    if device is None or device.type not in ("cpu", name):
+        raise argparse.ArgumentTypeError(f"it must be cpu or {name}, got {text!r}")
+    count = torch.accelerator.device_count()
+    if device.type != "cpu" and (device.index or 0) >= count:
         raise argparse.ArgumentTypeError(
-            f"there is no {text}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA"
-            " devices; use --device cpu"
+            f"there is no {text}: torch {torch.__version__} sees {count} {name} devices;"
+            " use --device cpu"
         )
     return device
 

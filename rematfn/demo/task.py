@@ -76,8 +76,8 @@ class Task:
         return peak.added
 
     def _finish_queued_work(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
 
 
 @dataclass(frozen=True)

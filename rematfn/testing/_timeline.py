@@ -62,8 +62,9 @@ class MemoryTimeline:
         self.bytes: list[int] = []
         self.bytes_excluding_survivors: list[int] = []
         self.survivors = 0  # bytes handed out inside the block and still live at its end
-        self.device_peak: int | None = None  # the accelerator's own count; None on a CPU
+        self.device_peak: int | None = None  # the accelerator's own count, if it has one
         self._device_bytes_at_entry = 0
+        self._device_counts = _counts_itself(self.device)
         self._profile: profile | None = None
 
     @property
@@ -82,10 +83,10 @@ class MemoryTimeline:
         return max(self.bytes_excluding_survivors, default=0)
 
     def __enter__(self) -> MemoryTimeline:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self._device_bytes_at_entry = torch.cuda.memory_allocated(self.device)
+        if self._device_counts:
+            torch.accelerator.synchronize(self.device)
+            torch.accelerator.reset_peak_memory_stats(self.device)
+            self._device_bytes_at_entry = torch.accelerator.memory_allocated(self.device)
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self._profile.start()
         return self
@@ -98,9 +99,9 @@ class MemoryTimeline:
     ) -> None:
         running, self._profile = self._profile, None
         assert running is not None, "MemoryTimeline left without having been entered"
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            most = torch.cuda.max_memory_allocated(self.device)
+        if self._device_counts:
+            torch.accelerator.synchronize(self.device)
+            most = torch.accelerator.max_memory_allocated(self.device)
             self.device_peak = most - self._device_bytes_at_entry
         running.stop()
         inner = running.profiler
@@ -137,6 +138,17 @@ class MemoryTimeline:
             changes[index] -= nbytes
         self.bytes_excluding_survivors = list(accumulate(changes))
         self.survivors = sum(nbytes for nbytes, _ in live.values())
+
+
+def _counts_itself(device: torch.device) -> bool:
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type != device.type:
+        return False
+    try:
+        torch.accelerator.memory_allocated(device)
+    except RuntimeError:  # its allocator does not tell
+        return False
+    return True
 
 
 def _allocator_events(
