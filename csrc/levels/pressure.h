@@ -11,6 +11,15 @@
 // evicts when little is. What it frees goes back to the system, for otherwise nothing would be left
 // for others; the C library is told to. Where a CPU's allocation does fail, for a limit on addresses or
 // on what the system promises: Note [The allocation is tried again, not the operator].
+//
+// Note [An operator that found no memory runs again]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// An accelerator's allocator is not ours, so it is the operator that is tried again. It may have gone
+// half of its way. If it drew random numbers, the generator is put back first. If it writes to its
+// arguments, it may have done so, and a second run would write twice: then the error stands. Batch
+// normalisation writes too, and allocates much: of an operator that does both, the bytes that are
+// foreseen are asked for, and given back, before it runs. A replay writes to copies, which are made
+// again, unless the only original has been handed to it.
 
 #pragma once
 

@@ -11,6 +11,7 @@
 
 #include "base/errors.h"
 #include "levels/meter.h"
+#include "levels/pressure.h"
 #include "tensors/stack_utils.h"
 #include "tensors/tensor_store.h"
 
@@ -93,13 +94,14 @@ std::size_t Call::replay_bytes() const {
 }
 
 // See Note [A replay writes to copies]
-std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain) {
+std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain, bool& consumes) {
   std::vector<c10::Storage> own(inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!writes(i) || own[i]) continue;
     auto& version = static_cast<TensorVersion&>(*inputs[i].version);
     c10::Storage storage;
     if (may_overwrite(version)) {
+      consumes = true;
       storage = version.storage;
       version.storage = c10::Storage();
       version.table->hold(version.nbytes);
@@ -133,6 +135,31 @@ std::optional<View> Call::read_by(std::size_t i) const {
   return call_template->view(i);
 }
 
+// The arguments, with tensors on the storages of now in the place of those of then.
+torch::jit::Stack Call::filled_in(const std::vector<c10::Storage>& own,
+                                  std::vector<at::Tensor>& written) const {
+  torch::jit::Stack stack(call_template->arguments.begin(), call_template->arguments.end());
+  for (c10::IValue& value : stack) {
+    if (value.isTensorList()) value = value.toTensorList().copy();
+    if (value.isOptionalTensorList()) value = value.toOptionalTensorList().copy();
+  }
+  if (fingerprints) written.resize(inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const TensorArgument& argument = call_template->tensors[i];
+    at::Tensor tensor = call_template->over(own[i] ? own[i] : input(i).current_storage(), argument);
+    if (fingerprints && argument.written) written[i] = tensor;
+    c10::IValue& place = stack[argument.position];
+    if (argument.index < 0) {
+      place = std::move(tensor);
+    } else if (place.isTensorList()) {
+      place.toTensorList().set(argument.index, std::move(tensor));
+    } else {
+      place.toOptionalTensorList().set(argument.index, std::move(tensor));
+    }
+  }
+  return stack;
+}
+
 void Call::replay(Domain& owner) {
   auto& domain = static_cast<TensorDomain&>(owner);
   const BackendScope backend;
@@ -148,27 +175,21 @@ void Call::replay(Domain& owner) {
   }
   check_inputs(domain);
   const Meter meter(*table, replay_bytes(), call_template->op);
-  const std::vector<c10::Storage> own = prepare_writes(domain);
-  torch::jit::Stack stack(call_template->arguments.begin(), call_template->arguments.end());
-  for (c10::IValue& value : stack) {
-    if (value.isTensorList()) value = value.toTensorList().copy();
-    if (value.isOptionalTensorList()) value = value.toOptionalTensorList().copy();
-  }
-  std::vector<at::Tensor> written(fingerprints ? inputs.size() : 0);
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const TensorArgument& argument = call_template->tensors[i];
-    at::Tensor tensor = call_template->over(own[i] ? own[i] : input(i).current_storage(), argument);
-    if (fingerprints && argument.written) written[i] = tensor;
-    c10::IValue& place = stack[argument.position];
-    if (argument.index < 0) {
-      place = std::move(tensor);
-    } else if (place.isTensorList()) {
-      place.toTensorList().set(argument.index, std::move(tensor));
-    } else {
-      place.toOptionalTensorList().set(argument.index, std::move(tensor));
+  std::vector<c10::Storage> own;
+  std::vector<at::Tensor> written;
+  torch::jit::Stack stack;
+  for (bool consumes = false;;) {
+    try {
+      own = prepare_writes(domain, consumes);
+      stack = filled_in(own, written);
+      run_below(call_template->op, call_template->keys, call_template->selects_backend, &stack);
+      break;
+    } catch (const c10::OutOfMemoryError&) {
+      // See Note [An operator that found no memory runs again]
+      if (consumes || !evict_after_failure(domain, replay_bytes())) throw;
+      if (random) random->restore();
     }
   }
-  run_below(call_template->op, call_template->keys, call_template->selects_backend, &stack);
 
   for (std::size_t k = 0; k < outputs.size(); ++k) {
     auto* version = static_cast<TensorVersion*>(outputs[k]);

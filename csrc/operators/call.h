@@ -71,8 +71,11 @@ struct Call final : TensorOperation, Pooled<Call> {
   void check_inputs(TensorDomain& domain) const;
   void verify(std::size_t output, const at::Tensor& again) const;
   [[nodiscard]] const TensorVersion& input(std::size_t i) const;
-  // Storages to be overwritten, by tensor argument; empty where the argument is only read.
-  std::vector<c10::Storage> prepare_writes(TensorDomain& domain);
+  // Storages to be overwritten, by tensor argument; empty where the argument is only read. Some version
+  // may have been consumed.
+  std::vector<c10::Storage> prepare_writes(TensorDomain& domain, bool& consumes);
+  [[nodiscard]] torch::jit::Stack filled_in(const std::vector<c10::Storage>& own,
+                                            std::vector<at::Tensor>& written) const;
 };
 
 // Redispatches below our key: the way every operator goes on, first run or replay. Or calls

@@ -2,6 +2,7 @@
 #include "operators/level_call.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
@@ -16,6 +17,7 @@
 #include "levels/pressure.h"
 #include "levels/weight_cache.h"
 #include "tensors/stack_utils.h"
+#include "tensors/thread_keys.h"
 
 namespace rematfn {
 namespace {
@@ -268,15 +270,38 @@ void LevelCall::run_measured() {
   }
 }
 
-// See Note [Passive levels]
+// See Note [An operator that found no memory runs again]
 void LevelCall::run_until_it_fits() {
+  // On a CPU the allocation is tried again.
+  if (!found_.empty() && std::all_of(found_.begin(), found_.end(), is_on_cpu)) {
+    return invocation_.run_below();
+  }
+  if (writes_ && facts_.makes_fresh) reserve();
+  std::shared_ptr<const RandomState> random;
+  if (facts_.draws_random) {
+    random = operation_ ? call().random : RandomState::of(generator_of(arguments()));
+  }
   for (;;) {
     try {
       return invocation_.run_below();
     } catch (const c10::OutOfMemoryError&) {
-      // On a CPU the allocation has been tried again.
-      if (!found_.empty() && std::all_of(found_.begin(), found_.end(), is_on_cpu)) throw;
-      if (!evict_after_failure(domain_, std::max(granted_, input_bytes_))) throw;
+      if (writes_ || !evict_after_failure(domain_, std::max(granted_, input_bytes_))) throw;
+      if (random) random->restore();
+    }
+  }
+}
+
+// Sees to it that an accelerator has the bytes that are foreseen.
+void LevelCall::reserve() {
+  const std::size_t nbytes = (is_metered_ ? need_ : foresee()).likely_bytes;
+  const auto device = std::find_if_not(found_.begin(), found_.end(), is_on_cpu)->tensor->device();
+  const BackendScope scope;
+  for (;;) {
+    try {
+      at::empty({static_cast<std::int64_t>(nbytes)}, at::TensorOptions(device).dtype(at::kByte));
+      return;
+    } catch (const c10::OutOfMemoryError&) {
+      if (!evict_after_failure(domain_, nbytes)) throw;
     }
   }
 }

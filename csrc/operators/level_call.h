@@ -37,6 +37,7 @@ class LevelCall final : private Step {
   void note_saver_of_arguments();
   void run_measured();
   void run_until_it_fits();
+  void reserve();
   void sort_results();
   bool put_handle_on(c10::TensorImpl& tensor);
   void give_away_parts();

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`remat(f)` is `f`, bit for bit, where kernels run later and on another thread."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import helpers
+import pytest
+import torch
+from fake_device import delays, memory_limit
+from helpers import (
+    EVERY,
+    PLAIN,
+    TIGHT,
+    Mode,
+    Transform,
+    assert_bitwise_equal,
+    assert_same_as_eager,
+    loss_of,
+    scalar,
+    weighted,
+)
+from programs import ZOO, Program
+from torch import Tensor, func, nn
+
+import rematfn
+
+# torch has fused cells for devices, and the CPU no kernel for them; a generator of the CPU draws
+# nothing on a device.
+ELSEWHERE = {"lstm", "lstm-cells", "random"}
+PROGRAMS = [p for p in ZOO if p.name not in ELSEWHERE]
+DIFFERENTIABLE = [p for p in PROGRAMS if p.differentiable]
+TWICE = [p for p in DIFFERENTIABLE if p.name in ("mlp", "gradient-penalty", "in-place")]
+
+
+@pytest.fixture(autouse=True)
+def late_kernels() -> Iterator[None]:
+    """Everything is made on the device, and each kernel may be late."""
+    with torch.device("fake"), delays(seed=1, most=100):
+        yield
+
+
+def world(program: Program, transform: Transform, calls: int = 1) -> dict[str, Any]:
+    found = helpers.world(program, transform, calls)
+    return {**found, "the device's stream of numbers": torch.fake.get_rng_state()}
+
+
+def gradients(loss: Tensor, leaves: list[Tensor], **options: Any) -> list[Tensor | None]:
+    return list(torch.autograd.grad(loss, leaves, allow_unused=True, **options))
+
+
+@pytest.mark.parametrize("mode", [TIGHT, EVERY], ids=lambda mode: mode.name)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_outputs_and_the_world_after_two_calls_are_those_of_eager(
+    program: Program, mode: Mode
+) -> None:
+    assert_same_as_eager(lambda transform: world(program, transform, calls=2), mode)
+
+
+@pytest.mark.parametrize("program", DIFFERENTIABLE, ids=lambda program: program.name)
+def test_backward_fills_grad_with_the_bits_of_eager(program: Program, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        case = program.make()
+        loss = loss_of(case, transform)
+        loss.backward()
+        return loss.detach(), [t.grad for t in case.leaves()], case.held, torch.rand(2)
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("program", TWICE, ids=lambda program: program.name)
+def test_second_derivatives_are_those_of_eager(program: Program) -> None:
+    def run(transform: Transform) -> Any:
+        case = program.make()
+        first = gradients(loss_of(case, transform), case.leaves(), create_graph=True)
+        second = gradients(scalar(first).sin(), case.leaves())
+        return [g.detach() for g in first if g is not None], second
+
+    assert_same_as_eager(run, EVERY)
+
+
+def base(x: Tensor) -> Tensor:
+    y = torch.tanh(x @ x.mT)
+    z = (y * y.exp()).cumsum(-1)
+    return (z.softmax(-1).sin() * y + z[..., :1]).sum(-1)
+
+
+WORDS = {
+    "grad": lambda f: func.grad(lambda x: weighted(f(x))),
+    "vmap": lambda f: lambda x: func.vmap(f)(torch.stack([x, x * 2])),
+    "jvp": lambda f: lambda x: func.jvp(f, (x,), (x.cos(),)),
+    "hessian": lambda f: func.hessian(lambda x: weighted(f(x))),
+}
+
+
+@pytest.mark.parametrize("outside", [True, False], ids=["remat-outside", "remat-inside"])
+@pytest.mark.parametrize(
+    ("word", "mode"),
+    [(word, mode) for word in WORDS for mode in (PLAIN, TIGHT, EVERY) if word != "hessian"]
+    + [("hessian", EVERY)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_it_commutes_with_the_transforms(word: str, outside: bool, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        x = torch.randn(4, 5)
+        letter = WORDS[word]
+        return (transform(letter(base)) if outside else letter(transform(base)))(x)
+
+    assert_same_as_eager(run, mode)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+ONE = 1 << 20  # bytes of each value
+
+
+def chain(x: Tensor) -> Tensor:
+    """Eight values that are read again at the end."""
+    kept = []
+    for _ in range(8):
+        x = (x * 1.5).sin()
+        kept.append(x)
+    return torch.stack([y.sum() for y in kept])
+
+
+def big() -> Tensor:
+    return torch.linspace(0, 1, ONE // 4)
+
+
+@contextmanager
+def room_for(values: int) -> Iterator[None]:
+    torch.accelerator.synchronize()
+    with memory_limit(torch.accelerator.memory_allocated() + values * ONE + 4096):
+        yield
+
+
+def test_a_level_without_a_budget_holds_what_the_device_can_hold() -> None:
+    x = big()
+    expected = chain(x)
+    with room_for(4):
+        with pytest.raises(torch.OutOfMemoryError):
+            chain(x)
+        g = rematfn.remat(chain)
+        found = g(x)
+    assert_bitwise_equal(found, expected)
+    assert rematfn.stats(g).evictions > 0
+    assert rematfn.stats(g).replays > 0
+
+
+def test_so_does_its_backward() -> None:
+    def run(transform: Transform) -> Any:
+        x = big().requires_grad_()
+        transform(chain)(x).sum().backward()
+        return x.grad
+
+    expected = run(lambda f: f)
+    with room_for(9):
+        with pytest.raises(torch.OutOfMemoryError):
+            run(lambda f: f)
+        assert_bitwise_equal(run(rematfn.remat), expected)
+
+
+def test_a_network_with_batch_normalisation_trains_in_what_there_is() -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(5)
+        net = nn.Sequential(*(nn.BatchNorm1d(64) for _ in range(8)))
+        x = torch.randn(ONE // 256, 64, requires_grad=True)
+        transform(lambda x: net(x).square().mean())(x).backward()
+        return x.grad, list(net.buffers())
+
+    expected = run(lambda f: f)
+    torch.accelerator.synchronize()
+    with room_for(8):
+        with pytest.raises(torch.OutOfMemoryError):
+            run(lambda f: f)
+        gc.collect()
+        assert_bitwise_equal(run(rematfn.remat), expected)
+
+
+def test_an_operator_that_writes_is_not_run_twice_for_want_of_memory() -> None:
+    x = big()
+    counter = torch.zeros(1)
+
+    def f(x: Tensor) -> Tensor:
+        kept = [x + k for k in range(3)]
+        torch.ops.fake_device.count(counter, x)
+        return sum(y.sum() for y in kept)
+
+    with room_for(3):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            rematfn.remat(f)(x)
+        assert counter.tolist() in ([0.0], [1.0])
+
+
+def test_an_operator_that_draws_draws_once_though_it_is_tried_again() -> None:
+    x = big()
+
+    def f(x: Tensor) -> Tensor:
+        kept = [x + k for k in range(3)]
+        y = torch.ops.fake_device.scale_at_random(x)
+        return sum(k.sum() for k in kept) + y.sum()
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        return transform(f)(x), torch.rand(2)
+
+    expected = run(lambda f: f)
+    with room_for(3):
+        assert_bitwise_equal(run(rematfn.remat), expected)
+
+
+@pytest.mark.parametrize("policy", [None, rematfn.testing.EvictEverything()])
+def test_the_budget_holds_as_the_device_counts(policy: Any) -> None:
+    options = {} if policy is None else {"policy": policy}
+    x = big()
+    expected = chain(x)
+    g = rematfn.remat(chain, budget=4 * ONE, **options)
+    with rematfn.testing.MemoryTimeline("fake") as timeline:
+        found = g(x)
+    assert_bitwise_equal(found, expected)
+    assert 0 < rematfn.stats(g).peak_bytes <= timeline.peak <= 4 * ONE
+    assert timeline.device_peak == timeline.peak
+
+
+# --- autograd's thread ---------------------------------------------------------------------------
+
+
+def test_a_level_with_a_backward_inside_lets_go_of_all_of_it() -> None:
+    """The thread that runs backward lets go of the graph after it has said that it is done."""
+    weights = [torch.randn(64, 64) / 8 for _ in range(6)]
+    x = torch.randn(1024, 64)
+
+    def net(weights: list[Tensor]) -> Tensor:
+        y = x
+        for w in weights:
+            y = torch.tanh(y @ w)
+        return y.square().mean()
+
+    torch.accelerator.reset_peak_memory_stats()
+    before = torch.accelerator.memory_allocated()
+    expected = func.grad(net)(weights)
+    torch.accelerator.synchronize()
+    budget = (torch.accelerator.max_memory_allocated() - before) * 6 // 10
+    g = rematfn.remat(func.grad(net), budget=budget)
+    for _ in range(8):
+        gc.collect()
+        torch.accelerator.reset_peak_memory_stats()
+        before = torch.accelerator.memory_allocated()
+        found = g(weights)
+        assert torch.accelerator.max_memory_allocated() - before <= budget
+        assert_bitwise_equal(found, expected)
+        del found
+    assert rematfn.stats(g).replays <= 6
+
+
+def test_what_a_function_stores_away_is_handed_over_all_the_same() -> None:
+    kept: list[Tensor] = []
+
+    def f(x: Tensor) -> Tensor:
+        kept.append(x.sin())
+        return func.grad(lambda x: (x.exp() * kept[-1]).sum())(x)
+
+    x = torch.linspace(0, 1, 600)
+    g = rematfn.remat(f, policy=rematfn.testing.EvictEverything())
+    assert_bitwise_equal(g(x), f(x))
+    assert_bitwise_equal(kept[0], kept[1])
