@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--width", type=_positive, default=384, help="channels of the model")
     demo.add_argument("--heads", type=_positive, default=6, help="attention heads, dividing width")
     demo.add_argument("--context", type=_positive, default=256, help="characters in an excerpt")
-    demo.add_argument("--device", type=_device, default="cpu", help="cpu, or cuda or another if there is one")
+    demo.add_argument("--device", type=_device, default="cpu", help="cpu, or cuda if there is one")
     demo.add_argument("--seed", type=int, default=0, help="of weights, batches and dropout")
     demo.add_argument(
         "--png", type=_writable, default="rematfn-demo.png", help="where to save the picture"
