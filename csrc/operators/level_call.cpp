@@ -78,7 +78,7 @@ void LevelCall::run() {
     const bool known = f.cell != nullptr;
     set_operand(i, known ? f.cell->version.get() : nullptr, known ? f.cell->level.get() : nullptr,
                 f.written);
-    domain_.streams.enter(f.tensor->device());
+    if (!is_on_cpu(f)) enter_stream(f.tensor->device());
   }
   if (level_.active) note_leaves();
   note_saver_of_arguments();
@@ -123,6 +123,11 @@ ObservedCall LevelCall::refused_call() const {
     if (f.cell != nullptr) call.reads.push_back({f.cell->version, f.written});
   }
   return call;
+}
+
+void LevelCall::enter_stream(c10::Device device) {
+  on_accelerator_ = true;
+  domain_.streams.enter(device);
 }
 
 std::string LevelCall::name() const { return "`" + c10::toString(op_.operator_name()) + "`"; }
@@ -177,7 +182,7 @@ LevelCall::Need LevelCall::foresee() {
   const std::size_t likely_bytes = foreseen_.output_bytes + foreseen_.scratch_bytes;
   return {foresight.certain_bytes, likely_bytes,
           /*certain_may_do=*/likely_bytes > foresight.certain_bytes &&
-              std::all_of(found_.begin(), found_.end(), is_on_cpu)};
+              !on_accelerator_};
 }
 
 void LevelCall::prepare() {
@@ -240,7 +245,9 @@ void LevelCall::run_kernel() {
   for (const FoundTensor& f : found_) {
     input_bytes_ += view_bytes(*f.tensor);
     if (f.written) domain_.expect_bump(*f.tensor);
-    domain_.streams.note_use(*f.storage);
+  }
+  if (on_accelerator_) {
+    for (const FoundTensor& f : found_) domain_.streams.note_use(*f.storage);
   }
   run_measured();
 }
@@ -273,9 +280,11 @@ void LevelCall::run_measured() {
 // See Note [An operator that found no memory runs again]
 void LevelCall::run_until_it_fits() {
   // On a CPU the allocation is tried again.
-  if (!found_.empty() && std::all_of(found_.begin(), found_.end(), is_on_cpu)) {
-    return invocation_.run_below();
-  }
+  if (!found_.empty() && !on_accelerator_) return invocation_.run_below();
+  run_until_device_has_room();
+}
+
+void LevelCall::run_until_device_has_room() {
   if (writes_ && facts_.makes_fresh) reserve();
   std::shared_ptr<const RandomState> random;
   if (facts_.draws_random) {

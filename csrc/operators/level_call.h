@@ -36,7 +36,9 @@ class LevelCall final : private Step {
   void note_leaves();
   void note_saver_of_arguments();
   void run_measured();
+  void enter_stream(c10::Device device);
   void run_until_it_fits();
+  void run_until_device_has_room();
   void reserve();
   void sort_results();
   bool put_handle_on(c10::TensorImpl& tensor);
@@ -79,6 +81,7 @@ class LevelCall final : private Step {
   Ref<CallTemplate> call_template_;  // once it has been asked for
   c10::SmallVector<Copied, 1> copied_;
   c10::SmallVector<Fresh, 4> fresh_;
+  bool on_accelerator_ = false;  // some operand is
   bool has_parts_ = false;  // some result is no plain tensor, and perhaps made of some that are
   FootprintKey footprint_key_ = 0;
   Footprint foreseen_;
