@@ -6,8 +6,6 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import shutil
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import assert_bitwise_equal
+from models import CORE, compile_model, run_model
 from processes import in_a_process
 from torch import Tensor
 
@@ -28,7 +27,6 @@ SIDE = 1024  # a square of floats: 4 MiB
 SQUARE = 4 * MIB
 LINKS = 40
 MODEL = ["random", "holes", "oldest", "threads", "fork", "addresses"]
-CORE = Path(rematfn.__file__).parent.parent / "csrc"
 
 # These look at pages of the pool, of which there are none then (kMayUsePages in allocator.cpp). The
 # model of the pool runs all the same.
@@ -44,21 +42,13 @@ pooled = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile the pool, without torch, and a program that puts it beside a model."""
-    compiler = os.environ.get("CXX", "c++")
-    if not shutil.which(compiler):
-        pytest.skip("needs a C++ compiler")
-    program = tmp_path_factory.mktemp("pages") / "pages_model"
     sources = [Path(__file__).with_name("pages_model.cpp"), CORE / "memory" / "pages.cpp"]
-    command = [compiler, "-std=c++20", "-O1", "-pthread", f"-I{CORE}", *sources, "-o", program]
-    subprocess.run([*map(str, command)], check=True)
-    return program
+    return compile_model(tmp_path_factory.mktemp("pages"), sources)
 
 
 @pytest.mark.parametrize("name", MODEL)
 def test_the_pool_is_its_model(model: Path, name: str) -> None:
-    env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-    found = subprocess.run([str(model), name], capture_output=True, text=True, timeout=120, env=env)
-    assert found.returncode == 0, found.stdout + found.stderr
+    run_model(model, name)
 
 
 # --- under torch's allocator ----------------------------------------------------------------------
