@@ -44,6 +44,7 @@ test: $(INSTALLED)  ## run all tests, doctests included
 CORE_TESTS := tests/planning/test_searches.py tests/tensors/test_inplace.py \
   $(addprefix tests/levels/test_,exceptions.py governed_nodes.py levels.py threads.py) \
   $(addprefix tests/engine/test_,engine.py lifetime.py lineage.py shared_budget.py) \
+  tests/memory/test_disk.py \
   $(addprefix tests/operators/test_,resized_storages.py uncounted_writes.py) \
   $(addprefix tests/whole/test_,faults.py random_programs.py regressions.py stateful.py)
 sanitize: $(INSTALLED)  ## the tests of the core, under the address and undefined-behaviour sanitizers
@@ -58,7 +59,7 @@ sanitize: $(INSTALLED)  ## the tests of the core, under the address and undefine
 # compiled into it; what oneDNN does is left out. OpenMP's own threads would be reported for what
 # libgomp does. Reports go past pytest's capture, and the exit status tells that there were some.
 THREAD_TESTS := $(addprefix tests/,levels/test_threads.py levels/test_levels.py \
-  engine/test_engine.py engine/test_shared_budget.py)
+  engine/test_engine.py engine/test_shared_budget.py memory/test_disk.py)
 sanitize-threads: $(INSTALLED)  ## the tests of threads, under the thread sanitizer
 	REMATFN_SANITIZE=thread \
 	  $(BIN)/python setup.py --quiet build --build-lib build/sanitized-threads

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/scratch_file.h"
+
+#include <linux/stat.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "memory/slab.h"
+
+namespace rematfn {
+namespace {
+
+constexpr std::size_t kBlock = Slab::kAlignment;
+constexpr int kTries = 16;  // of a transfer that gets no further
+
+[[noreturn]] void refuse(const std::string& folder, const std::string& why) {
+  throw DiskError(said_of(folder) + why);
+}
+
+bool is_memory(const std::string& folder) {
+  constexpr std::uint32_t kTmpfs = 0x01021994;
+  constexpr std::uint32_t kRamfs = 0x858458f6;
+  constexpr std::uint32_t kHugetlbfs = 0x958458f6;
+  struct statfs found {};
+  if (statfs(folder.c_str(), &found) != 0) return false;
+  const auto type = static_cast<std::uint32_t>(found.f_type);
+  return type == kTmpfs || type == kRamfs || type == kHugetlbfs;
+}
+
+// To which addresses may be transferred directly; zero if none.
+std::size_t direct_alignment(int file) {
+#ifdef STATX_DIOALIGN
+  struct statx found {};
+  if (statx(file, "", AT_EMPTY_PATH, STATX_DIOALIGN, &found) == 0 &&
+      (found.stx_mask & STATX_DIOALIGN) != 0) {
+    return found.stx_dio_offset_align <= kBlock ? found.stx_dio_mem_align : 0;
+  }
+#endif
+  static_cast<void>(file);
+  return kBlock;
+}
+
+bool has_no_nameless_files(int error) {
+  return error == EOPNOTSUPP || error == EISDIR || error == EINVAL || error == ENOENT;
+}
+
+}  // namespace
+
+std::string said_of(const std::string& folder) { return "the disk tier in \"" + folder + "\": "; }
+
+std::string describe_error(int error) {
+  return std::generic_category().message(error) + " (errno " + std::to_string(error) + ")";
+}
+
+void check_scratch_folder(const std::string& folder) {
+  struct stat found {};
+  if (stat(folder.c_str(), &found) != 0) {
+    refuse(folder, "cannot be found: " + describe_error(errno) +
+                       ". Make the directory, or name another one.");
+  }
+  if (!S_ISDIR(found.st_mode)) refuse(folder, "is no directory. Name one, on a disk.");
+  if (access(folder.c_str(), W_OK | X_OK) != 0) {
+    refuse(folder, "cannot be written to: " + describe_error(errno) +
+                       ". Change its permissions, or name another directory.");
+  }
+  if (is_memory(folder)) {
+    refuse(folder, "lies in memory (a tmpfs), so nothing would be saved. Name a directory on a disk.");
+  }
+}
+
+std::size_t default_disk_budget(const std::string& folder) {
+  struct statvfs found {};
+  if (statvfs(folder.c_str(), &found) != 0) {
+    refuse(folder, "cannot be asked how much is free there: " + describe_error(errno) +
+                       ". Name another directory, or give a budget.");
+  }
+  return static_cast<std::size_t>(found.f_bavail) * found.f_frsize / 2;
+}
+
+Bounce::~Bounce() {
+  if (memory_ != nullptr) munmap(memory_, kSize);
+}
+
+char* Bounce::get() {
+  if (memory_ != nullptr) return memory_;
+  void* found = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (found != MAP_FAILED) memory_ = static_cast<char*>(found);
+  return memory_;
+}
+
+ScratchFile::ScratchFile(const std::string& folder, bool direct, const FileCalls& calls)
+    : calls_(calls) {
+  check_scratch_folder(folder);
+  file_ = calls_.open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR);
+  if (file_ < 0 && has_no_nameless_files(errno)) {
+    std::string path = folder + "/.rematfn-XXXXXX";
+    file_ = mkostemp(path.data(), O_CLOEXEC);  // for its owner alone
+    if (file_ >= 0) unlink(path.c_str());
+  }
+  if (file_ < 0) {
+    refuse(folder, "could not make a file: " + describe_error(errno) +
+                       ". Name another directory, or make room in that one.");
+  }
+  memory_alignment_ = direct ? direct_alignment(file_) : 0;
+  direct_ = memory_alignment_ != 0 && fcntl(file_, F_SETFL, O_RDWR | O_DIRECT) == 0;
+  if (!is_direct()) go_through_cache();
+}
+
+ScratchFile::~ScratchFile() { close(); }
+
+void ScratchFile::close() {
+  if (file_ >= 0) ::close(std::exchange(file_, -1));
+}
+
+void ScratchFile::go_through_cache() {
+  direct_ = false;
+  fcntl(file_, F_SETFL, O_RDWR);
+  posix_fadvise(file_, 0, 0, POSIX_FADV_RANDOM);  // nothing is read ahead, into the cache
+}
+
+// What can be transferred from or to `memory` as it lies there; the rest takes the bounce buffer.
+std::size_t ScratchFile::part_without_bounce(const char* memory, std::size_t nbytes) const {
+  if (!is_direct()) return nbytes;
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(memory) % memory_alignment_ == 0;
+  return is_aligned ? nbytes / kBlock * kBlock : 0;
+}
+
+// Calls `transfer(done, left)` until nothing is left; it returns as pread and pwrite do, and sets
+// `errno`. `at_end` is the answer to a transfer that gets no further.
+template <class Transfer>
+int ScratchFile::complete(std::size_t nbytes, int at_end, const Transfer& transfer) {
+  int tries = 0;
+  for (std::size_t done = 0; done < nbytes;) {
+    const bool direct = is_direct();
+    const ssize_t found = transfer(done, nbytes - done);
+    if (found == 0) return at_end;
+    auto more = static_cast<std::size_t>(std::max<ssize_t>(found, 0));
+    if (found < 0) {
+      if (errno == EINVAL && direct) {  // such a transfer is not to be had there
+        go_through_cache();
+      } else if (errno != EINTR && errno != EAGAIN) {
+        return errno;
+      }
+    } else if (more < nbytes - done && direct) {
+      more = more / kBlock * kBlock;  // whatever follows must be aligned too
+    }
+    done += std::min(more, nbytes - done);
+    tries = more > 0 ? 0 : tries + 1;
+    if (tries > kTries) return found < 0 ? errno : at_end;
+  }
+  return 0;
+}
+
+int ScratchFile::write(const char* from, std::size_t nbytes, std::size_t offset, Bounce& bounce) {
+  const int error = complete(nbytes, EIO, [&](std::size_t done, std::size_t left) -> ssize_t {
+    const char* source = from + done;
+    std::size_t size = part_without_bounce(source, left);
+    if (size == 0) {
+      char* const buffer = bounce.get();
+      if (buffer == nullptr) return errno = ENOMEM, -1;
+      const std::size_t part = std::min(left, Bounce::kSize);
+      size = Slab::rounded(part);
+      std::memcpy(buffer, source, part);
+      std::memset(buffer + part, 0, size - part);
+      source = buffer;
+    }
+    return calls_.pwrite(file_, source, size, static_cast<off_t>(offset + done));
+  });
+  return error == 0 && !is_direct() ? flush(offset, nbytes) : error;
+}
+
+int ScratchFile::read(char* to, std::size_t nbytes, std::size_t offset, Bounce& bounce) {
+  const int error = complete(nbytes, kTruncated, [&](std::size_t done, std::size_t left) -> ssize_t {
+    const auto at = static_cast<off_t>(offset + done);
+    const std::size_t size = part_without_bounce(to + done, left);
+    if (size > 0) return calls_.pread(file_, to + done, size, at);
+    char* const buffer = bounce.get();
+    if (buffer == nullptr) return errno = ENOMEM, -1;
+    const std::size_t part = std::min(left, Bounce::kSize);
+    const ssize_t found = calls_.pread(file_, buffer, Slab::rounded(part), at);
+    if (found > 0) std::memcpy(to + done, buffer, std::min<std::size_t>(found, part));
+    return found;
+  });
+  const auto count = static_cast<off_t>(Slab::rounded(nbytes));
+  if (!is_direct()) posix_fadvise(file_, static_cast<off_t>(offset), count, POSIX_FADV_DONTNEED);
+  return error;
+}
+
+// See Note [The page cache is no saved memory]
+int ScratchFile::flush(std::size_t offset, std::size_t nbytes) {
+  const auto begin = static_cast<off_t>(offset);
+  const auto count = static_cast<off_t>(Slab::rounded(nbytes));
+  constexpr unsigned kAll =
+      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+  if (sync_file_range(file_, begin, count, kAll) != 0) {
+    // Only now does the system look for room, perhaps. Some file systems cannot be asked.
+    if (errno == ENOSPC || errno == EDQUOT || errno == EIO) return errno;
+  }
+  posix_fadvise(file_, begin, count, POSIX_FADV_DONTNEED);
+  return 0;
+}
+
+}  // namespace rematfn

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// scratch_file.h: a file for this process alone, that is gone with it, however it ends.
+
+#pragma once
+
+#include <fcntl.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+
+namespace rematfn {
+
+// Says which folder, what was asked, what the system answered and what to change.
+class DiskError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The system calls that may fail late; tests put others in their place.
+struct FileCalls {
+  int (*open)(const char* path, int flags, mode_t mode) = [](const char* path, int flags, mode_t mode) {
+    return ::open(path, flags, mode);
+  };
+  ssize_t (*pread)(int file, void* to, std::size_t nbytes, off_t offset) = ::pread;
+  ssize_t (*pwrite)(int file, const void* from, std::size_t nbytes, off_t offset) = ::pwrite;
+};
+
+// Page-aligned memory that bytes pass through which lie at no such address. One for each thread.
+class Bounce {
+ public:
+  static constexpr std::size_t kSize = std::size_t{1} << 20;
+
+  Bounce() = default;
+  ~Bounce();
+  Bounce(const Bounce&) = delete;
+  Bounce& operator=(const Bounce&) = delete;
+  [[nodiscard]] char* get();  // null if the system gives no memory
+
+ private:
+  char* memory_ = nullptr;
+};
+
+// Throws DiskError if `folder` is none, cannot be written to, or is memory itself (a tmpfs).
+void check_scratch_folder(const std::string& folder);
+// Half of what is free there, in bytes.
+[[nodiscard]] std::size_t default_disk_budget(const std::string& folder);
+
+// Note [The page cache is no saved memory]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What is written to a file stays in memory until the system wants it for something else, and counts
+// there. So the file is opened past the cache (O_DIRECT). Addresses, offsets and lengths must then be
+// aligned, as the file system says (statx, since Linux 6.1), else to pages; what is not goes through a
+// bounce buffer. Where a file system cannot do that, what was written is flushed and dropped from the
+// cache, chunk by chunk, and so is what was read.
+class ScratchFile {
+ public:
+  // kTruncated: the file is shorter than what was written to it.
+  static constexpr int kTruncated = -1;
+
+  // Throws DiskError.
+  ScratchFile(const std::string& folder, bool direct, const FileCalls& calls);
+  ~ScratchFile();
+  ScratchFile(const ScratchFile&) = delete;
+  ScratchFile& operator=(const ScratchFile&) = delete;
+
+  // All of the bytes, at an offset that is a multiple of Slab::kAlignment, and up to the next such one.
+  // Returns 0, an errno, or kTruncated. Thread-safe.
+  [[nodiscard]] int write(const char* from, std::size_t nbytes, std::size_t offset, Bounce& bounce);
+  [[nodiscard]] int read(char* to, std::size_t nbytes, std::size_t offset, Bounce& bounce);
+  [[nodiscard]] bool is_direct() const { return direct_.load(std::memory_order_relaxed); }
+  // In a forked child: the file is the parent's.
+  void close();
+
+ private:
+  void go_through_cache();
+  [[nodiscard]] std::size_t part_without_bounce(const char* memory, std::size_t nbytes) const;
+  template <class Transfer>
+  int complete(std::size_t nbytes, int at_end, const Transfer& transfer);
+  [[nodiscard]] int flush(std::size_t offset, std::size_t nbytes);
+
+  int file_ = -1;
+  std::atomic<bool> direct_{false};
+  std::size_t memory_alignment_ = 0;
+  const FileCalls calls_;
+};
+
+// How messages begin.
+[[nodiscard]] std::string said_of(const std::string& folder);
+// "No space left on device (errno 28)"
+[[nodiscard]] std::string describe_error(int error);
+
+}  // namespace rematfn

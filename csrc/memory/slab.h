@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// slab.h: one long piece of storage, a file or memory, divided by us. Knows offsets only.
+
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+namespace rematfn {
+
+// What is asked for goes into the smallest hole that holds it, as low as possible; else at the end,
+// which moves out as far as the capacity. Neighbouring holes are one. Everything is rounded up to the
+// alignment, and O(log n). Not thread-safe.
+class Slab {
+ public:
+  static constexpr std::size_t kAlignment = 4096;
+
+  explicit Slab(std::size_t capacity) : capacity_(capacity / kAlignment * kAlignment) {}
+
+  // The bytes that so many take.
+  [[nodiscard]] static std::size_t rounded(std::size_t nbytes);
+  // An offset; nothing if there is no room. Zero bytes are one unit.
+  [[nodiscard]] std::optional<std::size_t> allocate(std::size_t nbytes);
+  // What allocate() gave for as many.
+  void free(std::size_t offset, std::size_t nbytes);
+  // From now on; what is held beyond it stays.
+  void set_capacity(std::size_t capacity);
+
+  // The most bytes that allocate() has room for.
+  [[nodiscard]] std::size_t largest() const;
+  [[nodiscard]] std::size_t capacity() const { return capacity_; }
+  [[nodiscard]] std::size_t held() const { return held_; }
+  [[nodiscard]] std::size_t peak_held() const { return peak_held_; }
+  [[nodiscard]] std::size_t extent() const { return extent_; }  // what lies beyond has never been used
+
+  void check() const;  // throws std::logic_error
+
+ private:
+  using Holes = std::map<std::size_t, std::size_t>;  // bytes by offset
+
+  void add_hole(std::size_t offset, std::size_t nbytes);
+  void remove_hole(Holes::iterator hole);
+  [[nodiscard]] std::size_t hole_at_end() const;  // its bytes
+
+  std::size_t capacity_;
+  std::size_t held_ = 0;
+  std::size_t peak_held_ = 0;
+  std::size_t extent_ = 0;
+  Holes holes_;
+  std::set<std::pair<std::size_t, std::size_t>> by_size_;  // bytes and offset of each
+};
+
+}  // namespace rematfn

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Each fault by its name.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "disk_model.h"
+#include "memory/checksum.h"
+#include "memory/slab.h"
+
+namespace rematfn {
+namespace {
+
+Fault once(unsigned at, const std::function<Answer(int, std::size_t, off_t)>& answer) {
+  return [=, count = std::make_shared<std::atomic<unsigned>>(0)](int file, std::size_t nbytes,
+                                                                off_t offset) -> Answer {
+    return count->fetch_add(1) == at ? answer(file, nbytes, offset) : Answer{};
+  };
+}
+
+void full() {
+  TestDisk disk(options());
+  Value first(300'000, 1);
+  Value second(300'000, 2);
+  Copy kept = moved(disk, first);
+  on_write = once(2, [](int, std::size_t, off_t) { return failing(ENOSPC); });
+  Copy lost = write(disk, second);
+  const std::string said = error_of([&] { lost->wait(); });
+  expect(has(said, "300000 bytes") && has(said, "No space left") && has(said, folder), said);
+  expect(second.is_whole() && lost->is_done(), "what did not leave is here");
+  expect(!disk.has_room(1) && disk.write(second.begin, 4) == nullptr, "the disk counts as full");
+  expect(has(disk.trouble(), "No space left"), "and says so");
+  lost.reset();
+  expect(returns(first, *kept), "nothing else is lost");
+  expect(disk.statistics().capacity == Slab::rounded(300'000), "as much as is held can be held");
+  kept.reset();
+  expect(disk.has_room(300'000) && !disk.has_room(310'000), "what goes makes room");
+  expect(returns(second, *moved(disk, second)), "for others");
+}
+
+void broken() {
+  TestDisk disk(options());
+  Value first(300'000, 1);
+  Value second(300'000, 2);
+  Copy kept = moved(disk, first);
+  on_write = once(1, [](int, std::size_t, off_t) { return failing(EIO); });
+  Copy lost = write(disk, second);
+  expect(has(error_of([&] { lost->wait(); }), "errno 5"), "a failing write is an error");
+  lost.reset();
+  kept->wait();
+  expect(!disk.has_room(1) && !disk.write(second.begin, 4), "nothing is written to a broken disk");
+  expect(disk.statistics().capacity == 0 && !disk.trouble().empty(), "it says so");
+  expect(returns(first, *kept), "nothing else is lost");
+  kept.reset();
+  expect(!disk.has_room(1), "it stays broken");
+}
+
+void failing_return() {
+  TestDisk disk(options());
+  Value value(300'000, 1);
+  Copy copy = moved(disk, value);
+  on_read = once(1, [](int, std::size_t, off_t) { return failing(EIO); });
+  const std::string said = error_of([&] { returns(value, *copy); });
+  expect(has(said, "could not read back 300000 bytes") && has(said, "errno 5"), said);
+  expect(returns(value, *copy), "what failed once may be tried again");
+  expect(!disk.has_room(1), "but nothing more goes there");
+}
+
+void short_transfers() {
+  for (const bool direct : {true, false}) {
+    for (const std::size_t most : {512UL, 4096UL, 5000UL, 20'000UL}) {
+      Disk::Options given = options();
+      given.direct = direct;
+      given.threads = 1;
+      TestDisk disk(given);
+      unsigned calls = 0;
+      on_write = on_read = [&, most](int, std::size_t, off_t) -> Answer {
+        return {{}, ++calls % 2 == 0 ? SIZE_MAX : most};
+      };
+      for (const std::size_t shift : {0, 64}) {
+        Value value(150'001, 3, shift);
+        expect(returns(value, *moved(disk, value)), "short transfers are gone on with");
+      }
+    }
+  }
+  TestDisk disk(options());
+  on_write = [](int, std::size_t, off_t) -> Answer { return {0}; };
+  const Value value(100, 1);
+  const Copy copy = write(disk, value);
+  expect(!error_of([&] { copy->wait(); }).empty(), "one that gets no further is an error");
+}
+
+void interrupted() {
+  TestDisk disk(options());
+  std::atomic<unsigned> calls{0};
+  on_write = on_read = [&](int, std::size_t, off_t) -> Answer {
+    return ++calls % 3 != 0 ? failing(EINTR) : Answer{};
+  };
+  Value value(500'000, 1);
+  expect(returns(value, *moved(disk, value)), "interrupted calls are made again");
+}
+
+void truncated() {
+  for (const bool direct : {true, false}) {
+    Disk::Options given = options();
+    given.direct = direct;
+    TestDisk disk(given);
+    Value value(300'000, 1);
+    Copy copy = moved(disk, value);
+    on_read = once(0, [](int file, std::size_t, off_t) -> Answer {
+      expect(ftruncate(file, 100'000) == 0, "the file is cut");
+      return {};
+    });
+    const std::string said = error_of([&] { returns(value, *copy); });
+    expect(has(said, "shorter"), "a truncated file is an error: " + said);
+  }
+}
+
+void corrupted() {
+  for (const std::size_t at : {0, 70'000, 299'999}) {
+    Disk::Options given = options();
+    given.verify = true;
+    TestDisk disk(given);
+    Value value(300'000, 1);
+    Copy copy = moved(disk, value);
+    expect(returns(value, *copy), "what is whole is verified");
+    on_read = once(0, [&](int file, std::size_t, off_t) -> Answer {
+      expect(fcntl(file, F_SETFL, O_RDWR) == 0, "the file is written to otherwise");
+      const char other = static_cast<char>(value.at(at) ^ 16);
+      expect(pwrite(file, &other, 1, static_cast<off_t>(at)) == 1, "a byte is changed");
+      return {};
+    });
+    const std::string said = error_of([&] { returns(value, *copy); });
+    expect(has(said, "not what was written"), "a bit that has changed is an error: " + said);
+  }
+  std::map<std::uint64_t, int> seen;
+  std::vector<char> bytes(200, 'a');
+  for (std::size_t n = 0; n <= bytes.size(); ++n) ++seen[checksum(bytes.data(), n)];
+  for (std::size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
+    bytes[bit / 8] ^= static_cast<char>(1 << bit % 8);
+    ++seen[checksum(bytes.data(), bytes.size())];
+    bytes[bit / 8] ^= static_cast<char>(1 << bit % 8);
+  }
+  bytes[90] = 'b';
+  std::swap(bytes[3], bytes[90]);
+  ++seen[checksum(bytes.data(), bytes.size())];
+  expect(seen.size() == 201 + 1600 + 1, "each change is seen");
+}
+
+void not_direct() {
+  TestDisk disk(options());
+  on_write = [](int file, std::size_t, off_t) -> Answer {
+    return (fcntl(file, F_GETFL) & O_DIRECT) != 0 ? failing(EINVAL) : Answer{};
+  };
+  Value value(300'000, 1);
+  Value aligned(300'000, 2, 0);
+  expect(returns(value, *moved(disk, value)), "where the cache cannot be passed by it is used");
+  expect(returns(aligned, *moved(disk, aligned)), "from then on");
+  expect(!disk.statistics().direct, "and the statistics say so");
+}
+
+// Pages of the file that are in the page cache.
+std::size_t cached_pages(int file) {
+  struct stat found {};
+  expect(fstat(file, &found) == 0, "the file is there");
+  const auto nbytes = static_cast<std::size_t>(found.st_size);
+  void* map = mmap(nullptr, nbytes, PROT_READ, MAP_SHARED, file, 0);
+  std::vector<unsigned char> pages((nbytes + kPage - 1) / kPage);
+  expect(mincore(map, nbytes, pages.data()) == 0, "mincore");
+  munmap(map, nbytes);
+  return static_cast<std::size_t>(
+      std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return page & 1; }));
+}
+
+void page_cache() {
+  for (const bool direct : {true, false}) {
+    Disk::Options given = options();
+    given.direct = direct;
+    TestDisk disk(given);
+    std::atomic<int> file{-1};
+    on_write = [&](int opened, std::size_t, off_t) -> Answer { return file = opened, Answer{}; };
+    Value value(8 * kMiB, 1);
+    const Copy copy = moved(disk, value);
+    const std::size_t all = 8 * kMiB / kPage;
+    expect(cached_pages(file) < all / 20, "what was written does not stay in the cache");
+    expect(returns(value, *copy), "it comes back");
+    expect(cached_pages(file) < all / 20, "what was read does not stay there either");
+  }
+}
+
+void no_nameless_files() {
+  TestDisk disk(options());
+  on_open = [](int flags) -> std::optional<int> {
+    if ((flags & O_TMPFILE) != O_TMPFILE) return std::nullopt;
+    errno = EOPNOTSUPP;
+    return -1;
+  };
+  const std::size_t before = entries(folder.c_str());
+  Value value(300'000, 1);
+  const Copy copy = moved(disk, value);
+  expect(returns(value, *copy), "a named file does");
+  expect(entries(folder.c_str()) == before, "its name is gone at once");
+}
+
+void refused_folders() {
+  const auto error_at = [](const std::string& path) {
+    return error_of([&] { const Disk disk({.folder = path, .budget = kMiB}); });
+  };
+  expect(has(error_at("/dev/shm"), "tmpfs") && has(error_at("/dev/shm"), "/dev/shm"), "a tmpfs");
+  expect(has(error_at(folder + "/none"), "No such file"), "what is not there");
+  expect(has(error_at("/proc/self/status"), "no directory"), "a file");
+  expect(has(error_at("/proc/self/fdinfo"), "cannot be written to") || geteuid() == 0, "a fixed one");
+  expect(default_disk_budget(folder) > kMiB, "half of what is free");
+  expect(has(error_of([] { static_cast<void>(default_disk_budget("/none")); }), "/none"), "if it is");
+
+  TestDisk disk(options());
+  on_open = [](int) -> std::optional<int> { return errno = EMFILE, -1; };
+  const Value value(100, 1);
+  expect(disk.write(value.begin, value.nbytes) == nullptr, "no file, no copy");
+  expect(has(disk.trouble(), "Too many open files") && !disk.has_room(1), disk.trouble());
+}
+
+}  // namespace
+
+Tests fault_tests() {
+  return {
+      {"full", full},
+      {"broken", broken},
+      {"failing_return", failing_return},
+      {"short", short_transfers},
+      {"interrupted", interrupted},
+      {"truncated", truncated},
+      {"corrupted", corrupted},
+      {"not_direct", not_direct},
+      {"page_cache", page_cache},
+      {"no_nameless_files", no_nameless_files},
+      {"refused_folders", refused_folders},
+  };
+}
+
+}  // namespace rematfn

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// disk_model.h: system calls that fail, values that know what they were.
+
+#pragma once
+
+#include <dirent.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memory/disk.h"
+
+namespace rematfn {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+inline std::string folder;  // on a disk
+
+inline void expect(bool holds, const std::string& what) {
+  if (holds) return;
+  std::printf("failed: %s\n", what.c_str());
+  std::exit(1);
+}
+
+inline double since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// ---- system calls that fail -------------------------------------------------------------------
+
+// Nothing: the system is asked, for `most` at most.
+struct Answer {
+  std::optional<ssize_t> instead;
+  std::size_t most = SIZE_MAX;
+};
+using Fault = std::function<Answer(int file, std::size_t nbytes, off_t offset)>;
+inline Fault on_write;
+inline Fault on_read;
+inline std::function<std::optional<int>(int flags)> on_open;
+
+inline Answer failing(int error) {
+  errno = error;
+  return {-1};
+}
+
+inline const FileCalls kCalls{
+    .open = [](const char* path, int flags, mode_t mode) {
+      const auto instead = on_open ? on_open(flags) : std::nullopt;
+      return instead ? *instead : ::open(path, flags, mode);
+    },
+    .pread = [](int file, void* to, std::size_t nbytes, off_t offset) -> ssize_t {
+      const Answer answer = on_read ? on_read(file, nbytes, offset) : Answer{};
+      if (answer.instead) return *answer.instead;
+      return ::pread(file, to, std::min(nbytes, answer.most), offset);
+    },
+    .pwrite = [](int file, const void* from, std::size_t nbytes, off_t offset) -> ssize_t {
+      const Answer answer = on_write ? on_write(file, nbytes, offset) : Answer{};
+      if (answer.instead) return *answer.instead;
+      return ::pwrite(file, from, std::min(nbytes, answer.most), offset);
+    },
+};
+
+// Without faults, to begin with. They may change while nothing is under way.
+struct TestDisk : Disk {
+  explicit TestDisk(const Options& options) : Disk(options, kCalls) {
+    on_write = on_read = nullptr;
+    on_open = nullptr;
+  }
+};
+
+inline Disk::Options options(std::size_t budget = 64 * kMiB) {
+  return {.folder = folder, .budget = budget, .chunk = 64 * 1024};
+}
+
+// ---- values -----------------------------------------------------------------------------------
+
+struct Value {
+  // Where tensors lie: at a multiple of 64, of 4096 perhaps.
+  Value(std::size_t n, unsigned filling, std::size_t shift = 64)
+      : nbytes(n), seed(filling), memory(n + 2 * kPage) {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    begin = memory.data() + (kPage - address % kPage) + shift % kPage;
+    fill();
+  }
+  [[nodiscard]] char at(std::size_t i) const {
+    return static_cast<char>((i * 2654435761U + seed * 40503U) >> 13);
+  }
+  void fill() {
+    for (std::size_t i = 0; i < nbytes; ++i) begin[i] = at(i);
+  }
+  void clear() { std::memset(begin, 0x55, nbytes); }
+  [[nodiscard]] bool is_whole() const {
+    for (std::size_t i = 0; i < nbytes; ++i) {
+      if (begin[i] != at(i)) return false;
+    }
+    return true;
+  }
+
+  std::size_t nbytes;
+  unsigned seed;
+  std::vector<char> memory;
+  char* begin;
+};
+
+using Copy = std::unique_ptr<Disk::Copy>;
+
+// Whether it comes back as it was.
+inline bool returns(Value& value, Disk::Copy& copy) {
+  value.clear();
+  copy.read(value.begin);
+  copy.wait();
+  return value.is_whole();
+}
+
+inline Copy write(Disk& disk, const Value& value) {
+  Copy copy = disk.write(value.begin, value.nbytes);
+  expect(copy != nullptr, "there is room: " + disk.trouble());
+  return copy;
+}
+
+inline Copy moved(Disk& disk, const Value& value) {
+  Copy copy = write(disk, value);
+  copy->wait();
+  return copy;
+}
+
+inline std::string error_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const DiskError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+inline bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+inline std::size_t entries(const char* path) {
+  std::size_t count = 0;
+  DIR* listed = opendir(path);
+  while (readdir(listed) != nullptr) ++count;
+  closedir(listed);
+  return count;
+}
+inline std::size_t threads() { return entries("/proc/self/task"); }
+inline std::size_t open_files() { return entries("/proc/self/fd"); }
+
+using Tests = std::map<std::string, std::function<void()>>;
+Tests random_tests();
+Tests fault_tests();
+Tests order_tests();
+Tests process_tests();
+
+}  // namespace rematfn

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sizes, the order of transfers, and their time.
+#include <sys/mman.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "disk_model.h"
+#include "memory/slab.h"
+
+namespace rematfn {
+namespace {
+
+// ---- sizes ------------------------------------------------------------------------------------
+
+void zero_bytes() {
+  const std::size_t before = threads();
+  TestDisk disk(options(0));
+  expect(!disk.has_room(1) && disk.has_room(0), "a tier of nothing");
+  const Copy copy = disk.write(nullptr, 0);
+  expect(copy != nullptr && copy->is_done() && copy->nbytes() == 0, "nothing is there at once");
+  copy->wait();
+  copy->read(nullptr);
+  copy->wait();
+  expect(threads() == before, "and takes no thread");
+}
+
+void small_values() {
+  Disk::Options given = options(1500 * kPage);
+  given.verify = true;
+  TestDisk disk(given);
+  std::vector<Value> values;
+  std::vector<Copy> copies;
+  for (unsigned i = 0; i < 1500; ++i) {
+    values.emplace_back(4, i);
+    expect(disk.has_room(4), "there is room");
+    copies.push_back(write(disk, values.back()));
+  }
+  expect(!disk.has_room(1) && !disk.write(values[0].begin, 4), "each takes a unit");
+  for (std::size_t i = 0; i < values.size(); ++i) copies[i]->wait();
+  for (std::size_t i = values.size(); i-- > 0;) {
+    expect(returns(values[i], *copies[i]), "each comes back");
+  }
+  expect(disk.statistics().out.bytes == 6000 && disk.statistics().in.transfers == 1500, "counted");
+}
+
+// The bytes are not there, so that this takes neither the memory nor the time.
+void large_values() {
+  constexpr std::size_t kBytes = (std::size_t{5} << 30) + 100;
+  Disk::Options given = options(std::size_t{6} << 30);
+  given.chunk = std::size_t{3} << 30;  // more than one call transfers
+  TestDisk disk(given);
+  std::mutex mutex;
+  std::map<off_t, std::size_t> seen;
+  on_write = on_read = [&](int, std::size_t nbytes, off_t offset) -> Answer {
+    constexpr std::size_t kMost = 0x7ffff000;
+    const std::lock_guard guard(mutex);
+    return {static_cast<ssize_t>(seen[offset] = std::min(nbytes, kMost))};
+  };
+  void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  expect(memory != MAP_FAILED, "addresses are to be had");
+  const auto covers = [&] {
+    std::size_t end = 0;
+    for (const auto& [offset, nbytes] : std::exchange(seen, {})) {
+      if (static_cast<std::size_t>(offset) != end) return false;
+      end += nbytes;
+    }
+    return end == Slab::rounded(kBytes);
+  };
+  const Copy copy = disk.write(memory, kBytes);
+  copy->wait();
+  expect(covers(), "all of it is written, once");
+  copy->read(memory);
+  copy->wait();
+  expect(covers(), "and read");
+  expect(disk.statistics().out.bytes == kBytes && disk.statistics().held > kBytes, "and counted");
+  munmap(memory, kBytes);
+}
+
+// ---- order and time ---------------------------------------------------------------------------
+
+// A chunk that is under way until it is let go.
+struct Gate {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool open = false;
+  std::atomic<int> waiting{0};
+
+  void pass() {
+    std::unique_lock lock(mutex);
+    ++waiting;
+    changed.wait(lock, [&] { return open; });
+    --waiting;
+  }
+  void let_go() {
+    const std::lock_guard guard(mutex);
+    open = true;
+    changed.notify_all();
+  }
+};
+
+void discarded_while_under_way() {
+  for (const bool comes : {false, true}) {
+    TestDisk disk(options());
+    Value other(10'000, 7);
+    const Copy kept = moved(disk, other);
+    constexpr std::size_t kBytes = 10 * kMiB;
+    void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    std::atomic<unsigned> calls{0};
+    const Fault slow = [&](int, std::size_t, off_t) -> Answer {
+      ++calls;
+      std::this_thread::sleep_for(milliseconds(20));
+      return {};
+    };
+    (comes ? on_read : on_write) = slow;
+    Copy copy = disk.write(memory, kBytes);
+    if (comes) copy->wait(), copy->read(memory);
+    while (calls < 2) std::this_thread::yield();
+    const auto begin = Clock::now();
+    copy.reset();
+    munmap(memory, kBytes);  // whoever still reads or writes there fails
+    expect(since(begin) < 1, "what has not begun is cancelled");
+    const unsigned after = calls;
+    std::this_thread::sleep_for(milliseconds(60));
+    expect(calls == after && disk.trouble().empty(), "and nothing goes on");
+    expect(disk.statistics().held == Slab::rounded(10'000), "its room is free");
+    expect(disk.queued_to_read() + disk.queued_to_write() == 0, "nothing is queued");
+    expect(returns(other, *kept), "others are not concerned");
+  }
+}
+
+void returns_go_first() {
+  Disk::Options given = options();
+  given.threads = 1;
+  TestDisk disk(given);
+  std::vector<Value> values;
+  std::vector<Copy> away;
+  for (unsigned i = 0; i < 12; ++i) values.emplace_back(5000, i);
+  for (const Value& value : values) away.push_back(moved(disk, value));
+  Gate gate;
+  std::mutex mutex;
+  std::string order;
+  on_write = [&](int, std::size_t, off_t) -> Answer {
+    gate.pass();
+    const std::lock_guard guard(mutex);
+    order += 'w';
+    return {};
+  };
+  on_read = [&](int, std::size_t, off_t) -> Answer {
+    const std::lock_guard guard(mutex);
+    order += 'r';
+    return {};
+  };
+  std::vector<Copy> leaving;
+  for (int i = 0; i < 4; ++i) leaving.push_back(write(disk, values[0]));
+  while (gate.waiting == 0) std::this_thread::yield();
+  for (std::size_t i = 1; i < 12; ++i) away[i]->read(values[i].begin);
+  expect(disk.queued_to_write() == 20'000 && disk.queued_to_read() == 55'000, "all are queued");
+  gate.let_go();
+  for (const Copy& copy : away) copy->wait();
+  for (const Copy& copy : leaving) copy->wait();
+  // One write was under way; waiting for the last one let it overtake.
+  expect(order.substr(0, 9) == "wrrrwrrrw", "returns go first, and writes go on: " + order);
+}
+
+void what_is_awaited_overtakes() {
+  Disk::Options given = options();
+  given.threads = 1;
+  TestDisk disk(given);
+  Gate gate;
+  std::mutex mutex;
+  std::vector<off_t> order;
+  on_write = [&](int, std::size_t, off_t offset) -> Answer {
+    gate.pass();
+    const std::lock_guard guard(mutex);
+    order.push_back(offset);
+    return {};
+  };
+  const Value value(4096, 1, 0);
+  std::vector<Copy> leaving;
+  for (int i = 0; i < 6; ++i) leaving.push_back(write(disk, value));
+  while (gate.waiting == 0) std::this_thread::yield();
+  std::thread waiter([&] { leaving[4]->wait(); });
+  std::this_thread::sleep_for(milliseconds(30));
+  gate.let_go();
+  waiter.join();
+  for (const Copy& copy : leaving) copy->wait();
+  expect(order == std::vector<off_t>{0, 16384, 4096, 8192, 12288, 20480}, "the one that is awaited");
+}
+
+void throttled() {
+  Disk::Options given = options();
+  given.bandwidth = 40e6;
+  TestDisk disk(given);
+  expect(disk.write_bandwidth() == 0, "not known yet");
+  Value value(8'000'000, 1);
+  Value other(8'000'000, 2);
+  auto begin = Clock::now();
+  const Copy copy = moved(disk, value);
+  expect(since(begin) > 0.195, "a write takes its time");
+  double least = 1;  // of some, as others may keep the processor
+  for (int i = 0; i < 10 && least > 0.35; ++i) {
+    value.clear();
+    begin = Clock::now();
+    copy->read(value.begin);
+    const Copy second = write(disk, other);
+    copy->wait();
+    second->wait();
+    const double took = since(begin);
+    expect(took > 0.195, "a return does too");
+    least = std::min(least, took);
+  }
+  expect(least < 0.35, "both directions have theirs");
+  expect(value.is_whole(), "and it is what it was");
+  const auto now = disk.statistics();
+  for (const double found : {now.in.bandwidth, now.out.bandwidth}) {
+    expect(found > 10e6 && found < 44e6, "bandwidths are measured: " + std::to_string(found));
+  }
+  expect(now.in.seconds > 0.18, "and times");
+}
+
+void statistics() {
+  TestDisk disk(options());
+  expect(disk.probe() && disk.write_bandwidth() > 1e6 && disk.read_bandwidth() > 1e6, "it is probed");
+  auto now = disk.statistics();
+  expect(now.out.bytes == 0 && now.out.transfers == 0 && now.out.seconds == 0, "without being counted");
+  expect(now.held == 0 && now.peak_held <= 16 * kMiB && now.capacity == 64 * kMiB, "it holds nothing");
+  Value value(3'000'000, 1);
+  Copy copy = moved(disk, value);
+  expect(returns(value, *copy) && returns(value, *copy), "a copy may be read twice");
+  now = disk.statistics();
+  expect(now.out.bytes == 3'000'000 && now.in.bytes == 6'000'000, "bytes");
+  expect(now.out.transfers == 1 && now.in.transfers == 2, "transfers");
+  expect(now.out.seconds > 0 && now.in.seconds > 0 && now.in.queued == 0, "times");
+  expect(now.held == Slab::rounded(3'000'000), "what is held");
+  copy.reset();
+  expect(disk.statistics().held == 0, "until it is gone");
+  Disk::Options tiny = options(100'000);
+  TestDisk none(tiny);
+  expect(!none.probe() && none.trouble().empty(), "a tier that is too small is not known");
+}
+
+}  // namespace
+
+Tests order_tests() {
+  return {
+      {"zero_bytes", zero_bytes},
+      {"small_values", small_values},
+      {"large_values", large_values},
+      {"discard", discarded_while_under_way},
+      {"returns_go_first", returns_go_first},
+      {"awaited", what_is_awaited_overtakes},
+      {"throttled", throttled},
+      {"statistics", statistics},
+  };
+}
+
+}  // namespace rematfn

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disk tier apart from tensors: what is moved to a file comes back, whatever fails."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from models import CORE, compile_model, run_model
+
+HERE = Path(__file__).parent
+SLAB = CORE / "memory" / "slab.cpp"
+TIER = [
+    *sorted((CORE / "memory").glob("disk*.cpp")),
+    CORE / "memory" / "scratch_file.cpp",
+    CORE / "base" / "interpreter.cpp",
+]
+DISKS = ("ext2/ext3", "xfs", "btrfs", "overlayfs", "f2fs", "zfs")
+
+
+def folder_on_a_disk(*candidates: Path) -> Path:
+    """Return the first that is on one: a temporary folder often lies in memory."""
+    for path in candidates:
+        kind = subprocess.run(
+            ["stat", "--file-system", "--format=%T", str(path)], capture_output=True, text=True
+        )
+        if kind.stdout.strip() in DISKS:
+            return path
+    pytest.skip("needs a folder on a disk")
+
+
+def test_the_slab_is_a_naive_one(tmp_path: Path) -> None:
+    run_model(compile_model(tmp_path, [HERE / "slab_model.cpp", SLAB]))
+
+
+# One test, so that not every process compiles.
+def test_what_is_moved_to_a_disk_comes_back(tmp_path: Path) -> None:
+    program = compile_model(tmp_path, [*sorted(HERE.glob("disk_*.cpp")), *TIER, SLAB])
+    run_model(program, str(folder_on_a_disk(tmp_path, HERE)))
