@@ -2,10 +2,20 @@
 #include "engine/domain.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "engine/guide.h"
 
 namespace rematfn {
+namespace {
+
+bool is_within(const Version& version, const Table& table) {
+  const Table* t = version.table.get();
+  while (t != nullptr && t != &table) t = t->enclosing.get();
+  return t != nullptr;
+}
+
+}  // namespace
 
 Domain::Domain(Store& bytes) : store(bytes) {}
 
@@ -19,6 +29,7 @@ void Domain::make_room(Table& table, std::size_t nbytes) {
     }
     if (t->budget == kNoBudget || t->used_bytes() + nbytes <= t->budget) continue;
     list_candidates();
+    if (is_moving()) note_arrivals();
     // Whoever cannot have enough takes nothing.
     const std::size_t least = t->used_bytes() - t->evictable_bytes() + nbytes;
     if (least > t->budget && (replayer.is_running() || !t->give_way(least, nbytes))) {
@@ -31,8 +42,8 @@ void Domain::make_room(Table& table, std::size_t nbytes) {
       const std::size_t leaving = t->leaving();
       const bool enough_leaves = t->used_bytes() - leaving + nbytes <= t->budget;
       if (leaving > 0 && (enough_leaves || !evictor.evict_one(*t))) {
-        let_leave(*t, /*all=*/false);
-      } else if (leaving == 0 && !evictor.evict_one(*t)) {
+        let_one_leave(*t);
+      } else if (leaving == 0 && !evictor.evict_one(*t) && !turn_one_back(*t)) {
         if (!replayer.is_running() && t->give_way(t->used_bytes() + nbytes, nbytes)) break;
         if (!replayer.is_running()) t->note_need(t->used_bytes() + nbytes);
         throw NoRoom{t, t->used_bytes() + nbytes, t->used_bytes()};
@@ -69,10 +80,16 @@ void Domain::list_candidates() {
 // ---- going and coming -------------------------------------------------------------------------
 
 void Domain::evict(Version& version) {
-  ++version.table->statistics.evictions;
   Way& way = *version.way;
   const Place place = way.leave(version);
-  if (way.keeps_copy()) version.copied_by = &way;
+  if (place == Place::kHere) return;
+  Statistics& statistics = version.table->statistics;
+  ++statistics.evictions;
+  if (way.keeps_copy()) {
+    version.copied_by = &way;
+    ++statistics.moves;
+    statistics.moved_bytes += version.nbytes;
+  }
   if (place == Place::kAway) return lose_bytes(version);
   version.table->delist(version);
   version.table->leaving_bytes += version.nbytes;
@@ -96,6 +113,7 @@ void Domain::lose_bytes(Version& version) {
   if (version.trimmed) version.table->discharge_trimmed(version.nbytes);
   version.trimmed = false;
   version.place = Place::kAway;
+  expect_use(version);
   neighbourhood.note_change(version, /*came_back=*/false, guide != nullptr);
 }
 
@@ -108,24 +126,79 @@ void Domain::arrive(Version& version) {
 }
 
 void Domain::fetch(Version& version) {
+  begin_to_fetch(version);
+  if (version.place == Place::kComing) let_come(version);
+}
+
+// What has a copy and is away.
+void Domain::expect_use(Version& version) {
+  const bool is_known = version.next_use != kUnknown && version.next_use != kNever;
+  if (version.copied_by != nullptr && is_known) expected_.emplace(version.next_use, &version);
+}
+
+void Domain::begin_to_fetch(Version& version) {
+  expected_.erase({version.next_use, &version});
   version.table->charge(version.nbytes);
   try {
     version.place = version.copied_by->bring_back(version);
-    if (version.place == Place::kComing) version.copied_by->wait(version);
+  } catch (const CopyLost& why) {
+    version.table->discharge(version.nbytes);
+    return lose_copy(version, why);
   } catch (...) {
-    version.place = Place::kAway;
     version.table->discharge(version.nbytes);
     throw;
   }
+  ++version.table->statistics.returns;
+  version.table->statistics.returned_bytes += version.nbytes;
+  if (version.place == Place::kHere) return finish_coming(version);
+  coming_.push_back(&version);
+  version.table->coming_bytes += version.nbytes;
+}
+
+void Domain::let_come(Version& version) {
+  version.table->statistics.late_returns += !version.copied_by->has_arrived(version);
+  try {
+    std::ignore = version.copied_by->wait(version);
+  } catch (const CopyLost& why) {
+    stop_coming(version);
+    version.place = Place::kAway;
+    version.table->discharge(version.nbytes);
+    return lose_copy(version, why);
+  }
+  stop_coming(version);
+  finish_coming(version);
+}
+
+void Domain::finish_coming(Version& version) {
   version.place = Place::kHere;
   version.copied_by = nullptr;
   version.table->enlist(version);
   neighbourhood.note_change(version, /*came_back=*/true, guide != nullptr);
 }
 
+void Domain::stop_coming(Version& version) {
+  std::erase(coming_, &version);
+  version.table->coming_bytes -= version.nbytes;
+}
+
+void Domain::lose_copy(Version& version, const CopyLost& why) {
+  if (!version.producer) throw why;
+  discard_copy(version);
+  neighbourhood.note_change(version, /*came_back=*/false, guide != nullptr);
+}
+
 void Domain::stop_leaving(Version& version) {
   std::erase(leaving_, &version);
   version.table->leaving_bytes -= version.nbytes;
+}
+
+void Domain::finish_leaving(Version& version) {
+  const Place place = version.copied_by->wait(version);
+  stop_leaving(version);
+  if (place == Place::kAway) return lose_bytes(version);
+  version.place = Place::kHere;
+  version.copied_by = nullptr;
+  version.table->enlist(version);
 }
 
 void Domain::call_back(Version& version) {
@@ -134,25 +207,74 @@ void Domain::call_back(Version& version) {
 }
 
 void Domain::discard_copy(Version& version) {
-  if (version.place == Place::kLeaving) {
-    stop_leaving(version);
-    version.place = Place::kHere;
-  }
+  if (version.place == Place::kLeaving) stop_leaving(version);
+  if (version.place == Place::kComing) stop_coming(version);
+  if (version.has_bytes()) version.place = Place::kHere;
+  if (version.place == Place::kAway) expected_.erase({version.next_use, &version});
   version.copied_by->discard(version);
   version.copied_by = nullptr;
 }
 
-void Domain::let_leave(const Table& table, bool all) {
-  const std::vector<Version*> leaving = leaving_;
-  for (Version* version : leaving) {
-    const Table* around = version->table.get();
-    while (around != nullptr && around != &table) around = around->enclosing.get();
-    if (around == nullptr) continue;
-    version->copied_by->wait(*version);
-    stop_leaving(*version);
-    lose_bytes(*version);
-    if (!all) return;
+void Domain::note_arrivals() {
+  const auto arrived = [](Version* v) { return v->copied_by->has_arrived(*v); };
+  for (;;) {
+    const auto gone = std::ranges::find_if(leaving_, arrived);
+    if (gone == leaving_.end()) break;
+    finish_leaving(**gone);
   }
+  for (;;) {
+    const auto here = std::ranges::find_if(coming_, arrived);
+    if (here == coming_.end()) break;
+    let_come(**here);
+  }
+}
+
+void Domain::let_one_leave(const Table& table) {
+  finish_leaving(**std::ranges::find_if(leaving_, [&](Version* v) { return is_within(*v, table); }));
+}
+
+bool Domain::turn_one_back(const Table& table) {
+  Version* last = nullptr;
+  for (Version* v : coming_) {
+    if (!is_within(*v, table)) continue;
+    if (last == nullptr || v->next_use >= last->next_use) last = v;
+  }
+  if (last == nullptr) return false;
+  turn_back(*last);
+  return true;
+}
+
+void Domain::turn_back(Version& version) {
+  version.copied_by->turn_back(version);
+  stop_coming(version);
+  version.place = Place::kAway;
+  version.table->discharge(version.nbytes);
+  expect_use(version);
+  ++version.table->statistics.turned_back;
+}
+
+void Domain::fetch_ahead() {
+  const auto fits = [&](const Version& version) {
+    const std::size_t wanted = version.nbytes + guide->bytes_ahead();
+    for (const Table* t = version.table.get(); t != nullptr; t = t->enclosing.get()) {
+      if (t->shared || (t->budget != kNoBudget && t->used_bytes() + wanted > t->budget)) return false;
+    }
+    return true;
+  };
+  while (guide && !expected_.empty()) {
+    const auto [next_use, version] = *expected_.begin();
+    if (!version->copied_by->is_due(*version, next_use - clock) || !fits(*version)) return;
+    try {
+      begin_to_fetch(*version);
+    } catch (const CopyLost&) {
+      // whoever reads it will hear of it
+    }
+  }
+}
+
+void Domain::end_moves(const Table& table) {
+  while (turn_one_back(table)) {}
+  while (table.leaving() > 0) let_one_leave(table);
 }
 
 void Domain::snapshot(Version& version, Table& level) {
@@ -191,6 +313,7 @@ void Domain::note_call(const ObservedCall& call) {
 // See Note [Guided, never trusted]
 void Domain::lose_guide() {
   guide.reset();
+  expected_.clear();
   guide_lost = root->report->guide_lost = true;
   root->is_estimate |= root->is_estimate_unguided;
   std::vector<Table*> tables{root};

@@ -27,6 +27,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -94,12 +95,25 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void leave(Version& version);
   // `version` has been replayed: it has its bytes again.
   void arrive(Version& version);
-  // The bytes of `version`, for which there is room, come from its copy.
+  // The bytes of `version`, for which there is room, come from its copy. If that is lost, `version` is to
+  // be replayed, or this throws.
   void fetch(Version& version);
+  // The same; what takes its time is coming then.
+  void begin_to_fetch(Version& version);
   // `version` is leaving, and stays.
   void call_back(Version& version);
-  // Waits until what is leaving `table`, or one inside it, has gone: all of it, or the first to leave.
-  void let_leave(const Table& table, bool all = true);
+  // `version` is coming, and goes back.
+  void turn_back(Version& version);
+  // `version` is coming: waits for it. If its copy is lost: as fetch().
+  void let_come(Version& version);
+  // Whether something is under way.
+  [[nodiscard]] bool is_moving() const { return !leaving_.empty() || !coming_.empty(); }
+  // Takes note of what has arrived by now.
+  void note_arrivals();
+  // Begins to fetch what will be read soon, as far as there is room that nothing needs before.
+  void fetch_ahead();
+  // What is leaving `table`, or one inside it, has gone when this returns; what was coming goes back.
+  void end_moves(const Table& table);
   // Nobody asks for the copy any more.
   void discard_copy(Version& version);
   // Keeps a copy of a constant or outside version that is about to be overwritten, as `level`'s.
@@ -142,11 +156,22 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void lock();
   void unlock();
 
+  // Waits until what was the first to leave `table`, or one inside it, has gone.
+  void let_one_leave(const Table& table);
+  // Of what comes to `table`, or to one inside it, the last to be read goes back. False: nothing comes.
+  bool turn_one_back(const Table& table);
+  void finish_leaving(Version& version);
+  void finish_coming(Version& version);
+  void expect_use(Version& version);
   void stop_leaving(Version& version);
+  void stop_coming(Version& version);
+  void lose_copy(Version& version, const CopyLost& why);
   void lose_bytes(Version& version);
 
   bool lists_candidates_ = false;
   std::vector<Version*> leaving_;  // the first to leave first
+  std::vector<Version*> coming_;
+  std::set<std::pair<double, Version*>> expected_;  // what has a copy and is away, by its next use
   QueueLock<Released> lock_;
   bool lost_to_fork_ = false;
 };

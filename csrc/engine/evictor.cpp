@@ -62,6 +62,40 @@ bool Evictor::evict_if_free(Version& version) {
   return free;
 }
 
+bool Evictor::evict_by_copy(Version& version) {
+  const bool free = version.may_go() && version.pending == 0 && !version.kept &&
+                    !domain_.store.held_elsewhere(version);
+  if (!free) return false;
+  const double next = version.next_use;
+  const double until = next == kUnknown || next == kNever ? kNever : next - domain_.clock;
+  Way* cheapest = nullptr;
+  version.table->for_each_way(version, [&](Way& way) {
+    if (!way.keeps_copy() || !way.goes_early(version, until) || !way.has_room(version)) return;
+    if (cheapest == nullptr || way.cost(version) < cheapest->cost(version)) cheapest = &way;
+  });
+  if (cheapest == nullptr) return false;
+  version.way = cheapest;
+  domain_.evict(version);
+  return true;
+}
+
+// See Note [A version goes by a way], Rule 6
+void Evictor::evict_untouched(Table& table, double before) {
+  domain_.list_candidates();
+  for (std::size_t i = table.candidates.size(); i-- > 0;) {
+    Version& version = *table.candidate_versions[i];
+    if (version.last_access < before) evict_by_copy(version);
+  }
+  for (Table* inner : table.inner) evict_untouched(*inner, before);
+}
+
+void Evictor::evict_early(Version& version) {
+  const auto& moved = domain_.guide->plan().moved;
+  if (moved.empty() || version.value == kNoValue || !moved[version.value]) return;
+  domain_.list_candidates();
+  if (version.table) evict_by_copy(version);
+}
+
 const Score& Evictor::score_in_force(const Table& table) const {
   const Score& own = table.policy.score;
   const bool is_guided = own.kind == ScoreKind::kOn && domain_.guide != nullptr;

@@ -22,6 +22,10 @@ class Evictor {
   void evict_all(Table& table, bool spare_kept = false);
   // Evicts `version` if it is resident and nobody needs it to stay. True if it did.
   bool evict_if_free(Version& version);
+  // What of `table` nothing has touched since `before`, by ways that keep a copy.
+  void evict_untouched(Table& table, double before);
+  // By a way that keeps a copy, if it is worth it before the room is wanted.
+  void evict_early(Version& version);
 
   // Whether what scheduled replays will read is scored like all else: Note [Near the floor], Rule 2.
   [[nodiscard]] bool prices_pending(const Table& table) const;
@@ -29,6 +33,8 @@ class Evictor {
   void evict_by_price(Table& table, std::size_t nbytes);
 
  private:
+  // If that pays now; and is not kept.
+  bool evict_by_copy(Version& version);
   [[nodiscard]] bool has_to_stay(Version& version);
   [[nodiscard]] static bool find_way(Version& version);
   [[nodiscard]] const Score& score_in_force(const Table& table) const;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/guide.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/domain.h"
@@ -64,6 +65,15 @@ bool Guide::follow(const ObservedCall& seen) {
     advise(*seen.makes[i].version, call.makes[i].value, future_->after_made(index, i));
   }
   return true;
+}
+
+std::size_t Guide::bytes_ahead() const {
+  constexpr std::size_t kFew = 8;
+  std::size_t most = 0;
+  for (std::size_t i = next_call_; i < std::min(next_call_ + kFew, trace_->calls.size()); ++i) {
+    most = std::max(most, trace_->calls[i].output_bytes + trace_->calls[i].scratch_bytes);
+  }
+  return most;
 }
 
 void Guide::advise(Version& version, Trace::Id value, double next_use) const {

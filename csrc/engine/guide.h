@@ -42,6 +42,7 @@ struct Plan {
   Score score;
   std::vector<float> weights;  // by value; empty: all 1
   std::vector<bool> kept;      // by value; empty: none
+  std::vector<bool> moved;     // by value: goes by a copy before its room is wanted; empty: none
   double replayed_cost = kNever;  // as simulated, seconds; kNever: it does not fit
 };
 
@@ -54,6 +55,8 @@ class Guide {
   // then the versions know their next use.
   [[nodiscard]] bool follow(const ObservedCall& call);
   [[nodiscard]] const Plan& plan() const { return *plan_; }
+  // The most that one of the next few operators will allocate.
+  [[nodiscard]] std::size_t bytes_ahead() const;
 
  private:
   void advise(Version& version, Trace::Id value, double next_use) const;

@@ -115,6 +115,7 @@ void Replayer::replay_softly(std::span<Version* const> wanted, std::size_t per_o
 // See Note [A handle may outlive its storage]
 bool Replayer::is_missing(Version& version) {
   if (version.place == Place::kLeaving) domain_.call_back(version);
+  if (version.place == Place::kComing) domain_.let_come(version);
   if (version.has_bytes() && domain_.store.lost(version)) {
     version.has_tensor = false;
     if (domain_.store.forget(version)) {

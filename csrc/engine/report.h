@@ -30,6 +30,26 @@ struct Statistics {
   double replayed_cost = 0;
   double base_flops = 0;
   double replayed_flops = 0;
+  // By ways that keep a copy.
+  std::uint64_t moves = 0;
+  std::uint64_t returns = 0;
+  std::uint64_t late_returns = 0;   // that were waited for
+  std::uint64_t turned_back = 0;    // that came too early: the room was wanted
+  std::size_t moved_bytes = 0;
+  std::size_t returned_bytes = 0;
+
+  // What an inner level did, beside its operators, which count already.
+  void add(const Statistics& inner) {
+    evictions += inner.evictions;
+    replays += inner.replays;
+    replayed_cost += inner.replayed_cost;
+    moves += inner.moves;
+    returns += inner.returns;
+    late_returns += inner.late_returns;
+    turned_back += inner.turned_back;
+    moved_bytes += inner.moved_bytes;
+    returned_bytes += inner.returned_bytes;
+  }
 };
 
 // A number of bytes that changes under the domain's lock, and is read by anybody.

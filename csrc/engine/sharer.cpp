@@ -234,7 +234,7 @@ Sharer::Taken Sharer::take(Table& table, std::size_t nbytes) {
       // Another thread may have been here since.
       if (const auto offer = other.domain->sharer.offer_for(budget)) {
         taken.any |= other.domain->evictor.evict_one(*offer->table, /*spare_pending=*/true);
-        other.domain->let_leave(*offer->table);
+        other.domain->end_moves(*offer->table);
       }
     }
     other.offer = other.domain->sharer.offer_for(budget);
@@ -262,12 +262,12 @@ Sharer::Taken Sharer::take(Table& table, std::size_t nbytes) {
     } else {
       domain_.evictor.evict_one(*own->table, /*spare_pending=*/true);
     }
-    domain_.let_leave(*own->table);
+    domain_.end_moves(*own->table);
     taken.any = true;
     own = offer_for(budget);
   }
   while (!taken.enough && domain_.evictor.evict_one(table, /*spare_pending=*/false)) {
-    domain_.let_leave(table);
+    domain_.end_moves(table);
     taken.any = true;
     taken.enough = table.claim(nbytes);
   }

@@ -18,6 +18,7 @@ Step::Step(Domain& domain, Table& level) : domain_(domain), level_(level) {
 
 void Step::run() {
   domain_.thrash.enter(nature_.backward);
+  before_ = domain_.clock;
   if (is_metered_) require_room();
   prepare();
   if (writes_) save_what_is_overwritten();
@@ -39,10 +40,24 @@ void Step::run() {
 void Step::finish() {
   unpin_all();
   domain_.trim_if_long();
+  if (domain_.is_moving()) domain_.note_arrivals();
   if (is_bounded_) domain_.make_room(level_, 0);
   for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
     if (t->policy.evict_everything) domain_.evictor.evict_all(*t);
   }
+  if (level_.has_copies()) let_go_early();
+}
+
+// See Note [A version goes by a way], Rule 6
+void Step::let_go_early() {
+  for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
+    if (t->leaves_early) domain_.evictor.evict_untouched(*t, before_);
+  }
+  if (domain_.guide == nullptr) return;
+  if (seen_) {
+    for (const ObservedCall::Read& read : seen_->reads) domain_.evictor.evict_early(*read.version);
+  }
+  domain_.fetch_ahead();
 }
 
 // See Note [Before, not after]
@@ -99,7 +114,9 @@ bool Step::is_saved(const Version& version) const {
 void Step::bring_back() {
   bool is_missing = false;
   for (const Operand& operand : operands_) {
-    if (operand.home != nullptr) is_missing |= operand.version->place != Place::kHere;
+    if (operand.home == nullptr) continue;
+    if (operand.version->place == Place::kComing) domain_.let_come(*operand.version);
+    is_missing |= operand.version->place != Place::kHere;
   }
   if (is_missing) {
     std::vector<Version*> wanted;

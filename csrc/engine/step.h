@@ -133,10 +133,12 @@ class Step {
   void save_what_is_overwritten();
   [[nodiscard]] bool is_saved(const Version& version) const;
   void make_room();
+  void let_go_early();
   void observe(const Outcome& outcome);
 
   Domain& domain_;
   Table& level_;
+  double before_ = 0;  // program time
   std::size_t copied_bytes_ = 0;  // of what counts twice from now on: old and new contents
   c10::SmallVector<Ref<Version>, 6> pinned_;
   c10::SmallVector<const Version*, 1> saved_;

@@ -87,6 +87,7 @@ void Table::expel(Version& version) {
 
 void Table::give(Version& version, Table& heir) {
   if (version.place == Place::kLeaving) domain->call_back(version);
+  if (version.place == Place::kComing) domain->turn_back(version);
   Way* const copied_by = std::exchange(version.copied_by, nullptr);
   if (version.has_bytes()) heir.hold(version.nbytes);
   const bool held = version.held;
@@ -126,7 +127,7 @@ std::size_t Table::leaving() const {
 }
 
 std::size_t Table::evictable_bytes() const {
-  std::size_t sum = loose_bytes + leaving_bytes;
+  std::size_t sum = loose_bytes + leaving_bytes + coming_bytes;
   for (const Table* table : inner) sum += table->evictable_bytes();
   return sum;
 }
@@ -310,6 +311,7 @@ void Table::check() const {
   std::size_t loose = 0;
   std::size_t trimmed = 0;
   std::size_t leaving = 0;
+  std::size_t coming = 0;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Version& v = *candidate_versions[i];
     require(v.slot == i && v.table.get() == this, "L2: a candidate is listed by its table");
@@ -326,6 +328,7 @@ void Table::check() const {
     if (v->has_bytes()) own += v->nbytes;
     if (v->has_bytes() && v->trimmed) trimmed += v->nbytes;
     if (v->place == Place::kLeaving) leaving += v->nbytes;
+    if (v->place == Place::kComing) coming += v->nbytes;
     if (v->held) held += v->nbytes;
     for (const Input* use = v->readers; use != nullptr; use = use->next) {
       const auto& inputs = use->reader->inputs;
@@ -352,6 +355,7 @@ void Table::check() const {
   }
   require(loose == loose_bytes, "L5: loose bytes are the sum over unpinned candidates");
   require(leaving == leaving_bytes, "L5: leaving bytes are the sum over what is leaving");
+  require(coming == coming_bytes, "L5: coming bytes are the sum over what is coming");
   require(trimmed == trimmed_bytes, "L5: trimmed bytes are the sum over what was trimmed");
   require(held == held_bytes, "L7: unconstrained bytes are the sum over held versions");
   require(own == resident_bytes, "L5: bytes are the sum over resident versions");

@@ -69,6 +69,8 @@ class Table : public Node {
   const std::uint32_t depth;
   // Of the unconstrained peak so far, if more than `budget` was: see note_peak(). None: zero.
   double fraction = 0;
+  // What two operators have not touched goes, by a way that keeps a copy, whether or not there is room.
+  bool leaves_early = false;
   // The budget is of a peak that was only estimated: it gives way to what an operator needs.
   bool is_estimate = false;
   bool is_estimate_unguided = false;  // the same from when the guide is lost
@@ -78,6 +80,7 @@ class Table : public Node {
   ByteCount unrecorded_bytes;
   std::size_t loose_bytes = 0;     // of candidates that are not pinned
   std::size_t leaving_bytes = 0;   // of what is leaving
+  std::size_t coming_bytes = 0;    // of what comes before it is asked for
   std::size_t trimmed_bytes = 0;   // of what was trimmed and is resident; inner tables' included
   // See Note [A shared budget is a sum]. None if `budget` is this table's alone, or if a table around
   // it shares the same.
@@ -121,7 +124,8 @@ class Table : public Node {
   [[nodiscard]] std::size_t used_bytes() const { return resident_bytes + unrecorded_bytes; }
   // Of what is leaving, inner tables' included.
   [[nodiscard]] std::size_t leaving() const;
-  // What could go, or is leaving, inner tables' included; but for what somebody turns out to hold.
+  // What could go, is leaving or coming, inner tables' included; but for what somebody turns out to
+  // hold.
   [[nodiscard]] std::size_t evictable_bytes() const;
   // `in_flight` bytes beyond the resident ones are in use, here and in the enclosing tables. A budget
   // that is a fraction rises with the peak that there would have been.

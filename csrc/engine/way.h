@@ -10,17 +10,23 @@
 //   1. A copy ends a replay's closure: what has one need not be replayed.
 //   2. Bytes that are being copied count until they are gone. Whoever needs room lets as much go as
 //      it takes, and then waits. Who needs the version meanwhile calls it back: it still has its
-//      bytes. Bytes that come count from when room is made for them.
+//      bytes. Bytes that come count from when room is made for them. What comes before it is asked
+//      for gives its room back when nothing else can go.
 //   3. A write waits: what it overwrites has been called back, which takes until nothing reads the
 //      bytes any more.
 //   4. To come back by a copy takes no producer. So what cannot be replayed may go by one: a snapshot,
 //      a constant, the result of an operator that is never replayed. What somebody outside may read or
 //      write in place stays: uninitialised memory, what an address was given out of.
 //   5. What has come back, or is asked for no more, has no copy: there is one of each version.
+//   6. A copy takes time that operators can hide. So what will not be read for long may go before its
+//      room is wanted, and come before it is asked for: when, a guide knows, and the way says what
+//      pays. A level that is to hold nothing but what is in use lets all go that two operators have not
+//      touched.
 
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
 #include <string_view>
 
 namespace rematfn {
@@ -33,6 +39,11 @@ enum class Place : std::uint8_t {
   kLeaving,  // here, and on their way to a copy
   kAway,
   kComing,   // there is room for them here, which a copy is on its way to
+};
+
+// A copy cannot be had back. It is still to be discarded.
+struct CopyLost : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 class Way {
@@ -51,14 +62,23 @@ class Way {
   [[nodiscard]] virtual bool has_room(const Version&) const { return true; }
   // To have it back, in seconds of the cost model; without what would have to be replayed for it.
   [[nodiscard]] virtual double cost(const Version& version) const = 0;
-  // `version` goes. Returns where it is then: away, or leaving.
+  // `version` goes. Returns where it is then: away, leaving, or here, if there was no room after all.
   [[nodiscard]] virtual Place leave(Version& version) = 0;
 
   // Of ways that keep a copy. Room for the bytes has been made: they come, and the copy goes when they
-  // are there. Returns where the version is then: here, or coming.
+  // are there. Returns where the version is then: here, or coming. Throws CopyLost.
   [[nodiscard]] virtual Place bring_back(Version& version);
-  // Waits until a version that is under way has arrived.
-  virtual void wait(Version& version);
+  // Whether a version that is under way has arrived.
+  [[nodiscard]] virtual bool has_arrived(const Version& version) const;
+  // Waits until it has. Returns where it is: what was leaving is away, or here if there could be no
+  // copy of it, and has none then; what was coming is here. Throws CopyLost.
+  [[nodiscard]] virtual Place wait(Version& version);
+  // Whether what is away is to be on its way by now, if it is read `until` later, in program time.
+  [[nodiscard]] virtual bool is_due(const Version&, double /*until*/) const { return false; }
+  // Whether it pays to let `version` go before its room is wanted, if it is read `until` later.
+  [[nodiscard]] virtual bool goes_early(const Version&, double /*until*/) const { return false; }
+  // What is coming goes back: it is away, and has its copy.
+  virtual void turn_back(Version& version);
   // The copy, whole or not, is not asked for any more. Nothing reads the bytes when this returns.
   virtual void discard(Version& version);
 };

@@ -78,7 +78,7 @@ void relieve_pressure(Level& level, std::size_t nbytes) {
   const std::size_t before = level.resident_bytes;
   const std::size_t wanted = kKeepFree - left;
   while (before - level.resident_bytes < wanted && level.domain->evictor.evict_one(level)) {
-    level.domain->let_leave(level);
+    level.domain->end_moves(level);
   }
 #ifdef __GLIBC__
   if (level.resident_bytes < before) malloc_trim(0);
@@ -90,7 +90,7 @@ bool evict_after_failure(Domain& domain, std::size_t nbytes) {
   const Table& all = *domain.root;
   const std::size_t before = all.resident_bytes;
   while (before - all.resident_bytes < 2 * nbytes && domain.evictor.evict_one(*domain.root)) {
-    domain.let_leave(*domain.root);
+    domain.end_moves(*domain.root);
   }
   return all.resident_bytes < before;
 }

@@ -137,6 +137,7 @@ class Simulation {
         level_(table_),
         versions_(trace.values.size()) {
     if (!options.ways.empty()) table_->let_go_by(options.ways);
+    table_->leaves_early = options.leaves_early;
     domain_->guide = options.guide;
     domain_->effort = options.effort;
     domain_->floor = options.floor;
@@ -195,9 +196,7 @@ class Simulation {
   // What the level has made is the outermost's from now on.
   void leave() {
     while (level_->oldest != nullptr) level_->give(*level_->oldest, *table_);
-    table_->statistics.evictions += level_->statistics.evictions;
-    table_->statistics.replays += level_->statistics.replays;
-    table_->statistics.replayed_cost += level_->statistics.replayed_cost;
+    table_->statistics.add(level_->statistics);
     level_ = table_;
   }
 

@@ -43,6 +43,7 @@ struct SimulationOptions {
   bool check = false;        // the tables after each event
   std::function<void(const Table&)> watch{};  // the same: sees the outermost, if `check`
   std::vector<Way*> ways{};  // none: dropping
+  bool leaves_early = false;  // See Note [A version goes by a way], Rule 6
   std::optional<InnerLevel> inner{};
   FloorRules floor{};
 };

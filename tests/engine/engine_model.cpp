@@ -129,6 +129,8 @@ struct RandomPlan {
       made.kept.push_back(dice.one_in(4));
     }
     if (dice.one_in(2)) made.kept.clear();
+    for (std::size_t i = 0; i < trace.values.size(); ++i) made.moved.push_back(dice.one_in(3));
+    if (dice.one_in(2)) made.moved.clear();
     if (dice.one_in(3)) dice.among(foreseen->values).nbytes += 1;
     future = std::make_shared<const Future>(*foreseen);
     plan = std::make_shared<const Plan>(std::move(made));
@@ -245,6 +247,9 @@ void moves(unsigned count) {
   std::size_t moves = 0;
   std::size_t returns = 0;
   std::size_t called_back = 0;
+  std::size_t turned_back = 0;
+  std::size_t late = 0;
+  std::size_t lost = 0;
   std::uint64_t replays = 0;
   for (unsigned seed = 0; seed < count; ++seed) {
     std::mt19937 random(seed);
@@ -255,6 +260,8 @@ void moves(unsigned count) {
     const std::size_t first = random() % calls;
     const std::size_t last = first + random() % (calls - first);
     const std::size_t room = std::size_t{1} << (random() % 12);
+    Dice dice(random);
+    const RandomPlan plan(dice, trace);
     Sizes sizes;
     Drop drop(sizes);
     for (const double fraction : {0.7, 0.4}) {
@@ -263,9 +270,11 @@ void moves(unsigned count) {
       dropping.budget = budget;
       const bool fits_by_dropping = run(trace, dropping) != nullptr;
       for (int nesting = 0; nesting < 4; ++nesting) {
-        Move move(room);
+        Move move(room, /*may_fail=*/seed % 7 == 0);
         SimulationOptions options;
         options.budget = budget;
+        if (seed % 3 == 0) options.guide = plan.guide();
+        options.leaves_early = seed % 4 == 0;
         options.policy.evict_everything = seed % 5 == 0;
         const std::size_t within = budget / (1 + random() % 2);
         switch (nesting) {
@@ -288,6 +297,8 @@ void moves(unsigned count) {
         moves += move.moves;
         returns += move.returns;
         called_back += move.discards_under_way;
+        turned_back += move.turned_back;
+        lost += move.lost;
         if (found == nullptr) continue;
         ++fitted;
         replays += found->replays;
@@ -295,12 +306,16 @@ void moves(unsigned count) {
         expect(found->peak_bytes <= budget, where + "the budget holds");
         expect(found->operators == free->operators, where + "every operator runs");
         expect(found->unconstrained_bytes == free->unconstrained_bytes, where + "as much is held");
-        expect(nesting != 0 || found->replays == 0, where + "what moves is not replayed");
+        expect(nesting != 0 || move.lost > 0 || found->replays == 0,
+               where + "what moves is not replayed");
+        expect(found->moves >= found->returns - found->turned_back, where + "what returns has gone");
+        late += found->late_returns;
       }
     }
   }
   expect(fitted > count && moves > count && returns > count && replays > count &&
-             called_back > count && where_dropping_does_not > 0,
+             called_back > count && turned_back > 20 && late > count && lost > 100 &&
+             where_dropping_does_not > 0,
          "moving is put to the test");
 }
 

@@ -13,10 +13,11 @@
 
 namespace rematfn {
 
-// Copies numbers of bytes to a place that has room for `most`. Every other copy takes its time.
+// Copies numbers of bytes to a place that has room for `most`. Every other copy takes its time. If it
+// may fail, one copy in eight cannot be made, and one in eight is lost.
 class Move final : public Way {
  public:
-  explicit Move(std::size_t most) : most_(most) {}
+  explicit Move(std::size_t most, bool may_fail = false) : most_(most), may_fail_(may_fail) {}
 
   [[nodiscard]] std::string_view name() const override { return "move"; }
   [[nodiscard]] bool keeps_copy() const override { return true; }
@@ -43,10 +44,35 @@ class Move final : public Way {
     copies_[&version] = State::kComing;
     return Place::kComing;
   }
-  void wait(Version& version) override {
-    if (copies_.at(&version) == State::kComing) return forget(version);
+  Place wait(Version& version) override {
+    ++waits;
+    if (copies_.at(&version) == State::kComing) {
+      if (may_fail_ && waits % 8 == 0) {
+        ++lost;
+        copies_[&version] = State::kWhole;
+        throw CopyLost("the copy is lost");
+      }
+      forget(version);
+      return Place::kHere;
+    }
     expect(copies_.at(&version) == State::kLeaving, "what is waited for is under way");
+    if (may_fail_ && waits % 8 == 1) {
+      forget(version);
+      return Place::kHere;
+    }
     copies_[&version] = State::kWhole;
+    return Place::kAway;
+  }
+  bool has_arrived(const Version& version) const override {
+    expect(copies_.at(&version) != State::kWhole, "what is asked for is under way");
+    return ++asked % 3 == 0;
+  }
+  bool is_due(const Version&, double) const override { return ++asked % 2 == 0; }
+  bool goes_early(const Version&, double) const override { return ++asked % 4 == 0; }
+  void turn_back(Version& version) override {
+    expect(copies_.at(&version) == State::kComing, "what turns back was coming");
+    copies_[&version] = State::kWhole;
+    ++turned_back;
   }
   void discard(Version& version) override {
     expect(copies_.contains(&version), "what is discarded is a copy");
@@ -58,6 +84,10 @@ class Move final : public Way {
   std::size_t moves = 0;
   std::size_t returns = 0;
   std::size_t discards_under_way = 0;
+  std::size_t waits = 0;
+  std::size_t turned_back = 0;
+  std::size_t lost = 0;
+  mutable std::size_t asked = 0;
 
  private:
   enum class State { kLeaving, kWhole, kComing };
@@ -68,6 +98,7 @@ class Move final : public Way {
   }
 
   const std::size_t most_;
+  const bool may_fail_;
   std::size_t bytes_ = 0;
   std::map<const Version*, State> copies_;
 };

@@ -255,6 +255,8 @@ inline std::unique_ptr<Statistics> run(const Trace& trace, SimulationOptions opt
     expect(why.thrashing || why.smallest_budget > std::min(options.budget, within),
            "what does not fit is more than what there is");
     return nullptr;
+  } catch (const CopyLost&) {
+    return nullptr;
   }
 }
 
