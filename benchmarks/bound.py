@@ -298,8 +298,8 @@ def best_found(trace: rematfn.Trace, budget: int, millions: float | None = None)
         operators = int(millions * 1e6)
         program.search(budget, operators, operators)
     program.follow()
-    found = program.replayed_cost() < math.inf
-    return program.replayed_cost() / trace.cost if found else None
+    found = program.overhead() < math.inf
+    return program.overhead() / trace.cost if found else None
 
 
 def saved_rows(column: str) -> dict[tuple[str, float], dict[str, Any]]:

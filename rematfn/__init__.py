@@ -2,6 +2,7 @@
 """Memory budgets for PyTorch, as function transforms."""
 
 from ._errors import BudgetError as BudgetError
+from ._errors import OffloadError as OffloadError
 from ._errors import RematError as RematError
 from ._errors import ReplayError as ReplayError
 from ._interop.compat import load_extension as _load_extension
@@ -10,7 +11,7 @@ _C = _load_extension()
 
 from ._interop.subclasses import inner_tensors as _inner_tensors  # noqa: E402  (needs torch)
 
-_C.set_errors(BudgetError, ReplayError)
+_C.set_errors(BudgetError, ReplayError, OffloadError)
 _C.set_inner_tensors(_inner_tensors)
 _C.register_kernels()
 
@@ -28,11 +29,15 @@ from ._transform.budget import Budget as Budget  # noqa: E402
 from ._transform.checkpoint import checkpoint as checkpoint  # noqa: E402
 from ._transform.checkpoint import checkpoint_sequential as checkpoint_sequential  # noqa: E402
 from ._transform.marks import keep as keep  # noqa: E402
+from ._transform.offload import offload as offload  # noqa: E402
 from ._transform.remat import remat as remat  # noqa: E402
+from ._transform.tiers import Disk as Disk  # noqa: E402
 
 __all__ = [
     "Budget",
     "BudgetError",
+    "Disk",
+    "OffloadError",
     "RematError",
     "ReplayError",
     "Stats",
@@ -41,6 +46,7 @@ __all__ = [
     "checkpoint_sequential",
     "keep",
     "materialize",
+    "offload",
     "opaque",
     "policies",
     "record",

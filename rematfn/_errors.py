@@ -49,6 +49,31 @@ class BudgetError(RematError, MemoryError):
     __module__ = "rematfn"
 
 
+class OffloadError(RematError, OSError):
+    """A value could not be moved to a tier, or cannot be had back from it.
+
+    That the tier is full, or that a write fails, is no error: the value stays where it is, and
+    something else goes. What cannot be read back is computed again, if that is possible. This is
+    raised for the rest: the folder of a :class:`Disk` cannot be used; or a value that nothing can
+    compute again (a constant, a copy of an argument that was overwritten) was on a disk that fails,
+    on one whose file was damaged, or moved there by the parent of a forked process.
+
+    Example:
+        A folder that lies in memory saves none:
+
+        >>> import rematfn, torch
+        >>> g = rematfn.offload(torch.sin, to=rematfn.Disk("/dev/shm"))
+        >>> g(torch.ones(4))
+        Traceback (most recent call last):
+        rematfn.OffloadError: ...
+
+    The fix:
+        Name a folder on a disk that has room: ``rematfn.Disk("/scratch")``.
+    """
+
+    __module__ = "rematfn"
+
+
 class ReplayError(RematError, RuntimeError):
     """A value is needed again, and what it was computed from is no longer there.
 

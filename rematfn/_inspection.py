@@ -33,6 +33,13 @@ class Stats:
             convolutions and attention have some.
         min_budget: The largest need of a single operator, in bytes: no smaller budget can do, and
             with one as small replays may need more. Known only for calls with a budget.
+        moves: How often a version was moved to a tier, among the evictions; ``moved_bytes``, its
+            bytes in all.
+        returns: How often one came back, with ``returned_bytes``.
+        late_returns: How many of them an operator waited for.
+        turned_back: How many began too early: their room was wanted for something else.
+        waited: Seconds that operators waited for values to go or to come; known to the outermost
+            level.
         call: What the call was: ``"first"``, of which nothing was known; ``"estimated"``, whose
             peak was estimated from other calls; ``"guided"`` by a recorded one; else ``"online"``.
         why: Why it was that, in words.
@@ -48,6 +55,13 @@ class Stats:
     replayed_cost: float | None = None
     replayed_flops: float | None = None
     min_budget: int | None = None
+    moves: int | None = None
+    moved_bytes: int | None = None
+    returns: int | None = None
+    returned_bytes: int | None = None
+    late_returns: int | None = None
+    turned_back: int | None = None
+    waited: float | None = None
     call: str | None = None
     why: str | None = None
 
@@ -62,7 +76,17 @@ class Stats:
             f"evictions  {self.evictions}\n"
             f"replays    {self.replays} ({self.replayed_cost:.1%} of the cost)\n"
             f"min budget {_bytes(self.min_budget)}\n"
+            f"{self._moved()}"
             f"call       {self.call}: {self.why}"
+        )
+
+    def _moved(self) -> str:
+        if not self.moves:
+            return ""
+        return (
+            f"moved      {self.moves} out ({_bytes(self.moved_bytes)}), "
+            f"{self.returns} back ({_bytes(self.returned_bytes)}, {self.late_returns} late)\n"
+            f"waited     {self.waited:.3f} s for them\n"
         )
 
 

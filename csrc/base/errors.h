@@ -10,9 +10,9 @@
 
 namespace rematfn {
 
-enum class ErrorKind { kBudget, kReplay };
+enum class ErrorKind { kBudget, kReplay, kOffload };
 
-// Throws the C++ exception that becomes rematfn.BudgetError or rematfn.ReplayError. bindings.cpp
+// Throws the C++ exception that becomes rematfn.BudgetError, ReplayError or OffloadError. bindings.cpp
 // sets the raiser; until then, c10::Error is thrown.
 using Raiser = void (*)(ErrorKind, const std::string&);
 void set_raiser(Raiser raiser);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "base/errors.h"
 #include "engine/guide.h"
 
 namespace rematfn {
@@ -172,6 +173,7 @@ void Domain::let_come(Version& version) {
 void Domain::finish_coming(Version& version) {
   version.place = Place::kHere;
   version.copied_by = nullptr;
+  if (!version.producer && version.readers != nullptr) store.keep_alive(version);
   version.table->enlist(version);
   neighbourhood.note_change(version, /*came_back=*/true, guide != nullptr);
 }
@@ -182,7 +184,7 @@ void Domain::stop_coming(Version& version) {
 }
 
 void Domain::lose_copy(Version& version, const CopyLost& why) {
-  if (!version.producer) throw why;
+  if (!version.producer) raise(ErrorKind::kOffload, why.what());
   discard_copy(version);
   neighbourhood.note_change(version, /*came_back=*/false, guide != nullptr);
 }
@@ -264,11 +266,7 @@ void Domain::fetch_ahead() {
   while (guide && !expected_.empty()) {
     const auto [next_use, version] = *expected_.begin();
     if (!version->copied_by->is_due(*version, next_use - clock) || !fits(*version)) return;
-    try {
-      begin_to_fetch(*version);
-    } catch (const CopyLost&) {
-      // whoever reads it will hear of it
-    }
+    begin_to_fetch(*version);
   }
 }
 

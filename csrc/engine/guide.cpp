@@ -38,8 +38,34 @@ Future::Future(const Trace& trace) {
 }
 
 Guide::Guide(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-             std::shared_ptr<const Plan> plan)
-    : trace_(std::move(trace)), future_(std::move(future)), plan_(std::move(plan)) {}
+             std::shared_ptr<const Plan> plan, std::shared_ptr<Timings> timings)
+    : trace_(std::move(trace)),
+      future_(std::move(future)),
+      plan_(std::move(plan)),
+      timings_(std::move(timings)) {}
+
+Guide::~Guide() {
+  if (timings_ && costs_.size() == trace_->calls.size()) timings_->add(std::move(costs_));
+}
+
+void Timings::add(std::vector<double> costs) {
+  const std::lock_guard guard(mutex_);
+  if (calls_.size() < kMost) calls_.push_back(std::move(costs));
+}
+
+std::vector<double> Timings::medians(std::size_t least) const {
+  const std::lock_guard guard(mutex_);
+  std::vector<double> found;
+  if (calls_.size() < least) return found;
+  std::vector<double> of_one(calls_.size());
+  for (std::size_t i = 0; i < calls_.front().size(); ++i) {
+    std::ranges::transform(calls_, of_one.begin(), [&](const auto& call) { return call[i]; });
+    const auto middle = of_one.begin() + static_cast<std::ptrdiff_t>(of_one.size() / 2);
+    std::ranges::nth_element(of_one, middle);
+    found.push_back(*middle);
+  }
+  return found;
+}
 
 bool Guide::follow(const ObservedCall& seen) {
   const std::size_t index = next_call_++;
@@ -65,6 +91,11 @@ bool Guide::follow(const ObservedCall& seen) {
     advise(*seen.makes[i].version, call.makes[i].value, future_->after_made(index, i));
   }
   return true;
+}
+
+double Guide::cost_of_next(double observed) {
+  if (timings_) costs_.push_back(observed);
+  return next_call_ < trace_->calls.size() ? trace_->calls[next_call_].cost : observed;
 }
 
 std::size_t Guide::bytes_ahead() const {

@@ -9,9 +9,16 @@
 // else, and still it is compared with the program at each operator. At the first difference it is
 // dropped, and the level scores as one that knows nothing.
 
+// Note [A guided call keeps its record's time]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Next uses are points in the program time of the record. Where costs are measured, no two calls take
+// the same; so a guided call's clock is moved on by what the record says that an operator costs.
+// What it did take is noted: a first call finds caches cold, and its times are not those of the others.
+
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "engine/trace.h"
@@ -40,21 +47,43 @@ class Future {
 // How to choose victims on the next run.
 struct Plan {
   Score score;
-  std::vector<float> weights;  // by value; empty: all 1
-  std::vector<bool> kept;      // by value; empty: none
-  std::vector<bool> moved;     // by value: goes by a copy before its room is wanted; empty: none
-  double replayed_cost = kNever;  // as simulated, seconds; kNever: it does not fit
+  std::vector<float> weights{};  // by value; empty: all 1
+  std::vector<bool> kept{};      // by value; empty: none
+  std::vector<bool> moved{};     // by value: goes by a copy before its room is wanted; empty: none
+  double link_price = 1;  // See Note [What moving costs]
+  double lead = 4;        // a return begins so many times earlier than it takes
+  double overhead = kNever;  // seconds of replays and of waiting, as simulated; kNever: it does not fit
+};
+
+// What the operators of guided calls have cost. Any thread.
+class Timings {
+ public:
+  // Of a whole call.
+  void add(std::vector<double> costs);
+  // The medians, of all that there were; empty if those were fewer than `least`.
+  [[nodiscard]] std::vector<double> medians(std::size_t least) const;
+
+ private:
+  static constexpr std::size_t kMost = 3;
+  mutable std::mutex mutex_;
+  std::vector<std::vector<double>> calls_;
 };
 
 class Guide {
  public:
+  // `timings`: to be added to if the program ends as was foreseen; or null.
   Guide(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-        std::shared_ptr<const Plan> plan);
+        std::shared_ptr<const Plan> plan, std::shared_ptr<Timings> timings = nullptr);
+  ~Guide();
+  Guide(const Guide&) = delete;
+  Guide& operator=(const Guide&) = delete;
 
   // The program has called `name`, reading `reads` and making `made`. True if so did the trace;
   // then the versions know their next use.
   [[nodiscard]] bool follow(const ObservedCall& call);
   [[nodiscard]] const Plan& plan() const { return *plan_; }
+  // What the record says that the call costs that is about to be followed; `observed` if it has no such.
+  [[nodiscard]] double cost_of_next(double observed);
   // The most that one of the next few operators will allocate.
   [[nodiscard]] std::size_t bytes_ahead() const;
 
@@ -64,6 +93,8 @@ class Guide {
   const std::shared_ptr<const Trace> trace_;
   const std::shared_ptr<const Future> future_;
   const std::shared_ptr<const Plan> plan_;
+  const std::shared_ptr<Timings> timings_;
+  std::vector<double> costs_;  // observed
   std::size_t next_call_ = 0;
 };
 

@@ -37,7 +37,10 @@ struct Statistics {
   std::uint64_t turned_back = 0;    // that came too early: the room was wanted
   std::size_t moved_bytes = 0;
   std::size_t returned_bytes = 0;
+  double waited = 0;  // seconds, for transfers; of the outermost level
 
+  // What it costs beyond the program's own operators.
+  [[nodiscard]] double overhead() const { return replayed_cost + waited; }
   // What an inner level did, beside its operators, which count already.
   void add(const Statistics& inner) {
     evictions += inner.evictions;

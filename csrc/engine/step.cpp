@@ -155,14 +155,16 @@ void Step::account(const Outcome& outcome) {
   if (outcome.peak_bytes > need_.certain_bytes) {
     level_.note_need(input_bytes_in(level_) + outcome.peak_bytes);
   }
-  domain_.clock += outcome.cost;
+  // See Note [A guided call keeps its record's time]
+  const double cost = domain_.guide ? domain_.guide->cost_of_next(outcome.cost) : outcome.cost;
+  domain_.clock += cost;
   for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
     ++t->statistics.operators;
-    t->statistics.base_cost += outcome.cost;
+    t->statistics.base_cost += cost;
     t->statistics.base_flops += outcome.flops;
   }
   if (operation_) {
-    operation_->cost = outcome.cost;
+    operation_->cost = cost;
     operation_->flops = outcome.flops;
     operation_->output_bytes = outcome.output_bytes;
     operation_->scratch_bytes = outcome.scratch_bytes;

@@ -22,6 +22,8 @@
 //      room is wanted, and come before it is asked for: when, a guide knows, and the way says what
 //      pays. A level that is to hold nothing but what is in use lets all go that two operators have not
 //      touched.
+//   7. What will never be read again, as far as a guide knows, is dropped, whatever the ways: nobody
+//      waits for it, and if the guide is wrong it is replayed.
 
 #pragma once
 

@@ -16,6 +16,7 @@
 #include "levels/allocator.h"
 #include "memory/idle_pages.h"
 #include "planning/advice.h"
+#include "tensors/move_to_disk.h"
 #include "tensors/rng.h"
 
 namespace rematfn {
@@ -121,6 +122,8 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       name(options.name),
       timed(options.timed),
       verify(options.verify || (outer != nullptr && outer->verify)),
+      disk(options.disk),
+      drops(options.drops),
       forks_before(forks),
       first_node(at::sequence_number::peek()),
       unrecorded(make_unrecorded(options, outer)),
@@ -200,6 +203,12 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
     domain->known = options.known;
   }
   const Ref<Level> level(new Level(options, domain, enclosing));
+  if (options.disk) {
+    Way& move = way_to(*domain, options.disk);
+    level->let_go_by(options.drops ? std::vector<Way*>{&domain->drop_and_replay, &move}
+                                   : std::vector<Way*>{&move});
+    level->leaves_early = options.leaves_early;
+  }
   if (options.shared && !is_shared_around(options.shared, enclosing)) level->join(options.shared);
   if (domain->recorder && enclosing == nullptr) level->report->trace = domain->recorder->trace;
   auto handle = std::make_shared<LevelHandle>(*level);
@@ -337,13 +346,27 @@ std::string holders_of(const SharedBudget& budget, const Domain& own) {
   return text;
 }
 
+// What lies in the tiers of a level and those around it.
+std::string tiers_of(const Level& level) {
+  std::string text;
+  for (const Level* l = &level; l != nullptr; l = l->enclosing_level()) {
+    if (!l->disk) continue;
+    const Disk::Statistics now = l->disk->statistics();
+    text += "\n  on the disk " + format_bytes(now.held) + " of " + format_bytes(now.capacity);
+    if (const std::string trouble = l->disk->trouble(); !trouble.empty()) text += ": " + trouble;
+  }
+  return text;
+}
+
 }  // namespace
 
 void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused) {
   const auto& level = static_cast<const Level&>(*why.table);
   const std::string budget = format_bytes(level.budget);
   const bool expects_backward = at::sequence_number::peek() > level.first_node;
-  const Advice advice = advise(why, refused, expects_backward);
+  std::optional<LinkOptions> link;
+  if (level.disk) link = {figures_of(*level.disk), level.disk->statistics().capacity, level.drops};
+  const Advice advice = advise(why, refused, expects_backward, link);
   const std::string holders = level.shared ? holders_of(*level.shared, *level.domain) : "";
   const std::string raise_it =
       "\nRaise the budget to at least " + format_bytes(advice.budget) + covered_by(advice) + ".";
@@ -353,7 +376,9 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
                 " their replays evict each other without end." + raise_it
           : level.name + ": " + what + " needs " + format_bytes(why.smallest_budget) +
                 " resident at once, the budget is " + budget + ".\n  kept        " +
-                format_bytes(why.unevictable) + ", pinned or not replayable" + holders +
+                format_bytes(why.unevictable) +
+                (level.disk ? ", pinned, or with no room where it would go" : ", pinned or not replayable") +
+                holders + tiers_of(level) +
                 "\n  to allocate " +
                 format_bytes(why.smallest_budget - why.unevictable) + raise_it;
   raise(ErrorKind::kBudget, message);

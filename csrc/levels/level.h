@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "engine/unrecorded.h"
+#include "memory/disk.h"
 #include "memory/pages.h"
 #include "tensors/level_tensor.h"
 #include "tensors/thread_keys.h"
@@ -46,6 +47,10 @@ struct LevelOptions {
   bool is_estimate = false;
   bool is_estimate_unguided = false;
   std::shared_ptr<const Trace> known;
+  // Where versions of the level may be moved to; null: nowhere.
+  std::shared_ptr<Disk> disk;
+  bool drops = true;          // they may be dropped and replayed
+  bool leaves_early = false;  // See Note [A version goes by a way], Rule 6
 };
 
 using WatchedLeaves =
@@ -70,6 +75,8 @@ class Level final : public Table, public Tenant {
   const std::string name;
   const bool timed;
   const bool verify;
+  const std::shared_ptr<Disk> disk;  // where its versions may be moved to, or null
+  const bool drops;
   std::atomic<bool> active{false};
   const std::uint64_t forks_before;  // See Note [A forked child is under no level]
   std::size_t made_since_asked = 0;  // pressure.h

@@ -105,6 +105,7 @@ bool Disk::State::write(Transfer& transfer, const char* bytes) {
   transfer.offset = slab_.allocate(transfer.nbytes);
   room_ = slab_.largest();
   if (!transfer.offset) return false;
+  if (transfer.counted) peak_held_ = std::max(peak_held_, slab_.held());
   try {
     enqueue(transfer, /*goes_out=*/true, const_cast<char*>(bytes));
   } catch (...) {
@@ -161,7 +162,7 @@ Disk::Statistics Disk::State::statistics() const {
     to->queued = lane->queued;
   }
   found.held = slab_.held();
-  found.peak_held = slab_.peak_held();
+  found.peak_held = peak_held_;
   found.capacity = broken_ ? 0 : slab_.capacity();
   found.direct = file_ ? file_->is_direct() : options_.direct;
   return found;
@@ -284,7 +285,7 @@ void Disk::State::conclude(Transfer& transfer) {
     if (transfer.counted) ++lane_of(transfer).traffic.transfers;
   } else if (transfer.goes_out) {
     free_slot(transfer);
-    if (transfer.full) become_full(transfer.error);
+    if (transfer.full && transfer.counted) become_full(transfer.error);
   }
   transfer.done.store(true, std::memory_order_release);
 }

@@ -118,6 +118,7 @@ class Disk::State {
   std::condition_variable work_;  // for the threads
   std::condition_variable done_;  // a chunk
   Slab slab_;
+  std::size_t peak_held_ = 0;  // without what a probe holds for a moment
   std::unique_ptr<ScratchFile> file_;
   std::vector<std::thread> threads_;
   std::string trouble_;

@@ -36,7 +36,6 @@ std::optional<std::size_t> Slab::allocate(std::size_t nbytes) {
     extent_ = offset + nbytes;
   }
   held_ += nbytes;
-  peak_held_ = std::max(peak_held_, held_);
   return offset;
 }
 

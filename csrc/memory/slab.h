@@ -34,7 +34,6 @@ class Slab {
   [[nodiscard]] std::size_t largest() const;
   [[nodiscard]] std::size_t capacity() const { return capacity_; }
   [[nodiscard]] std::size_t held() const { return held_; }
-  [[nodiscard]] std::size_t peak_held() const { return peak_held_; }
   [[nodiscard]] std::size_t extent() const { return extent_; }  // what lies beyond has never been used
 
   void check() const;  // throws std::logic_error
@@ -48,7 +47,6 @@ class Slab {
 
   std::size_t capacity_;
   std::size_t held_ = 0;
-  std::size_t peak_held_ = 0;
   std::size_t extent_ = 0;
   Holes holes_;
   std::set<std::pair<std::size_t, std::size_t>> by_size_;  // bytes and offset of each

@@ -101,13 +101,13 @@ class Trial {
     for (const Trace::Call& call : trace.calls) cost += call.cost;
     // A budget in which the call takes longer than that is not one to ask for.
     const double operators = static_cast<double>(trace.calls.size()) + 1;
-    options_.most_replayed_cost = cost * std::clamp(kMostReplays / operators, 2.0, 10.0);
+    options_.most_overhead = cost * std::clamp(kMostReplays / operators, 2.0, 10.0);
   }
 
   [[nodiscard]] bool fits(std::size_t budget) {
     options_.budget = budget;
     try {
-      return simulate(trace_, options_).replayed_cost <= options_.most_replayed_cost;
+      return simulate(trace_, options_).overhead() <= options_.most_overhead;
     } catch (const NoRoom&) {
       return false;
     }
@@ -159,13 +159,14 @@ std::string covered_by(const Advice& advice) {
 }
 
 // See Note [The figure is tried out]
-Advice advise(const NoRoom& why, const ObservedCall* refused, bool expects_backward) {
+Advice advise(const NoRoom& why, const ObservedCall* refused, bool expects_backward,
+              std::optional<LinkOptions> link) {
   const Table& table = *why.table;
   const Domain& domain = *table.domain;
   const Advice lower_bound{why.smallest_budget, Advice::Covers::kNothing};
   // A custom score is Python's, and an inner level's budget is not the simulation's.
   if (&table != domain.root || table.policy.custom_score) return lower_bound;
-  const SimulationOptions options{.policy = table.policy};
+  const SimulationOptions options{.policy = table.policy, .link = link};
   std::optional<std::size_t> enough;
   auto covers = Advice::Covers::kAll;
   if (domain.known && !domain.guide_lost) {

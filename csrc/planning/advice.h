@@ -48,7 +48,8 @@ struct Advice {
 [[nodiscard]] std::string covered_by(const Advice& advice);
 
 // `refused`: the operator, if it was not one of those that replay for the caller.
-[[nodiscard]] Advice advise(const NoRoom& why, const ObservedCall* refused,
-                            bool expects_backward);
+// `link`: over which the level may move.
+[[nodiscard]] Advice advise(const NoRoom& why, const ObservedCall* refused, bool expects_backward,
+                            std::optional<LinkOptions> link = {});
 
 }  // namespace rematfn

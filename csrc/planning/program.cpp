@@ -13,12 +13,12 @@ Program::Program(std::shared_ptr<const Trace> recorded)
     : trace(std::move(recorded)), future_(std::make_shared<const Future>(*trace)) {}
 
 template <class Try>
-void Program::begin(std::size_t budget, const Try& what) {
+void Program::begin(std::size_t budget, std::optional<LinkOptions> link, const Try& what) {
   {
     const std::lock_guard guard(plans_mutex());
     if (search_ && budget == budget_) return;
   }
-  auto search = std::make_shared<Search>(trace, future_, budget);
+  auto search = std::make_shared<Search>(trace, future_, budget, link);
   what(*search);
   std::shared_ptr<const Plan> old;
   const std::lock_guard guard(plans_mutex());
@@ -26,18 +26,28 @@ void Program::begin(std::size_t budget, const Try& what) {
   search_.swap(search);
   plan_.swap(old);
   budget_ = budget;
+  if (link && !timings_) timings_ = std::make_shared<Timings>();
 }
 
-void Program::search(std::size_t budget, const SearchLimits& limits, std::optional<Score> first) {
-  begin(budget, [&](Search& search) { search.try_settings(limits, first); });
+void Program::search(std::size_t budget, const SearchLimits& limits, std::optional<Score> first,
+                     std::optional<LinkOptions> link) {
+  begin(budget, link, [&](Search& search) { search.try_settings(limits, first); });
 }
 
 void Program::cut_into(std::size_t budget, std::size_t segments) {
-  begin(budget, [&](Search& search) { search.try_segments(segments); });
+  begin(budget, {}, [&](Search& search) { search.try_segments(segments); });
 }
 
 void Program::cut_at_points(std::size_t budget) {
-  begin(budget, [](Search& search) { search.try_cut_points(); });
+  begin(budget, {}, [](Search& search) { search.try_cut_points(); });
+}
+
+void Program::foresee() {
+  Plan plan;
+  plan.score.horizon = Horizon::kNext;
+  plan.overhead = 0;
+  const std::lock_guard guard(plans_mutex());
+  plan_ = std::make_shared<const Plan>(std::move(plan));
 }
 
 std::uint64_t Program::follow(std::uint64_t share) {
@@ -52,7 +62,22 @@ std::uint64_t Program::follow(std::uint64_t share) {
 std::shared_ptr<Guide> Program::guide() const {
   const std::lock_guard guard(plans_mutex());
   if (!plan_) return nullptr;
-  return std::make_shared<Guide>(trace, future_, plan_);
+  return std::make_shared<Guide>(trace, future_, plan_, timings_);
+}
+
+std::shared_ptr<Program> Program::timed_anew() const {
+  constexpr std::size_t kEnough = 3;
+  std::shared_ptr<Timings> timings;
+  {
+    const std::lock_guard guard(plans_mutex());
+    timings = timings_;
+  }
+  if (!timings) return nullptr;
+  const std::vector<double> costs = timings->medians(kEnough);
+  if (costs.size() != trace->calls.size()) return nullptr;
+  auto timed = std::make_shared<Trace>(*trace);
+  for (std::size_t i = 0; i < costs.size(); ++i) timed->calls[i].cost = costs[i];
+  return std::make_shared<Program>(std::move(timed));
 }
 
 double Program::cost() const {

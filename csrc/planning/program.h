@@ -19,9 +19,15 @@ class Program {
 
   // Each begins a search for a plan for `budget`, unless one has begun. What was found for another
   // budget is forgotten. See Search.
-  void search(std::size_t budget, const SearchLimits& limits, std::optional<Score> first = {});
+  // Over `link`, values may be moved.
+  void search(std::size_t budget, const SearchLimits& limits, std::optional<Score> first = {},
+              std::optional<LinkOptions> link = {});
   void cut_into(std::size_t budget, std::size_t segments);
   void cut_at_points(std::size_t budget);
+  // Without a search: the plan is one that knows when values are read, and no more.
+  void foresee();
+  // The same program, by the times that guided calls have taken since; null if those are too few.
+  [[nodiscard]] std::shared_ptr<Program> timed_anew() const;
   // From here on the plan is the best of those that the search finds within its first `share`
   // operators, or, however long that takes, the first that fits. Simulates what nobody has yet.
   // Returns how many operators the search has simulated. See Note [A search is a sequence].
@@ -39,10 +45,11 @@ class Program {
 
  private:
   template <class Try>
-  void begin(std::size_t budget, const Try& what);
+  void begin(std::size_t budget, std::optional<LinkOptions> link, const Try& what);
 
   const std::shared_ptr<const Future> future_;
   // Under plans_mutex().
+  std::shared_ptr<Timings> timings_;  // where values may be moved
   std::shared_ptr<Search> search_;
   std::shared_ptr<const Plan> plan_;
   std::size_t budget_ = 0;

@@ -84,6 +84,14 @@ void change_score(Plan& plan, Dice& dice) {
   if (dice.one_in(8)) plan.weights.clear();
 }
 
+// What goes over the link, when, and at what price.
+void change_moves(Plan& plan, const std::vector<bool>& moved, Dice& dice) {
+  if (dice.one_in(2)) plan.link_price = std::exp2(4 * dice.fraction() - 3);
+  if (dice.one_in(2)) plan.lead = std::exp2(8 * dice.fraction());
+  if (dice.one_in(2)) plan.moved = moved;
+  if (dice.one_in(8)) plan.moved.clear();
+}
+
 // Those of one value, or of a few made one after the other.
 void change_weights(Plan& plan, const std::vector<Trace::Id>& among, float factor, Dice& dice) {
   if (among.empty()) return;
@@ -122,8 +130,8 @@ std::pair<std::vector<Trace::Id>, std::vector<Trace::Id>> values_by_wait(const T
 }  // namespace
 
 Search::Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-               std::size_t budget)
-    : trace_(std::move(trace)), future_(std::move(future)), budget_(budget) {
+               std::size_t budget, std::optional<LinkOptions> link)
+    : trace_(std::move(trace)), future_(std::move(future)), budget_(budget), link_(link) {
   for (const Trace::Call& call : trace_->calls) program_cost_ += call.cost;
 }
 
@@ -168,33 +176,38 @@ std::shared_ptr<const Plan> Search::next() {
   return nullptr;
 }
 
-double Search::simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const {
+Search::Result Search::simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const {
+  const SimulationOptions options{.budget = budget_,
+                                  .policy = {.score = plan->score},
+                                  .guide = std::make_shared<Guide>(trace_, future_, plan),
+                                  .most_overhead = reached(),
+                                  .effort = &effort,
+                                  .link = link_};
+  Result result;
   try {
-    return rematfn::simulate(*trace_, {.budget = budget_,
-                                       .policy = {.score = plan->score},
-                                       .guide = std::make_shared<Guide>(trace_, future_, plan),
-                                       .most_replayed_cost = reached(),
-                                       .effort = &effort})
-        .replayed_cost;
+    result.overhead = rematfn::simulate(*trace_, options, &result.moved).overhead();
   } catch (const NoRoom&) {
-    return kNever;
+    // as it was
   }
+  return result;
 }
 
-void Search::note_result(double replayed_cost, std::uint64_t operators) {
-  pending_->replayed_cost = replayed_cost;
+void Search::note_result(Result result, std::uint64_t operators) {
+  const double overhead = result.overhead;
+  pending_->overhead = overhead;
   const std::shared_ptr<const Plan> plan = std::move(pending_);
   const std::uint64_t begun = std::exchange(simulated_, simulated_ + operators);
   ++simulated_plans_;
-  if (replayed_cost == kNever) return;
-  const bool better = replayed_cost < reached();
+  if (overhead == kNever) return;
+  const bool better = overhead < reached();
   // Most changes alter nothing by themselves; those that are to come may need them.
-  const bool as_good = stage_ == Stage::kLocal && replayed_cost == reached();
+  const bool as_good = stage_ == Stage::kLocal && overhead == reached();
   if (better || as_good) best_ = plan;
+  if (better || as_good) moved_by_best_ = std::move(result.moved);
   if (better) found_.push_back({begun, plan});
   constexpr double kGain = 0.01;
-  if (replayed_cost < (1 - kGain) * gained_) {
-    gained_ = replayed_cost;
+  if (overhead < (1 - kGain) * gained_) {
+    gained_ = overhead;
     last_gain_ = simulated_;
   }
 }
@@ -226,6 +239,37 @@ bool Search::begin_next_stage() {
       }
       return true;
     case Stage::kPatience:
+      stage_ = Stage::kPrices;
+      if (link_ && best_) {
+        for (const Score& score : kPortfolio) {  // moving alone, as far as it can
+          Plan plan{.score = score};
+          plan.link_price = 0;
+          queue_.push_back(std::move(plan));
+        }
+        for (const double price : {0.5, 0.25, 0.1, 2.0}) {
+          Plan plan = *best_;
+          plan.link_price = price;
+          queue_.push_back(std::move(plan));
+        }
+        for (const double lead : {1.0, 16.0, 64.0}) {
+          Plan plan = *best_;
+          plan.lead = lead;
+          queue_.push_back(std::move(plan));
+        }
+      }
+      return true;
+    case Stage::kPrices:
+      stage_ = Stage::kEarly;
+      if (link_ && best_) {
+        for (const double factor : {1.0, 0.25, 4.0, 16.0}) {
+          Plan plan = *best_;
+          plan.moved = moved_by_best_;
+          plan.lead *= factor;
+          queue_.push_back(std::move(plan));
+        }
+      }
+      return true;
+    case Stage::kEarly:
       stage_ = Stage::kKept;
       try_what_is_kept();
       return true;
@@ -261,6 +305,10 @@ void Search::try_what_is_kept() {
 Plan Search::changed() {
   Dice dice(random_);
   Plan plan = best_ ? *best_ : Plan();
+  if (link_ && dice.one_in(3)) {
+    change_moves(plan, moved_by_best_, dice);
+    return plan;
+  }
   if (dice.one_in(3)) {
     change_score(plan, dice);
     return plan;

@@ -35,7 +35,7 @@ struct SearchLimits {
 class Search {
  public:
   Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-         std::size_t budget);
+         std::size_t budget, std::optional<LinkOptions> link = {});
 
   // What to try, once. The settings that there are, those of `first` before all others; then local
   // search. Goes on within `limits`, and until some plan fits.
@@ -46,10 +46,14 @@ class Search {
 
   // The plan to simulate, the same until its result is noted; null if the search is over.
   [[nodiscard]] std::shared_ptr<const Plan> next();
-  // What it replays, in seconds; kNever if it does not fit. Throws Stopped.
-  [[nodiscard]] double simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const;
-  // That it replays so much, and took so many operators to simulate.
-  void note_result(double replayed_cost, std::uint64_t operators);
+  struct Result {
+    double overhead = kNever;  // of the plan, in seconds; kNever if it does not fit
+    std::vector<bool> moved;   // by value: what went over the link
+  };
+  // Throws Stopped.
+  [[nodiscard]] Result simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const;
+  // `operators`: how many it took to simulate.
+  void note_result(Result result, std::uint64_t operators);
 
   // Whether something is left to try that the first `share` operators begin with.
   [[nodiscard]] bool goes_on(std::uint64_t share);
@@ -62,6 +66,8 @@ class Search {
     kScores,
     // Where replays cost more than the program all the same, other values of Score::patience.
     kPatience,
+    kPrices,  // of the link
+    kEarly,   // what went over it goes before its room is wanted
     kKept,   // products, segments
     kLocal,  // search
     kListed,  // what is in the queue, and no more
@@ -71,7 +77,7 @@ class Search {
     std::shared_ptr<const Plan> plan;
   };
 
-  [[nodiscard]] double reached() const { return best_ ? best_->replayed_cost : kNever; }
+  [[nodiscard]] double reached() const { return best_ ? best_->overhead : kNever; }
   [[nodiscard]] bool pays() const;
   // Nothing fits yet, and not all settings have been tried.
   [[nodiscard]] bool must_go_on() const { return !best_ && stage_ == Stage::kScores; }
@@ -83,6 +89,7 @@ class Search {
   const std::shared_ptr<const Trace> trace_;
   const std::shared_ptr<const Future> future_;
   const std::size_t budget_;
+  const std::optional<LinkOptions> link_;
   double program_cost_ = 0;
   SearchLimits limits_;
   Stage stage_ = Stage::kListed;
@@ -92,7 +99,8 @@ class Search {
   std::uint64_t simulated_ = 0;
   std::int64_t simulated_plans_ = 0;
   std::uint64_t last_gain_ = 0;
-  double gained_ = kNever;  // what was replayed then
+  double gained_ = kNever;  // the overhead then
+  std::vector<bool> moved_by_best_;
   std::shared_ptr<const Plan> best_;
   std::deque<Found> found_;
   std::mt19937 random_{20};  // the same for all

@@ -97,17 +97,17 @@ void simulate_next(Searcher& own, Search& search, Effort& effort,
   const Among simulated(own.simulated, search);
   const std::shared_ptr<const Plan> plan = search.next();
   const std::uint64_t before = effort.operators;
-  double replayed_cost = kNever;
+  Search::Result result;
   lock.unlock();
   try {
-    replayed_cost = search.simulate(plan, effort);
+    result = search.simulate(plan, effort);
   } catch (...) {
     lock.lock();
     own.changed.notify_all();
     throw;
   }
   lock.lock();
-  search.note_result(replayed_cost, effort.operators - before);
+  search.note_result(std::move(result), effort.operators - before);
   own.changed.notify_all();
 }
 

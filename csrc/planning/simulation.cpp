@@ -7,6 +7,7 @@
 #include "engine/domain.h"
 #include "engine/guide.h"
 #include "engine/step.h"
+#include "planning/simulated_link.h"
 
 namespace rematfn {
 namespace {
@@ -137,6 +138,13 @@ class Simulation {
         level_(table_),
         versions_(trace.values.size()) {
     if (!options.ways.empty()) table_->let_go_by(options.ways);
+    if (options.link) {
+      link_ = std::make_unique<SimulatedLink>(*domain_, options.link->figures, options.link->room,
+                                              trace.values.size());
+      table_->let_go_by(options.link->drops
+                            ? std::vector<Way*>{&domain_->drop_and_replay, link_.get()}
+                            : std::vector<Way*>{link_.get()});
+    }
     table_->leaves_early = options.leaves_early;
     domain_->guide = options.guide;
     domain_->effort = options.effort;
@@ -152,7 +160,7 @@ class Simulation {
     }
     for (const Trace::Event& event : trace_.events) {
       const DomainLock lock(domain_);
-      if (table_->statistics.replayed_cost > options_.most_replayed_cost) break;
+      if (table_->statistics.overhead() > options_.most_overhead) break;
       switch (event.what) {
         case Trace::What::kCall:
           if (options_.inner && event.index == options_.inner->first_call) enter();
@@ -186,6 +194,10 @@ class Simulation {
     return table_->statistics;
   }
 
+  [[nodiscard]] std::vector<bool> moved() const {
+    return link_ ? link_->moved() : std::vector<bool>();
+  }
+
  private:
   void enter() {
     const InnerLevel& inner = *options_.inner;
@@ -217,6 +229,7 @@ class Simulation {
   const Trace& trace_;
   const SimulationOptions options_;
   const std::shared_ptr<SimulatedDomain> domain_;
+  std::unique_ptr<SimulatedLink> link_;
   const Ref<Table> table_;  // the outermost
   Ref<Table> level_;        // the innermost
   Versions versions_;
@@ -224,8 +237,12 @@ class Simulation {
 
 }  // namespace
 
-Statistics simulate(const Trace& trace, const SimulationOptions& options) {
-  return Simulation(trace, options).run();
+Statistics simulate(const Trace& trace, const SimulationOptions& options,
+                    std::vector<bool>* moved) {
+  Simulation simulation(trace, options);
+  const Statistics found = simulation.run();
+  if (moved != nullptr) *moved = simulation.moved();
+  return found;
 }
 
 }  // namespace rematfn

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "engine/link.h"
 #include "engine/table.h"
 #include "engine/trace.h"
 #include "policy/floor.h"
@@ -34,21 +35,31 @@ struct InnerLevel {
   std::vector<Way*> ways{};  // none: dropping
 };
 
+// A link that the outermost level may move over.
+struct LinkOptions {
+  LinkFigures figures;
+  std::size_t room = 0;  // bytes, at its other end
+  bool drops = true;     // versions may be dropped as well
+};
+
 struct SimulationOptions {
   std::size_t budget = kNoBudget;
   Policy policy{};
   std::shared_ptr<Guide> guide{};
-  double most_replayed_cost = kNever;  // seconds; beyond, the run is not worth finishing
+  double most_overhead = kNever;  // seconds; beyond, the run is not worth finishing
   Effort* effort = nullptr;  // to add to, and to stop by
   bool check = false;        // the tables after each event
   std::function<void(const Table&)> watch{};  // the same: sees the outermost, if `check`
   std::vector<Way*> ways{};  // none: dropping
+  std::optional<LinkOptions> link{};  // in the place of `ways`
   bool leaves_early = false;  // See Note [A version goes by a way], Rule 6
   std::optional<InnerLevel> inner{};
   FloorRules floor{};
 };
 
-// The statistics of a run of `trace`. Throws NoRoom and Stopped.
-[[nodiscard]] Statistics simulate(const Trace& trace, const SimulationOptions& options);
+// The statistics of a run of `trace`. Throws NoRoom and Stopped. `moved`: by value, what has gone over
+// the link.
+[[nodiscard]] Statistics simulate(const Trace& trace, const SimulationOptions& options,
+                                  std::vector<bool>* moved = nullptr);
 
 }  // namespace rematfn

@@ -10,6 +10,7 @@
 #include "levels/boundary.h"
 #include "levels/level.h"
 #include "levels/weight_cache.h"
+#include "memory/disk.h"
 #include "operators/boxed_kernel.h"
 #include "operators/raw_access.h"
 #include "operators/write_watch.h"
@@ -25,6 +26,7 @@ namespace {
 // The Python classes, borrowed for the life of the process.
 PyObject* budget_error = nullptr;
 PyObject* replay_error = nullptr;
+PyObject* offload_error = nullptr;
 
 // torch turns these into Python exceptions wherever an operator is called from.
 struct PythonError final : torch::PyTorchError {
@@ -37,7 +39,10 @@ struct PythonError final : torch::PyTorchError {
 };
 
 void raise_python(ErrorKind kind, const std::string& message) {
-  throw PythonError(kind == ErrorKind::kBudget ? budget_error : replay_error, message);
+  PyObject* const python = kind == ErrorKind::kBudget   ? budget_error
+                           : kind == ErrorKind::kReplay ? replay_error
+                                                        : offload_error;
+  throw PythonError(python, message);
 }
 
 // See Note [Who waits does not hold the interpreter]
@@ -70,9 +75,10 @@ bool asks_to_stop(const std::exception& error) {
   return !raised->matches(PyExc_Exception);
 }
 
-void set_errors(const py::object& budget, const py::object& replay) {
+void set_errors(const py::object& budget, const py::object& replay, const py::object& offload) {
   budget_error = py::object(budget).release().ptr();
   replay_error = py::object(replay).release().ptr();
+  offload_error = py::object(offload).release().ptr();
   set_raiser(&raise_python);
 }
 
@@ -182,6 +188,13 @@ py::dict record_of(const Statistics& s, std::size_t budget, std::size_t resident
   record["replayed_cost"] = s.base_cost > 0 ? s.replayed_cost / s.base_cost : 0.0;
   record["replayed_flops"] = s.base_flops > 0 ? s.replayed_flops / s.base_flops : 0.0;
   record["min_budget"] = s.min_budget;
+  record["moves"] = s.moves;
+  record["returns"] = s.returns;
+  record["late_returns"] = s.late_returns;
+  record["turned_back"] = s.turned_back;
+  record["moved_bytes"] = s.moved_bytes;
+  record["returned_bytes"] = s.returned_bytes;
+  record["waited"] = s.waited;
   return record;
 }
 
@@ -239,16 +252,48 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init<std::size_t>())
       .def("resident_bytes", &SharedBudget::resident_bytes)
       .def("peak_bytes", &SharedBudget::peak_bytes);
+  py::class_<Disk, std::shared_ptr<Disk>>(m, "Disk")
+      .def(py::init([](const std::string& folder, std::size_t budget, bool direct, bool verify,
+                       double bandwidth) {
+             try {
+               Disk::Options options;
+               options.folder = folder;
+               options.budget = budget;
+               options.direct = direct;
+               options.verify = verify;
+               options.bandwidth = bandwidth;
+               return std::make_shared<Disk>(std::move(options));
+             } catch (const DiskError& error) {
+               raise(ErrorKind::kOffload, error.what());
+             }
+           }),
+           nogil)
+      .def("statistics", [](const Disk& disk) {
+        const Disk::Statistics now = disk.statistics();
+        py::dict found;
+        found["bytes_out"] = now.out.bytes;
+        found["bytes_in"] = now.in.bytes;
+        found["bandwidth_out"] = now.out.bandwidth;
+        found["bandwidth_in"] = now.in.bandwidth;
+        found["queued_bytes"] = now.out.queued + now.in.queued;
+        found["held_bytes"] = now.held;
+        found["peak_bytes"] = now.peak_held;
+        found["capacity"] = now.capacity;
+        found["trouble"] = disk.trouble();
+        return found;
+      });
   py::class_<ActiveLevel>(m, "ActiveLevel")
       .def(py::init([](std::optional<std::size_t> budget, std::shared_ptr<SharedBudget> shared,
                        const Policy& policy, bool timed, bool verify, const std::string& name,
                        std::size_t max_operations, bool record, const Program* program,
-                       double fraction, bool is_estimate, bool is_estimate_unguided) {
+                       double fraction, bool is_estimate, bool is_estimate_unguided,
+                       std::shared_ptr<Disk> disk, bool drops, bool leaves_early) {
         return ActiveLevel({budget.value_or(kNoBudget), std::move(shared), policy, timed, verify,
                             name, max_operations, record,
                             program == nullptr ? nullptr : program->guide(), fraction, is_estimate,
                             is_estimate_unguided,
-                            program == nullptr ? nullptr : program->trace});
+                            program == nullptr ? nullptr : program->trace, std::move(disk), drops,
+                            leaves_early});
       }))
       .def("__enter__", &ActiveLevel::enter)
       .def("__exit__", &ActiveLevel::exit);

@@ -26,7 +26,7 @@ std::optional<double> replayed_by_rules(const Trace& trace, std::size_t budget,
   SimulationOptions options;
   options.budget = budget;
   options.floor = floor;
-  options.most_replayed_cost = most;
+  options.most_overhead = most;
   try {
     const double cost = simulate(trace, options).replayed_cost;
     return cost <= most ? std::optional(cost) : std::nullopt;
@@ -64,6 +64,7 @@ void bind_testing(py::module_& core) {
     const DomainLock lock(handle.level().domain);
     handle.level().domain->evictor.evict_all(handle.level());
   }, nogil);
+  m.def("draw_link_costs", &Link::draw_costs);
   m.def("use_pages", &use_pages);
   m.def("give_back_pages", [] { pages().give_back_kept(); });
   m.def("fail_allocation", &fail_allocation);

@@ -11,6 +11,7 @@
 #include "planning/search_thread.h"
 #include "planning/simulation.h"
 #include "python/bindings.h"
+#include "tensors/move_to_disk.h"
 
 namespace py = pybind11;
 
@@ -117,19 +118,23 @@ void bind_traces(py::module_& m) {
       .def(
           "search",
           [](Program& program, std::size_t budget, std::uint64_t in_vain, std::uint64_t in_all,
-             std::int64_t plans, const Program* like) {
+             std::int64_t plans, const Program* like, const Disk* disk, bool drops) {
             const std::optional<Score> first =
                 like == nullptr ? std::nullopt : std::optional(like->plan().score);
-            program.search(budget, {in_vain, in_all, plans}, first);
+            std::optional<LinkOptions> link;
+            if (disk != nullptr) link = {figures_of(*disk), disk->statistics().capacity, drops};
+            program.search(budget, {in_vain, in_all, plans}, first, link);
           },
           nogil, py::arg("budget"), py::arg("in_vain"), py::arg("in_all"), py::arg("plans") = -1,
-          py::arg("like") = nullptr)
+          py::arg("like") = nullptr, py::arg("disk") = nullptr, py::arg("drops") = true)
       .def("cut_into", &Program::cut_into, nogil)
       .def("cut_at_points", &Program::cut_at_points, nogil)
+      .def("timed_anew", &Program::timed_anew, nogil)
+      .def("foresee", &Program::foresee, nogil)
       .def("follow", &Program::follow, nogil, py::arg("share") = kAllOperators)
       .def("search_later", &search_later)
       .def_property_readonly("cost", &Program::cost)
-      .def("replayed_cost", [](const Program& program) { return program.plan().replayed_cost; });
+      .def("overhead", [](const Program& program) { return program.plan().overhead; });
   m.def("simulate", &simulate_trace);
   m.def("modelled_cost", [](double flops, std::size_t nbytes) {
     return modelled_cost(flops, nbytes, /*draws_on_cpu=*/false);

@@ -34,6 +34,7 @@ void set_keys(c10::TensorImpl& tensor, c10::DispatchKeySet keys) {
 
 TensorVersion::~TensorVersion() {
   if (outside != nullptr) outside->erase_outside(*this);
+  if (table) table->expel(*this);  // a copy may be read from the bytes, which go with `storage`
 }
 
 c10::Storage TensorVersion::current_storage() const {

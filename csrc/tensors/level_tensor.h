@@ -195,6 +195,7 @@ class TensorDomain final : public Domain {
   void make_outside(TensorVersion& version);
 
   std::vector<Table*> levels;  // the domain's, alive in Python or in a tensor
+  std::vector<std::unique_ptr<Way>> ways;  // of its levels, beside dropping
   std::unique_ptr<Kept> call_templates;  // those of its calls; made by whoever asks first
   Savers savers;
   Streams streams;

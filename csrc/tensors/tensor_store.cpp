@@ -40,6 +40,13 @@ c10::DataPtr instead_of_bytes(c10::intrusive_ptr<Cell> cell, c10::Device device)
   return c10::DataPtr(nullptr, cell.release(), &let_go_of_cell, device);
 }
 
+// A constant that lineage reads, and the program too.
+bool is_shared_with_cell(const TensorVersion& version) {
+  const Cell* cell = version.cell();
+  return version.storage && cell != nullptr &&
+         cell->storage._unsafe_get_target() == version.storage.unsafeGetStorageImpl();
+}
+
 }  // namespace
 
 constinit TensorStore tensor_store;
@@ -57,10 +64,9 @@ void TensorStore::serve_signals() {
 
 void TensorStore::drop(Version& version) {
   auto& v = static_cast<TensorVersion&>(version);
-  if (v.storage) {
-    v.storage = c10::Storage();
-    return;
-  }
+  const bool only_ours = v.storage && !is_shared_with_cell(v);
+  v.storage = c10::Storage();
+  if (only_ours) return;
   const auto storage = v.cell()->storage.lock();
   if (!storage) return;  // See Note [A handle may outlive its storage]
   storage->set_data_ptr_noswap(instead_of_bytes(v.own_cell(), storage->device()));
@@ -70,13 +76,15 @@ void TensorStore::drop(Version& version) {
 
 bool TensorStore::held_elsewhere(const Version& version) {
   const auto& v = static_cast<const TensorVersion&>(version);
-  if (v.storage) return v.storage.use_count() > 1;
+  const bool is_shared = is_shared_with_cell(v);
+  if (v.storage && !is_shared) return v.storage.use_count() > 1;
   const auto storage = v.cell()->storage.lock();
   // tensor.numpy() leaves the storage unresizable: an array may stand on its bytes.
   if (!storage) return false;
   const auto tensors = c10::raw::intrusive_ptr::use_count(v.cell());
   const auto queue = tensors == 0 ? 1 : 0;  // the program let go of it while the lock was held
-  return !storage->resizable() || storage.use_count() - 1 > tensors + queue;
+  const auto ours = is_shared ? 2 : 1;
+  return !storage->resizable() || storage.use_count() - ours > tensors + queue;
 }
 
 // See Note [A handle may outlive its storage]

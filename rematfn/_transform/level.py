@@ -42,6 +42,9 @@ class LevelOptions:
     fraction: float = 0.0
     is_estimate: bool = False
     is_estimate_unguided: bool = False
+    disk: _C.Disk | None = None  # where versions may be moved to
+    drops: bool = True  # they may be dropped, and replayed
+    leaves_early: bool = False  # what is not in use is moved, whether or not there is room
 
     def level(self) -> _C.ActiveLevel:
         """Return a level to be entered."""
@@ -59,6 +62,9 @@ class LevelOptions:
             self.fraction,
             self.is_estimate,
             self.is_estimate_unguided,
+            self.disk,
+            self.drops,
+            self.leaves_early,
         )
 
 

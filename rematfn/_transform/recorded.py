@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 
 from .. import _C
-from ..policies._planned import Planned
+from ..policies._planned import Guided, Planned
 
 _MOST_OPERATORS_IN_ALL = 1 << 20  # of all records; an operator takes about 300 bytes
 
@@ -49,17 +49,29 @@ class RecordedProgram:
     def __init__(self, trace: _C.Trace) -> None:
         self._trace: _C.Trace | None = trace
         self._program: _C.Program | None = None
+        self._timed_anew = False  # by the times of later calls
         self._planned = 0  # the budget that is searched for
         self._share = 0  # See Note [A plan goes by the number of the call]
         self._grows_by = 0
         self.operators = trace.operators
         _remember(self)
 
-    def plan_for(self, budget: int, policy: Planned, like: _C.Program | None) -> _C.Program | None:
+    def plan_for(
+        self,
+        budget: int | None,
+        policy: Planned,
+        like: _C.Program | None,
+        disk: _C.Disk | None = None,
+        *,
+        drops: bool = True,
+    ) -> _C.Program | None:
         """Return the program with a plan for ``budget``, if one fits; None if there is no record.
+
+        Without a budget the plan knows when values are read, and no more.
 
         Each call counts: the next one follows a plan that more has been simulated for. The settings
         of ``like`` are tried before all others, and then one that fits will do for the first call.
+        Values may be moved to ``disk``, and, if it ``drops``, computed again.
         """
         with lock:
             trace, self._trace = self._trace, None
@@ -75,6 +87,15 @@ class RecordedProgram:
             program = self._program
             if program is None:
                 return None
+            if disk is not None and not self._timed_anew:
+                timed = program.timed_anew()
+                if timed is not None:  # what moving takes is compared with times
+                    self._timed_anew = True
+                    self._planned, like = 0, program
+                    program = self._program = timed
+            if budget is None:  # nothing has to go
+                program.foresee()
+                return program
             # Peaks that depend on data are never quite the same; a little more is no new budget.
             if self._planned <= budget <= self._planned * _ABOUT:
                 self._share += self._grows_by
@@ -82,7 +103,10 @@ class RecordedProgram:
                 self._planned = budget
                 self._share = _FIRST_SHARE if like is None else 0
             planned, share = self._planned, self._share
-        policy.begin(program, planned, like)
+        if disk is not None and isinstance(policy, Guided):
+            policy.begin_moving(program, planned, disk, drops=drops, like=like)
+        else:
+            policy.begin(program, planned, like)
         program.follow(share)
         program.search_later()
         return program
@@ -98,7 +122,7 @@ class RecordedProgram:
     def planned(self) -> _C.Program | None:
         """The program, if there is a plan for it."""
         program = self._program
-        return program if program is not None and program.replayed_cost() < math.inf else None
+        return program if program is not None and program.overhead() < math.inf else None
 
     def note_use(self) -> None:
         """Note that a call is about to follow it; those that none follows are forgotten first."""

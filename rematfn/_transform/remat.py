@@ -16,6 +16,7 @@ from .deferred import refuse_deferred
 from .level import MAX_OPERATIONS
 from .modules import remat_module
 from .rematted import Cost, Options, Rematted
+from .tiers import TierLike, tier_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,6 +34,7 @@ def remat(  # type: ignore[overload-overlap]  # a module is callable, and stays 
     cost: Cost = "model",
     verify: bool = False,
     max_operations: int = MAX_OPERATIONS,
+    offload: bool | TierLike = False,
 ) -> M: ...
 @overload
 def remat(
@@ -43,6 +45,7 @@ def remat(
     cost: Cost = "model",
     verify: bool = False,
     max_operations: int = MAX_OPERATIONS,
+    offload: bool | TierLike = False,
 ) -> Rematted[P, R]: ...
 @overload
 def remat(
@@ -53,6 +56,7 @@ def remat(
     cost: Cost = "model",
     verify: bool = False,
     max_operations: int = MAX_OPERATIONS,
+    offload: bool | TierLike = False,
 ) -> Callable[[Callable[P, R]], Rematted[P, R]]: ...
 def remat(
     f: Any = None,
@@ -62,6 +66,7 @@ def remat(
     cost: Cost = "model",
     verify: bool = False,
     max_operations: int = MAX_OPERATIONS,
+    offload: bool | TierLike = False,
 ) -> Any:
     """Return a function equal to ``f`` whose intermediates occupy at most ``budget`` bytes.
 
@@ -102,6 +107,10 @@ def remat(
             so that a loop that feeds on its own result does not remember every step. Constants are
             not evicted, so they are given no more than half of the bytes to spare; evicted values
             need their record, however long it is. In nested calls the outermost one decides.
+        offload: Where values may be moved to instead: True (a disk, for values on the CPU), or a
+            tier as :func:`offload` takes it. Each value that has to go then goes the cheaper way:
+            it is dropped and computed again, or moved and fetched. What cannot be computed again,
+            such as a copy of an argument that is overwritten, can still be moved.
 
     Returns:
         A function with the signature of ``f``. For a module: a module of the same class that shares
@@ -135,34 +144,51 @@ def remat(
             cost=cost,
             verify=verify,
             max_operations=max_operations,
+            offload=offload,
         )
+    options = Options(
+        parse_budget(budget),
+        policy_of(policy, "remat(f, policy=...)"),
+        cost,
+        verify,
+        max_operations,
+        tier=tier_of(offload, "remat(f, offload=...)"),
+    )
+    return transformed(f, options)
+
+
+def policy_of(policy: Policy | Scorer, call: str) -> Policy:
+    """Return the policy that was given to ``call``."""
     if not isinstance(policy, Policy) and callable(policy) and not isinstance(policy, type):
-        policy = Custom(policy)
+        return Custom(policy)
     if not isinstance(policy, Policy):
         raise TypeError(
-            "remat(f, policy=...): a policy such as rematfn.policies.ON() is needed, got "
-            f"{policy!r}."
+            f"{call}: a policy such as rematfn.policies.ON() is needed, got {policy!r}."
         )
-    if cost not in ("model", "time"):
-        raise ValueError(f'remat(f, cost=...): "model" or "time" is needed, got {cost!r}.')
-    if not isinstance(verify, bool):
-        raise TypeError(f"remat(f, verify=...): True or False is needed, got {verify!r}.")
-    if isinstance(max_operations, bool) or not isinstance(max_operations, int):
-        raise TypeError(f"remat(f, max_operations=...): an int is needed, got {max_operations!r}.")
-    if not 1 <= max_operations < 1 << 63:
-        raise ValueError(
-            f"remat(f, max_operations=...): it must be at least 1, got {max_operations!r}."
-        )
-    options = Options(parse_budget(budget), policy, cost, verify, max_operations)
-    refuse_deferred(f, "remat(f)")
+    return policy
+
+
+def transformed(f: Any, options: Options) -> Any:
+    """Return ``f``, a function, a method or a module, under levels of ``options``."""
+    name = options.name
+    if options.cost not in ("model", "time"):
+        raise ValueError(f'{name}(f, cost=...): "model" or "time" is needed, got {options.cost!r}.')
+    if not isinstance(options.verify, bool):
+        raise TypeError(f"{name}(f, verify=...): True or False is needed, got {options.verify!r}.")
+    most = options.max_operations
+    if isinstance(most, bool) or not isinstance(most, int):
+        raise TypeError(f"{name}(f, max_operations=...): an int is needed, got {most!r}.")
+    if not 1 <= most < 1 << 63:
+        raise ValueError(f"{name}(f, max_operations=...): it must be at least 1, got {most!r}.")
+    refuse_deferred(f, f"{name}(f)")
     if isinstance(f, staticmethod | classmethod):
-        refuse_deferred(f.__func__, "remat(f)")
+        refuse_deferred(f.__func__, f"{name}(f)")
         return type(f)(Rematted(f.__func__, options))
     if isinstance(f, nn.Module):
         return remat_module(f, options)
     if not callable(f):
-        advice = "To give only options, name them: @remat(budget=...)."
+        advice = "To give only options, name them: @" + name + "(budget=...)."
         if hasattr(type(f), "__get__"):
-            advice = f"Transform the function inside: write @remat below @{type(f).__name__}."
-        raise TypeError(f"remat(f): a function or an nn.Module is needed, got {f!r}. {advice}")
+            advice = f"Transform the function inside: write @{name} below @{type(f).__name__}."
+        raise TypeError(f"{name}(f): a function or an nn.Module is needed, got {f!r}. {advice}")
     return Rematted(f, options)

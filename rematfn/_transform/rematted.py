@@ -22,6 +22,7 @@ from .budget import Limit
 from .history import Forecast, History, Ran
 from .level import MAX_OPERATIONS, LevelOptions, call
 from .signature import Signature, signature_of
+from .tiers import Disk
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,6 +38,9 @@ class Options:
     cost: Cost
     verify: bool
     max_operations: int = MAX_OPERATIONS
+    name: str = "remat"  # the transform
+    tier: Disk | None = None  # where values may be moved to
+    drops: bool = True  # they may be dropped, and replayed
 
 
 class Rematted(Generic[P, R]):
@@ -109,17 +113,21 @@ class Rematted(Generic[P, R]):
             shared=shared._shared if shared is not None else None,
             policy=self.policy.core(),
             discards=self.policy.discards and self.budget == Limit(),
-            timed=self._options.cost == "time",
+            # What moving takes is compared with it.
+            timed=self._options.cost == "time" or self._options.tier is not None,
             verify=self._options.verify,
             name=self._describe(),
             max_operations=self._options.max_operations,
+            disk=None if self._options.tier is None else self._options.tier.open(),
+            drops=self._options.drops,
+            leaves_early=not self._options.drops and self.budget == Limit(),
         )
         fraction = self.budget.fraction
         # Only the outermost level is recorded and guided: its record holds what runs inside. Where
         # nothing is planned, the record of a first call serves the figure of a BudgetError.
         outermost = _C.stack_depth() == 0
         # What a call may have of a shared budget is known only when it asks: it is not planned for.
-        planned = options.budget is not None and shared is None
+        planned = (options.budget is not None or options.leaves_early) and shared is None
         if fraction is None and not (planned and outermost):
             why = (
                 "there is no budget"
@@ -145,9 +153,10 @@ class Rematted(Generic[P, R]):
             )
         if forecast.program is not None:
             assert isinstance(self.policy, Planned)
-            assert options.budget is not None
             like = None if forecast.program.planned else self._history.like(signature)
-            program = forecast.program.plan_for(options.budget, self.policy, like)
+            program = forecast.program.plan_for(
+                options.budget, self.policy, like, options.disk, drops=options.drops
+            )
             options = dataclasses.replace(options, program=program)
             if forecast.program.planned is None:
                 why = "no plan fits its budget"
@@ -156,7 +165,8 @@ class Rematted(Generic[P, R]):
 
     def _describe(self) -> str:
         name = getattr(self, "__name__", type(self._f).__name__)
-        return f"remat({name}, budget={self.budget})"
+        tier = f", {self._options.tier!r}" if self._options.tier is not None else ""
+        return f"{self._options.name}({name}, budget={self.budget}{tier})"
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
         """Bind where `f` would: functions do, and neither bound methods nor most objects."""

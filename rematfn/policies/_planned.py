@@ -73,7 +73,21 @@ class Guided(Planned):
 
     def begin(self, program: _C.Program, budget: int, like: _C.Program | None = None) -> None:
         """Begin a search that goes on while it pays."""
-        program.search(budget, self.search, _MOST_SEARCHES * self.search, like=like)
+        self.begin_moving(program, budget, None, drops=True, like=like)
+
+    def begin_moving(
+        self,
+        program: _C.Program,
+        budget: int,
+        disk: _C.Disk | None,
+        *,
+        drops: bool,
+        like: _C.Program | None = None,
+    ) -> None:
+        """Begin a search for a plan that may move values to ``disk``, and drop them if it may."""
+        program.search(
+            budget, self.search, _MOST_SEARCHES * self.search, like=like, disk=disk, drops=drops
+        )
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,14 @@ struct RandomPlan {
   std::shared_ptr<const Plan> plan;
 };
 
+std::optional<LinkOptions> random_link(Dice& dice) {
+  if (dice.one_in(2)) return {};
+  const auto seconds = [&] { return 1e-6 * static_cast<double>(dice.below(20)); };
+  return LinkOptions{{seconds(), seconds() / 10, seconds() / 10, dice.one_in(2), 0.1},
+                     std::size_t{1} << dice.below(12),
+                     /*drops=*/!dice.one_in(3)};
+}
+
 InnerLevel random_level(Dice& dice, std::size_t calls, std::size_t budget) {
   const std::size_t first = dice.below(calls);
   return {first, first + dice.below(calls - first), budget, {}};
@@ -152,10 +160,13 @@ InnerLevel random_level(Dice& dice, std::size_t calls, std::size_t budget) {
 
 // A plan that was searched for fits, and costs what it says; within it any level keeps to its budget.
 void search_for_a_plan(const std::shared_ptr<const Trace>& trace, SimulationOptions options,
-                       const InnerLevel& inner, const std::string& where) {
+                       const InnerLevel& inner, std::optional<LinkOptions> link,
+                       const std::string& where) {
   constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
+  constexpr std::int64_t kPastPrices = 60;  // of the link
   Program program(trace);
-  program.search(options.budget, {.in_vain = kAll, .in_all = kAll, .plans = 20});
+  program.search(options.budget, {.in_vain = kAll, .in_all = kAll, .plans = link ? kPastPrices : 20},
+                 {}, link);
   program.follow(kAll);
   options.guide = program.guide();
   if (!options.guide) return;
@@ -163,9 +174,10 @@ void search_for_a_plan(const std::shared_ptr<const Trace>& trace, SimulationOpti
   options.policy.keeping = {};
   options.policy.custom_score = {};
   options.inner.reset();
+  options.link = link;
   const auto guided = run(*trace, options);
   expect(guided != nullptr, where + "a plan fits");
-  expect(guided->replayed_cost == program.plan().replayed_cost, where + "a plan costs what it says");
+  expect(guided->overhead() == program.plan().overhead, where + "a plan costs what it says");
   options.guide = program.guide();
   options.inner = inner;
   run(*trace, options);
@@ -231,7 +243,8 @@ void random_programs(unsigned first, unsigned count) {
     }
     if (seed % 16 != 0) continue;
     options.budget = free->peak_bytes / 2;
-    search_for_a_plan(trace, options, random_level(dice, calls, options.budget / 2), where);
+    search_for_a_plan(trace, options, random_level(dice, calls, options.budget / 2),
+                      random_link(dice), where);
   }
   expect(fitted.plain > count / 3 && fitted.inside > count / 2 && fitted.guided > count / 2 &&
              replays > count,
@@ -355,8 +368,8 @@ void searches(unsigned count) {
     }
     for (std::thread& call : calls) call.join();
     expect(shared->follow(kAll) == simulated, where + "as much is simulated");
-    expect(shared->plan().replayed_cost == alone->plan().replayed_cost, where + "for as good a plan");
-    found += alone->plan().replayed_cost < kNever && alone->plan().replayed_cost > 0;
+    expect(shared->plan().overhead == alone->plan().overhead, where + "for as good a plan");
+    found += alone->plan().overhead < kNever && alone->plan().overhead > 0;
   }
   expect(found > count / 4, "searches are put to the test");
 }

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include <c10/util/Exception.h>
+
 #include "engine/domain.h"
 #include "planning/simulation.h"
 
@@ -255,7 +257,7 @@ inline std::unique_ptr<Statistics> run(const Trace& trace, SimulationOptions opt
     expect(why.thrashing || why.smallest_budget > std::min(options.budget, within),
            "what does not fit is more than what there is");
     return nullptr;
-  } catch (const CopyLost&) {
+  } catch (const c10::Error&) {  // a copy is lost
     return nullptr;
   }
 }

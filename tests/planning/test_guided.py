@@ -190,7 +190,7 @@ def test_a_search_that_may_do_nothing_ends_with_the_first_plan_that_fits(
         program = _C.Program(trace._core)
         program.search(100_000, *limits)
         program.follow()
-        found.append(program.replayed_cost() / trace.cost)
+        found.append(program.overhead() / trace.cost)
     first = rematfn.simulate(trace, 100_000, AT_ONCE).replayed_cost
     assert found[0] == pytest.approx(first)
     assert found[1] < first
@@ -300,7 +300,7 @@ def test_the_search_tries_what_speed_keeps(fraction: float) -> None:
         program = _C.Program(trace._core)
         program.search(budget, MANY, MANY, plans)
         program.follow()
-        return program.replayed_cost() / trace.cost
+        return program.overhead() / trace.cost
 
     scores, products = 10, 3
     assert 0 < cost(scores + products) < 0.95 * cost(scores)

@@ -167,7 +167,7 @@ def test_what_a_search_finds_is_the_same_each_time() -> None:
         program.search_later()  # it runs already
         wait_for_searches()
         program.follow()
-        later.append(program.replayed_cost() / trace.cost)
+        later.append(program.overhead() / trace.cost)
     assert later == [pytest.approx(now)] * 2
     program.search_later()
     assert not _C.testing.is_searching(), "it has been searched for"
@@ -189,8 +189,8 @@ def test_one_search_runs_at_a_time_and_the_others_wait() -> None:
     wait_for_searches()
     for program in programs:
         program.follow()
-    assert len({program.replayed_cost() for program in programs}) == 1
-    assert programs[0].replayed_cost() < float("inf")
+    assert len({program.overhead() for program in programs}) == 1
+    assert programs[0].overhead() < float("inf")
 
 
 def test_nobody_searches_for_a_program_that_is_gone() -> None:
@@ -294,7 +294,7 @@ def test_a_call_has_the_best_plan_of_its_share(ahead: bool) -> None:
         program = _C.Program(trace._core)
         program.search(100_000, MANY, MANY)
         assert share <= program.follow(share) < share + 10_000
-        expected.append(program.replayed_cost())
+        expected.append(program.overhead())
     assert expected == sorted(expected, reverse=True)
     assert expected[-1] < expected[0]
     program = _C.Program(trace._core)
@@ -306,7 +306,7 @@ def test_a_call_has_the_best_plan_of_its_share(ahead: bool) -> None:
     for share in SHARES:
         simulated = program.follow(share)
         assert ahead == (simulated >= SHARES[-1]) or share == SHARES[-1]
-        found.append(program.replayed_cost())
+        found.append(program.overhead())
     assert found == expected
 
 
@@ -323,7 +323,7 @@ def test_calls_on_several_threads_go_on_with_one_search() -> None:
     alone = _C.Program(trace._core)
     alone.search(100_000, MANY, 10 * SHARES[-1])
     alone.follow()
-    assert program.replayed_cost() == alone.replayed_cost()
+    assert program.overhead() == alone.overhead()
 
 
 def test_a_call_waits_for_no_search_but_its_own() -> None:
@@ -334,7 +334,7 @@ def test_a_call_waits_for_no_search_but_its_own() -> None:
     quick.search(100_000, MANY, MANY)
     quick.search_later()
     assert quick.follow(20_000) < 40_000
-    assert quick.replayed_cost() < float("inf")
+    assert quick.overhead() < float("inf")
     assert _C.testing.is_searching()
     del endless, quick
     wait_for_searches()
@@ -363,7 +363,7 @@ for _ in range(20):
         pass
     pid = os.fork()
     program.follow(200_000)
-    same = program.replayed_cost() == alone.replayed_cost()
+    same = program.overhead() == alone.overhead()
     if pid == 0:
         os._exit(0 if same else 9)
     assert os.waitpid(pid, 0)[1] == 0

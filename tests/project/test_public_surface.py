@@ -11,7 +11,9 @@ import rematfn
 PUBLIC = {
     # the transform
     "remat",
+    "offload",
     "Budget",
+    "Disk",
     "materialize",
     "keep",
     "opaque",
@@ -29,6 +31,7 @@ PUBLIC = {
     "RematError",
     "BudgetError",
     "ReplayError",
+    "OffloadError",
 }
 PARTS = {
     "rematfn.policies": {
@@ -45,6 +48,7 @@ POLICIES = (
 BUILT_INS = {
     "BudgetError": MemoryError,
     "ReplayError": RuntimeError,
+    "OffloadError": OSError,
 }
 
 

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/link.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <random>
+
+#include "engine/domain.h"
+#include "engine/guide.h"
+
+namespace rematfn {
+namespace {
+
+// See Note [A version goes by a way], Rule 6
+constexpr std::size_t kWorthMoving = std::size_t{1} << 16;
+constexpr double kMostFeedback = 64;
+
+std::atomic<bool> costs_are_drawn{false};
+
+double drawn_cost() {
+  thread_local std::minstd_rand random{7};
+  return std::exp2(-static_cast<double>(random() % 40));
+}
+
+}  // namespace
+
+void Link::draw_costs(bool drawn) { costs_are_drawn = drawn; }
+
+// See Note [What moving costs]
+double Link::cost(const Version& version) const {
+  if (costs_are_drawn.load(std::memory_order_relaxed)) return drawn_cost();
+  const double price = domain_.guide ? domain_.guide->plan().link_price : 1;
+  return kOperatorCost + price * time_in(version.nbytes);
+}
+
+bool Link::is_due(const Version& version, double until) const {
+  const double lead = domain_.guide ? domain_.guide->plan().lead * feedback_ : 1;
+  return until <= lead * time_in(version.nbytes + queued_in());
+}
+
+bool Link::goes_early(const Version& version, double until) const {
+  return version.nbytes >= kWorthMoving &&
+         until > 2 * (time_in(version.nbytes) + time_out(version.nbytes));
+}
+
+// See Note [What moving costs]
+void Link::note_late() { feedback_ = std::min(1.25 * feedback_, kMostFeedback); }
+void Link::note_early() { feedback_ = std::max(feedback_ / 1.5, 1 / kMostFeedback); }
+
+double Link::time_out(std::size_t nbytes) const {
+  const LinkFigures link = figures();
+  return link.latency + static_cast<double>(nbytes) * link.per_byte_out;
+}
+
+double Link::time_in(std::size_t nbytes) const {
+  const LinkFigures link = figures();
+  return link.latency + static_cast<double>(nbytes) * link.per_byte_in;
+}
+
+}  // namespace rematfn

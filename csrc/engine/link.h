@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// link.h: a way that carries copies over a link, out and in, which takes time.
+//
+// Note [What moving costs]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// A copy goes out while operators run. To come back it takes the time of its transfer, and, on demand,
+// all of that is waited for. A guide has it come ahead: then nobody waits, as long as the link can
+// carry what goes over it. So a plan puts a price on the link, a share of the transfer's time, at which
+// what moves and what is replayed balance; without a guide it is the whole. What is compared with that
+// has to be in seconds too: where a level may move, the cost of an operator is the time it takes.
+// How early a return begins is the plan's as well. As the program runs, it is earlier after one that was
+// late, and later after one that was turned back (as in Peng et al., Capuchin, ASPLOS 2020).
+
+#pragma once
+
+#include <cstddef>
+
+#include "engine/way.h"
+
+namespace rematfn {
+
+class Domain;
+
+// In seconds.
+struct LinkFigures {
+  double latency = 0;
+  double per_byte_out = 0;
+  double per_byte_in = 0;
+  bool one_way_at_a_time = false;  // the two directions share the link
+  double drag = 0;  // so much longer operators take while something is on its way
+};
+
+class Link : public Way {
+ public:
+  explicit Link(Domain& domain) : domain_(domain) {}
+
+  [[nodiscard]] bool keeps_copy() const final { return true; }
+  [[nodiscard]] double cost(const Version& version) const final;
+  [[nodiscard]] bool is_due(const Version& version, double until) const final;
+  [[nodiscard]] bool goes_early(const Version& version, double until) const final;
+
+  // For tests: every cost is drawn at random from now on, so that versions move or are dropped at random.
+  static void draw_costs(bool drawn);
+
+ protected:
+  [[nodiscard]] virtual LinkFigures figures() const = 0;
+  // Bytes that are on their way in, or to be.
+  [[nodiscard]] virtual std::size_t queued_in() const = 0;
+  [[nodiscard]] double time_out(std::size_t nbytes) const;
+  [[nodiscard]] double time_in(std::size_t nbytes) const;
+  void note_late();
+  void note_early();
+
+  Domain& domain_;
+
+ private:
+  double feedback_ = 1;  // times the plan's lead
+};
+
+}  // namespace rematfn

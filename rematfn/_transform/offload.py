@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transform `offload`: values go to a tier instead of being computed again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, overload
+
+from torch import nn
+
+from ..policies import Policy
+from ..policies._custom import Scorer
+from .budget import BudgetLike, parse_budget
+from .remat import DEFAULT_POLICY, policy_of, transformed
+from .rematted import Options, Rematted
+from .tiers import TierLike, parse_tier
+
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=nn.Module)
+
+
+@overload
+def offload(  # type: ignore[overload-overlap]  # a module is callable, and stays a module
+    f: M,
+    budget: BudgetLike = None,
+    *,
+    to: TierLike = None,
+    policy: Policy | Scorer = DEFAULT_POLICY,
+) -> M: ...
+@overload
+def offload(
+    f: Callable[P, R],
+    budget: BudgetLike = None,
+    *,
+    to: TierLike = None,
+    policy: Policy | Scorer = DEFAULT_POLICY,
+) -> Rematted[P, R]: ...
+@overload
+def offload(
+    f: None = None,
+    budget: BudgetLike = None,
+    *,
+    to: TierLike = None,
+    policy: Policy | Scorer = DEFAULT_POLICY,
+) -> Callable[[Callable[P, R]], Rematted[P, R]]: ...
+def offload(
+    f: Any = None,
+    budget: BudgetLike = None,
+    *,
+    to: TierLike = None,
+    policy: Policy | Scorer = DEFAULT_POLICY,
+) -> Any:
+    """Return a function equal to ``f`` whose intermediates are moved to a tier when room is needed.
+
+    While the returned function runs, and until the graph it leaves behind is freed, tensors that do
+    not fit are written to a disk while operators run, and fetched when they are read again. Nothing
+    is computed twice; values and gradients are bitwise those of ``f``. From the second call of a
+    signature on, a value starts to come back before it is asked for (Peng et al., *Capuchin*,
+    ASPLOS 2020).
+
+    ``offload`` is a transform: it nests with :func:`remat` and itself, with :mod:`torch.func` in
+    either order, and with ``.backward()``. ``remat(f, budget, offload=True)`` chooses for each
+    value between moving it and computing it again.
+
+    Args:
+        f: A function of tensors, a method, a ``staticmethod`` or ``classmethod``, or an
+            ``nn.Module``. Arguments and results may be any pytree. Without ``f``, a decorator is
+            returned.
+        budget: The most bytes of tensors made inside that may be resident at once, counted and
+            written as for :func:`remat`. None: no cap, and what is not in use is moved, whether or
+            not there is room.
+        to: The tier: a :class:`Disk`, a folder, or ``"disk"`` or None for the folder for temporary
+            files. What lies there counts against its own budget alone. Where it is full, values
+            stay and something else goes.
+        policy: What goes first, as for :func:`remat`.
+
+    Returns:
+        A function with the signature of ``f``, or for a module a twin that shares its state, as of
+        :func:`remat`. :func:`stats` says what its last call moved.
+
+    Raises:
+        TypeError: ``f`` is not callable, or an option is of the wrong type.
+        ValueError: The budget means nothing, or ``to`` is no folder.
+        OffloadError: (from a call) the folder cannot be used; or a value that cannot be computed
+            again was lost with the disk.
+        BudgetError: (from a call or its backward) one operator needs more than the budget at once,
+            or the tier is too small for what would have to go.
+
+    Example:
+        >>> import torch, rematfn
+        >>> def loss(x):
+        ...     return x.sin().cos().exp().sum()
+        >>> x = torch.linspace(0, 1, 1 << 16)
+        >>> g = torch.func.grad(rematfn.offload(loss, budget="1MiB"))
+        >>> torch.equal(g(x), torch.func.grad(loss)(x))
+        True
+    """
+    if f is None:
+        return functools.partial(offload, budget=budget, to=to, policy=policy)
+    options = Options(
+        parse_budget(budget),
+        policy_of(policy, "offload(f, policy=...)"),
+        cost="model",
+        verify=False,
+        name="offload",
+        tier=parse_tier(to, "offload(f, to=...)"),
+        drops=False,
+    )
+    return transformed(f, options)

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`offload`, and `remat` with a tier: what moves comes back bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import (
+    UNIT,
+    Transform,
+    assert_bitwise_equal,
+    assert_nothing_keyed,
+    inner,
+    leaf,
+    loss_of,
+    untransformed,
+    world,
+)
+from programs import Program
+from torch import Tensor, func, nn
+
+import rematfn
+from rematfn import _C
+from rematfn.testing import EvictEverything, MemoryTimeline
+
+EVERYTHING = functools.partial(rematfn.offload, policy=EvictEverything())
+EITHER = functools.partial(rematfn.remat, offload=True, policy=EvictEverything())
+HOW: dict[str, Transform] = {
+    "what is not in use": rematfn.offload,
+    "everything": EVERYTHING,
+    "move or drop": EITHER,
+}
+
+
+@pytest.fixture(params=HOW)
+def how(request: pytest.FixtureRequest) -> Iterator[Transform]:
+    """Move all that is not in use; all after every operator; move it or drop it, at random."""
+    _C.testing.draw_link_costs(request.param == "move or drop")
+    yield HOW[request.param]
+    _C.testing.draw_link_costs(False)
+
+
+@pytest.fixture
+def costs_as_they_are() -> Iterator[None]:
+    """Whatever the test says of them, afterwards."""
+    yield
+    _C.testing.draw_link_costs(False)
+
+
+# --- exact ----------------------------------------------------------------------------------------
+
+
+def test_values_are_eager_s(program: Program, how: Transform) -> None:
+    found = world(program, how, calls=2)
+    assert_nothing_keyed(found)
+    assert_bitwise_equal(found, world(program, untransformed, calls=2))
+
+
+def test_gradients_are_eager_s(differentiable: Program, how: Transform) -> None:
+    def run(transform: Transform) -> Any:
+        case = differentiable.make()
+        loss = loss_of(case, transform)
+        loss.backward()
+        return loss, case.args, case.held, [t.grad for t in case.leaves()], torch.rand(2)
+
+    found = run(how)
+    assert_nothing_keyed(found)
+    assert_bitwise_equal(found, run(untransformed))
+
+
+def chain(x: Tensor) -> Tensor:
+    return inner(inner(x * 1.0)).sum()
+
+
+@pytest.mark.parametrize("units", [5, 6, 8])
+def test_a_tight_budget_holds_without_a_replay(units: int) -> None:
+    budget = units * UNIT + 64
+    x, z = leaf(), leaf()
+    g = rematfn.offload(chain, budget)
+    for _ in range(4):  # online, then guided
+        x.grad = None
+        one = torch.ones(())
+        with MemoryTimeline() as timeline:
+            loss = g(x)
+            loss.backward(one)
+            del loss
+        stats = rematfn.stats(g)
+        assert stats.moves > 0
+        assert stats.returns > 0
+        assert stats.replays == 0
+        assert timeline.peak_excluding_survivors <= budget
+        rematfn.testing.check()
+    chain(z).backward()
+    assert_bitwise_equal(x.grad, z.grad)
+
+
+@pytest.mark.parametrize("units", [5, 8])
+def test_the_hybrid_keeps_its_budget(units: int, costs_as_they_are: None) -> None:
+    budget = units * UNIT + 64
+    x, z = leaf(), leaf()
+    g = rematfn.remat(chain, budget, offload=True)
+    for drawn in (True, True, False, False):
+        _C.testing.draw_link_costs(drawn)
+        x.grad = None
+        one = torch.ones(())
+        with MemoryTimeline() as timeline:
+            g(x).backward(one)
+        assert timeline.peak_excluding_survivors <= budget
+    chain(z).backward()
+    assert_bitwise_equal(x.grad, z.grad)
+
+
+LEVELS: dict[str, Transform] = {
+    "remat": functools.partial(rematfn.remat, budget=6 * UNIT + 64),
+    "offload": functools.partial(rematfn.offload, budget=6 * UNIT + 64),
+    "offload all": rematfn.offload,
+    "hybrid": functools.partial(rematfn.remat, budget=6 * UNIT + 64, offload=True),
+}
+
+
+@pytest.mark.parametrize("outside", LEVELS)
+@pytest.mark.parametrize("inside", LEVELS)
+def test_levels_nest(outside: str, inside: str) -> None:
+    f = LEVELS[outside](lambda x: LEVELS[inside](chain)(x * 1.0) * 2)
+    for _ in range(3):
+        x, z = leaf(), leaf()
+        f(x).backward()
+        (chain(z * 1.0) * 2).backward()
+        assert_bitwise_equal(x.grad, z.grad)
+        rematfn.testing.check()
+
+
+WORDS: dict[str, Callable[[Transform], Callable[[Tensor], Any]]] = {
+    "grad": lambda t: func.grad(t(lambda x: chain(x))),
+    "grad grad": lambda t: lambda x: func.grad(lambda y: func.grad(t(chain))(y).sin().sum())(x),
+    "inside grad inside": lambda t: func.grad(t(lambda x: func.grad(t(chain))(x).cos().sum())),
+    "vmap": lambda t: lambda x: func.vmap(t(lambda x: x.sin().cos().exp()))(x.view(8, -1)),
+    "vmap grad": lambda t: lambda x: func.vmap(func.grad(t(chain)))(x.view(8, -1)),
+    "jvp": lambda t: lambda x: func.jvp(t(chain), (x,), (x.cos(),)),
+    "hessian": lambda t: lambda x: func.hessian(t(lambda x: x.sin().exp().sum()))(x[:8]),
+    "jacrev": lambda t: lambda x: func.jacrev(t(lambda x: x.sin().exp()))(x[:8]),
+    "vjp": lambda t: lambda x: func.vjp(t(chain), x)[1](torch.ones(())),
+}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_transforms_nest(word: str, how: Transform) -> None:
+    x = leaf().detach()
+    f = WORDS[word](how)
+    for _ in range(2):
+        assert_bitwise_equal(f(x), WORDS[word](untransformed)(x))
+
+
+def test_a_graph_of_the_gradient() -> None:
+    def run(transform: Transform) -> Any:
+        x = leaf()
+        (first,) = torch.autograd.grad(transform(chain)(x), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sin().sum(), x)
+        return first, second
+
+    expected = run(untransformed)
+    assert_bitwise_equal(run(rematfn.offload), expected)
+    assert_bitwise_equal(run(EVERYTHING), expected)
+
+
+def test_a_program_is_timed_anew() -> None:
+    x, z = leaf(), leaf()
+    chain(z).backward()
+    for g, moves in (
+        (rematfn.remat(chain, 6 * UNIT + 64, offload=True), True),
+        (rematfn.remat(chain, 6 * UNIT + 64), False),
+    ):
+        programs = []
+        for _ in range(7):
+            x.grad = None
+            g(x).backward()
+            assert_bitwise_equal(x.grad, z.grad)
+            ((program, *_),) = [
+                list(key.programs.values()) or [None] for key in g._history._keys.values()
+            ]
+            programs.append(program and program._program)
+        assert rematfn.stats(g).call == "guided"
+        # The first of the calls is recorded; the next three are timed.
+        assert programs[1] is programs[3] is not None
+        assert (programs[4] is not programs[3]) == moves
+        assert programs[6] is programs[4]
+
+
+# --- what cannot be replayed ----------------------------------------------------------------------
+
+
+@torch.library.custom_op(
+    "rematfn_tests::counted", mutates_args=(), tags=(torch.Tag.nondeterministic_bitwise,)
+)
+def counted(x: Tensor) -> Tensor:
+    return x + 1
+
+
+counted.register_fake(lambda x: torch.empty_like(x))
+
+
+def test_a_tier_makes_room_where_nothing_can_be_replayed() -> None:
+    def values(x: Tensor) -> Tensor:
+        made = [counted(x + i) for i in range(8)]
+        total = made[0]
+        for value in made[1:]:
+            total = total + value
+        return total
+
+    budget = 5 * UNIT
+    x = leaf().detach()
+    with pytest.raises(rematfn.BudgetError, match="not replayable"):
+        rematfn.remat(values, budget)(x)
+    g = rematfn.remat(values, budget, offload=True)
+    for _ in range(3):
+        assert_bitwise_equal(g(x), values(x))
+        assert rematfn.stats(g).moves > 0
+
+
+def test_copies_of_overwritten_arguments_move() -> None:
+    def written(x: Tensor) -> Tensor:
+        total = x.sin()
+        for _ in range(6):
+            total = total + (x * 1.0).cos()
+            x.mul_(0.5)
+        return total
+
+    a, b = leaf().detach(), leaf().detach()
+    with_tier = rematfn.remat(written, offload=True, policy=EvictEverything())
+    assert_bitwise_equal([with_tier(a), a], [written(b), b])
+
+
+# --- the tier -------------------------------------------------------------------------------------
+
+
+def test_a_full_tier_is_a_hard_cap() -> None:
+    disk = rematfn.Disk(budget=4 * UNIT)
+    x, z = leaf(), leaf()
+    chain(z).backward()
+    hybrid = rematfn.remat(chain, 6 * UNIT + 64, offload=disk)
+    for _ in range(3):
+        x.grad = None
+        hybrid(x).backward()
+        assert_bitwise_equal(x.grad, z.grad)
+    with pytest.raises(rematfn.BudgetError, match="on the disk 16 KiB of 16 KiB"):
+        rematfn.offload(chain, 5 * UNIT + 64, to=disk)(x).backward()
+    assert disk.peak_bytes <= 4 * UNIT
+    assert disk.held_bytes == 0
+
+
+def test_functions_share_a_disk() -> None:
+    disk = rematfn.Disk()
+    x = leaf()
+    y = x * 1.0
+    for _ in range(3):
+        y = rematfn.offload(inner, to=disk, policy=EvictEverything())(y)
+    held = disk.held_bytes
+    y.sum().backward()
+    assert held > 0
+    assert disk.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("to", "error"),
+    [(3, TypeError), ("/no/such/folder", ValueError), ("host", ValueError), (b"/tmp", TypeError)],
+)
+def test_what_is_no_tier_is_refused(to: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"(?s)offload\(f, to=...\).*A tier is one of"):
+        rematfn.offload(chain, to=to)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"budget": 0.5}, {"budget": rematfn.Budget(4)}, {"path": 3}, {"verify": 1}]
+)
+def test_a_disk_checks_its_arguments(arguments: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"Disk\("):
+        rematfn.Disk(**arguments)
+
+
+def test_a_folder_in_memory_is_refused() -> None:
+    g = rematfn.offload(chain, to="/dev/shm")
+    with pytest.raises(rematfn.OffloadError, match="/dev/shm"):
+        g(leaf())
+
+
+def test_a_folder_is_taken(tmp_path: Path) -> None:
+    x = leaf()
+    for to in (tmp_path, str(tmp_path)):
+        g = rematfn.offload(chain, to=to, policy=EvictEverything())
+        g(x).backward()
+        assert rematfn.stats(g).moves > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_copies_of_a_function_share_its_disk_and_pickles_do_not() -> None:
+    disk = rematfn.Disk(budget=1 << 20, verify=True)
+    g = rematfn.offload(nn.Linear(2, 2), to=disk)
+    assert copy.deepcopy(disk) is disk is copy.copy(disk)
+    again = pickle.loads(pickle.dumps(disk))
+    assert (again.budget, again.verify, again is disk) == (1 << 20, True, False)
+    assert torch.equal(pickle.loads(pickle.dumps(g))(torch.ones(1, 2)), g(torch.ones(1, 2)))
+
+
+# --- what it looks like ---------------------------------------------------------------------------
+
+
+def test_all_its_spellings() -> None:
+    @rematfn.offload
+    def plain(x: Tensor) -> Tensor:
+        """Its text."""
+        return chain(x)
+
+    @rematfn.offload(budget="1MiB")
+    def decorated(x: Tensor) -> Tensor:
+        return chain(x)
+
+    class Thing:
+        @rematfn.offload
+        def method(self, x: Tensor) -> Tensor:
+            return chain(x)
+
+    x = leaf()
+    expected = chain(x)
+    assert plain.__doc__ == "Its text."
+    assert repr(plain).startswith("<offload(")
+    for g in (plain, decorated, Thing().method):
+        assert_bitwise_equal(g(x), expected)
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    twin = rematfn.offload(module)
+    assert isinstance(twin, nn.Sequential)
+    assert_bitwise_equal(twin(torch.ones(2, 4)), module(torch.ones(2, 4)))
+
+
+def test_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"offload\(f\): a function or an nn.Module"):
+        rematfn.offload(3)
+
+
+def test_statistics_say_what_has_moved() -> None:
+    x = leaf()
+    g = rematfn.offload(chain, 5 * UNIT + 64)
+    g(x).backward()
+    stats = rematfn.stats(g)
+    assert stats.moved_bytes >= stats.returned_bytes > 0
+    assert "moved" in str(stats)
+    h = rematfn.remat(chain, 5 * UNIT + 64)
+    h(x).backward()
+    assert rematfn.stats(h).moves == 0
+    assert "moved" not in str(rematfn.stats(h))
