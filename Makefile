@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test sanitize sanitize-threads sweep demo bench bench-bound bench-floor bench-overhead lint clean
+.PHONY: help setup venv build test sanitize sanitize-threads sweep demo bench bench-bound bench-floor bench-offload bench-overhead lint clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ bench-bound: $(INSTALLED)  ## what no schedule can beat, beside the plans that a
 
 bench-floor: $(INSTALLED)  ## what the rules near the least budget buy
 	$(BIN)/python benchmarks/floor.py $(ARGS)
+
+bench-offload: $(INSTALLED)  ## a disk beside a budget: moved, computed again, or chosen
+	$(BIN)/python benchmarks/offload.py $(ARGS)
 
 bench-overhead: $(INSTALLED)  ## the price of a level that has nothing to evict
 	$(BIN)/python benchmarks/overhead.py $(ARGS)

@@ -11,12 +11,15 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rematfn
+
+SECONDS = 100  # that a script may take, on a busy machine
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
@@ -49,6 +52,29 @@ def in_a_process(function: Callable[[], object], timeout: float = 120) -> None:
         text=True,
     )
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a script ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def environment() -> dict[str, str]:
+    package = str(Path(rematfn.__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def fresh(script: Path, argument: str) -> Ended:
+    """Run a script in an interpreter of its own."""
+    command = [sys.executable, str(script), argument]
+    found = subprocess.run(
+        command, env=environment(), timeout=SECONDS, capture_output=True, text=True
+    )
+    return Ended(found.returncode, found.stdout, found.stderr)
 
 
 def in_a_child(work: Callable[[], None]) -> int:

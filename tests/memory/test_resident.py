@@ -262,3 +262,35 @@ def test_a_resident_peak_is_seen() -> None:
         pass
     assert peak.added is not None
     assert peak.added < 8 * MIB, "each begins anew"
+
+
+# --- with a disk ----------------------------------------------------------------------------------
+
+
+def hold_the_budget_with_a_disk() -> None:
+    """What is on its way counts, the page cache is not used, and bounce buffers are small."""
+    torch.set_num_threads(1)
+    budget = 10 * SQUARE
+    x = square()
+    disk = rematfn.Disk()
+    small = rematfn.offload(lambda x: x.sin().sum(), "1MiB", to=disk)
+    for _ in range(2):
+        torch.func.grad(small)(torch.ones(100))
+    for transform in (
+        rematfn.offload(deep, budget, to=disk),
+        rematfn.remat(deep, budget, offload=disk),
+    ):
+        give_back()
+        with ResidentPeak() as whole:
+            for _ in range(4):
+                torch.func.grad(transform)(x)
+        assert whole.added is not None
+        # A gradient, and a megabyte for each of two threads to pass bytes through.
+        assert whole.added <= 1.1 * budget + SQUARE + 8 * MIB, f"{whole.added / MIB} MiB"
+        assert whole.added > 5 * SQUARE
+    assert disk.bytes_out > 20 * SQUARE
+
+
+@pooled
+def test_the_resident_set_stays_within_the_budget_with_a_disk() -> None:
+    in_a_process(hold_the_budget_with_a_disk)

@@ -14,9 +14,11 @@ from typing import Any
 
 import optree
 import torch
-from helpers import Transform, scalar, weights_like
+from helpers import Transform, scalar, untransformed, weights_like
 from torch import Tensor
 from torch.func import grad, jvp, vmap
+
+import rematfn
 
 from .samples import Sample
 
@@ -166,6 +168,22 @@ def pulled_back(transform: Transform, sample: Sample, inside: bool) -> Any:
     return ended((transform(over(loss)) if inside else over(transform(loss)))(*primals), tensors)
 
 
+# --- with a disk ----------------------------------------------------------------------------------
+
+DISK = rematfn.Disk()
+
+
+def moved(program: Program) -> Program:
+    """Return the program with all that it makes moved to a disk, instead of dropped."""
+
+    def offload(f: Callable[..., Any]) -> Callable[..., Any]:
+        return rematfn.offload(f, to=DISK, policy=rematfn.testing.EvictEverything())
+
+    return lambda info, sample, transform: program(
+        info, sample, transform if transform is untransformed else offload
+    )
+
+
 # --- the table ------------------------------------------------------------------------------------
 
 
@@ -215,6 +233,8 @@ KINDS = {
         Kind("jvp(remat)", around(pushed_forward), has_tangent),
         Kind("remat(jvp)", inside(pushed_forward), has_tangent),
         Kind("grad(remat)", around(pulled_back), has_gradient, requires_grad=True),
+        Kind("offload forward", moved(forward), always),
+        Kind("offload backward", moved(backward), has_gradient, requires_grad=True),
         Kind("remat(grad)", inside(pulled_back), has_gradient, requires_grad=True),
     )
 }

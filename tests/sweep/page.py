@@ -59,6 +59,8 @@ MEANINGS = {
     "out=": "`remat(f)` with the operator's `out=` variant",
     "backward": "`torch.autograd.grad` of `remat(f)`",
     "double backward": "the same, and of that again, with `create_graph`",
+    "offload forward": "`offload(f)`, with all values moved to a disk",
+    "offload backward": "`torch.autograd.grad` of that",
 }
 
 

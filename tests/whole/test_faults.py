@@ -33,11 +33,18 @@ import rematfn
 from rematfn import _C
 
 remat = rematfn.remat
-transforms = pytest.mark.parametrize(
-    "transform",
-    [remat, lambda f: remat(f, budget=6 * UNIT), EVERYTHING],
-    ids=["plain", "tight", "everything"],
-)
+EVICTING = rematfn.testing.EvictEverything()
+DISK = rematfn.Disk(verify=True)
+TRANSFORMS: dict[str, Transform] = {
+    "plain": remat,
+    "tight": lambda f: remat(f, budget=6 * UNIT),
+    "everything": EVERYTHING,
+    "moves": lambda f: rematfn.offload(f, to=DISK),
+    "moves, tight": lambda f: rematfn.offload(f, budget=6 * UNIT, to=DISK),
+    "moves everything": lambda f: rematfn.offload(f, to=DISK, policy=EVICTING),
+    "moves or drops": lambda f: remat(f, offload=DISK, policy=EVICTING),
+}
+transforms = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
 
 
 class OwnError(Exception):
@@ -96,7 +103,9 @@ def arguments() -> tuple[Tensor, Tensor]:
 def few_objects_to_collect() -> Iterator[None]:
     gc.collect()
     gc.freeze()
+    _C.testing.draw_link_costs(True)  # what may be moved or dropped is one or the other at random
     yield
+    _C.testing.draw_link_costs(False)
     gc.unfreeze()
 
 
@@ -105,6 +114,7 @@ def look_around() -> None:
     rematfn.testing.check()
     assert _C.stack_depth() == 0
     assert remains() == {"levels": 0, "operations": 0}
+    assert DISK.held_bytes == 0
 
 
 def expected() -> list[Tensor]:

@@ -8,17 +8,12 @@ by the interpreter's usual way out. Those marked `FRESH` are processes of their 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-import rematfn
-
-SECONDS = 100  # that a script may take, on a busy machine
+from processes import SECONDS, Ended, environment, fresh
 
 PRELUDE = """
 import atexit, faulthandler, gc, os, signal, sys, threading, time
@@ -343,29 +338,6 @@ _source = compile(open(sys.argv[0]).read(), sys.argv[0], "exec")
 del json, jobs, running, codes, job, child
 exec(_source)
 """
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a script ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-def environment() -> dict[str, str]:
-    package = str(Path(rematfn.__file__).parent.parent)
-    return {**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-
-
-def fresh(script: Path, kind: str) -> Ended:
-    """Run a script in an interpreter of its own."""
-    command = [sys.executable, str(script), kind]
-    found = subprocess.run(
-        command, env=environment(), timeout=SECONDS, capture_output=True, text=True
-    )
-    return Ended(found.returncode, found.stdout, found.stderr)
 
 
 @pytest.fixture(scope="module")

@@ -57,6 +57,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "views": lambda x: torch.cat([p.sin() for p in x.reshape(-1).split(2)]) * 0.5,
     "dropout": lambda x: torch.nn.functional.dropout(x.exp(), 0.5),
 }
+EVERYTHING = rematfn.testing.EvictEverything()
 POLICIES = [
     rematfn.policies.ON(),
     rematfn.policies.reference.DTR(),
@@ -65,6 +66,24 @@ POLICIES = [
     rematfn.policies.reference.LRU(),
 ]
 WORDS = ["remat", "everything", "tight", "grad", "vmap", "jvp"]
+# Large enough for all, checked as it is read; and a small one, which is often full.
+DISKS = {"disk": rematfn.Disk(verify=True), "small disk": rematfn.Disk(budget=20_000)}
+MOVES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "offload": lambda f: rematfn.offload(f, to=DISKS["disk"]),
+    "offload tight": lambda f: rematfn.offload(f, 2048, to=DISKS["disk"]),
+    "offload everything": lambda f: rematfn.offload(f, to=DISKS["disk"], policy=EVERYTHING),
+    "hybrid": lambda f: rematfn.remat(f, 2048, offload=DISKS["disk"]),
+    "hybrid everything": lambda f: rematfn.remat(f, offload=DISKS["disk"], policy=EVERYTHING),
+    "little room": lambda f: rematfn.offload(f, to=DISKS["small disk"], policy=EVERYTHING),
+}
+# Of a level of the test's own: whether it drops, whether it moves, and whether it does so early.
+WAYS = {
+    "drop": (None, True, False),
+    "move": ("disk", False, False),
+    "move early": ("disk", False, True),
+    "either": ("disk", True, False),
+    "little room": ("small disk", True, False),
+}
 
 
 @dataclass
@@ -97,8 +116,10 @@ def spell(word: str, f: Callable[[Tensor], Tensor], ours: bool) -> Callable[[Ten
         return lambda x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1]
     if not ours:
         return f
+    if word in MOVES:
+        return MOVES[word](f)
     if word == "everything":
-        return rematfn.remat(f, policy=rematfn.testing.EvictEverything())
+        return rematfn.remat(f, policy=EVERYTHING)
     return rematfn.remat(f, budget=2048 if word == "tight" else None)
 
 
@@ -208,15 +229,16 @@ class Twins(RuleBasedStateMachine):
 
     number = st.integers(0, MOST_PAIRS - 1)
     budget = st.sampled_from([None, 256, 512, 1024])
-    policy = st.sampled_from([*POLICIES, rematfn.testing.EvictEverything()])
+    policy = st.sampled_from([*POLICIES, EVERYTHING])
+    way = st.sampled_from(sorted(WAYS))
 
     def start(self) -> None:
         self.pairs.clear()
         for shape, requires_grad in [((2, 3), True), ((4,), False), ((), False), ((3, 2), True)]:
             self.make(lambda s=shape, r=requires_grad: leaf_of(s).requires_grad_(r))
 
-    @initialize(levels=st.lists(st.tuples(budget, policy), max_size=2))
-    def begin(self, levels: list[tuple[int | None, Any]]) -> None:
+    @initialize(levels=st.lists(st.tuples(budget, policy, way), max_size=2))
+    def begin(self, levels: list[tuple[int | None, Any, str]]) -> None:
         torch.manual_seed(5)
         for level in levels:
             self.open_level(*level)
@@ -265,7 +287,7 @@ class Twins(RuleBasedStateMachine):
 
     @rule(
         function=st.sampled_from(sorted(FUNCTIONS)),
-        words=st.lists(st.sampled_from(WORDS), min_size=1, max_size=3),
+        words=st.lists(st.sampled_from([*WORDS, *MOVES]), min_size=1, max_size=3),
         i=number,
     )
     def nest(self, function: str, words: list[str], i: int) -> None:
@@ -342,8 +364,9 @@ class Twins(RuleBasedStateMachine):
     # --- levels ---------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.open) < MOST_LEVELS)
-    @rule(budget=budget, policy=policy)
-    def open_level(self, budget: int | None, policy: Any) -> None:
+    @rule(budget=budget, policy=policy, way=way)
+    def open_level(self, budget: int | None, policy: Any, way: str) -> None:
+        disk, drops, leaves_early = WAYS[way]
         options = _level.LevelOptions(
             budget=budget,
             shared=None,
@@ -352,6 +375,9 @@ class Twins(RuleBasedStateMachine):
             timed=False,
             verify=False,
             name="f",
+            disk=None if disk is None else DISKS[disk].open(),
+            drops=drops,
+            leaves_early=leaves_early,
         )
         active = options.level()
         self.open.append(Open(active, active.__enter__(), budget))
@@ -405,6 +431,8 @@ class Twins(RuleBasedStateMachine):
         rematfn.testing.check()
         after = remains()
         assert self.knotted or all(after[k] <= self.before[k] for k in after), f"left: {after}"
+        held = [disk.held_bytes for disk in DISKS.values()]
+        assert self.knotted or after["levels"] > 0 or held == [0, 0], f"on the disks: {held}"
 
 
 def elements_left(a: Tensor) -> int:
@@ -460,7 +488,9 @@ def search(**options: Any) -> None:
 def nothing_is_left_behind() -> Iterator[None]:
     """Each program is asked as it ends: a graph that holds itself stays, in eager as well."""
     torch.set_num_threads(1)
+    _C.testing.draw_link_costs(True)  # so that it is left to chance what moves and what is dropped
     yield
+    _C.testing.draw_link_costs(False)
     assert _C.stack_depth() == 0
 
 
@@ -472,6 +502,7 @@ def search_on(minutes: float) -> None:
     """Search with new seeds until the time is up, or something is found."""
     end, found = time.monotonic() + 60 * minutes, 0
     torch.set_num_threads(1)
+    _C.testing.draw_link_costs(True)
     while time.monotonic() < end:
         search(max_examples=500, stateful_step_count=50, phases=[Phase.generate])
         found += 500

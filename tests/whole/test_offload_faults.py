@@ -1,0 +1,506 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that are full, fail, are cut or corrupted: nothing that was here is lost.
+
+The file has no name; here it is found among the process's open files, and spoiled for real.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import Transform, assert_bitwise_equal, remains
+from processes import in_a_process, together
+from torch import Tensor
+
+import rematfn
+from rematfn import _C
+
+EVICTING = rematfn.testing.EvictEverything()
+LINKS = 12
+NUMEL = 1 << 14  # 64 KiB each
+VALUE = 4 * NUMEL
+
+
+@torch.library.custom_op(
+    "rematfn_tests::drawn", mutates_args=(), tags=(torch.Tag.nondeterministic_bitwise,)
+)
+def drawn(x: Tensor) -> Tensor:
+    """An operator that is never replayed."""
+    return x + 1
+
+
+drawn.register_fake(torch.empty_like)
+drawn.register_autograd(lambda ctx, grad: grad)
+
+
+def chain(x: Tensor) -> Tensor:
+    for _ in range(LINKS):
+        x = (x * 1.01).sin()
+    return x.square().sum()
+
+
+def not_replayable(x: Tensor) -> Tensor:
+    for _ in range(LINKS):
+        x = drawn(x.sin())
+    return x.square().sum()
+
+
+def argument() -> Tensor:
+    return torch.linspace(-1, 1, NUMEL).requires_grad_()
+
+
+def gradient(f: Callable[[Tensor], Tensor]) -> Tensor:
+    x = argument()
+    f(x).backward()
+    return x.grad
+
+
+def file_of(folder: Path) -> int:
+    """Return the descriptor of the file that a disk has in `folder`."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue
+        if target.startswith(str(folder)) and target.endswith("(deleted)"):
+            return int(name)
+    raise AssertionError("no file is open there")
+
+
+def wait_for(disk: rematfn.Disk) -> None:
+    """Wait until nothing is under way."""
+    until = time.monotonic() + 30
+    while disk.open().statistics()["queued_bytes"] > 0:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def truncate(folder: Path) -> None:
+    os.truncate(f"/proc/self/fd/{file_of(folder)}", 0)
+
+
+def corrupt(folder: Path) -> None:
+    """Change one byte in each page."""
+    file = os.open(f"/proc/self/fd/{file_of(folder)}", os.O_RDWR)
+    try:
+        for offset in range(100, os.fstat(file).st_size, 4096):
+            byte = os.pread(file, 1, offset)
+            os.pwrite(file, bytes([byte[0] ^ 1]), offset)
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def replaced(folder: Path, by: str, flags: int) -> Iterator[None]:
+    """Have the descriptor stand for another file, for the while."""
+    file = file_of(folder)
+    kept, other = os.dup(file), os.open(by, flags)
+    os.dup2(other, file)
+    os.close(other)
+    try:
+        yield
+    finally:
+        os.dup2(kept, file)
+        os.close(kept)
+
+
+def full(folder: Path) -> object:
+    return replaced(folder, "/dev/full", os.O_RDWR)
+
+
+def failing(folder: Path) -> object:
+    return replaced(folder, "/dev/null", os.O_RDONLY)
+
+
+def opened(folder: Path, **options: object) -> rematfn.Disk:
+    """Return a disk whose file is there."""
+    disk = rematfn.Disk(folder, **options)  # type: ignore[arg-type]
+    rematfn.offload(chain, to=disk, policy=EVICTING)(argument())
+    file_of(folder)
+    return disk
+
+
+def assert_clean(disk: rematfn.Disk) -> None:
+    rematfn.testing.check()
+    assert remains() == {"levels": 0, "operations": 0}
+    assert disk.held_bytes == 0
+
+
+def refused(do: Callable[[], object]) -> str:
+    """Return what a budget refuses it with, if it does."""
+    try:
+        do()
+    except rematfn.BudgetError as error:
+        return str(error)
+    return ""
+
+
+SPOILED = {"truncated": truncate, "corrupted": corrupt}
+spoiled = pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED.keys())
+BROKEN = {"full": full, "failing": failing}
+broken = pytest.mark.parametrize("breaks", BROKEN.values(), ids=BROKEN.keys())
+TRANSFORMS: dict[str, Callable[[rematfn.Disk], Transform]] = {
+    "moves": lambda disk: lambda f: rematfn.offload(f, to=disk),
+    "moves, tight": lambda disk: lambda f: rematfn.offload(f, 4 * VALUE, to=disk),
+    "moves everything": lambda disk: lambda f: rematfn.offload(f, to=disk, policy=EVICTING),
+    "moves or drops": lambda disk: lambda f: rematfn.remat(f, offload=disk, policy=EVICTING),
+}
+transforms = pytest.mark.parametrize("how", TRANSFORMS.values(), ids=TRANSFORMS.keys())
+
+
+@pytest.fixture(autouse=True)
+def costs_are_drawn() -> Iterator[None]:
+    _C.testing.draw_link_costs(True)
+    yield
+    _C.testing.draw_link_costs(False)
+
+
+# --- what is there cannot be read -----------------------------------------------------------------
+
+
+@spoiled
+@transforms
+def test_what_cannot_be_read_is_replayed(
+    spoil: Callable[[Path], None], how: Callable[[rematfn.Disk], Transform], tmp_path: Path
+) -> None:
+    """Under a budget that leaves no room for that, nothing can go any more: the error says why."""
+    disk = rematfn.Disk(tmp_path, verify=True)
+    g = how(disk)(chain)
+    x = argument()
+    loss = g(x)
+    wait_for(disk)
+    assert disk.held_bytes > 0
+    spoil(tmp_path)
+    refusal = refused(loss.backward)
+    if refusal:
+        assert how is TRANSFORMS["moves, tight"]
+        assert "could not read back" in refusal
+        assert str(tmp_path) in refusal
+    else:
+        assert rematfn.stats(g).replays > 0 or disk.bytes_in == 0
+        assert_bitwise_equal(x.grad, gradient(chain))
+    del loss
+    assert_clean(disk)
+
+
+@spoiled
+def test_what_cannot_be_read_nor_replayed_is_an_error(
+    spoil: Callable[[Path], None], tmp_path: Path
+) -> None:
+    disk = rematfn.Disk(tmp_path, verify=True)
+    x = argument()
+    loss = rematfn.offload(not_replayable, to=disk, policy=EVICTING)(x)
+    wait_for(disk)
+    x.sin()
+    spoil(tmp_path)
+    for _ in range(2):  # it is tried again, and fails again
+        with pytest.raises(rematfn.OffloadError, match="directory") as raised:
+            loss.backward(retain_graph=True)
+        assert str(tmp_path) in str(raised.value)
+        rematfn.testing.check()
+    del loss, raised
+    assert_clean(disk)
+
+
+def test_what_can_be_read_again_is_not_lost(tmp_path: Path) -> None:
+    """A read that fails once: the values that cannot be replayed are there when it works again."""
+    disk = rematfn.Disk(tmp_path)
+    x = argument()
+    loss = rematfn.offload(not_replayable, to=disk, policy=EVICTING)(x)
+    wait_for(disk)
+    with replaced(tmp_path, "/dev/null", os.O_WRONLY), pytest.raises(rematfn.OffloadError):
+        loss.backward(retain_graph=True)
+    loss.backward()
+    assert_bitwise_equal(x.grad, gradient(not_replayable))
+    del loss
+    assert_clean(disk)
+
+
+# --- it cannot be written to ----------------------------------------------------------------------
+
+
+@broken
+@transforms
+def test_what_cannot_be_written_stays_or_is_dropped(
+    breaks: Callable[[Path], object], how: Callable[[rematfn.Disk], Transform], tmp_path: Path
+) -> None:
+    disk = opened(tmp_path)
+    g = how(disk)(chain)
+    x = argument()
+    right = gradient(chain)
+
+    def step() -> None:
+        loss = g(x)
+        wait_for(disk)
+        loss.backward()
+
+    with breaks(tmp_path):  # type: ignore[attr-defined]
+        refusal = refused(step)
+    if refusal:
+        assert how is TRANSFORMS["moves, tight"]
+        assert str(tmp_path) in refusal
+    else:
+        assert_bitwise_equal(x.grad, right)
+    assert "could not write" in disk.open().statistics()["trouble"]
+    assert_clean(disk)
+
+
+@broken
+def test_a_budget_error_says_what_ails_the_disk(
+    breaks: Callable[[Path], object], tmp_path: Path
+) -> None:
+    disk = opened(tmp_path)
+    with breaks(tmp_path), pytest.raises(rematfn.BudgetError) as raised:  # type: ignore[attr-defined]
+        rematfn.offload(chain, 4 * VALUE, to=disk)(argument()).backward()
+    assert "on the disk" in str(raised.value)
+    assert "could not write" in str(raised.value)
+    del raised
+    assert_clean(disk)
+
+
+@broken
+def test_the_hybrid_goes_on_by_dropping(
+    breaks: Callable[[Path], object], tmp_path: Path
+) -> None:
+    disk = opened(tmp_path)
+    g = rematfn.remat(chain, 5 * VALUE, offload=disk)
+    right = gradient(chain)
+    with breaks(tmp_path):  # type: ignore[attr-defined]
+        for _ in range(3):
+            assert_bitwise_equal(gradient(g), right)
+    assert_clean(disk)
+
+
+@broken
+@transforms
+def test_it_breaks_in_the_middle(
+    breaks: Callable[[Path], object], how: Callable[[rematfn.Disk], Transform], tmp_path: Path
+) -> None:
+    """After each operator in turn: what has left before comes back."""
+    right = gradient(chain)
+    for at in range(0, LINKS, 3):
+        disk = opened(tmp_path)
+        x = argument()
+        entered = []
+
+        def f(x: Tensor, at: int = at, entered: list[object] = entered) -> Tensor:
+            for i in range(LINKS):
+                if i == at:
+                    entered.append(breaks(tmp_path))
+                    entered[0].__enter__()  # type: ignore[attr-defined]
+                x = (x * 1.01).sin()
+            return x.square().sum()
+
+        try:
+            loss = how(disk)(f)(x)
+        except rematfn.BudgetError:
+            loss = None
+        finally:
+            wait_for(disk)
+            entered[0].__exit__(None, None, None)  # type: ignore[attr-defined]
+        if loss is not None:
+            try:
+                loss.backward()
+                assert_bitwise_equal(x.grad, right)
+            except rematfn.BudgetError:
+                pass
+        del loss
+        assert_clean(disk)
+        del disk
+        gc.collect()
+
+
+def limit_file_sizes() -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 * VALUE, resource.RLIM_INFINITY))
+    torch.set_num_threads(1)
+    disk = rematfn.Disk()
+    right = gradient(chain)
+    rounds_left = 100  # what is called back before it is written does not come to the limit
+    while "too large" not in disk.open().statistics()["trouble"]:
+        assert (rounds_left := rounds_left - 1) > 0, disk.open().statistics()
+        assert_bitwise_equal(gradient(rematfn.offload(chain, to=disk, policy=EVICTING)), right)
+    assert disk.peak_bytes >= 8 * VALUE
+    for _ in range(3):
+        assert_bitwise_equal(gradient(rematfn.offload(chain, to=disk, policy=EVICTING)), right)
+        assert_bitwise_equal(gradient(rematfn.remat(chain, 5 * VALUE, offload=disk)), right)
+        assert_clean(disk)
+
+
+def test_a_file_that_may_not_grow() -> None:
+    in_a_process(limit_file_sizes)
+
+
+# --- nothing is left ------------------------------------------------------------------------------
+
+
+def leave_nothing() -> None:
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    def files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    torch.set_num_threads(1)
+    gradient(rematfn.remat(chain))
+    ran, opened = threads(), files()
+    disk = rematfn.Disk(bandwidth=20e6)
+    g = rematfn.offload(chain, to=disk)
+    gradient(g)
+    loss = g(argument())
+    assert threads() > ran
+    assert files() == opened + 1
+    del g, disk
+    gc.collect()
+    assert files() == opened + 1, "the graph holds it"
+    loss.backward()
+    del loss
+    gc.collect()
+    until = time.monotonic() + 30
+    while (threads(), files()) != (ran, opened):
+        assert time.monotonic() < until, f"{threads()} threads, {files()} files"
+        time.sleep(0.01)
+
+
+def test_neither_threads_nor_files_are_left() -> None:
+    in_a_process(leave_nothing)
+
+
+def free_what_is_written() -> None:
+    torch.set_num_threads(1)
+    disk = rematfn.Disk(bandwidth=1e9)
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        x.mul_(0.5)  # only lineage holds what was there before
+        return y.sum()
+
+    g = rematfn.offload(f, to=disk, policy=EVICTING)
+    x = torch.ones(1 << 24)  # so large that its memory is unmapped when it is freed
+    for _ in range(10):
+        g(x)
+    assert disk.bytes_out > 0
+    assert disk.open().statistics()["trouble"] == ""
+
+
+def test_what_lineage_alone_holds_is_freed_while_it_is_written() -> None:
+    in_a_process(free_what_is_written)
+
+
+# --- threads --------------------------------------------------------------------------------------
+
+
+@transforms
+def test_threads_share_a_disk(
+    how: Callable[[rematfn.Disk], Transform], tmp_path: Path
+) -> None:
+    disk = rematfn.Disk(tmp_path, budget=100 * VALUE, verify=True)
+    right = gradient(chain)
+    g = how(disk)(chain)
+
+    def work() -> None:
+        for _ in range(4):
+            assert_bitwise_equal(gradient(g), right)
+
+    together(*[work] * 4)
+    assert_clean(disk)
+
+
+def test_threads_share_a_budget_and_a_disk(tmp_path: Path) -> None:
+    disk = rematfn.Disk(tmp_path)
+    budget = rematfn.Budget(14 * VALUE)
+    right = gradient(chain)
+    g = rematfn.remat(chain, budget, offload=disk)
+    h = rematfn.offload(chain, budget, to=disk)
+
+    def work(f: Callable[[Tensor], Tensor]) -> None:
+        for _ in range(4):
+            assert_bitwise_equal(gradient(f), right)
+
+    together(*[lambda f=f: work(f) for f in (g, h, g, h)])
+    assert disk.bytes_out > 0
+    assert budget.peak_bytes <= 14 * VALUE
+    assert_clean(disk)
+
+
+@pytest.mark.parametrize("bandwidth", [None, 30e6])
+def test_a_tensor_is_dropped_elsewhere_while_it_moves(
+    bandwidth: float | None, tmp_path: Path
+) -> None:
+    """On a thread that does not hold the level: as it leaves, while it is away, as it comes."""
+    disk = rematfn.Disk(tmp_path, bandwidth=bandwidth)
+
+    def f(x: Tensor) -> Tensor:
+        boxes = [[], []]
+        for i in range(4 * LINKS):
+            x = (x * 1.01).sin()
+            boxes[i % 2].append(x)
+        loss = x.square().sum()
+
+        def drop(box: list[Tensor]) -> None:
+            while box:
+                box.pop(len(box) // 2)
+
+        def read() -> Tensor:
+            total = loss
+            for i in range(LINKS):
+                total = total + kept[i % len(kept)].sum()
+            return total
+
+        kept = boxes[0][::3]
+        found = together(read, *[lambda box=box: drop(box) for box in boxes])
+        return found[0]
+
+    right = gradient(f)
+    for transform in (how(disk) for how in TRANSFORMS.values()):
+        for _ in range(3):
+            assert_bitwise_equal(gradient(transform(f)), right)
+    assert_clean(disk)
+
+
+# --- interrupts -----------------------------------------------------------------------------------
+
+
+class StoppedError(Exception):
+    """Raised by a signal handler."""
+
+
+@transforms
+def test_an_interrupt_while_transfers_are_under_way(
+    how: Callable[[rematfn.Disk], Transform], tmp_path: Path
+) -> None:
+    disk = rematfn.Disk(tmp_path, bandwidth=200e6)
+    g = how(disk)(chain)
+    right = gradient(chain)
+
+    def stop(*_: object) -> None:
+        raise StoppedError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    stopped = 0
+    try:
+        for delay in range(1, 60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 2e-4 * delay)
+                found = gradient(g)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                assert_bitwise_equal(found, right)
+            except StoppedError:
+                stopped += 1
+            assert _C.stack_depth() == 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert stopped > 3
+    assert_clean(disk)
+    assert_bitwise_equal(gradient(g), right)

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripts that move values to a disk, run to their exit codes: nothing hangs, nothing is left.
+
+The disk is so slow that transfers are under way wherever a script ends.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from processes import fresh
+
+PRELUDE = """
+import atexit, gc, os, signal, sys, threading, time
+import torch, rematfn
+signal.signal(signal.SIGINT, signal.default_int_handler)
+torch.set_num_threads(1)
+disk = rematfn.Disk(sys.argv[1], bandwidth=30e6)
+
+def f(x):
+    for _ in range(12):
+        x = (x * 1.01).sin()
+    return x.square().sum()
+
+X = torch.linspace(-1, 1, 1 << 18).requires_grad_()
+Z = X.detach().clone().requires_grad_()
+f(Z).backward()
+g = rematfn.offload(f, to=disk)
+
+def queued():
+    return disk.open().statistics()["queued_bytes"]
+
+def step(g=g):
+    X.grad = None
+    g(X).backward()
+    assert torch.equal(X.grad, Z.grad)
+    rematfn.testing.check()
+"""
+WRITING = "loss = g(X)\nassert queued() > 0\n"
+
+# What each ends with: the exit code, and the last line that it says.
+SCRIPTS: dict[str, tuple[str, int, str]] = {
+    "ends as it writes": (WRITING, 0, ""),
+    "ends after a backward": ("step()\nstep()", 0, ""),
+    "drops the graph and ends": (WRITING + "del loss", 0, ""),
+    "drops the disk and ends": (WRITING + "del disk, g", 0, ""),
+    "ends as it reads": (
+        """
+def ends(grad): sys.exit(3)
+def f(x):
+    y = x.sin()
+    y.register_hook(ends)
+    for _ in range(12): y = (y * 1.01).sin()
+    return y.square().sum()
+rematfn.offload(f, to=disk)(X).backward()
+""",
+        3,
+        "",
+    ),
+    "keeps the graph in a cycle": (
+        WRITING + "class Node: pass\nnode = Node()\nnode.itself, node.loss = node, loss\ndel node",
+        0,
+        "",
+    ),
+    "exits in f": (
+        "def h(x):\n    y = f(x)\n    assert queued() > 0\n    sys.exit(4)\n"
+        "rematfn.offload(h, to=disk)(X)",
+        4,
+        "",
+    ),
+    "raises in f": (
+        "def h(x):\n    y = f(x)\n    raise ValueError('mine')\nrematfn.offload(h, to=disk)(X)",
+        1,
+        "ValueError: mine",
+    ),
+    "leaves at once": (WRITING + "os._exit(5)", 5, ""),
+    "leaves at once in f": ("rematfn.offload(lambda x: (f(x), os._exit(6)), to=disk)(X)", 6, ""),
+    "is killed": (WRITING + "os.kill(os.getpid(), signal.SIGKILL)", -9, ""),
+    "is terminated": (WRITING + "os.kill(os.getpid(), signal.SIGTERM)", -15, ""),
+    **{
+        f"is interrupted after {delay} s": (
+            f"threading.Timer({delay}, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+            "while True: step()",
+            -2,
+            "KeyboardInterrupt",
+        )
+        for delay in (0.03, 0.1, 0.4, 0.9)
+    },
+    "is interrupted and goes on": (
+        """
+class Stop(Exception): pass
+def stop(*_): raise Stop
+signal.signal(signal.SIGALRM, stop)
+stopped = 0
+for delay in range(1, 40):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0015 * delay)
+        step()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Stop:
+        stopped += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert stopped > 3, stopped
+step()
+del stop
+gc.collect()
+assert disk.held_bytes == 0
+""",
+        0,
+        "",
+    ),
+    "raises as the program ends": ("atexit.register(lambda: 1 / 0)\n" + WRITING, 0, "*"),
+    "calls it as the program ends": ("atexit.register(step)\n" + WRITING, 0, ""),
+    "a daemon in f": (
+        """
+inside = threading.Event()
+def waits(x):
+    y = f(x)
+    inside.set()
+    time.sleep(60)
+    return y
+threading.Thread(target=rematfn.offload(waits, to=disk), args=(X,), daemon=True).start()
+inside.wait()
+""",
+        0,
+        "",
+    ),
+    "a thread outlives main": (
+        "def later():\n    time.sleep(0.3)\n    step()\nthreading.Thread(target=later).start()",
+        0,
+        "",
+    ),
+    "becomes another program": (
+        WRITING + "os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(12)'])",
+        12,
+        "",
+    ),
+    "forks as it writes": (
+        WRITING
+        + """
+child = os.fork()
+loss.backward()
+assert torch.equal(X.grad, Z.grad)
+if child == 0:
+    del loss
+    step()
+    os._exit(0 if disk.bytes_out > 0 else 13)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+del loss
+assert disk.held_bytes == 0
+step()
+""",
+        0,
+        "",
+    ),
+    "forks what is away": (
+        WRITING
+        + """
+while queued() > 0: time.sleep(0.01)
+child = os.fork()
+loss.backward()
+assert torch.equal(X.grad, Z.grad)
+if child == 0: sys.exit(0)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+""",
+        0,
+        "",
+    ),
+    "forks as it reads": (
+        """
+pids = []
+def forks(grad): pids.append(os.fork())
+def h(x):
+    y = x.sin()
+    for i in range(12):
+        y = (y * 1.01).sin()
+        if i in (3, 6): y.register_hook(forks)
+    return y.square().sum()
+Z.grad = None
+h = rematfn.offload(h, to=disk)
+for _ in range(2):
+    h(X).backward()
+if 0 in pids: sys.exit(0)
+for pid in pids: assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+""",
+        0,
+        "",
+    ),
+    "forked children that leave at once": (
+        """
+def h(x):
+    y = f(x)
+    if os.fork() == 0: os._exit(0)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    return y + f(x)
+rematfn.offload(h, to=disk)(X).backward()
+""",
+        0,
+        "",
+    ),
+    "leaves nothing to the child that cannot be had again": (
+        """
+seed = torch.full((1 << 18,), 2.0)
+@torch.library.custom_op("mine::draw", mutates_args=(), tags=(torch.Tag.nondeterministic_bitwise,))
+def draw(x: torch.Tensor) -> torch.Tensor: return x + 1
+draw.register_fake(torch.empty_like)
+def h(x):
+    drawn = draw(seed)
+    y = (x * drawn).sin()
+    for _ in range(6): y = (y * 1.01).sin()
+    return y.sum()
+loss = rematfn.offload(h, "4MiB", to=disk)(X)
+child = os.fork()
+if child == 0:
+    try:
+        loss.backward()
+    except rematfn.OffloadError as error:
+        assert sys.argv[1] in str(error) and "fork" in str(error), error
+        sys.exit(14)
+    sys.exit(15)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 14
+loss.backward()
+""",
+        0,
+        "",
+    ),
+}
+
+
+@pytest.mark.forking
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_ends(name: str, tmp_path: Path) -> None:
+    text, code, said = SCRIPTS[name]
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(PRELUDE + text + "\n")
+    before = time.monotonic()
+    found = fresh(script, str(folder))
+    assert found.code == code, found.err
+    if said != "*":
+        assert found.err.splitlines()[-1:] == ([said] if said else [])
+    assert list(folder.iterdir()) == []
+    assert time.monotonic() - before < 60
