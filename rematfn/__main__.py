@@ -24,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    if options.offload and options.device.type != "cpu":
+        options.fail("--offload moves values on the CPU to a disk; it needs --device cpu")
     if options.width % options.heads:
         options.fail(f"--width {options.width} is not a multiple of --heads {options.heads}")
     # The profiler that counts memory announces itself on stderr; 6 is above all its log levels.
@@ -54,6 +56,7 @@ def _demo(options: argparse.Namespace) -> int:
                 device=str(options.device),
                 seed=options.seed,
                 png=options.png,
+                offload=options.offload,
             )
         )
     except RematError as error:
@@ -84,6 +87,16 @@ def _parser() -> argparse.ArgumentParser:
         type=_budget,
         default=0.3,
         help='bytes ("200MB", 4096), a fraction of the unconstrained peak (0.3), or "none"',
+    )
+    demo.add_argument(
+        "--offload",
+        nargs="?",
+        const=True,
+        default=False,
+        type=_folder,
+        metavar="FOLDER",
+        help="move values to a disk where that is cheaper than to compute them again: to a file in"
+        " FOLDER, or in the folder for temporary files",
     )
     demo.add_argument("--steps", type=_positive, default=60, help="training steps")
     demo.add_argument("--batch", type=_positive, default=8, help="excerpts in a batch")
@@ -136,6 +149,13 @@ def _device(text: str) -> torch.device:
             " use --device cpu"
         )
     return device
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text!r}")
+    return path
 
 
 def _writable(text: str) -> Path:

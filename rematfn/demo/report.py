@@ -6,7 +6,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rematfn import Disk
+from rematfn._inspection import Stats
 from rematfn._transform.budget import format_bytes
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What the last step moved to a disk and back, and what is known of the disk."""
+
+    moves: int
+    moved_bytes: int
+    returns: int
+    returned_bytes: int
+    late_returns: int
+    waited: float  # seconds
+    peak_bytes: int  # that the disk held, over all steps
+    bandwidth_out: float | None
+    bandwidth_in: float | None
+
+    @classmethod
+    def of(cls, stats: Stats, disk: Disk) -> Moved:
+        """Return what ``stats`` and ``disk`` say."""
+        return cls(
+            moves=stats.moves or 0,
+            moved_bytes=stats.moved_bytes or 0,
+            returns=stats.returns or 0,
+            returned_bytes=stats.returned_bytes or 0,
+            late_returns=stats.late_returns or 0,
+            waited=stats.waited or 0.0,
+            peak_bytes=disk.peak_bytes,
+            bandwidth_out=disk.bandwidth_out,
+            bandwidth_in=disk.bandwidth_in,
+        )
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return the rows of the table."""
+        return [
+            ("moved out", _bytes(self.moved_bytes), f"{self.moves} values in the last step"),
+            (
+                "moved back",
+                _bytes(self.returned_bytes),
+                f"{self.returns} values, {self.late_returns} late",
+            ),
+            ("waited for them", f"{self.waited:.3f} s", "of the last step"),
+            ("peak on the disk", _bytes(self.peak_bytes), "largest over all steps"),
+            ("bandwidth out", _rate(self.bandwidth_out), "of late"),
+            ("bandwidth in", _rate(self.bandwidth_in), "of late"),
+        ]
 
 
 @dataclass(frozen=True)
@@ -27,6 +74,7 @@ class Report:
     unequal: Sequence[str]  # what differed from eager: "call 1: head.weight"
     compared: int  # tensors compared
     losses: Sequence[float]
+    moved: Moved | None = None  # None: nothing could be moved
 
     @property
     def time_ratio(self) -> float:
@@ -81,6 +129,8 @@ class Report:
             ("bitwise eager's", "no" if self.unequal else "yes", f"{self.compared} tensors"),
             ("loss", f"{self.losses[0]:.3f} -> {self.last_loss:.3f}", f"{len(self.losses)} steps"),
         ]
+        if self.moved is not None:
+            rows += self.moved.rows()
         return "\n".join(f"{name:<26} {value:>20}  {note}".rstrip() for name, value, note in rows)
 
     def _of_eager(self, nbytes: int | None) -> str:
@@ -97,6 +147,10 @@ def median(values: Sequence[float]) -> float:
 
 def _rise(nbytes: int | None) -> str:
     return "unknown" if nbytes is None else f"+{format_bytes(nbytes)}"
+
+
+def _rate(bandwidth: float | None) -> str:
+    return "unknown" if bandwidth is None else f"{bandwidth / 1e6:,.0f} MB/s"
 
 
 def _bytes(nbytes: int | None) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import optree
 import torch
 from torch import Tensor
 
+from rematfn import Disk
 from rematfn.demo.chargpt import Params, Sizes, make_chargpt
 from rematfn.demo.text import Corpus
 from rematfn.testing import MemoryTimeline, ResidentPeak
@@ -78,6 +80,48 @@ class Task:
     def _finish_queued_work(self) -> None:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
+
+
+class Held:
+    """What a disk holds, over time, while a ``with`` block runs; nothing if there is no disk.
+
+    Attributes:
+        seconds: When it was looked at, since entry.
+        bytes: What it held then.
+    """
+
+    _EVERY = 0.002  # seconds
+
+    def __init__(self, disk: Disk | None) -> None:
+        self.seconds: list[float] = []
+        self.bytes: list[int] = []
+        self._disk = disk
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    @property
+    def peak(self) -> int:
+        """The most that was seen."""
+        return max(self.bytes, default=0)
+
+    def __enter__(self) -> Held:
+        self._start = time.perf_counter()
+        if self._disk is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._done.set()
+        if self._disk is not None:
+            self._thread.join()
+
+    def _look(self) -> None:
+        assert self._disk is not None
+        while True:
+            self.seconds.append(time.perf_counter() - self._start)
+            self.bytes.append(self._disk.held_bytes)
+            if self._done.wait(self._EVERY):
+                return
 
 
 @dataclass(frozen=True)

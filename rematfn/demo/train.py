@@ -15,8 +15,8 @@ from tqdm import tqdm
 import rematfn
 from rematfn.demo.chargpt import Params
 from rematfn.demo.plot import plot_step
-from rematfn.demo.report import Report, median
-from rematfn.demo.task import Gradients, Step, Task
+from rematfn.demo.report import Moved, Report, median
+from rematfn.demo.task import Gradients, Held, Step, Task
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Options:
     seed: int = 0
     learning_rate: float = 1e-3
     png: Path | None = None
+    offload: bool | Path = False  # True: to the folder for temporary files
 
 
 @dataclass
@@ -69,7 +70,10 @@ def run_demo(options: Options) -> Report:
         device=options.device,
         seed=options.seed,
     )
-    rematted_loss = rematfn.remat(task.loss_fn, options.budget)
+    disk = None
+    if options.offload is not False:
+        disk = rematfn.Disk(None if options.offload is True else options.offload)
+    rematted_loss = rematfn.remat(task.loss_fn, options.budget, offload=disk)
     rematted: Step = torch.func.grad_and_value(rematted_loss)
     eager: Step = torch.func.grad_and_value(task.loss_fn)
 
@@ -113,14 +117,15 @@ def run_demo(options: Options) -> Report:
     # Another step, counted and drawn now that no thread looks for a better plan beside it.
     tokens = next(task.batches)
     expected, eager_memory = task.count(eager, tokens, options.steps)
-    got, rematted_memory = task.count(rematted, tokens, options.steps)
+    with Held(disk) as held:
+        got, rematted_memory = task.count(rematted, tokens, options.steps)
     comparison.add("the last call", got, expected)
     del expected, got
     eager_resident = task.count_resident(eager, tokens, options.steps)
     rematted_resident = task.count_resident(rematted, tokens, options.steps)
     stats = rematfn.stats(rematted_loss)
     if options.png is not None:
-        plot_step(options.png, eager_memory, rematted_memory, stats.budget)
+        plot_step(options.png, eager_memory, rematted_memory, stats.budget, held)
 
     return Report(
         device=options.device,
@@ -137,6 +142,7 @@ def run_demo(options: Options) -> Report:
         unequal=comparison.unequal,
         compared=comparison.tensors,
         losses=losses,
+        moved=None if disk is None else Moved.of(stats, disk),
     )
 
 

@@ -5,15 +5,17 @@ import math
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 
+import rematfn
 from rematfn.__main__ import main
 from rematfn.demo.chargpt import CharGPT, Sizes, make_chargpt
 from rematfn.demo.report import Report
-from rematfn.demo.task import Count
+from rematfn.demo.task import Count, Held
 from rematfn.demo.text import Corpus
 from rematfn.demo.train import Comparison, Options, bitwise_equal, run_demo
 from rematfn.testing import MemoryTimeline
@@ -160,6 +162,37 @@ def test_toy_keeps_every_promise_and_draws_a_picture(tmp_path):
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_offload_keeps_every_promise_and_says_what_was_moved(tmp_path):
+    png = tmp_path / "step.png"
+    options = Options(budget=0.3, steps=40, **TOY, learning_rate=1e-2, png=png, offload=tmp_path)
+    report = run_demo(options)
+    assert report.broken_promises() == []
+    moved = report.moved
+    assert moved is not None
+    assert moved.peak_bytes > 0
+    assert moved.bandwidth_out is not None
+    for row in ("moved out", "moved back", "waited for them", "peak on the disk", "bandwidth in"):
+        assert f"\n{row} " in str(report)
+        assert f"\n{row} " not in str(replace(report, moved=None))
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert list(tmp_path.iterdir()) == [png]
+
+
+def test_what_a_disk_holds_is_seen_over_time(tmp_path):
+    disk = rematfn.Disk(tmp_path)
+    x = torch.ones(1 << 18, requires_grad=True)
+    with Held(disk) as held:
+        loss = rematfn.offload(lambda x: x.sin().cos().exp().sum(), to=disk)(x)
+        time.sleep(0.05)  # some looks
+        loss.backward()
+    assert 0 < held.peak <= disk.peak_bytes
+    assert held.seconds == sorted(held.seconds)
+    assert len(held.seconds) == len(held.bytes)
+    with Held(None) as held:
+        x.sin()
+    assert (held.bytes, held.peak) == ([], 0)
+
+
 def test_command_line_shows_the_table_and_fails_if_nothing_was_learnt(tmp_path):
     png = tmp_path / "step.png"
     command = [sys.executable, "-m", "rematfn", *TWO_STEPS, "--png", str(png)]
@@ -192,6 +225,7 @@ def test_budget_too_small_to_run_is_reported_without_a_traceback(tmp_path, capsy
         (["--width", "10", "--heads", "3"], "--width 10 is not a multiple of --heads 3"),
         (["--device", "abacus"], "it must be cpu or cuda, got 'abacus'"),
         (["--device", "cuda:99"], "there is no cuda:99"),
+        (["--offload", "no/such/folder"], "there is no folder 'no/such/folder'"),
         (["--png", "no/such/folder/x.png"], "there is no folder 'no/such/folder'"),
     ],
 )
