@@ -60,15 +60,17 @@ def place(where: Mapping[str, object]) -> str:
     return ", ".join(f"{key.replace('_', ' ')}: {value}" for key, value in where.items())
 
 
-def save(name: str, title: str, rows: Sequence[Mapping[str, object]]) -> None:
-    """Print the rows as a table; write them to ``results/`` as Markdown and as JSON."""
+def save(
+    name: str, title: str, rows: Sequence[Mapping[str, object]], folder: Path = RESULTS
+) -> None:
+    """Print the rows as a table; write them to ``folder`` as Markdown and as JSON."""
     where = machine()
     text = f"# {title}\n\n{table(rows)}\n\n{place(where)}\n"
     print(text)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.md").write_text(text)
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.md").write_text(text)
     record = {"title": title, "machine": where, "rows": list(rows)}
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _cell(value: object) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,31 @@ def draw(path: Path, name: str, record: Mapping[str, Any]) -> None:
         list(entries.values()), list(entries), loc="outside right upper", frameon=False, fontsize=7
     )
     figure.suptitle(f"{name}: {record['about'].replace('`', '')}", fontsize=9)
+    figure.savefig(path)
+
+
+def draw_link(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Save a picture of time, measured and foretold, and of what is done, over bandwidth."""
+    figure = Figure(figsize=(9, 3.6), dpi=90, layout="constrained")
+    FigureCanvasAgg(figure)
+    columns = (
+        ("time / eager's time", ("time / eager", "foretold / eager")),
+        ("cost of replays / cost of the program", ("replayed cost",)),
+        ("MiB out", ("MiB out",)),
+    )
+    for i, (label, names) in enumerate(columns):
+        axes = figure.add_subplot(1, len(columns), i + 1)
+        for name in names:
+            points = [(row["bytes per second"], row[name]) for row in rows if name in row]
+            if points:
+                axes.plot(*zip(*points, strict=True), ".-", label=name)
+        axes.set_xscale("log")
+        axes.set_xlabel("bytes per second, each way")
+        axes.set_ylabel(label)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#dddddd", linewidth=0.6)
+        if len(names) > 1:
+            axes.legend(frameon=False, fontsize=7)
     figure.savefig(path)
 
 
