@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import remains
-from helpers import EVERYTHING, Transform, assert_bitwise_equal, untransformed
+from helpers import EVERYTHING, Transform, assert_bitwise_equal, remains, untransformed
 from torch import Tensor, nn
 
 import rematfn

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import remains
 from helpers import (
     UNIT,
     assert_bitwise_equal,
     assert_nothing_keyed,
     inner,
     leaf,
+    remains,
     untransformed,
 )
 from processes import forking, in_a_child, in_a_process, together

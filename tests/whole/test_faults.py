@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import remains
 from helpers import (
     EVERYTHING,
     UNIT,
     Transform,
     assert_bitwise_equal,
     assert_nothing_keyed,
+    remains,
     untransformed,
 )
 from processes import in_a_process
