@@ -102,10 +102,12 @@ bool Disk::State::write(Transfer& transfer, const char* bytes) {
   if (options_.verify) {
     transfer.checksums.resize((transfer.nbytes + options_.chunk - 1) / options_.chunk);
   }
+  const std::size_t before = slab_.held();
   transfer.offset = slab_.allocate(transfer.nbytes);
   room_ = slab_.largest();
   if (!transfer.offset) return false;
-  if (transfer.counted) peak_held_ = std::max(peak_held_, slab_.held());
+  if (!transfer.counted) probing_ += slab_.held() - before;
+  peak_held_ = std::max(peak_held_, slab_.held() - probing_);
   try {
     enqueue(transfer, /*goes_out=*/true, const_cast<char*>(bytes));
   } catch (...) {
@@ -161,7 +163,7 @@ Disk::Statistics Disk::State::statistics() const {
     to->bandwidth = lane->bandwidth;
     to->queued = lane->queued;
   }
-  found.held = slab_.held();
+  found.held = slab_.held() - probing_;
   found.peak_held = peak_held_;
   found.capacity = broken_ ? 0 : slab_.capacity();
   found.direct = file_ ? file_->is_direct() : options_.direct;
@@ -292,8 +294,10 @@ void Disk::State::conclude(Transfer& transfer) {
 
 void Disk::State::free_slot(Transfer& transfer) {
   if (!transfer.offset) return;
+  const std::size_t before = slab_.held();
   slab_.free(*transfer.offset, transfer.nbytes);
   transfer.offset.reset();
+  if (!transfer.counted) probing_ -= before - slab_.held();
   room_ = broken_ ? 0 : slab_.largest();
 }
 

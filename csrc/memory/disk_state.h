@@ -118,7 +118,8 @@ class Disk::State {
   std::condition_variable work_;  // for the threads
   std::condition_variable done_;  // a chunk
   Slab slab_;
-  std::size_t peak_held_ = 0;  // without what a probe holds for a moment
+  std::size_t probing_ = 0;  // bytes that a probe holds for a moment, and nobody is told of
+  std::size_t peak_held_ = 0;
   std::unique_ptr<ScratchFile> file_;
   std::vector<std::thread> threads_;
   std::string trouble_;
