@@ -267,13 +267,20 @@ void Evictor::refresh(Candidate& c, Version& version, const Score& kind) {
   if (version.table->has_copies()) choose_way(c, version, kind);
 }
 
+double Evictor::price_of_dropping() const {
+  constexpr double kBeyondAllCopies = 1e9;
+  return domain_.guide && domain_.guide->plan().moves_first ? kBeyondAllCopies : 1;
+}
+
 // See Note [A version goes by a way]
 void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
   const double replayed_first = c.neighbours;
+  const double drop_price = price_of_dropping();
   double least = kNever;
   version.table->for_each_way(version, [&](Way& way) {
     const double neighbours = way.keeps_copy() ? 0 : replayed_first;
-    const double whole = way.cost(version) + kind.ancestors * neighbours;
+    const double price = way.keeps_copy() ? 1 : drop_price;
+    const double whole = price * (way.cost(version) + kind.ancestors * neighbours);
     if (whole >= least) return;
     least = whole;
     version.way = &way;

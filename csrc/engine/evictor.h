@@ -35,6 +35,8 @@ class Evictor {
  private:
   // If that pays now; and is not kept.
   bool evict_by_copy(Version& version);
+  // What to drop counts beside what to move costs, if a version may do both.
+  [[nodiscard]] double price_of_dropping() const;
   [[nodiscard]] bool has_to_stay(Version& version);
   [[nodiscard]] static bool find_way(Version& version);
   [[nodiscard]] const Score& score_in_force(const Table& table) const;

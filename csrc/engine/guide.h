@@ -51,6 +51,7 @@ struct Plan {
   std::vector<bool> kept{};      // by value; empty: none
   std::vector<bool> moved{};     // by value: goes by a copy before its room is wanted; empty: none
   double link_price = 1;  // See Note [What moving costs]
+  bool moves_first = false;  // what can be moved is not dropped
   double lead = 4;        // a return begins so many times earlier than it takes
   double overhead = kNever;  // seconds of replays and of waiting, as simulated; kNever: it does not fit
 };

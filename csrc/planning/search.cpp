@@ -90,6 +90,7 @@ void change_moves(Plan& plan, const std::vector<bool>& moved, Dice& dice) {
   if (dice.one_in(2)) plan.lead = std::exp2(8 * dice.fraction());
   if (dice.one_in(2)) plan.moved = moved;
   if (dice.one_in(8)) plan.moved.clear();
+  if (dice.one_in(8)) plan.moves_first = !plan.moves_first;
 }
 
 // Those of one value, or of a few made one after the other.
@@ -241,12 +242,12 @@ bool Search::begin_next_stage() {
     case Stage::kPatience:
       stage_ = Stage::kPrices;
       if (link_ && best_) {
-        for (const Score& score : kPortfolio) {  // moving alone, as far as it can
+        for (const Score& score : kPortfolio) {
           Plan plan{.score = score};
-          plan.link_price = 0;
+          plan.moves_first = true;
           queue_.push_back(std::move(plan));
         }
-        for (const double price : {0.5, 0.25, 0.1, 2.0}) {
+        for (const double price : {0.5, 0.25, 0.1, 0.0, 2.0}) {
           Plan plan = *best_;
           plan.link_price = price;
           queue_.push_back(std::move(plan));
