@@ -32,11 +32,13 @@ from ._transform.marks import keep as keep  # noqa: E402
 from ._transform.offload import offload as offload  # noqa: E402
 from ._transform.remat import remat as remat  # noqa: E402
 from ._transform.tiers import Disk as Disk  # noqa: E402
+from ._transform.tiers import Host as Host  # noqa: E402
 
 __all__ = [
     "Budget",
     "BudgetError",
     "Disk",
+    "Host",
     "OffloadError",
     "RematError",
     "ReplayError",

@@ -73,6 +73,7 @@ def load() -> None:
         return
     _library = ctypes.CDLL(str(built()))
     _library.fake_close_gate.restype = ctypes.c_void_p
+    _library.fake_pinned_bytes.restype = ctypes.c_size_t
     torch.utils.rename_privateuse1_backend("fake")
     torch._register_device_module("fake", _Module("torch.fake"))
 
@@ -158,3 +159,18 @@ def memory_limit(nbytes: int) -> Iterator[None]:
         yield
     finally:
         _library.fake_limit_memory(ctypes.c_size_t(before))
+
+
+def pinned_bytes() -> int:
+    """Return how much memory of the host is pinned and in use."""
+    return int(_library.fake_pinned_bytes())
+
+
+@contextmanager
+def pinned_limit(nbytes: int) -> Iterator[None]:
+    """Let only so many bytes more be pinned for the while."""
+    _library.fake_limit_pinned(ctypes.c_size_t(pinned_bytes() + nbytes))
+    try:
+        yield
+    finally:
+        _library.fake_limit_pinned(ctypes.c_size_t(1 << 33))

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/domain.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <tuple>
 
@@ -62,6 +64,13 @@ bool Domain::could_make_room(const Table& table, std::size_t nbytes) {
   return true;
 }
 
+bool Domain::evict_after_failure(std::size_t nbytes) {
+  if (root == nullptr) return false;
+  const std::size_t before = root->resident_bytes;
+  while (before - root->resident_bytes < 2 * nbytes && evictor.evict_one(*root)) end_moves(*root);
+  return root->resident_bytes < before;
+}
+
 // Note [Candidates are listed once something has to go]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Most levels without a budget never evict, nor do those whose budget is ample. Until something has to
@@ -99,8 +108,9 @@ void Domain::evict(Version& version) {
 }
 
 void Domain::drop(Version& version) {
+  if (version.copied_by != nullptr) discard_copy(version);  // which may be reading the bytes
   store.drop(version);
-  leave(version);
+  lose_bytes(version);
 }
 
 void Domain::leave(Version& version) {
@@ -138,6 +148,16 @@ void Domain::expect_use(Version& version) {
 }
 
 void Domain::begin_to_fetch(Version& version) {
+  for (;;) {
+    try {
+      return start_to_fetch(version);
+    } catch (const c10::OutOfMemoryError&) {
+      if (!evict_after_failure(version.nbytes)) throw;
+    }
+  }
+}
+
+void Domain::start_to_fetch(Version& version) {
   expected_.erase({version.next_use, &version});
   version.table->charge(version.nbytes);
   try {
@@ -147,6 +167,7 @@ void Domain::begin_to_fetch(Version& version) {
     return lose_copy(version, why);
   } catch (...) {
     version.table->discharge(version.nbytes);
+    expect_use(version);
     throw;
   }
   ++version.table->statistics.returns;
@@ -157,7 +178,6 @@ void Domain::begin_to_fetch(Version& version) {
 }
 
 void Domain::let_come(Version& version) {
-  version.table->statistics.late_returns += !version.copied_by->has_arrived(version);
   try {
     std::ignore = version.copied_by->wait(version);
   } catch (const CopyLost& why) {
@@ -266,7 +286,11 @@ void Domain::fetch_ahead() {
   while (guide && !expected_.empty()) {
     const auto [next_use, version] = *expected_.begin();
     if (!version->copied_by->is_due(*version, next_use - clock) || !fits(*version)) return;
-    begin_to_fetch(*version);
+    try {
+      start_to_fetch(*version);
+    } catch (const c10::OutOfMemoryError&) {
+      return;  // the device has no room, whatever the budget says
+    }
   }
 }
 

@@ -84,6 +84,9 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void make_room(Table& table, std::size_t nbytes);
   // Whether it looks as if it can.
   [[nodiscard]] bool could_make_room(const Table& table, std::size_t nbytes);
+  // An allocation of about `nbytes` failed: evicts about twice as much from all levels. False if
+  // nothing could go.
+  bool evict_after_failure(std::size_t nbytes);
   // Makes all of `wanted` resident at once. Throws NoRoom.
   void materialize(std::span<Version* const> wanted) { replayer.materialize(wanted); }
 
@@ -163,6 +166,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void finish_leaving(Version& version);
   void finish_coming(Version& version);
   void expect_use(Version& version);
+  void start_to_fetch(Version& version);
   void stop_leaving(Version& version);
   void stop_coming(Version& version);
   void lose_copy(Version& version, const CopyLost& why);

@@ -45,7 +45,11 @@ bool Link::goes_early(const Version& version, double until) const {
 }
 
 // See Note [What moving costs]
-void Link::note_late() { feedback_ = std::min(1.25 * feedback_, kMostFeedback); }
+void Link::note_late() {
+  ++domain_.root->statistics.late_returns;
+  feedback_ = std::min(1.25 * feedback_, kMostFeedback);
+}
+
 void Link::note_early() { feedback_ = std::max(feedback_ / 1.5, 1 / kMostFeedback); }
 
 double Link::time_out(std::size_t nbytes) const {

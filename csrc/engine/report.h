@@ -33,11 +33,12 @@ struct Statistics {
   // By ways that keep a copy.
   std::uint64_t moves = 0;
   std::uint64_t returns = 0;
-  std::uint64_t late_returns = 0;   // that were waited for
   std::uint64_t turned_back = 0;    // that came too early: the room was wanted
   std::size_t moved_bytes = 0;
   std::size_t returned_bytes = 0;
-  double waited = 0;  // seconds, for transfers; of the outermost level
+  // Of the outermost level: returns that were waited for, and seconds of waiting for transfers.
+  std::uint64_t late_returns = 0;
+  double waited = 0;
 
   // What it costs beyond the program's own operators.
   [[nodiscard]] double overhead() const { return replayed_cost + waited; }
@@ -48,7 +49,6 @@ struct Statistics {
     replayed_cost += inner.replayed_cost;
     moves += inner.moves;
     returns += inner.returns;
-    late_returns += inner.late_returns;
     turned_back += inner.turned_back;
     moved_bytes += inner.moved_bytes;
     returned_bytes += inner.returned_bytes;

@@ -155,13 +155,13 @@ void mark(const at::Tensor& tensor, const std::string& name) {
   });
 }
 
-bool evict(const at::Tensor& tensor) {
+bool with_contents(const at::Tensor& tensor, const std::function<bool(Domain&, Version&)>& what) {
   const at::Tensor inner = innermost(tensor);
   const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
   if (!domain) return false;
   const DomainLock lock(domain);
   Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-  return cell != nullptr && domain->evictor.evict_if_free(*cell->version);
+  return cell != nullptr && what(*domain, *cell->version);
 }
 
 }  // namespace rematfn

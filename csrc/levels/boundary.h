@@ -23,6 +23,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "levels/level.h"
@@ -54,7 +55,7 @@ void share_handles(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> 
 // The program marks the contents of `tensor`, with a name or an empty one, for policies that heed
 // it. Whatever no level made is left alone.
 void mark(const at::Tensor& tensor, const std::string& name);
-// Evicts a level tensor, for tests. False if it is none, is evicted already, or has to stay.
-bool evict(const at::Tensor& tensor);
+// For tests: what `what` returns for the contents of a level tensor, under the lock; false if it is none.
+bool with_contents(const at::Tensor& tensor, const std::function<bool(Domain&, Version&)>& what);
 
 }  // namespace rematfn

@@ -17,6 +17,7 @@
 #include "memory/idle_pages.h"
 #include "planning/advice.h"
 #include "tensors/move_to_disk.h"
+#include "tensors/move_to_host.h"
 #include "tensors/rng.h"
 
 namespace rematfn {
@@ -123,6 +124,7 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       timed(options.timed),
       verify(options.verify || (outer != nullptr && outer->verify)),
       disk(options.disk),
+      host(options.host),
       drops(options.drops),
       forks_before(forks),
       first_node(at::sequence_number::peek()),
@@ -203,10 +205,12 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
     domain->known = options.known;
   }
   const Ref<Level> level(new Level(options, domain, enclosing));
-  if (options.disk) {
-    Way& move = way_to(*domain, options.disk);
-    level->let_go_by(options.drops ? std::vector<Way*>{&domain->drop_and_replay, &move}
-                                   : std::vector<Way*>{&move});
+  if (level->has_tier()) {
+    std::vector<Way*> ways;
+    if (options.drops) ways.push_back(&domain->drop_and_replay);
+    if (options.host) ways.push_back(&way_to(*domain, options.host));
+    if (options.disk) ways.push_back(&way_to(*domain, options.disk));
+    level->let_go_by(std::move(ways));
     level->leaves_early = options.leaves_early;
   }
   if (options.shared && !is_shared_around(options.shared, enclosing)) level->join(options.shared);
@@ -350,10 +354,19 @@ std::string holders_of(const SharedBudget& budget, const Domain& own) {
 std::string tiers_of(const Level& level) {
   std::string text;
   for (const Level* l = &level; l != nullptr; l = l->enclosing_level()) {
-    if (!l->disk) continue;
-    const Disk::Statistics now = l->disk->statistics();
-    text += "\n  on the disk " + format_bytes(now.held) + " of " + format_bytes(now.capacity);
-    if (const std::string trouble = l->disk->trouble(); !trouble.empty()) text += ": " + trouble;
+    const auto add = [&](const char* name, std::size_t held, std::size_t capacity,
+                         const std::string& trouble) {
+      text += "\n  " + std::string(name) + format_bytes(held) + " of " + format_bytes(capacity);
+      if (!trouble.empty()) text += ": " + trouble;
+    };
+    if (l->host) {
+      const Host::Statistics now = l->host->statistics();
+      add("on the host ", now.held, now.capacity, l->host->trouble());
+    }
+    if (l->disk) {
+      const Disk::Statistics now = l->disk->statistics();
+      add("on the disk ", now.held, now.capacity, l->disk->trouble());
+    }
   }
   return text;
 }
@@ -365,7 +378,11 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
   const std::string budget = format_bytes(level.budget);
   const bool expects_backward = at::sequence_number::peek() > level.first_node;
   std::optional<LinkOptions> link;
-  if (level.disk) link = {figures_of(*level.disk), level.disk->statistics().capacity, level.drops};
+  if (level.host && level.tensor_domain().streams.any()) {
+    link = link_to(*level.host, level.drops);
+  } else if (level.disk) {
+    link = link_to(*level.disk, level.drops);
+  }
   const Advice advice = advise(why, refused, expects_backward, link);
   const std::string holders = level.shared ? holders_of(*level.shared, *level.domain) : "";
   const std::string raise_it =
@@ -377,7 +394,7 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
           : level.name + ": " + what + " needs " + format_bytes(why.smallest_budget) +
                 " resident at once, the budget is " + budget + ".\n  kept        " +
                 format_bytes(why.unevictable) +
-                (level.disk ? ", pinned, or with no room where it would go" : ", pinned or not replayable") +
+                (level.has_tier() ? ", pinned, or with no room where it would go" : ", pinned or not replayable") +
                 holders + tiers_of(level) +
                 "\n  to allocate " +
                 format_bytes(why.smallest_budget - why.unevictable) + raise_it;

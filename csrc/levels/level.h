@@ -24,6 +24,7 @@
 
 #include "engine/unrecorded.h"
 #include "memory/disk.h"
+#include "tensors/host.h"
 #include "memory/pages.h"
 #include "tensors/level_tensor.h"
 #include "tensors/thread_keys.h"
@@ -47,8 +48,9 @@ struct LevelOptions {
   bool is_estimate = false;
   bool is_estimate_unguided = false;
   std::shared_ptr<const Trace> known;
-  // Where versions of the level may be moved to; null: nowhere.
+  // Where versions of the level may be moved to, from a CPU and from an accelerator; null: nowhere.
   std::shared_ptr<Disk> disk;
+  std::shared_ptr<Host> host;
   bool drops = true;          // they may be dropped and replayed
   bool leaves_early = false;  // See Note [A version goes by a way], Rule 6
 };
@@ -71,11 +73,13 @@ class Level final : public Table, public Tenant {
   void note_in_flight(std::int64_t nbytes);
   // The level around this one that still runs, if any: heir to what this one hands out.
   [[nodiscard]] Level* heir() const;
+  [[nodiscard]] bool has_tier() const { return disk != nullptr || host != nullptr; }
 
   const std::string name;
   const bool timed;
   const bool verify;
   const std::shared_ptr<Disk> disk;  // where its versions may be moved to, or null
+  const std::shared_ptr<Host> host;
   const bool drops;
   std::atomic<bool> active{false};
   const std::uint64_t forks_before;  // See Note [A forked child is under no level]

@@ -85,20 +85,10 @@ void relieve_pressure(Level& level, std::size_t nbytes) {
 #endif
 }
 
-bool evict_after_failure(Domain& domain, std::size_t nbytes) {
-  if (domain.root == nullptr) return false;
-  const Table& all = *domain.root;
-  const std::size_t before = all.resident_bytes;
-  while (before - all.resident_bytes < 2 * nbytes && domain.evictor.evict_one(*domain.root)) {
-    domain.end_moves(*domain.root);
-  }
-  return all.resident_bytes < before;
-}
-
 bool evict_after_failure(std::size_t nbytes) {
   Meter* const meter = std::exchange(running_meter, nullptr);  // what goes is not its operator's
   bool any = false;
-  for (const auto& domain : domains_held()) any |= evict_after_failure(*domain, nbytes);
+  for (const auto& domain : domains_held()) any |= domain->evict_after_failure(nbytes);
   running_meter = meter;
   return any;
 }

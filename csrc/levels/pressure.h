@@ -38,10 +38,7 @@ void pretend_memory_left(std::optional<std::size_t> nbytes);
 // `level` has made `nbytes` more: evicts if memory is short.
 void relieve_pressure(Level& level, std::size_t nbytes);
 
-// An allocation of about `nbytes` failed: evicts about twice as much from all levels of the domain.
-// False if nothing could go.
-bool evict_after_failure(Domain& domain, std::size_t nbytes);
-// The same for all domains whose lock this thread holds.
+// An allocation of about `nbytes` failed: the same as Domain's, for all whose lock this thread holds.
 bool evict_after_failure(std::size_t nbytes);
 
 }  // namespace rematfn

@@ -186,7 +186,7 @@ void Call::replay(Domain& owner) {
       break;
     } catch (const c10::OutOfMemoryError&) {
       // See Note [An operator that found no memory runs again]
-      if (consumes || !evict_after_failure(domain, replay_bytes())) throw;
+      if (consumes || !domain.evict_after_failure(replay_bytes())) throw;
       if (random) random->restore();
     }
   }

@@ -16,6 +16,7 @@
 #include "levels/meter.h"
 #include "levels/pressure.h"
 #include "levels/weight_cache.h"
+#include "operators/device_time.h"
 #include "tensors/stack_utils.h"
 #include "tensors/thread_keys.h"
 
@@ -172,11 +173,21 @@ void LevelCall::note_saver_of_arguments() {
   }
 }
 
+FootprintKey LevelCall::footprint_key() {
+  if (footprint_key_ == 0) {
+    footprint_key_ = recordable_ ? call_template()->footprint_key : footprint_key_of(op_, arguments());
+  }
+  return footprint_key_;
+}
+
+c10::Device LevelCall::accelerator() const {
+  return std::find_if_not(found_.begin(), found_.end(), is_on_cpu)->tensor->device();
+}
+
 // ---- the step -----------------------------------------------------------------------------------
 
 LevelCall::Need LevelCall::foresee() {
-  footprint_key_ = recordable_ ? call_template()->footprint_key : footprint_key_of(op_, arguments());
-  const Foresight foresight = predict(footprint_key_, op_, facts_, arguments());
+  const Foresight foresight = predict(footprint_key(), op_, facts_, arguments());
   foreseen_ = foresight.likely;
   // Of an accelerator's kernels nothing else is known.
   const std::size_t likely_bytes = foreseen_.output_bytes + foreseen_.scratch_bytes;
@@ -254,6 +265,8 @@ void LevelCall::run_kernel() {
 
 void LevelCall::run_measured() {
   if (facts_.work != Work::kBytes) flops_ = flops_of(facts_, arguments());
+  std::optional<DeviceTime> on_device;
+  if (level_.timed && on_accelerator_) on_device.emplace(footprint_key(), accelerator());
   const auto start = level_.timed ? std::chrono::steady_clock::now()
                                   : std::chrono::steady_clock::time_point();
   if (is_metered_ && !facts_.is_view) {
@@ -264,7 +277,7 @@ void LevelCall::run_measured() {
       // See Note [Scratch is made room for as it is asked for]
       if (meter.refused() > granted_) {
         const std::size_t outputs = std::min(need_.certain_bytes, meter.refused());
-        remember(footprint_key_, facts_, {outputs, meter.refused() - outputs});
+        remember(footprint_key(), facts_, {outputs, meter.refused() - outputs});
       }
       throw;
     }
@@ -272,7 +285,9 @@ void LevelCall::run_measured() {
   } else {
     run_until_it_fits();
   }
-  if (level_.timed) {
+  if (on_device) {
+    seconds_ = on_device->seconds();
+  } else if (level_.timed) {
     seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 }
@@ -294,7 +309,7 @@ void LevelCall::run_until_device_has_room() {
     try {
       return invocation_.run_below();
     } catch (const c10::OutOfMemoryError&) {
-      if (writes_ || !evict_after_failure(domain_, std::max(granted_, input_bytes_))) throw;
+      if (writes_ || !domain_.evict_after_failure(std::max(granted_, input_bytes_))) throw;
       if (random) random->restore();
     }
   }
@@ -303,14 +318,14 @@ void LevelCall::run_until_device_has_room() {
 // Sees to it that an accelerator has the bytes that are foreseen.
 void LevelCall::reserve() {
   const std::size_t nbytes = (is_metered_ ? need_ : foresee()).likely_bytes;
-  const auto device = std::find_if_not(found_.begin(), found_.end(), is_on_cpu)->tensor->device();
+  const c10::Device device = accelerator();
   const BackendScope scope;
   for (;;) {
     try {
       at::empty({static_cast<std::int64_t>(nbytes)}, at::TensorOptions(device).dtype(at::kByte));
       return;
     } catch (const c10::OutOfMemoryError&) {
-      if (!evict_after_failure(domain_, nbytes)) throw;
+      if (!domain_.evict_after_failure(nbytes)) throw;
     }
   }
 }

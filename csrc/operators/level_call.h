@@ -59,6 +59,9 @@ class LevelCall final : private Step {
   void run_kernel() override;
   void take_results() override;
 
+  [[nodiscard]] FootprintKey footprint_key();
+  [[nodiscard]] c10::Device accelerator() const;  // of the first operand that is on one
+
   // What held these contents before this call overwrites it.
   struct Copied {
     const c10::StorageImpl* storage;
@@ -83,7 +86,7 @@ class LevelCall final : private Step {
   c10::SmallVector<Fresh, 4> fresh_;
   bool on_accelerator_ = false;  // some operand is
   bool has_parts_ = false;  // some result is no plain tensor, and perhaps made of some that are
-  FootprintKey footprint_key_ = 0;
+  FootprintKey footprint_key_ = 0;  // once it has been asked for
   Footprint foreseen_;
   std::size_t peak_ = 0;     // what the kernel allocated at once
   std::size_t input_bytes_ = 0;

@@ -115,7 +115,7 @@ void LevelCall::take_results() {
     }
   }
   const Footprint seen{output_bytes_, scratch_bytes};
-  if (is_metered_ && seen != foreseen_) remember(footprint_key_, facts_, seen);
+  if (is_metered_ && seen != foreseen_) remember(footprint_key(), facts_, seen);
 }
 
 void LevelCall::record_write(std::size_t argument) {

@@ -9,14 +9,16 @@
 #include "base/interpreter.h"
 #include "levels/boundary.h"
 #include "levels/level.h"
+#include "levels/pressure.h"
 #include "levels/weight_cache.h"
-#include "memory/disk.h"
 #include "operators/boxed_kernel.h"
 #include "operators/raw_access.h"
 #include "operators/write_watch.h"
 #include "planning/program.h"
 #include "python/bindings.h"
 #include "tensors/layers.h"
+#include "tensors/move_to_disk.h"
+#include "tensors/move_to_host.h"
 
 namespace py = pybind11;
 
@@ -281,19 +283,40 @@ PYBIND11_MODULE(_C, m) {
         found["capacity"] = now.capacity;
         found["trouble"] = disk.trouble();
         return found;
-      });
+      })
+      .def("link", [](const Disk& disk, bool drops) { return link_to(disk, drops); });
+  py::class_<Host, std::shared_ptr<Host>>(m, "Host")
+      .def(py::init<std::size_t>())
+      .def("statistics", [](Host& host) {
+        const Host::Statistics now = host.statistics();
+        py::dict found;
+        found["bytes_out"] = now.out.bytes;
+        found["bytes_in"] = now.in.bytes;
+        found["bandwidth_out"] = now.out.bandwidth;
+        found["bandwidth_in"] = now.in.bandwidth;
+        found["held_bytes"] = now.held;
+        found["peak_bytes"] = now.peak_held;
+        found["pinned_bytes"] = now.pinned;
+        found["capacity"] = now.capacity;
+        found["waited"] = now.waited;
+        found["trouble"] = host.trouble();
+        return found;
+      })
+      .def("link", [](Host& host, bool drops) { return link_to(host, drops); });
+  m.def("memory_left", &memory_left);
   py::class_<ActiveLevel>(m, "ActiveLevel")
       .def(py::init([](std::optional<std::size_t> budget, std::shared_ptr<SharedBudget> shared,
                        const Policy& policy, bool timed, bool verify, const std::string& name,
                        std::size_t max_operations, bool record, const Program* program,
                        double fraction, bool is_estimate, bool is_estimate_unguided,
-                       std::shared_ptr<Disk> disk, bool drops, bool leaves_early) {
+                       std::shared_ptr<Disk> disk, std::shared_ptr<Host> host, bool drops,
+                       bool leaves_early) {
         return ActiveLevel({budget.value_or(kNoBudget), std::move(shared), policy, timed, verify,
                             name, max_operations, record,
                             program == nullptr ? nullptr : program->guide(), fraction, is_estimate,
                             is_estimate_unguided,
-                            program == nullptr ? nullptr : program->trace, std::move(disk), drops,
-                            leaves_early});
+                            program == nullptr ? nullptr : program->trace, std::move(disk),
+                            std::move(host), drops, leaves_early});
       }))
       .def("__enter__", &ActiveLevel::enter)
       .def("__exit__", &ActiveLevel::exit);

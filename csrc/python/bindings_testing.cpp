@@ -53,13 +53,32 @@ void bind_testing(py::module_& core) {
     const Pages::Usage usage = pages().usage();
     return std::tuple(usage.live, usage.waiting, usage.reserved);
   });
-  m.def("memory_left", &memory_left);
   m.def("is_searching", &is_searching);
   m.def("kept", [](const Program& program) { return program.plan().kept; });
   m.def("last_message", &last_message);
 
   // What is to happen.
-  m.def("evict", &evict, nogil);
+  m.def("evict", [](const at::Tensor& tensor) {
+    return with_contents(tensor, [](Domain& domain, Version& version) {
+      return domain.evictor.evict_if_free(version);
+    });
+  }, nogil);
+  // What is under way has arrived, or gone back.
+  m.def("end_moves", [](const at::Tensor& tensor) {
+    return with_contents(tensor, [](Domain& domain, Version&) {
+      domain.end_moves(*domain.root);
+      return true;
+    });
+  }, nogil);
+  m.def("begin_to_fetch", [](const at::Tensor& tensor) {
+    return with_contents(tensor, [](Domain& domain, Version& version) {
+      if (version.place != Place::kAway || version.copied_by == nullptr) return false;
+      domain.begin_to_fetch(version);
+      return true;
+    });
+  }, nogil);
+  // By device: the streams that a host's copies out and in run on.
+  m.def("streams_of", &Host::streams);
   m.def("evict_all", [](LevelHandle& handle) {
     const DomainLock lock(handle.level().domain);
     handle.level().domain->evictor.evict_all(handle.level());

@@ -11,7 +11,6 @@
 #include "planning/search_thread.h"
 #include "planning/simulation.h"
 #include "python/bindings.h"
-#include "tensors/move_to_disk.h"
 
 namespace py = pybind11;
 
@@ -110,6 +109,7 @@ void bind_traces(py::module_& m) {
       .def("events", &events_of)
       .def_property_readonly("operators", [](const Trace& trace) { return trace.calls.size(); })
       .def("check", &Trace::check);
+  py::class_<LinkOptions>(m, "Link");
   py::class_<Program, std::shared_ptr<Program>>(m, "Program")
       .def(py::init([](std::shared_ptr<Trace> trace) {
         return std::make_shared<Program>(std::move(trace));
@@ -118,15 +118,14 @@ void bind_traces(py::module_& m) {
       .def(
           "search",
           [](Program& program, std::size_t budget, std::uint64_t in_vain, std::uint64_t in_all,
-             std::int64_t plans, const Program* like, const Disk* disk, bool drops) {
+             std::int64_t plans, const Program* like, const LinkOptions* link) {
             const std::optional<Score> first =
                 like == nullptr ? std::nullopt : std::optional(like->plan().score);
-            std::optional<LinkOptions> link;
-            if (disk != nullptr) link = {figures_of(*disk), disk->statistics().capacity, drops};
-            program.search(budget, {in_vain, in_all, plans}, first, link);
+            program.search(budget, {in_vain, in_all, plans}, first,
+                           link == nullptr ? std::nullopt : std::optional(*link));
           },
           nogil, py::arg("budget"), py::arg("in_vain"), py::arg("in_all"), py::arg("plans") = -1,
-          py::arg("like") = nullptr, py::arg("disk") = nullptr, py::arg("drops") = true)
+          py::arg("like") = nullptr, py::arg("link") = nullptr)
       .def("cut_into", &Program::cut_into, nogil)
       .def("cut_at_points", &Program::cut_at_points, nogil)
       .def("timed_anew", &Program::timed_anew, nogil)

@@ -342,13 +342,16 @@ void TensorDomain::make_outside(TensorVersion& version) {
   count_outside();
 }
 
-at::Tensor bytes_of(const c10::Storage& storage) {
+at::Tensor bytes_of(const c10::Storage& storage) { return bytes_of(storage, 0, storage.nbytes()); }
+
+at::Tensor bytes_of(const c10::Storage& storage, std::size_t begin, std::size_t nbytes) {
   const auto device = storage.device();
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(storage), c10::DispatchKeySet(c10::computeDispatchKey(
                                  c10::kByte, c10::kStrided, device)),
       c10::scalarTypeToTypeMeta(c10::kByte));
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(storage.nbytes())});
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<std::int64_t>(nbytes)});
+  tensor.unsafeGetTensorImpl()->set_storage_offset(static_cast<std::int64_t>(begin));
   return tensor;
 }
 

@@ -223,8 +223,9 @@ class TensorDomain final : public Domain {
   std::vector<Ref<TensorVersion>> bumped_;
 };
 
-// A one-dimensional tensor of bytes over a storage.
+// A one-dimensional tensor over the bytes of a storage, or a part of them.
 [[nodiscard]] at::Tensor bytes_of(const c10::Storage& storage);
+[[nodiscard]] at::Tensor bytes_of(const c10::Storage& storage, std::size_t begin, std::size_t nbytes);
 
 inline c10::DispatchKeySet keys_of(const c10::TensorImpl& tensor) {
   return KeySet::of(tensor).load(std::memory_order_acquire);

@@ -29,6 +29,11 @@ double seconds_per_byte(double bandwidth) {
   return 1 / (bandwidth > 0 ? bandwidth : kUnknownBandwidth);
 }
 
+LinkFigures figures_of(const Disk& disk) {
+  return {kLatency, seconds_per_byte(disk.write_bandwidth()),
+          seconds_per_byte(disk.read_bandwidth()), /*one_way_at_a_time=*/true, kDrag};
+}
+
 }  // namespace
 
 MoveToDisk::MoveToDisk(Domain& domain, std::shared_ptr<Disk> disk)
@@ -128,9 +133,8 @@ Way& way_to(TensorDomain& domain, const std::shared_ptr<Disk>& disk) {
 
 LinkFigures MoveToDisk::figures() const { return figures_of(*disk_); }
 
-LinkFigures figures_of(const Disk& disk) {
-  return {kLatency, seconds_per_byte(disk.write_bandwidth()),
-          seconds_per_byte(disk.read_bandwidth()), /*one_way_at_a_time=*/true, kDrag};
+LinkOptions link_to(const Disk& disk, bool drops) {
+  return {figures_of(disk), disk.statistics().capacity, drops};
 }
 
 }  // namespace rematfn

@@ -11,6 +11,7 @@
 
 #include "engine/link.h"
 #include "memory/disk.h"
+#include "planning/simulation.h"
 
 namespace rematfn {
 
@@ -47,8 +48,8 @@ class MoveToDisk final : public Link {
   std::unordered_map<const Version*, Moved> moved_;
 };
 
-// As measured of late.
-[[nodiscard]] LinkFigures figures_of(const Disk& disk);
+// As measured of late; for a level that may drop its versions as well, or not.
+[[nodiscard]] LinkOptions link_to(const Disk& disk, bool drops);
 // That of all levels of `domain`.
 [[nodiscard]] Way& way_to(TensorDomain& domain, const std::shared_ptr<Disk>& disk);
 

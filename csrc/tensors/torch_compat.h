@@ -5,6 +5,7 @@
 #pragma once
 
 #include <c10/core/StorageImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/version.h>
 
@@ -32,6 +33,17 @@ inline void allow_access(c10::StorageImpl& storage) {
   storage.clear_data_ptr_access_error_msg_();
 #else
   (void)storage;
+#endif
+}
+
+// Until 2.13 nobody could ask that of every device.
+inline bool is_capturing(const c10::impl::DeviceGuardImplInterface& guard, const c10::Stream& stream) {
+#if REMATFN_TORCH_AT_LEAST(13)
+  return guard.isStreamCapturing(stream);
+#else
+  (void)guard;
+  (void)stream;
+  return false;
 #endif
 }
 

@@ -42,7 +42,8 @@ class LevelOptions:
     fraction: float = 0.0
     is_estimate: bool = False
     is_estimate_unguided: bool = False
-    disk: _C.Disk | None = None  # where versions may be moved to
+    disk: _C.Disk | None = None  # where versions may be moved to, from a CPU
+    host: _C.Host | None = None  # and from an accelerator
     drops: bool = True  # they may be dropped, and replayed
     leaves_early: bool = False  # what is not in use is moved, whether or not there is room
 
@@ -63,6 +64,7 @@ class LevelOptions:
             self.is_estimate,
             self.is_estimate_unguided,
             self.disk,
+            self.host,
             self.drops,
             self.leaves_early,
         )

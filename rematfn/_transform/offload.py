@@ -14,7 +14,7 @@ from ..policies._custom import Scorer
 from .budget import BudgetLike, parse_budget
 from .remat import DEFAULT_POLICY, policy_of, transformed
 from .rematted import Options, Rematted
-from .tiers import TierLike, parse_tier
+from .tiers import TierLike, parse_tiers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,10 +55,10 @@ def offload(
     """Return a function equal to ``f`` whose intermediates are moved to a tier when room is needed.
 
     While the returned function runs, and until the graph it leaves behind is freed, tensors that do
-    not fit are written to a disk while operators run, and fetched when they are read again. Nothing
-    is computed twice; values and gradients are bitwise those of ``f``. From the second call of a
-    signature on, a value starts to come back before it is asked for (Peng et al., *Capuchin*,
-    ASPLOS 2020).
+    not fit are moved to a disk, or from an accelerator to the host's memory, while operators run,
+    and fetched when they are read again. Nothing is computed twice; values and gradients are
+    bitwise those of ``f``. From the second call of a signature on, a value starts to come back
+    before it is asked for (Peng et al., *Capuchin*, ASPLOS 2020).
 
     ``offload`` is a transform: it nests with :func:`remat` and itself, with :mod:`torch.func` in
     either order, and with ``.backward()``. ``remat(f, budget, offload=True)`` chooses for each
@@ -71,9 +71,10 @@ def offload(
         budget: The most bytes of tensors made inside that may be resident at once, counted and
             written as for :func:`remat`. None: no cap, and what is not in use is moved, whether or
             not there is room.
-        to: The tier: a :class:`Disk`, a folder, or ``"disk"`` or None for the folder for temporary
-            files. What lies there counts against its own budget alone. Where it is full, values
-            stay and something else goes.
+        to: The tier. None: the host's memory for values on an accelerator, a disk for those on a
+            CPU. A :class:`Disk`, a folder, or ``"disk"`` for the folder for temporary files; a
+            :class:`Host` or ``"host"``. What lies there counts against its own budget alone. Where
+            it is full, values stay and something else goes.
         policy: What goes first, as for :func:`remat`.
 
     Returns:
@@ -105,7 +106,7 @@ def offload(
         cost="model",
         verify=False,
         name="offload",
-        tier=parse_tier(to, "offload(f, to=...)"),
+        tiers=parse_tiers(to, "offload(f, to=...)"),
         drops=False,
     )
     return transformed(f, options)

@@ -61,9 +61,7 @@ class RecordedProgram:
         budget: int | None,
         policy: Planned,
         like: _C.Program | None,
-        disk: _C.Disk | None = None,
-        *,
-        drops: bool = True,
+        link: _C.Link | None = None,
     ) -> _C.Program | None:
         """Return the program with a plan for ``budget``, if one fits; None if there is no record.
 
@@ -71,7 +69,7 @@ class RecordedProgram:
 
         Each call counts: the next one follows a plan that more has been simulated for. The settings
         of ``like`` are tried before all others, and then one that fits will do for the first call.
-        Values may be moved to ``disk``, and, if it ``drops``, computed again.
+        Values may be moved over ``link``.
         """
         with lock:
             trace, self._trace = self._trace, None
@@ -87,7 +85,7 @@ class RecordedProgram:
             program = self._program
             if program is None:
                 return None
-            if disk is not None and not self._timed_anew:
+            if link is not None and not self._timed_anew:
                 timed = program.timed_anew()
                 if timed is not None:  # what moving takes is compared with times
                     self._timed_anew = True
@@ -103,8 +101,8 @@ class RecordedProgram:
                 self._planned = budget
                 self._share = _FIRST_SHARE if like is None else 0
             planned, share = self._planned, self._share
-        if disk is not None and isinstance(policy, Guided):
-            policy.begin_moving(program, planned, disk, drops=drops, like=like)
+        if link is not None and isinstance(policy, Guided):
+            policy.begin_moving(program, planned, link, like)
         else:
             policy.begin(program, planned, like)
         program.follow(share)

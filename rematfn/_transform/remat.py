@@ -16,7 +16,7 @@ from .deferred import refuse_deferred
 from .level import MAX_OPERATIONS
 from .modules import remat_module
 from .rematted import Cost, Options, Rematted
-from .tiers import TierLike, tier_of
+from .tiers import TierLike, tiers_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -107,8 +107,8 @@ def remat(
             so that a loop that feeds on its own result does not remember every step. Constants are
             not evicted, so they are given no more than half of the bytes to spare; evicted values
             need their record, however long it is. In nested calls the outermost one decides.
-        offload: Where values may be moved to instead: True (a disk, for values on the CPU), or a
-            tier as :func:`offload` takes it. Each value that has to go then goes the cheaper way:
+        offload: Where values may be moved to instead: True (the host's memory for values on an
+            accelerator, a disk for those on a CPU), or a tier as :func:`offload` takes it. Each value that has to go then goes the cheaper way:
             it is dropped and computed again, or moved and fetched. What cannot be computed again,
             such as a copy of an argument that is overwritten, can still be moved.
 
@@ -152,7 +152,7 @@ def remat(
         cost,
         verify,
         max_operations,
-        tier=tier_of(offload, "remat(f, offload=...)"),
+        tiers=tiers_of(offload, "remat(f, offload=...)"),
     )
     return transformed(f, options)
 

@@ -22,7 +22,7 @@ from .budget import Limit
 from .history import Forecast, History, Ran
 from .level import MAX_OPERATIONS, LevelOptions, call
 from .signature import Signature, signature_of
-from .tiers import Disk
+from .tiers import Tiers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,7 +39,7 @@ class Options:
     verify: bool
     max_operations: int = MAX_OPERATIONS
     name: str = "remat"  # the transform
-    tier: Disk | None = None  # where values may be moved to
+    tiers: Tiers = dataclasses.field(default_factory=Tiers)  # where values may be moved to
     drops: bool = True  # they may be dropped, and replayed
 
 
@@ -114,11 +114,11 @@ class Rematted(Generic[P, R]):
             policy=self.policy.core(),
             discards=self.policy.discards and self.budget == Limit(),
             # What moving takes is compared with it.
-            timed=self._options.cost == "time" or self._options.tier is not None,
+            timed=self._options.cost == "time" or bool(self._options.tiers),
             verify=self._options.verify,
             name=self._describe(),
             max_operations=self._options.max_operations,
-            disk=None if self._options.tier is None else self._options.tier.open(),
+            **self._options.tiers.open(),
             drops=self._options.drops,
             leaves_early=not self._options.drops and self.budget == Limit(),
         )
@@ -155,7 +155,7 @@ class Rematted(Generic[P, R]):
             assert isinstance(self.policy, Planned)
             like = None if forecast.program.planned else self._history.like(signature)
             program = forecast.program.plan_for(
-                options.budget, self.policy, like, options.disk, drops=options.drops
+                options.budget, self.policy, like, self._options.tiers.link(options.drops)
             )
             options = dataclasses.replace(options, program=program)
             if forecast.program.planned is None:
@@ -165,8 +165,7 @@ class Rematted(Generic[P, R]):
 
     def _describe(self) -> str:
         name = getattr(self, "__name__", type(self._f).__name__)
-        tier = f", {self._options.tier!r}" if self._options.tier is not None else ""
-        return f"{self._options.name}({name}, budget={self.budget}{tier})"
+        return f"{self._options.name}({name}, budget={self.budget}{self._options.tiers})"
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
         """Bind where `f` would: functions do, and neither bound methods nor most objects."""

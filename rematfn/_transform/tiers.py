@@ -3,26 +3,105 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import shutil
 import tempfile
 import threading
 from pathlib import Path
-from typing import Final, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Generic, SupportsIndex, TypeAlias, TypeVar
+
+import torch
 
 from .. import _C
 from .._errors import OffloadError
 from .budget import parse_budget
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _ACCEPTED: Final = """
 A tier is one of
-  None, "disk"               a file in the folder for temporary files
+  None                       the host's memory for an accelerator, a disk for a CPU
+  "disk"                     a file in the folder for temporary files
   "/scratch", Path("/scratch")  a file in that folder
-  rematfn.Disk("/scratch", "64GiB")  the same, with a cap"""
+  rematfn.Disk("/scratch", "64GiB")  the same, with a cap
+  "host"                     pinned memory of the host, for values on an accelerator
+  rematfn.Host("16GiB")      the same, with a cap"""
+
+Opened = TypeVar("Opened", _C.Disk, _C.Host)
 
 
-class Disk:
+class _Tier(Generic[Opened]):
+    """What lies there, and how fast it comes and goes."""
+
+    def __init__(self, budget: SupportsIndex | str | None) -> None:
+        limit = parse_budget(budget)
+        if limit.fraction is not None or limit.shared is not None:
+            raise TypeError(
+                f"{type(self).__name__}(budget={budget!r}): a number of bytes is needed, such as "
+                '4096 or "64GiB".'
+            )
+        self.budget = limit.bytes
+        self._lock = threading.Lock()
+        self._opened: Opened | None = None
+
+    def open(self) -> Opened:
+        """Return what the core moves to, made the first time."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._make()
+            return self._opened
+
+    def _make(self) -> Opened:
+        raise NotImplementedError
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that lie there now."""
+        return self._figure("held_bytes")
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that lay there at once."""
+        return self._figure("peak_bytes")
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes that have been moved there."""
+        return self._figure("bytes_out")
+
+    @property
+    def bytes_in(self) -> int:
+        """Bytes that have come back from there."""
+        return self._figure("bytes_in")
+
+    @property
+    def bandwidth_out(self) -> float | None:
+        """Bytes per second that went there of late; None if nothing has."""
+        return self._bandwidth("bandwidth_out")
+
+    @property
+    def bandwidth_in(self) -> float | None:
+        """Bytes per second that came back of late; None if nothing has."""
+        return self._bandwidth("bandwidth_in")
+
+    def _figure(self, name: str) -> int:
+        return 0 if self._opened is None else int(self._opened.statistics()[name])
+
+    def _bandwidth(self, name: str) -> float | None:
+        # The core says 0 for what it does not know yet.
+        return None if self._opened is None else float(self._opened.statistics()[name]) or None
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        return self
+
+
+class Disk(_Tier[_C.Disk]):
     """A file that values on the CPU are moved to, and come back from.
 
     The file has no name, so that nothing of it is left when the process ends, however it ends; only
@@ -68,11 +147,7 @@ class Disk:
     ) -> None:
         if path is not None and not isinstance(path, str | os.PathLike):
             raise TypeError(f"Disk(path): a folder or None is needed, got {path!r}.")
-        limit = parse_budget(budget)
-        if limit.fraction is not None or limit.shared is not None:
-            raise TypeError(
-                f'Disk(budget={budget!r}): a number of bytes is needed, such as 4096 or "64GiB".'
-            )
+        super().__init__(budget)
         if not isinstance(verify, bool):
             raise TypeError(f"Disk(verify=...): True or False is needed, got {verify!r}.")
         if bandwidth is not None and not bandwidth > 0:
@@ -80,18 +155,8 @@ class Disk:
                 f"Disk(bandwidth=...): bytes per second above 0 are needed, got {bandwidth!r}."
             )
         self.path = None if path is None else os.fspath(path)
-        self.budget = limit.bytes
         self.verify = verify
         self.bandwidth = bandwidth
-        self._lock = threading.Lock()
-        self._disk: _C.Disk | None = None
-
-    def open(self) -> _C.Disk:
-        """Return what the core writes to; the first time, look at the folder."""
-        with self._lock:
-            if self._disk is None:
-                self._disk = self._make()
-            return self._disk
 
     def _make(self) -> _C.Disk:
         given = self.path is not None
@@ -111,69 +176,119 @@ class Disk:
                 raise OffloadError(f"{self!r}: {folder} cannot be used: {error}") from error
         raise AssertionError(given)
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that lie there now."""
-        return self._figure("held_bytes")
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most bytes that lay there at once."""
-        return self._figure("peak_bytes")
-
-    @property
-    def bytes_out(self) -> int:
-        """Bytes that have been written there."""
-        return self._figure("bytes_out")
-
-    @property
-    def bytes_in(self) -> int:
-        """Bytes that have been read from there."""
-        return self._figure("bytes_in")
-
-    @property
-    def bandwidth_out(self) -> float | None:
-        """Bytes per second that were written of late; None if nothing has been."""
-        return self._bandwidth("bandwidth_out")
-
-    @property
-    def bandwidth_in(self) -> float | None:
-        """Bytes per second that were read of late; None if nothing has been."""
-        return self._bandwidth("bandwidth_in")
-
-    def _figure(self, name: str) -> int:
-        return 0 if self._disk is None else int(self._disk.statistics()[name])
-
-    def _bandwidth(self, name: str) -> float | None:
-        # The core says 0 for what it does not know yet.
-        return None if self._disk is None else float(self._disk.statistics()[name]) or None
-
     def __repr__(self) -> str:
         given = [] if self.path is None else [repr(self.path)]
         if self.budget is not None:
             given.append(f"budget={self.budget}")
         return f"Disk({', '.join(given)})"
 
-    def __copy__(self) -> Disk:
-        return self
+    def __reduce__(self) -> tuple[object, ...]:
+        return _disk, (self.path, self.budget, self.verify, self.bandwidth)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Disk:
-        return self
+
+class Host(_Tier[_C.Host]):
+    """Pinned memory of the host that values on an accelerator are moved to, and come back from.
+
+    Copies run in streams of their own, beside the kernels, in both directions at once. The memory
+    is asked for as it is needed, in few large pieces, and given back when the object goes.
+    Functions that were given the same object share its memory and its budget; a copy of a model
+    (:func:`copy.deepcopy`) is such another function.
+
+    Args:
+        budget: The most bytes that may be pinned, as :func:`remat` takes them: ``4096``,
+            ``"16GiB"``. A hard cap: what does not fit stays where it is. Values are kept in units
+            of 4 KiB. None: half of the host's memory that is free when the first value is moved.
+
+    Raises:
+        ValueError: The budget means nothing.
+        TypeError: An argument is of the wrong type.
+        OffloadError: (when a function with this tier is called) torch knows of no accelerator here.
+
+    Example:
+        >>> import rematfn
+        >>> rematfn.Host("16GiB")
+        Host(budget=17179869184)
+    """
+
+    def __init__(self, budget: SupportsIndex | str | None = None) -> None:
+        super().__init__(budget)
+
+    def _make(self) -> _C.Host:
+        if not torch.accelerator.is_available():
+            raise OffloadError(
+                f"{self!r}: values on an accelerator are moved to the host's memory, and torch "
+                "knows of no accelerator here. Values on a CPU are moved to a disk: rematfn.Disk()."
+            )
+        return _C.Host(_C.memory_left() // 2 if self.budget is None else self.budget)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes that are pinned, whether something lies there or not."""
+        return self._figure("pinned_bytes")
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the accelerator waited for copies, as far as known by now."""
+        return 0.0 if self._opened is None else float(self._opened.statistics()["waited"])
+
+    def __repr__(self) -> str:
+        return "Host()" if self.budget is None else f"Host(budget={self.budget})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _made_of, (self.path, self.budget, self.verify, self.bandwidth)
+        return Host, (self.budget,)
 
 
-def tier_of(offload: object, call: str) -> Disk | None:
-    """Return the tier that an option says, which may be True or False."""
+@dataclasses.dataclass(frozen=True)
+class Tiers:
+    """Where values may go: from a CPU to a disk, from an accelerator to the host's memory."""
+
+    disk: Disk | None = None
+    host: Host | None = None
+    as_there_are: bool = False  # nobody asked for either of them
+
+    def open(self) -> dict[str, Any]:
+        """Return the tiers as the core knows them, as arguments of `LevelOptions`.
+
+        Raises:
+            OffloadError: One that was asked for cannot be used, or none can.
+        """
+        opened: dict[str, Any] = {}
+        if self.host and (not self.as_there_are or torch.accelerator.is_available()):
+            opened["host"] = self.host.open()
+        if self.disk:
+            try:
+                opened["disk"] = self.disk.open()
+            except OffloadError:
+                if not opened:
+                    raise
+        return opened
+
+    def link(self, drops: bool) -> _C.Link | None:
+        """Return what is planned for: the way to the host, if that is used."""
+        if self.host and self.host.bytes_out > 0:
+            return self.host.open().link(drops)
+        if self.disk and "disk" in (opened := self.open()):
+            disk: _C.Disk = opened["disk"]
+            return disk.link(drops)
+        return self.host.open().link(drops) if self.host else None
+
+    def __bool__(self) -> bool:
+        return self.disk is not None or self.host is not None
+
+    def __str__(self) -> str:
+        if self.as_there_are:
+            return f", {self.disk!r}"
+        return "".join(f", {tier!r}" for tier in (self.host, self.disk) if tier is not None)
+
+
+def tiers_of(offload: object, call: str) -> Tiers:
+    """Return the tiers that an option says, which may be True or False."""
     if offload is False or offload is None:
-        return None
-    return parse_tier(None if offload is True else offload, call)
+        return Tiers()
+    return parse_tiers(None if offload is True else offload, call)
 
 
-def _made_of(
-    path: str | None, budget: int | None, verify: bool, bandwidth: float | None
-) -> Disk:
+def _disk(path: str | None, budget: int | None, verify: bool, bandwidth: float | None) -> Disk:
     return Disk(path, budget, verify=verify, bandwidth=bandwidth)
 
 
@@ -181,22 +296,28 @@ def _default_folders() -> list[str]:
     return [tempfile.gettempdir(), "/var/tmp", os.getcwd()]
 
 
-TierLike: TypeAlias = Disk | str | os.PathLike[str] | None
+TierLike: TypeAlias = Disk | Host | str | os.PathLike[str] | None
 
 
-def parse_tier(to: object, call: str) -> Disk:
-    """Return the tier that ``to`` means; ``call`` is what it was given to, for messages.
+def parse_tiers(to: object, call: str) -> Tiers:
+    """Return the tiers that ``to`` means; ``call`` is what it was given to, for messages.
 
     Raises:
         TypeError: It is none of the accepted forms.
         ValueError: It is a string that is no folder.
     """
-    if to is None or to == "disk":
-        return Disk()
+    if to is None:
+        return Tiers(Disk(), Host(), as_there_are=True)
+    if to == "disk":
+        return Tiers(Disk())
+    if to == "host":
+        return Tiers(host=Host())
     if isinstance(to, Disk):
-        return to
+        return Tiers(to)
+    if isinstance(to, Host):
+        return Tiers(host=to)
     if not isinstance(to, str | os.PathLike):
         raise TypeError(f"{call}: a tier is needed, got {to!r}.{_ACCEPTED}")
     if not Path(to).is_dir():
         raise ValueError(f"{call}: {os.fspath(to)!r} is no folder that exists.{_ACCEPTED}")
-    return Disk(to)
+    return Tiers(Disk(to))

@@ -73,21 +73,17 @@ class Guided(Planned):
 
     def begin(self, program: _C.Program, budget: int, like: _C.Program | None = None) -> None:
         """Begin a search that goes on while it pays."""
-        self.begin_moving(program, budget, None, drops=True, like=like)
+        self.begin_moving(program, budget, None, like)
 
     def begin_moving(
         self,
         program: _C.Program,
         budget: int,
-        disk: _C.Disk | None,
-        *,
-        drops: bool,
+        link: _C.Link | None,
         like: _C.Program | None = None,
     ) -> None:
-        """Begin a search for a plan that may move values to ``disk``, and drop them if it may."""
-        program.search(
-            budget, self.search, _MOST_SEARCHES * self.search, like=like, disk=disk, drops=drops
-        )
+        """Begin a search for a plan that may move values over ``link``."""
+        program.search(budget, self.search, _MOST_SEARCHES * self.search, like=like, link=link)
 
 
 @dataclass(frozen=True)

@@ -286,4 +286,12 @@ const at::HostAllocatorRegistry<kFake> host_allocator(new HostAllocator);
 }  // namespace
 }  // namespace fake
 
-extern "C" void fake_limit_memory(std::size_t nbytes) { fake::device_memory().limit_to(nbytes); }
+extern "C" {
+
+void fake_limit_memory(std::size_t nbytes) { fake::device_memory().limit_to(nbytes); }
+void fake_limit_pinned(std::size_t nbytes) { fake::pinned_memory().limit_to(nbytes); }
+std::size_t fake_pinned_bytes() {
+  return static_cast<std::size_t>(fake::pinned_memory().counts().held.current);
+}
+
+}  // extern "C"

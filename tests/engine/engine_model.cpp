@@ -322,7 +322,7 @@ void moves(unsigned count) {
         expect(nesting != 0 || move.lost > 0 || found->replays == 0,
                where + "what moves is not replayed");
         expect(found->moves >= found->returns - found->turned_back, where + "what returns has gone");
-        late += found->late_returns;
+        late += move.late;
       }
     }
   }

@@ -53,6 +53,7 @@ class Move final : public Way {
         throw CopyLost("the copy is lost");
       }
       forget(version);
+      ++late;
       return Place::kHere;
     }
     expect(copies_.at(&version) == State::kLeaving, "what is waited for is under way");
@@ -86,6 +87,7 @@ class Move final : public Way {
   std::size_t discards_under_way = 0;
   std::size_t waits = 0;
   std::size_t turned_back = 0;
+  std::size_t late = 0;
   std::size_t lost = 0;
   mutable std::size_t asked = 0;
 

@@ -52,7 +52,7 @@ def test_a_level_evicts_when_little_memory_is_left(pretend: Callable[[int], None
 
 def test_memory_left_is_what_the_system_says() -> None:
     total = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
-    assert 0 < _C.testing.memory_left() <= total
+    assert 0 < _C.memory_left() <= total
 
 
 # --- when an allocation fails ---------------------------------------------------------------------

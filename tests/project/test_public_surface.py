@@ -14,6 +14,7 @@ PUBLIC = {
     "offload",
     "Budget",
     "Disk",
+    "Host",
     "materialize",
     "keep",
     "opaque",

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensors/host.h"
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "base/interpreter.h"
+#include "tensors/level_tensor.h"
+#include "tensors/thread_keys.h"
+
+namespace rematfn {
+namespace {
+
+constexpr std::size_t kLeastChunk = std::size_t{16} << 20;
+constexpr std::size_t kChunksOfAll = 32;  // a chunk is so much of what there is already
+constexpr std::size_t kTelling = std::size_t{64} << 10;  // bytes: less says nothing of a bandwidth
+constexpr double kNewest = 0.3;  // its weight in a bandwidth
+constexpr double kMilliseconds = 1e-3;
+
+const c10::impl::DeviceGuardImplInterface& guard_of(c10::Device device) {
+  return *c10::impl::getDeviceGuardImpl(device.type());
+}
+
+// One whose time can be told.
+std::shared_ptr<const c10::Event> mark(const c10::Stream& stream) {
+  auto event = std::make_shared<c10::Event>(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT);
+  event->record(stream);
+  return event;
+}
+
+double seconds_between(const c10::Event& begin, const c10::Event& end) {
+  return kMilliseconds * begin.elapsedTime(end);
+}
+
+}  // namespace
+
+Host::Host(std::size_t budget) : slab_(budget), room_(slab_.largest()) {
+  counts_.capacity = slab_.capacity();
+}
+
+// See Note [Copies are in stream order]
+std::unique_ptr<Host::Copy> Host::copy_out(const c10::Storage& from, const c10::Stream& now) {
+  std::unique_ptr<Copy> copy;
+  bool is_first = false;
+  {
+    const std::lock_guard lock(mutex_);
+    collect();
+    const std::size_t nbytes = from.nbytes();
+    const std::optional<std::size_t> offset = slab_.allocate(nbytes);
+    if (!offset) return nullptr;
+    if (!grow_to(*offset + Slab::rounded(nbytes), from.device_type())) {
+      slab_.free(*offset, nbytes);
+      slab_.set_capacity(counts_.pinned);
+      counts_.capacity = slab_.capacity();
+      room_ = slab_.largest();
+      return nullptr;
+    }
+    room_ = slab_.largest();
+    counts_.held = slab_.held();
+    counts_.peak_held = std::max(counts_.peak_held, counts_.held);
+    const Lane lane = lane_of(from.device());
+    copy.reset(new Copy(shared_from_this(), lane, *offset, nbytes));
+    mark(now)->block(lane.out);  // 1
+    const Mark begin = mark(lane.out);
+    {
+      const c10::StreamGuard in_stream(lane.out);
+      this->copy(*offset, from, /*goes_out=*/true);
+    }
+    copy->done_ = mark(lane.out);
+    counts_.out.bytes += nbytes;
+    ++counts_.out.transfers;
+    note({begin, copy->done_, &counts_.out, nbytes, nullptr});
+    is_first = bandwidth_out_ == 0 && nbytes >= kTelling;
+  }
+  if (is_first) {  // the only one that is waited for, so that its time is known at once
+    const detail::WithoutInterpreter scope;
+    copy->done_->synchronize();
+  }
+  return copy;
+}
+
+const Host::Lane& Host::lane_of(c10::Device device) {
+  const auto lane = std::ranges::find_if(lanes_, [&](const Lane& l) { return l.out.device() == device; });
+  if (lane != lanes_.end()) return *lane;
+  const auto& guard = guard_of(device);
+  const c10::DeviceGuard on(device);
+  const c10::Stream out = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false);
+  return lanes_.emplace_back(out, guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false));
+}
+
+// See Note [Pinned memory is divided by us]
+bool Host::grow_to(std::size_t end, c10::DeviceType type) {
+  while (counts_.pinned < end) {
+    const std::size_t wanted =
+        std::max({end - counts_.pinned, kLeastChunk, counts_.pinned / kChunksOfAll});
+    const std::size_t most = std::bit_floor(slab_.capacity() - counts_.pinned);
+    std::size_t size = std::min(std::bit_floor(wanted), most);
+    if (size < end - counts_.pinned && 2 * size <= most) size *= 2;
+    c10::DataPtr bytes;
+    try {
+      bytes = at::getHostAllocator(type)->allocate(size);
+    } catch (const std::exception& error) {
+      trouble_ = "no more memory can be pinned: " + std::string(error.what());
+      return false;
+    }
+    const std::size_t begin = std::exchange(counts_.pinned, counts_.pinned + size);
+    chunks_.push_back({std::move(bytes), begin, counts_.pinned});
+  }
+  return true;
+}
+
+// In the current stream.
+void Host::copy(std::size_t offset, const c10::Storage& storage, bool goes_out) const {
+  const BackendScope scope;
+  std::size_t done = 0;
+  auto chunk = std::ranges::partition_point(chunks_, [&](const Chunk& c) { return c.end <= offset; });
+  for (; done < storage.nbytes(); ++chunk) {
+    const std::size_t begin = offset + done - chunk->begin;
+    const std::size_t nbytes = std::min(storage.nbytes() - done, chunk->end - chunk->begin - begin);
+    const at::Tensor here = at::from_blob(static_cast<char*>(chunk->bytes.get()) + begin,
+                                          {static_cast<std::int64_t>(nbytes)},
+                                          at::TensorOptions(at::kByte).device(at::kCPU));
+    const at::Tensor there = bytes_of(storage, done, nbytes);
+    (goes_out ? here : there).copy_(goes_out ? there : here, /*non_blocking=*/true);
+    done += nbytes;
+  }
+}
+
+// See Note [Copies are in stream order], 5
+void Host::free(std::size_t offset, std::size_t nbytes, const c10::Event& last) {
+  const std::lock_guard lock(mutex_);
+  if (!last.query()) {
+    for (const Lane& lane : lanes_) last.block(lane.out);
+  }
+  slab_.free(offset, nbytes);
+  counts_.held = slab_.held();
+  room_ = slab_.largest();
+}
+
+double Host::bandwidth_out() const { return bandwidth_out_ > 0 ? bandwidth_out_ : bandwidth_in_; }
+double Host::bandwidth_in() const { return bandwidth_in_ > 0 ? bandwidth_in_ : bandwidth_out_; }
+
+std::string Host::trouble() const {
+  const std::lock_guard lock(mutex_);
+  return trouble_;
+}
+
+Host::Statistics Host::statistics() {
+  const std::lock_guard lock(mutex_);
+  collect();
+  counts_.out.bandwidth = bandwidth_out_;
+  counts_.in.bandwidth = bandwidth_in_;
+  return counts_;
+}
+
+std::vector<std::pair<c10::StreamId, c10::StreamId>> Host::streams() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::pair<c10::StreamId, c10::StreamId>> found;
+  for (const Lane& lane : lanes_) found.emplace_back(lane.out.id(), lane.in.id());
+  return found;
+}
+
+// ---- times ------------------------------------------------------------------------------------
+
+void Host::note(Timed timed) { timed_.push_back(std::move(timed)); }
+
+void Host::collect() {
+  while (!timed_.empty() && timed_.front().begin->query() && timed_.front().end->query()) {
+    const Timed timed = std::move(timed_.front());
+    timed_.pop_front();
+    const double seconds = seconds_between(*timed.begin, *timed.end);
+    if (timed.traffic == nullptr) {
+      if (seconds <= 0) continue;  // it was there in time
+      counts_.waited += seconds;
+      timed.waits->seconds += seconds;
+      ++timed.waits->late;
+    } else {
+      const bool goes_out = timed.traffic == &counts_.out;
+      measure(*timed.traffic, goes_out ? bandwidth_out_ : bandwidth_in_, timed.nbytes, seconds);
+    }
+  }
+}
+
+void Host::measure(Traffic& traffic, std::atomic<double>& bandwidth, std::size_t nbytes,
+                   double seconds) {
+  traffic.seconds += seconds;
+  if (nbytes < kTelling || seconds <= 0) return;
+  const double now = static_cast<double>(nbytes) / seconds;
+  bandwidth = bandwidth == 0 ? now : 1 / ((1 - kNewest) / bandwidth + kNewest / now);
+}
+
+// ---- a copy -----------------------------------------------------------------------------------
+
+Host::Copy::~Copy() {
+  if (!done_) return;  // it was never begun
+  if (comes_to_) protect(comes_to_.data_ptr());
+  host_->free(offset_, nbytes_, *done_);
+}
+
+// See Note [Copies are in stream order], 2 and 4
+void Host::Copy::precede(const c10::Stream& now, const std::shared_ptr<Waits>& waits) {
+  if (is_done()) return;
+  if (waits) {
+    const std::lock_guard lock(host_->mutex_);
+    host_->note({mark(now), done_, nullptr, nbytes_, waits});
+  }
+  done_->block(now);
+}
+
+void Host::Copy::bring_in(const c10::Stream& now) {
+  const c10::Device device = lane_.in.device();
+  const c10::DeviceGuard on(device);
+  c10::Allocator* const allocator = c10::GetAllocator(device.type());
+  comes_to_ = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), nbytes_, allocator->allocate(nbytes_), allocator,
+      /*resizable=*/true));
+  const std::lock_guard lock(host_->mutex_);
+  host_->collect();
+  mark(now)->block(lane_.in);  // 3
+  const Mark begin = mark(lane_.in);
+  {
+    const c10::StreamGuard in_stream(lane_.in);
+    host_->copy(offset_, comes_to_, /*goes_out=*/false);
+  }
+  done_ = mark(lane_.in);
+  host_->counts_.in.bytes += nbytes_;
+  ++host_->counts_.in.transfers;
+  host_->note({begin, done_, &host_->counts_.in, nbytes_, nullptr});
+}
+
+// See Note [Copies are in stream order], 6
+void Host::Copy::protect(const c10::DataPtr& bytes) const {
+  if (is_done()) return;
+  const auto& guard = guard_of(lane_.out.device());
+  for (const c10::Stream& user : {lane_.out, lane_.in}) guard.recordDataPtrOnStream(bytes, user);
+}
+
+}  // namespace rematfn

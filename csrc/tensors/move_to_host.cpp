@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensors/move_to_host.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <utility>
+
+#include "tensors/level_tensor.h"
+#include "tensors/tensor_store.h"
+#include "tensors/thread_keys.h"
+#include "tensors/torch_compat.h"
+
+namespace rematfn {
+namespace {
+
+constexpr double kLatency = 2e-5;  // seconds: of a transfer, however small
+constexpr double kUnknownBandwidth = 1e10;  // bytes per second
+
+TensorVersion& tensor(Version& version) { return static_cast<TensorVersion&>(version); }
+const TensorVersion& tensor(const Version& version) {
+  return static_cast<const TensorVersion&>(version);
+}
+
+double seconds_per_byte(double bandwidth) {
+  return 1 / (bandwidth > 0 ? bandwidth : kUnknownBandwidth);
+}
+
+LinkFigures figures_of(const Host& host) {
+  return {kLatency, seconds_per_byte(host.bandwidth_out()), seconds_per_byte(host.bandwidth_in()),
+          /*one_way_at_a_time=*/false, /*drag=*/0};
+}
+
+}  // namespace
+
+MoveToHost::MoveToHost(TensorDomain& domain, std::shared_ptr<Host> host)
+    : Link(domain), host_(std::move(host)) {}
+
+TensorDomain& MoveToHost::domain() const { return static_cast<TensorDomain&>(domain_); }
+
+c10::Stream MoveToHost::enter(c10::Device device) const {
+  domain().streams.enter(device);
+  return c10::impl::getDeviceGuardImpl(device.type())->getStream(device);
+}
+
+bool MoveToHost::applies(const Version& version) const {
+  if (tensor_store.lost(version)) return true;  // has_room() knows
+  const c10::DeviceType type = tensor(version).current_storage().device_type();
+  return type != c10::kCPU && type != c10::kMeta;
+}
+
+// See Note [Copies are in stream order]
+bool MoveToHost::has_room(const Version& version) const {
+  if (version.nbytes == 0 || !host_->has_room(version.nbytes) || tensor_store.lost(version)) {
+    return false;
+  }
+  const c10::Device device = tensor(version).current_storage().device();
+  const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
+  return !is_capturing(*guard, guard->getStream(device));
+}
+
+Place MoveToHost::leave(Version& version) {
+  learn_of_waits();
+  c10::Storage bytes = tensor(version).current_storage();
+  const c10::Device device = bytes.device();
+  std::unique_ptr<Host::Copy> copy = host_->copy_out(bytes, enter(device));
+  if (!copy) return Place::kHere;
+  moved_.emplace(&version, Moved{device, std::move(copy), std::move(bytes)});
+  return Place::kLeaving;
+}
+
+bool MoveToHost::has_arrived(const Version& version) const {
+  return moved_.at(&version).copy->is_done();
+}
+
+Place MoveToHost::wait(Version& version) {
+  Moved& moved = moved_.at(&version);
+  const c10::Stream now = enter(moved.device);
+  const bool several = domain().streams.are_several();
+  learn_of_waits();
+  if (moved.place == Place::kLeaving) {
+    if (several) moved.copy->protect(moved.leaves.data_ptr());
+    moved.copy->precede(now, waits_);
+    moved.leaves = c10::Storage();
+    tensor_store.drop(version);
+    return moved.place = Place::kAway;
+  }
+  moved.copy->precede(now, waits_);
+  const BackendScope scope;
+  refill(tensor(version), moved.copy->take());
+  coming_ -= version.nbytes;
+  moved_.erase(&version);
+  return Place::kHere;
+}
+
+Place MoveToHost::bring_back(Version& version) {
+  learn_of_waits();
+  Moved& moved = moved_.at(&version);
+  const BackendScope scope;
+  moved.copy->bring_in(enter(moved.device));
+  coming_ += version.nbytes;
+  return moved.place = Place::kComing;
+}
+
+void MoveToHost::turn_back(Version& version) {
+  Moved& moved = moved_.at(&version);
+  moved.copy->precede(enter(moved.device));
+  const c10::Storage room = moved.copy->take();
+  if (domain().streams.are_several()) moved.copy->protect(room.data_ptr());
+  coming_ -= version.nbytes;
+  moved.place = Place::kAway;
+  note_early();
+}
+
+// What is leaving may be freed now. See Note [Copies are in stream order], 6.
+void MoveToHost::discard(Version& version) {
+  Moved& moved = moved_.at(&version);
+  if (moved.place == Place::kComing) coming_ -= version.nbytes;
+  if (moved.place == Place::kLeaving) moved.copy->protect(moved.leaves.data_ptr());
+  moved_.erase(&version);
+}
+
+void MoveToHost::learn_of_waits() {
+  domain_.root->statistics.waited += waits_->seconds.exchange(0);
+  for (int late = waits_->late.exchange(0); late > 0; --late) note_late();
+}
+
+Way& way_to(TensorDomain& domain, const std::shared_ptr<Host>& host) {
+  for (const std::unique_ptr<Way>& way : domain.ways) {
+    const auto* move = dynamic_cast<MoveToHost*>(way.get());
+    if (move != nullptr && move->host() == host) return *way;
+  }
+  return *domain.ways.emplace_back(std::make_unique<MoveToHost>(domain, host));
+}
+
+// ---- how fast ---------------------------------------------------------------------------------
+
+LinkFigures MoveToHost::figures() const { return figures_of(*host_); }
+
+LinkOptions link_to(Host& host, bool drops) {
+  return {figures_of(host), host.statistics().capacity, drops};
+}
+
+}  // namespace rematfn

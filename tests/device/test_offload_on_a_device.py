@@ -1,0 +1,689 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`offload` to the host's memory: bit for bit what `f` gives, where copies and kernels are late.
+
+Each published race of overlapped offloading that can occur here has a test by its name.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import helpers
+import pytest
+import torch
+from fake_device import delays, memory_limit, pinned_bytes, pinned_limit, stopped
+from helpers import (
+    Transform,
+    assert_bitwise_equal,
+    loss_of,
+    scalar,
+    untransformed,
+    weighted,
+)
+from programs import ZOO, Program
+from torch import Tensor, func
+
+import rematfn
+from rematfn import _C
+from rematfn.testing import EvictEverything, MemoryTimeline
+
+# torch has fused cells for devices, and the CPU no kernel for them; a generator of the CPU draws
+# nothing on a device.
+ELSEWHERE = {"lstm", "lstm-cells", "random"}
+PROGRAMS = [p for p in ZOO if p.name not in ELSEWHERE]
+DIFFERENTIABLE = [p for p in PROGRAMS if p.differentiable]
+TWICE = [p for p in DIFFERENTIABLE if p.name in ("mlp", "gradient-penalty", "in-place")]
+
+HOST = rematfn.Host("256MiB")
+HOW: dict[str, Transform] = {
+    "what is not in use": functools.partial(rematfn.offload, to=HOST),
+    "everything": functools.partial(rematfn.offload, to=HOST, policy=EvictEverything()),
+    "move or drop": functools.partial(rematfn.remat, offload=HOST, policy=EvictEverything()),
+}
+
+
+@pytest.fixture(params=HOW)
+def how(request: pytest.FixtureRequest) -> Iterator[Transform]:
+    """Move all that is not in use; all after every operator; move it or drop it, at random."""
+    _C.testing.draw_link_costs(request.param == "move or drop")
+    yield HOW[request.param]
+    _C.testing.draw_link_costs(False)
+
+
+@pytest.fixture(autouse=True)
+def on_the_device() -> Iterator[None]:
+    with torch.device("fake"):
+        yield
+    torch.accelerator.synchronize()
+    gc.collect()
+    assert HOST.held_bytes == 0
+
+
+# --- exact ----------------------------------------------------------------------------------------
+
+
+def world(program: Program, transform: Transform, calls: int = 1) -> dict[str, Any]:
+    found = helpers.world(program, transform, calls)
+    return {**found, "the device's stream of numbers": torch.fake.get_rng_state()}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_values_are_eager_s(program: Program, how: Transform) -> None:
+    with delays(seed=1, most=100):
+        assert_bitwise_equal(world(program, how, calls=2), world(program, untransformed, calls=2))
+
+
+@pytest.mark.parametrize("program", DIFFERENTIABLE, ids=lambda program: program.name)
+def test_gradients_are_eager_s(program: Program, how: Transform) -> None:
+    def run(transform: Transform) -> Any:
+        case = program.make()
+        loss = loss_of(case, transform)
+        loss.backward()
+        return loss.detach(), [t.grad for t in case.leaves()], case.held, torch.rand(2)
+
+    with delays(seed=2, most=100):
+        assert_bitwise_equal(run(how), run(untransformed))
+
+
+@pytest.mark.parametrize("program", TWICE, ids=lambda program: program.name)
+def test_second_derivatives_are_eager_s(program: Program, how: Transform) -> None:
+    def gradients(loss: Tensor, leaves: list[Tensor], **options: Any) -> list[Tensor | None]:
+        return list(torch.autograd.grad(loss, leaves, allow_unused=True, **options))
+
+    def run(transform: Transform) -> Any:
+        case = program.make()
+        first = gradients(loss_of(case, transform), case.leaves(), create_graph=True)
+        second = gradients(scalar(first).sin(), case.leaves())
+        return [g.detach() for g in first if g is not None], second
+
+    with delays(seed=3, most=100):
+        assert_bitwise_equal(run(how), run(untransformed))
+
+
+def base(x: Tensor) -> Tensor:
+    y = torch.tanh(x @ x.mT)
+    z = (y * y.exp()).cumsum(-1)
+    return (z.softmax(-1).sin() * y + z[..., :1]).sum(-1)
+
+
+WORDS = {
+    "grad": lambda f: func.grad(lambda x: weighted(f(x))),
+    "vmap": lambda f: lambda x: func.vmap(f)(torch.stack([x, x * 2])),
+    "jvp": lambda f: lambda x: func.jvp(f, (x,), (x.cos(),)),
+    "hessian": lambda f: func.hessian(lambda x: weighted(f(x))),
+    "remat": lambda f: rematfn.remat(f, policy=EvictEverything()),
+}
+
+
+@pytest.mark.parametrize("outside", [True, False], ids=["offload-outside", "offload-inside"])
+@pytest.mark.parametrize("word", WORDS)
+def test_it_commutes_with_the_transforms(word: str, outside: bool, how: Transform) -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        x = torch.randn(4, 5)
+        letter = WORDS[word]
+        return (transform(letter(base)) if outside else letter(transform(base)))(x)
+
+    with delays(seed=4, most=100):
+        assert_bitwise_equal(run(how), run(untransformed))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_on_several_streams_that_are_late(seed: int, how: Transform) -> None:
+    side = torch.Stream("fake")
+
+    def f(x: Tensor) -> Tensor:
+        kept = []
+        for i in range(6):
+            x = (x * 1.5).sin()
+            kept.append(x)
+            if i % 2:
+                side.wait_stream(main())
+                with side:
+                    new = kept[-2].cos() * x
+                main().wait_stream(side)
+                new.record_stream(main())
+                kept[-2] = new
+        return torch.stack(kept).prod(0)
+
+    expected = f(argument())
+    torch.accelerator.synchronize()
+    with delays(seed, most=300):
+        found = how(f)(argument())
+        torch.accelerator.synchronize()
+    assert_bitwise_equal(found, expected)
+
+
+# --- the races that others have had ---------------------------------------------------------------
+
+MOVED = functools.partial(rematfn.offload, budget=1 << 20, to=HOST)
+
+
+def main() -> torch.Stream:
+    return torch.accelerator.current_stream()
+
+
+def argument() -> Tensor:
+    return torch.linspace(0.1, 1.0, 600)
+
+
+def gone(*tensors: Tensor) -> None:
+    """Have them move to the host, as far as the host's thread is concerned. In eager: nothing."""
+    for t in tensors:
+        _C.testing.evict(t)
+    for t in tensors[:1]:
+        _C.testing.end_moves(t)
+
+
+def out() -> torch.Stream:
+    """The stream that copies go out on."""
+    return torch.Stream(stream_id=streams()[0], device_index=0, device_type=main_type())
+
+
+def back() -> torch.Stream:
+    """The stream that they come back on."""
+    return torch.Stream(stream_id=streams()[1], device_index=0, device_type=main_type())
+
+
+def main_type() -> int:
+    return main().device_type
+
+
+def streams() -> tuple[int, int]:
+    ((goes_out, comes_in),) = _C.testing.streams_of(HOST.open())
+    return goes_out, comes_in
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_first_copy() -> None:
+    """The streams are made with the first copy."""
+    x = torch.ones(8, device="fake")
+    rematfn.offload(lambda x: (y := x.sin(), gone(y), y.cos())[-1], 1 << 20, to=HOST)(x)
+
+
+@contextmanager
+def halted(stream: torch.Stream | None = None) -> Iterator[None]:
+    """Stop a stream, unless what an operator takes is still to be found out, by waiting for it."""
+    with stopped(stream) if halting else nullcontext():
+        yield
+
+
+halting = False
+
+
+@contextmanager
+def halts() -> Iterator[None]:
+    global halting
+    halting = True
+    yield
+    halting = False
+
+
+def assert_no_race(f: Any, *make: Any) -> None:
+    expected = f(*(m() for m in make))
+    for _ in range(2):
+        MOVED(f)(*(m() for m in make))
+    torch.accelerator.synchronize()
+    moved = HOST.bytes_out
+    for seed in range(3):
+        arguments = [m() for m in make]
+        with delays(seed), halts():
+            found = MOVED(f)(*arguments)
+            torch.accelerator.synchronize()
+        assert_bitwise_equal(found, expected)
+    assert HOST.bytes_out > moved
+
+
+def test_a_copy_out_waits_for_the_kernel_that_makes_the_bytes() -> None:
+    """A copy that is enqueued beside what it copies (trl, pull request 7195)."""
+
+    def f(x: Tensor) -> Tensor:
+        with halted():
+            y = x.sin()
+            gone(y)
+        return y * 2
+
+    assert_no_race(f, argument)
+
+
+def test_memory_is_not_handed_out_before_the_copy_out_is_done() -> None:
+    """Freed too early (torchtune, issue 1867)."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        with halted(out()):
+            gone(y)
+            z = x.cos() + 1  # where y was
+        return y * z
+
+    assert_no_race(f, argument)
+
+
+def test_what_comes_back_does_not_overwrite_what_is_still_to_be_read() -> None:
+    """A return into memory that earlier kernels use (DeepSpeed, pull request 8186)."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        gone(y)
+        with halted():
+            t = x * 3
+            z = t.cos()
+            del t  # whose memory y gets
+            _C.testing.begin_to_fetch(y)
+        return y + z
+
+    assert_no_race(f, argument)
+
+
+def test_a_return_waits_for_its_own_copy_out() -> None:
+    """A return that overtakes the copy out (Megatron-LM, issue 7398)."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        with halted(out()):
+            gone(y)
+            z = y * 2
+        return z + y
+
+    assert_no_race(f, argument)
+
+
+def test_what_comes_back_is_not_read_before_it_has_come() -> None:
+    """A read beside the return (three stream races, DeepSpeed, pull request 8186)."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        gone(y)
+        with halted(back()):
+            z = y * 2
+        return z + y
+
+    assert_no_race(f, argument)
+
+
+def test_a_place_is_not_given_away_before_it_has_been_read() -> None:
+    """Two functions share a host, on two streams (no block is reused before its copy is done)."""
+    host = rematfn.Host(4096)  # one place
+    side = torch.Stream("fake")
+    x, w = argument(), argument().cos()
+    expected = x.sin() * 2, w.exp() * 3
+    torch.accelerator.synchronize()
+
+    def first(x: Tensor) -> Tensor:
+        y = x.sin()
+        gone(y)
+        return y * 2  # which waits for the return; the place is free again
+
+    def second(w: Tensor) -> Tensor:
+        v = w.exp()
+        gone(v)
+        return v * 3
+
+    for _ in range(2):
+        rematfn.offload(first, 1 << 20, to=host)(x)
+        rematfn.offload(second, 1 << 20, to=host)(w)
+    torch.accelerator.synchronize()
+    ((_, comes_in),) = _C.testing.streams_of(host.open())
+    back = torch.Stream(stream_id=comes_in, device_index=0, device_type=main_type())
+    with stopped(back):
+        y = rematfn.offload(first, 1 << 20, to=host)(x)
+        with side:
+            v = rematfn.offload(second, 1 << 20, to=host)(w)
+    torch.accelerator.synchronize()
+    assert_bitwise_equal((y, v), expected)
+
+
+def test_the_stream_is_the_current_one_of_each_call() -> None:
+    """The compute stream taken down when the tier was made (trl, pull request 7195)."""
+    side = torch.Stream("fake")
+
+    def f(x: Tensor) -> Tensor:
+        side.wait_stream(main())
+        with side, halted(side):
+            y = x.sin()
+            gone(y)
+        with side:
+            z = y * 2
+        main().wait_stream(side)
+        z.record_stream(main())
+        return z + 1
+
+    assert_no_race(f, argument)
+
+
+def test_the_stream_is_asked_for_outside_of_our_own() -> None:
+    """`current_stream()` within `with stream` (torchtitan, pull request 2581)."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        gone(y)
+        before = main()
+        with halted(back()):
+            _C.testing.begin_to_fetch(y)
+            z = y * 2  # on the main stream, which is still the current one
+            assert main() == before
+        return z
+
+    assert_no_race(f, argument)
+
+
+def test_memory_for_a_return_is_the_current_stream_s() -> None:
+    """A clone in the pool of the side stream (axolotl, pull request 3833)."""
+
+    def f(x: Tensor) -> Tensor:
+        y, w = x.sin(), x.cos()
+        gone(y, w)
+        with halted():
+            z = y * 2
+            del y  # whose memory w would get, if that were the copying stream's
+            _C.testing.begin_to_fetch(w)
+        return z + w
+
+    assert_no_race(f, argument)
+
+
+def test_a_return_that_nobody_wants_any_more_writes_to_nobody_s_memory() -> None:
+    """Freed while it comes (torchtune, issue 1867, the other way)."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        gone(y)
+        with halted(back()):
+            _C.testing.begin_to_fetch(y)
+            del y
+            z = x.exp()  # would be there
+            w = x.cos()
+        return z * w
+
+    assert_no_race(f, argument)
+
+
+def test_what_goes_out_may_die_on_the_way() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        with halted(out()):
+            _C.testing.evict(y)
+            del y
+            z = x.exp()
+        return z * 2
+
+    assert_no_race(f, argument)
+
+
+def test_what_goes_out_may_be_written_on_the_way() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        with halted(out()):
+            _C.testing.evict(y)
+            y.mul_(3)
+        gone(y)
+        return y * 2
+
+    assert_no_race(f, argument)
+
+
+def test_a_transposed_square_comes_back_as_it_was() -> None:
+    """Two values with one address and shape are taken for one (ms-swift, pull request 10157)."""
+
+    def f(x: Tensor) -> Tensor:
+        y = (x[:576].reshape(24, 24) * 2).sin()
+        t = y.mT
+        gone(y)
+        return t.contiguous() + y.cumsum(0)
+
+    assert_no_race(f, argument)
+
+
+def test_what_was_made_in_inference_mode_comes_back() -> None:
+    """Buffers born in inference mode (unsloth-zoo, pull request 805)."""
+
+    def f(x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            y = x.sin()
+            gone(y)
+            return y * 2 + y
+
+    assert_no_race(f, argument)
+
+
+def test_a_side_stream_reads_what_has_come_back() -> None:
+    """Side streams beside it (torchtune, issue 2683)."""
+    side = torch.Stream("fake")
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        side.wait_stream(main())
+        gone(y)
+        with halted(back()):
+            with side:
+                z = y * 2
+            w = y + 1
+        main().wait_stream(side)
+        z.record_stream(main())
+        return z + w
+
+    assert_no_race(f, argument)
+
+
+# --- bounded on both sides ------------------------------------------------------------------------
+
+ONE = 1 << 20  # bytes of each value
+
+
+def chain(x: Tensor) -> Tensor:
+    """Eight values that are read again at the end."""
+    kept = []
+    for _ in range(8):
+        x = (x * 1.5).sin()
+        kept.append(x)
+    return torch.stack([y.sum() for y in kept])
+
+
+def big() -> Tensor:
+    return torch.linspace(0, 1, ONE // 4)
+
+
+@pytest.mark.parametrize("transform", [rematfn.offload, rematfn.remat], ids=["offload", "hybrid"])
+@pytest.mark.parametrize("units", [3, 4, 6])
+def test_the_budget_holds_as_the_device_counts(transform: Any, units: int) -> None:
+    host = rematfn.Host("16MiB")
+    where = {"to": host} if transform is rematfn.offload else {"offload": host}
+    x = big()
+    expected = chain(x)
+    g = transform(chain, budget=units * ONE, **where)
+    for _ in range(3):
+        with MemoryTimeline("fake") as timeline:
+            found = g(x)
+        assert_bitwise_equal(found, expected)
+        stats = rematfn.stats(g)
+        assert timeline.device_peak is not None  # as the device's own allocator counts
+        assert 0 < stats.peak_bytes <= timeline.device_peak <= units * ONE
+        if transform is rematfn.offload:
+            assert stats.replays == 0
+            assert stats.moved_bytes >= (8 - units) * ONE
+    assert host.peak_bytes <= host.pinned_bytes <= 16 * ONE
+
+
+def test_the_host_s_budget_is_a_hard_cap() -> None:
+    host = rematfn.Host(2 * ONE)
+    x = big()
+    with pytest.raises(rematfn.BudgetError, match=r"on the host [\d.]+ MiB of 2 MiB"):
+        rematfn.offload(chain, 3 * ONE, to=host)(x)
+    assert host.peak_bytes <= host.pinned_bytes <= 2 * ONE
+    g = rematfn.remat(chain, 3 * ONE, offload=host)  # the rest is dropped
+    assert_bitwise_equal(g(x), chain(x))
+    assert host.peak_bytes <= host.pinned_bytes <= 2 * ONE
+    gc.collect()
+    assert host.held_bytes == 0
+
+
+def test_a_budget_need_not_be_a_power_of_two() -> None:
+    host = rematfn.Host(7 * ONE)
+    x = big()
+    g = rematfn.offload(chain, 3 * ONE, to=host)
+    assert_bitwise_equal(g(x), chain(x))
+    assert 4 * ONE < host.peak_bytes <= host.pinned_bytes <= 7 * ONE
+
+
+def test_values_that_lie_across_pieces_of_pinned_memory_come_back() -> None:
+    host = rematfn.Host(6 * ONE)  # pieces of four and two
+
+    def f(x: Tensor) -> Tensor:
+        y = [(x + k).sin() for k in range(3)]  # of one and a half each
+        gone(*y)
+        return y[0] * y[1] * y[2]
+
+    x = torch.linspace(0, 1, 3 * ONE // 8)
+    assert_bitwise_equal(rematfn.offload(f, 16 * ONE, to=host)(x), f(x))
+    assert host.peak_bytes == 4.5 * ONE
+
+
+def test_little_is_pinned_beyond_what_moves() -> None:
+    host = rematfn.Host("1GiB")
+
+    def f(x: Tensor) -> Tensor:
+        y = [x + k for k in range(40)]
+        gone(*y)
+        return sum(y)
+
+    x = torch.linspace(0, 1, ONE)
+    assert_bitwise_equal(rematfn.offload(f, "1GiB", to=host)(x), f(x))
+    assert host.peak_bytes == 160 * ONE
+    assert host.pinned_bytes <= 1.05 * host.peak_bytes
+
+
+def test_where_no_more_memory_can_be_pinned_the_value_stays() -> None:
+    host = rematfn.Host("64MiB")
+    x = big()
+    with pinned_limit(0):
+        assert_bitwise_equal(rematfn.remat(chain, 3 * ONE, offload=host)(x), chain(x))
+        nothing = r"(?s)on the host 0 B of 0 B: no more memory"
+        with pytest.raises(rematfn.BudgetError, match=nothing):
+            rematfn.offload(chain, 3 * ONE, to=host)(x)
+    assert host.pinned_bytes == 0
+
+
+def test_a_device_that_is_full_lets_values_go_and_come() -> None:
+    x = big()
+    expected = chain(x)
+    torch.accelerator.synchronize()
+    with memory_limit(torch.accelerator.memory_allocated() + 4 * ONE + 4096):
+        with pytest.raises(torch.OutOfMemoryError):
+            chain(x)
+        g = rematfn.remat(chain, offload=HOST)
+        found = g(x)
+    assert_bitwise_equal(found, expected)
+    assert rematfn.stats(g).moves + rematfn.stats(g).replays > 0
+
+
+def test_snapshots_of_overwritten_arguments_move() -> None:
+    def f(x: Tensor) -> Tensor:
+        kept = []
+        for _ in range(6):
+            kept.append(x.sin())
+            x.mul_(1.5)
+        return torch.stack([y.sum() for y in kept])
+
+    x, y = big(), big()
+    g = rematfn.offload(f, 4 * ONE, to=HOST)
+    assert_bitwise_equal([g(x), x], [f(y), y])
+    assert rematfn.stats(g).moves > 0
+
+
+# --- what is left behind --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [1, 5, 9, 14])
+def test_an_exception_leaves_nothing_behind(after: int) -> None:
+    host = rematfn.Host("16MiB")
+    made = 0
+
+    def f(x: Tensor) -> Tensor:
+        nonlocal made
+        kept = []
+        for _ in range(8):
+            for op in (torch.sin, torch.cos):
+                x = op(x)
+                kept.append(x)
+                made += 1
+                if made == after:
+                    raise ValueError("on purpose")
+        return sum(kept)
+
+    with delays(seed=after), pytest.raises(ValueError, match="on purpose"):
+        rematfn.offload(f, 3 * ONE, to=host)(big())
+    gc.collect()
+    assert host.held_bytes == 0
+
+
+def test_pinned_memory_goes_with_the_tier() -> None:
+    before = pinned_bytes()
+    host = rematfn.Host("16MiB")
+    x = big()
+    assert_bitwise_equal(rematfn.offload(chain, 3 * ONE, to=host)(x), chain(x))
+    assert pinned_bytes() >= before + 16 * ONE
+    del host
+    gc.collect()
+    torch.accelerator.synchronize()
+    assert pinned_bytes() == before
+
+
+def test_a_graph_that_is_dropped_gives_back_what_lay_on_the_host() -> None:
+    host = rematfn.Host("16MiB")
+    y = rematfn.offload(chain, 3 * ONE, to=host)(big().requires_grad_())
+    assert host.held_bytes > 0
+    del y
+    gc.collect()
+    assert host.held_bytes == 0
+
+
+# --- the interface --------------------------------------------------------------------------------
+
+
+def test_by_default_values_on_an_accelerator_go_to_the_host_and_others_to_a_disk() -> None:
+    def f(x: Tensor, y: Tensor) -> Any:
+        return chain(x), chain(y)
+
+    x, y = big(), big().cpu()
+    g = rematfn.offload(f, 5 * ONE)
+    assert_bitwise_equal(g(x, y), f(x, y))
+    tiers = g._options.tiers
+    assert tiers.host.bytes_out > 0
+    assert tiers.disk.bytes_out > 0
+
+
+def test_the_word_host_is_a_host() -> None:
+    x = big()
+    g = rematfn.offload(chain, 3 * ONE, to="host")
+    assert_bitwise_equal(g(x), chain(x))
+    assert "Host()" in repr(g) or rematfn.stats(g).moves > 0
+
+
+def test_a_disk_is_no_tier_for_an_accelerator() -> None:
+    with pytest.raises(rematfn.BudgetError, match="on the disk 0 B"):
+        rematfn.offload(chain, 3 * ONE, to="disk")(big())
+
+
+def test_a_guided_call_has_values_come_ahead() -> None:
+    g = rematfn.offload(chain, 4 * ONE, to=HOST)
+    x = big().requires_grad_()
+    for _ in range(6):
+        loss = g(x).sum()
+        loss.backward()
+    stats = rematfn.stats(g)
+    assert stats.returns > 0
+    assert HOST.bandwidth_in is not None
+    assert HOST.bandwidth_out is not None
+
+
+def test_each_way_of_this_module_moves() -> None:
+    x = big()
+    for transform in HOW.values():
+        moved = HOST.bytes_out
+        transform(chain)(x)
+        torch.accelerator.synchronize()
+        assert HOST.bytes_out > moved
