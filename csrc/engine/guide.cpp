@@ -38,14 +38,30 @@ Future::Future(const Trace& trace) {
 }
 
 Guide::Guide(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-             std::shared_ptr<const Plan> plan, std::shared_ptr<Timings> timings)
+             std::shared_ptr<const Plan> plan, std::shared_ptr<Timings> timings,
+             std::shared_ptr<Leads> leads)
     : trace_(std::move(trace)),
       future_(std::move(future)),
       plan_(std::move(plan)),
-      timings_(std::move(timings)) {}
+      timings_(std::move(timings)),
+      leads_(std::move(leads)) {}
 
 Guide::~Guide() {
   if (timings_ && costs_.size() == trace_->calls.size()) timings_->add(std::move(costs_));
+}
+
+double Leads::of(Trace::Id value) const {
+  if (value >= factors_.size()) return 1;
+  const float factor = factors_[value].load(std::memory_order_relaxed);
+  return factor == 0 ? 1 : factor;
+}
+
+// Calls on several threads may lose each other's change.
+void Leads::change(Trace::Id value, float by) {
+  constexpr float kMost = 64;
+  if (value >= factors_.size()) return;
+  const float changed = static_cast<float>(of(value)) * by;
+  factors_[value].store(std::clamp(changed, 1 / kMost, kMost), std::memory_order_relaxed);
 }
 
 void Timings::add(std::vector<double> costs) {

@@ -17,6 +17,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -70,11 +71,29 @@ class Timings {
   std::vector<std::vector<double>> calls_;
 };
 
+// By value: how much earlier than the plan says its return begins, as earlier calls have shown.
+// See Note [What moving costs].
+class Leads {
+ public:
+  explicit Leads(std::size_t values) : factors_(values) {}
+
+  [[nodiscard]] double of(Trace::Id value) const;
+  // It was waited for; or it lay waiting.
+  void note_late(Trace::Id value) { change(value, 1.5F); }
+  void note_early(Trace::Id value) { change(value, 0.9F); }
+
+ private:
+  void change(Trace::Id value, float by);
+
+  std::vector<std::atomic<float>> factors_;  // 0: as the plan says
+};
+
 class Guide {
  public:
   // `timings`: to be added to if the program ends as was foreseen; or null.
   Guide(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-        std::shared_ptr<const Plan> plan, std::shared_ptr<Timings> timings = nullptr);
+        std::shared_ptr<const Plan> plan, std::shared_ptr<Timings> timings = nullptr,
+        std::shared_ptr<Leads> leads = nullptr);
   ~Guide();
   Guide(const Guide&) = delete;
   Guide& operator=(const Guide&) = delete;
@@ -83,6 +102,7 @@ class Guide {
   // then the versions know their next use.
   [[nodiscard]] bool follow(const ObservedCall& call);
   [[nodiscard]] const Plan& plan() const { return *plan_; }
+  [[nodiscard]] Leads* leads() const { return leads_.get(); }  // or null
   // What the record says that the call costs that is about to be followed; `observed` if it has no such.
   [[nodiscard]] double cost_of_next(double observed);
   // The most that one of the next few operators will allocate.
@@ -95,6 +115,7 @@ class Guide {
   const std::shared_ptr<const Future> future_;
   const std::shared_ptr<const Plan> plan_;
   const std::shared_ptr<Timings> timings_;
+  const std::shared_ptr<Leads> leads_;
   std::vector<double> costs_;  // observed
   std::size_t next_call_ = 0;
 };

@@ -14,7 +14,6 @@ namespace {
 
 // See Note [A version goes by a way], Rule 6
 constexpr std::size_t kWorthMoving = std::size_t{1} << 16;
-constexpr double kMostFeedback = 64;
 
 std::atomic<bool> costs_are_drawn{false};
 
@@ -35,7 +34,11 @@ double Link::cost(const Version& version) const {
 }
 
 bool Link::is_due(const Version& version, double until) const {
-  const double lead = domain_.guide ? domain_.guide->plan().lead * feedback_ : 1;
+  double lead = 1;
+  if (domain_.guide) {
+    lead = domain_.guide->plan().lead;
+    if (const Leads* leads = domain_.guide->leads()) lead *= leads->of(version.value);
+  }
   return until <= lead * time_in(version.nbytes + queued_in());
 }
 
@@ -45,12 +48,16 @@ bool Link::goes_early(const Version& version, double until) const {
 }
 
 // See Note [What moving costs]
-void Link::note_late() {
+void Link::note_late(Trace::Id value) {
   ++domain_.root->statistics.late_returns;
-  feedback_ = std::min(1.25 * feedback_, kMostFeedback);
+  if (domain_.guide && domain_.guide->leads()) domain_.guide->leads()->note_late(value);
 }
 
-void Link::note_early() { feedback_ = std::max(feedback_ / 1.5, 1 / kMostFeedback); }
+void Link::note_early(const Version& version) {
+  if (!domain_.guide || !domain_.guide->leads() || version.next_use == kUnknown) return;
+  const double until = version.next_use - domain_.clock;
+  if (until > time_in(version.nbytes)) domain_.guide->leads()->note_early(version.value);
+}
 
 double Link::time_out(std::size_t nbytes) const {
   const LinkFigures link = figures();

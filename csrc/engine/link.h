@@ -9,13 +9,15 @@
 // carry what goes over it. So a plan puts a price on the link, a share of the transfer's time, at which
 // what moves and what is replayed balance; without a guide it is the whole. What is compared with that
 // has to be in seconds too: where a level may move, the cost of an operator is the time it takes.
-// How early a return begins is the plan's as well. As the program runs, it is earlier after one that was
-// late, and later after one that was turned back (as in Peng et al., Capuchin, ASPLOS 2020).
+// How early a return begins is the plan's as well: so many times earlier than it takes. From call to
+// call that is more for a value that was late, and less for one that lay waiting, or was turned back
+// because its room was wanted (as in Peng et al., Capuchin, ASPLOS 2020).
 
 #pragma once
 
 #include <cstddef>
 
+#include "engine/trace.h"
 #include "engine/way.h"
 
 namespace rematfn {
@@ -49,13 +51,12 @@ class Link : public Way {
   [[nodiscard]] virtual std::size_t queued_in() const = 0;
   [[nodiscard]] double time_out(std::size_t nbytes) const;
   [[nodiscard]] double time_in(std::size_t nbytes) const;
-  void note_late();
-  void note_early();
+  // A return was waited for; the next time it begins earlier. The value, if it is known.
+  void note_late(Trace::Id value);
+  // It is there, and waits until it is read; or has been turned back.
+  void note_early(const Version& version);
 
   Domain& domain_;
-
- private:
-  double feedback_ = 1;  // times the plan's lead
 };
 
 }  // namespace rematfn

@@ -26,7 +26,10 @@ void Program::begin(std::size_t budget, std::optional<LinkOptions> link, const T
   search_.swap(search);
   plan_.swap(old);
   budget_ = budget;
-  if (link && !timings_) timings_ = std::make_shared<Timings>();
+  if (link && !timings_) {
+    timings_ = std::make_shared<Timings>();
+    leads_ = std::make_shared<Leads>(trace->values.size());
+  }
 }
 
 void Program::search(std::size_t budget, const SearchLimits& limits, std::optional<Score> first,
@@ -62,7 +65,7 @@ std::uint64_t Program::follow(std::uint64_t share) {
 std::shared_ptr<Guide> Program::guide() const {
   const std::lock_guard guard(plans_mutex());
   if (!plan_) return nullptr;
-  return std::make_shared<Guide>(trace, future_, plan_, timings_);
+  return std::make_shared<Guide>(trace, future_, plan_, timings_, leads_);
 }
 
 std::shared_ptr<Program> Program::timed_anew() const {

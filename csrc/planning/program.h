@@ -50,6 +50,7 @@ class Program {
   const std::shared_ptr<const Future> future_;
   // Under plans_mutex().
   std::shared_ptr<Timings> timings_;  // where values may be moved
+  std::shared_ptr<Leads> leads_;      // the same
   std::shared_ptr<Search> search_;
   std::shared_ptr<const Plan> plan_;
   std::size_t budget_ = 0;

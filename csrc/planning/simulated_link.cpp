@@ -48,7 +48,7 @@ Place SimulatedLink::wait(Version& version) {
   const double late = arrives_.at(&version) - now();
   if (late > 0) domain_.root->statistics.waited += late;
   if (version.place == Place::kLeaving) return Place::kAway;
-  if (late > 0) note_late();
+  if (late > 0) note_late(version.value);
   discard(version);
   return Place::kHere;
 }

@@ -33,7 +33,7 @@ class SimulatedLink final : public Link {
   [[nodiscard]] Place bring_back(Version& version) override;
   [[nodiscard]] bool has_arrived(const Version& version) const override;
   [[nodiscard]] Place wait(Version& version) override;
-  void turn_back(Version&) override { note_early(); }
+  void turn_back(Version&) override {}
   void discard(Version& version) override;
 
  private:

@@ -75,7 +75,7 @@ std::unique_ptr<Host::Copy> Host::copy_out(const c10::Storage& from, const c10::
     copy->done_ = mark(lane.out);
     counts_.out.bytes += nbytes;
     ++counts_.out.transfers;
-    note({begin, copy->done_, &counts_.out, nbytes, nullptr});
+    note({begin, copy->done_, &counts_.out, nbytes, nullptr, std::nullopt});
     is_first = bandwidth_out_ == 0 && nbytes >= kTelling;
   }
   if (is_first) {  // the only one that is waited for, so that its time is known at once
@@ -178,8 +178,7 @@ void Host::collect() {
     if (timed.traffic == nullptr) {
       if (seconds <= 0) continue;  // it was there in time
       counts_.waited += seconds;
-      timed.waits->seconds += seconds;
-      ++timed.waits->late;
+      timed.waits->add(seconds, timed.returning);
     } else {
       const bool goes_out = timed.traffic == &counts_.out;
       measure(*timed.traffic, goes_out ? bandwidth_out_ : bandwidth_in_, timed.nbytes, seconds);
@@ -195,6 +194,22 @@ void Host::measure(Traffic& traffic, std::atomic<double>& bandwidth, std::size_t
   bandwidth = bandwidth == 0 ? now : 1 / ((1 - kNewest) / bandwidth + kNewest / now);
 }
 
+void Host::Waits::add(double seconds, std::optional<std::uint64_t> late) {
+  const std::lock_guard lock(mutex_);
+  seconds_ += seconds;
+  if (late) late_.push_back(*late);
+}
+
+double Host::Waits::take_seconds() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(seconds_, 0);
+}
+
+std::vector<std::uint64_t> Host::Waits::take_late() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(late_, {});
+}
+
 // ---- a copy -----------------------------------------------------------------------------------
 
 Host::Copy::~Copy() {
@@ -204,11 +219,12 @@ Host::Copy::~Copy() {
 }
 
 // See Note [Copies are in stream order], 2 and 4
-void Host::Copy::precede(const c10::Stream& now, const std::shared_ptr<Waits>& waits) {
+void Host::Copy::precede(const c10::Stream& now, const std::shared_ptr<Waits>& waits,
+                         std::optional<std::uint64_t> returning) {
   if (is_done()) return;
   if (waits) {
     const std::lock_guard lock(host_->mutex_);
-    host_->note({mark(now), done_, nullptr, nbytes_, waits});
+    host_->note({mark(now), done_, nullptr, nbytes_, waits, returning});
   }
   done_->block(now);
 }
@@ -231,7 +247,7 @@ void Host::Copy::bring_in(const c10::Stream& now) {
   done_ = mark(lane_.in);
   host_->counts_.in.bytes += nbytes_;
   ++host_->counts_.in.transfers;
-  host_->note({begin, done_, &host_->counts_.in, nbytes_, nullptr});
+  host_->note({begin, done_, &host_->counts_.in, nbytes_, nullptr, std::nullopt});
 }
 
 // See Note [Copies are in stream order], 6

@@ -35,7 +35,9 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "memory/slab.h"
@@ -59,9 +61,17 @@ class Host : public std::enable_shared_from_this<Host> {
     double waited = 0;         // seconds that kernels waited for copies, as far as known
   };
   // Of streams, for copies; as found out later, by whoever asks for something next.
-  struct Waits {
-    std::atomic<double> seconds{0};
-    std::atomic<int> late{0};
+  class Waits {
+   public:
+    void add(double seconds, std::optional<std::uint64_t> late);
+    [[nodiscard]] double take_seconds();
+    // The numbers of what was late, as precede() was given them.
+    [[nodiscard]] std::vector<std::uint64_t> take_late();
+
+   private:
+    std::mutex mutex_;
+    double seconds_ = 0;
+    std::vector<std::uint64_t> late_;
   };
   class Copy;
 
@@ -100,6 +110,7 @@ class Host : public std::enable_shared_from_this<Host> {
     Traffic* traffic;  // null: what lies between is a wait, of `waits`
     std::size_t nbytes;
     std::shared_ptr<Waits> waits;
+    std::optional<std::uint64_t> returning;
   };
 
   [[nodiscard]] const Lane& lane_of(c10::Device device);
@@ -131,8 +142,10 @@ class Host::Copy {
 
   // Whether the stream has done what was begun.
   [[nodiscard]] bool is_done() const { return done_->query(); }
-  // What `now` runs from now on comes after it. What it waits is noted, if `waits` is given.
-  void precede(const c10::Stream& now, const std::shared_ptr<Waits>& waits = nullptr);
+  // What `now` runs from now on comes after it. What it waits is noted, if `waits` is given: of a return,
+  // with its number.
+  void precede(const c10::Stream& now, const std::shared_ptr<Waits>& waits = nullptr,
+               std::optional<std::uint64_t> returning = std::nullopt);
   // Starts to bring the bytes back, into memory from the current stream `now`. Throws OutOfMemoryError.
   void bring_in(const c10::Stream& now);
   // What has come in, or is about to: precede() first.

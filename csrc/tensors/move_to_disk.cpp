@@ -80,7 +80,9 @@ Place MoveToDisk::wait(Version& version) {
   if (is_late) {
     const std::chrono::duration<double> waited = Clock::now() - before;
     domain_.root->statistics.waited += waited.count();
-    if (!was_leaving) note_late();
+    if (!was_leaving) note_late(version.value);
+  } else if (!was_leaving) {
+    note_early(version);
   }
   if (was_leaving) {
     tensor_store.drop(version);
@@ -116,7 +118,7 @@ void MoveToDisk::turn_back(Version& version) {
     // whoever asks for it will hear of it
   }
   moved.comes_to = c10::Storage();
-  note_early();
+  note_early(version);
 }
 
 void MoveToDisk::discard(Version& version) { moved_.erase(&version); }

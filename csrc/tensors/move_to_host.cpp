@@ -84,7 +84,8 @@ Place MoveToHost::wait(Version& version) {
     tensor_store.drop(version);
     return moved.place = Place::kAway;
   }
-  moved.copy->precede(now, waits_);
+  if (moved.copy->is_done()) note_early(version);
+  moved.copy->precede(now, waits_, version.value);
   const BackendScope scope;
   refill(tensor(version), moved.copy->take());
   coming_ -= version.nbytes;
@@ -108,7 +109,7 @@ void MoveToHost::turn_back(Version& version) {
   if (domain().streams.are_several()) moved.copy->protect(room.data_ptr());
   coming_ -= version.nbytes;
   moved.place = Place::kAway;
-  note_early();
+  note_early(version);
 }
 
 // What is leaving may be freed now. See Note [Copies are in stream order], 6.
@@ -120,8 +121,8 @@ void MoveToHost::discard(Version& version) {
 }
 
 void MoveToHost::learn_of_waits() {
-  domain_.root->statistics.waited += waits_->seconds.exchange(0);
-  for (int late = waits_->late.exchange(0); late > 0; --late) note_late();
+  domain_.root->statistics.waited += waits_->take_seconds();
+  for (const std::uint64_t value : waits_->take_late()) note_late(static_cast<Trace::Id>(value));
 }
 
 Way& way_to(TensorDomain& domain, const std::shared_ptr<Host>& host) {

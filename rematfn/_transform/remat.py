@@ -108,9 +108,10 @@ def remat(
             not evicted, so they are given no more than half of the bytes to spare; evicted values
             need their record, however long it is. In nested calls the outermost one decides.
         offload: Where values may be moved to instead: True (the host's memory for values on an
-            accelerator, a disk for those on a CPU), or a tier as :func:`offload` takes it. Each value that has to go then goes the cheaper way:
-            it is dropped and computed again, or moved and fetched. What cannot be computed again,
-            such as a copy of an argument that is overwritten, can still be moved.
+            accelerator, a disk for those on a CPU), or a tier as :func:`offload` takes it. Each
+            value that has to go then goes the cheaper way: it is dropped and computed again, or
+            moved and fetched. What cannot be computed again, such as a copy of an argument that is
+            overwritten, can still be moved.
 
     Returns:
         A function with the signature of ``f``. For a module: a module of the same class that shares

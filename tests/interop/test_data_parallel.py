@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wrappers that replicate a module, around a transformed one, in a single process."""
+"""Collectives, and the wrappers that replicate a module, in a single process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager
-from torch import distributed, nn
+from helpers import Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from torch import Tensor, distributed, nn
+from torch.distributed import _functional_collectives as collectives
+
+import rematfn
 
 
 @pytest.fixture
@@ -46,3 +49,26 @@ def test_distributed_data_parallel(buckets: bool, mode: Mode) -> None:
 
 def test_data_parallel(mode: Mode) -> None:
     assert_same_as_eager(lambda transform: trained(nn.DataParallel, transform), mode)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_what_a_collective_gave_moves_once_it_has_been_waited_for() -> None:
+    """It is never replayed, so that a budget without a tier does not hold it."""
+    nbytes = 1 << 16
+
+    def f(x: Tensor) -> Tensor:
+        kept = []
+        for _ in range(4):
+            y = collectives.all_reduce(x.sin(), "sum", distributed.group.WORLD)
+            kept.append(collectives.wait_tensor(y))
+            x = kept[-1] * 1.1
+        return torch.stack([y.sum() for y in kept])
+
+    x = torch.linspace(0, 1, nbytes // 4)
+    with pytest.raises(rematfn.BudgetError, match="not replayable"):
+        rematfn.remat(f, budget=4 * nbytes)(x)
+    g = rematfn.offload(f, budget=4 * nbytes)
+    for _ in range(3):
+        assert_bitwise_equal(g(x), f(x))
+        assert rematfn.stats(g).moves > 0
+        assert rematfn.stats(g).replays == 0
