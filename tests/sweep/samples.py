@@ -91,7 +91,7 @@ def copied(tensor: Tensor, copies: dict[int, torch.UntypedStorage]) -> Tensor:
     if storage.data_ptr() not in copies:
         copies[storage.data_ptr()] = storage.clone()
     bytes_ = copies[storage.data_ptr()]
-    copy = torch.empty(0, dtype=tensor.dtype).set_(
+    copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
         bytes_, tensor.storage_offset(), tensor.size(), tensor.stride()
     )
     return copy.requires_grad_(tensor.requires_grad)

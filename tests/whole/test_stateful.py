@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -66,23 +66,23 @@ POLICIES = [
     rematfn.policies.reference.LRU(),
 ]
 WORDS = ["remat", "everything", "tight", "grad", "vmap", "jvp"]
-# Large enough for all, checked as it is read; and a small one, which is often full.
-DISKS = {"disk": rematfn.Disk(verify=True), "small disk": rematfn.Disk(budget=20_000)}
-MOVES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    "offload": lambda f: rematfn.offload(f, to=DISKS["disk"]),
-    "offload tight": lambda f: rematfn.offload(f, 2048, to=DISKS["disk"]),
-    "offload everything": lambda f: rematfn.offload(f, to=DISKS["disk"], policy=EVERYTHING),
-    "hybrid": lambda f: rematfn.remat(f, 2048, offload=DISKS["disk"]),
-    "hybrid everything": lambda f: rematfn.remat(f, offload=DISKS["disk"], policy=EVERYTHING),
-    "little room": lambda f: rematfn.offload(f, to=DISKS["small disk"], policy=EVERYTHING),
+Tier = rematfn.Disk | rematfn.Host
+# By a word, what it does with a function, a large tier and a small one.
+MOVES: dict[str, Callable[[Callable[..., Any], Tier, Tier], Callable[..., Any]]] = {
+    "offload": lambda f, to, _: rematfn.offload(f, to=to),
+    "offload tight": lambda f, to, _: rematfn.offload(f, 2048, to=to),
+    "offload everything": lambda f, to, _: rematfn.offload(f, to=to, policy=EVERYTHING),
+    "hybrid": lambda f, to, _: rematfn.remat(f, 2048, offload=to),
+    "hybrid everything": lambda f, to, _: rematfn.remat(f, offload=to, policy=EVERYTHING),
+    "little room": lambda f, _, small: rematfn.offload(f, to=small, policy=EVERYTHING),
 }
 # Of a level of the test's own: whether it drops, whether it moves, and whether it does so early.
 WAYS = {
     "drop": (None, True, False),
-    "move": ("disk", False, False),
-    "move early": ("disk", False, True),
-    "either": ("disk", True, False),
-    "little room": ("small disk", True, False),
+    "move": ("large", False, False),
+    "move early": ("large", False, True),
+    "either": ("large", True, False),
+    "little room": ("small", True, False),
 }
 
 
@@ -105,7 +105,9 @@ class Open:
             assert record["peak_bytes"] <= self.budget, record
 
 
-def spell(word: str, f: Callable[[Tensor], Tensor], ours: bool) -> Callable[[Tensor], Tensor]:
+def spell(
+    word: str, f: Callable[[Tensor], Tensor], ours: bool, tiers: dict[str, Tier]
+) -> Callable[[Tensor], Tensor]:
     """Wrap one transform around `f`; `remat` only if the result is to be ours."""
     if word == "grad":
         return torch.func.grad(lambda x: f(x).square().sum())
@@ -117,7 +119,7 @@ def spell(word: str, f: Callable[[Tensor], Tensor], ours: bool) -> Callable[[Ten
     if not ours:
         return f
     if word in MOVES:
-        return MOVES[word](f)
+        return MOVES[word](f, tiers["large"], tiers["small"])
     if word == "everything":
         return rematfn.remat(f, policy=EVERYTHING)
     return rematfn.remat(f, budget=2048 if word == "tight" else None)
@@ -127,17 +129,23 @@ def look(t: Tensor) -> tuple[Any, ...]:
     """Return all that can be seen of a tensor: its properties, and its bits."""
     return (
         *(t.dtype, tuple(t.shape), t.stride(), t.storage_offset(), t.requires_grad, t.is_leaf),
-        rematfn.materialize(bits(t)).tolist(),
+        rematfn.materialize(bits(t).cpu()).tolist(),
     )
 
 
 def look_behind(t: Tensor) -> list[float]:
     """Read the bytes themselves, which no operator sees."""
-    return rematfn.materialize(t).detach().tolist()
+    return rematfn.materialize(rematfn.materialize(t).detach().cpu()).tolist()
 
 
 class Twins(RuleBasedStateMachine):
     """Ours and the twin: the same program, of which only one knows of levels."""
+
+    # Large enough for all, checked as it is read; and a small one, which is often full.
+    tiers: ClassVar[dict[str, Tier]] = {
+        "large": rematfn.Disk(verify=True),
+        "small": rematfn.Disk(budget=20_000),
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,14 +172,14 @@ class Twins(RuleBasedStateMachine):
         ours, refusal = attempt(do, [p.ours for p in pairs], True)
         if isinstance(refusal, rematfn.BudgetError | rematfn.ReplayError):
             note(f"refused: {refusal}")
-            torch.set_rng_state(before)
+            self.set_random_state(before)
             if isinstance(refusal, rematfn.ReplayError):
                 assert self.may_be_lost, refusal
             if isinstance(refusal, rematfn.ReplayError) or not whole:
                 self.start()
             return None
         after = self.random_state()
-        torch.set_rng_state(before)
+        self.set_random_state(before)
         twin, expected = self.elsewhere.submit(attempt, do, [p.twin for p in pairs], False).result()
         same = type(refusal) is type(expected) and str(refusal) == str(expected)
         assert same, f"{refusal!r} instead of {expected!r}"
@@ -181,6 +189,9 @@ class Twins(RuleBasedStateMachine):
     def random_state(self) -> Tensor:
         # Five kilobytes, which under a level would count in it.
         return self.elsewhere.submit(torch.get_rng_state).result()
+
+    def set_random_state(self, state: Tensor) -> None:
+        torch.set_rng_state(state)
 
     def make(self, do: Callable[..., Any], *pairs: Pair) -> None:
         made = self.both(do, *pairs)
@@ -294,7 +305,7 @@ class Twins(RuleBasedStateMachine):
         def do(x: Tensor, ours: bool) -> Tensor:
             f = FUNCTIONS[function]
             for word in words:
-                f = spell(word, f, ours)
+                f = spell(word, f, ours, self.tiers)
             return f(x)
 
         self.ended = True
@@ -366,7 +377,8 @@ class Twins(RuleBasedStateMachine):
     @precondition(lambda self: len(self.open) < MOST_LEVELS)
     @rule(budget=budget, policy=policy, way=way)
     def open_level(self, budget: int | None, policy: Any, way: str) -> None:
-        disk, drops, leaves_early = WAYS[way]
+        size, drops, leaves_early = WAYS[way]
+        tier = None if size is None else self.tiers[size]
         options = _level.LevelOptions(
             budget=budget,
             shared=None,
@@ -375,7 +387,8 @@ class Twins(RuleBasedStateMachine):
             timed=False,
             verify=False,
             name="f",
-            disk=None if disk is None else DISKS[disk].open(),
+            disk=tier.open() if isinstance(tier, rematfn.Disk) else None,
+            host=tier.open() if isinstance(tier, rematfn.Host) else None,
             drops=drops,
             leaves_early=leaves_early,
         )
@@ -431,8 +444,8 @@ class Twins(RuleBasedStateMachine):
         rematfn.testing.check()
         after = remains()
         assert self.knotted or all(after[k] <= self.before[k] for k in after), f"left: {after}"
-        held = [disk.held_bytes for disk in DISKS.values()]
-        assert self.knotted or after["levels"] > 0 or held == [0, 0], f"on the disks: {held}"
+        held = [tier.held_bytes for tier in self.tiers.values()]
+        assert self.knotted or after["levels"] > 0 or held == [0, 0], f"in the tiers: {held}"
 
 
 def elements_left(a: Tensor) -> int:
@@ -465,13 +478,13 @@ def attempt(do: Callable[..., Any], tensors: list[Tensor], ours: bool) -> tuple[
         return None, error.with_traceback(None)
 
 
-def search(**options: Any) -> None:
+def search(machine: type[Twins] = Twins, **options: Any) -> None:
     """Run many of these programs."""
     gc.collect()
     gc.freeze()  # what is there already need not be looked through after each of them
     try:
         run_state_machine_as_test(
-            Twins,
+            machine,
             settings=settings(
                 deadline=None,
                 database=None,

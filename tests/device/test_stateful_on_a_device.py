@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any program on the device, under any levels, with copies and kernels that are late, is its twin.
+
+The twin is eager's, on the same device. What is compared is read from it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+import pytest
+import torch
+from fake_device import delays
+from torch import Tensor
+from whole.test_stateful import Tier, Twins, search
+
+import rematfn
+from rematfn import _C
+
+SEEDS = itertools.count(1)
+
+
+class OnADevice(Twins):
+    tiers: ClassVar[dict[str, Tier]] = {
+        "large": rematfn.Host("1MiB"),
+        "small": rematfn.Host(20_000),
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elsewhere.shutdown()
+        self.elsewhere = ThreadPoolExecutor(
+            1, initializer=torch.set_default_device, initargs=("fake",)
+        )
+        self.late = delays(next(SEEDS), most=50)
+        self.late.__enter__()
+
+    def random_state(self) -> Tensor:
+        return self.elsewhere.submit(torch.fake.get_rng_state).result()
+
+    def set_random_state(self, state: Tensor) -> None:
+        torch.fake.set_rng_state(state)
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.late.__exit__(None, None, None)
+
+
+@pytest.fixture(autouse=True)
+def on_the_device() -> Iterator[None]:
+    torch.set_num_threads(1)
+    _C.testing.draw_link_costs(True)  # so that it is left to chance what moves and what is dropped
+    with torch.device("fake"):
+        yield
+    _C.testing.draw_link_costs(False)
+    assert _C.stack_depth() == 0
+
+
+def test_any_program_under_any_levels_is_its_twin() -> None:
+    moved = sum(tier.bytes_out for tier in OnADevice.tiers.values())
+    search(OnADevice, max_examples=300, stateful_step_count=30, derandomize=True)
+    assert sum(tier.bytes_out for tier in OnADevice.tiers.values()) > moved
