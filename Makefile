@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test sanitize sanitize-threads sweep demo bench bench-bound bench-floor bench-offload bench-overhead lint clean
+.PHONY: help setup venv build test sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-offload bench-overhead lint clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ bench-floor: $(INSTALLED)  ## what the rules near the least budget buy
 
 bench-offload: $(INSTALLED)  ## a disk beside a budget: moved, computed again, or chosen
 	$(BIN)/python benchmarks/offload.py $(ARGS)
+
+bench-device: $(INSTALLED)  ## on an accelerator: moved to the host, computed again, or chosen
+	$(BIN)/python benchmarks/device.py $(ARGS)
 
 bench-overhead: $(INSTALLED)  ## the price of a level that has nothing to evict
 	$(BIN)/python benchmarks/overhead.py $(ARGS)

@@ -98,6 +98,10 @@ class _Module(ModuleType):
         return 0
 
     @staticmethod
+    def get_amp_supported_dtype() -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+    @staticmethod
     def _is_in_bad_fork() -> bool:
         return False
 

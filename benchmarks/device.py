@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On an accelerator: moved to the host, computed again, or chosen, beside what torch has.
+
+Each network is trained for a step by eager, by `torch.utils.checkpoint` of each block, by
+`save_on_cpu(pin_memory=True)`, and by ours within the peak of the checkpointed step, as the
+device's own allocator counts it. Then each is asked for the largest batch that it trains in the
+memory that eager takes for the first. `--device fake` runs all of it, small, on a device that is
+made for tests: its figures say nothing but that it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import interleaved, save
+from networks import (
+    Chain,
+    Runner,
+    Step,
+    Transform,
+    gpt,
+    in_order,
+    plain,
+    resnet,
+    untransformed,
+)
+from peers import PEERS
+from torch.autograd.graph import save_on_cpu
+
+import rematfn
+
+Row = dict[str, object]
+WARM_UP = 5  # calls: the first is recorded, then times are learnt and plans get better
+
+
+@dataclass(frozen=True)
+class Network:
+    """A step by batch size, at the size for a real device and at one for the device of tests."""
+
+    name: str
+    batch: int
+    make: Callable[[int], Any]
+
+
+REAL = [
+    Network("GPT, 24 layers of 1024, 302 M", 8, lambda b: gpt(24, 1024, 16, 1024, b)),
+    Network("ResNet, 3-4-6-3 blocks, 224 x 224", 64, lambda b: resnet((3, 4, 6, 3), 64, 224, b)),
+]
+SMALL = [
+    Network("GPT, 4 layers of 64", 4, lambda b: gpt(4, 64, 2, 64, b)),
+    Network("ResNet, 2-2 blocks, 16 x 16", 4, lambda b: resnet((2, 2), 16, 16, b)),
+]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a step is trained."""
+
+    name: str
+    transform: Callable[[int, rematfn.Host], Transform]  # given the budget
+    run: Runner = in_order
+    is_bounded: bool = False
+
+
+def saved_on_host(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep what autograd saves in `f` in pinned memory of the host."""
+
+    def wrapped(*args: Any) -> Any:
+        with save_on_cpu(pin_memory=True):
+            return f(*args)
+
+    return wrapped
+
+
+WAYS = [
+    Way("eager", lambda budget, host: untransformed),
+    Way(
+        "checkpoint, each block",
+        lambda budget, host: untransformed,
+        next(p.run for p in PEERS if p.name == "checkpoint, each block"),
+    ),
+    Way("save_on_cpu, pinned", lambda budget, host: saved_on_host),
+    Way("remat", lambda budget, host: lambda f: rematfn.remat(f, budget), is_bounded=True),
+    Way(
+        "offload",
+        lambda budget, host: lambda f: rematfn.offload(f, budget, to=host),
+        is_bounded=True,
+    ),
+    Way(
+        "hybrid",
+        lambda budget, host: lambda f: rematfn.remat(f, budget, offload=host),
+        is_bounded=True,
+    ),
+]
+
+
+def main() -> None:
+    """Measure, print and save."""
+    options = arguments()
+    if options.device == "fake":
+        sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+        import fake_device
+
+        fake_device.load()
+    device = torch.device(options.device)
+    networks = SMALL if options.device == "fake" else REAL
+    rows = [row for network in networks for row in rows_of(network, device, options.repeats)]
+    title = f"On an accelerator (`python benchmarks/device.py --device {options.device}`)"
+    save(f"device-{options.device}", title, rows)
+
+
+def arguments() -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    found = torch.accelerator.current_accelerator()
+    parser.add_argument("--device", default="fake" if found is None else found.type)
+    parser.add_argument("--repeats", type=int, default=5, help="rounds, after the warm-up")
+    return parser.parse_args()
+
+
+def rows_of(network: Network, device: torch.device, repeats: int) -> Iterator[Row]:
+    """Yield a row for each way, and then one for each way's largest batch."""
+    made = on(device, network.make(network.batch))
+    peaks: dict[str, int] = {}
+    steps: dict[str, Step] = {}
+    hosts = {way.name: rematfn.Host() for way in WAYS}
+    refused: dict[str, str] = {}
+    for way in WAYS:
+        # Of a step's peak, what a level counts is what the step makes.
+        budget = peaks.get("checkpoint, each block", 0)
+        steps[way.name] = plain(*made).make_step(way.transform(budget, hosts[way.name]), way.run)
+        try:
+            for _ in range(WARM_UP):
+                peaks[way.name] = peak_of(steps[way.name], device)
+        except (RuntimeError, rematfn.BudgetError) as error:
+            refused[way.name] = str(error).splitlines()[0][:120]
+            del steps[way.name]
+    before = {name: host.waited for name, host in hosts.items()}
+    moved = {name: host.bytes_out + host.bytes_in for name, host in hosts.items()}
+    seconds = interleaved({n: timed(s, device) for n, s in steps.items()}, repeats)
+    for way in WAYS:
+        row: Row = {"network": network.name, "batch": network.batch, "way": way.name}
+        if way.name in refused:
+            yield {**row, "refused": refused[way.name]}
+            continue
+        own = [a / b for a, b in zip(seconds[way.name], seconds["eager"], strict=True)]
+        row |= {"peak, MiB": peaks[way.name] / 2**20, "time / eager": statistics.median(own)}
+        row["eager, s"] = statistics.median(seconds["eager"])
+        host = hosts[way.name]
+        if host.bytes_out:
+            each = (host.bytes_out + host.bytes_in - moved[way.name]) / repeats
+            waited = (host.waited - before[way.name]) / repeats
+            rate = 2 / (1 / host.bandwidth_out + 1 / host.bandwidth_in)
+            row |= {
+                "MiB moved": each / 2**20,
+                "hidden": 1 - waited / (each / rate) if each else 1.0,
+                "pinned / held": host.pinned_bytes / host.peak_bytes,
+                "GB/s out": host.bandwidth_out / 1e9,
+                "GB/s in": host.bandwidth_in / 1e9,
+            }
+        yield row
+    steps.clear()
+    yield from largest_batches(network, device, peaks["eager"])
+
+
+def largest_batches(network: Network, device: torch.device, memory: int) -> Iterator[Row]:
+    """Yield the largest batch, by doubling, that each way trains in so much memory."""
+    for way in WAYS:
+        batch = 0
+        for factor in (1, 2, 4, 8, 16):
+            made = on(device, network.make(network.batch * factor))
+            step = plain(*made).make_step(way.transform(memory, rematfn.Host()), way.run)
+            try:
+                peak = max(peak_of(step, device) for _ in range(2))
+            except (RuntimeError, rematfn.BudgetError):
+                break
+            finally:
+                del made, step
+            if peak > memory:
+                break
+            batch = network.batch * factor
+        yield {
+            "network": network.name,
+            "way": way.name,
+            "largest batch": batch,
+            "in, MiB": memory / 2**20,
+        }
+
+
+def on(device: torch.device, made: tuple[Chain, Any, Any]) -> tuple[Chain, Any, Any]:
+    """Put a network and its data on the device."""
+    chain, x, y = made
+    return chain.to(device), x.to(device), y.to(device)
+
+
+@contextmanager
+def counted(device: torch.device) -> Iterator[list[int]]:
+    """Give, at the end, the most bytes that were allocated beyond those at the beginning."""
+    found: list[int] = []
+    gc.collect()
+    torch.accelerator.synchronize()
+    torch.accelerator.reset_peak_memory_stats()
+    before = torch.accelerator.memory_allocated()
+    yield found
+    torch.accelerator.synchronize()
+    found.append(torch.accelerator.max_memory_allocated() - before)
+
+
+def peak_of(step: Step, device: torch.device) -> int:
+    """Return what the step takes, as the device's allocator counts."""
+    with counted(device) as found:
+        step()
+    return found[0]
+
+
+def timed(step: Step, device: torch.device) -> Callable[[], float]:
+    """Return a call that runs the step to its end and returns the seconds."""
+
+    def run() -> float:
+        torch.accelerator.synchronize()
+        start = time.perf_counter()
+        step()
+        torch.accelerator.synchronize()
+        return time.perf_counter() - start
+
+    return run
+
+
+if __name__ == "__main__":
+    main()
