@@ -2,6 +2,7 @@
 #include "engine/guide.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "engine/domain.h"
@@ -65,8 +66,15 @@ void Leads::change(Trace::Id value, float by) {
 }
 
 void Timings::add(std::vector<double> costs) {
+  constexpr double kAlike = 1.25;
+  const double total = std::accumulate(costs.begin(), costs.end(), 0.0);
   const std::lock_guard guard(mutex_);
-  if (calls_.size() < kMost) calls_.push_back(std::move(costs));
+  if (calls_.size() == kMost) return;
+  std::erase_if(calls_, [&](const Call& call) { return call.total > kAlike * total; });
+  for (const Call& call : calls_) {
+    if (total > kAlike * call.total) return;
+  }
+  calls_.push_back({total, std::move(costs)});
 }
 
 std::vector<double> Timings::medians(std::size_t least) const {
@@ -74,8 +82,8 @@ std::vector<double> Timings::medians(std::size_t least) const {
   std::vector<double> found;
   if (calls_.size() < least) return found;
   std::vector<double> of_one(calls_.size());
-  for (std::size_t i = 0; i < calls_.front().size(); ++i) {
-    std::ranges::transform(calls_, of_one.begin(), [&](const auto& call) { return call[i]; });
+  for (std::size_t i = 0; i < calls_.front().costs.size(); ++i) {
+    std::ranges::transform(calls_, of_one.begin(), [&](const Call& call) { return call.costs[i]; });
     const auto middle = of_one.begin() + static_cast<std::ptrdiff_t>(of_one.size() / 2);
     std::ranges::nth_element(of_one, middle);
     found.push_back(*middle);

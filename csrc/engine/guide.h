@@ -60,15 +60,19 @@ struct Plan {
 // What the operators of guided calls have cost. Any thread.
 class Timings {
  public:
-  // Of a whole call.
+  // Of a whole call. One that others disturbed, so that it took longer than another, does not count.
   void add(std::vector<double> costs);
-  // The medians, of all that there were; empty if those were fewer than `least`.
+  // The medians, of all that count; empty if those are fewer than `least`.
   [[nodiscard]] std::vector<double> medians(std::size_t least) const;
 
  private:
+  struct Call {
+    double total;
+    std::vector<double> costs;
+  };
   static constexpr std::size_t kMost = 3;
   mutable std::mutex mutex_;
-  std::vector<std::vector<double>> calls_;
+  std::vector<Call> calls_;
 };
 
 // By value: how much earlier than the plan says its return begins, as earlier calls have shown.

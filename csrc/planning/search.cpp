@@ -177,11 +177,17 @@ std::shared_ptr<const Plan> Search::next() {
   return nullptr;
 }
 
+// A plan that moves first is compared with those that do, too.
+double Search::worth_finishing(const Plan& plan) const {
+  if (!plan.moves_first) return reached();
+  return moving_.plan ? std::max(reached(), moving_.plan->overhead) : kNever;
+}
+
 Search::Result Search::simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const {
   const SimulationOptions options{.budget = budget_,
                                   .policy = {.score = plan->score},
                                   .guide = std::make_shared<Guide>(trace_, future_, plan),
-                                  .most_overhead = reached(),
+                                  .most_overhead = worth_finishing(*plan),
                                   .effort = &effort,
                                   .link = link_};
   Result result;
@@ -204,6 +210,9 @@ void Search::note_result(Result result, std::uint64_t operators) {
   // Most changes alter nothing by themselves; those that are to come may need them.
   const bool as_good = stage_ == Stage::kLocal && overhead == reached();
   if (better || as_good) best_ = plan;
+  if (plan->moves_first && (!moving_.plan || overhead <= moving_.plan->overhead)) {
+    moving_ = {plan, result.moved};
+  }
   if (better || as_good) moved_by_best_ = std::move(result.moved);
   if (better) found_.push_back({begun, plan});
   constexpr double kGain = 0.01;
@@ -240,20 +249,25 @@ bool Search::begin_next_stage() {
       }
       return true;
     case Stage::kPatience:
-      stage_ = Stage::kPrices;
-      if (link_ && best_) {
+      stage_ = Stage::kMoves;
+      if (link_ && link_->drops && best_) {
         for (const Score& score : kPortfolio) {
           Plan plan{.score = score};
           plan.moves_first = true;
           queue_.push_back(std::move(plan));
         }
+      }
+      return true;
+    case Stage::kMoves:
+      stage_ = Stage::kPrices;
+      for (const Best& best : bests()) {
         for (const double price : {0.5, 0.25, 0.1, 0.0, 2.0}) {
-          Plan plan = *best_;
+          Plan plan = *best.plan;
           plan.link_price = price;
           queue_.push_back(std::move(plan));
         }
         for (const double lead : {1.0, 16.0, 64.0}) {
-          Plan plan = *best_;
+          Plan plan = *best.plan;
           plan.lead = lead;
           queue_.push_back(std::move(plan));
         }
@@ -261,10 +275,10 @@ bool Search::begin_next_stage() {
       return true;
     case Stage::kPrices:
       stage_ = Stage::kEarly;
-      if (link_ && best_) {
+      for (const Best& best : bests()) {
         for (const double factor : {1.0, 0.25, 4.0, 16.0}) {
-          Plan plan = *best_;
-          plan.moved = moved_by_best_;
+          Plan plan = *best.plan;
+          plan.moved = best.moved;
           plan.lead *= factor;
           queue_.push_back(std::move(plan));
         }
@@ -288,6 +302,14 @@ bool Search::begin_next_stage() {
   return false;
 }
 
+std::vector<Search::Best> Search::bests() const {
+  std::vector<Best> found;
+  if (!link_ || !best_) return found;
+  found.push_back({best_, moved_by_best_});
+  if (moving_.plan && moving_.plan != best_) found.push_back(moving_);
+  return found;
+}
+
 void Search::try_what_is_kept() {
   const Score score = best_ ? best_->score : Score();
   const std::vector<bool> products = products_of(*trace_);
@@ -305,9 +327,10 @@ void Search::try_what_is_kept() {
 // Local search: change the score, or the weights of some values, and keep what does no harm.
 Plan Search::changed() {
   Dice dice(random_);
-  Plan plan = best_ ? *best_ : Plan();
+  const bool of_moving = moving_.plan && moving_.plan != best_ && dice.one_in(3);
+  Plan plan = of_moving ? *moving_.plan : best_ ? *best_ : Plan();
   if (link_ && dice.one_in(3)) {
-    change_moves(plan, moved_by_best_, dice);
+    change_moves(plan, of_moving ? moving_.moved : moved_by_best_, dice);
     return plan;
   }
   if (dice.one_in(3)) {

@@ -66,11 +66,16 @@ class Search {
     kScores,
     // Where replays cost more than the program all the same, other values of Score::patience.
     kPatience,
-    kPrices,  // of the link
+    kMoves,   // moving whatever can be moved
+    kPrices,  // of the link; of both the best plan, and the best of those that move first
     kEarly,   // what went over it goes before its room is wanted
     kKept,   // products, segments
     kLocal,  // search
     kListed,  // what is in the queue, and no more
+  };
+  struct Best {
+    std::shared_ptr<const Plan> plan;
+    std::vector<bool> moved;  // by value: what went over the link
   };
   struct Found {
     std::uint64_t begun;  // operators that had been simulated before
@@ -78,12 +83,14 @@ class Search {
   };
 
   [[nodiscard]] double reached() const { return best_ ? best_->overhead : kNever; }
+  [[nodiscard]] double worth_finishing(const Plan& plan) const;
   [[nodiscard]] bool pays() const;
   // Nothing fits yet, and not all settings have been tried.
   [[nodiscard]] bool must_go_on() const { return !best_ && stage_ == Stage::kScores; }
   // Puts what comes next into the queue. False if nothing does.
   [[nodiscard]] bool begin_next_stage();
   void try_what_is_kept();
+  [[nodiscard]] std::vector<Best> bests() const;
   [[nodiscard]] Plan changed();
 
   const std::shared_ptr<const Trace> trace_;
@@ -102,6 +109,7 @@ class Search {
   double gained_ = kNever;  // the overhead then
   std::vector<bool> moved_by_best_;
   std::shared_ptr<const Plan> best_;
+  Best moving_;  // of the plans that move first
   std::deque<Found> found_;
   std::mt19937 random_{20};  // the same for all
   std::vector<Trace::Id> counted_;  // values, for local search
