@@ -205,18 +205,19 @@ def _advice_followed(
     bench: Bench, error: rematfn.BudgetError, policy: rematfn.policies.Policy
 ) -> Row:
     """Return what the error says is needed, and in how many such steps the program runs."""
-    first = needed = _advice(error)
+    first = needed = advice(error)
     for attempts in range(1, 20):
         try:
             found = Ours(bench, needed, policy).measure()
         except rematfn.BudgetError as again:
-            needed = _advice(again)
+            needed = advice(again)
             continue
         return {"needs": first, "runs in": needed, "advised": attempts, "exact": found["exact"]}
     return {"needs": first}
 
 
-def _advice(error: rematfn.BudgetError) -> int:
+def advice(error: rematfn.BudgetError) -> int:
+    """Return the budget that the message asks for, in bytes."""
     found = re.search(r"at least ([0-9.]+ [A-Za-z]+)", str(error))
     assert found is not None, f"a BudgetError without advice: {error}"
     nbytes = parse_budget(found.group(1)).bytes

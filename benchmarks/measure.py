@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -31,6 +32,37 @@ def interleaved(
         for name in names[start:] + names[:start]:
             seconds[name].append(candidates[name]())
     return seconds
+
+
+class OthersLoad:
+    """How many cores others kept busy while a ``with`` block ran: what a timing shared them with.
+
+    Attributes:
+        cores: The figure, when the block is over; None where the system does not tell. The
+            system's own threads count, those that serve a disk among them.
+    """
+
+    cores: float | None = None
+
+    def __enter__(self) -> OthersLoad:
+        self._start = self._now()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        start, end = self._start, self._now()
+        if start is not None and end is not None and end[0] > start[0]:
+            self.cores = max(0.0, (end[1] - start[1]) / (end[0] - start[0]))
+
+    @staticmethod
+    def _now() -> tuple[float, float] | None:
+        """Return the time, and the seconds of processors that were not ours."""
+        try:
+            line = Path("/proc/stat").read_text().splitlines()[0]
+        except OSError:
+            return None
+        user, nice, system, _, _, irq, soft, steal = (int(x) for x in line.split()[1:9])
+        busy = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+        return time.perf_counter(), busy - time.process_time()
 
 
 def machine() -> dict[str, object]:

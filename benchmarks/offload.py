@@ -1,26 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moving to a disk, computing again, and the choice between the two, beside eager.
 
-One process; every round runs eager and all candidates in turn, and times are medians of the ratios
-of a round. Of the peers, `checkpoint` of each block runs. `save_on_cpu` is left out: it moves to
-the CPU what is there already, and so saves nothing here.
+Each network runs in a process of its own. In a round eager and all candidates take turns, and times
+are medians of the ratios of a round. Of the peers, `checkpoint` of each block saves memory here.
+`save_on_cpu` moves to the CPU what is there already; `OffloadActivations` of torchtune needs an
+accelerator. Both are asked all the same.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import importlib
+import json
 import statistics
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from cells import Bench, Row
-from measure import RESULTS, interleaved, save
+from measure import RESULTS, machine, place, table
+from moving import MIB, WAYS, Candidate, DiskSpeed, below_floor, compared, measured, times
 from networks import (
     TINY,
-    Network,
-    Step,
+    State,
     cnn,
     densenet,
     gpt,
@@ -34,224 +39,191 @@ from networks import (
     unet,
 )
 from networks import _network as network
-from peers import PEERS
+from peers import PEERS, Peer
 from picture import draw_link
-
-import rematfn
-from rematfn import Disk
-from rematfn._transform.recorded import finish_searches
-
-MIB = 2**20
 
 # Larger than those of the other benchmarks: there is something to move, and time to do it.
 CASES = {
     n.name: n
     for n in [
-        network("gpt", "GPT, 6 layers, width 384", plain, lambda: gpt(6, 384, 6, 256, 8)),
-        network("resnet", "ResNet, 9 blocks", plain, lambda: resnet((3, 3, 3), 32, 64, 16)),
-        network("unet", "U-Net, 3 halvings", plain, lambda: unet(3, 32, 128, 4)),
-        network("lstm", "LSTM, 128 steps of a cell", plain, lambda: lstm(128, 256, 256)),
-        network("densenet", "DenseNet, 3 x 8 layers", plain, lambda: densenet(8, 12, 64, 16)),
+        network("gpt", "GPT, 9 layers, width 384", plain, lambda: gpt(9, 384, 6, 256, 8)),
+        network("resnet", "ResNet, 9 blocks", plain, lambda: resnet((3, 3, 3), 32, 64, 48)),
+        network("unet", "U-Net, 3 halvings", plain, lambda: unet(3, 32, 128, 12)),
+        network("lstm", "LSTM, 128 steps of a cell", plain, lambda: lstm(128, 256, 512)),
+        network("densenet", "DenseNet, 3 x 8 layers", plain, lambda: densenet(8, 12, 64, 32)),
         network(
-            "maml", "MAML, 10 inner steps", inner_loop, lambda: mlp(4, 512, 1024), steps=10
+            "maml", "MAML, 10 inner steps", inner_loop, lambda: mlp(4, 512, 2048), steps=10
         ),
-        network("hvp", "CNN, 8 layers", hessian_vector_product, lambda: cnn(8, 32, 64, 16)),
+        network("hvp", "CNN, 8 layers", hessian_vector_product, lambda: cnn(8, 32, 64, 32)),
+        TINY,
     ]
 }
+LINK = "link"  # the part of the results that is about a throttled disk
+PARTS = [name for name in CASES if name != TINY.name] + [LINK]
+BUDGETS = (0.5, 0.3, 0.2, 0.1)
 BANDWIDTHS = (1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10, 1e11)  # bytes per second
 
-
-class Candidate:
-    """A step under one way to hold a budget."""
-
-    def __init__(self, bench: Bench, way: str, budget: int, bandwidth: float | None = None) -> None:
-        self.way = way
-        self.budget = budget
-        self.disk = None if way == "remat" else Disk(bandwidth=bandwidth)
-        self.transformed: Any = None
-
-        def transform(f: Callable[..., Any]) -> Callable[..., Any]:
-            if way == "offload":
-                self.transformed = rematfn.offload(f, budget, to=self.disk)
-            else:
-                self.transformed = rematfn.remat(f, budget, offload=self.disk)
-            return self.transformed  # type: ignore[no-any-return]
-
-        self.step: Step = bench.program.make_step(transform, in_order)
-
-    def measure(self, bench: Bench) -> Row:
-        """Return what a guided call does, but for its time.
-
-        Raises:
-            rematfn.BudgetError: It does not fit.
-        """
-        exact = bench.is_exact(bench.run(self.step)[0])  # is recorded
-        exact = bench.is_exact(bench.run(self.step)[0]) and exact
-        finish_searches()
-        results, memory = bench.count(self.step)
-        exact = bench.is_exact(results) and exact
-        return {"peak / budget": memory.peak / self.budget, "exact": exact}
-
-    def moved(self, eager: float, ratio: float) -> Row:
-        """Return what the last call moved; ``eager`` are the seconds of eager's step."""
-        stats = rematfn.stats(self.transformed)
-        row: Row = {
-            "call": stats.call,
-            "replays": stats.replays,
-            "replayed cost": stats.replayed_cost,
-        }
-        if self.disk is None:
-            return row
-        row |= {
-            "moves": stats.moves,
-            "MiB out": (stats.moved_bytes or 0) / MIB,
-            "MiB back": (stats.returned_bytes or 0) / MIB,
-            "late": stats.late_returns,
-            "turned back": stats.turned_back,
-            "waited, s": stats.waited,
-        }
-        out, into = self.disk.bandwidth_out, self.disk.bandwidth_in
-        if out and into and stats.moved_bytes:
-            # Beyond eager and what was computed again; the directions are served side by side.
-            exposed = max(0.0, (ratio - 1 - (stats.replayed_cost or 0.0)) * eager)
-            link = max(stats.moved_bytes / out, (stats.returned_bytes or 0) / into)
-            row |= {"exposed, s": exposed, "bytes / bandwidth, s": link}
-        return row
-
-    def foretold(self) -> float | None:
-        """Return the seconds beyond the program's own that the plan of the last call foretells."""
-        last = self.transformed.last_call
-        program = None if last is None else last.forecast.program
-        if program is None or program.planned is None:
-            return None
-        return float(program.planned.overhead())
+ABOUT = """
+*remat* computes again, *offload* moves, *hybrid* does either, value by value; each holds the
+budget, a fraction of eager's peak. Where there is one, the last budget is one in which computing
+again does not fit, though each operator does. *Time* is the median over rounds of the ratio to
+eager, with the least and the most; *others* is how many cores other processes kept busy meanwhile
+(rounds that were disturbed are run again). *Peak* is counted at the allocator. *Exposed* is what a
+step took beyond eager's time and what was computed again; *bytes / bandwidth* is how long this disk
+takes for the bytes while nobody computes, as measured in the same process. *Foretold* is what the
+plan says that a step takes. Where a budget does not fit, the `BudgetError` says what it takes.
+"""
 
 
-def measured(
-    bench: Bench, candidates: Sequence[Candidate], repeats: int
-) -> list[tuple[Row, float]]:
-    """Return a row for each candidate, and the seconds of eager's step beside it."""
-    rows: dict[int, Row] = {}
-    for i, candidate in enumerate(candidates):
-        row: Row = {"way": candidate.way}
-        try:
-            row |= candidate.measure(bench)
-        except rematfn.BudgetError:
-            row["does not fit"] = True
-        rows[i] = row
-    steps = {str(i): c.step for i, c in enumerate(candidates) if "does not fit" not in rows[i]}
-    steps["eager"] = bench.eager
-    try:
-        seconds = interleaved(
-            {name: lambda step=step: bench.run(step)[1] for name, step in steps.items()}, repeats
-        )
-    except rematfn.BudgetError as error:
-        raise RuntimeError("a call that fitted did not fit again") from error
-    eager = statistics.median(seconds["eager"])
-    found = []
-    for i, candidate in enumerate(candidates):
-        if str(i) in seconds:
-            pairs = zip(seconds[str(i)], seconds["eager"], strict=True)
-            ratio = statistics.median(a / b for a, b in pairs)
-            rows[i] |= {"time / eager": ratio, **candidate.moved(eager, ratio)}
-        found.append((rows[i], eager))
-    return found
+def _save_on_cpu(blocks: Sequence[Callable[..., State]], state: State) -> State:
+    with torch.autograd.graph.save_on_cpu():
+        return in_order(blocks, state)
 
 
-def budget_rows(name: str, bench: Bench, fraction: float, repeats: int) -> list[Row]:
-    """Return a row for each way to hold a budget of ``fraction`` of the peak."""
-    budget = int(fraction * bench.peak)
-    ways = [Candidate(bench, way, budget) for way in ("remat", "offload", "hybrid")]
-    return [
-        {"network": name, "budget": fraction, "MiB": budget / MIB, "eager, s": eager, **row}
-        for row, eager in measured(bench, ways, repeats)
-    ]
+def _offload_activations(blocks: Sequence[Callable[..., State]], state: State) -> State:
+    torchtune = importlib.import_module("torchtune.training._activation_offloading")
+    with torchtune.OffloadActivations():
+        return in_order(blocks, state)
 
 
-def peer_row(name: str, bench: Bench, repeats: int) -> Row:
-    """Return the row of `checkpoint` of each block."""
-    peer = PEERS[0]
+MOVERS = [
+    Peer("save_on_cpu", run=_save_on_cpu),
+    Peer("torchtune, OffloadActivations", run=_offload_activations),
+]
+
+
+def peer_row(bench: Bench, peer: Peer, repeats: int) -> Row:
+    """Return the row of a peer, which has no budget: the peak that it comes to."""
     step = bench.program.make_step(peer.transform, peer.run)
-    row: Row = {"network": name, "way": peer.name}
+    row: Row = {"way": peer.name}
     try:
+        bench.run(step)
         results, memory = bench.count(step)
-    except RuntimeError as error:  # what `checkpoint` does not take, such as transforms
-        return {**row, "call": str(error).splitlines()[0][:60]}
-    seconds = interleaved(
-        {n: lambda s=s: bench.run(s)[1] for n, s in (("peer", step), ("eager", bench.eager))},
-        repeats,
-    )
-    ratio = statistics.median(
-        a / b for a, b in zip(seconds["peer"], seconds["eager"], strict=True)
-    )
-    return {
-        **row,
-        "budget": round(memory.peak / bench.peak, 3),
-        "exact": bench.is_exact(results),
-        "time / eager": ratio,
-    }
+    except Exception as error:  # whatever it refuses with is its answer
+        return {**row, "refused": f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"}
+    row |= {"budget": memory.peak / bench.peak, "exact": bench.is_exact(results)}
+    del results
+    seconds, others = times(bench, {"peer": step}, repeats)
+    row |= compared(seconds["peer"], seconds["eager"])
+    return row | {"eager, s": statistics.median(seconds["eager"]), "others, cores": others}
 
 
-def link_rows(
-    bench: Bench, fraction: float, bandwidths: Sequence[float], repeats: int
-) -> list[Row]:
-    """Return a row for each bandwidth of a throttled disk, measured and foretold."""
-    budget = int(fraction * bench.peak)
-    rows = []
-    for bandwidth in bandwidths:
+def measure_network(name: str, options: argparse.Namespace) -> Iterator[Row]:
+    """Yield what there is to say of one network, and then its rows."""
+    bench = Bench(CASES[name])
+    speed = DiskSpeed.measured()
+    about = f"{CASES[name].about}. Eager's peak: {bench.peak / MIB:.0f} MiB. The disk: {speed}."
+    yield {"about": about, "peak": bench.peak, "machine": machine()}
+    for peer in (PEERS[0], *MOVERS):
+        yield peer_row(bench, peer, options.repeats)
+    budgets = [int(fraction * bench.peak) for fraction in options.budgets]
+    below = None if options.quick else below_floor(bench)
+    if below is not None:
+        budgets.append(below)
+    for budget in budgets:
+        candidates = [Candidate(bench, way, budget) for way in WAYS]
+        for row in measured(bench, candidates, options.repeats, speed):
+            yield {"budget": budget / bench.peak, "MiB": budget / MIB, **row}
+
+
+def measure_link(options: argparse.Namespace) -> Iterator[Row]:
+    """Yield what the hybrid does on a disk that is made slower."""
+    case = CASES[options.throttled]
+    bench = Bench(case)
+    speed = DiskSpeed.measured()
+    about = (
+        f"{case.about}, within {options.fraction:g} of its peak, on a disk that carries at most so"
+        f" many MB/s each way; 0: computing again alone. As fast as it goes, the disk carries"
+        f" {speed}."
+    )
+    yield {"about": about, "disk": min(speed.out, speed.into), "machine": machine()}
+    budget = int(options.fraction * bench.peak)
+    (alone,) = measured(bench, [Candidate(bench, "remat", budget)], options.repeats, speed)
+    yield {"MB/s": 0.0, **alone}
+    for bandwidth in options.bandwidths:
         candidate = Candidate(bench, "hybrid", budget, bandwidth)
-        ((row, eager),) = measured(bench, [candidate], repeats)
-        more = candidate.foretold()
-        if more is not None and math.isfinite(more):
-            row["foretold / eager"] = 1 + more / eager
-        rows.append({"bytes per second": bandwidth, **row})
-    return rows
+        (row,) = measured(bench, [candidate], options.repeats, speed)
+        yield {"MB/s": bandwidth / 1e6, **row, "foretold, s": candidate.foretold()}
 
 
-def slower_cells(rows: Sequence[Row]) -> list[str]:
-    """Return the cells where the hybrid takes 1.05 of the better of its parts, or more."""
-    cells: dict[tuple[str, float], dict[str, float]] = {}
-    for row in rows:
-        if "time / eager" in row and "MiB" in row:
-            cells.setdefault((row["network"], row["budget"]), {})[row["way"]] = row["time / eager"]
+def slower(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a line for each cell whose hybrid takes 1.05 of the better of its parts, or more."""
     found = []
-    for (name, budget), times in cells.items():
-        parts = [times[way] for way in ("remat", "offload") if way in times]
-        if parts and "hybrid" in times and times["hybrid"] > 1.05 * min(parts):
-            found.append(f"{name} at {budget:g}: {times['hybrid']:.2f} beside {min(parts):.2f}")
+    for name, record in records.items():
+        cells: dict[float, dict[str, float]] = {}
+        for row in record["rows"]:
+            if "MiB" in row and "time / eager" in row:
+                cells.setdefault(row["budget"], {})[row["way"]] = row["time / eager"]
+        for budget, cell in cells.items():
+            parts = [cell[way] for way in ("remat", "offload") if way in cell]
+            if parts and "hybrid" in cell and cell["hybrid"] > 1.05 * min(parts):
+                found.append(
+                    f"- {name} at {budget:.3g}: {cell['hybrid']:.3f} beside {min(parts):.3f}"
+                )
     return found
+
+
+def write(folder: Path, results: Mapping[str, Any]) -> str:
+    """Write the document and the picture into ``folder``; return the document."""
+    parts = ["# A disk beside a budget (`python benchmarks/offload.py`)", ABOUT.strip()]
+    networks = {name: results[name] for name in results if name != LINK}
+    lines = slower(networks) or ["- none"]
+    parts += ["Where the hybrid takes 1.05 of the better of the two, or more:", "\n".join(lines)]
+    for name, record in networks.items():
+        parts += [f"## {name}", record["about"], table(record["rows"]), place(record["machine"])]
+    if LINK in results:
+        record = results[LINK]
+        draw_link(folder / "offload-link.png", record)
+        parts += ["## A throttled disk", record["about"], "![A throttled disk](offload-link.png)"]
+        parts += [table(record["rows"]), place(record["machine"])]
+    text = "\n\n".join(parts) + "\n"
+    (folder / "offload.md").write_text(text)
+    return text
+
+
+def in_a_process(part: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield what a fresh process finds out about a part, as far as it has come."""
+    command = [sys.executable, __file__, *arguments, "--part", part]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        record = {**json.loads(process.stdout.readline()), "rows": []}
+        for line in process.stdout:
+            record["rows"].append(json.loads(line))
+            yield record
+    if process.returncode:
+        raise RuntimeError(f"{command} ended with status {process.returncode}")
 
 
 def main() -> None:
-    """Measure, save the tables and the picture; after each network, what there is so far."""
+    """Measure, and save after each part; what is not measured stays as it was."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--networks", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--budgets", type=float, nargs="+", default=[0.5, 0.3, 0.2, 0.1, 0.05])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--link", default="gpt", choices=[*CASES, "none"], help="what is throttled")
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--budgets", type=float, nargs="+", default=BUDGETS)
+    parser.add_argument("--repeats", type=int, default=3, help="timed rounds for each cell")
+    parser.add_argument("--throttled", default="gpt", choices=CASES, help="on a throttled disk")
+    parser.add_argument("--fraction", type=float, default=0.3, help="of its peak, there")
     parser.add_argument("--bandwidths", type=float, nargs="+", default=BANDWIDTHS)
     parser.add_argument("--quick", action="store_true", help="a tiny network, to see it work")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--part", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    cases: list[Network] = [TINY] if options.quick else [CASES[n] for n in options.networks]
     if options.quick:
-        options.budgets, options.repeats, options.bandwidths = [0.5], 2, [1e8, 1e11]
-    rows: list[Row] = []
-    for case in cases:
-        bench = Bench(case)
-        for fraction in options.budgets:
-            cell = budget_rows(case.name, bench, fraction, options.repeats)
-            print(*cell, sep="\n", flush=True)  # all of them take long
-            rows += cell
-        rows.append(peer_row(case.name, bench, options.repeats))
-        save("offload", "A disk beside a budget", rows, options.out)
-    print("\n".join(slower_cells(rows)))
-    if options.link != "none":
-        bench = Bench(TINY if options.quick else CASES[options.link])
-        link = link_rows(bench, 0.3, options.bandwidths, options.repeats)
-        title = "The hybrid at 0.3 of the peak, on a throttled disk"
-        save("offload-link", title, link, options.out)
-        draw_link(options.out / "offload-link.png", link)
+        options.parts, options.budgets, options.repeats = [TINY.name, LINK], [0.5], 2
+        options.throttled, options.fraction, options.bandwidths = TINY.name, 0.5, [1e8, 1e11]
+    if options.part:
+        is_link = options.part == LINK
+        for found in measure_link(options) if is_link else measure_network(options.part, options):
+            print(json.dumps(found), flush=True)
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "offload.json"
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for part in options.parts:
+        for record in in_a_process(part, sys.argv[1:]):
+            results[part] = record
+            path.write_text(json.dumps(results, indent=1) + "\n")
+            print(part, record["rows"][-1], flush=True)
+    print(write(options.out, results))
 
 
 if __name__ == "__main__":

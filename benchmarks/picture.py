@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,28 +40,37 @@ def draw(path: Path, name: str, record: Mapping[str, Any]) -> None:
     figure.savefig(path)
 
 
-def draw_link(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Save a picture of time, measured and foretold, and of what is done, over bandwidth."""
+def draw_link(path: Path, record: Mapping[str, Any]) -> None:
+    """Save a picture over bandwidth: time, measured and foretold, and what was done for it."""
     figure = Figure(figsize=(9, 3.6), dpi=90, layout="constrained")
     FigureCanvasAgg(figure)
-    columns = (
-        ("time / eager's time", ("time / eager", "foretold / eager")),
-        ("cost of replays / cost of the program", ("replayed cost",)),
-        ("MiB out", ("MiB out",)),
+    alone, *rows = record["rows"]
+    bandwidths = [row["MB/s"] for row in rows]
+    time, moved, replayed = (figure.add_subplot(1, 3, i) for i in (1, 2, 3))
+    for axes, column in ((moved, "MiB out"), (replayed, "replays")):
+        axes.plot(bandwidths, [row.get(column) for row in rows], ".-", color=_OURS["guided"])
+    ratios = [row["time / eager"] for row in rows]
+    errors = (
+        [row["time / eager"] - row["least"] for row in rows],
+        [row["most"] - row["time / eager"] for row in rows],
     )
-    for i, (label, names) in enumerate(columns):
-        axes = figure.add_subplot(1, len(columns), i + 1)
-        for name in names:
-            points = [(row["bytes per second"], row[name]) for row in rows if name in row]
-            if points:
-                axes.plot(*zip(*points, strict=True), ".-", label=name)
+    time.errorbar(bandwidths, ratios, errors, fmt=".-", color=_OURS["guided"], label="measured")
+    told = [row["foretold, s"] / row["eager, s"] for row in rows]
+    time.plot(bandwidths, told, ".--", color=_OURS["online"], label="foretold")
+    time.axhline(alone["time / eager"], color="#888888", linewidth=1, label="remat alone")
+    replayed.axhline(alone["replays"], color="#888888", linewidth=1, label="remat alone")
+    labels = ("time / eager's time", "MiB moved out", "operators replayed")
+    for axes, label in zip((time, moved, replayed), labels, strict=True):
         axes.set_xscale("log")
-        axes.set_xlabel("bytes per second, each way")
+        axes.axvline(record["disk"] / 1e6, color="#cc8888", linewidth=1, label="this disk")
+        axes.set_xlabel("MB/s, each way")
         axes.set_ylabel(label)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#dddddd", linewidth=0.6)
-        if len(names) > 1:
-            axes.legend(frameon=False, fontsize=7)
+    for axes in (moved, replayed):
+        axes.set_ylim(bottom=0)
+    handles, names = time.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=7)
     figure.savefig(path)
 
 

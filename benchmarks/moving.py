@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that hold a budget by moving, by computing again, or by either; what they did and took."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cells import Bench, Row, advice
+from measure import OthersLoad
+from networks import Step, in_order
+
+import rematfn
+from rematfn import Disk
+from rematfn._transform.recorded import finish_searches
+
+MIB = 2**20
+Way = Literal["remat", "offload", "hybrid"]
+WAYS: tuple[Way, ...] = ("remat", "offload", "hybrid")
+# A call that is recorded; those whose times are taken; one that begins the search by these times.
+WARM_UP = {"remat": 2, "offload": 5, "hybrid": 5}
+QUIET = 0.3  # cores that others may keep busy
+
+
+@dataclass(frozen=True)
+class DiskSpeed:
+    """What the disk carries while nobody computes, in bytes per second."""
+
+    out: float
+    into: float
+
+    @classmethod
+    def measured(cls, nbytes: int = 256 * MIB, chunk: int = 8 * MIB) -> DiskSpeed:
+        """Write a file past the page cache with one thread, read it back; a median of three."""
+        speeds: list[tuple[float, float]] = []
+        file = _scratch_file()
+        try:
+            with mmap.mmap(-1, chunk) as buffer:
+                buffer[:] = os.urandom(4096) * (chunk // 4096)
+                for _ in range(3):
+                    taken = []
+                    for carry in (os.pwritev, os.preadv):
+                        start = time.perf_counter()
+                        for offset in range(0, nbytes, chunk):
+                            if carry(file, [buffer], offset) != chunk:
+                                raise OSError("a short transfer")
+                        taken.append(time.perf_counter() - start)
+                    speeds.append((nbytes / taken[0], nbytes / taken[1]))
+        finally:
+            os.close(file)
+        out, into = (statistics.median(s) for s in zip(*speeds, strict=True))
+        return cls(out, into)
+
+    def __str__(self) -> str:
+        return f"{self.out / 1e6:,.0f} MB/s out, {self.into / 1e6:,.0f} MB/s in"
+
+
+def _scratch_file() -> int:
+    """Return a file where a `Disk` puts its own, past the page cache."""
+    for folder in (tempfile.gettempdir(), "/var/tmp", os.getcwd()):
+        try:
+            return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
+        except OSError:
+            continue
+    raise OSError("no folder whose file system has O_TMPFILE and O_DIRECT")
+
+
+class Candidate:
+    """A step under one way to hold a budget."""
+
+    def __init__(self, bench: Bench, way: Way, budget: int, bandwidth: float | None = None) -> None:
+        self.way = way
+        self.budget = budget
+        self.disk = None if way == "remat" else Disk(bandwidth=bandwidth)
+        self.transformed: Any = None
+
+        def transform(f: Callable[..., Any]) -> Callable[..., Any]:
+            if way == "offload":
+                self.transformed = rematfn.offload(f, budget, to=self.disk)
+            else:
+                self.transformed = rematfn.remat(f, budget, offload=self.disk)
+            return self.transformed  # type: ignore[no-any-return]
+
+        self.step: Step = bench.program.make_step(transform, in_order)
+
+    def warm_up(self, bench: Bench) -> Row:
+        """Run until calls follow the plan that the search comes to; return what one of them does.
+
+        Raises:
+            rematfn.BudgetError: It does not fit.
+        """
+        exact = bench.is_exact(bench.run(self.step)[0])
+        for _ in range(WARM_UP[self.way] - 1):
+            bench.run(self.step)
+        finish_searches()
+        results, memory = bench.count(self.step)
+        exact = bench.is_exact(results) and exact
+        return {"peak / budget": memory.peak / self.budget, "exact": exact}
+
+    def did(self, bench: Bench, speed: DiskSpeed, eager: float, seconds: float) -> Row:
+        """Return what the last call did; a step took ``seconds``, and ``eager`` without a level."""
+        stats = rematfn.stats(self.transformed)
+        replayed = stats.replayed_cost or 0.0
+        row: Row = {"call": stats.call, "replays": stats.replays, "replayed cost": replayed}
+        if self.disk is None:
+            return row
+        out, back = stats.moved_bytes or 0, stats.returned_bytes or 0
+        row |= {
+            "MiB out": out / MIB,
+            "MiB back": back / MIB,
+            "late": stats.late_returns,
+            "turned back": stats.turned_back,
+            "waited, s": stats.waited,
+        }
+        if out:
+            # Beyond eager and what was computed again. The directions share the disk.
+            row["exposed, s"] = max(0.0, seconds - (1 + replayed) * eager)
+            row["bytes / bandwidth, s"] = out / speed.out + back / speed.into
+        foretold = self.foretold()
+        if foretold is not None:
+            row["foretold / measured"] = foretold / seconds
+        return row
+
+    def foretold(self) -> float | None:
+        """Return the seconds of a step by the plan that the last call followed."""
+        last = self.transformed.last_call
+        program = None if last is None else last.forecast.program
+        planned = None if program is None else program.planned
+        if planned is None or not math.isfinite(planned.overhead()):
+            return None
+        return float(planned.cost + planned.overhead())
+
+
+def measured(
+    bench: Bench, candidates: Sequence[Candidate], repeats: int, speed: DiskSpeed
+) -> list[Row]:
+    """Return a row for each candidate; their steps and eager's take turns."""
+    rows: list[Row] = []
+    for candidate in candidates:
+        row: Row = {"way": candidate.way}
+        try:
+            row |= candidate.warm_up(bench)
+        except rematfn.BudgetError as error:
+            row["does not fit, needs MiB"] = advice(error) / MIB
+        rows.append(row)
+    fitting = [c for c, row in zip(candidates, rows, strict=True) if "exact" in row]
+    steps: dict[str, Step] = {c.way: c.step for c in fitting}
+    seconds, others = times(bench, steps, repeats)
+    for candidate, row in zip(candidates, rows, strict=True):
+        if candidate.way in steps:
+            mine, eager = seconds[candidate.way], seconds["eager"]
+            row |= compared(mine, eager)
+            eager_second, second = statistics.median(eager), statistics.median(mine)
+            row |= {"eager, s": eager_second, "others, cores": others}
+            row |= candidate.did(bench, speed, eager_second, second)
+    return rows
+
+
+def times(
+    bench: Bench, steps: Mapping[str, Step], repeats: int
+) -> tuple[dict[str, list[float]], float]:
+    """Return the seconds of each step and of eager's, by rounds, and what cores others kept busy.
+
+    Where others disturb a round there is one more, up to as many again; the quietest ones count.
+    """
+    if not steps:
+        return {}, 0.0
+    names = ["eager", *steps]
+    both: dict[str, Step] = {"eager": bench.eager, **steps}
+    rounds: list[tuple[float, dict[str, float]]] = []
+    while len(rounds) < 2 * repeats:
+        names = [*names[1:], names[0]]  # each goes first in turn
+        with OthersLoad() as others:
+            seconds = {name: bench.run(both[name])[1] for name in names}
+        rounds.append((others.cores or 0.0, seconds))
+        if sum(cores < QUIET for cores, _ in rounds) >= repeats:
+            break
+    quietest = sorted(rounds, key=lambda found: found[0])[:repeats]
+    found = {name: [seconds[name] for _, seconds in quietest] for name in names}
+    return found, statistics.fmean(cores for cores, _ in quietest)
+
+
+def compared(seconds: Sequence[float], eager: Sequence[float]) -> Row:
+    """Return the ratios of the rounds: their median, the least and the most."""
+    ratios = [a / b for a, b in zip(seconds, eager, strict=True)]
+    return {
+        "time / eager": statistics.median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+    }
+
+
+def below_floor(bench: Bench) -> int | None:
+    """Return a budget in which recomputing alone does not fit, though each operator does."""
+    trace = rematfn.record(bench.eager)
+    fits = trace.peak_bytes
+    need = refused = rematfn.simulate(trace, fits, rematfn.policies.ON()).min_budget or 1
+    while fits > 1.02 * refused:
+        middle = math.isqrt(fits * refused)
+        try:
+            rematfn.simulate(trace, middle, rematfn.policies.ON())
+            fits = middle
+        except rematfn.BudgetError:
+            refused = middle
+    return math.isqrt(need * refused) if refused > 1.04 * need else None
