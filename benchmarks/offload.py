@@ -170,7 +170,8 @@ def write(folder: Path, results: Mapping[str, Any]) -> str:
     lines = slower(networks) or ["- none"]
     parts += ["Where the hybrid takes 1.05 of the better of the two, or more:", "\n".join(lines)]
     for name, record in networks.items():
-        parts += [f"## {name}", record["about"], table(record["rows"]), place(record["machine"])]
+        rows = sorted(record["rows"], key=lambda row: "MiB" not in row)  # peers come last
+        parts += [f"## {name}", record["about"], table(rows), place(record["machine"])]
     if LINK in results:
         record = results[LINK]
         draw_link(folder / "offload-link.png", record)
