@@ -69,8 +69,12 @@ class MemoryTimeline:
 
     @property
     def peak(self) -> int:
-        """The most bytes live at once, above what was live at entry."""
-        return max(self.bytes, default=0)
+        """The most bytes live at once, above what was live at entry.
+
+        As the accelerator itself counts, if it does: of what is freed there the profiler does not
+        show all.
+        """
+        return max(self.bytes, default=0) if self.device_peak is None else self.device_peak
 
     @property
     def final(self) -> int:
