@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-offload bench-overhead lint clean
+.PHONY: help setup venv build test sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-offload bench-overhead lint notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,8 +36,11 @@ build: $(TORCH_READY)  ## build what has changed in csrc/, showing the compiler'
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
 # One process for each core; ARGS="-n 0" runs all in one.
-test: $(INSTALLED)  ## run all tests, doctests included
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+test: $(INSTALLED)  ## run all tests, doctests and notebooks included
+	$(BIN)/python -m pytest -n auto --dist worksteal --nbmake --nbmake-timeout=300 $(ARGS)
+
+notebooks: $(INSTALLED)  ## execute the notebooks' sources, and write them beside
+	$(BIN)/python tutorials/make.py $(ARGS)
 
 # The sanitizers' libraries are loaded first. Leaks are Python's own; an allocation that is too large
 # fails, as it does without sanitizers.
@@ -119,5 +122,5 @@ $(TORCH_READY): | $(BIN)/python
 # torch is named once more so that no dependency moves it.
 $(INSTALLED): $(TORCH_READY) pyproject.toml setup.py $(SOURCES)
 	@echo "Building rematfn (a minute or two the first time)"
-	@$(PIP) --no-build-isolation -e '.[demo,test,lint]' 'torch==$(TORCH)'
+	@$(PIP) --no-build-isolation -e '.[demo,test,lint,tutorials]' 'torch==$(TORCH)'
 	@touch $@

@@ -1,0 +1,743 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 3. Checkpointing
+#
+# A backward pass reads what the forward pass has made, so the forward keeps it, and the memory of
+# a step grows with its depth. At the end of this notebook you will have written a checkpoint that
+# trades this memory for a second forward, and you will know where it stops working, and why.
+#
+# The idea is Chen et al., *Training Deep Nets with Sublinear Memory Cost*
+# ([arXiv:1604.06174](https://arxiv.org/abs/1604.06174)).
+
+# %%
+# SPDX-License-Identifier: Apache-2.0
+import functools
+import inspect
+import os
+from contextlib import contextmanager
+
+import matplotlib.pyplot as plt
+import torch
+import torch.utils.checkpoint as torch_source
+from show import quote, table
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+import rematfn
+from rematfn.testing import MemoryTimeline
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+# %% [markdown]
+# ## 1. What autograd saves, and when it frees it
+#
+# Each operator that needs a gradient leaves a *node* in a graph. The node keeps the tensors that
+# its formula for the gradient reads. `saved_tensors_hooks` calls us for each of them.
+
+
+# %%
+def saved_by(f, *args):
+    """Run f; return its result, and the shapes of what autograd saved."""
+    saved = []
+
+    def pack(tensor):
+        saved.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        return f(*args), saved
+
+
+w = torch.randn(3, 4, requires_grad=True)
+a = torch.randn(2, 3, requires_grad=True)
+rows = []
+for name, f in {
+    "a + a": lambda: a + a,
+    "a @ w": lambda: a @ w,
+    "a.tanh()": lambda: a.tanh(),
+    "(a @ w).tanh()": lambda: (a @ w).tanh(),
+}.items():
+    rows.append(
+        (f"`{name}`", len(saved_by(f)[1]), ", ".join(map(str, saved_by(f)[1])) or "nothing")
+    )
+table(rows, ["operator", "saved", "shapes"])
+assert [row[1] for row in rows] == [0, 2, 1, 3]
+
+# %% [markdown]
+# An addition saves nothing: its gradient does not depend on its inputs. A product saves both
+# factors. `tanh` saves its *result*, since the derivative is `1 - result²`. So in `(a @ w).tanh()`
+# nobody keeps the product, and it is freed at once.
+#
+# A node lives as long as what leads to it: the result of the forward. A backward pass runs the
+# nodes from the last to the first, and after each node it frees what that node has saved, unless
+# we ask for `retain_graph=True`. A node shows what it has saved as an attribute, as long as it is
+# there.
+
+# %%
+h = a.exp()
+loss = h.square().sum()
+node = h.grad_fn  # of exp, which saves its result
+freed = []
+
+
+def is_freed(node):
+    try:
+        return node._saved_result is None
+    except RuntimeError:  # "Trying to backward through the graph a second time ..."
+        return True
+
+
+freed.append(is_freed(node))
+h.register_hook(lambda grad: freed.append(is_freed(node)))  # just before exp's node runs
+a.register_hook(lambda grad: freed.append(is_freed(node)))  # just after
+loss.backward()
+print("exp's result is freed: before the backward, before its node, after its node:", freed)
+assert freed == [False, False, True]
+
+# %% [markdown]
+# Now a deep network. `MemoryTimeline` counts the bytes that torch's allocator hands out and takes
+# back. We count in activations, results of one layer, and leave out the gradients that a step
+# returns.
+
+# %%
+WIDTH, BATCH, DEPTH = 64, 512, 16
+ACTIVATION = BATCH * WIDTH * 4  # bytes
+layers = [
+    torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH, bias=False), torch.nn.Tanh())
+    for _ in range(DEPTH)
+]
+x = torch.randn(BATCH, WIDTH, requires_grad=True)
+
+
+def step(network):
+    """Run network and its backward; return the gradients of x and of the weights."""
+    leaves = [x, *(layer[0].weight for layer in layers)]
+    for leaf in leaves:
+        leaf.grad = None
+    result = network(x)
+    loss = result.square().mean() if result.dim() else result
+    result = None  # autograd has it, if it needs it
+    loss.backward()
+    return [leaf.grad for leaf in leaves]
+
+
+@contextmanager
+def without_stderr():  # the profiler, which MemoryTimeline reads, reports each start there
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def measured(network):
+    """The gradients of a step, and its peak beside these gradients."""
+    with without_stderr(), MemoryTimeline() as timeline:
+        grads = step(network)
+    return grads, timeline.peak_excluding_survivors / ACTIVATION
+
+
+def plain(h, depth=DEPTH):
+    for i in range(depth):
+        h = layers[i % DEPTH](h)  # a longer chain uses the weights again
+    return h
+
+
+step(plain)
+expected, whole = measured(plain)
+peaks = [measured(lambda h, depth=depth: plain(h, depth))[1] for depth in (4, 8, 16)]
+table([[d, f"{p:.1f}"] for d, p in zip((4, 8, 16), peaks)], ["layers", "peak, activations"])
+assert peaks[0] + 3.5 < peaks[1] and peaks[1] + 7 < peaks[2]  # one more for each layer
+
+# %% [markdown]
+# <details><summary><b>Question.</b> Would the peak change if the layers were <code>relu</code> and
+# not <code>tanh</code>? And if a layer were only an addition of a constant?</summary>
+#
+# *Answer.* Not with `relu`: it saves its result as well, to know where that is positive, and the
+# next product saves the same tensor as its factor, so it is one tensor. An addition saves nothing.
+# A chain of additions alone would need no more than two activations, however long it is.
+# </details>
+
+# %% [markdown]
+# ## 2. Why a first forward without gradients, and a second with?
+#
+# The smallest remedy: do not keep what a part of the network makes. Keep its *input*, and run the
+# part again when its gradient is asked for. An `autograd.Function` can do this, since it says
+# itself what its forward saves and what its backward does.
+
+
+# %%
+log = []
+
+
+class CheckpointFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, f, h):
+        ctx.f = f
+        ctx.save_for_backward(h)  # the input, and nothing else
+        with torch.no_grad():  # the first forward: no node, so nothing is saved
+            return f(h)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (h,) = ctx.saved_tensors
+        h = h.detach().requires_grad_()  # a leaf: the inner graph ends here
+        with torch.enable_grad():  # the second forward: nodes, so that there is a way back
+            out = ctx.f(h)
+        torch.autograd.backward(out, grad)  # a backward pass inside the backward pass
+        return None, h.grad
+
+
+def checkpoint(f, h):
+    return CheckpointFunction.apply(f, h)
+
+
+def part(first, last):
+    """Layers first to last - 1, as one function that tells when it runs."""
+
+    def run(h):
+        log.append((first, torch.is_grad_enabled()))
+        for i in range(first, last):
+            h = layers[i % DEPTH](h)
+        return h
+
+    return run
+
+
+def checkpointed(h):
+    for first in range(0, DEPTH, 4):
+        h = checkpoint(part(first, first + 4), h)
+    return h
+
+
+grads, peak = measured(checkpointed)
+assert all(torch.equal(mine, plain) for mine, plain in zip(grads, expected, strict=True))
+assert peak < 0.75 * whole
+table(
+    [["plain", f"{whole:.1f}"], ["four parts of four layers", f"{peak:.1f}"]],
+    ["network", "peak, activations"],
+)
+table(
+    [[i + 1, first, with_grad] for i, (first, with_grad) in enumerate(log)],
+    ["run", "part that begins at layer", "with grad"],
+)
+assert log == [
+    (0, False),
+    (4, False),
+    (8, False),
+    (12, False),
+    (12, True),
+    (8, True),
+    (4, True),
+    (0, True),
+]
+
+# %% [markdown]
+# The table answers the heading.
+#
+# - The first forward runs to get the *value*, which the next part needs now. If it ran with
+#   gradients, its nodes would save what we want to be rid of.
+# - The second forward runs to get the *nodes*. Its value is known already. Without gradients there
+#   would be no nodes, and `backward` could not be called on its result.
+#
+# The second forward of the last part runs first, and each is over, with its memory freed, before
+# the next one begins. So at any time there are the inputs of all parts, and the inside of one.
+#
+# `detach()` matters. Without it the inner backward would not stop at the part's input. It would go
+# on through the whole outer graph, which the outer backward is still walking.
+#
+# torch's own, with `use_reentrant=True`, has the same three steps:
+
+# %%
+source = inspect.getsource(torch_source.CheckpointFunction)
+for needle in (
+    "with torch.no_grad():",
+    "detach_variable(tuple(inputs))",
+    "with torch.enable_grad()",
+    "torch.autograd.backward(",
+):
+    assert needle in source
+
+
+def torchs(h):
+    for first in range(0, DEPTH, 4):
+        h = torch_checkpoint(part(first, first + 4), h, use_reentrant=True)
+    return h
+
+
+log.clear()
+grads, theirs = measured(torchs)
+assert all(torch.equal(mine, plain) for mine, plain in zip(grads, expected, strict=True))
+assert [with_grad for _, with_grad in log] == [False] * 4 + [True] * 4
+assert abs(theirs - peak) < 0.5
+print(f"ours {peak:.1f} activations, torch's {theirs:.1f}")
+
+# %% [markdown]
+# *Reentrant* means that a backward pass runs inside a backward pass. The inner one adds to `.grad`
+# of every weight that it meets. So it cannot be used where only some gradients are asked for:
+
+# %%
+try:
+    torch.autograd.grad(torch_checkpoint(part(0, 4), x, use_reentrant=True).sum(), x)
+    raise AssertionError("it was not refused")
+except RuntimeError as error:
+    print(str(error).split(".")[0])
+    assert "incompatible with .grad()" in str(error)
+
+# %% [markdown]
+# <details><summary><b>Question.</b> Is the second forward needed for the last part?</summary>
+#
+# *Answer.* No. Its backward begins as soon as its first forward is over, so its inside could have
+# stayed at no cost in peak. `checkpoint_sequential` leaves the last part out for this reason.
+# </details>
+
+# %% [markdown]
+# ## 3. How a backward finds the layer before
+#
+# There is no list of layers in autograd. Each node holds `next_functions`: the nodes of the inputs
+# of its operator. To find the layer before is to follow this reference. A checkpoint is one node
+# for the whole part, and what its `backward` returns for an input goes to the node of that input.
+
+# %%
+out = checkpointed(x)
+names, node = [], out.grad_fn
+while node is not None:
+    names.append(type(node).__name__)
+    node = next((following for following, _ in node.next_functions if following is not None), None)
+print(" -> ".join(names))
+assert names == ["CheckpointFunctionBackward"] * 4 + ["AccumulateGrad"]
+
+# %% [markdown]
+# The weights are not in this picture. They are no inputs of the checkpoint: `f` reaches them on
+# its own. Autograd learns of them in the second forward, which makes an inner graph that ends in
+# their `AccumulateGrad` nodes. This is the way by which the inner backward finds them.
+#
+# ## 4. What is the phony for?
+#
+# The next problem: the first layer of most networks reads *data*, which needs no gradient.
+
+# %%
+data = x.detach()
+out = checkpoint(part(0, 4), data)
+print("the result requires a gradient:", out.requires_grad)
+assert not out.requires_grad  # the weights of layers 0 to 3 would silently get no gradient
+
+# %% [markdown]
+# An `autograd.Function` makes a node only if one of its tensor *inputs* requires a gradient. The
+# first forward ran without gradients, and the weights are no inputs, so autograd sees no reason
+# for a node. Nobody calls our `backward`, and the weights are not trained. There is no error,
+# either.
+#
+# The mend is an input without meaning: an empty tensor that requires a gradient. torchgpipe calls
+# it the *phony*; fairscale's `checkpoint_wrapper` passes a `dummy_tensor_requires_grad`.
+
+
+# %%
+class WithPhony(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, phony, f, h):
+        return CheckpointFunction.forward(ctx, f, h)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, *CheckpointFunction.backward(ctx, grad)
+
+
+def with_phony(f, h):
+    return WithPhony.apply(torch.empty(0, requires_grad=True), f, h)
+
+
+weight = layers[0][0].weight
+weight.grad = None
+with_phony(part(0, 4), data).sum().backward()
+mine, weight.grad = weight.grad, None
+plain(data, 4).sum().backward()
+assert torch.equal(mine, weight.grad)
+print("layer 0 has its gradient, by way of", type(with_phony(part(0, 4), data).grad_fn).__name__)
+
+# %% [markdown]
+# ### Where does checkpointing recompute?
+#
+# In the `backward` of its node: on the thread of the backward pass, at the moment when the
+# gradient of the part's result has arrived. For one device this is the right moment, the latest
+# one.
+#
+# In a pipeline over several devices the gradient comes from another device, and this one is idle
+# until then. It could compute the part again in that time. So torchgpipe
+# ([checkpoint.py](https://github.com/kakaobrain/torchgpipe/blob/master/torchgpipe/checkpoint.py))
+# makes two nodes out of one: `Recompute`, whose backward runs the second forward and needs no
+# gradient, and `Checkpoint`, whose backward takes what that has made and runs the inner backward
+# pass. The phony has a second task there. It carries no numbers, but it is an edge of the graph,
+# and edges say what comes first. In small:
+
+
+# %%
+order = []
+
+
+class Checkpoint(torch.autograd.Function):  # the inner backward
+    @staticmethod
+    def forward(ctx, phony, f, made, h):
+        ctx.made = made
+        with torch.no_grad():
+            return f(h)
+
+    @staticmethod
+    def backward(ctx, grad):
+        order.append("inner backward")
+        out, h = ctx.made.pop()
+        torch.autograd.backward(out, grad)
+        return None, None, None, h.grad
+
+
+class Recompute(torch.autograd.Function):  # the second forward; it is given the phony alone
+    @staticmethod
+    def forward(ctx, phony, f, made, h):
+        ctx.f, ctx.made, ctx.h = f, made, h.detach()
+        return phony.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        order.append("second forward")
+        h = ctx.h.requires_grad_()
+        with torch.enable_grad():
+            ctx.made.append((ctx.f(h), h))
+        return grad, None, None, None
+
+
+class Fork(torch.autograd.Function):  # a phony that comes from h
+    @staticmethod
+    def forward(ctx, h):
+        return h.view_as(h), torch.empty(0)
+
+    @staticmethod
+    def backward(ctx, grad, phony_grad):
+        return grad
+
+
+class Join(torch.autograd.Function):  # h, as if it depended on the phony
+    @staticmethod
+    def forward(ctx, h, phony):
+        return h.view_as(h)
+
+    @staticmethod
+    def backward(ctx, grad):
+        order.append("gradient arrives")
+        return grad, torch.empty(0)
+
+
+def split_checkpoint(f, h):
+    made = []
+    out = Checkpoint.apply(torch.empty(0, requires_grad=True), f, made, h)
+    out, phony = Fork.apply(out)
+    phony = Recompute.apply(phony, f, made, h)
+    return Join.apply(out, phony)
+
+
+grads, _ = measured(lambda h: split_checkpoint(part(0, DEPTH), h))
+assert all(torch.equal(mine, plain) for mine, plain in zip(grads, expected, strict=True))
+print(" -> ".join(order))
+assert order == ["gradient arrives", "second forward", "inner backward"]
+
+# %% [markdown]
+# ```text
+# forward:     h -> Checkpoint -> Fork ------------------> Join -> out
+#                                   \--- Recompute --------/
+#                                        (phony: 0 numbers)
+# ```
+#
+# A backward runs this picture from right to left. `Checkpoint` waits for `Fork`, and `Fork` waits
+# for `Recompute`, since a part of its result went there. So the second forward comes before the
+# inner backward, by force of the graph. torchgpipe then places the copy of the gradient from the
+# other device between the two. In our run on one device `Join` sees the gradient first.
+#
+# <details><summary><b>Question.</b> <code>Recompute</code> returns a gradient for the phony alone.
+# Why is it not enough to give it <code>h</code> and return nothing?</summary>
+#
+# *Answer.* A node runs in a backward only if a gradient is on its way to it. The edge from `Join`
+# to `Recompute`, and the one from `Recompute` to `Fork`, are the phony's. Without them nothing
+# asks for `Recompute`, and nothing makes `Checkpoint` wait.
+# </details>
+
+# %% [markdown]
+# ## 5. Nested checkpoints
+#
+# A part may be a chain of parts. Its second forward then runs the inner checkpoints for the first
+# time *with* gradients around, and each of these saves its input and runs again later.
+
+
+# %%
+runs = {}
+
+
+def halves(first, last):
+    """Layers first to last - 1: two halves, each in a checkpoint, down to one layer."""
+
+    def run(h):
+        if last - first == 1:
+            runs[first] = runs.get(first, 0) + 1
+            return layers[first % DEPTH](h)
+        middle = (first + last) // 2
+        return checkpoint(halves(middle, last), checkpoint(halves(first, middle), h))
+
+    return run
+
+
+def parts_of(k, depth):
+    """A chain of so many layers, in k parts."""
+
+    def run(h):
+        for first in range(0, depth, depth // k):
+            h = checkpoint(part(first, first + depth // k), h)
+        return h
+
+    return run
+
+
+rows = []
+for depth in (16, 64, 256):
+    runs.clear()
+    grads, tree = measured(halves(0, depth))
+    if depth == DEPTH:
+        assert all(torch.equal(mine, plain) for mine, plain in zip(grads, expected, strict=True))
+    _, flat = measured(parts_of(int(depth**0.5), depth))
+    rows.append([depth, 2, f"{flat:.1f}", max(runs.values()), f"{tree:.1f}"])
+    assert set(runs.values()) == {1 + int(depth).bit_length() - 1}  # 1 + log2(depth)
+table(rows, ["layers", "forwards, sqrt(n) parts", "peak", "forwards, tree", "peak "])
+trees = [float(row[4]) for row in rows]
+assert abs((trees[2] - trees[1]) - (trees[1] - trees[0])) < 0.2  # the same for each four times
+assert trees[2] < 0.6 * float(rows[2][2])
+
+# %% [markdown]
+# Each level of nesting costs one more forward. Its peak grows by a constant for each doubling of
+# the chain, as `log2(n)` does, where that of `sqrt(n)` parts doubles for each four times. At 16
+# layers the tree gains nothing: while the inside runs, each level holds an input, a result and a
+# gradient. Chen et al. give both schemes.
+#
+# ## 6. Random numbers and BatchNorm
+#
+# A second run is the same function only if it sees the same surroundings. A dropout draws other
+# numbers the second time. The gradient is then that of another network.
+
+# %%
+drop = torch.nn.Dropout(0.5)
+torch.manual_seed(1)
+y = checkpoint(drop, x)
+y.sum().backward(inputs=[x])
+used, derived = y.detach() != 0, x.grad != 0
+print(f"{(used != derived).float().mean():.0%} of the elements have the gradient of another mask")
+assert 0.4 < (used != derived).float().mean() < 0.6
+
+
+# %%
+def same_numbers(f):
+    """f, drawing in each run what it drew in the first."""
+    state = torch.get_rng_state()
+
+    def run(h):
+        with torch.random.fork_rng():
+            torch.set_rng_state(state)
+            return f(h)
+
+    return run
+
+
+x.grad = None
+y = checkpoint(same_numbers(drop), x)
+y.sum().backward(inputs=[x])
+assert torch.equal(y.detach() != 0, x.grad != 0)
+
+# %% [markdown]
+# torch does the same, `preserve_rng_state=True`, for its global generators. It does not know of a
+# generator of the program's own. And BatchNorm *writes*: each forward moves its running
+# statistics.
+
+
+# %%
+def generator_is_safe(checkpoint):
+    own = torch.Generator()
+
+    def masked(h):
+        return (h * (torch.rand(h.shape, generator=own) < 0.5)).exp().sum()
+
+    results = []
+    for way in (lambda f, h: f(h), checkpoint):
+        own.manual_seed(1)
+        results.append(torch.autograd.grad(way(masked, x), x)[0])
+    return torch.equal(*results)
+
+
+def batches_counted(checkpoint):
+    norm = torch.nn.BatchNorm1d(WIDTH)
+    torch.autograd.grad(checkpoint(norm, x).sum(), x)
+    return int(norm.num_batches_tracked)
+
+
+def non_reentrant(f, h):
+    return torch_checkpoint(f, h, use_reentrant=False)
+
+
+found = [
+    [name, batches_counted(way), generator_is_safe(way)]
+    for name, way in [
+        ("no checkpoint", lambda f, h: f(h)),
+        ("torch.utils.checkpoint", non_reentrant),
+        ("rematfn.checkpoint", rematfn.checkpoint),
+    ]
+]
+table(found, ["", "batches that BatchNorm has counted", "own generator is exact"])
+assert [row[1:] for row in found] == [[1, True], [2, False], [1, True]]
+
+# %% [markdown]
+# rematfn does not run the *function* again. It replays single *operators* from a record, each with
+# the generator state that it had, and a write that has been done is not done twice. Notebook 4
+# builds that record. What is put back for a replay stands in the core, in the note of this name:
+
+# %%
+quote(
+    "csrc/operators/call.h",
+    "Note [Replay restores what a kernel can see]",
+    "runs below everything that interprets",
+)
+
+# %% [markdown]
+# <details><summary><b>Question.</b> The statistics of BatchNorm are not read by the backward of a
+# network in training. What is wrong with moving them twice?</summary>
+#
+# *Answer.* The gradients are right, and evaluation is not: the running mean is another than
+# without the checkpoint, as if each batch had come twice. Such a difference stays unnoticed until
+# the network is used.
+# </details>
+
+# %% [markdown]
+# ## 7. The square root of n
+#
+# How many parts? With `k` parts of a chain of `n` layers there are `k` inputs, and inside one part
+# `n / k` activations. The sum `k + n / k` is least for `k = sqrt(n)`, where it is `2 sqrt(n)`. We
+# measure it.
+
+# %%
+LONG = 64
+counts = [1, 2, 4, 8, 16, 32, 64]
+peaks = [measured(parts_of(k, LONG))[1] for k in counts]
+_, whole = measured(lambda h: plain(h, LONG))
+figure, axes = plt.subplots(figsize=(6, 3.4))
+axes.plot(counts, peaks, "o-", color="#0072B2", label="measured, with checkpoints")
+axes.plot(counts, [k + LONG / k for k in counts], "--", color="#D55E00", label="k + n / k")
+axes.axhline(whole, color="#555555", linewidth=1, linestyle=":", label="without checkpoints")
+axes.set_xscale("log", base=2)
+axes.set_xticks(counts, [str(k) for k in counts])
+axes.set_ylim(0)
+axes.set(xlabel=f"parts, of a chain of {LONG} layers", ylabel="peak, activations")
+axes.legend(frameon=False, fontsize=8)
+figure.tight_layout()
+plt.show()
+best = counts[peaks.index(min(peaks))]
+print(f"least at {best} parts; sqrt({LONG}) is {LONG**0.5:.0f}")
+assert best == 8 and min(peaks) < 0.5 * whole
+
+# %% [markdown]
+# `checkpoint_sequential(layers, 8, x)` of torch places the parts in this way. The rule holds for a
+# chain whose layers are alike. If layers differ in size, or a skip goes around many of them,
+# someone has to choose, and a *budget* in bytes is what we really wanted to say. `rematfn.remat(f,
+# budget)` takes that.
+#
+# ## 8. Why it is refused under torch.func.grad
+#
+# torch's checkpoint without reentrance does not use a `Function`. It installs the hooks of part 1:
+# `pack` puts a number in the place of each tensor, and `unpack` runs the function again at the
+# first number that is asked for. Neither way works under `torch.func`:
+
+
+# %%
+def small(h):
+    return (h @ layers[0][0].weight).tanh().sum()
+
+
+point = data[:4]
+refusals = []
+for reentrant in (False, True):
+    try:
+        wrapped = functools.partial(torch_checkpoint, small, use_reentrant=reentrant)
+        torch.func.grad(wrapped)(point)
+        raise AssertionError("it was not refused")
+    except RuntimeError as error:
+        refusals.append(str(error))
+        print(f"use_reentrant={reentrant}: {str(error)[:88]} ...")
+assert "don't yet support saved tensor hooks" in refusals[0]
+assert "setup_context" in refusals[1]
+
+# %% [markdown]
+# Without reentrance: `torch.func.grad` is a *level*. Inside it a tensor is a wrapper around
+# another one, and the wrapper is valid only while the level runs (notebook 2). The hook would be
+# handed a wrapper, would call the function again later, maybe when that level is gone, or on a
+# stack with other levels. torch does not let it come to that.
+#
+# With reentrance: a `Function` under a transform has to tell its forward and its context apart, in
+# a `setup_context`. Ours does not. It could be added, but its `backward` calls
+# `torch.autograd.backward`, which fills `.grad` of leaves, and under a transform there are no
+# leaves to fill.
+#
+# Both fail because they stand *above* the transforms and run *Python* again. rematfn stands below:
+# when an operator comes to it, the levels of `torch.func` have unwrapped it already, and there is
+# a plain tensor to drop and an operator to replay. The backward finds its level in the same way:
+
+# %%
+quote(
+    "csrc/levels/level.h",
+    "Note [Why the backward finds its level again]",
+    "would belong to a level",
+)
+mine = torch.func.grad(lambda h: rematfn.checkpoint(small, h))(point)
+assert torch.equal(mine, torch.func.grad(small)(point))
+second = torch.func.hessian(lambda h: rematfn.checkpoint(small, h))(point[0])
+assert torch.equal(second, torch.func.hessian(small)(point[0]))
+
+# %% [markdown]
+# And with a budget for the whole chain of 64 layers, no parts placed by hand. The budget is the
+# peak of the 8 parts; both peaks are counted at the allocator.
+
+# %%
+budget = int(min(peaks) * ACTIVATION)
+bounded = rematfn.remat(lambda h: plain(h, LONG).square().mean(), budget)
+step(bounded)  # the first call is recorded, the second is guided by the record
+grads, bounded_peak = measured(bounded)
+stats = rematfn.stats(bounded)
+reference, _ = measured(lambda h: plain(h, LONG))
+assert all(torch.equal(mine, plain) for mine, plain in zip(grads, reference, strict=True))
+assert stats.peak_bytes <= budget
+table(
+    [
+        ["8 parts by hand", f"{min(peaks):.1f}", f"{LONG} layers of {LONG}"],
+        [
+            "remat",
+            f"{bounded_peak:.1f}",
+            f"{stats.replays} operators, {stats.replayed_cost:.0%} of the step's cost",
+        ],
+    ],
+    ["", "peak, activations", "computed again"],
+)
+assert bounded_peak <= min(peaks)
+
+# %% [markdown]
+# <details><summary><b>Question.</b> <code>checkpoint</code> keeps what crosses its border, always.
+# What must be known to choose better?</summary>
+#
+# *Answer.* What each value costs to make again, how many bytes it frees, and when it will be read.
+# [Notebook 6](06_choosing_a_victim.ipynb) is about this choice.
+# </details>

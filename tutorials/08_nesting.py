@@ -1,0 +1,675 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Nesting
+#
+# `grad(remat(f))` and `remat(grad(f))` should both work, and a `vmap` between them should not hurt.
+# At the end of this notebook you know why the obvious design fails at one of the two and what each
+# order means, and you have run three programs that people give up on: per-sample gradients, a
+# Hessian-vector product, and a gradient through a training loop that does not fit into memory.
+#
+# You need to know that a transform is a function from functions to functions, and that a *level* is
+# one active application of a transform (notebook 2). To *evict* a value is to give up its bytes; to
+# *replay* is to run the recorded operator again (notebook 4).
+
+# %%
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+import math
+import operator
+import os
+import subprocess
+import sys
+import weakref
+
+import matplotlib.pyplot as plt
+import torch
+from show import quote, table
+from torch.func import functional_call, grad, jvp, vmap
+from torch.utils._pytree import tree_leaves
+
+import rematfn
+
+os.environ["KINETO_LOG_LEVEL"] = "99"  # torch's profiler, which counts bytes, is to be silent
+torch.manual_seed(0)
+
+
+def same_bits(a, b):
+    return all(torch.equal(x, y) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True))
+
+
+# %% [markdown]
+# ## 1. The obvious design
+#
+# We build the smallest thing that nests. A `Buffer` stands for the bytes of a tensor. It holds one
+# number, and it counts how many buffers are alive: that is the memory of our toy. An operator goes
+# to the top of a stack of levels. A level does its part and calls the operator again, on what is
+# inside of its arguments, which brings it to the level below. At the bottom are kernels.
+
+
+# %%
+class Buffer:
+    alive = peak = 0
+
+    def __init__(self, number):
+        self.number = number
+        Buffer.alive += 1
+        Buffer.peak = max(Buffer.peak, Buffer.alive)
+
+    def __del__(self):
+        Buffer.alive -= 1
+
+
+KERNELS = {"sin": math.sin, "cos": math.cos, "mul": operator.mul}
+
+
+def kernel(name, *args):
+    return Buffer(KERNELS[name](*(a.number for a in args)))
+
+
+stack = []  # of levels
+
+
+def call(name, *args):
+    if not stack:
+        return kernel(name, *args)
+    level = stack.pop()
+    try:
+        return level.process(name, *args)
+    finally:
+        stack.append(level)
+
+
+# %% [markdown]
+# `grad` is the first level. It wraps each value. To what is wrapped it ties a tape: the input of
+# each operator, which the backward will need, and the tape before it. When `f` is over, the tape is
+# walked back. (This one differentiates chains of `sin`. Notebook 2 builds a whole one.)
+
+
+# %%
+class Wrapped:
+    def __init__(self, inside, tape=None):
+        self.inside, self.tape = inside, tape
+
+
+class Grad:
+    def process(self, name, x):
+        assert name == "sin"
+        return Wrapped(call(name, x.inside), tape=(x.inside, x.tape))
+
+
+def toy_grad(f, seal=lambda x: x):
+    def gradient_of(x):
+        stack.append(Grad())
+        try:
+            tape = f(Wrapped(x)).tape
+        finally:
+            stack.pop()
+        gradient = Buffer(1.0)
+        while tape is not None:  # the backward: its operators go to the levels below
+            saved, tape = tape
+            gradient = call("mul", gradient, call("cos", saved))
+        return seal(gradient)  # of which more below
+
+    return gradient_of
+
+
+# %% [markdown]
+# `remat` is the other level. What it hands out are boxes. A box knows how its contents were made,
+# so they can be dropped. The level keeps the contents of the last few boxes, as many as it has
+# `slots`, and replays the others when they are read. `below` is where the level sends its
+# operators.
+
+
+# %%
+class Box:
+    def __init__(self, level, name, args):
+        self.level, self.name, self.args, self.contents = level, name, args, None
+
+
+class Remat:
+    def __init__(self, slots, below):
+        self.slots, self.below = slots, below
+        self.full = []  # boxes that have their contents, the oldest first; weak references
+        self.replays = 0
+
+    def process(self, name, *args):
+        box = Box(self, name, args)
+        self.fill(box)
+        return box
+
+    def fill(self, box):
+        box.contents = self.below(box.name, *map(self.contents_of, box.args))
+        self.full = [r for r in self.full if r() is not None] + [weakref.ref(box)]
+        while len(self.full) > self.slots:
+            self.full.pop(0)().contents = None  # evicted
+        return box.contents
+
+    def contents_of(self, x):
+        if not isinstance(x, Box):
+            return x
+        if x.contents is None:
+            self.replays += 1
+            return self.fill(x)
+        return x.contents
+
+
+def obvious_remat(f, slots):
+    def g(x):
+        level = Remat(slots, below=call)  # one level among the others
+        stack.append(level)
+        try:
+            result = f(x)
+        finally:
+            stack.pop()
+        return level.contents_of(result)  # what leaves is no box
+
+    return g
+
+
+# %% [markdown]
+# Now both orders, on a chain of 24 sines with 8 slots.
+
+
+# %%
+def sines(x):
+    for _ in range(24):
+        x = call("sin", x)
+    return x
+
+
+def measured(f):
+    Buffer.peak = 0
+    result = f(Buffer(0.5)).number
+    assert Buffer.alive == 0  # nothing is left behind
+    return result, Buffer.peak
+
+
+value, all_of_it = measured(toy_grad(sines))
+rows = [("grad(f)", all_of_it)]
+for name, f in {
+    "remat(grad(f))": obvious_remat(toy_grad(sines), 8),
+    "grad(remat(f))": toy_grad(obvious_remat(sines, 8)),
+}.items():
+    got, peak = measured(f)
+    assert got == value
+    rows.append((name, peak))
+table(rows, ["obvious design", "most buffers alive"])
+assert rows[1][1] < 16 < all_of_it <= rows[2][1]
+
+# %% [markdown]
+# Both are right, and only one of them saves anything. (The argument, the gradient, and what the
+# running operator reads and makes come on top of the 8 slots. rematfn counts what an operator makes
+# before it runs; the toy does not.) Why only one? In `grad(remat(f))` the level of `remat` is on
+# top. An operator comes to it first, with wrapped arguments, and goes on to `grad`, *below*. There
+# the tape saves its input: a buffer. The box that `remat` empties held one reference to that
+# buffer; the tape holds another, and nobody asks the tape to give it up.
+#
+# ```text
+#   remat(grad(f))                          grad(remat(f))
+#
+#   operator                                operator
+#      |                                       |
+#   [ grad ]  the tape saves boxes          [ remat ]  boxes hold wrapped values
+#      |                                       |
+#   [ remat ] boxes: can be emptied         [ grad ]   the tape saves buffers: nobody
+#      |                                       |       can evict them
+#   kernel                                  kernel
+# ```
+#
+# Whatever is built as a mode or a wrapper above autograd has this trouble: autograd's own
+# references keep the bytes. That is why `torch.utils.checkpoint` hooks into what autograd saves.
+# And `torch.func.grad` refuses such hooks (notebook 3).
+#
+# **Question.** `grad(remat(f))` needed no fewer buffers than `grad(f)`. Can it need more?
+#
+# <details><summary>Answer</summary>
+#
+# Yes. A box whose contents were evicted is replayed through `call`, that is through `grad`: the
+# replay is one more operator on the tape, with one more saved input. Each replay makes the graph
+# longer. In this program nothing is read again inside of `f` but the last value, so it does not
+# show.
+# </details>
+#
+# ## 2. Below everything
+#
+# The mend is not to forbid an order. The place of `remat` in the stack should not depend on its
+# place in the expression. What has to be evictable is *the innermost value*, whatever is wrapped
+# around it. So remat's levels get a stack of their own, below all others, and they call kernels.
+#
+# Two things follow. First, the backward of `grad(remat(f))` runs when `remat`'s call is over and
+# its level is off the stack. The tape's boxes still belong to it; so a level is found by the
+# *arguments* as well. Second, what leaves must be an ordinary value again. It is *sealed*: the
+# innermost box is replaced by its contents. That goes for the result of `f`, through the wrappers
+# around it, and for the gradient, which leaves later.
+
+# %%
+governors = []  # remat's levels: below all others
+
+
+def call(name, *args):  # noqa: F811
+    if stack:
+        level = stack.pop()
+        try:
+            return level.process(name, *args)
+        finally:
+            stack.append(level)
+    level = governors[-1] if governors else level_of(args)
+    return level.process(name, *args) if level else kernel(name, *args)
+
+
+def level_of(args):
+    return next((a.level for a in args if isinstance(a, Box)), None)
+
+
+def seal(x):
+    if isinstance(x, Wrapped):
+        return Wrapped(seal(x.inside), x.tape)
+    if isinstance(x, Box) and x.level not in governors:
+        return x.level.contents_of(x)
+    return x
+
+
+def toy_remat(f, slots):
+    def g(x):
+        governors.append(Remat(slots, below=kernel))
+        try:
+            result = f(x)
+        finally:
+            governors.pop()
+        return seal(result)
+
+    return g
+
+
+rows = [("grad(f)", all_of_it)]
+for name, f in {
+    "remat(grad(f))": toy_remat(toy_grad(sines, seal), 8),
+    "grad(remat(f))": toy_grad(toy_remat(sines, 8), seal),
+}.items():
+    got, peak = measured(f)
+    assert got == value
+    rows.append((name, peak))
+table(rows, ["below everything", "most buffers alive"])
+assert rows[1][1] < 16
+assert rows[2][1] < 16
+
+# %% [markdown]
+# rematfn is built like this. Operators come to its levels by a dispatch key that stands below
+# functorch and below autograd, and above the kernels (notebook 5). A tensor of a level is the
+# kernel's own tensor with that key, and it is this tensor that autograd and functorch wrap and
+# save. Here is the same table from the library: 24 sines of 1 MiB, in 8 MiB. `MemoryTimeline`
+# counts at the allocator; the function's results are left out.
+
+
+# %%
+def real_sines(x):
+    for _ in range(24):
+        x = x.sin()
+    return x.sum()
+
+
+def timeline_of(f, *args):
+    with rematfn.testing.MemoryTimeline() as timeline:
+        result = f(*args)
+    return result, timeline
+
+
+x = torch.rand(1 << 18)
+expected, whole = timeline_of(grad(real_sines), x)
+rows = [("grad(f)", f"{whole.peak_excluding_survivors / 2**20:.1f} MiB")]
+for name, f in {
+    "remat(grad(f))": rematfn.remat(grad(real_sines), "8MiB"),
+    "grad(remat(f))": grad(rematfn.remat(real_sines, "8MiB")),
+}.items():
+    got, timeline = timeline_of(f, x)
+    assert same_bits(got, expected)
+    beyond = timeline.peak_excluding_survivors - (8 << 20)
+    assert beyond <= {"remat(grad(f))": 0, "grad(remat(f))": 8}[name]
+    rows.append((name, f"{timeline.peak_excluding_survivors / 2**20:.1f} MiB"))
+table(rows, ["", "peak"])
+
+# %% [markdown]
+# (Without a budget it is 69 MiB and not 24, since `torch.func.grad` keeps what a second derivative
+# would need. In `grad(remat(f))` the allocator sees eight bytes more than the budget: the loss and
+# the gradient that the backward begins with are `grad`'s, not `f`'s.)
+#
+# Our `level_of` is `find_level` in C++: the innermost among the stack's top and the levels of the
+# arguments. (A *cell* is a storage as its level knows it. A tensor without one belongs to no
+# level.) And `seal` is called there too, for a tensor that is met outside of a backward although
+# its level is over: it has left by a side effect.
+
+# %%
+quote("csrc/operators/find_level.cpp", "Level* find_level(", "if (kind != Arguments::kAbstract)")
+quote("csrc/levels/level.h", "// Note [Why the backward finds its", "nobody is running")
+
+# %% [markdown]
+# The toy's `toy_grad` calls `seal` itself. Autograd could not: it knows nothing of levels. The real
+# `remat` looks for the edges by which gradients leave the part of the graph that `f` has made, and
+# hooks the nodes that they lead to: there a sum of gradients is complete, and is sealed. See the
+# section on gradients in [`docs/design/level.md`](../docs/design/level.md).
+#
+# ### So what does the order mean?
+#
+# Not how it works, but *how much of the program the budget covers*.
+#
+# - `remat(grad(f))`: everything from the call to the return. All gradients count until they are
+#   returned.
+# - `grad(remat(f))`: what `f` makes, and what its backward makes of that. A gradient is the
+#   caller's from the moment that it is complete. What `grad` does around `f` does not count.
+#
+# **Question.** A training step ends with `optimiser.step()`. Which order bounds the memory of
+# Adam's temporary tensors?
+#
+# <details><summary>Answer</summary>
+#
+# Neither of the two: the optimiser runs outside of both. `remat(step)`, where `step` is forward,
+# backward and update, bounds them too.
+# </details>
+#
+# ## 3. Everything in between
+#
+# If a level sees innermost values only, then it does not matter what is stacked above it: `vmap`,
+# `jvp`, several `grad`s. Under `vmap`, for instance, the innermost value is the batched tensor. So
+# a level sees the operators of one sample, each with the bytes of all of them.
+
+# %%
+one = rematfn.record(grad(real_sines), torch.rand(1000))
+batched = rematfn.record(vmap(grad(real_sines)), torch.rand(64, 1000))
+print(one, batched, sep="\n")
+assert batched.operators == one.operators
+assert batched.peak_bytes == 64 * one.peak_bytes
+
+# %% [markdown]
+# And it does not matter whether what is evicted is dropped or moved to a disk. That can be checked
+# by trying them all. Call a sequence of transforms a word, such as `grad remat vmap` for
+# `grad(remat(vmap(f)))`. Each word of up to three is compared, bit for bit, with the same word
+# without rematfn's transforms. The policy evicts every value after every operator, so that each
+# value that is read again has to come back.
+
+# %%
+everything = rematfn.testing.EvictEverything()
+disk = rematfn.Disk()
+TRANSFORMS = {
+    "grad": lambda f: grad(lambda x: f(x).sum()),
+    "jvp": lambda f: lambda x: jvp(f, (x,), (torch.ones_like(x),))[1],
+    "vmap": vmap,
+    "remat": lambda f: rematfn.remat(f, policy=everything),
+    "offload": lambda f: rematfn.offload(f, "1MiB", to=disk, policy=everything),
+}
+OURS = ("remat", "offload")
+
+
+def program(x):
+    return (x.sin() * x.exp()).tanh() + x
+
+
+def apply(word):
+    f = program
+    for name in reversed(word):
+        f = TRANSFORMS[name](f)
+    return f
+
+
+cube = torch.randn(3, 3, 3)
+words = [w for n in (1, 2, 3) for w in itertools.product(TRANSFORMS, repeat=n)]
+results = {}
+for word in words:
+    plain = tuple(name for name in word if name not in OURS)
+    results[word] = torch.equal(apply(word)(cube), apply(plain)(cube))
+names = list(TRANSFORMS)
+rows = [(a, *("same bits" if results[a, b] else "**differ**" for b in names)) for a in names]
+table(rows, ["of", *(f"{b}(f)" for b in names)])
+print(f"{sum(results.values())} of {len(words)} words of up to three have the same bits")
+assert all(results.values())
+
+# %% [markdown]
+# ### Budgets inside of budgets
+#
+# Levels nest in each other, too. A value belongs to the innermost level that was active when it was
+# made, and its bytes count in that one and in all around it. Whoever is short of room takes from
+# its own values first, and then from those of the levels inside.
+
+# %%
+weights = [torch.randn(128, 128) / 11 for _ in range(16)]
+batch = torch.randn(1024, 128)
+
+
+def block(weights, x):
+    for w in weights:
+        x = torch.tanh(x @ w)
+    return x
+
+
+inner = rematfn.remat(block, "3MiB")
+
+
+def two_halves(weights):
+    h = inner(weights[:8], batch)  # at most 3 MiB of what this makes
+    return block(weights[8:], h).square().mean()
+
+
+outer = rematfn.remat(grad(two_halves), "6MiB")  # at most 6 MiB in all
+got = outer(weights)
+inside, around = rematfn.stats(inner), rematfn.stats(outer)
+levels = {"inner": inside, "outer": around}
+rows = [(name, s.budget >> 20, f"{s.peak_bytes / 2**20:.1f}") for name, s in levels.items()]
+table(rows, ["level", "budget, MiB", "peak, MiB"])
+assert inside.peak_bytes <= 3 << 20
+assert around.peak_bytes <= 6 << 20
+assert same_bits(got, grad(lambda w: block(w, batch).square().mean())(weights))
+
+# %% [markdown]
+# ### `offload` around, and inside
+#
+# A *way* is how a value goes and comes back. A value may take the ways of its own level and of all
+# levels around it, the cheapest first. `remat` adds the way "drop it, and replay it"; `offload`
+# adds "write it to the disk". So in `remat(offload(f))` and in `offload(remat(f))` the values
+# inside have both ways. What differs is again only what each budget covers.
+
+# %%
+objective = grad(lambda w: block(w, batch).square().mean())
+expected = objective(weights)
+rows = []
+for name, transform in {
+    "offload(g)": lambda g: rematfn.offload(g, "4MiB", to=disk),
+    "remat(offload(g))": lambda g: rematfn.remat(rematfn.offload(g, "8MiB", to=disk), "4MiB"),
+    "offload(remat(g))": lambda g: rematfn.offload(rematfn.remat(g, "8MiB"), "4MiB", to=disk),
+    "remat(g, offload=disk)": lambda g: rematfn.remat(g, "4MiB", offload=disk),
+}.items():
+    f = transform(objective)
+    got, timeline = timeline_of(f, weights)
+    assert same_bits(got, expected)
+    assert rematfn.stats(f).peak_bytes <= 4 << 20
+    rows.append((name, "same bits", f"{rematfn.stats(f).peak_bytes / 2**20:.1f} MiB"))
+table(rows, ["with g = grad(loss)", "result", "peak of the outer level"])
+
+# %% [markdown]
+# **Question.** Under `vmap` a level sees batched operators: one `sin` of 64 samples, and not 64 of
+# one. What does that mean for a budget on `vmap(remat(f))`?
+#
+# <details><summary>Answer</summary>
+#
+# It covers all samples together. `f` is called once, with a batched tensor; its physical values
+# have all 64 samples in them. The budget is not multiplied by 64, and not divided either.
+# </details>
+#
+# ## 4. Three programs that people give up on
+#
+# The picture below shows the bytes that are alive while each of the first two runs: grey without a
+# budget, blue within one (the dotted line). The results do not count: they are the caller's.
+#
+# **Per-sample gradients** are `vmap(grad(loss))`: one gradient for each sample, as differential
+# privacy and influence functions ask for them. All activations of all samples are alive at once,
+# and the usual way out is to cut the batch into chunks by hand.
+#
+# **A Hessian-vector product** is `jvp(grad(loss))`: the forward, its backward, and a tangent for
+# each value of both.
+
+# %%
+net = torch.nn.Sequential(
+    torch.nn.Conv2d(1, 16, 3, padding=1),
+    torch.nn.ReLU(),
+    torch.nn.Conv2d(16, 16, 3, padding=1),
+    torch.nn.ReLU(),
+    torch.nn.AvgPool2d(2),
+    torch.nn.Conv2d(16, 16, 3, padding=1),
+    torch.nn.ReLU(),
+    torch.nn.Flatten(),
+    torch.nn.Linear(16 * 14 * 14, 10),
+)
+parameters = {name: p.detach() for name, p in net.named_parameters()}
+images, labels = torch.randn(64, 1, 28, 28), torch.randint(10, (64,))
+
+
+def loss_of_one(parameters, image, label):
+    scores = functional_call(net, parameters, (image[None],))
+    return torch.nn.functional.cross_entropy(scores, label[None])
+
+
+def loss(weights):
+    return block(weights, batch).square().mean()
+
+
+def product_with_hessian(weights, vector):
+    return jvp(grad(loss), (weights,), (vector,))[1]
+
+
+stories = {
+    "per-sample gradients": (
+        vmap(grad(loss_of_one), in_dims=(None, 0, 0)),
+        (parameters, images, labels),
+        0.75,
+    ),
+    "Hessian-vector product": (
+        product_with_hessian,
+        (weights, [torch.randn_like(w) for w in weights]),
+        0.3,
+    ),
+}
+rows = []
+fig, axes = plt.subplots(1, 2, figsize=(8, 2.6))
+for ax, (name, (f, args, share)) in zip(axes, stories.items(), strict=True):
+    expected, free = timeline_of(f, *args)
+    budget = int(share * free.peak_excluding_survivors)
+    g = rematfn.remat(f, budget)
+    g(*args)  # the first call is recorded, the next one guided
+    got, bound = timeline_of(g, *args)
+    assert same_bits(got, expected)
+    assert rematfn.stats(g).peak_bytes <= budget
+    for timeline, colour in ((free, "0.6"), (bound, "C0")):
+        alive = torch.tensor(timeline.bytes_excluding_survivors) / 2**20
+        ax.plot(torch.linspace(0, 1, len(alive)), alive, color=colour, lw=1)
+    ax.axhline(budget / 2**20, color="C3", ls=":", lw=1)
+    ax.set(title=name, xlabel="share of the run", ylabel="MiB alive")
+    s = rematfn.stats(g)
+    peaks = [f"{t.peak_excluding_survivors / 2**20:.1f}" for t in (free, bound)]
+    rows.append((name, *peaks, f"{s.replayed_cost:.0%}"))
+fig.tight_layout()
+plt.show()
+table(rows, ["", "peak, MiB", "with a budget, MiB", "replayed, of the cost"])
+for _, free, bound, _ in rows:
+    assert float(bound) < 0.8 * float(free)
+
+# %% [markdown]
+# The blue curve touches its budget and does not cross it. No chunk size had to be found, and the
+# bits are those of the whole batch. What it costs depends on the program. The network on the left
+# is a few large convolutions, and near the least budget that it can run in: it pays much for
+# little. The chain on the right pays next to nothing for most of its memory.
+#
+# **A gradient through a training loop.** Meta-learning, hyper-gradients and test-time training
+# differentiate through inner steps: each step's graph stays alive until the outer backward has come
+# to it. So memory grows with the number of steps, until it does not fit. Here is the gradient of a
+# loss after 24 steps of training, by the learning rate of these steps (a *hyper-gradient*).
+#
+# To see it not fit we need a machine with less memory. This program is given 400 MiB on top of what
+# Python and torch take: a hard limit of the operating system, in a process of its own.
+
+# %%
+PROGRAM = """
+import resource, sys, torch, rematfn
+from torch.func import grad
+
+torch.manual_seed(0)
+
+def inner_loss(weights, x, y):
+    for w in weights:
+        x = torch.tanh(x @ w)
+    return (x - y).square().mean()
+
+def after_training(rate, weights, x, y):
+    for _ in range(24):
+        gradients = grad(inner_loss)(weights, x, y)
+        weights = [w - rate * g for w, g in zip(weights, gradients)]
+    return inner_loss(weights, x, y)
+
+weights = [torch.randn(64, 64) / 8 for _ in range(3)]
+x, y = torch.randn(4096, 64), torch.randn(4096, 64)
+hyper_gradient = grad(after_training)
+if sys.argv[1] == "remat":
+    hyper_gradient = rematfn.remat(hyper_gradient, "128MiB")
+
+grad(inner_loss)(weights, x, y)  # what torch sets up on first use is not to be in the way
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+limit = int(status["VmSize"].split()[0]) * 1024 + int(sys.argv[2]) * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    print(f"{hyper_gradient(torch.tensor(0.1), weights, x, y).item():.9g}")
+except RuntimeError as error:
+    print("not enough memory" if "allocate memory" in str(error) else error)
+"""
+
+
+def run(kind, room):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, kind, str(room)], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+rows = [
+    ("grad(after_training)", "400 MiB", run("eager", 400)),
+    ("remat(grad(after_training), 128 MiB)", "400 MiB", run("remat", 400)),
+    ("grad(after_training)", "4 GiB", run("eager", 4096)),
+]
+table(rows, ["24 inner steps", "given", "the hyper-gradient"])
+assert rows[0][2] == "not enough memory"
+assert rows[1][2] == rows[2][2]
+
+# %% [markdown]
+# What did not fit runs, and gives the number that a larger machine gives. Nothing in the loop was
+# changed. How far one can go is a matter of time and no longer of memory: the same program with 96
+# steps runs in the same 128 MiB.
+#
+# **Question.** In `remat(grad(after_training))` there is a `grad` inside of `after_training` as
+# well. Why do we not have to write `remat` there, too?
+#
+# <details><summary>Answer</summary>
+#
+# The outer level sees the innermost values of everything that runs during the call, whatever has
+# wrapped them. The inner `grad`'s activations and gradients are among them. A level of its own
+# inside would be needed only to bound one inner step by less than the whole.
+# </details>
+#
+# ## Where to go on
+#
+# - [`docs/design/level.md`](../docs/design/level.md): where a level sits, what leaves it, and how
+#   gradients are sealed.
+# - [`docs/design/budget.md`](../docs/design/budget.md#what-counts): what counts, in each order of
+#   nesting.
+# - [`docs/design/offload.md`](../docs/design/offload.md#how-levels-nest): the ways of nested
+#   levels.
+#
+# **Sources.** The stack of levels is functorch's, and JAX's before it; *autodidax* in JAX's
+# documentation builds one. Capuchin, DTR and checkpointing are told of in notebooks 3, 4 and 7.

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Execute the notebooks' sources, `[0-9]*.py`, and write each beside it as an `.ipynb`.
+
+`python tutorials/make.py [NAME ...]`. What differs from run to run, times and names of cells, is
+left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jupytext
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parent
+
+
+def main(names: list[str]) -> None:
+    """Make those named, or all."""
+    sources = [FOLDER / f"{name}.py" for name in names] or sorted(FOLDER.glob("[0-9]*.py"))
+    for source in sources:
+        notebook = jupytext.read(source)
+        NotebookClient(
+            notebook,
+            timeout=300,
+            coalesce_streams=True,
+            extra_arguments=["--log-level=40"],
+            kernel_name="python3",
+            resources={"metadata": {"path": str(FOLDER)}},
+        ).execute()
+        for number, cell in enumerate(notebook.cells):
+            cell.metadata.pop("execution", None)
+            cell["id"] = f"cell-{number}"
+        notebook.metadata.pop("language_info", None)
+        jupytext.write(notebook, source.with_suffix(".ipynb"), fmt="ipynb")
+        print(source.stem, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
