@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # All of rematfn
+# # 0. All of rematfn
 #
 # Training needs memory for every intermediate result until the backward pass has read it. rematfn
 # lets you say how much: `rematfn.remat(f, budget)` computes what `f` computes, bit for bit, while
@@ -22,14 +22,11 @@
 
 # %%
 # SPDX-License-Identifier: Apache-2.0
-import os
-
 import torch
 from show import table
 
 import rematfn
 
-os.environ["KINETO_LOG_LEVEL"] = "99"  # torch's profiler, which counts bytes, is to be silent
 torch.manual_seed(0)
 
 
@@ -51,8 +48,8 @@ print(rematfn.stats(loss))
 
 # %% [markdown]
 # What did not fit was *evicted*: its bytes were given up, and the operators that made it were run
-# again (*replayed*) when it was read. Nothing in `loss_fn` had to change. You can rely on three
-# things.
+# again (*replayed*) when it was read. `min budget` is what the largest operator alone needs.
+# Nothing in `loss_fn` had to change. You can rely on three things.
 #
 # 1. **The same bits.** Values and gradients are those of `f`: dropout masks, in-place operators and
 #    batch norm's statistics included. What cannot be replayed exactly is kept.
@@ -67,8 +64,7 @@ print(rematfn.stats(loss))
 # %%
 def peak_of(f, *args):
     with rematfn.testing.MemoryTimeline() as timeline:
-        results = f(*args)
-    del results
+        results = f(*args)  # noqa: F841 -- they are to live to the end of the block
     return timeline.peak_excluding_survivors  # without the results, which are the caller's
 
 
@@ -80,8 +76,8 @@ assert within <= (8 << 20) + 8 < without  # 8 bytes: the loss and its own gradie
 # %% [markdown]
 # ## The ways to write it
 #
-# A decorator; a module, which keeps its parameters, buffers and names; the whole training step; and
-# in the place of `torch.utils.checkpoint`.
+# As a decorator, here of a function that returns gradients; on a module, which keeps its
+# parameters, buffers and names; and in the place of `torch.utils.checkpoint`.
 
 
 # %%
@@ -115,7 +111,7 @@ assert value.shape == x.shape
 # | budget | means |
 # |---|---|
 # | `4096`, `"1.5GiB"`, `"200MB"` | bytes; KiB, MiB, GiB are binary, kB, MB, GB decimal |
-# | `0.3` | a fraction of the peak without a budget, which each call measures |
+# | `0.3` | a fraction of the peak without a budget; each call measures that peak |
 # | `rematfn.Budget("8GiB")` | bytes that all functions share which are given this object |
 # | `None` | no cap: values go only if memory runs short |
 #
@@ -137,7 +133,7 @@ assert shared.peak_bytes <= 6 << 20
 
 # %% [markdown]
 # If one operator alone needs more than the budget, a `BudgetError` says so before it runs, and
-# names a budget that would do.
+# names the least budget in which the function comes that far.
 
 # %%
 try:
@@ -145,7 +141,7 @@ try:
 except rematfn.BudgetError as error:
     print(error)
 else:
-    raise AssertionError("a product needs its input and its output at once")
+    raise AssertionError("gelu needs its input and its output at once")
 
 # %% [markdown]
 # ## What happened, and what would happen
@@ -170,11 +166,14 @@ rows = [(b, f"{rematfn.simulate(trace, b).replayed_cost:.1%}") for b in (0.7, 0.
 table(rows, ["budget, of the peak", "would replay, of the cost"])
 
 # %% [markdown]
+# Half of the peak costs nothing here: `torch.func.grad` keeps what a second derivative would need,
+# and nobody asks for one.
+#
 # ## Say what to keep
 #
 # The default policy decides by itself. If you know better, mark a value and name it, or choose
-# another policy from `rematfn.policies`. Marks and policies move what goes first. They never change
-# a result, and a budget comes before them.
+# another policy from `rematfn.policies`. Marks and policies change what goes first. They never
+# change a result, and a budget comes before them.
 
 
 # %%
@@ -196,9 +195,9 @@ for g in (keeping, saving):
 # %% [markdown]
 # ## Move instead of recompute
 #
-# `rematfn.offload` writes what does not fit to a disk and fetches it; nothing is computed twice.
-# With `remat(f, budget, offload=True)` each value takes the cheaper of the two ways. It is for
-# values on the CPU.
+# `rematfn.offload` moves what does not fit and fetches it: from the CPU to a disk, from a GPU to
+# the host's pinned memory. Nothing is computed twice. With `remat(f, budget, offload=True)` each
+# value takes the cheaper of the two ways.
 
 # %%
 moved = rematfn.offload(torch.func.grad(loss_fn), "12MiB")  # to="/a/folder" says where
@@ -206,6 +205,7 @@ got = moved(weights, x, y)
 s = rematfn.stats(moved)
 assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 assert s.replays == 0 < s.moves
+print(f"{s.moves} values moved, {s.replays} operators replayed")
 assert s.peak_bytes <= 12 << 20
 
 # %% [markdown]

@@ -25,6 +25,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import functools
 import inspect
+import itertools
 import os
 from contextlib import contextmanager
 
@@ -80,36 +81,36 @@ assert [row[1] for row in rows] == [0, 2, 1, 3]
 # factors. `tanh` saves its *result*, since the derivative is `1 - result²`. So in `(a @ w).tanh()`
 # nobody keeps the product, and it is freed at once.
 #
-# A node lives as long as what leads to it: the result of the forward. A backward pass runs the
-# nodes from the last to the first, and after each node it frees what that node has saved, unless
-# we ask for `retain_graph=True`. A node shows what it has saved as an attribute, as long as it is
-# there.
+# A tensor holds the node that made it, and each node holds the nodes before it. So the result of
+# the forward keeps the whole graph. A backward pass runs the nodes from the last to the first, and
+# after each node it lets go of what that node has saved, unless we ask for `retain_graph=True`. A
+# node shows what it has saved as an attribute. To read it after that raises an error.
 
 # %%
 h = a.exp()
 loss = h.square().sum()
 node = h.grad_fn  # of exp, which saves its result
-freed = []
+holds = []
 
 
-def is_freed(node):
+def holds_its_result(node):
     try:
-        return node._saved_result is None
+        return node._saved_result is not None
     except RuntimeError:  # "Trying to backward through the graph a second time ..."
-        return True
+        return False
 
 
-freed.append(is_freed(node))
-h.register_hook(lambda grad: freed.append(is_freed(node)))  # just before exp's node runs
-a.register_hook(lambda grad: freed.append(is_freed(node)))  # just after
+holds.append(holds_its_result(node))
+h.register_hook(lambda grad: holds.append(holds_its_result(node)))  # just before exp's node runs
+a.register_hook(lambda grad: holds.append(holds_its_result(node)))  # just after
 loss.backward()
-print("exp's result is freed: before the backward, before its node, after its node:", freed)
-assert freed == [False, False, True]
+print("exp's node holds its result: before the backward, before the node, after it:", holds)
+assert holds == [True, True, False]
 
 # %% [markdown]
 # Now a deep network. `MemoryTimeline` counts the bytes that torch's allocator hands out and takes
-# back. We count in activations, results of one layer, and leave out the gradients that a step
-# returns.
+# back. Our unit is an *activation*: the bytes of one layer's result. We leave out the gradients
+# that a step returns.
 
 # %%
 WIDTH, BATCH, DEPTH = 64, 512, 16
@@ -165,6 +166,9 @@ table([[d, f"{p:.1f}"] for d, p in zip((4, 8, 16), peaks)], ["layers", "peak, ac
 assert peaks[0] + 3.5 < peaks[1] and peaks[1] + 7 < peaks[2]  # one more for each layer
 
 # %% [markdown]
+# Each layer adds one activation. The other four are those that the backward of the loss,
+# `square().mean()`, works with.
+#
 # <details><summary><b>Question.</b> Would the peak change if the layers were <code>relu</code> and
 # not <code>tanh</code>? And if a layer were only an addition of a constant?</summary>
 #
@@ -190,7 +194,7 @@ class CheckpointFunction(torch.autograd.Function):
     def forward(ctx, f, h):
         ctx.f = f
         ctx.save_for_backward(h)  # the input, and nothing else
-        with torch.no_grad():  # the first forward: no node, so nothing is saved
+        with torch.no_grad():  # the first forward: no node, so nothing is saved; see below
             return f(h)
 
     @staticmethod
@@ -251,17 +255,19 @@ assert log == [
 # The table answers the heading.
 #
 # - The first forward runs to get the *value*, which the next part needs now. If it ran with
-#   gradients, its nodes would save what we want to be rid of.
+#   gradients, its nodes would save what we want to be rid of. (`apply` switches gradients off for
+#   the `forward` of each `Function`. We write `no_grad` all the same, as torch does.)
 # - The second forward runs to get the *nodes*. Its value is known already. Without gradients there
 #   would be no nodes, and `backward` could not be called on its result.
 #
 # The second forward of the last part runs first, and each is over, with its memory freed, before
-# the next one begins. So at any time there are the inputs of all parts, and the inside of one.
+# the next one begins. So at any time there are the inputs of the parts, and the inside of one.
 #
 # `detach()` matters. Without it the inner backward would not stop at the part's input. It would go
 # on through the whole outer graph, which the outer backward is still walking.
 #
-# torch's own, with `use_reentrant=True`, has the same three steps:
+# torch's own, with `use_reentrant=True`, has the same steps. It also notes the state of the random
+# number generator for each part, which is why its peak is a little higher (part 6):
 
 # %%
 source = inspect.getsource(torch_source.CheckpointFunction)
@@ -288,22 +294,25 @@ assert abs(theirs - peak) < 0.5
 print(f"ours {peak:.1f} activations, torch's {theirs:.1f}")
 
 # %% [markdown]
-# *Reentrant* means that a backward pass runs inside a backward pass. The inner one adds to `.grad`
-# of every weight that it meets. So it cannot be used where only some gradients are asked for:
+# *Reentrant* means that a backward pass runs inside a backward pass. The inner one does not know
+# which gradients the outer one was asked for: it adds to `.grad` of every weight that it meets. So
+# torch refuses it where only some are asked for:
 
 # %%
 try:
     torch.autograd.grad(torch_checkpoint(part(0, 4), x, use_reentrant=True).sum(), x)
     raise AssertionError("it was not refused")
 except RuntimeError as error:
-    print(str(error).split(".")[0])
+    print(str(error).partition(". ")[0])
     assert "incompatible with .grad()" in str(error)
 
 # %% [markdown]
 # <details><summary><b>Question.</b> Is the second forward needed for the last part?</summary>
 #
-# *Answer.* No. Its backward begins as soon as its first forward is over, so its inside could have
-# stayed at no cost in peak. `checkpoint_sequential` leaves the last part out for this reason.
+# *Answer.* Hardly. Its backward begins as soon as its first forward and the loss are over. Without
+# a checkpoint its inside would be there while the backward of the loss runs, and no longer than
+# that: here it costs one activation of the peak, and saves a forward of the part.
+# `checkpoint_sequential` leaves the last part out.
 # </details>
 
 # %% [markdown]
@@ -323,7 +332,7 @@ print(" -> ".join(names))
 assert names == ["CheckpointFunctionBackward"] * 4 + ["AccumulateGrad"]
 
 # %% [markdown]
-# The weights are not in this picture. They are no inputs of the checkpoint: `f` reaches them on
+# The weights are not in this chain. They are no inputs of the checkpoint: `f` reaches them on
 # its own. Autograd learns of them in the second forward, which makes an inner graph that ends in
 # their `AccumulateGrad` nodes. This is the way by which the inner backward finds them.
 #
@@ -341,7 +350,7 @@ assert not out.requires_grad  # the weights of layers 0 to 3 would silently get 
 # An `autograd.Function` makes a node only if one of its tensor *inputs* requires a gradient. The
 # first forward ran without gradients, and the weights are no inputs, so autograd sees no reason
 # for a node. Nobody calls our `backward`, and the weights are not trained. There is no error,
-# either.
+# either. (torch's own gives a warning.)
 #
 # The mend is an input without meaning: an empty tensor that requires a gradient. torchgpipe calls
 # it the *phony*; fairscale's `checkpoint_wrapper` passes a `dummy_tensor_requires_grad`.
@@ -373,17 +382,17 @@ print("layer 0 has its gradient, by way of", type(with_phony(part(0, 4), data).g
 # %% [markdown]
 # ### Where does checkpointing recompute?
 #
-# In the `backward` of its node: on the thread of the backward pass, at the moment when the
-# gradient of the part's result has arrived. For one device this is the right moment, the latest
-# one.
+# In the `backward` of its node: on the thread of the backward pass, once the gradient of the part's
+# result has arrived. On one device this is the best moment. Any earlier, and the inside of the part
+# would be held for longer.
 #
-# In a pipeline over several devices the gradient comes from another device, and this one is idle
-# until then. It could compute the part again in that time. So torchgpipe
+# In a pipeline over several devices the gradient comes from another device. A device that waits
+# for it could compute the part again in that time. So torchgpipe
 # ([checkpoint.py](https://github.com/kakaobrain/torchgpipe/blob/master/torchgpipe/checkpoint.py))
 # makes two nodes out of one: `Recompute`, whose backward runs the second forward and needs no
-# gradient, and `Checkpoint`, whose backward takes what that has made and runs the inner backward
-# pass. The phony has a second task there. It carries no numbers, but it is an edge of the graph,
-# and edges say what comes first. In small:
+# gradient, and `Checkpoint`, whose backward takes what `Recompute` has made and runs the inner
+# backward pass. The phony has a second task there. It carries no numbers, but it is an edge of the
+# graph, and edges say what comes first. In small:
 
 
 # %%
@@ -405,7 +414,7 @@ class Checkpoint(torch.autograd.Function):  # the inner backward
         return None, None, None, h.grad
 
 
-class Recompute(torch.autograd.Function):  # the second forward; it is given the phony alone
+class Recompute(torch.autograd.Function):  # the second forward; it passes the phony on
     @staticmethod
     def forward(ctx, phony, f, made, h):
         ctx.f, ctx.made, ctx.h = f, made, h.detach()
@@ -461,10 +470,14 @@ assert order == ["gradient arrives", "second forward", "inner backward"]
 #                                        (phony: 0 numbers)
 # ```
 #
-# A backward runs this picture from right to left. `Checkpoint` waits for `Fork`, and `Fork` waits
-# for `Recompute`, since a part of its result went there. So the second forward comes before the
-# inner backward, by force of the graph. torchgpipe then places the copy of the gradient from the
-# other device between the two. In our run on one device `Join` sees the gradient first.
+# A backward runs this picture from right to left. A node waits until all that read its results
+# have run: `Checkpoint` waits for `Fork`, and `Fork` for `Recompute`, which reads its phony. So
+# the second forward comes before the inner backward, by force of the graph.
+#
+# `Join` still comes first, and it needs a gradient. But on CUDA that gradient may be on its way:
+# the copy from the other device has been queued, on a stream of its own. torchgpipe lets the
+# stream that computes wait for the copy between `Recompute` and `Checkpoint`, and not before
+# `Recompute`.
 #
 # <details><summary><b>Question.</b> <code>Recompute</code> returns a gradient for the phony alone.
 # Why is it not enough to give it <code>h</code> and return nothing?</summary>
@@ -477,8 +490,9 @@ assert order == ["gradient arrives", "second forward", "inner backward"]
 # %% [markdown]
 # ## 5. Nested checkpoints
 #
-# A part may be a chain of parts. Its second forward then runs the inner checkpoints for the first
-# time *with* gradients around, and each of these saves its input and runs again later.
+# A part may itself be a chain of checkpoints. In its first forward there are no gradients, so
+# these save nothing. In its second forward each of them saves its input, and runs once more later.
+# So a layer inside `d` checkpoints runs `1 + d` times. We halve the chain down to single layers.
 
 
 # %%
@@ -511,23 +525,26 @@ def parts_of(k, depth):
 
 rows = []
 for depth in (16, 64, 256):
-    runs.clear()
+    runs.clear(), log.clear()
     grads, tree = measured(halves(0, depth))
     if depth == DEPTH:
         assert all(torch.equal(mine, plain) for mine, plain in zip(grads, expected, strict=True))
-    _, flat = measured(parts_of(int(depth**0.5), depth))
-    rows.append([depth, 2, f"{flat:.1f}", max(runs.values()), f"{tree:.1f}"])
+    parts = int(depth**0.5)
+    _, flat = measured(parts_of(parts, depth))
+    rows.append([depth, len(log) // parts, f"{flat:.1f}", max(runs.values()), f"{tree:.1f}"])
     assert set(runs.values()) == {1 + int(depth).bit_length() - 1}  # 1 + log2(depth)
-table(rows, ["layers", "forwards, sqrt(n) parts", "peak", "forwards, tree", "peak "])
+table(rows, ["layers", "sqrt(n) parts: forwards", "their peak", "tree: forwards", "its peak"])
 trees = [float(row[4]) for row in rows]
-assert abs((trees[2] - trees[1]) - (trees[1] - trees[0])) < 0.2  # the same for each four times
+assert all(
+    abs(more - less - 4) < 0.2 for less, more in itertools.pairwise(trees)
+)  # two for each doubling
 assert trees[2] < 0.6 * float(rows[2][2])
 
 # %% [markdown]
-# Each level of nesting costs one more forward. Its peak grows by a constant for each doubling of
-# the chain, as `log2(n)` does, where that of `sqrt(n)` parts doubles for each four times. At 16
-# layers the tree gains nothing: while the inside runs, each level holds an input, a result and a
-# gradient. Chen et al. give both schemes.
+# When the chain is twice as long, the tree nests one deeper. That costs one more
+# forward and two activations: the input of a checkpoint, and the result of its second forward. The
+# peak of `sqrt(n)` parts about doubles when the chain is four times as long. At 16 layers the tree
+# gains nothing yet. Chen et al. give both schemes.
 #
 # ## 6. Random numbers and BatchNorm
 #
@@ -537,8 +554,9 @@ assert trees[2] < 0.6 * float(rows[2][2])
 # %%
 drop = torch.nn.Dropout(0.5)
 torch.manual_seed(1)
+x.grad = None
 y = checkpoint(drop, x)
-y.sum().backward(inputs=[x])
+y.sum().backward()
 used, derived = y.detach() != 0, x.grad != 0
 print(f"{(used != derived).float().mean():.0%} of the elements have the gradient of another mask")
 assert 0.4 < (used != derived).float().mean() < 0.6
@@ -547,11 +565,14 @@ assert 0.4 < (used != derived).float().mean() < 0.6
 # %%
 def same_numbers(f):
     """f, drawing in each run what it drew in the first."""
-    state = torch.get_rng_state()
+    states = []
 
     def run(h):
-        with torch.random.fork_rng():
-            torch.set_rng_state(state)
+        if not states:  # the first run draws from the generator, and moves it on
+            states.append(torch.get_rng_state())
+            return f(h)
+        with torch.random.fork_rng():  # afterwards the generator is where it was
+            torch.set_rng_state(states[0])
             return f(h)
 
     return run
@@ -559,12 +580,13 @@ def same_numbers(f):
 
 x.grad = None
 y = checkpoint(same_numbers(drop), x)
-y.sum().backward(inputs=[x])
+y.sum().backward()
 assert torch.equal(y.detach() != 0, x.grad != 0)
+assert not torch.equal(checkpoint(same_numbers(drop), x) != 0, y != 0)  # the next draws others
 
 # %% [markdown]
-# torch does the same, `preserve_rng_state=True`, for its global generators. It does not know of a
-# generator of the program's own. And BatchNorm *writes*: each forward moves its running
+# torch does the same for its global generators, by default (`preserve_rng_state=True`). It does not
+# know of a generator of the program's own. And BatchNorm *writes*: each forward moves its running
 # statistics.
 
 
@@ -606,7 +628,7 @@ assert [row[1:] for row in found] == [[1, True], [2, False], [1, True]]
 # %% [markdown]
 # rematfn does not run the *function* again. It replays single *operators* from a record, each with
 # the generator state that it had, and a write that has been done is not done twice. Notebook 4
-# builds that record. What is put back for a replay stands in the core, in the note of this name:
+# builds that record. A note in the core lists what is put back for a replay:
 
 # %%
 quote(
@@ -629,7 +651,7 @@ quote(
 #
 # How many parts? With `k` parts of a chain of `n` layers there are `k` inputs, and inside one part
 # `n / k` activations. The sum `k + n / k` is least for `k = sqrt(n)`, where it is `2 sqrt(n)`. We
-# measure it.
+# measure it. (The measured peak holds a constant besides, for what a backward works with.)
 
 # %%
 LONG = 64
@@ -654,14 +676,14 @@ assert best == 8 and min(peaks) < 0.5 * whole
 # %% [markdown]
 # `checkpoint_sequential(layers, 8, x)` of torch places the parts in this way. The rule holds for a
 # chain whose layers are alike. If layers differ in size, or a skip goes around many of them,
-# someone has to choose, and a *budget* in bytes is what we really wanted to say. `rematfn.remat(f,
-# budget)` takes that.
+# someone has to choose the parts. What we want to say is a *budget* in bytes, and
+# `rematfn.remat(f, budget)` takes one.
 #
 # ## 8. Why it is refused under torch.func.grad
 #
-# torch's checkpoint without reentrance does not use a `Function`. It installs the hooks of part 1:
-# `pack` puts a number in the place of each tensor, and `unpack` runs the function again at the
-# first number that is asked for. Neither way works under `torch.func`:
+# torch's checkpoint without reentrance goes another way. It installs the hooks of part 1: `pack`
+# puts an empty *holder* in the place of each tensor, and `unpack` runs the function again when the
+# first holder is read. Neither way works under `torch.func`:
 
 
 # %%
@@ -683,34 +705,55 @@ assert "don't yet support saved tensor hooks" in refusals[0]
 assert "setup_context" in refusals[1]
 
 # %% [markdown]
-# Without reentrance: `torch.func.grad` is a *level*. Inside it a tensor is a wrapper around
-# another one, and the wrapper is valid only while the level runs (notebook 2). The hook would be
-# handed a wrapper, would call the function again later, maybe when that level is gone, or on a
-# stack with other levels. torch does not let it come to that.
-#
-# With reentrance: a `Function` under a transform has to tell its forward and its context apart, in
-# a `setup_context`. Ours does not. It could be added, but its `backward` calls
-# `torch.autograd.backward`, which fills `.grad` of leaves, and under a transform there are no
-# leaves to fill.
-#
-# Both fail because they stand *above* the transforms and run *Python* again. rematfn stands below:
-# when an operator comes to it, the levels of `torch.func` have unwrapped it already, and there is
-# a plain tensor to drop and an operator to replay. The backward finds its level in the same way:
+# **Without reentrance**, hooks are switched off while `torch.func.grad` runs. Why?
+# `torch.func.grad` is a *level*: inside it a tensor is a wrapper around another one, and the
+# wrapper is valid only while the level runs (notebook 2). The hooks would keep a wrapper as the
+# input, and run the function on it in the backward. We switch them on again, against torch's will,
+# to see what comes of it:
+
 
 # %%
-quote(
-    "csrc/levels/level.h",
-    "Note [Why the backward finds its level again]",
-    "would belong to a level",
-)
+def forced(h):
+    torch._C._autograd._saved_tensors_hooks_enable()
+    return torch_checkpoint(small, h, use_reentrant=False)
+
+
+def twice(f):
+    return torch.func.grad(lambda h: torch.func.grad(f)(h).square().sum())(point)
+
+
+assert torch.equal(torch.func.grad(forced)(point), torch.func.grad(small)(point))
+print("second derivative:", f"{twice(forced).norm():.1f}, should be {twice(small).norm():.1f}")
+assert not twice(forced).any() and twice(small).any()
+try:
+    torch.func.vjp(forced, point)[1](torch.tensor(1.0))
+    raise AssertionError("it was not refused")
+except torch_source.CheckpointError as error:
+    print("vjp:", str(error).split(". ")[0].splitlines()[0])
+
+# %% [markdown]
+# A first derivative happens to be right. A second is zero, without an error: what the hooks hand
+# back is detached, and to the outer level a constant. And the function that `vjp` returns runs
+# when the level is over: its wrapper is dead, nothing is derived with respect to it, and the
+# second run saves fewer tensors than the first.
+#
+# **With reentrance**, a `Function` under a transform must have a `setup_context`, apart from its
+# forward. torch's has none, nor has ours. That could be added, but its `backward` calls
+# `torch.autograd.backward`, which torch refuses inside a transform.
+#
+# Both work *above* the transforms, and run *Python* again. rematfn stands below: when an operator
+# comes to it, the levels of `torch.func` have unwrapped its tensors already. It drops a plain
+# tensor, and replays an operator.
+
+# %%
 mine = torch.func.grad(lambda h: rematfn.checkpoint(small, h))(point)
 assert torch.equal(mine, torch.func.grad(small)(point))
 second = torch.func.hessian(lambda h: rematfn.checkpoint(small, h))(point[0])
 assert torch.equal(second, torch.func.hessian(small)(point[0]))
 
 # %% [markdown]
-# And with a budget for the whole chain of 64 layers, no parts placed by hand. The budget is the
-# peak of the 8 parts; both peaks are counted at the allocator.
+# Last, the chain of 64 layers with a budget, and no parts placed by hand. The budget is the peak of
+# the 8 parts. Both peaks are counted at the allocator.
 
 # %%
 budget = int(min(peaks) * ACTIVATION)
@@ -723,7 +766,7 @@ assert all(torch.equal(mine, plain) for mine, plain in zip(grads, reference, str
 assert stats.peak_bytes <= budget
 table(
     [
-        ["8 parts by hand", f"{min(peaks):.1f}", f"{LONG} layers of {LONG}"],
+        ["8 parts by hand", f"{min(peaks):.1f}", f"{2 * LONG} operators, the whole forward"],
         [
             "remat",
             f"{bounded_peak:.1f}",

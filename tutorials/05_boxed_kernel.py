@@ -14,8 +14,8 @@
 # %% [markdown]
 # # 5. The boxed kernel
 #
-# The level of notebook 4 is a dispatch mode, and a mode has limits. It takes some two hundred
-# microseconds of Python for each operator, where a small operator itself takes one. And it sees
+# The level of notebook 4 is a dispatch mode, and a mode has limits. It takes hundreds of
+# microseconds of Python for each operator, where a small operator itself takes a few. And it sees
 # operators only while it is active, so a backward that comes later finds evicted tensors. Here the
 # level becomes a kernel of the dispatcher, first in Python, and then we follow one operator through
 # the same journey in `rematfn`'s C++.
@@ -121,6 +121,9 @@ assert not has_fallback["FPGA"]
 # `FuncTorchDynamicLayerBackMode`, functorch's lowest key, and above `CPU` there are keys that
 # nobody in this process uses. `rematfn` borrows `CustomRNGKeyId`, which was made for other people's
 # random generators. Our toy takes `FPGA`, made for a device that PyTorch does not have.
+#
+# Two words for the Note below. A *level tensor* is a tensor that belongs to a level. Its *handle*
+# is the way from the tensor to what the level knows of it.
 
 # %%
 quote("csrc/tensors/dispatch_key.h", "// Note [Which key we borrow]", "kernel puts the handle on")
@@ -169,7 +172,8 @@ assert len(signatures) > 1000
 # later.
 #
 # Python can register fallbacks, too. `keys` are those that are left for this call, and `op` is the
-# operator.
+# operator. We go on with lower keys. The guard is for the operators that the kernel calls in its
+# turn: they are not to come to us.
 
 # %%
 KEY = key_named("FPGA")
@@ -224,9 +228,10 @@ assert seen_in(sine, x) == ["sin.out"]
 #
 # **The first consequence: a default kernel beats a fallback.** Many operators have a *default
 # kernel*, written in terms of other operators, which serves all keys that have nothing better.
-# (PyTorch calls it *composite*.) That is so for `sin`: make an empty tensor, call `sin.out`. On a
-# key of our kind (`FPGA`, `CustomRNGKeyId`) such a kernel counts for more than a fallback. Here is
-# the line of the table:
+# (PyTorch calls it *composite*.) That is so for `sin`: make an empty tensor, call `sin.out`. To the
+# dispatcher `FPGA` and `CustomRNGKeyId` are backends, and on a backend's key such a kernel counts
+# for more than a fallback. Here is the line of the table, and the function in C++ that asks whether
+# an operator is one of these:
 
 # %%
 print(sine_before.split(": ")[0], sine_before.rpartition("/")[2])
@@ -234,8 +239,9 @@ assert sine_before.endswith("[default backend kernel]")
 quote("csrc/operators/boxed_kernel.cpp", "bool needs_kernel_of_its_own", "NonFunctional);")
 
 # %% [markdown]
-# **The mend**: such an operator gets our kernel by name. Leave out those that always decompose
-# (`CompositeImplicitAutograd`, such as `linear`): they are made of operators that we see.
+# **The mend**: such an operator gets our kernel by name. We leave out those whose default kernel
+# decomposes them above us (`CompositeImplicitAutograd`, such as `linear`): they are made of
+# operators that we see. (The question below is about the exception in the C++.)
 #
 # **The second consequence: factories lose our key.** `torch.zeros(3)` is a *factory*: it has no
 # tensor among its arguments. A kernel under `BackendSelect` works out the device, makes a key set
@@ -348,10 +354,10 @@ print("rematfn" in registered("aten::sin", "CustomRNGKeyId"))
 # `rematfn` sees them, and has nothing to record. (Its names are without overloads.)
 #
 # One more thing about boxes: they are not free. To put a tensor on a stack is to refer to it once
-# more, and in torch 2.13 a second reference to a tensor of Python's takes the interpreter's lock.
-# So `rematfn` has an *unboxed* kernel besides, for fifteen signatures that some five hundred
-# operators have. It does the same; its arguments come typed. Here are the signatures: `T` is a
-# tensor that is read, `Written` one that is written, `S` a number.
+# more. If Python held the only reference, that takes the interpreter's lock. So `rematfn` has an
+# *unboxed* kernel besides, for the fifteen commonest signatures. It does the same; its arguments
+# come typed. Here are the signatures: `T` is a tensor that is read, `Written` one that is written,
+# `S` a number. (An `IValue` is C++'s value of any type, of which a boxed kernel's stack is made.)
 
 # %%
 quote("csrc/operators/invocation.h", "// Note [A reference to an", "until we return.")
@@ -386,8 +392,9 @@ quote("csrc/operators/unboxed_kernel.cpp", "return first_of<at::Tensor(T),", "//
 # and that includes its replays. It would record them as if the program had asked for them. So an
 # operator makes **one journey, under one level**. Which one?
 #
-# **The innermost among the top of the stack and the levels of the arguments.** The bytes it makes
-# count in that level and in all levels around it, since all of them have promised a bound.
+# The level on top of the stack and the levels of the arguments are asked, and it is **the innermost
+# of these**. The bytes that the operator makes count in that level and in all levels around it,
+# since all of them have promised a bound.
 #
 # The level of an argument is found by a *handle*. Here that is an entry in a table from storages to
 # values, as in notebook 4.
@@ -478,9 +485,11 @@ assert outer.resident == 4 * 256
 assert inner.resident == 3 * 256
 
 # %% [markdown]
-# The last line is wrong. `c` left the inner level, and the sum with it, though nobody runs the
-# inner level any more. Part 5 mends that; the lines about `seal` in the C++ below are about it,
-# too. `rematfn` has it right. It counts an inner level's operators in the outer one as well.
+# The addition is under the wrong level. `c` left the inner level but still belongs to it, and so
+# does the sum, though nobody runs the inner level any more. Part 5 mends that; the lines about
+# `seal` in the C++ below are about it, too. `rematfn` has it right. (It counts an inner level's
+# operators in the outer one as well. Its bytes are fewer here, since `inside` drops `b` when it
+# returns.)
 
 
 # %%
@@ -585,7 +594,7 @@ assert [row[1:] for row in around] == [(1, row[0] > 0, True) for row in around]
 # <details><summary>Answer</summary>
 #
 # Whatever counts in the outer level: its own values, and those of the inner one, which count in
-# both. `rematfn` takes from its own first, and then from the levels inside. What the operator reads
+# both. `rematfn` takes the outer level's own first, and then those inside. What the operator reads
 # is pinned and stays. A level never evicts what belongs to a level around it.
 #
 # </details>
@@ -815,11 +824,11 @@ quote("csrc/operators/boxed_kernel.cpp", "  const BelowLevels below;", "= find_t
 quote("csrc/operators/boxed_kernel.cpp", "if (domain.domain != nullptr) lock.emplace", "return;")
 
 # %% [markdown]
-# **The stages** stand in one function. Ours has the same, in the same order. Tensors come along as
-# *operands*; the same function also takes a simulator's numbers through the journey. Two stages are
-# only in the C++: `prepare` decides whether the operator is recorded at all, and
-# `save_what_is_overwritten` makes the copies of notebook 4, part 5. `require_room` and `make_room`
-# are for levels with a budget.
+# **The stages** stand in one function. Ours has the same, in the same order. Two stages are only in
+# the C++: `prepare` decides whether the operator is recorded at all, and `save_what_is_overwritten`
+# makes the copies of notebook 4, part 5. `require_room` and `make_room` are for levels with a
+# budget. The first lines and the last keep counts. (In here a tensor is an *operand*. The simulator
+# of notebook 6 runs the same function, and its operands are sizes without tensors.)
 
 # %%
 quote("csrc/engine/step.cpp", "void Step::run() {", "note_call(*seen_)")
@@ -827,7 +836,8 @@ quote("csrc/engine/step.cpp", "void Step::run() {", "note_call(*seen_)")
 # %% [markdown]
 # **`require_room`.** What the inputs and the results need together is known before anything has
 # been touched. If that is more than the budget, the call ends here. Both levels say so, with the
-# same number.
+# same number. (In the C++, what a kernel is only *likely* to take besides is no reason to refuse. A
+# budget that is a fraction of a peak not known yet may *give way*.)
 
 
 # %%
@@ -862,13 +872,14 @@ quote("csrc/engine/step.cpp", "void Step::bring_back() {", "domain_.materialize(
 
 # %% [markdown]
 # **`make_operation` and `take_inputs`.** An `Operation` is an entry of the record; the one for
-# tensors is a `Call`. It refers to the versions that it has read: for a tensor of the level that is
-# the version in its cell, for one from outside a version made for the purpose. All else, such as
-# sizes and plain arguments, stands in a template, which calls that are alike share.
+# tensors is a `Call`. It refers to the versions that it has read. A tensor of the level has one, in
+# its cell. A tensor from outside is given one here. All else, such as sizes and plain arguments,
+# stands in a template, which calls that are alike share.
 
 # %%
 quote("csrc/operators/level_call.cpp", "LevelCall::make_operation()", "new Call(call_template())")
-quote("csrc/operators/level_call.cpp", "Ref<Version> version(operands_[i].version);", "take_input(")
+quote("csrc/operators/level_call.cpp", "version = domain_.outside_version(*f.tensor, !facts")
+quote("csrc/operators/level_call.cpp", "call().take_input(std::move(version));")
 
 # %% [markdown]
 # **`make_room`** evicts until the results fit, in this level and in all around it. Then
@@ -884,11 +895,12 @@ quote("csrc/operators/call.cpp", "  if (!selects_backend) {", "op.callBoxed(stac
 # level's table.
 
 # %%
-quote("csrc/operators/level_results.cpp", "void LevelCall::record_fresh(", "hold_if_asked")
+fresh = "attach_new(tensor, make_cell(level_, contents, tensor"
+quote("csrc/operators/level_results.cpp", fresh, "admit(contents, kFresh);")
 quote("csrc/tensors/level_tensor.cpp", "void attach_new(", "add(kLevelKey)")
 
 # %% [markdown]
-# The last line is something our toy cannot do: it **puts the key on the tensor**. From then on
+# `set_keys` does something that our toy cannot do: it **puts the key on the tensor**. From then on
 # operators on this tensor come to the level, whether or not the thread includes the key. So a level
 # tensor is the kernel's own tensor with two things added, a key and a handle. Nothing is wrapped.
 
@@ -928,10 +940,10 @@ assert inside_keys[0] == inside_keys[1] == _C._dispatch_keys(x) | borrowed
 # %% [markdown]
 # ## 5. Sealing
 #
-# The function returns. What the caller gets must belong to no level: it would keep its whole
-# lineage alive, and it could be evicted while the caller holds it. So it is **sealed**: made
-# resident, its lineage dropped, its bytes no longer counted, its handle and its key taken off.
-# Nothing is copied; it is the same tensor.
+# The function returns. What the caller gets must belong to no level. Otherwise the result would
+# keep its whole lineage alive, and could be evicted while the caller holds it. So it is **sealed**:
+# its bytes are brought back if they are away, its lineage is dropped, its bytes count no longer,
+# and its handle and its key are taken off. Nothing is copied; it is the same tensor.
 #
 # If a level around still runs, that is the *heir*. The value goes to the heir, lineage and all, and
 # may be evicted there.
@@ -982,10 +994,11 @@ assert torch.equal(result, x.sin().exp().cos() + x.sin())
 
 # %% [markdown]
 # The sum is the outer level's now, as it should be. (`rematfn` said 4 and 2 above: it counts the
-# inner level's in the outer one, too.) In C++ it is one function.
+# inner level's in the outer one, too.) In C++ the two cases stand in one function, of which this is
+# the beginning. Further down, `detach(tensor)` takes off the handle and the key.
 
 # %%
-quote("csrc/levels/boundary.cpp", "void give_cell(", "detach(tensor);")
+quote("csrc/levels/boundary.cpp", "void give_cell(", "materialize_for(level, wanted")
 made_inside = []
 
 
@@ -1107,9 +1120,7 @@ rows = [
     ("a hook on x", differing(gradient_of_whole(part, hook=lambda g: arrived.append(g)))),
     (
         "rematfn, evicting everything",
-        differing(
-            gradient_of_whole(rematfn.remat(part, policy=rematfn.testing.EvictEverything()))
-        ),
+        differing(gradient_of_whole(rematfn.remat(part, policy=rematfn.testing.EvictEverything()))),
     ),
 ]
 table(rows, ["how gradients leave", "elements of 1000 that differ"])
@@ -1131,8 +1142,8 @@ assert torch.equal(((d + a) + b) + c, gradient_of_whole(part))
 assert torch.equal(d + ((a + b) + c), gradient_of_whole(lambda x: part(Gate.apply(x))))
 
 # %% [markdown]
-# So nothing may be put between. The hook is on the **target**, and runs once, when the sum is
-# complete.
+# So nothing may be put between. The hook is on the **target**, the node that the edge leads to. It
+# runs once, when the sum is complete.
 
 # %%
 quote("csrc/levels/gradient_edges.cpp", "// Note [Seals are hooks on the target]", "up uncounted.")
@@ -1205,8 +1216,8 @@ assert rematfn._C.testing.live_levels() == rematfn._C.testing.live_operations() 
 print("grad, four times over, and vmap(hessian): the same bits")
 
 # %% [markdown]
-# **Question.** A gradient in flight meets no saved tensor: the gradient of `x.sum()` is the
-# incoming number, expanded. Nothing among the arguments has our key. Does the level see that
+# **Question.** Not every operator of a backward reads a saved tensor: the gradient of `x.sum()` is
+# the incoming number, expanded. Nothing among its arguments has our key. Does the level see that
 # operator, and should it?
 #
 # <details><summary>Answer</summary>

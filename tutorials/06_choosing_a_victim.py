@@ -14,14 +14,14 @@
 # %% [markdown]
 # # 6. Choosing a victim
 #
-# A level has to make room, and a thousand values could go: which one costs the least in the end?
-# Here you write the scores of the literature, race them on recorded programs, and see how far each
-# is from a cost that *no* choice can beat.
+# A function runs within a budget. It has to make room, and a thousand values could go: which one
+# costs the least in the end? Here you write the scores of the literature, race them on recorded
+# programs, and see how far each is from a cost that *no* choice can beat.
 #
 # Words used below. A *version* is the contents of a tensor at one time; we say *value*. To *evict*
-# it is to give up its bytes. To *replay* is to run the operator that made it again. A *candidate*
-# is a value that may go, the *victim* the one that does, and a *score* a number for each
-# candidate: the lowest goes first.
+# it is to give up its bytes. To *replay* is to run the operator that made it again. A *miss* is a
+# read of an evicted value: it has to be replayed first. A *candidate* is a value that may go, the
+# *victim* the one that does, and a *score* a number for each candidate: the lowest goes first.
 
 # %%
 # SPDX-License-Identifier: Apache-2.0
@@ -103,7 +103,8 @@ assert all(t.operators > 50 for t in traces.values())
 # %% [markdown]
 # A run within a budget has one figure of merit: the cost of all operators that ran, replays
 # included, over the cost of the program. We call it the *total*; 1 is a run without replays. Cost
-# comes from a model, of FLOPs and bytes moved, so the figures are the same on each machine.
+# comes from a model of FLOPs and bytes moved, in seconds, so the figures are the same on each
+# machine.
 
 
 # %%
@@ -158,11 +159,27 @@ first = race({"largest": largest, "oldest (LRU)": oldest})
 assert first["recurrent", "largest"][0.4] > 10 and first["recurrent", "oldest (LRU)"][0.4] > 5
 
 # %% [markdown]
-# Both are bad. In the recurrent network all values have the same few sizes, so "largest" says
-# nothing, and it throws away what has just been made. "Oldest" is what caches do. A backward reads
-# the forward in reverse, so the oldest value is read last, and to evict it looks right. But a
-# cache fetches each entry at the same price. Here the neighbours of the oldest value are old as
-# well, and gone, and to make one of them again takes the whole chain.
+# Both are bad, for two reasons.
+
+# %%
+hidden_size = 32 * 64 * 4  # bytes
+alike = total(traces["recurrent"], 0.4, lambda c: -min(c.nbytes, hidden_size))
+print(f"recurrent at 0.4, largest, if nothing counts as more than a hidden state: {shown(alike)}")
+lru = rematfn.simulate(traces["mlp"], 0.4, LRU())
+print(
+    f"mlp at 0.4, LRU: {lru.replays} replays, of a program of {traces['mlp'].operators} operators"
+)
+assert alike < 1.1 and lru.replays > 2 * traces["mlp"].operators
+
+# %% [markdown]
+# *Largest.* In the recurrent network the largest values are the sums in which the gradients of the
+# two weights are gathered. Each step of the backward reads them, and to make one again takes all of
+# the backward so far. If they count as no larger than the rest, hardly anything is replayed.
+#
+# *Oldest* is what a cache gives up. A backward reads the forward in reverse, so the oldest value
+# is read last. But a cache fetches each entry at the same price. Here the beginning of the program
+# is gone, and one read of it replays all that comes before. What that brings back is still the
+# oldest, so it goes first, and the next read replays it once more.
 #
 # ## 3. Cost, size and staleness
 #
@@ -174,21 +191,51 @@ assert first["recurrent", "largest"][0.4] > 10 and first["recurrent", "oldest (L
 
 
 # %%
-TICK = 5e-6  # the cost of the smallest operator: nothing is infinitely fresh
+TICK = 5e-6  # seconds, the cost of the smallest operator: no age is 0
 
 
 def local(c):
     return c.cost / (c.nbytes * (c.age + TICK))
 
 
-second = race({"local": local, "local without age": lambda c: c.cost / c.nbytes})
+def ageless(c):
+    return c.cost / c.nbytes
+
+
+second = race({"local": local, "local without age": ageless})
 assert second["mlp", "local"][0.8] < first["mlp", "largest"][0.8]
 
 # %% [markdown]
-# Age alone is no help everywhere. In the recurrent network it matters: values are alike, and
-# without it the score has nothing to choose by. In the two others the quotient does worse than
-# `cost / nbytes`: a backward reads what is youngest first, but what is oldest is dear to reach,
-# and the score does not see that.
+# Age helps in one program and harms in two. In the recurrent network it spares the sums of the
+# gradients, which are read again and again and so are always young. Without age they go first: an
+# addition is cheap for its bytes. In the two others, let us count age in one half of the program
+# only:
+
+
+# %%
+def by_half(forward, backward):
+    """One score in the forward, another one once the backward has begun."""
+    begun = False
+
+    def score(c):
+        nonlocal begun
+        begun = begun or c.producer == "aten::ones_like"  # the gradient of the loss
+        return (backward if begun else forward)(c)
+
+    return score
+
+
+rows = []
+for name in ("mlp", "transformer"):
+    for label, halves in {"forward": (local, ageless), "backward": (ageless, local)}.items():
+        totals = [total(traces[name], fraction, by_half(*halves)) for fraction in (0.8, 0.6, 0.4)]
+        rows.append([name, label, *map(shown, totals)])
+table(rows, ["program", "age counts in the", "0.8", "0.6", "0.4"])
+assert all(float(rows[i][4]) + 0.3 < float(rows[i + 1][4]) for i in (0, 2))
+
+# %% [markdown]
+# Almost all the harm is done in the backward. There a replay brings old values back, and the score
+# lets them go again for being old, as LRU does.
 #
 # The age is counted in *program time*, the summed cost of what the program itself has run. With
 # seconds a busy machine would evict other values than an idle one:
@@ -208,9 +255,10 @@ quote(
 # a -> b -> (c) -> (d) -> (e) -> f -> g -> h -> i        (x): evicted
 # ```
 #
-# To make `f` again takes `c`, `d`, `e` first: four operators. To make `h` takes one. The local
-# score says that they are alike, so a gap grows, and whoever reads its end pays for its length. A
-# score that counts the evicted *ancestors* knows it, and evicts here and there.
+# If `f` goes too, to make it again takes `c`, `d`, `e` first: four operators. If `h` goes, it
+# takes one. To the local score they are alike but for their age. It takes the older one, and the
+# gap grows. Whoever reads the end of a gap pays for its length. A score that adds the cost of the
+# evicted *ancestors* takes `h`, and the gaps stay short.
 
 
 # %%
@@ -231,20 +279,21 @@ assert all(third[name, "ON"][0.4] < third[name, "local"][0.4] for name in traces
 #
 # - *MSPS*, memory saved per second of replay, is what Capuchin (Peng et al., ASPLOS 2020) ranks
 #   recomputation by. It has no age.
-# - DTR's own score `h_DTR` counts evicted *descendants* too: a descendant that is gone needs this
-#   value, once it is made again. `h_eq` counts whole components of evicted values by union-find,
-#   which is faster.
+# - DTR's own score `h_DTR` counts evicted *descendants* too: to make one of them again, this value
+#   is needed. `h_eq` is a faster stand-in: it counts all evicted values that hang together, which
+#   union-find keeps.
 # - *ON* is rematfn's. It halves ancestors, leaves descendants out, damps age, and spares what
 #   nobody has read yet. These numbers come from simulations; no theory says them.
 #
-# The project's are in C++, one line each:
+# The project's are in C++. (`priced` is a rule for very small budgets, of part 7.)
 
 # %%
 quote("csrc/policy/eviction.cpp", "case ScoreKind::kOn: {", "case ScoreKind::kLargest:")
 
 # %% [markdown]
-# Ours in Python against those in C++. What differs is the ancestors' sum, which the core knows up
-# to a cap, and rules near the least budget, so we compare where little is replayed.
+# Ours in Python against those in C++. They differ at small budgets: there `ON` has rules of its
+# own (part 7), and the core scores candidates in batches, where a score in Python is asked each
+# time. So we compare at 0.8.
 
 # %%
 names = {
@@ -271,6 +320,10 @@ table(rows, ["mlp at 0.8", "in Python", "in C++"])
 # </details>
 #
 # ## 5. The race
+#
+# Now all of them, at smaller budgets as well; part 6 draws it. *Guided* is not a score that looks
+# back. It knows from the recorded call when each value is read next, and has tried many settings
+# of its score in the simulator (notebook 7). It is here as the one to be reached.
 
 # %%
 SCORES = {
@@ -291,10 +344,6 @@ for name in traces:
     assert all(guided <= other for guided, other in zip(found[name, "guided"], best, strict=True))
 
 # %% [markdown]
-# *Guided* is not a score that looks back. It knows from the recorded call when each value is read
-# next, and has searched for the numbers that do best in this budget (notebook 7). It is here as
-# the one to be reached.
-#
 # ## 6. What is provably the least?
 #
 # A race says who is first, not how good that is. The best schedule of a program of this size is
@@ -306,9 +355,10 @@ for name in traces:
 # schedule. This is *relaxation*, and the fractions make a linear program, which is solved in
 # seconds.
 #
-# The smallest one has a single *cut*: the moment when the most is waiting to be read. All values
-# that are read after the cut are either resident at it or replayed after it, and what is resident
-# fits in the budget. Fractions make this a knapsack: keep what costs the most for its bytes.
+# The smallest such linear program has a single *cut*: the moment when the most is waiting to be
+# read. All values that are read after the cut are either resident at it or replayed after it, and
+# what is resident fits in the budget. So the budget is a knapsack, and as fractions may be packed,
+# it is best filled with what costs the most for its bytes.
 
 
 # %%
@@ -343,6 +393,7 @@ def one_cut(trace, fraction):
 
 bounds = {
     name: [
+        # few cuts for the longest program, to save time
         1 + lower_bound(t, int(fraction * t.peak_bytes), 2 if name == "recurrent" else None)
         for fraction in FRACTIONS
     ]
@@ -361,19 +412,20 @@ for name, trace in traces.items():
 table(rows, ["program", "lower bound of the total", *map(str, FRACTIONS)])
 
 # %% [markdown]
-# `benchmarks/bound.py` has more cuts, and asks also that what a replay reads be there. The reason
-# why each schedule is a solution is written beside it:
+# `benchmarks/bound.py` has more cuts, and asks also that what a replay reads be there. Note [Every
+# schedule is a solution] says why a real run never breaks what the linear program demands. A
+# *window* is a stretch between cuts. In short:
 
 # %%
 quote(
     "benchmarks/bound.py",
-    "Note [Every schedule is a solution]",
-    "longer than the shortest are implied",
+    "1. The bytes resident",
+    "where it begins, or has",
 )
 
 # %% [markdown]
-# The bound is not the solver's word. Any prices of the constraints prove one (*weak duality*), and
-# the program computes it from the prices that the solver found.
+# We need not trust the solver. It only finds a price for each constraint. A bound follows from any
+# prices (*weak duality*), good ones make it high, and `bound.py` computes it from them.
 #
 # Now each score over the bound:
 
@@ -412,14 +464,14 @@ assert all(
 )
 
 # %% [markdown]
-# Nothing can be below the dotted line. ("Largest" leaves the third picture at the top.) Guided
-# calls lie on it almost everywhere, so there the bound *and* the schedule are known to be near the
-# best. Where a score is far above it, the distance is the score's. On three programs a ranking is
-# not a law; the project's tables have eleven networks (`benchmarks/results/bound.md`) and the
-# public traces of the DTR paper.
+# Nothing can be below the dotted line. ("Largest" leaves the third picture at the top, and LRU
+# lies under "local" there.) Guided calls lie on the line almost everywhere. So there both the
+# bound and the schedule are near the best. On three programs a ranking is not a law; the project's
+# tables have eleven networks (`benchmarks/results/bound.md`) and the public traces of the DTR
+# paper.
 #
-# <details><summary><b>Question.</b> At a small budget a score is twice above the bound. Is the
-# score bad?</summary>
+# <details><summary><b>Question.</b> At a small budget a score's total is twice the bound.
+# Is the score bad?</summary>
 #
 # *Answer.* One cannot tell. The best schedule lies somewhere between the two. Between its cuts the
 # bound asks nothing of the budget, so it may be too low. Only where some schedule comes near it do
@@ -447,25 +499,28 @@ assert float(rows[2][1 + at]) > 3 * low_bounds[at]
 # Close to the floor totals rise steeply, and the bound does not follow. Three things go wrong
 # together.
 #
-# **Age points the wrong way.** In a backward, what is read next is hardly younger than what is
-# read last. So a score that looks back evicts what the next operators read. The last miss tells
-# where the backward is, and the distance from there is the better guess.
+# **Age says too little.** Late in a backward all values of the forward are old: what is read next
+# is hardly younger than what is read last. So what the next operators read goes. The last miss
+# tells where the backward is, and the distance from there is the better guess.
 #
-# **Replays need room of their own.** To make one value takes its inputs, and theirs. What a replay
-# brings is a candidate like others, and it was paid for a moment ago. If it is spared, a gradient
-# goes for it, and to replay a gradient takes all of the backward so far.
+# **Replays need room of their own.** To make one value takes its inputs, and theirs. They have
+# just been paid for, so it seems right to spare them. But then a gradient goes instead, and to
+# replay that takes all of the backward so far.
 #
 # **Replays undo each other.** One evicts what the next one reads, and that one evicts what the
-# first had made. This is *thrash*. A choice of victim sees one eviction at a time, and no single
-# choice is wrong.
+# first had made. This is *thrash*. A score looks at one eviction at a time and does not see it.
 #
-# So below some point a better *score* does not help. The core does six things differently there:
-
-# %%
-quote("csrc/policy/floor.h", "Note [Near the floor]", "A backward reads what the forward made in")
-
-# %% [markdown]
-# The simulator can switch a rule off, which shows what it is for:
+# The core has six rules for this, in `csrc/policy/floor.h` (Note [Near the floor]):
+#
+# 1. *mirrored*: where a backward thrashes, the distance from the last miss takes the place of age.
+# 2. *priced*: after many replays, what a replay will read is not spared any more.
+# 3. *retained*: from then on, what the backward drops stays while something is replayed from it.
+# 4. *pinned*: what a replay reads cannot go, if some of it had to be made anew.
+# 5. *retried*: if such pins leave no room, they are let go, a few times.
+# 6. *frugal*: if replays go on and on, values are made in the order that takes the least memory.
+#
+# The first changes the score. The others change what may go, or the order of replays. The
+# simulator can switch each off:
 
 # %%
 from rematfn import _C
@@ -482,7 +537,7 @@ def without(rule, trace, fraction):
 
 
 rows = []
-for rule in (None, "mirrored", "priced", "retained", "pinned"):
+for rule in (None, "mirrored", "priced", "retained", "pinned"):  # two do nothing here
     row = [without(rule, traces["mlp"], fraction) for fraction in (0.3, 0.2, 0.15, 0.12, 0.1)]
     rows.append([f"without {rule}" if rule else "all rules", *row])
 table(
@@ -493,13 +548,13 @@ assert abs(rows[0][1] - total(traces["mlp"], 0.3, ON())) < 1e-6  # the same engi
 assert rows[1][1] > rows[0][1]  # without the first rule it replays more
 
 # %% [markdown]
-# A rule that helps on most programs may cost on one. Over many programs and budgets
-# `docs/design/floor.md` has what each buys.
+# Each of the four helps at some of these budgets. `docs/design/floor.md` has what each of the six
+# buys, over many programs and budgets.
 #
 # <details><summary><b>Question.</b> Why not just use the solver's schedule?</summary>
 #
 # *Answer.* The linear program's answer is fractions, and half a value cannot be kept. The integer
-# program takes minutes to days for networks of this kind, and must know the program before it
-# runs. A score takes microseconds and knows nothing. [Notebook 7](07_measured_then_guided.ipynb)
+# program is hard: its time can grow exponentially with the program, which must be known before it
+# runs. A score takes little time and knows nothing. [Notebook 7](07_measured_then_guided.ipynb)
 # stands between: it records one call, and searches while the next ones run.
 # </details>

@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Measured, then guided
+# # 7. Measured, then guided
 #
 # A training loop runs the same operators again and again, so what one step did is the best forecast
 # of the next. At the end of this notebook you have recorded a step, planned the next one from the
@@ -27,7 +27,6 @@
 # %%
 # SPDX-License-Identifier: Apache-2.0
 import json
-import os
 import re
 import tempfile
 import warnings
@@ -48,19 +47,19 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import rematfn
 
 warnings.simplefilter("ignore")  # torch.jit says that it is deprecated; we know
-torch.manual_seed(0)
+_ = torch.manual_seed(0)
 
 
 # %% [markdown]
 # ## 1. One step tells the next
 #
 # A score that looks back asks when a value was last touched, and hopes that this says something
-# about when it will be read next. In a loop nobody has to hope. Let us write one step down.
+# about when it will be read next. In a loop that can be known. Let us write one step down.
 #
 # A `TorchDispatchMode` sees every operator (notebook 1). Ours gives each storage a number, and
 # notes for each operator which values it reads and which it makes. For each operator it also notes
 # a cost in seconds: the time to move its bytes at 10 GB/s, or to do its multiplications at 50
-# GFLOP/s, whichever is longer. A model of the cost, and not a clock, so that the notebook is the
+# GFLOP/s, whichever is longer. The cost is computed and not measured, so that the notebook is the
 # same on every machine.
 
 
@@ -191,11 +190,11 @@ assert theirs == [call.name for call in first.calls]
 # <details><summary>Answer</summary>
 #
 # Those that change which operators run, or how large their results are: the batch's size, the
-# training mode, the grad mode. A counter and a learning rate mostly change neither. If they were
-# part of what makes two calls alike, no two calls would be. So rematfn keys its records by the
-# metadata of the tensors, the text and booleans among the arguments, and the modes; numbers only
-# choose among the records that are there. See Note [What makes two calls alike] in
-# `rematfn/_transform/signature.py`.
+# training mode, the grad mode. A counter and a learning rate mostly change neither. If a record
+# were good only for calls with the same counter, it would be of use for no other call. So rematfn
+# keys its records by the metadata of the tensors, the text and booleans among the arguments, and
+# the modes. Numbers only choose among the records that are there. See Note [What makes two calls
+# alike] in `rematfn/_transform/signature.py`.
 # </details>
 
 # %% [markdown]
@@ -268,7 +267,7 @@ assert [swapped for _, swapped, _ in rows] == sorted(swapped for _, swapped, _ i
 # ### In-triggers and feedback
 #
 # A value that is swapped has to be on its way before its back-access. So some earlier operator must
-# start the copy: Capuchin calls that access the *in-trigger*. Which one? The latest that leaves
+# start the copy: Capuchin calls that operator the *in-trigger*. Which one? The latest that leaves
 # enough time for the copy, one would think. But a link carries one copy after the other, and in a
 # backward all of them are wanted at about the same time. Capuchin's answer is no better formula,
 # but *feedback*: if a value is still under way at its back-access, its in-trigger moves a little
@@ -320,7 +319,7 @@ iterations = np.arange(1, 13)
 ax.bar(iterations - 0.2, each, width=0.4, label="each in-trigger by itself")
 ax.bar(iterations + 0.2, common, width=0.4, label="one lead for all")
 ax.set(xlabel="iteration", ylabel="waited, µs", xticks=iterations)
-ax.legend(fontsize=8)
+ax.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
 plt.show()
 print(f"{len(back)} values come back; lead at the end: {lead:.1f}")
 assert each[0] == common[0] > 0
@@ -345,21 +344,23 @@ assert common[-1] == 0 < each[-1]
 # - **The budget.** Capuchin's is the device's memory. Ours is a number of bytes, never exceeded, or
 #   a clear error before the operator runs.
 # - **Swap or recompute.** Capuchin swaps while that is free, then recomputes by MSPS. We take for
-#   each value what is cheaper in seconds; a search in a simulator finds how dear a second of the
-#   link is.
+#   each value what is cheaper in seconds. A second on the link has a price in seconds of computing,
+#   and a search in a simulator finds that price.
 # - **When a copy starts.** Capuchin has an in-trigger for each value, moved by feedback. Ours
 #   begins with a lead for the whole call, which the search has found. From call to call feedback
 #   then stretches the lead of a value that was late, and shortens that of one that lay waiting.
 # - **What is recomputed** comes back on demand, in both.
 #
 # Our in-trigger and our feedback are these lines. At each operator `is_due` is asked about the
-# value that is away and will be read the soonest; `queued_in` is what is on the link already, the
-# queue that the first formula forgot. A copy begins only if there is room for what it brings.
-# `note_late` is called for a copy that was waited for, `note_early` for one that had come long
-# before it was read, or was turned back since its room was needed for something else.
+# value that is away and will be read the soonest, `until` seconds later. `queued_in` is what is on
+# the link already, the queue that the obvious formula leaves out. A copy begins only if there is
+# room for what it brings. `note_late` is called for a copy that was waited for, `note_early` for
+# one that had come long before it was read, or was turned back since its room was needed for
+# something else.
 
 # %%
-quote("csrc/engine/link.cpp", "bool Link::is_due", "note_early")
+quote("csrc/engine/link.cpp", "bool Link::is_due", "return until <=")
+quote("csrc/engine/link.cpp", "void Link::note_late", "leads()->note_late")
 
 # %% [markdown]
 # And this is the transform that uses them. `rematfn.offload` moves values to a disk, here one that
@@ -466,7 +467,7 @@ assert small < whole
 
 # %% [markdown]
 # In the second step all but the first value are on their way before they are asked for. `ahead` is
-# the lead, counted in reads; counted in seconds it would be `is_due`. And the comparison in
+# the lead, counted in reads. (`is_due` counts it in seconds.) The comparison in
 # `unpack` is a guard: if the program reads in another order, the record is not believed.
 #
 # rematfn has no compressed tier today. It has the place for one: a value goes and comes back by a
@@ -517,17 +518,17 @@ try:
     pressed = passive(large, wide)
 finally:
     rematfn._C.testing.pretend_memory_left(None)
-under_pressure = rematfn.stats(passive)
+stats = rematfn.stats(passive)
 table(
     [
         ("memory is left", at_ease.evictions, at_ease.replays),
-        ("none is left", "some" if under_pressure.evictions else 0, "some"),
+        ("none is left", *("some" if n else 0 for n in (stats.evictions, stats.replays))),
     ],
     ["", "evictions", "replays"],
 )
 assert at_ease.evictions == at_ease.replays == 0
-assert under_pressure.evictions > 0
-assert under_pressure.replays > 0
+assert stats.evictions > 0
+assert stats.replays > 0
 assert all(torch.equal(a, b) for a, b in zip(calm, pressed, strict=True))
 
 # %% [markdown]
@@ -545,8 +546,9 @@ assert all(torch.equal(a, b) for a, b in zip(calm, pressed, strict=True))
 # ## 4. Record and replay
 #
 # So far the record was a forecast. There is a bolder use of it: if the next step is the same, why
-# run the program at all? Record the operators once, and from then on run the list. No Python, no
-# dispatcher, no checks. That is *record and replay*, and it takes some twenty lines.
+# run the program at all? Record the operators once, and from then on run the list. The program's
+# Python does not run, and nothing is checked. That is *record and replay*. It takes some twenty
+# lines.
 
 
 # %%
@@ -676,7 +678,7 @@ assert replayed == {f: f is straight for f, *_ in cases}
 # %% [markdown]
 # Five of six are wrong, and none of them says so. That is what *unsound* means here: there is an
 # assumption, and nothing watches it. The record does not even contain what would have to be
-# watched: `branches` has asked Python for a truth value, and Python's `if` is no operator.
+# watched: that the 1 in `counts` was `World.step`, or what Python's `if` chose. No operator tells.
 #
 # ### The guard
 #
@@ -767,15 +769,12 @@ print(f"the first result was {kept[0]:.3f}; the same tensor is now {before[0]:.3
 # dispatcher and saw operators. Dynamo, its front end, interprets the bytecode of the Python
 # function. It sees each thing that the function reads: `World.step`, `World.offset`, `t.shape[0]`.
 # For each of them it writes a guard, to be looked at before each call. Where Python needs a value
-# that is not known when recording, the `if`, the recording ends, the interpreter takes over, and a
-# new one begins behind: a *graph break*.
+# that is not known when recording, as at the `if`, the recording ends and the interpreter takes
+# over. Behind that point a new recording begins. This is a *graph break*.
+
 
 # %%
-graphs = []
-
-
 def backend(graph_module, example_inputs):
-    graphs.append([n for n in graph_module.graph.nodes if n.op.startswith("call")])
     return graph_module.forward  # runs what was recorded, operator by operator
 
 
@@ -795,7 +794,7 @@ assert all(guarded.values())
 
 # %% [markdown]
 # All six are right. These are the guards that it wrote for `counts`, and here is what happens if we
-# ask it not to look: torch 2.13 has a switch for those who are sure that nothing will change.
+# ask it not to look: PyTorch has a switch for those who are sure that nothing will change.
 
 # %%
 torch._dynamo.reset()
@@ -832,7 +831,7 @@ assert torch.equal(watched, ones * 2)
 # To be *eager* means two things. At every call the Python program runs, line by line. And when a
 # line has run, its result is there to be read. Here is one function with a side effect and a
 # branch: eager, under three things in torch that record, and under `remat`. Each runs it on `x` and
-# then on `-x`.
+# then on `-x`. (The first two columns are measured. The others say how each of them works.)
 
 # %%
 import torch._lazy
@@ -880,8 +879,9 @@ assert all(v == ("2 of 2 calls", "right") for k, v in found.items() if "trace" n
 # - *`torch.jit.trace`* is our tape. It has no guard. (Nor has a CUDA graph, which needs a GPU to be
 #   in this table.)
 # - *Lazy tensors* run Python at every call and put off the operators. When somebody reads a value,
-#   the graph that has piled up is looked up by its hash, compiled if it is new, and run. Here is
-#   such a graph. The `if` in the program forces it to run in the middle, so it is right.
+#   the graph that has piled up is looked up by its hash, compiled if it is new, and run. The `if`
+#   in our program reads one, so the right branch is taken. Here is a small graph that nobody has
+#   read:
 
 # %%
 pending = (torch.ones(3, device="lazy") * 2).tanh().cos()
@@ -1004,9 +1004,9 @@ quote("csrc/engine/guide.h", "// Note [Guided, never trusted]", "scores as one t
 quote("csrc/engine/guide.cpp", "bool Guide::follow", "version.value != value) return false")
 
 # %% [markdown]
-# `follow` is called for each operator: its name, the values that it reads, the bytes that it makes.
-# At the first `false` the guide is gone, and the score looks back for the rest of the call. Here is
-# the same program in a budget, called with data of both kinds.
+# `follow` is called for each operator. It compares its name, the values that it reads, and the
+# bytes that it makes. At the first `false` the guide is gone, and the score looks back for the rest
+# of the call. Here is the same program in a budget, called with data of both kinds.
 
 # %%
 budgeted = rematfn.remat(torch.func.grad(branchy), "600KiB")
@@ -1025,21 +1025,23 @@ assert [row[1] for row in rows] == ["first", "guided", "online", "online", "guid
 assert rows[1][3] < rows[0][3]
 
 # %% [markdown]
-# The third call went another way, and lost its guide. The fourth was recorded anew, and the fifth
+# (The *numbers* are those among the arguments; part 1. Here there are none.) The third call went
+# another way, and lost its guide. The fourth was recorded anew, and the fifth
 # is guided again. Every result was right, and every peak was within the budget. A wrong forecast
 # costs time.
 #
 # Foresight pays most under `torch.func.grad`. That transform keeps the graph of the backward, in
-# case somebody wants a second derivative. Mostly nobody does. To a score that looks back, these
-# values are fresh and dear; it evicts the forward, which is about to be read. Only the record knows
-# that they are never read again. The simulator is the engine itself, run on the sizes of a trace:
+# case somebody wants a second derivative. Mostly nobody does. To a score that looks back, the
+# values of that graph were used a moment ago, so they stay; it evicts the forward, which is about
+# to be read. Only the record knows that the graph is never read again. We ask a simulator, which is
+# the engine itself run on the sizes of a trace. The percentages are of the cost of the whole step.
 
 # %%
-trace = rematfn.record(torch.func.grad(loss), plain * 2, x)
+trace = rematfn.record(torch.func.grad(loss), [*plain, *plain], x)  # 24 layers
 rows = []
 for budget in (0.7, 0.5, 0.3, 0.2):
     past = rematfn.simulate(trace, budget, rematfn.policies.ON())
-    future = rematfn.simulate(trace, budget)  # Guided(), with its search at its end
+    future = rematfn.simulate(trace, budget)  # Guided(), after its search for a plan
     rows.append((budget, f"{past.replayed_cost:.1%}", f"{future.replayed_cost:.1%}"))
     assert future.replayed_cost < past.replayed_cost
 table(rows, ["budget, of the peak", "replayed, looking back", "replayed, guided"])
@@ -1068,7 +1070,6 @@ table(rows, ["budget, of the peak", "replayed, looking back", "replayed, guided"
 # plan with eager's kernels.
 
 # %%
-os.environ["KINETO_LOG_LEVEL"] = "99"  # torch's profiler, which counts the bytes, is to be silent
 blocks = torch.nn.Sequential(
     *(
         torch.nn.Sequential(torch.nn.Linear(96, 96), torch.nn.GELU(), torch.nn.LayerNorm(96))
@@ -1112,11 +1113,13 @@ assert all(got <= want for got, want in zip(ours, asked, strict=False))
 assert max(t - b for t, b in zip(theirs, asked, strict=True)) > 0.1  # no bound on the peak
 
 # %% [markdown]
-# The compiler's number is not a promise about the peak, and it does not claim to be one. At 0 it is
-# a single checkpoint around everything: only the inputs are saved, and the backward first computes
-# all of the forward again, which is then alive beside the gradients. To save less is not to need
-# less. What speaks for the compiler is speed: it decides once, and with the backend inductor it
-# fuses what it computes again with what reads it.
+# The compiler's number is not a promise about the peak, and it does not claim to be one. At 1 it
+# already computes again what costs next to nothing. Below that the forward saves less and less, and
+# the backward has more and more to compute again, which is then alive beside the gradients. So the
+# curve falls and rises. At 0 it is a single checkpoint around everything: only the inputs are
+# saved, and the backward first computes all of the forward again. To save less is not to need less.
+# What speaks for the compiler is speed: it decides once, and with the backend inductor it fuses
+# what it computes again with what reads it.
 #
 # ### Dropout included
 #
@@ -1164,7 +1167,8 @@ if torch.__version__.startswith("2.13."):
     assert counted["torch.compile, 0.5"][0] > 0  # pytorch issues 190758 and 190717
 
 # %% [markdown]
-# In torch 2.13 a compiled function on the CPU that recomputes its dropout draws a new mask, and the
+# (Compiled code draws other numbers than eager code, so the counts of what was dropped differ.) In
+# torch 2.13 a compiled function on the CPU that recomputes its dropout draws a new mask, and the
 # gradients are those of another function (pytorch issues
 # [#190758](https://github.com/pytorch/pytorch/issues/190758) and
 # [#190717](https://github.com/pytorch/pytorch/issues/190717); a later version may have mended it).
@@ -1180,8 +1184,7 @@ if torch.__version__.startswith("2.13."):
 #
 # It plans from a record, too: the traced graph. It needs no simulator that follows the program,
 # since the plan *is* the program from then on. In return the plan is only as good as the guards,
-# and it ends at each graph break: what is saved across one is saved. rematfn's plan goes with
-# whatever runs.
+# and it ends at each graph break. rematfn's plan covers whatever runs.
 # </details>
 #
 # ## Where to go on

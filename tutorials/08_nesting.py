@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Nesting
+# # 8. Nesting
 #
 # `grad(remat(f))` and `remat(grad(f))` should both work, and a `vmap` between them should not hurt.
 # At the end of this notebook you know why the obvious design fails at one of the two and what each
@@ -28,7 +28,6 @@
 import itertools
 import math
 import operator
-import os
 import subprocess
 import sys
 import weakref
@@ -41,7 +40,6 @@ from torch.utils._pytree import tree_leaves
 
 import rematfn
 
-os.environ["KINETO_LOG_LEVEL"] = "99"  # torch's profiler, which counts bytes, is to be silent
 torch.manual_seed(0)
 
 
@@ -92,9 +90,10 @@ def call(name, *args):
 
 
 # %% [markdown]
-# `grad` is the first level. It wraps each value. To what is wrapped it ties a tape: the input of
-# each operator, which the backward will need, and the tape before it. When `f` is over, the tape is
-# walked back. (This one differentiates chains of `sin`. Notebook 2 builds a whole one.)
+# `grad` is the first level. It wraps each value. A wrapped value carries a *tape*: the input of
+# the operator that made it, which the backward will need, and the tape of that input. When `f` is
+# over, the tape is walked back. (This one differentiates chains of `sin`. Notebook 2 builds a
+# whole one.)
 
 
 # %%
@@ -238,8 +237,8 @@ assert rows[1][1] < 16 < all_of_it <= rows[2][1]
 #
 # Yes. A box whose contents were evicted is replayed through `call`, that is through `grad`: the
 # replay is one more operator on the tape, with one more saved input. Each replay makes the graph
-# longer. In this program nothing is read again inside of `f` but the last value, so it does not
-# show.
+# longer. Here it does not show: inside of `f` each value is read only by the next operator, before
+# it can go, so nothing is replayed.
 # </details>
 #
 # ## 2. Below everything
@@ -351,18 +350,19 @@ table(rows, ["", "peak"])
 # its level is over: it has left by a side effect.
 
 # %%
-quote("csrc/operators/find_level.cpp", "Level* find_level(", "if (kind != Arguments::kAbstract)")
+quote("csrc/operators/find_level.cpp", "Level* find_level(", "level = &level_of(*f.cell)")
 quote("csrc/levels/level.h", "// Note [Why the backward finds its", "nobody is running")
 
 # %% [markdown]
-# The toy's `toy_grad` calls `seal` itself. Autograd could not: it knows nothing of levels. The real
-# `remat` looks for the edges by which gradients leave the part of the graph that `f` has made, and
-# hooks the nodes that they lead to: there a sum of gradients is complete, and is sealed. See the
-# section on gradients in [`docs/design/level.md`](../docs/design/level.md).
+# The toy's `toy_grad` calls `seal` itself. Autograd could not: it knows nothing of levels. The
+# real `remat` looks at the part of the graph that `f` has made, and at the edges by which
+# gradients leave it. It hooks the nodes that these edges lead to. There a sum of gradients is
+# complete, and is sealed. See the section on gradients in
+# [`docs/design/level.md`](../docs/design/level.md).
 #
 # ### So what does the order mean?
 #
-# Not how it works, but *how much of the program the budget covers*.
+# It means *how much of the program the budget covers*. How the levels work is the same.
 #
 # - `remat(grad(f))`: everything from the call to the return. All gradients count until they are
 #   returned.
@@ -394,9 +394,9 @@ assert batched.peak_bytes == 64 * one.peak_bytes
 # %% [markdown]
 # And it does not matter whether what is evicted is dropped or moved to a disk. That can be checked
 # by trying them all. Call a sequence of transforms a word, such as `grad remat vmap` for
-# `grad(remat(vmap(f)))`. Each word of up to three is compared, bit for bit, with the same word
-# without rematfn's transforms. The policy evicts every value after every operator, so that each
-# value that is read again has to come back.
+# `grad(remat(vmap(f)))`. Each word of up to three with a transform of rematfn in it is compared,
+# bit for bit, with the same word without those. The policy evicts every value after every
+# operator, so that each value that is read again has to come back.
 
 # %%
 everything = rematfn.testing.EvictEverything()
@@ -424,13 +424,15 @@ def apply(word):
 
 cube = torch.randn(3, 3, 3)
 words = [w for n in (1, 2, 3) for w in itertools.product(TRANSFORMS, repeat=n)]
+words = [w for w in words if set(w) & set(OURS)]
 results = {}
 for word in words:
     plain = tuple(name for name in word if name not in OURS)
     results[word] = torch.equal(apply(word)(cube), apply(plain)(cube))
 names = list(TRANSFORMS)
-rows = [(a, *("same bits" if results[a, b] else "**differ**" for b in names)) for a in names]
-table(rows, ["of", *(f"{b}(f)" for b in names)])
+shown = {True: "same bits", False: "**differ**", None: ""}
+rows = [(a, *(shown[results.get((a, b))] for b in names)) for a in names]
+table(rows, ["outer transform", *(f"{b}(f)" for b in names)])
 print(f"{sum(results.values())} of {len(words)} words of up to three have the same bits")
 assert all(results.values())
 
@@ -572,21 +574,21 @@ for ax, (name, (f, args, share)) in zip(axes, stories.items(), strict=True):
         alive = torch.tensor(timeline.bytes_excluding_survivors) / 2**20
         ax.plot(torch.linspace(0, 1, len(alive)), alive, color=colour, lw=1)
     ax.axhline(budget / 2**20, color="C3", ls=":", lw=1)
-    ax.set(title=name, xlabel="share of the run", ylabel="MiB alive")
+    ax.set(title=name, xlabel="share of the allocator's events", ylabel="MiB alive")
     s = rematfn.stats(g)
     peaks = [f"{t.peak_excluding_survivors / 2**20:.1f}" for t in (free, bound)]
-    rows.append((name, *peaks, f"{s.replayed_cost:.0%}"))
+    rows.append((name, *peaks, f"{s.min_budget / 2**20:.1f}", f"{s.replayed_cost:.0%}"))
 fig.tight_layout()
 plt.show()
-table(rows, ["", "peak, MiB", "with a budget, MiB", "replayed, of the cost"])
-for _, free, bound, _ in rows:
+table(rows, ["", "peak, MiB", "with a budget", "needed by one operator", "replayed"])
+for _, free, bound, _, _ in rows:
     assert float(bound) < 0.8 * float(free)
 
 # %% [markdown]
-# The blue curve touches its budget and does not cross it. No chunk size had to be found, and the
-# bits are those of the whole batch. What it costs depends on the program. The network on the left
-# is a few large convolutions, and near the least budget that it can run in: it pays much for
-# little. The chain on the right pays next to nothing for most of its memory.
+# The blue curve does not cross its budget. No chunk size had to be found, and the bits are those
+# of the whole batch. What it costs depends on the program. The network on the left is a few large
+# convolutions, and one of them alone needs most of the budget: it pays much for little. The chain
+# on the right pays next to nothing for most of its memory.
 #
 # **A gradient through a training loop.** Meta-learning, hyper-gradients and test-time training
 # differentiate through inner steps: each step's graph stays alive until the outer backward has come
