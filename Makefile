@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-offload bench-overhead lint notebooks clean
+.PHONY: help setup venv build test sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-offload bench-overhead docs lint notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,11 @@ test: $(INSTALLED)  ## run all tests, doctests and notebooks included
 
 notebooks: $(INSTALLED)  ## execute the notebooks' sources, and write them beside
 	$(BIN)/python tutorials/make.py $(ARGS)
+
+# Anew each time: a page that is not read again warns of nothing.
+docs: $(INSTALLED)  ## the documentation's site, build/docs/index.html
+	$(BIN)/python -m sphinx -W --keep-going --quiet -E -a -d build/doctrees -c docs $(ARGS) . build/docs
+	@echo "build/docs/index.html"
 
 # The sanitizers' libraries are loaded first. Leaks are Python's own; an allocation that is too large
 # fails, as it does without sanitizers.
@@ -122,5 +127,5 @@ $(TORCH_READY): | $(BIN)/python
 # torch is named once more so that no dependency moves it.
 $(INSTALLED): $(TORCH_READY) pyproject.toml setup.py $(SOURCES)
 	@echo "Building rematfn (a minute or two the first time)"
-	@$(PIP) --no-build-isolation -e '.[demo,test,lint,tutorials]' 'torch==$(TORCH)'
+	@$(PIP) --no-build-isolation -e '.[demo,docs,lint,test,tutorials]' 'torch==$(TORCH)'
 	@touch $@

@@ -114,7 +114,7 @@ def remat(
             overwritten, can still be moved.
 
     Returns:
-        A function with the signature of ``f``. For a module: a module of the same class that shares
+        A function with the signature of ``f``; or, for a module, one of the same class that shares
         all of its state with ``f`` (parameters, buffers, submodules, hooks, mode), whose
         ``forward`` alone is transformed. :func:`stats` says what its last call did.
 

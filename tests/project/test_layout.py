@@ -200,7 +200,7 @@ def test_tests_lie_in_folders_named_after_what_they_test() -> None:
     `device` is for what needs one.
     """
     parts = {*PARTS, *(part.strip("_") for part in PYTHON_PARTS)}
-    parts |= {"benchmarks", "whole", "device", "project"}
+    parts |= {"benchmarks", "whole", "device", "project", "tutorials"}
     found = {path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
     assert {path for path in found if len(path.parts) != 2 or path.parts[0] not in parts} == set()
 

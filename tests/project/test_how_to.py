@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every Python block of the how-tos, and of pages like them, runs and prints what stands below it.
+
+A page is one program: its ``python`` blocks, in one namespace. A ``text`` block right after one is
+what that block prints. The figures in it are compared: bytes within a fiftieth and percentages
+within five, since what kernels take for the while differs between machines. Run as a script, this
+file writes the figures anew: ``PYTHONPATH=tests .venv/bin/python tests/project/test_how_to.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*sorted((DOCS / "how-to").glob("*.md")), DOCS / "comparison.md", DOCS / "migration.md"]
+HOW_TOS = [page for page in PAGES if page.parent.name == "how-to" and page.stem != "index"]
+LINES = 80  # of a how-to, at most
+WIDTH = 90  # of its code; the site cuts off what is longer
+SECONDS = 120  # that a page may take, on a machine that does other things
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
+NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)(%?)")
+END = "\x1e"  # printed after each block
+RANKS = re.compile(r"torchrun --nproc-per-node (\d+)")
+
+
+class Block(NamedTuple):
+    """A block of Python, the first line of it in its page, and what it prints, if that is told."""
+
+    code: str
+    line: int
+    printed: str | None
+
+
+def blocks(text: str) -> Iterator[Block]:
+    for found in BLOCK.finditer(text):
+        if found[1] == "python":
+            yield Block(found[2], text.count("\n", 0, found.start()) + 2, found[3])
+
+
+def program(page: Path, text: str) -> str:
+    """Return a script that runs a page's blocks. A traceback in it has the page's lines."""
+    runs = []
+    for block in blocks(text):
+        code = "\n" * (block.line - 1) + block.code
+        runs.append(f"exec(compile({code!r}, {str(page)!r}, 'exec'))\nprint({END!r}, end='')\n")
+    return "".join(runs)
+
+
+def run(page: Path, text: str, folder: Path) -> list[str]:
+    """Run a page's program, in a process for each rank that it asks for; return what blocks print.
+
+    Of several ranks, what the first prints.
+    """
+    script = folder / f"{page.stem}.py"
+    script.write_text(program(page, text), encoding="utf-8")
+    asked = RANKS.search(text)
+    ranks = int(asked[1]) if asked else 1
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(meeting if asked else {})}
+    started = [
+        subprocess.Popen(
+            [sys.executable, script],
+            cwd=folder,
+            env={**environment, "RANK": str(rank)} if asked else environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        done = [process.communicate(timeout=SECONDS) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, (printed, complained) in zip(started, done, strict=True):
+        assert process.returncode == 0, printed + complained
+    return done[0][0].split(END)[:-1]
+
+
+def numbers(text: str, unit: str) -> list[float]:
+    found = NUMBER.findall(text)
+    return [float(number.replace(",", "")) for number, after in found if after == unit]
+
+
+def words(text: str) -> list[str]:
+    return NUMBER.sub(r"#\2", text).split()
+
+
+def assert_as_told(printed: str, told: str) -> None:
+    """Assert that words are the same, and figures nearly."""
+    assert words(printed) == words(told), printed
+    assert numbers(printed, "") == pytest.approx(numbers(told, ""), rel=0.02, abs=0.11), printed
+    assert numbers(printed, "%") == pytest.approx(numbers(told, "%"), abs=5.1), printed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_prints_what_it_says(page: Path, tmp_path: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    told = list(blocks(text))
+    if not told:
+        return
+    for block, printed in zip(told, run(page, text, tmp_path), strict=True):
+        assert_as_told(printed, block.printed or "")
+
+
+@pytest.mark.parametrize("page", HOW_TOS, ids=lambda page: page.stem)
+def test_a_how_to_is_short_and_compares_with_eager(page: Path) -> None:
+    """Told by its text: the test above runs the assertions."""
+    text = page.read_text(encoding="utf-8")
+    code = "".join(block.code for block in blocks(text))
+    assert text.count("\n") < LINES
+    assert max(map(len, code.splitlines())) <= WIDTH
+    assert "https://" in text.split("```")[0], "the people who ask for it"
+    assert "assert torch.equal(" in code
+    assert re.search(r"assert \w+ <= ", code), "the peak is within the budget"
+    assert any(block.printed for block in blocks(text)), "the peak, before and after"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```\n", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (page.parent / target).exists(), target
+
+
+def test_figures_that_differ_are_told() -> None:
+    assert_as_told("eager 12.0 MiB, 3%\n", "eager  12.1 MiB, 3%\n")
+    with pytest.raises(AssertionError):
+        assert_as_told("eager 12.0 MiB\n", "eager 13.0 MiB\n")
+    with pytest.raises(AssertionError):
+        assert_as_told("eager 12.0 MiB, 3%\n", "eager 12.0 MiB, 9%\n")
+    with pytest.raises(AssertionError):
+        assert_as_told("eager 12.0 MiB\n", "budget 12.0 MiB\n")
+    page = "```python\na = 1\n```\n\nwords\n\n```python\nprint(a)\n```\n\n```text\n1\n```\n"
+    assert [block.printed for block in blocks(page)] == [None, "1\n"]
+    assert [block.line for block in blocks(page)] == [2, 8]
+
+
+def write_anew(page: Path) -> None:
+    """Put what a page's blocks print below them, where something stands already."""
+    import tempfile
+
+    text = page.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        printed = iter(run(page, text, Path(folder)))
+
+    def renewed(found: re.Match[str]) -> str:
+        if found[1] != "python":
+            return found[0]
+        output = next(printed)
+        if found[3] is None:
+            return found[0]
+        return f"```python\n{found[2]}```\n\n```text\n{output}```\n"
+
+    page.write_text(BLOCK.sub(renewed, text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or PAGES:
+        write_anew(Path(name).resolve())
