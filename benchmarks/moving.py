@@ -24,8 +24,9 @@ from rematfn._transform.recorded import finish_searches
 MIB = 2**20
 Way = Literal["remat", "offload", "hybrid"]
 WAYS: tuple[Way, ...] = ("remat", "offload", "hybrid")
-# A call that is recorded; those whose times are taken; one that begins the search by these times.
-WARM_UP = {"remat": 2, "offload": 5, "hybrid": 5}
+# A call that is recorded; one that begins a search; three whose times are taken; one that begins
+# the search by these times.
+WARM_UP = {"remat": 2, "offload": 6, "hybrid": 6}
 QUIET = 0.3  # cores that others may keep busy
 
 
@@ -98,6 +99,7 @@ class Candidate:
         """
         exact = bench.is_exact(bench.run(self.step)[0])
         for _ in range(WARM_UP[self.way] - 1):
+            finish_searches()  # only calls with no search beside them are timed
             bench.run(self.step)
         finish_searches()
         results, memory = bench.count(self.step)
