@@ -308,7 +308,7 @@ Flops flops_of(const OperatorFacts& facts, Arguments arguments) {
 
 double modelled_cost(double flops, std::size_t bytes_moved, bool draws_on_cpu) {
   constexpr double kBytesPerSecond = 10e9;
-  constexpr double kDrawnBytesPerSecond = 1e9;
+  constexpr double kDrawnBytesPerSecond = 0.25e9;
   constexpr double kFlopsPerSecond = 50e9;
   const double moving = static_cast<double>(bytes_moved) /
                         (draws_on_cpu ? kDrawnBytesPerSecond : kBytesPerSecond);

@@ -65,7 +65,9 @@ std::uint64_t Program::follow(std::uint64_t share) {
 std::shared_ptr<Guide> Program::guide() const {
   const std::lock_guard guard(plans_mutex());
   if (!plan_) return nullptr;
-  return std::make_shared<Guide>(trace, future_, plan_, timings_, leads_);
+  // A search beside a call takes time from it.
+  const bool undisturbed = !search_ || search_->is_over();
+  return std::make_shared<Guide>(trace, future_, plan_, undisturbed ? timings_ : nullptr, leads_);
 }
 
 std::shared_ptr<Program> Program::timed_anew() const {

@@ -55,6 +55,8 @@ class Search {
   // `operators`: how many it took to simulate.
   void note_result(Result result, std::uint64_t operators);
 
+  // Nothing is left to try.
+  [[nodiscard]] bool is_over() const { return over_; }
   // Whether something is left to try that the first `share` operators begin with.
   [[nodiscard]] bool goes_on(std::uint64_t share);
   // The best plan of those; null if none fits. Those that were found before are forgotten.

@@ -92,6 +92,11 @@ def test_a_process_ends_as_it_would_without_a_search(end: str) -> None:
     script, code = ENDS[end]
     process = start(BEGUN + script)
     out, err = process.communicate(timeout=120)
+    if process.returncode != code:  # what torch does at its exit may hide an interrupt
+        none = BEGUN.replace("1 << 40", "0").replace("assert _C.testing.is_searching()", "")
+        oracle = start(none + script)
+        oracle.communicate(timeout=120)
+        code = oracle.returncode
     assert process.returncode == code, out + err
     assert "terminate called" not in err
 

@@ -184,11 +184,11 @@ def test_flops_are_those_that_torch_counts(network: str) -> None:
     assert rematfn.record(f, *args).flops == counter.get_total_flops() > 0
 
 
-def test_to_draw_numbers_costs_ten_times_what_moving_them_does() -> None:
+def test_to_draw_numbers_costs_forty_times_what_moving_them_does() -> None:
     x = torch.full((1 << 16,), 0.5)
     moved, drawn = (rematfn.record(f, x).cost for f in (torch.neg, torch.bernoulli))
     assert moved == pytest.approx(5e-6 + 2 * x.nbytes / 10e9)
-    assert drawn == pytest.approx(5e-6 + 2 * x.nbytes / 1e9)
+    assert drawn == pytest.approx(5e-6 + 2 * x.nbytes / 0.25e9)
 
 
 def test_a_mask_is_kept_where_a_younger_copy_goes() -> None:

@@ -28,6 +28,7 @@ from torch import Tensor, func, nn
 
 import rematfn
 from rematfn import _C
+from rematfn._transform.recorded import finish_searches
 from rematfn.testing import EvictEverything, MemoryTimeline
 
 EVERYTHING = functools.partial(rematfn.offload, policy=EvictEverything())
@@ -177,20 +178,23 @@ def test_a_program_is_timed_anew() -> None:
         (rematfn.remat(chain, 6 * UNIT + 64, offload=True), True),
         (rematfn.remat(chain, 6 * UNIT + 64), False),
     ):
-        programs = []
-        for _ in range(7):
+        programs: list[Any] = []
+        # The first of the calls is recorded, and a search runs beside the second. Then three are
+        # timed that took about as long: a process that waits for its turn needs more of them.
+        for call in range(200 if moves else 12):
             x.grad = None
             g(x).backward()
+            finish_searches()
             assert_bitwise_equal(x.grad, z.grad)
-            ((program, *_),) = [
-                list(key.programs.values()) or [None] for key in g._history._keys.values()
-            ]
-            programs.append(program and program._program)
+            for key in g._history._keys.values():
+                for program in key.programs.values():
+                    if program._program not in [None, *programs]:
+                        programs.append(program._program)
+                        assert len(programs) == 1 or call >= 5
+            if len(programs) == 2:
+                break
         assert rematfn.stats(g).call == "guided"
-        # The first of the calls is recorded; the next three are timed.
-        assert programs[1] is programs[3] is not None
-        assert (programs[4] is not programs[3]) == moves
-        assert programs[6] is programs[4]
+        assert len(programs) == (2 if moves else 1)
 
 
 # --- what cannot be replayed ----------------------------------------------------------------------
