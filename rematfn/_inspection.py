@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ._transform.budget import format_bytes
 from ._transform.rematted import rematted_of
 
@@ -40,6 +42,11 @@ class Stats:
         turned_back: How many began too early: their room was wanted for something else.
         waited: Seconds that operators waited for values to go or to come; known to the outermost
             level.
+        reserved_bytes: The most that the current accelerator's allocator had reserved when the
+            statistics were taken, which is what its driver sees: all that the process holds there,
+            and freed blocks that the allocator keeps. Counted since the last
+            ``torch.accelerator.reset_peak_memory_stats()``. None without an accelerator, or where
+            its allocator does not tell.
         call: What the call was: ``"first"``, of which nothing was known; ``"estimated"``, whose
             peak was estimated from other calls; ``"guided"`` by a recorded one; else ``"online"``.
         why: Why it was that, in words.
@@ -62,6 +69,7 @@ class Stats:
     late_returns: int | None = None
     turned_back: int | None = None
     waited: float | None = None
+    reserved_bytes: int | None = None
     call: str | None = None
     why: str | None = None
 
@@ -77,6 +85,7 @@ class Stats:
             f"replays    {self.replays} ({self.replayed_cost:.1%} of the cost)\n"
             f"min budget {_bytes(self.min_budget)}\n"
             f"{self._moved()}"
+            f"{self._reserved()}"
             f"call       {self.call}: {self.why}"
         )
 
@@ -88,6 +97,11 @@ class Stats:
             f"{self.returns} back ({_bytes(self.returned_bytes)}, {self.late_returns} late)\n"
             f"waited     {self.waited:.3f} s for them\n"
         )
+
+    def _reserved(self) -> str:
+        if self.reserved_bytes is None:
+            return ""
+        return f"reserved   {_bytes(self.reserved_bytes)} by the process, at the driver\n"
 
 
 def _bytes(nbytes: int | None, unknown: str = "unknown") -> str:
@@ -118,4 +132,15 @@ def stats(g: Callable[..., Any]) -> Stats:
         0
     """
     ran = rematted_of(g, "stats")[0].last_call
-    return Stats() if ran is None else Stats(**ran.read())
+    if ran is None:
+        return Stats()
+    return Stats(**ran.read(), reserved_bytes=_reserved_on_the_accelerator())
+
+
+def _reserved_on_the_accelerator() -> int | None:
+    if not torch.accelerator.is_available():
+        return None
+    try:
+        return torch.accelerator.max_memory_reserved()
+    except RuntimeError:  # its allocator does not tell
+        return None

@@ -66,7 +66,9 @@ class Report:
     own_peak: int  # rematfn's table, over all steps
     counted_peak: int  # the allocator's events, over one rematted step
     eager_peak: int  # the same counter, over an eager step
-    resident: int | None  # that the resident set rose by in a rematted step, gradients included
+    # What the resident set rose by in a rematted step, gradients included. On an accelerator: what
+    # its allocator had reserved.
+    resident: int | None
     eager_resident: int | None  # in an eager step; None if the system does not tell
     replayed_cost: float
     time_ratios: Sequence[float]  # rematted / eager, pairs of steps side by side
@@ -114,14 +116,17 @@ class Report:
     def __str__(self) -> str:
         """Return a table for people."""
         pairs = len(self.time_ratios)
+        on_cpu = self.device.partition(":")[0] == "cpu"
+        seen = "resident set" if on_cpu else "reserved"
+        source = "VmHWM" if on_cpu else "max_memory_reserved"
         rows = [
             ("parameters", f"{self.parameters:,} on {self.device}", ""),
             ("budget", _bytes(self.budget), self._of_eager(self.budget)),
             ("peak, rematted, allocator", _bytes(self.counted_peak), self._against_budget()),
             ("peak, rematted, own count", _bytes(self.own_peak), "largest over all steps"),
             ("peak, eager, allocator", _bytes(self.eager_peak), ""),
-            ("resident set, rematted", _rise(self.resident), "VmHWM, with the gradients"),
-            ("resident set, eager", _rise(self.eager_resident), "the same"),
+            (f"{seen}, rematted", _rise(self.resident), f"{source}, with the gradients"),
+            (f"{seen}, eager", _rise(self.eager_resident), "the same"),
             ("peak, rematted / eager", f"{self.counted_peak / self.eager_peak:.3f}", ""),
             ("replayed cost", f"{self.replayed_cost:.1%}", "of the cost of one eager step"),
             ("step, eager", f"{self.eager_seconds:.3f} s", f"median of {pairs}"),

@@ -29,6 +29,7 @@ from programs import ZOO, Program
 from torch import Tensor, func, nn
 
 import rematfn
+from rematfn.demo.task import Task
 
 # torch has fused cells for devices, and the CPU no kernel for them; a generator of the CPU draws
 # nothing on a device.
@@ -229,6 +230,31 @@ def test_the_budget_holds_as_the_device_counts(policy: Any) -> None:
 
 
 # --- autograd's thread ---------------------------------------------------------------------------
+
+
+def test_the_statistics_tell_what_the_driver_sees() -> None:
+    g = rematfn.remat(lambda x: (x.sin() * x.cos()).sum(), budget=4 * ONE)
+    torch.accelerator.synchronize()
+    torch.accelerator.empty_cache()
+    torch.accelerator.reset_peak_memory_stats()
+    before = torch.accelerator.max_memory_reserved()
+    g(torch.randn(ONE // 4))
+    stats = rematfn.stats(g)
+    assert stats.reserved_bytes == torch.accelerator.max_memory_reserved()
+    assert stats.reserved_bytes >= before + 2 * ONE  # the argument, and a sine
+    assert "by the process, at the driver" in str(stats)
+
+
+def test_the_demo_counts_what_is_reserved() -> None:
+    x = torch.randn(ONE // 4)
+    task = Task(lambda params, tokens: x.sum(), {}, iter([x]), x.device, seed=0)
+
+    def step(params: Any, tokens: Tensor) -> Any:
+        return {}, (tokens.sin() * tokens.cos()).sum()
+
+    counted = task.count_resident(step, x, 0)
+    assert counted is not None
+    assert 3 * ONE <= counted < 8 * ONE  # two factors, their product, and what is rounded up
 
 
 def test_a_level_with_a_backward_inside_lets_go_of_all_of_it() -> None:

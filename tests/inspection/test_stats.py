@@ -27,16 +27,19 @@ def wave(x: Tensor) -> Tensor:
 OPERATORS = 9
 FIELDS = [field.name for field in dataclasses.fields(rematfn.Stats)]
 
+ON_AN_ACCELERATOR = ["reserved_bytes"]
+
 
 def test_what_is_not_known_is_none() -> None:
     g = rematfn.remat(wave, "1MiB")
     assert [getattr(rematfn.stats(g), field) for field in FIELDS] == [None] * len(FIELDS)
     assert str(rematfn.stats(g)) == "not called yet"
     g(X)
-    assert None not in [getattr(rematfn.stats(g), field) for field in FIELDS]
+    known = [field for field in FIELDS if field not in ON_AN_ACCELERATOR]
+    assert None not in [getattr(rematfn.stats(g), field) for field in known]
     free = rematfn.remat(wave)
     free(X)
-    unknown = [field for field in FIELDS if getattr(rematfn.stats(free), field) is None]
+    unknown = [field for field in known if getattr(rematfn.stats(free), field) is None]
     assert unknown == ["budget", "min_budget"]
     assert "min budget unknown" in str(rematfn.stats(free))
 
