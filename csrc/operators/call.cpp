@@ -12,6 +12,7 @@
 #include "base/errors.h"
 #include "levels/meter.h"
 #include "levels/pressure.h"
+#include "tensors/profiled.h"
 #include "tensors/stack_utils.h"
 #include "tensors/tensor_store.h"
 
@@ -162,6 +163,7 @@ torch::jit::Stack Call::filled_in(const std::vector<c10::Storage>& own,
 
 void Call::replay(Domain& owner) {
   auto& domain = static_cast<TensorDomain&>(owner);
+  const Profiled range("rematfn::replay", call_template->op.schema().name());
   const BackendScope backend;
   const SurroundingsScope scope(call_template->surroundings);
   std::optional<RandomTurn> turn;

@@ -4,9 +4,11 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "engine/domain.h"
+#include "tensors/profiled.h"
 #include "tensors/tensor_store.h"
 #include "tensors/thread_keys.h"
 
@@ -51,6 +53,7 @@ bool MoveToDisk::has_room(const Version& version) const {
 }
 
 Place MoveToDisk::leave(Version& version) {
+  const Profiled range("rematfn::move", "to the disk");
   std::unique_ptr<Disk::Copy> copy =
       disk_->write(tensor(version).current_storage().data(), version.nbytes);
   if (!copy) return Place::kHere;
@@ -66,6 +69,8 @@ Place MoveToDisk::wait(Version& version) {
   Moved& moved = moved_.at(&version);
   const bool was_leaving = version.place == Place::kLeaving;
   const bool is_late = !moved.copy->is_done();
+  std::optional<Profiled> range;
+  if (is_late) range.emplace("rematfn::wait", was_leaving ? "to the disk" : "from the disk");
   const Clock::time_point before = is_late ? Clock::now() : Clock::time_point();
   try {
     moved.copy->wait();
@@ -95,6 +100,7 @@ Place MoveToDisk::wait(Version& version) {
 }
 
 Place MoveToDisk::bring_back(Version& version) {
+  const Profiled range("rematfn::move", "from the disk");
   Moved& moved = moved_.at(&version);
   const BackendScope scope;
   c10::Allocator* const allocator = c10::GetCPUAllocator();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tensors/level_tensor.h"
+#include "tensors/profiled.h"
 #include "tensors/tensor_store.h"
 #include "tensors/thread_keys.h"
 #include "tensors/torch_compat.h"
@@ -59,6 +60,7 @@ bool MoveToHost::has_room(const Version& version) const {
 }
 
 Place MoveToHost::leave(Version& version) {
+  const Profiled range("rematfn::move", "to the host");
   learn_of_waits();
   c10::Storage bytes = tensor(version).current_storage();
   const c10::Device device = bytes.device();
@@ -94,6 +96,7 @@ Place MoveToHost::wait(Version& version) {
 }
 
 Place MoveToHost::bring_back(Version& version) {
+  const Profiled range("rematfn::move", "from the host");
   learn_of_waits();
   Moved& moved = moved_.at(&version);
   const BackendScope scope;

@@ -2,6 +2,7 @@
 #include "tensors/tensor_store.h"
 
 #include <ATen/ops/clone.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <utility>
@@ -40,6 +41,23 @@ c10::DataPtr instead_of_bytes(c10::intrusive_ptr<Cell> cell, c10::Device device)
   return c10::DataPtr(nullptr, cell.release(), &let_go_of_cell, device);
 }
 
+// Note [A profiler asks for addresses]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A profiler that records shapes reads the address of every argument before the operator runs, that
+// is before a level has brought it back. If that throws, the profiler loses count of its own records,
+// and fails at its end with thousands of lines. So while anybody listens to operators, to read the
+// address of what is evicted gives null, and only to ask for one to write to is an error. It is not
+// so at all times: what reads past the dispatcher would find null instead of a message.
+void refuse_write(c10::StorageImpl* storage) {
+  (void)storage;
+  TORCH_CHECK(false, kEvicted);
+}
+
+void forbid(c10::StorageImpl& storage) {
+  if (at::hasCallbacks() && forbid_writes(storage, &refuse_write)) return;
+  forbid_access(storage, kEvicted);
+}
+
 // A constant that lineage reads, and the program too.
 bool is_shared_with_cell(const TensorVersion& version) {
   const Cell* cell = version.cell();
@@ -71,7 +89,7 @@ void TensorStore::drop(Version& version) {
   if (!storage) return;  // See Note [A handle may outlive its storage]
   storage->set_data_ptr_noswap(instead_of_bytes(v.own_cell(), storage->device()));
   // See Note [The engine asks for bytes that have gone]
-  if (!engine_may_ask(v, *storage)) forbid_access(*storage, kEvicted);
+  if (!engine_may_ask(v, *storage)) forbid(*storage);
 }
 
 bool TensorStore::held_elsewhere(const Version& version) {

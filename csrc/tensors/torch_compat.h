@@ -28,12 +28,29 @@ inline void forbid_access(c10::StorageImpl& storage, const char* message) {
 #endif
 }
 
+// Only a write asks `refuse`; what reads gets null. False where torch cannot tell them apart, or has a
+// function of its own there.
+inline bool forbid_writes(c10::StorageImpl& storage, void (*refuse)(c10::StorageImpl*)) {
+#if REMATFN_TORCH_AT_LEAST(13)
+  if (storage.has_materializer()) return false;
+  storage.set_materializer(refuse);
+  return true;
+#else
+  (void)storage;
+  (void)refuse;
+  return false;
+#endif
+}
+
+// Takes both back.
 inline void allow_access(c10::StorageImpl& storage) {
 #if REMATFN_TORCH_AT_LEAST(12)
   storage.clear_data_ptr_access_error_msg_();
-#else
-  (void)storage;
 #endif
+#if REMATFN_TORCH_AT_LEAST(13)
+  storage.clear_materializer();
+#endif
+  (void)storage;
 }
 
 // Until 2.13 nobody could ask that of every device.

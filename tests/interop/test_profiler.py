@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.profiler around, outside and inside of levels.
+
+Each profile is taken in a process of its own, since what goes wrong is printed at its end.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from processes import Ended, fresh
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+import rematfn
+
+SCRIPT = """
+import contextlib, io, sys
+import torch
+from torch import func, nn
+from torch.profiler import ProfilerActivity, profile
+import rematfn
+from rematfn.testing import EvictEverything
+
+how = sys.argv[1]
+torch.manual_seed(0)
+layers = [nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Tanh()) for _ in range(8)]
+model, x = nn.Sequential(*layers), torch.randn(256, 64)
+params = dict(model.named_parameters())
+
+def loss(params, x):
+    return func.functional_call(model, params, (x,)).square().mean()
+
+def samples(params, x):
+    return func.vmap(func.grad(loss), (None, 0), randomness="different")(params, x[:8])
+
+WAYS = {
+    "eager": lambda f: f,
+    "tight": lambda f: rematfn.remat(f, 600_000),
+    "everything": lambda f: rematfn.remat(f, policy=EvictEverything()),
+    "moves": lambda f: rematfn.offload(f, policy=EvictEverything()),
+}
+
+def run(f, work):
+    torch.manual_seed(1)
+    if work == "backward":
+        out = f(params, x)
+        out.backward()
+        found = [out.detach(), *(p.grad for p in params.values())]
+        model.zero_grad()
+        return found
+    if work == "grad":
+        return list(func.grad(f)(params, x).values())
+    return list(f(params, x).values())
+
+for work in "backward", "grad", "samples":
+    f = samples if work == "samples" else loss
+    expected = run(f, work)
+    g = WAYS[how](f)
+    for more in {}, {"profile_memory": True, "with_stack": True}:
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True, **more) as taken:
+            found = run(g, work)
+        assert all(map(torch.equal, found, expected))
+        events = taken.events()
+        ours = sorted({e.name for e in events if e.name.startswith("rematfn::")})
+        shapes = {tuple(map(tuple, e.input_shapes)) for e in events if e.name == "aten::addmm"}
+        print(work, ours, shapes)
+    if how != "eager":
+        counts = rematfn.stats(g)
+        assert counts.moves if how == "moves" else counts.replays
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("profiled") / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def shapes(ended: Ended) -> list[str]:
+    return [re.sub(r"\[.*\]", "", line) for line in ended.out.splitlines()]
+
+
+def errors(ended: Ended) -> list[str]:
+    """Return what was printed to stderr, without times and numbers of processes."""
+    return [re.sub(r"\d+", "", line) for line in ended.err.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def eager(script: Path) -> Ended:
+    ended = fresh(script, "eager")
+    assert ended.code == 0, ended.err
+    return ended
+
+
+@pytest.mark.parametrize("how", ["tight", "everything", "moves"])
+def test_a_profile_with_shapes(how: str, script: Path, eager: Ended) -> None:
+    ended = fresh(script, how)
+    assert ended.code == 0, ended.err[-2000:]
+    assert errors(ended) == errors(eager)
+    assert shapes(ended) == shapes(eager)
+    wanted = "rematfn::move to the disk" if how == "moves" else "rematfn::replay aten::addmm"
+    assert wanted in ended.out
+
+
+def wave(x: Tensor) -> Tensor:
+    for _ in range(4):
+        x = x.sin() * 2
+    return x.sum()
+
+
+def test_who_asks_for_an_address_to_write_to_is_told() -> None:
+    kept: list[Tensor] = []
+
+    def f(x: Tensor) -> Tensor:
+        kept.append(x.sin())
+        for _ in range(8):
+            x = (x * 2).cos()
+        with pytest.raises(RuntimeError, match=r"rematfn\.materialize"):
+            kept[0].data_ptr()
+        return x.sum() + kept[0].sum()
+
+    x = torch.linspace(0, 1, 1024)
+    kept.clear()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True):
+        found = rematfn.remat(f, 3 * x.nbytes + 64)(x)
+    y = x
+    for _ in range(8):
+        y = (y * 2).cos()
+    assert_bitwise_equal(found, y.sum() + x.sin().sum())
+
+
+def test_each_replay_is_a_range() -> None:
+    x = torch.linspace(0, 1, 1024, requires_grad=True)
+    g = rematfn.remat(wave, 3 * x.nbytes + 512)
+    with profile(activities=[ProfilerActivity.CPU]) as taken:
+        g(x).backward()
+    ranges = [event for event in taken.events() if event.name.startswith("rematfn::replay ")]
+    assert len(ranges) == rematfn.stats(g).replays > 0
