@@ -88,7 +88,7 @@ void TensorStore::drop(Version& version) {
   const auto storage = v.cell()->storage.lock();
   if (!storage) return;  // See Note [A handle may outlive its storage]
   storage->set_data_ptr_noswap(instead_of_bytes(v.own_cell(), storage->device()));
-  // See Note [The engine asks for bytes that have gone]
+  // See Note [The engine asks for bytes that have gone]. See Note [A profiler asks for addresses].
   if (!engine_may_ask(v, *storage)) forbid(*storage);
 }
 

@@ -15,12 +15,15 @@ _DECIMAL: Final = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS: Final = {name.lower(): size for name, size in (_BINARY | _DECIMAL).items()}
 _WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]+)")
 
+_PERCENT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(\s*)%")
+_LETTERS: Final = {unit[0].lower(): unit for unit in ("KiB", "MiB", "GiB", "TiB")}
+
 _ACCEPTED: Final = """
 A budget is one of
   4096, "4096"          bytes
   "1.5GiB", "12 KiB"    binary units: KiB, MiB, GiB, TiB
   "200MB", "64 kB"      decimal units: kB, MB, GB, TB
-  0.3                   a float in (0, 1]: this fraction of the unconstrained peak
+  0.3, "30%"            a float in (0, 1], or per cent: this fraction of the unconstrained peak
   rematfn.Budget("8GiB")  bytes that all functions which are given this object share
   None                  no cap"""
 
@@ -136,15 +139,17 @@ def parse_budget(budget: BudgetLike) -> Limit:
     """Return the budget that a user's argument stands for.
 
     Args:
-        budget: Bytes as an integer or as a string, with or without a unit; a float in (0, 1]; a
-            :class:`Budget`; or None. Units are read without regard to case, so ``"1gib"`` is binary
-            and ``"1gb"`` decimal. Note that ``1`` is one byte and ``1.0`` is the whole peak.
+        budget: Bytes as an integer or as a string, with or without a unit; a float in (0, 1], or
+            per cent, as ``"30%"``; a :class:`Budget`; or None. Units are read without regard to
+            case, so ``"1gib"`` is binary and ``"1gb"`` decimal. ``1.0`` is the whole peak; ``1``
+            is turned away, since one byte is hardly meant.
 
     Returns:
         The budget. Fractions of a byte are dropped: a budget is an upper bound.
 
     Raises:
-        ValueError: The type is right and the value means nothing: ``0``, ``1.5``, ``"2G"``.
+        ValueError: The type is right and the value means nothing: ``0``, ``1``, ``1.5``,
+            ``"2G"``. The message names what was probably meant.
         TypeError: The budget is no integer, float, string, :class:`Budget` or None.
 
     Example:
@@ -158,7 +163,7 @@ def parse_budget(budget: BudgetLike) -> Limit:
     if isinstance(budget, Budget):
         return Limit(bytes=budget.bytes, shared=budget)
     if isinstance(budget, str):
-        return Limit(bytes=_parse_text(budget))
+        return _parse_text(budget)
     if isinstance(budget, bool):
         raise TypeError(_malformed(budget, "a bool is not a budget."))
     try:
@@ -167,6 +172,8 @@ def parse_budget(budget: BudgetLike) -> Limit:
         if isinstance(budget, numbers.Real):
             return Limit(fraction=_parse_fraction(budget, float(budget)))
         raise TypeError(_malformed(budget, f"got a {type(budget).__name__}.")) from None
+    if size == 1:
+        raise ValueError(_malformed(budget, "that is one byte. 1.0 is the whole peak."))
     return Limit(bytes=_at_least_one(budget, size))
 
 
@@ -191,18 +198,34 @@ def format_bytes(n: int) -> str:
     return f"{whole}.{rest:02}".rstrip("0").rstrip(".") + f" {unit}"
 
 
-def _parse_text(text: str) -> int:
+def _parse_text(text: str) -> Limit:
     stripped = text.strip()
     if re.fullmatch(r"[0-9]+", stripped):
-        return _at_least_one(text, int(stripped))
+        return Limit(bytes=_at_least_one(text, int(stripped)))
+    if match := _PERCENT.fullmatch(stripped):
+        number, space = match.groups()
+        if space:
+            raise ValueError(_malformed(text, f'did you mean "{number}%"?'))
+        return Limit(fraction=_parse_fraction(text, float(Fraction(number) / 100)))
     match = _WITH_UNIT.fullmatch(stripped)
     if match is None:
-        # "0.3" is turned away, not guessed at: bytes come whole, and a fraction is a float.
-        raise ValueError(_malformed(text, "neither whole bytes nor a number with a unit."))
+        raise ValueError(_malformed(text, _guess(stripped)))
     number, unit = match.groups()
     if unit.lower() not in _UNITS:
-        raise ValueError(_malformed(text, f"there is no unit {unit!r}."))
-    return _at_least_one(text, int(Fraction(number) * _UNITS[unit.lower()]))
+        meant = _LETTERS.get(unit.lower()) or _LETTERS.get(unit.lower().removesuffix("i"))
+        guess = f' Did you mean "{number}{meant}"?' if meant else ""
+        raise ValueError(_malformed(text, f"there is no unit {unit!r}.{guess}"))
+    return Limit(bytes=_at_least_one(text, int(Fraction(number) * _UNITS[unit.lower()])))
+
+
+def _guess(text: str) -> str:
+    """Return what is wrong with a text that is neither: bytes come whole, a fraction is a float."""
+    problem = "neither whole bytes nor a number with a unit."
+    try:
+        number = float(text)
+    except ValueError:
+        return problem
+    return f"{problem} Did you mean the fraction {number}?" if 0 < number <= 1 else problem
 
 
 def _parse_fraction(given: object, fraction: float) -> float:

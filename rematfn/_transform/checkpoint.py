@@ -128,6 +128,9 @@ def checkpoint_sequential(
     Returns:
         What the last one returns.
 
+    Raises:
+        TypeError: There is a second input, and the first function takes one.
+
     Example:
         >>> import torch, rematfn
         >>> layers = [torch.sin, torch.cos, torch.exp, torch.tanh]
@@ -136,6 +139,14 @@ def checkpoint_sequential(
         >>> x.grad
         tensor([-0., -0.])
     """
+    if not isinstance(use_reentrant, bool | None):
+        raise TypeError(
+            "checkpoint_sequential(functions, segments, input): one input is needed, which goes "
+            "from each function to the next, got another "
+            f"{type(use_reentrant).__name__} in the place of use_reentrant. Make one value of "
+            "them that the first function takes apart: checkpoint_sequential(functions, segments, "
+            "(a, b))."
+        )
     _refuse(use_reentrant, preserve_rng_state, "checkpoint_sequential")
     # The children, not the module: like torch's, this runs none of the sequence's own hooks.
     whole = functions.children() if isinstance(functions, nn.Sequential) else functions

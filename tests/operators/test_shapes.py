@@ -138,7 +138,7 @@ def test_what_writes_its_argument_adds_nothing() -> None:
     def f() -> None:
         x.add_(M).mul_(M).sigmoid_().copy_(M).relu_().addcmul_(M, M)
 
-    g = rematfn.remat(f, 1)
+    g = rematfn.remat(f, "1B")
     g()
     assert rematfn.stats(g).min_budget == 0
 

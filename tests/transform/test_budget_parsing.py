@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budgets: what is accepted, what is meant, how it prints, what is refused and in which words."""
 
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -15,7 +16,8 @@ from rematfn._transform.budget import Limit, format_bytes, parse_budget
     ("written", "meant"),
     [
         (4096, 4096),
-        (1, 1),
+        (2, 2),
+        ("1", 1),
         (10**15, 10**15),
         (np.int64(4096), 4096),
         (np.uint8(200), 200),
@@ -56,9 +58,30 @@ def test_a_float_is_a_fraction_of_the_peak(fraction):
     assert type(budget.fraction) is float
 
 
-def test_one_is_a_byte_and_one_point_zero_is_the_whole_peak():
-    assert parse_budget(1) == Limit(bytes=1)
-    assert parse_budget(1.0) == Limit(fraction=1.0)
+@pytest.mark.parametrize(
+    ("written", "fraction"), [("30%", 0.3), ("100%", 1.0), (" .5% ", 0.005), ("12.5%", 0.125)]
+)
+def test_per_cent_is_a_fraction_of_the_peak(written, fraction):
+    assert parse_budget(written) == Limit(fraction=fraction)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (1, "that is one byte. 1.0 is the whole peak."),
+        (np.int64(1), "that is one byte. 1.0 is the whole peak."),
+        ("2G", 'there is no unit \'G\'. Did you mean "2GiB"?'),
+        ("1.5 m", 'there is no unit \'m\'. Did you mean "1.5MiB"?'),
+        ("8 Gi", 'there is no unit \'Gi\'. Did you mean "8GiB"?'),
+        ("50 %", 'did you mean "50%"?'),
+        ("0.3", "Did you mean the fraction 0.3?"),
+        ("150%", "as a fraction it must be in (0, 1]."),
+        ("0%", "as a fraction it must be in (0, 1]."),
+    ],
+)
+def test_what_was_probably_meant_is_named(written, meant):
+    with pytest.raises(ValueError, match=re.escape(meant)):
+        parse_budget(written)
 
 
 def test_none_is_no_cap():
