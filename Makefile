@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-offload bench-overhead docs lint notebooks clean
+.PHONY: help setup venv build test test-versions sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-offload bench-overhead docs lint notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,15 @@ build: $(TORCH_READY)  ## build what has changed in csrc/, showing the compiler'
 # One process for each core; ARGS="-n 0" runs all in one.
 test: $(INSTALLED)  ## run all tests, doctests and notebooks included
 	$(BIN)/python -m pytest -n auto --dist worksteal --nbmake --nbmake-timeout=300 $(ARGS)
+
+# Each in a copy of the tree and an environment of its own: some gigabytes, as pip's torch brings CUDA.
+VERSIONS ?= 2.12.1 2.13.0 2.14.1 2.15.0
+test-versions: $(addprefix test-torch-,$(VERSIONS))  ## the same on every torch that is supported
+
+test-torch-%:
+	mkdir -p build/versions/$*
+	git ls-files -z -co --exclude-standard | tar -c --null -T - | tar -x -C build/versions/$*
+	$(MAKE) -C build/versions/$* test TORCH=$* VENV=$(abspath .venv-torch-$*)
 
 notebooks: $(INSTALLED)  ## execute the notebooks' sources, and write them beside
 	$(BIN)/python tutorials/make.py $(ARGS)
@@ -117,10 +126,11 @@ $(BIN)/python:
 	  $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	  $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 
+# torch is named once more for the bound that it sets to setuptools.
 $(TORCH_READY): | $(BIN)/python
 	@echo "Installing torch $(TORCH)"
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$(TORCH)'
-	@$(PIP) 'setuptools>=77' ninja
+	@$(PIP) 'torch==$(TORCH)' 'setuptools>=77' ninja
 	@rm -f $(VENV)/.torch-*
 	@touch $@
 

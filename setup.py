@@ -15,9 +15,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from setuptools import setup
+import setuptools
 
 MIN_TORCH = (2, 12)
+# The first that reads the licence in pyproject.toml. Below 70.1 none makes wheels by itself.
+MIN_SETUPTOOLS = 77
 INSTALL = "pip install --no-build-isolation ."
 NO_TORCH = (
     f"rematfn: building needs torch {MIN_TORCH[0]}.{MIN_TORCH[1]} or newer, and the Python at "
@@ -30,6 +32,11 @@ NO_COMPILER = (
     "environment variable CXX; then run the same command again."
 )
 OLD_TORCH = "rematfn: torch {running} is too old, {needed} or newer is needed. Upgrade torch first."
+# torch 2.12 refuses those from 82 on.
+OLD_SETUPTOOLS = (
+    f"rematfn: building needs setuptools {MIN_SETUPTOOLS} or newer, and {{running}} is installed. "
+    f"Run `pip install 'setuptools>={MIN_SETUPTOOLS},<82'`, then `{INSTALL}` again."
+)
 
 
 def find_compiler() -> str:
@@ -58,6 +65,8 @@ def flags(torch_includes: list[str]) -> tuple[list[str], list[str]]:
 
 def main() -> None:
     """Describe the extension and hand over to setuptools."""
+    if int(setuptools.__version__.split(".")[0]) < MIN_SETUPTOOLS:
+        sys.exit(OLD_SETUPTOOLS.format(running=setuptools.__version__))
     try:
         import torch
     except ModuleNotFoundError:
@@ -100,7 +109,7 @@ def main() -> None:
         extra_compile_args=compile_args,
         extra_link_args=link_args,
     )
-    setup(
+    setuptools.setup(
         ext_modules=[extension],
         cmdclass={"build_ext": BuildExtension},
         install_requires=["optree>=0.13", f"torch=={major}.{minor}.*"],

@@ -87,6 +87,18 @@ def test_building_with_an_old_torch_names_both_versions():
     )
 
 
+def test_building_with_an_old_setuptools_says_so_in_one_line():
+    run = python(
+        "import runpy, setuptools; setuptools.__version__ = '65.5.0'; "
+        "runpy.run_path('setup.py', run_name='__main__')"
+    )
+    assert run.returncode == 1
+    assert run.stderr == (
+        "rematfn: building needs setuptools 77 or newer, and 65.5.0 is installed. Run "
+        "`pip install 'setuptools>=77,<82'`, then `pip install --no-build-isolation .` again.\n"
+    )
+
+
 def test_building_without_a_compiler_says_what_was_tried(setup_script, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
