@@ -17,13 +17,15 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/third_party_shims/*/*)
 TORCH_READY := $(VENV)/.torch-$(TORCH)
 INSTALLED := $(VENV)/.installed
+# Where `make bench-models` keeps the libraries, on top of the environment.
+LIBRARIES := $(VENV)-libraries
 
 # ninja is a program of the environment, and has to be on the path when the extension is built.
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test test-versions sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-offload bench-overhead docs lint notebooks clean
+.PHONY: help setup venv build test test-versions sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-models bench-offload bench-overhead docs lint notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +101,9 @@ bench-bound: $(INSTALLED)  ## what no schedule can beat, beside the plans that a
 bench-floor: $(INSTALLED)  ## what the rules near the least budget buy
 	$(BIN)/python benchmarks/floor.py $(ARGS)
 
+bench-models: $(LIBRARIES)/.installed  ## models of libraries, beside their own checkpointing
+	PYTHONPATH=$(CURDIR) $(LIBRARIES)/bin/python benchmarks/library_models.py $(ARGS)
+
 bench-offload: $(INSTALLED)  ## a disk beside a budget: moved, computed again, or chosen
 	$(BIN)/python benchmarks/offload.py $(ARGS)
 
@@ -138,4 +143,14 @@ $(TORCH_READY): | $(BIN)/python
 $(INSTALLED): $(TORCH_READY) pyproject.toml setup.py $(SOURCES)
 	@echo "Building rematfn (a minute or two the first time)"
 	@$(PIP) --no-build-isolation -e '.[demo,docs,lint,test,tutorials]' 'torch==$(TORCH)'
+	@touch $@
+
+# What they want must not move what the tests run with. torch is named to keep it where it is.
+$(LIBRARIES)/.installed: | $(INSTALLED)
+	@echo "Installing the libraries into $(LIBRARIES)"
+	@$(BIN)/python -m venv --clear --without-pip $(LIBRARIES)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	  "$$($(LIBRARIES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+	@$(BIN)/python -m pip --python $(LIBRARIES)/bin/python install --quiet --disable-pip-version-check \
+	  'torch==$(TORCH)' transformers timm diffusers torch-geometric
 	@touch $@

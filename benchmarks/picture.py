@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,49 @@ def draw_link(path: Path, record: Mapping[str, Any]) -> None:
     handles, names = time.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=7)
     figure.savefig(path)
+
+
+def draw_models(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Save a picture of models beside their libraries' checkpointing: peaks, and times."""
+    figure = Figure(figsize=(9, 1.2 + 0.36 * len(rows)), dpi=90, layout="constrained")
+    FigureCanvasAgg(figure)
+    names = [f"{row['model']} ({row['library']})" for row in rows]
+    places = range(len(rows))
+    panels = {
+        "peak / plain peak": [
+            ("library's own", [row["of plain's"] for row in rows]),
+            ("rematfn", [row["ours"] / row["plain peak, MiB"] for row in rows]),
+        ],
+        "processor time / plain": [
+            ("library's own", [row.get("library / plain") for row in rows]),
+            ("rematfn", [row.get("ours / plain") for row in rows]),
+        ],
+        "rise of the resident set / plain": [
+            ("library's own", [_share(row, "library") for row in rows]),
+            ("rematfn", [_share(row, "ours") for row in rows]),
+        ],
+    }
+    colours = ("#b9b9b9", _OURS["guided"])
+    for i, (label, series) in enumerate(panels.items()):
+        axes = figure.add_subplot(1, len(panels), i + 1)
+        for shift, colour, (who, values) in zip((-0.2, 0.2), colours, series, strict=True):
+            at = [(y + shift, v) for y, v in zip(places, values, strict=True) if v is not None]
+            axes.barh([y for y, _ in at], [v for _, v in at], 0.4, color=colour, label=who)
+        axes.axvline(1, color="#888888", linewidth=1)
+        axes.set_xlabel(label)
+        axes.set_yticks(places, names if i == 0 else [""] * len(rows), fontsize=8)
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False, fontsize=8)
+    figure.savefig(path)
+
+
+def _share(row: Mapping[str, Any], who: str) -> float | None:
+    plain, other = row["resident, plain"], row[f"resident, {who}"]
+    return None if plain is None or other is None else other / plain
 
 
 def _panel(axes: Axes, record: Mapping[str, Any], column: str, label: str) -> None:
