@@ -71,12 +71,12 @@ def main() -> None:
         import torch
     except ModuleNotFoundError:
         sys.exit(NO_TORCH)
-    from torch.utils import cpp_extension
 
     version = torch.__version__.split("+")[0]
     major, minor = version.split(".")[:2]
     if (int(major), int(minor)) < MIN_TORCH:
         sys.exit(OLD_TORCH.format(running=version, needed=".".join(map(str, MIN_TORCH))))
+    from torch.utils import cpp_extension  # has a word to say about CUDA
 
     class BuildExtension(cpp_extension.BuildExtension):
         """Compile with ninja if it is there, and note which torch the result belongs to."""

@@ -15,6 +15,7 @@ pytest.register_assert_rewrite("helpers")
 with warnings.catch_warnings():
     # torch imports this on the first forward-mode derivative, and warns about its own code then.
     warnings.simplefilter("ignore", DeprecationWarning)
+    warnings.simplefilter("ignore", FutureWarning)  # the same, from 2.15 on
     import torch._decomp.decompositions_for_jvp
 
 import programs_storage  # noqa: E402, F401  (fills the zoo)

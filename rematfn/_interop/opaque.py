@@ -30,6 +30,7 @@ from .pytrees import tensors_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _READER = "a function made opaque"
 
@@ -100,6 +101,13 @@ def _before_backward(gradients: tuple[torch.Tensor | None, ...]) -> None:
     tensors = [*gradients, *node.saved_tensors]
     _C.materialize_together([t for t in tensors if t is not None], _READER)
     _C.stay_outside()
+
+
+def not_compiled(f: F) -> F:
+    """Have torch's compiler leave ``f`` to Python, wherever it comes across a call of it."""
+    f._torchdynamo_disable = True  # type: ignore[attr-defined]
+    f._torchdynamo_disable_msg = "remat runs its function eagerly"  # type: ignore[attr-defined]
+    return f
 
 
 def watch_compiler() -> None:

@@ -37,6 +37,7 @@ def checkpoint(
     debug: bool = False,
     early_stop: bool = True,
     preserve_rng_state: bool = True,
+    respect_saved_tensors_hooks: bool | None = None,
     budget: BudgetLike = None,
     **kwargs: Any,
 ) -> R:
@@ -62,6 +63,8 @@ def checkpoint(
             ``remat(function, verify=True)`` to compare replays with first runs, bit for bit.
         early_stop: Makes no difference: only what is read is replayed, and what that is made of.
         preserve_rng_state: Makes no difference: a replay always draws what was drawn.
+        respect_saved_tensors_hooks: Makes no difference: hooks see all that autograd saves, and
+            nothing else keeps values.
         budget: Bytes that all that is made inside may occupy, as for :func:`remat`; then it is
             evicted as room is needed, and ``function`` may as well be the whole model. What a call
             has taught is remembered for as long as ``function`` lives, so pass the same object,
@@ -93,6 +96,11 @@ def checkpoint(
         raise ValueError(
             f'checkpoint(determinism_check=...): "default" or "none" is needed, got '
             f"{determinism_check!r}."
+        )
+    if respect_saved_tensors_hooks not in (None, False, True):
+        raise ValueError(
+            f"checkpoint(respect_saved_tensors_hooks=...): True, False or None is needed, got "
+            f"{respect_saved_tensors_hooks!r}."
         )
     if debug:
         raise ValueError(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from .._interop.opaque import not_compiled
 from .rematted import Options, Rematted
 
 M = TypeVar("M", bound=nn.Module)
@@ -37,6 +38,8 @@ class _Slot:
         self._now: Rematted[..., Any] | None = None
         self._made: weakref.WeakSet[Rematted[..., Any]] = weakref.WeakSet()
 
+    # A compiler that looked inside would guard the bound method, which is another one each time.
+    @not_compiled
     def __get__(self, twin: nn.Module | None, owner: type) -> Any:
         if twin is None:
             return getattr(type(self._module), self._name)
@@ -47,10 +50,6 @@ class _Slot:
             self._now = Rematted(current, self._options)
             self._made.add(self._now)
         return self._now
-
-    # A compiler that looked inside would guard the bound method, which is another one each time.
-    __get__._torchdynamo_disable = True  # type: ignore[attr-defined]
-    __get__._torchdynamo_disable_msg = "remat runs its function eagerly"  # type: ignore[attr-defined]
 
     def _enters_a_level(self, current: Any, owner: type) -> bool:
         """Return whether `current` is the twin's own calls, compiled."""

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from torch import nn
 
+from .._interop.opaque import not_compiled
 from ..policies import Custom, Guided, Policy
 from ..policies._custom import Scorer
 from .budget import BudgetLike, parse_budget
@@ -169,6 +170,7 @@ def policy_of(policy: Policy | Scorer, call: str) -> Policy:
     return policy
 
 
+@not_compiled
 def transformed(f: Any, options: Options) -> Any:
     """Return ``f``, a function, a method or a module, under levels of ``options``."""
     name = options.name

@@ -15,7 +15,7 @@ import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 
 from .. import _C
-from .._interop.opaque import watch_compiler
+from .._interop.opaque import not_compiled, watch_compiler
 from ..policies import Policy
 from ..policies._planned import Planned
 from .budget import Limit
@@ -58,6 +58,7 @@ class Rematted(Generic[P, R]):
         *("_f", "_options", "_history"),
     )
 
+    @not_compiled  # until 2.13 the compiler made objects whose slots are empty
     def __init__(self, f: Callable[P, R], options: Options, history: History | None = None) -> None:
         functools.update_wrapper(self, f)
         self.budget = options.budget
@@ -67,6 +68,7 @@ class Rematted(Generic[P, R]):
         self._options = options
         self._history = History() if history is None else history
 
+    @not_compiled
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         watch_compiler()
         around = set_eval_frame(None)  # a compiler around us is not to compile `f` under a level
@@ -74,9 +76,6 @@ class Rematted(Generic[P, R]):
             return self._run(args, kwargs)
         finally:
             set_eval_frame(around)
-
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
-    __call__._torchdynamo_disable_msg = "remat runs its function eagerly"  # type: ignore[attr-defined]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         options, signature, forecast = self._resolve(args, kwargs)

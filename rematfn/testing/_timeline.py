@@ -91,7 +91,10 @@ class MemoryTimeline:
             torch.accelerator.synchronize(self.device)
             torch.accelerator.reset_peak_memory_stats(self.device)
             self._device_bytes_at_entry = torch.accelerator.memory_allocated(self.device)
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        # Without `acc_events` torch 2.12 warns of a second cycle, and there is none.
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+        )
         self._profile.start()
         return self
 

@@ -103,6 +103,7 @@ def test_modules_in_a_row_are_trained_as_with_torchs(kwargs: dict[str, Any]) -> 
         {"early_stop": False},
         {"context_fn": theirs.noop_context_fn},
         {"debug": False},
+        {"respect_saved_tensors_hooks": True},
     ],
     ids=described,
 )
@@ -118,6 +119,7 @@ def test_options_that_make_no_difference_are_taken(option: dict[str, Any]) -> No
         ({"determinism_check": "strict"}, "determinism_check.*none"),
         ({"use_reentrant": "no"}, "use_reentrant"),
         ({"preserve_rng_state": "no"}, "preserve_rng_state"),
+        ({"respect_saved_tensors_hooks": "no"}, "respect_saved_tensors_hooks"),
         ({"budget": 0.5}, r"fraction.*remat\(function, 0.5\)"),
         ({"budget": -1}, "budget"),
     ],
