@@ -49,8 +49,9 @@ print(rematfn.stats(loss))
 
 # %% [markdown]
 # What did not fit was *evicted*: its bytes were given up, and the operators that made it were run
-# again (*replayed*) when it was read. The first call knows nothing of the program, and replays more;
-# it leaves a record, by which later calls choose what goes. `min budget` is what the largest operator alone needs.
+# again (*replayed*) when it was read. The first call knows nothing of the program, and replays
+# more; it leaves a record, by which later calls choose what goes. `min budget` is what the largest
+# operator alone needs.
 # Nothing in `loss_fn` had to change. You can rely on three things.
 #
 # 1. **The same bits.** Values and gradients are those of `f`: dropout masks, in-place operators and

@@ -14,12 +14,20 @@ which reads what it saved: a hook on its node sees to that, and the engine ends 
 
 Nobody is to forget it: the first call of a compiled function under a level compiles (dynamo's
 guards know the dispatch keys, and ours is among them), and a compilation under a level is refused.
+
+Note [Control flow is compiled by torch itself]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+In eager mode `torch.cond`, `while_loop`, `map`, `scan` and `flex_attention` have dynamo make graphs
+of the functions they are given, and run these operator by operator: nothing is generated that takes
+addresses, and each operator comes to the levels. So these compilations are let through. They are
+known by who calls the compiler.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import types
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -121,9 +129,25 @@ def watch_compiler() -> None:
 
 
 def _refuse_under_level(_: object) -> None:
-    if _C.is_intercepting():
+    if _C.is_intercepting() and not _is_for_control_flow():
         raise RuntimeError(
             "torch.compile inside of remat: compiled code reads addresses, and no level sees that. "
             "Write rematfn.opaque(torch.compile(f)) for a part that may run outside of the budget; "
             "or transform what is not compiled, remat(f) and not remat(torch.compile(f))."
         )
+
+
+# See Note [Control flow is compiled by torch itself]
+def _is_for_control_flow() -> bool:
+    frame: types.FrameType | None = sys._getframe()
+    entered = False
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("/torch/_dynamo/eval_frame.py"):
+            entered = True
+        elif entered:
+            folder, _, name = frame.f_code.co_filename.rpartition("/")
+            return folder.endswith("/torch/_higher_order_ops") or (
+                name == "flex_attention.py" and frame.f_code.co_name == "flex_attention"
+            )
+        frame = frame.f_back
+    return False

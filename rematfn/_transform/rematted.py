@@ -9,7 +9,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, Generic, Literal, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
@@ -76,6 +76,13 @@ class Rematted(Generic[P, R]):
             return self._run(args, kwargs)
         finally:
             set_eval_frame(around)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse :func:`torch.jit.script`, which asks for this."""
+        raise TypeError(
+            f"torch.jit.script of {self._describe()}: TorchScript would run the function without "
+            "its level. Transform what is scripted instead: remat(torch.jit.script(f), budget)."
+        )
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         options, signature, forecast = self._resolve(args, kwargs)

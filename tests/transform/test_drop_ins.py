@@ -142,8 +142,8 @@ def test_the_signatures_are_torchs() -> None:
         assert {"preserve_rng_state", "budget"} <= set(mine)
     with pytest.raises(TypeError, match="function"):
         rematfn.checkpoint(3)  # type: ignore[arg-type]
+    x = torch.ones(3)
     with pytest.raises(TypeError, match=r"segments, \(a, b\)"):  # not taken for use_reentrant
-        x = torch.ones(3)
         rematfn.checkpoint_sequential([torch.add], 1, x, x)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="surprise"):
         rematfn.checkpoint_sequential([torch.sin], 1, torch.ones(3), surprise=1)  # type: ignore[call-arg]

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Control flow as operators, and TorchScript, inside of `remat` and around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import EVERYTHING, MODES, Mode, Transform, assert_same_as_eager
+from torch import Tensor, nn
+from torch._higher_order_ops import while_loop
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.scan import scan
+from torch.nn.attention.flex_attention import flex_attention
+
+import rematfn
+from rematfn import _C
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns about torch
+
+Program = Callable[[Tensor, Tensor], Tensor]
+
+
+def branches(x: Tensor, w: Tensor) -> Tensor:
+    def product(a: Tensor) -> Tensor:
+        return (a @ w).sin()
+
+    def difference(a: Tensor) -> Tensor:
+        return (a - w[0]).cos()
+
+    y = x
+    for _ in range(3):
+        y = torch.cond(y.sum() > 0, product, difference, (y.tanh(),))
+    return y
+
+
+def loop(x: Tensor, w: Tensor) -> Tensor:
+    def step(i: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        return i + 1, (a @ w).tanh()
+
+    return while_loop(lambda i, a: i < 3, step, (torch.tensor(0), x.sin()))[1].cos()
+
+
+def running(x: Tensor, w: Tensor) -> Tensor:
+    rows = scan(lambda c, a: (c + a.sin(), c * a), w[0].clone(), x.tanh())[1]
+    return associative_scan(torch.add, rows.cos(), dim=0, combine_mode="generic")
+
+
+CONTROL_FLOW: dict[str, Program] = {
+    "cond": branches,
+    "while_loop": loop,
+    "map": lambda x, w: map_rows(lambda a: (a @ w).sin(), x.tanh()).exp(),
+    "scan": running,
+}
+
+
+def tensors() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(4, 8, generator=generator), torch.randn(8, 8, generator=generator)
+    return x.requires_grad_(), w.requires_grad_()
+
+
+def step(transform: Transform, program: Program) -> Any:
+    x, w = tensors()
+    g = transform(program)
+    for _ in range(2):
+        y = g(x, w)
+        y.square().sum().backward()
+    return y, x.grad, w.grad
+
+
+@pytest.mark.parametrize("name", CONTROL_FLOW)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_control_flow_runs_operator_by_operator(name: str, mode: Mode) -> None:
+    torch._dynamo.reset()
+    assert_same_as_eager(lambda transform: step(transform, CONTROL_FLOW[name]), mode)
+    assert _C.stack_depth() == 0
+
+
+@pytest.mark.parametrize("name", CONTROL_FLOW)
+def test_what_control_flow_makes_goes_and_comes_back(name: str) -> None:
+    torch._dynamo.reset()
+    g = EVERYTHING(CONTROL_FLOW[name])
+    x, w = tensors()
+    g(x, w).sum().backward()
+    assert rematfn.stats(g).replays > 0
+
+
+def test_flex_attention() -> None:
+    torch._dynamo.reset()
+    q, k, v = torch.randn(3, 1, 2, 16, 8).unbind()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(q.sin(), k.cos(), v, lambda s, b, h, i, j: s + i - j).exp()
+
+    expected = attend(q, k, v)
+    for g in rematfn.remat(attend, "64KiB"), EVERYTHING(attend):
+        assert torch.equal(g(q, k, v), expected)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_torchscript(mode: Mode) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x).relu()
+            if bool(y.sum() > 0):
+                y = y.sin()
+            return y.tanh()
+
+    torch.manual_seed(0)
+    net = torch.jit.script(Net())
+
+    def run(transform: Transform) -> Any:
+        net.zero_grad()
+        x, _ = tensors()
+        transform(net)(x).sum().backward()
+        inside = transform(lambda x: net(x.exp()).cos())(x)
+        return inside, x.grad, [p.grad for p in net.parameters()]
+
+    assert_same_as_eager(run, mode)
+
+
+def test_torchscript_of_a_transformed_function_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"remat\(torch\.jit\.script\(f\), budget\)"):
+        torch.jit.script(rematfn.remat(lambda x: x.sin(), "1MiB"))
