@@ -40,9 +40,9 @@ those at the start of the step, kernels' scratch included; results (loss, gradie
 *Exact*: loss, gradients and buffers are the plain model's, bit for bit. *Replayed cost*: as a
 fraction of the step's, by the cost model. *Floor*: the least share of the plain peak, to a
 hundredth, that the simulator runs the recorded step in. Times are of the processor, relative to
-the plain step's or the library's; medians of the rounds. *Resident*: how far the resident set
-rises in a step, in MiB, results included. *Others' load*: how many cores others kept busy
-meanwhile.
+the plain step's or the library's; medians of the rounds. Ours has its plan by then: the first
+calls, and the search beside them, are not timed. *Resident*: how far the resident set rises in a
+step, in MiB, results included. *Others' load*: how many cores others kept busy meanwhile.
 """
 
 
@@ -432,7 +432,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--models", nargs="*", default=list(MODELS), choices=list(MODELS), metavar="NAME",
-        help=f"some of: {', '.join(MODELS)}",
+        help=f"some of: {', '.join(MODELS)}; without a name the document is written anew",
     )  # fmt: skip
     parser.add_argument("--repeats", type=int, default=7, help="timed rounds; with 0, no times")
     parser.add_argument("--threads", type=int, default=1)
@@ -445,14 +445,13 @@ def main() -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "library_models.json"
-    known = json.loads(path.read_text())["rows"] if path.exists() else []
-    rows = {row["model"]: row for row in known}
-    where = {**machine(), "threads": options.threads, **versions()}
+    known = json.loads(path.read_text()) if path.exists() else {"rows": [], "machine": {}}
+    rows = {row["model"]: row for row in known["rows"]}
+    where = {**machine(), **versions()} if options.models else known["machine"]
     for name in options.models:
         rows[name] = in_a_process(name, options)
-        ordered = [rows[model] for model in MODELS if model in rows]
-        text = write(options.out, ordered, where)
-    print(text)
+        write(options.out, [rows[model] for model in MODELS if model in rows], where)
+    print(write(options.out, [rows[model] for model in MODELS if model in rows], where))
 
 
 if __name__ == "__main__":
