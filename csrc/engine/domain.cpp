@@ -125,7 +125,7 @@ void Domain::lose_bytes(Version& version) {
   version.trimmed = false;
   version.place = Place::kAway;
   expect_use(version);
-  neighbourhood.note_change(version, /*came_back=*/false, guide != nullptr);
+  neighbourhood.note_change(version, /*came_back=*/false, foresees());
 }
 
 void Domain::arrive(Version& version) {
@@ -133,7 +133,7 @@ void Domain::arrive(Version& version) {
   version.raw = false;  // See Note [Uninitialised memory is kept]
   version.table->charge(version.nbytes);
   version.table->enlist(version);
-  neighbourhood.note_change(version, /*came_back=*/true, guide != nullptr);
+  neighbourhood.note_change(version, /*came_back=*/true, foresees());
 }
 
 void Domain::fetch(Version& version) {
@@ -195,7 +195,7 @@ void Domain::finish_coming(Version& version) {
   version.copied_by = nullptr;
   if (!version.producer && version.readers != nullptr) store.keep_alive(version);
   version.table->enlist(version);
-  neighbourhood.note_change(version, /*came_back=*/true, guide != nullptr);
+  neighbourhood.note_change(version, /*came_back=*/true, foresees());
 }
 
 void Domain::stop_coming(Version& version) {
@@ -206,7 +206,7 @@ void Domain::stop_coming(Version& version) {
 void Domain::lose_copy(Version& version, const CopyLost& why) {
   if (!version.producer) raise(ErrorKind::kOffload, why.what());
   discard_copy(version);
-  neighbourhood.note_change(version, /*came_back=*/false, guide != nullptr);
+  neighbourhood.note_change(version, /*came_back=*/false, foresees());
 }
 
 void Domain::stop_leaving(Version& version) {
@@ -320,6 +320,8 @@ void Domain::cut(Version& version) {
 }
 
 // ---- what is known of the program --------------------------------------------------------------
+
+bool Domain::foresees() const { return guide && guide->foresees(); }
 
 void Domain::note_call(const ObservedCall& call) {
   if (recorder) {

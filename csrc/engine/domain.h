@@ -64,6 +64,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   std::shared_ptr<Guide> guide;
   std::shared_ptr<const Trace> known;  // of an earlier call that was alike
   bool guide_lost = false;
+  // Whether there is one that moves scores.
+  [[nodiscard]] bool foresees() const;
 
   Store& store;
   Drop drop_and_replay{store};

@@ -98,7 +98,7 @@ void Evictor::evict_early(Version& version) {
 
 const Score& Evictor::score_in_force(const Table& table) const {
   const Score& own = table.policy.score;
-  const bool is_guided = own.kind == ScoreKind::kOn && domain_.guide != nullptr;
+  const bool is_guided = own.kind == ScoreKind::kOn && domain_.foresees();
   return is_guided ? domain_.guide->plan().score : own;
 }
 

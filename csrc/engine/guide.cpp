@@ -133,6 +133,7 @@ std::size_t Guide::bytes_ahead() const {
 
 void Guide::advise(Version& version, Trace::Id value, double next_use) const {
   version.value = value;
+  if (!foresees()) return;
   version.next_use = next_use;
   if (!plan_->weights.empty()) version.weight = plan_->weights[value];
   // An inner level's policy decides for itself.

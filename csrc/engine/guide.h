@@ -55,6 +55,7 @@ struct Plan {
   bool moves_first = false;  // what can be moved is not dropped
   double lead = 4;        // a return begins so many times earlier than it takes
   double overhead = kNever;  // seconds of replays and of waiting, as simulated; kNever: it does not fit
+  bool online = false;  // the level's own policy, and no more: as a call that nothing is known of
 };
 
 // What the operators of guided calls have cost. Any thread.
@@ -103,9 +104,11 @@ class Guide {
   Guide& operator=(const Guide&) = delete;
 
   // The program has called `name`, reading `reads` and making `made`. True if so did the trace;
-  // then the versions know their next use.
+  // then the versions know their next use, if it foresees.
   [[nodiscard]] bool follow(const ObservedCall& call);
   [[nodiscard]] const Plan& plan() const { return *plan_; }
+  // Whether it moves scores.
+  [[nodiscard]] bool foresees() const { return !plan_->online; }
   [[nodiscard]] Leads* leads() const { return leads_.get(); }  // or null
   // What the record says that the call costs that is about to be followed; `observed` if it has no such.
   [[nodiscard]] double cost_of_next(double observed);

@@ -33,8 +33,8 @@ void Program::begin(std::size_t budget, std::optional<LinkOptions> link, const T
 }
 
 void Program::search(std::size_t budget, const SearchLimits& limits, std::optional<Score> first,
-                     std::optional<LinkOptions> link) {
-  begin(budget, link, [&](Search& search) { search.try_settings(limits, first); });
+                     std::optional<LinkOptions> link, std::optional<Policy> online) {
+  begin(budget, link, [&](Search& search) { search.try_settings(limits, first, online); });
 }
 
 void Program::cut_into(std::size_t budget, std::size_t segments) {

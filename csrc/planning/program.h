@@ -19,9 +19,9 @@ class Program {
 
   // Each begins a search for a plan for `budget`, unless one has begun. What was found for another
   // budget is forgotten. See Search.
-  // Over `link`, values may be moved.
+  // Over `link`, values may be moved. `online`: the policy of calls that nothing is known of.
   void search(std::size_t budget, const SearchLimits& limits, std::optional<Score> first = {},
-              std::optional<LinkOptions> link = {});
+              std::optional<LinkOptions> link = {}, std::optional<Policy> online = {});
   void cut_into(std::size_t budget, std::size_t segments);
   void cut_at_points(std::size_t budget);
   // Without a search: the plan is one that knows when values are read, and no more.

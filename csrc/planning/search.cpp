@@ -136,8 +136,11 @@ Search::Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future>
   for (const Trace::Call& call : trace_->calls) program_cost_ += call.cost;
 }
 
-void Search::try_settings(const SearchLimits& limits, std::optional<Score> first) {
+void Search::try_settings(const SearchLimits& limits, std::optional<Score> first,
+                          std::optional<Policy> online) {
   limits_ = limits;
+  online_is_due_ = online.has_value();
+  if (online) policy_ = std::move(*online);
   stage_ = Stage::kScores;
   if (first) queue_.push_back({*first, {}, {}});
   for (const Score& score : kPortfolio) queue_.push_back({score, {}, {}});
@@ -162,6 +165,10 @@ void Search::try_cut_points() {
 
 std::shared_ptr<const Plan> Search::next() {
   if (pending_ || over_) return pending_;
+  if (online_is_next()) {
+    online_is_due_ = false;
+    return pending_ = std::make_shared<Plan>(Plan{.score = policy_.score, .online = true});
+  }
   while (must_go_on() || simulated_plans_ == 0 || (reached() > 0 && pays())) {
     if (stage_ == Stage::kPatience && reached() <= program_cost_) queue_.clear();
     if (queue_.empty()) {
@@ -185,7 +192,7 @@ double Search::worth_finishing(const Plan& plan) const {
 
 Search::Result Search::simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const {
   const SimulationOptions options{.budget = budget_,
-                                  .policy = {.score = plan->score},
+                                  .policy = policy_,
                                   .guide = std::make_shared<Guide>(trace_, future_, plan),
                                   .most_overhead = worth_finishing(*plan),
                                   .effort = &effort,
@@ -203,6 +210,10 @@ void Search::note_result(Result result, std::uint64_t operators) {
   const double overhead = result.overhead;
   pending_->overhead = overhead;
   const std::shared_ptr<const Plan> plan = std::move(pending_);
+  if (plan->online) {
+    if (overhead < reached()) online_ = plan;
+    return;
+  }
   const std::uint64_t begun = std::exchange(simulated_, simulated_ + operators);
   ++simulated_plans_;
   if (overhead == kNever) return;
@@ -223,13 +234,17 @@ void Search::note_result(Result result, std::uint64_t operators) {
 }
 
 bool Search::goes_on(std::uint64_t share) {
-  return (simulated_ < share || must_go_on() || simulated_plans_ == 0) && next() != nullptr;
+  const bool has_more = pending_ ? pending_->online : online_is_next();
+  return (simulated_ < share || must_go_on() || simulated_plans_ == 0 || has_more) &&
+         next() != nullptr;
 }
 
 std::shared_ptr<const Plan> Search::best_within(std::uint64_t share) {
   // The first that fits was looked for however long that took.
   while (found_.size() > 1 && found_[1].begun < share) found_.pop_front();
-  return found_.empty() ? nullptr : found_.front().plan;
+  if (found_.empty()) return online_;
+  const std::shared_ptr<const Plan>& found = found_.front().plan;
+  return online_ && online_->overhead < found->overhead ? online_ : found;
 }
 
 bool Search::pays() const {

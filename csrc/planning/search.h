@@ -10,6 +10,17 @@
 // looks at the plans found up to there, whoever is not goes on till there. Which plan a call follows is
 // then the same on every machine. For that each step has three parts: next() and note_result() are quick and
 // belong under plans_mutex(), simulate() between them is neither.
+//
+// Note [Guided is never worse than online]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// To know the next uses mostly helps, and at times it does not: near the floor the plan of a small
+// share may replay twice what the first call did. So the policy of the first call, next uses unknown,
+// is a candidate like the others, and is followed until some plan is better by the same count. The
+// search must not begin from it, nor count it: local search would then change a plan whose neighbours,
+// which know the next uses, are all worse, and a share would be worth less. So it is simulated beside
+// the sequence, once, right after its first plan, which bounds what it may cost; it takes no part in
+// what is tried next, and of each share the better of the two is followed. The plans of a sequence are
+// thus those that it would have without it.
 
 #pragma once
 
@@ -38,8 +49,10 @@ class Search {
          std::size_t budget, std::optional<LinkOptions> link = {});
 
   // What to try, once. The settings that there are, those of `first` before all others; then local
-  // search. Goes on within `limits`, and until some plan fits.
-  void try_settings(const SearchLimits& limits, std::optional<Score> first);
+  // search. Goes on within `limits`, and until some plan fits. `online`, a policy, is compared with
+  // what is found.
+  void try_settings(const SearchLimits& limits, std::optional<Score> first,
+                    std::optional<Policy> online = {});
   // Segments alone, as many as asked for; zero: the best number.
   void try_segments(std::size_t count);
   void try_cut_points();
@@ -59,7 +72,8 @@ class Search {
   [[nodiscard]] bool is_over() const { return over_; }
   // Whether something is left to try that the first `share` operators begin with.
   [[nodiscard]] bool goes_on(std::uint64_t share);
-  // The best plan of those; null if none fits. Those that were found before are forgotten.
+  // The best plan of those, or the policy as it is; null if none fits. Those that were found before
+  // are forgotten.
   [[nodiscard]] std::shared_ptr<const Plan> best_within(std::uint64_t share);
   [[nodiscard]] std::uint64_t simulated() const { return simulated_; }
 
@@ -87,6 +101,10 @@ class Search {
   [[nodiscard]] double reached() const { return best_ ? best_->overhead : kNever; }
   [[nodiscard]] double worth_finishing(const Plan& plan) const;
   [[nodiscard]] bool pays() const;
+  // See Note [Guided is never worse than online].
+  [[nodiscard]] bool online_is_next() const {
+    return online_is_due_ && simulated_plans_ > 0 && reached() > 0;
+  }
   // Nothing fits yet, and not all settings have been tried.
   [[nodiscard]] bool must_go_on() const { return !best_ && stage_ == Stage::kScores; }
   // Puts what comes next into the queue. False if nothing does.
@@ -101,6 +119,9 @@ class Search {
   const std::optional<LinkOptions> link_;
   double program_cost_ = 0;
   SearchLimits limits_;
+  Policy policy_;  // of the level
+  bool online_is_due_ = false;
+  std::shared_ptr<const Plan> online_;  // if that fits, and was as good as what was found before
   Stage stage_ = Stage::kListed;
   std::deque<Plan> queue_;
   std::shared_ptr<Plan> pending_;  // is being simulated, or to be

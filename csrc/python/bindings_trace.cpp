@@ -118,14 +118,18 @@ void bind_traces(py::module_& m) {
       .def(
           "search",
           [](Program& program, std::size_t budget, std::uint64_t in_vain, std::uint64_t in_all,
-             std::int64_t plans, const Program* like, const LinkOptions* link) {
-            const std::optional<Score> first =
-                like == nullptr ? std::nullopt : std::optional(like->plan().score);
+             std::int64_t plans, const Program* like, const LinkOptions* link,
+             const Policy* online) {
+            std::optional<Score> first;
+            if (like != nullptr && !like->plan().online) first = like->plan().score;
+            // A score of Python's is not for a thread without the interpreter.
+            const bool simulable = online != nullptr && !online->custom_score;
             program.search(budget, {in_vain, in_all, plans}, first,
-                           link == nullptr ? std::nullopt : std::optional(*link));
+                           link == nullptr ? std::nullopt : std::optional(*link),
+                           simulable ? std::optional(*online) : std::nullopt);
           },
           nogil, py::arg("budget"), py::arg("in_vain"), py::arg("in_all"), py::arg("plans") = -1,
-          py::arg("like") = nullptr, py::arg("link") = nullptr)
+          py::arg("like") = nullptr, py::arg("link") = nullptr, py::arg("online") = nullptr)
       .def("cut_into", &Program::cut_into, nogil)
       .def("cut_at_points", &Program::cut_at_points, nogil)
       .def("timed_anew", &Program::timed_anew, nogil)

@@ -83,7 +83,14 @@ class Guided(Planned):
         like: _C.Program | None = None,
     ) -> None:
         """Begin a search for a plan that may move values over ``link``."""
-        program.search(budget, self.search, _MOST_SEARCHES * self.search, like=like, link=link)
+        program.search(
+            budget,
+            self.search,
+            _MOST_SEARCHES * self.search,
+            like=like,
+            link=link,
+            online=self.first.core(),
+        )
 
 
 @dataclass(frozen=True)

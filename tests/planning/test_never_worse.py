@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan is followed where it replays less than the policy of the first call, and nowhere else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from torch import Tensor, nn
+
+import rematfn
+from rematfn import _C
+from rematfn.policies import ON, Guided
+from rematfn.policies.reference import LRU
+
+MANY = 1 << 40
+SHARES = [0, 2_000, 10_000]
+FRACTIONS = [0.5, 0.3, 0.2]
+
+
+def recurrent() -> Callable[[], Any]:
+    torch.manual_seed(0)
+    cell = nn.LSTMCell(32, 32)
+    x = torch.randn(10, 16, 32)
+
+    def step() -> Any:
+        h = c = x.new_zeros(16, 32)
+        for t in range(len(x)):
+            h, c = cell(x[t], (h, c))
+        return torch.autograd.grad(h.square().sum(), list(cell.parameters()))
+
+    return step
+
+
+def transformer() -> Callable[[], Any]:
+    torch.manual_seed(0)
+    layers = [nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True) for _ in range(2)]
+    parameters = [p for layer in layers for p in layer.parameters()]
+    x = torch.randn(2, 32, 32)
+
+    def step() -> Any:
+        return torch.autograd.grad(nn.Sequential(*layers)(x).square().mean(), parameters)
+
+    return step
+
+
+def third_derivatives() -> Callable[[], Any]:
+    torch.manual_seed(0)
+    net = nn.Sequential(*[m for _ in range(2) for m in (nn.Linear(16, 16), nn.Tanh())])
+    x = torch.randn(64, 16, requires_grad=True)
+    weights = [p for p in net.parameters() if p.dim() == 2]
+
+    def step() -> Any:
+        u = net(x).sum(1)
+        for _ in range(3):
+            (gradient,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+            u = gradient[:, 0]
+        return torch.autograd.grad(u.square().mean(), weights)
+
+    return step
+
+
+def chained() -> Callable[[], Any]:
+    x = torch.linspace(-1, 1, 4096)
+
+    def chain(x: Tensor) -> Tensor:
+        for _ in range(12):
+            x = (x.sin() * x).exp().tanh()
+        return x.square().sum()
+
+    return lambda: torch.func.grad(chain)(x)
+
+
+MADE = [recurrent, transformer, third_derivatives, chained]
+
+
+def replayed_by(trace: rematfn.Trace, budget: int, policy: rematfn.policies.Policy) -> float:
+    try:
+        return rematfn.simulate(trace, budget, policy).replayed_cost
+    except rematfn.BudgetError:
+        return math.inf
+
+
+def replayed_at_shares(
+    trace: rematfn.Trace, budget: int, online: _C.Policy | None
+) -> list[tuple[int, float]]:
+    """Return how much was simulated, and what the plan of that share replays, for each share."""
+    program = _C.Program(trace._core)
+    program.search(budget, MANY, MANY, online=online)
+    return [(program.follow(share), program.overhead() / trace.cost) for share in SHARES]
+
+
+@pytest.mark.parametrize("make", MADE)
+def test_no_share_of_a_search_replays_more_than_the_first_call(
+    make: Callable[[], Callable[[], Any]],
+) -> None:
+    """And what else is tried, and counted, is what it would be without."""
+    trace = rematfn.record(make())
+    for fraction in FRACTIONS:
+        budget = int(fraction * trace.peak_bytes)
+        first = replayed_by(trace, budget, ON())
+        alone = replayed_at_shares(trace, budget, None)
+        for found, (simulated, guided) in zip(
+            replayed_at_shares(trace, budget, ON().core()), alone, strict=True
+        ):
+            assert found == (simulated, pytest.approx(min(first, guided))), fraction
+
+
+@pytest.mark.parametrize("first", [ON(), LRU()], ids=repr)
+@pytest.mark.parametrize("make", MADE)
+def test_no_later_call_replays_more_than_the_first(
+    make: Callable[[], Callable[[], Any]], first: rematfn.policies.Policy
+) -> None:
+    step = make()
+    expected = step()
+    peak = rematfn.record(step).peak_bytes
+    for fraction in (0.6, 0.4, 0.3):
+        budget = int(fraction * peak)
+        g = rematfn.remat(step, budget, policy=Guided(first=first, search=20_000))
+        counted = []
+        for _ in range(4):
+            try:
+                assert_bitwise_equal(g(), expected)
+            except rematfn.BudgetError:
+                break
+            stats = rematfn.stats(g)
+            assert stats.peak_bytes <= budget
+            counted.append(stats.replayed_cost)
+        assert all(cost <= counted[0] for cost in counted), (fraction, counted)
+
+
+def test_a_call_that_follows_no_plan_does_as_the_first_did() -> None:
+    """Count for count, where a search that may try one plan finds none that is better."""
+    seen = 0
+    for make in MADE:
+        step = make()
+        expected = step()
+        trace = rematfn.record(step)
+        for fraction in FRACTIONS:
+            budget = int(fraction * trace.peak_bytes)
+            first = replayed_by(trace, budget, ON())
+            (_, plan), *_ = replayed_at_shares(trace, budget, None)
+            if not first < plan:
+                continue
+            g = rematfn.remat(step, budget, policy=Guided(search=0))
+            counted = []
+            for _ in range(3):
+                assert_bitwise_equal(g(), expected)
+                stats = rematfn.stats(g)
+                counted.append((stats.evictions, stats.replays, stats.peak_bytes))
+            assert stats.call == "guided"
+            assert counted[0] == counted[1] == counted[2]
+            seen += 1
+    assert seen > 0
