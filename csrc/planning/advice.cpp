@@ -97,6 +97,7 @@ class Trial {
  public:
   Trial(const Trace& trace, SimulationOptions options)
       : trace_(trace), options_(std::move(options)) {
+    if (options_.most_overhead != kNever) return;
     double cost = 0;
     for (const Trace::Call& call : trace.calls) cost += call.cost;
     // A budget in which the call takes longer than that is not one to ask for.

@@ -36,6 +36,7 @@
 namespace rematfn {
 
 // A budget from `least` on in which `trace` runs, about the smallest; none if none was found in time.
+// If `options.most_overhead` says how much it may replay, then that; else no absurd amount.
 [[nodiscard]] std::optional<std::size_t> enough_for(const Trace& trace, SimulationOptions options,
                                                     std::size_t least);
 

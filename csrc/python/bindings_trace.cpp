@@ -136,6 +136,20 @@ void bind_traces(py::module_& m) {
       .def("foresee", &Program::foresee, nogil)
       .def("follow", &Program::follow, nogil, py::arg("share") = kAllOperators)
       .def("search_later", &search_later)
+      // A budget from `least` on in which it replays at most so many times its cost.
+      .def(
+          "enough_for",
+          [](const Program& program, const Policy& policy, std::size_t least, double most_replays,
+             const LinkOptions* link) {
+            SimulationOptions options{.policy = policy};
+            const std::size_t peak = simulate(*program.trace, options).peak_bytes;
+            options.most_overhead = most_replays * program.cost();
+            if (link != nullptr) options.link = *link;
+            const auto enough = enough_for(*program.trace, options, least);
+            return std::min(enough.value_or(peak), std::max(peak, least));
+          },
+          nogil, py::arg("policy"), py::arg("least"), py::arg("most_replays"),
+          py::arg("link") = nullptr)
       .def_property_readonly("cost", &Program::cost)
       .def("overhead", [](const Program& program) { return program.plan().overhead; });
   m.def("simulate", &simulate_trace);

@@ -58,6 +58,8 @@ class Ran:
         self._report = report
         self.forecast = forecast
         self._fraction = fraction
+        self.to_judge = False  # See Note [What the replays of a call are compared with]
+        self.signature: Signature | None = None
         self._thread = threading.get_ident()
 
     def read(self) -> dict[str, Any]:
@@ -121,6 +123,7 @@ class History:
 
     def __init__(self) -> None:
         self._keys: OrderedDict[tuple[object, ...], _Key] = OrderedDict()
+        self.has_warned = False  # of replays
 
     def forecast(self, signature: Signature, *, guided: bool, outermost: bool) -> Forecast:
         """Return what is known of a call.
@@ -174,6 +177,19 @@ class History:
         peak = known if isinstance(known, int) else known.peak_bytes
         why = f"{scale:.3g} times the peak of the call whose arguments are the nearest in size"
         return Forecast("estimated", why, outermost, int(peak * scale))
+
+    def record_of(self, signature: Signature | None, ran: Ran, guided: bool) -> _C.Program | None:
+        """Return the program that a call which is over has run, if it was recorded."""
+        with lock:
+            key = self._keys.get(signature.key) if signature is not None else None
+            if signature is None or key is None:
+                return None
+            if not guided:
+                trace = ran.take_trace()
+                return None if trace is None else _C.Program(trace)
+            self._harvest(key, guided)
+            found = key.programs.get(signature.numbers)
+            return None if found is None else found.program()
 
     def like(self, signature: Signature) -> _C.Program | None:
         """Return the planned program of the key that is the nearest in size, if there is one."""

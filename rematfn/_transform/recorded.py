@@ -38,9 +38,7 @@ atexit.register(_C.end_searches)
 
 # No code of the user's runs under it. Whoever forks holds it, so that a child finds it free.
 lock = threading.RLock()
-os.register_at_fork(
-    before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
-)
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 class RecordedProgram:
@@ -53,6 +51,7 @@ class RecordedProgram:
         self._planned = 0  # the budget that is searched for
         self._share = 0  # See Note [A plan goes by the number of the call]
         self._grows_by = 0
+        self.cost = math.inf  # of the program, in seconds, once that is known
         self.operators = trace.operators
         _remember(self)
 
@@ -72,17 +71,7 @@ class RecordedProgram:
         Values may be moved over ``link``.
         """
         with lock:
-            trace, self._trace = self._trace, None
-            if trace is not None:
-                try:
-                    trace.check()
-                except ValueError as error:
-                    warnings.warn(f"{error}; not guided. Please report it.", stacklevel=2)
-                    return None
-                self._program = _C.Program(trace)
-                cost = self._program.cost
-                self._grows_by = int(min(_SHARE_PER_SECOND * cost, _MOST_OF_A_CALL))
-            program = self._program
+            program = self.program()
             if program is None:
                 return None
             if link is not None and not self._timed_anew:
@@ -108,6 +97,21 @@ class RecordedProgram:
         program.follow(share)
         program.search_later()
         return program
+
+    def program(self) -> _C.Program | None:
+        """Return the program, with or without a plan; None if there is no record."""
+        with lock:
+            trace, self._trace = self._trace, None
+            if trace is not None:
+                try:
+                    trace.check()
+                except ValueError as error:
+                    warnings.warn(f"{error}; not guided. Please report it.", stacklevel=3)
+                    return None
+                self._program = _C.Program(trace)
+                self.cost = self._program.cost or math.inf
+                self._grows_by = int(min(_SHARE_PER_SECOND * self._program.cost, _MOST_OF_A_CALL))
+            return self._program
 
     def finish(self) -> None:
         """Have later calls follow what the search comes to in the end, and wait for it."""

@@ -17,6 +17,7 @@ from .deferred import refuse_deferred
 from .level import MAX_OPERATIONS
 from .modules import remat_module
 from .rematted import Cost, Options, Rematted
+from .thrash import parse_most_replays
 from .tiers import TierLike, tiers_of
 
 P = ParamSpec("P")
@@ -35,6 +36,7 @@ def remat(  # type: ignore[overload-overlap]  # a module is callable, and stays 
     cost: Cost = "model",
     verify: bool = False,
     max_operations: int = MAX_OPERATIONS,
+    most_replays: float | None = None,
     offload: bool | TierLike = False,
 ) -> M: ...
 @overload
@@ -46,6 +48,7 @@ def remat(
     cost: Cost = "model",
     verify: bool = False,
     max_operations: int = MAX_OPERATIONS,
+    most_replays: float | None = None,
     offload: bool | TierLike = False,
 ) -> Rematted[P, R]: ...
 @overload
@@ -57,6 +60,7 @@ def remat(
     cost: Cost = "model",
     verify: bool = False,
     max_operations: int = MAX_OPERATIONS,
+    most_replays: float | None = None,
     offload: bool | TierLike = False,
 ) -> Callable[[Callable[P, R]], Rematted[P, R]]: ...
 def remat(
@@ -67,6 +71,7 @@ def remat(
     cost: Cost = "model",
     verify: bool = False,
     max_operations: int = MAX_OPERATIONS,
+    most_replays: float | None = None,
     offload: bool | TierLike = False,
 ) -> Any:
     """Return a function equal to ``f`` whose intermediates occupy at most ``budget`` bytes.
@@ -108,6 +113,11 @@ def remat(
             so that a loop that feeds on its own result does not remember every step. Constants are
             not evicted, so they are given no more than half of the bytes to spare; evicted values
             need their record, however long it is. In nested calls the outermost one decides.
+        most_replays: The most that the replays of a call may cost, in multiples of the program's
+            cost; None: no limit. A call that follows a plan is judged before it begins; one that
+            nothing is known of, when it is over, its backward included: until then, its cost is not
+            known. What a backward has done after the call is only warned of, at the next call.
+            Inside of another call, that one decides.
         offload: Where values may be moved to instead: True (the host's memory for values on an
             accelerator, a disk for those on a CPU), or a tier as :func:`offload` takes it. Each
             value that has to go then goes the cheaper way: it is dropped and computed again, or
@@ -124,7 +134,9 @@ def remat(
             function or an async function, whose body runs after the call, outside of every budget.
             (from a call) ``f`` has returned a generator, a coroutine or another awaitable.
         ValueError: The budget or ``cost`` means nothing.
-        BudgetError: (from a call or its backward) one operator needs more than the budget at once.
+        BudgetError: (from a call or its backward) one operator needs more than the budget at once;
+            or (from a call) its replays cost more than ``most_replays``. The message says from
+            which budget on they do not, if the call was recorded.
         ReplayError: (from a call or its backward) a tensor from outside that a replay would read
             was overwritten meanwhile; or, with ``verify``, an operator gave other bits when it
             was replayed.
@@ -146,6 +158,7 @@ def remat(
             cost=cost,
             verify=verify,
             max_operations=max_operations,
+            most_replays=most_replays,
             offload=offload,
         )
     options = Options(
@@ -155,6 +168,7 @@ def remat(
         verify,
         max_operations,
         tiers=tiers_of(offload, "remat(f, offload=...)"),
+        most_replays=parse_most_replays(most_replays, "remat"),
     )
     return transformed(f, options)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 import sys
 import types
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from .budget import Limit
 from .history import Forecast, History, Ran
 from .level import MAX_OPERATIONS, LevelOptions, call
 from .signature import Signature, signature_of
+from .thrash import Thrash
 from .tiers import Tiers
 
 P = ParamSpec("P")
@@ -41,6 +43,12 @@ class Options:
     name: str = "remat"  # the transform
     tiers: Tiers = dataclasses.field(default_factory=Tiers)  # where values may be moved to
     drops: bool = True  # they may be dropped, and replayed
+    most_replays: float | None = None  # in multiples of the program's cost; None: no limit
+
+    @property
+    def judged_by_plan(self) -> bool:
+        """See Note [What the replays of a call are compared with]."""
+        return self.most_replays is not None and not self.tiers
 
 
 class Rematted(Generic[P, R]):
@@ -85,12 +93,19 @@ class Rematted(Generic[P, R]):
         )
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        if self.last_call is not None:
+            self._judge(self.last_call, of_the_last=True)
         options, signature, forecast = self._resolve(args, kwargs)
         failed: list[Callable[[], None]] = []
+        begun: list[Ran] = []
 
         def started(level: _C.Level) -> None:
             ran = Ran(level.report(), forecast, self.budget.fraction)
             self.last_call = ran
+            begun.append(ran)
+            ran.signature = signature
+            ran.to_judge = _C.stack_depth() == 1 and options.budget is not None
+            ran.to_judge &= self._options.most_replays is not None
             if signature is not None:
                 failed.append(self._history.begin(signature, ran))
 
@@ -99,8 +114,44 @@ class Rematted(Generic[P, R]):
         except BaseException:
             for fail in failed:
                 fail()
+            for ran in begun:
+                ran.to_judge = False
             raise
+        for ran in begun:
+            self._judge(ran, of_the_last=False)
         return result
+
+    def _judge(self, ran: Ran, of_the_last: bool) -> None:
+        """Say so if a call that is over, its backward included, has replayed too much."""
+        if not ran.to_judge or not ran.is_over():
+            return
+        ran.to_judge = False
+        if ran.forecast.kind == "guided" and self._options.judged_by_plan and not ran.lost():
+            return
+        figures = ran.read()
+        thrash = self._thrash(figures["replayed_cost"], figures["budget"])
+        if thrash is None:
+            return
+        program = self._history.record_of(
+            ran.signature, ran, guided=isinstance(self.policy, Planned)
+        )
+        thrash.report("the last call" if of_the_last else "the call", program, done=of_the_last)
+
+    def _thrash(self, replayed: float, budget: int) -> Thrash | None:
+        """Return what to say of a call that replays so much of the program; None: nothing."""
+        most = self._options.most_replays
+        if most is None or not most < replayed < math.inf:
+            return None
+        return Thrash(
+            call=self._describe(),
+            replayed=replayed,
+            budget=budget,
+            most=most,
+            fraction=self.budget.fraction,
+            policy=self.policy,
+            link=self._options.tiers.link(self._options.drops),
+            history=self._history,
+        )
 
     def know(self, args: tuple[Any, ...], kwargs: dict[str, Any], peak_bytes: int) -> None:
         """Note the unconstrained peak of calls with these arguments."""
@@ -164,6 +215,16 @@ class Rematted(Generic[P, R]):
                 options.budget, self.policy, like, self._options.tiers.link(options.drops)
             )
             options = dataclasses.replace(options, program=program)
+            planned_for = forecast.program.planned
+            if (
+                planned_for is not None
+                and options.budget is not None
+                and self._options.judged_by_plan
+            ):
+                replayed = planned_for.overhead() / forecast.program.cost
+                thrash = self._thrash(replayed, options.budget)
+                if thrash is not None:
+                    thrash.report("the call, by its plan,", planned_for)
             if forecast.program.planned is None:
                 why = "no plan fits its budget"
                 forecast = dataclasses.replace(forecast, kind="online", why=why)
