@@ -206,7 +206,8 @@ void install_allocator() {
     // Somebody else's allocator stays: then shape inference alone bounds the peak.
     if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return;
     // Registered before those of levels, so that in a fork this lock is the last to be taken.
-    pthread_atfork([] { pages().lock(); }, [] { pages().unlock(); }, [] { pages().unlock(); });
+    pthread_atfork([] { pages().lock(); }, [] { pages().unlock(); },
+                   [] { pages().unlock_in_child(); });
     c10::SetCPUAllocator(new Allocator, /*priority=*/255);
   });
 }

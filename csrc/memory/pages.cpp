@@ -1,44 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/pages.h"
 
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <fstream>
 #include <new>
 #include <stdexcept>
 #include <utility>
 
+#include "memory/system_pages.h"
+
 namespace rematfn {
 namespace {
 
-const auto kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 constexpr std::size_t kLeastRange = std::size_t{64} << 20;
 // Where addresses are dear a larger block has a range to itself, which would have no room for a second.
 constexpr std::size_t kSharesRange = kLeastRange / 4;
 constexpr std::size_t kMostRange = std::size_t{1} << 40;
-constexpr int kTried = 32;     // spans or holes among which the best is looked for
-constexpr int kPopulate = 23;  // MADV_POPULATE_WRITE, which older headers lack
+constexpr int kTried = 32;        // spans or holes among which the best is looked for
 constexpr int kSpareSpans = 64;   // made at once
-
-std::size_t whole_pages(std::size_t nbytes) { return (nbytes + kPage - 1) & ~(kPage - 1); }
-
-// Whether addresses that nobody uses cost something: they count in a limit of the process, or the
-// system promises no memory that it may not have.
-bool addresses_are_dear() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) return true;
-  int overcommit = 0;
-  return std::ifstream("/proc/sys/vm/overcommit_memory") >> overcommit && overcommit == 2;
-}
-
-void* map_anonymous(std::size_t nbytes) {
-  void* begin = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return begin == MAP_FAILED ? nullptr : begin;
-}
 
 void require(bool holds, const char* invariant) {
   if (!holds) throw std::logic_error(invariant);
@@ -151,47 +129,84 @@ std::size_t Pages::left_by_tenants() const {
 }
 
 // The tenants may still count `freed` bytes as used.
+std::size_t Pages::excess(std::size_t freed) {
+  if (usage_.waiting == 0) return 0;
+  std::size_t most = kept_;
+  if (any_lives()) {
+    most = left_by_tenants();
+    // Without a budget nobody has said how much may stay.
+    const bool bounded = most < SIZE_MAX - freed;
+    most = bounded ? most + freed : SIZE_MAX;
+    kept_ = bounded && may_keep_ ? most : 0;
+  }
+  return usage_.waiting > most ? whole_pages(usage_.waiting - most) : 0;
+}
+
 void Pages::trim_to_tenants(std::size_t freed) {
-  if (usage_.waiting > 0) {
-    std::size_t most = kept_;
-    if (any_lives()) {
-      most = left_by_tenants();
-      // Without a budget nobody has said how much may stay.
-      const bool bounded = most < SIZE_MAX - freed;
-      most = bounded ? most + freed : SIZE_MAX;
-      kept_ = bounded && may_keep_ ? most : 0;
-    }
-    while (usage_.waiting > most) {
-      Span* span = longest_unused_;
-      const std::size_t excess = whole_pages(usage_.waiting - most);
-      if (span->nbytes > excess && have_spare(1)) split(*span, excess);
-      give_back(*span);
-    }
+  for (std::size_t left = excess(freed); left > 0;) {
+    Span& span = longest_unused(left);
+    left -= std::min(left, span.nbytes);
+    give_back(span);
   }
   if (usage_.live == 0 && ranges_ != nullptr && !any_lives()) unmap_unused();
 }
 
+// Of what waits, no more than so many bytes if that can be.
+Pages::Span& Pages::longest_unused(std::size_t nbytes) {
+  if (longest_unused_->nbytes > nbytes && have_spare(1)) split(*longest_unused_, nbytes);
+  return *longest_unused_;
+}
+
 void Pages::give_back(Span& span) {
-  madvise(span.begin, span.nbytes, MADV_DONTNEED);
+  moves_.give_back(span.stretch());
+  is_gone(span);
+}
+
+void Pages::is_gone(Span& span) {
   unfile_hole(first_of_hole(span));
   end_wait(span);
   span.state = Span::kGone;
   file_hole(first_of_hole(merged(span)));
 }
 
+// Pages that have to go move to where a block of `range` lacks them.
+void Pages::move_to(Gone& gone, Range& range) {
+  if (!may_keep_ || range.origins.inherited || gone.count == 0 || !moves_.may_move()) return;
+  std::size_t left = excess(0);
+  for (std::size_t i = 0; i < gone.count; ++i) {
+    Gone::Part& part = gone.parts[i];
+    while (std::min(left, part.nbytes) >= PageMoves::kLeastPages * kPage) {
+      Span& span = longest_unused(std::min(left, part.nbytes));
+      if (span.nbytes > part.nbytes) return;  // it could not be split
+      const std::size_t nbytes = span.nbytes;
+      left -= std::min(left, nbytes);
+      const bool few = nbytes < PageMoves::kLeastPages * kPage;
+      if (few || span.range->origins.inherited) {
+        give_back(span);
+        continue;
+      }
+      const bool moved = moves_.move(span.stretch(), range.stretch(part.begin, nbytes));
+      is_gone(span);
+      if (!moved) return;
+      part.begin += nbytes;
+      part.nbytes -= nbytes;
+      usage_.moved += nbytes;
+    }
+  }
+}
+
 // ---- blocks -----------------------------------------------------------------------------------
 
 void* Pages::allocate(const Label& label, bool populated) {
   Gone gone;
-  char* block = allocate(label, gone);
-  // The system has them all at once for less than one by one, as they are touched.
+  char* block = allocate(label, populated, gone);
   for (std::size_t i = 0; populated && i < gone.count; ++i) {
-    madvise(gone.parts[i].begin, gone.parts[i].nbytes, kPopulate);  // an old kernel refuses
+    if (gone.parts[i].nbytes > 0) populate_pages(gone.parts[i].begin, gone.parts[i].nbytes);
   }
   return block;
 }
 
-char* Pages::allocate(const Label& label, Gone& gone) {
+char* Pages::allocate(const Label& label, bool populated, Gone& gone) {
   if (tenant_count_.load(std::memory_order_relaxed) == 0) return nullptr;
   if (label.nbytes > kMostRange) return nullptr;
   const std::size_t nbytes = whole_pages(label.nbytes);
@@ -205,6 +220,7 @@ char* Pages::allocate(const Label& label, Gone& gone) {
   Span& span = take(place, nbytes, gone);
   span.label = label;
   span.range->blocks[(span.begin - span.range->begin) / kPage] = &span;
+  if (populated) move_to(gone, *span.range);
   trim_to_tenants();
   return span.begin;
 }
@@ -328,7 +344,7 @@ bool Pages::have_spare(int count) {
   for (Span* s = spare_; s != nullptr; s = s->after) {
     if (--count <= 0) return true;
   }
-  void* memory = map_anonymous(whole_pages(kSpareSpans * sizeof(Span)));
+  void* memory = map_pages(whole_pages(kSpareSpans * sizeof(Span)));
   if (memory == nullptr) return false;
   for (int i = 0; i < kSpareSpans; ++i) {  // these stay
     Span* span = new (static_cast<Span*>(memory) + i) Span;
@@ -336,6 +352,12 @@ bool Pages::have_spare(int count) {
   }
   return true;
 }
+
+Stretch Pages::Range::stretch(char* from, std::size_t count) {
+  return {from, count, &origins, static_cast<std::size_t>(from - begin) / kPage};
+}
+
+Stretch Pages::Span::stretch() const { return range->stretch(begin, nbytes); }
 
 // Cuts `span` after `nbytes`; returns the rest.
 Pages::Span& Pages::split(Span& span, std::size_t nbytes) {
@@ -425,8 +447,7 @@ bool Pages::reserve(std::size_t nbytes) {
     } while (unmap_unused(/*waiting_too=*/true));
     return false;
   }
-  const auto memory = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * kPage;
-  for (std::size_t size = std::clamp(4 * memory, kLeastRange, kMostRange); size >= kLeastRange;
+  for (std::size_t size = std::clamp(4 * bytes_of_memory(), kLeastRange, kMostRange); size >= kLeastRange;
        size /= 2) {
     if (size >= nbytes && map(whole_pages(size))) return true;
   }
@@ -435,16 +456,18 @@ bool Pages::reserve(std::size_t nbytes) {
 
 bool Pages::map(std::size_t nbytes) {
   if (!have_spare(1)) return false;
-  // In front of the pages there is the range itself, and the blocks by page.
-  const std::size_t ahead = whole_pages(sizeof(Range) + nbytes / kPage * sizeof(Span*));
-  auto* memory = static_cast<char*>(map_anonymous(ahead + nbytes));
+  // In front of the pages there is the range itself, and blocks and origins by page.
+  const std::size_t count = nbytes / kPage;
+  const std::size_t ahead =
+      whole_pages(sizeof(Range) + count * sizeof(Span*) + (count + 2) * sizeof(std::ptrdiff_t));
+  auto* memory = static_cast<char*>(map_pages(ahead + nbytes));
   if (memory == nullptr) return false;
   char* begin = memory + ahead;
-  // A page of 2 MiB is not given back while anything in it is in use.
-  madvise(memory, ahead + nbytes, MADV_NOHUGEPAGE);
+  want_small_pages(memory, ahead + nbytes);
   Span* span = std::exchange(spare_, spare_->after);
   auto* blocks = reinterpret_cast<Span**>(memory + sizeof(Range));
-  ranges_ = new (memory) Range{begin, nbytes, blocks, span, ranges_};
+  const Origins origins{reinterpret_cast<std::ptrdiff_t*>(blocks + count) + 1};
+  ranges_ = new (memory) Range{begin, nbytes, blocks, span, ranges_, origins};
   *span = Span();
   span->begin = begin;
   span->nbytes = nbytes;
@@ -465,6 +488,7 @@ void Pages::unmap(Range& range) {
   unfile_hole(*range.first);
   range.first->after = std::exchange(spare_, range.first);
   usage_.reserved -= range.nbytes;
+  moves_.forget(range.origins);
   char* end = range.begin + range.nbytes;
   munmap(&range, static_cast<std::size_t>(end - reinterpret_cast<char*>(&range)));
 }
@@ -509,7 +533,14 @@ Pages::~Pages() {
 
 Pages::Usage Pages::usage() {
   const std::lock_guard guard(mutex_);
-  return usage_;
+  Usage usage = usage_;
+  usage.cuts = moves_.cuts();
+  return usage;
+}
+
+void Pages::unlock_in_child() {
+  for (Range* range = ranges_; range != nullptr; range = range->next) range->origins.inherited = true;
+  mutex_.unlock();
 }
 
 void Pages::check() {

@@ -16,7 +16,8 @@
 // in a loop finds its pages again, where to clear them anew took a tenth of its time. What is kept so
 // goes back when nobody has come for a while (idle_pages.h). A block is put
 //   1. into the smallest resident span that holds it, else
-//   2. where it covers most resident pages, in one of the smallest holes that hold it.
+//   2. where it covers most resident pages, in one of the smallest holes that hold it. If others have to
+//      go for that, they move to where it lacks some: Note [A page that moves need not be cleared].
 // Invariants, asserted by check():
 //   P1  The spans of a range lie side by side; of two neighbours that are free, one is resident.
 //   P2  A hole, a run of free spans, is filed by its first span, under the bytes of all.
@@ -31,6 +32,8 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+
+#include "memory/page_moves.h"
 
 namespace rematfn {
 
@@ -61,6 +64,8 @@ class Pages {
     std::size_t live = 0;      // bytes handed out, in whole pages
     std::size_t waiting = 0;   // free and resident
     std::size_t reserved = 0;  // addresses
+    std::size_t moved = 0;     // to another address, since the beginning
+    std::size_t cuts = 0;      // between mappings
   };
 
   Pages() = default;
@@ -100,6 +105,7 @@ class Pages {
   // Around a fork.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
+  void unlock_in_child();
 
  private:
   struct Span;
@@ -129,6 +135,7 @@ class Pages {
 
     [[nodiscard]] bool is_free() const { return state != kLive; }
     [[nodiscard]] char* end() const { return begin + nbytes; }
+    [[nodiscard]] Stretch stretch() const;
 
     char* begin = nullptr;
     std::size_t nbytes = 0;
@@ -143,11 +150,14 @@ class Pages {
     std::size_t hole = 0;  // its bytes
   };
   struct Range {
+    [[nodiscard]] Stretch stretch(char* from, std::size_t count);
+
     char* begin;
     std::size_t nbytes;
     Span** blocks;  // by page; a block's at its first
     Span* first;
     Range* next;
+    Origins origins;
   };
   struct Place {
     Span* hole = nullptr;  // its first span
@@ -164,12 +174,17 @@ class Pages {
     std::size_t count = 0;
   };
 
-  [[nodiscard]] char* allocate(const Label& label, Gone& gone);
+  [[nodiscard]] char* allocate(const Label& label, bool populated, Gone& gone);
   // The lock is held.
   [[nodiscard]] bool any_lives() const;
   [[nodiscard]] std::size_t left_by_tenants() const;
+  // Bytes that wait although tenants leave no room for them.
+  [[nodiscard]] std::size_t excess(std::size_t freed);
   void trim_to_tenants(std::size_t freed = 0);
+  [[nodiscard]] Span& longest_unused(std::size_t nbytes);
   void give_back(Span& span);
+  void is_gone(Span& span);
+  void move_to(Gone& gone, Range& range);
   [[nodiscard]] bool reserve(std::size_t nbytes);
   [[nodiscard]] bool map(std::size_t nbytes);
   void unmap(Range& range);
@@ -203,6 +218,7 @@ class Pages {
   Span* latest_used_ = nullptr;
   Span* spare_ = nullptr;  // linked by `after`
   Usage usage_;
+  PageMoves moves_;
   bool may_keep_ = false;
   std::atomic<std::size_t> kept_{0};  // bytes that may wait while no tenant lives
 };

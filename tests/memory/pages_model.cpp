@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <random>
@@ -65,8 +66,16 @@ std::size_t resident_bytes() {
   return (resident - shared) * kPage;
 }
 
-Block allocate(Pages& pages, std::size_t nbytes, unsigned char filling) {
-  auto* begin = static_cast<char*>(pages.allocate({nbytes, reinterpret_cast<void*>(nbytes ^ 1)}));
+std::size_t mappings() {
+  std::ifstream file("/proc/self/maps");
+  std::size_t lines = 0;
+  for (std::string line; std::getline(file, line);) ++lines;
+  return lines;
+}
+
+Block allocate(Pages& pages, std::size_t nbytes, unsigned char filling, bool populated = false) {
+  const Pages::Label label{nbytes, reinterpret_cast<void*>(nbytes ^ 1)};
+  auto* begin = static_cast<char*>(pages.allocate(label, populated));
   if (begin == nullptr) return {nullptr, 0, 0};
   expect(reinterpret_cast<std::uintptr_t>(begin) % kPage == 0, "a block begins with a page");
   std::memset(begin, filling, nbytes);
@@ -91,12 +100,16 @@ void random_blocks(unsigned seed) {
   std::size_t live = 0;
   std::size_t freed = 0;  // by the last step
   const std::size_t before = resident_bytes();
+  const std::size_t mapped_before = mappings();
   for (int step = 0; step < 3000; ++step) {
     const unsigned what = random() % 100;
     freed = 0;
     if (what < 50 || blocks.empty()) {
       const std::size_t nbytes = 1 + random() % (random() % 4 == 0 ? 300 * kPage : 20 * kPage);
-      const Block block = allocate(pages, nbytes, static_cast<unsigned char>(random()));
+      const auto filling = static_cast<unsigned char>(random());
+      // As a level does: what a block takes is no longer left.
+      if (random() % 4 != 0) budget.left -= std::min(budget.left.load(), whole(nbytes));
+      const Block block = allocate(pages, nbytes, filling, random() % 4 != 0);
       expect(block.begin != nullptr, "there is room");
       for (const Block& other : blocks) {
         expect(block.begin + whole(block.nbytes) <= other.begin ||
@@ -124,8 +137,10 @@ void random_blocks(unsigned seed) {
       const std::size_t counted = usage.live + usage.waiting;
       expect(added < counted + 2 * kMiB, "what is resident is counted");
       expect(added + 2 * kMiB > counted, "what is counted is resident");
+      expect(mappings() <= mapped_before + 8 + usage.cuts, "what is cut is counted");
     }
   }
+  if (rematfn::PageMoves().may_move()) expect(pages.usage().moved > 0, "pages move");
   for (const Block& block : blocks) release(pages, block);
   pages.check();
   pages.trim();  // now the tenant has heard of all
@@ -138,7 +153,14 @@ void random_blocks(unsigned seed) {
   pages.check();
   expect(pages.usage().waiting == 0, "all goes back");
   expect(pages.usage().reserved == 0, "addresses go back");
+  expect(pages.usage().cuts == 0, "and with them what was cut");
   pages.leave(budget);
+}
+
+std::size_t faults() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::size_t>(usage.ru_minflt);
 }
 
 // The first of a pool.
@@ -214,6 +236,69 @@ void the_longest_unused_goes_first() {
   expect(!pages.free(&outside), "what is not ours is left alone");
 }
 
+void pages_move() {
+  if (!rematfn::PageMoves().may_move()) return;
+  Pages pages;
+  Budget budget(4 * kMiB);
+  pages.enter(budget);
+  const std::vector<Block> blocks = side_by_side(pages, 8);
+  char* const first = blocks[0].begin;
+  for (const int i : {1, 3, 5}) release(pages, blocks[i]);
+  budget.left = kMiB / 2;  // a block of 2.5 MiB comes, and takes what was left
+  const std::size_t before = faults();
+  const Block block = allocate(pages, 2 * kMiB + kMiB / 2, 9, /*populated=*/true);
+  expect(faults() < before + 32, "none of its pages is cleared");
+  expect(pages.usage().moved == 2 * kMiB + kMiB / 2, "all of them have moved");
+  expect(pages.usage().waiting == kMiB / 2, "what may stay stays");
+  expect(resident_pages(first + kMiB, kMiB) == 0, "where the oldest were, none are left");
+  expect(resident_pages(first + 3 * kMiB, kMiB) == 0, "nor there");
+  expect(resident_pages(first + 5 * kMiB, kMiB) == 128, "but what did not have to go");
+  expect(pages.usage().cuts > 0, "mappings are cut");
+  pages.check();
+  release(pages, block);
+  budget.left = 0;
+  pages.trim();
+  expect(resident_pages(block.begin, block.nbytes) == 0, "what has moved goes back like others");
+  expect(pages.usage().cuts == 0, "and makes one mapping with its neighbours");
+  for (const int i : {0, 2, 4, 6, 7}) release(pages, blocks[i]);
+  pages.check();
+  pages.leave(budget);
+}
+
+// Every other span of pages moves away from its neighbours, until that would be too many mappings.
+void cuts_are_limited() {
+  if (!rematfn::PageMoves().may_move()) return;
+  Pages pages;
+  Budget budget(SIZE_MAX);
+  pages.enter(budget);
+  constexpr std::size_t kBytes = 16 * kPage;
+  constexpr int kCount = 3 * rematfn::PageMoves::kMostCuts / 2;
+  const std::size_t before = mappings();
+  std::vector<Block> far, near, moved;
+  for (int i = 0; i < kCount; ++i) {
+    far.push_back(allocate(pages, kBytes, 1));
+    near.push_back(allocate(pages, kBytes, 2));
+  }
+  std::size_t most = 0;
+  for (int i = 0; i < kCount; ++i) {
+    release(pages, far[i]);
+    budget.left = 0;
+    moved.push_back(allocate(pages, 2 * kBytes, 3, /*populated=*/true));
+    most = std::max(most, pages.usage().cuts);
+    budget.left = SIZE_MAX;
+  }
+  expect(most > rematfn::PageMoves::kMostCuts / 2, "many are cut");
+  expect(most <= rematfn::PageMoves::kMostCuts + 16, "but no more than that");
+  expect(mappings() < before + most + 16, "as the system counts them");
+  for (const Block& block : moved) release(pages, block);
+  for (const Block& block : near) release(pages, block);
+  budget.left = 0;
+  pages.trim();
+  pages.check();
+  expect(pages.usage().cuts == 0 && mappings() < before + 16, "what goes back is whole again");
+  pages.leave(budget);
+}
+
 void threads() {
   Pages pages;
   Budget budget(8 * kMiB);
@@ -224,7 +309,8 @@ void threads() {
     std::mt19937 random(seed);
     for (int step = 0; step < 2000; ++step) {
       const Block block =
-          allocate(pages, 1 + random() % (40 * kPage), static_cast<unsigned char>(seed + step));
+          allocate(pages, 1 + random() % (40 * kPage), static_cast<unsigned char>(seed + step),
+                   /*populated=*/step % 2 == 0);
       expect(block.begin != nullptr, "there is room");
       Block other = block;
       {
@@ -254,12 +340,16 @@ void a_fork() {
   const Block before = allocate(pages, kMiB, 1);
   pages.lock();
   const pid_t child = fork();
-  pages.unlock();
+  child == 0 ? pages.unlock_in_child() : pages.unlock();
   if (child == 0) {
     const Block own = allocate(pages, 2 * kMiB, 2);
     release(pages, before);
     release(pages, own);
     pages.check();
+    budget.left = 0;
+    const Block other = allocate(pages, 3 * kMiB, 3, /*populated=*/true);
+    release(pages, other);
+    expect(pages.usage().moved == 0, "mappings that are inherited stay whole");
     std::_Exit(0);
   }
   int status = 1;
@@ -329,6 +419,8 @@ const std::map<std::string, std::function<void()>> kTests{
     {"random", [] { for (unsigned seed = 0; seed < 6; ++seed) random_blocks(seed); }},
     {"holes", holes_are_filled},
     {"oldest", the_longest_unused_goes_first},
+    {"moves", pages_move},
+    {"cuts", cuts_are_limited},
     {"threads", threads},
     {"fork", a_fork},
     {"addresses", few_addresses},

@@ -26,7 +26,7 @@ MIB = 1 << 20
 SIDE = 1024  # a square of floats: 4 MiB
 SQUARE = 4 * MIB
 LINKS = 40
-MODEL = ["random", "holes", "oldest", "threads", "fork", "addresses"]
+MODEL = ["random", "holes", "oldest", "moves", "cuts", "threads", "fork", "addresses"]
 
 # These look at pages of the pool, of which there are none then (kMayUsePages in allocator.cpp). The
 # model of the pool runs all the same.
@@ -42,7 +42,8 @@ pooled = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile the pool, without torch, and a program that puts it beside a model."""
-    sources = [Path(__file__).with_name("pages_model.cpp"), CORE / "memory" / "pages.cpp"]
+    core = [CORE / "memory" / name for name in ("pages.cpp", "page_moves.cpp")]
+    sources = [Path(__file__).with_name("pages_model.cpp"), *core]
     return compile_model(tmp_path_factory.mktemp("pages"), sources)
 
 

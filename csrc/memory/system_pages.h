@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// system_pages.h: what the system is asked about memory: addresses, and the pages that lie there.
+//
+// All sizes are in whole pages.
+
+#pragma once
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <fstream>
+
+namespace rematfn {
+
+inline const auto kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+
+inline std::size_t whole_pages(std::size_t nbytes) { return (nbytes + kPage - 1) & ~(kPage - 1); }
+
+inline std::size_t bytes_of_memory() {
+  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * kPage;
+}
+
+// Whether addresses that nobody uses cost something: they count in a limit of the process, or the
+// system promises no memory that it may not have.
+inline bool addresses_are_dear() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) return true;
+  int overcommit = 0;
+  return std::ifstream("/proc/sys/vm/overcommit_memory") >> overcommit && overcommit == 2;
+}
+
+// New addresses, or these, without pages. Null if the system gives none, and nothing has changed.
+inline void* map_pages(std::size_t nbytes, void* here = nullptr) {
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (here != nullptr ? MAP_FIXED : 0);
+  void* begin = mmap(here, nbytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+  return begin == MAP_FAILED ? nullptr : begin;
+}
+
+// A page of 2 MiB is not given back while anything in it is in use.
+inline void want_small_pages(void* begin, std::size_t nbytes) {
+  madvise(begin, nbytes, MADV_NOHUGEPAGE);
+}
+
+inline void drop_pages(void* begin, std::size_t nbytes) { madvise(begin, nbytes, MADV_DONTNEED); }
+
+// The system has them all at once for less than one by one, as they are touched.
+inline void populate_pages(void* begin, std::size_t nbytes) {
+  constexpr int kPopulateWrite = 23;  // which older headers lack
+  madvise(begin, nbytes, kPopulateWrite);  // an old kernel refuses
+}
+
+// The pages at `from` lie at `to` then, in place of what was there; none are at `from`, whose addresses
+// stay mapped. If it returns false `to` may not be mapped any more.
+inline bool move_pages(void* from, void* to, std::size_t nbytes) {
+  constexpr int kDontUnmap = 4;  // MREMAP_DONTUNMAP, which older headers lack
+  return mremap(from, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED | kDontUnmap, to) != MAP_FAILED;
+}
+
+}  // namespace rematfn
