@@ -25,7 +25,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test test-versions sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-models bench-offload bench-overhead docs lint notebooks clean
+.PHONY: help setup venv build test test-frameworks test-versions sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-models bench-offload bench-overhead docs lint notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,22 @@ test-torch-%:
 	mkdir -p build/versions/$*
 	git ls-files -z -co --exclude-standard | tar -c --null -T - | tar -x -C build/versions/$*
 	$(MAKE) -C build/versions/$* test TORCH=$* VENV=$(abspath .venv-torch-$*)
+
+# The libraries that pages need go into an environment of their own, which takes torch and the rest
+# from the first one: theirs cannot move what the other tests run with.
+FRAMEWORKS ?= .venv-frameworks
+FRAMEWORKS_READY := $(FRAMEWORKS)/.installed
+$(FRAMEWORKS_READY): tests/frameworks/requirements.txt $(INSTALLED)
+	@echo "Installing the frameworks into $(FRAMEWORKS)"
+	@$(BIN)/python -m venv --without-pip --clear $(FRAMEWORKS)
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > \
+	  "$$($(FRAMEWORKS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/first.pth"
+	@$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -r tests/frameworks/requirements.txt 'torch==$(TORCH)'
+	@touch $@
+
+test-frameworks: $(FRAMEWORKS_READY)  ## the how-tos, with the libraries that some need
+	PYTHONPATH=$(CURDIR) $(FRAMEWORKS)/bin/python -m pytest -n 0 tests/project/test_how_to.py $(ARGS)
 
 notebooks: $(INSTALLED)  ## execute the notebooks' sources, and write them beside
 	$(BIN)/python tutorials/make.py $(ARGS)

@@ -3,12 +3,15 @@
 
 A page is one program: its ``python`` blocks, in one namespace. A ``text`` block right after one is
 what that block prints. The figures in it are compared: bytes within a fiftieth and percentages
-within five, since what kernels take for the while differs between machines. Run as a script, this
-file writes the figures anew: ``PYTHONPATH=tests .venv/bin/python tests/project/test_how_to.py``.
+within five, since what kernels take for the while differs between machines. A page with ``<!--
+needs library, another -->`` above its block is skipped where one of these is not installed; ``make
+test-frameworks`` installs them all. Run as a script, this file writes the figures anew:
+``PYTHONPATH=tests .venv/bin/python tests/project/test_how_to.py``.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import socket
@@ -31,6 +34,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | 
 NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)(%?)")
 END = "\x1e"  # printed after each block
 RANKS = re.compile(r"torchrun --nproc-per-node (\d+)")
+NEEDS = re.compile(r"^<!-- needs (.+) -->$", re.M)
 
 
 class Block(NamedTuple):
@@ -54,6 +58,13 @@ def program(page: Path, text: str) -> str:
         code = "\n" * (block.line - 1) + block.code
         runs.append(f"exec(compile({code!r}, {str(page)!r}, 'exec'))\nprint({END!r}, end='')\n")
     return "".join(runs)
+
+
+def absent(text: str) -> list[str]:
+    """Return the libraries that a page needs and that are not installed."""
+    needed = NEEDS.search(text)
+    names = needed[1].split(", ") if needed else []
+    return [name for name in names if importlib.util.find_spec(name) is None]
 
 
 def run(page: Path, text: str, folder: Path) -> list[str]:
@@ -113,6 +124,8 @@ def test_a_page_prints_what_it_says(page: Path, tmp_path: Path) -> None:
     told = list(blocks(text))
     if not told:
         return
+    if without := absent(text):
+        pytest.skip(f"needs {', '.join(without)}: make test-frameworks")
     for block, printed in zip(told, run(page, text, tmp_path), strict=True):
         assert_as_told(printed, block.printed or "")
 
@@ -148,6 +161,8 @@ def test_figures_that_differ_are_told() -> None:
     page = "```python\na = 1\n```\n\nwords\n\n```python\nprint(a)\n```\n\n```text\n1\n```\n"
     assert [block.printed for block in blocks(page)] == [None, "1\n"]
     assert [block.line for block in blocks(page)] == [2, 8]
+    assert absent("<!-- needs torch, no_such_library -->\n") == ["no_such_library"]
+    assert absent(page) == []
 
 
 def write_anew(page: Path) -> None:
