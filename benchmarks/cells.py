@@ -218,9 +218,11 @@ def _advice_followed(
 
 def advice(error: rematfn.BudgetError) -> int:
     """Return the budget that the message asks for, in bytes."""
-    found = re.search(r"at least ([0-9.]+ [A-Za-z]+)", str(error))
+    found = re.search(
+        r"Raise the budget to (?:at least )?(?:.*?\((\d+) bytes\)|([0-9.]+ [A-Za-z]+))", str(error)
+    )
     assert found is not None, f"a BudgetError without advice: {error}"
-    nbytes = parse_budget(found.group(1)).bytes
+    nbytes = parse_budget(found[1] or found[2]).bytes
     assert nbytes is not None
     return nbytes
 

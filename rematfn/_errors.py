@@ -37,10 +37,11 @@ class BudgetError(RematError, MemoryError):
         rematfn.BudgetError: ...
 
     The fix:
-        Raise the budget at least to the number in the message. If that was tried out on a record of
-        the whole call, it is enough; on a first call, what comes after this operator may need more.
-        The message says which. ``stats(g).min_budget`` is the largest need of one operator so far.
-        Or let the operator do less at once: split the batch, or compute the loss in chunks.
+        Raise the budget to the number in the message, which is written as the budget was: in bytes,
+        in its unit, or as a fraction. If it was tried out on a record of the whole call, it is
+        enough; on a first call it says *at least*, since what comes after this operator may need
+        more. The message says which. ``stats(g).min_budget`` is the largest need of one operator
+        so far. Or let the operator do less at once: split the batch, or compute the loss in chunks.
 
         >>> rematfn.remat(loss, budget="1MiB")(x) == loss(x)
         tensor(True)

@@ -152,9 +152,10 @@ ROUNDS = 20
 
 def asked_for(error: rematfn.BudgetError) -> int:
     """Return the bytes that a BudgetError advises."""
-    found = re.search(r"at least ([\d.]+ ?\w+)(?: \((\d+) bytes\))?", str(error))
+    advice = r"Raise the budget to (?:at least )?(?:.*?\((\d+) bytes\)|([\d.]+ [A-Za-z]+))"
+    found = re.search(advice, str(error))
     assert found, f"no advice in: {error}"
-    exact = int(found[2]) if found[2] else parse_budget(found[1].removesuffix("ytes")).bytes
+    exact = parse_budget(found[1] or found[2]).bytes
     assert exact
     return exact
 

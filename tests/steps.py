@@ -50,3 +50,23 @@ WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "out": lambda a, b: torch.cos(a.clone(), out=a),
     "head": lambda a, b: head(a, b)[0].sub_(head(a, b)[1].clone()),
 }
+
+
+Step = tuple[str, int, int]
+
+
+def obey(pool: list[Tensor], step: Step) -> None:
+    """Do one step on a pool of tensors; its numbers choose among them."""
+    name, i, j = step
+    a, b = pool[i % len(pool)], pool[j % len(pool)]
+    if name == "drop":
+        if len(pool) > 2:
+            del pool[i % len(pool)]
+    elif name == "swap":
+        pool.append(pool.pop(i % len(pool)))
+    elif name in WRITES:
+        WRITES[name](a, b)
+    else:
+        made = (NEW | VIEWS)[name](a, b)
+        # Numbers stay small, so that a wrong one is not lost among infinities.
+        pool.append(made if name in VIEWS else made.clamp(-2, 2) if j % 2 else made)

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/errors.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
+#include <string_view>
 
 namespace rematfn {
 namespace {
@@ -41,40 +44,79 @@ void check_replay(bool holds, const std::string& what) {
 
 namespace {
 
-constexpr std::array<const char*, 5> kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
-
-struct Printed {
-  double hundredths;  // whole
-  std::size_t unit;
+struct Unit {
+  std::string_view name;
+  std::size_t bytes;
 };
+constexpr std::array<Unit, 5> kBinary{
+    {{"B", 1}, {"KiB", 1ULL << 10}, {"MiB", 1ULL << 20}, {"GiB", 1ULL << 30}, {"TiB", 1ULL << 40}}};
+constexpr std::array<Unit, 5> kDecimal{{{"B", 1},
+                                        {"kB", 1'000},
+                                        {"MB", 1'000'000},
+                                        {"GB", 1'000'000'000},
+                                        {"TB", 1'000'000'000'000}}};
 
-// As rematfn.format_bytes does: rounded up, so that what is printed is enough when typed back in.
-Printed printed(std::size_t nbytes) {
-  auto value = static_cast<double>(nbytes);
-  std::size_t unit = 0;
-  while (value >= 1024 && unit + 1 < kUnits.size()) {
-    value /= 1024;
-    ++unit;
-  }
-  return {std::ceil(value * 100), unit};
+const Unit* find_unit(const std::array<Unit, 5>& units, const std::string& name) {
+  const auto* found = std::find_if(units.begin(), units.end(),
+                                   [&](const Unit& unit) { return unit.name == name; });
+  return found == units.end() ? nullptr : found;
+}
+
+// As rematfn.format_bytes does: rounded up, so that what is printed is enough when typed back in. It
+// shows at least two decimals, and of what is less than a unit three digits.
+Figure written_in(const Unit& unit, std::size_t nbytes) {
+  std::size_t scale = 100;
+  int decimals = 2;
+  for (; nbytes > 0 && scale * nbytes < 100 * unit.bytes && decimals < 14; ++decimals) scale *= 10;
+  const std::size_t parts = (nbytes * scale + unit.bytes - 1) / unit.bytes;
+  const std::size_t rest = parts % scale;
+  std::string digits = std::to_string(rest);
+  digits = std::to_string(parts / scale) + "." +
+           std::string(static_cast<std::size_t>(decimals) - digits.size(), '0') + digits;
+  while (digits.back() == '0') digits.pop_back();
+  if (digits.back() == '.') digits.pop_back();
+  return {parts * unit.bytes / scale, digits + " " + std::string(unit.name)};
+}
+
+Figure in_largest_unit(const std::array<Unit, 5>& units, std::size_t nbytes) {
+  const auto* unit = units.begin();
+  while (unit + 1 != units.end() && written_in(*unit, nbytes).bytes >= (unit + 1)->bytes) ++unit;
+  return written_in(*unit, nbytes);
 }
 
 }  // namespace
 
-std::string format_bytes(std::size_t nbytes) {
-  const auto [hundredths, unit] = printed(nbytes);
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.2f", hundredths / 100);
-  std::string digits(text.data());
-  while (digits.back() == '0') digits.pop_back();
-  if (digits.back() == '.') digits.pop_back();
-  return digits + " " + kUnits[unit];
+std::string format_bytes(std::size_t nbytes, const Wording& wording) {
+  const bool is_decimal = find_unit(kBinary, wording.unit) == nullptr && !wording.unit.empty();
+  return in_largest_unit(is_decimal ? kDecimal : kBinary, nbytes).text;
 }
 
-std::size_t as_printed(std::size_t nbytes) {
-  const auto [hundredths, unit] = printed(nbytes);
-  const long double bytes = std::ldexp(static_cast<long double>(hundredths), 10 * static_cast<int>(unit));
-  return static_cast<std::size_t>(std::floor(bytes / 100));
+Figure figure_of(std::size_t nbytes, const Wording& wording) {
+  const auto and_bytes = [](const std::string& text, std::size_t bytes) {
+    return Figure{bytes, text + " (" + std::to_string(bytes) + " bytes)"};
+  };
+  if (nbytes > 0 && nbytes <= wording.peak) {
+    // Three digits.
+    const auto peak = static_cast<double>(wording.peak);
+    const double share = static_cast<double>(nbytes) / peak;
+    double scale = 1000;
+    int decimals = 3;
+    for (; share * scale < 100; ++decimals) scale *= 10;
+    for (double parts = std::ceil(share * scale);; ++parts) {
+      std::array<char, 64> text{};
+      std::snprintf(text.data(), text.size(), "%.*f", decimals, std::min(1.0, parts / scale));
+      const double fraction = std::strtod(text.data(), nullptr);
+      const auto bytes = static_cast<std::size_t>(fraction * peak);
+      if (bytes < nbytes && fraction < 1) continue;  // rounding took a byte
+      return and_bytes(std::string(text.data()) + " of the unconstrained peak", bytes);
+    }
+  }
+  for (const auto* units : {&kBinary, &kDecimal}) {
+    const Unit* unit = find_unit(*units, wording.unit);
+    if (unit != nullptr && unit->bytes > 1) return written_in(*unit, nbytes);
+  }
+  const Figure found = in_largest_unit(kBinary, nbytes);
+  return found.bytes < kBinary[1].bytes ? found : and_bytes(found.text, found.bytes);
 }
 
 }  // namespace rematfn

@@ -6,6 +6,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstddef>
 #include <string>
 
 namespace rematfn {
@@ -26,8 +27,21 @@ void raise_quoted(const std::string& text);
 // A replay cannot give what the first run gave.
 void check_replay(bool holds, const std::string& what);
 
-[[nodiscard]] std::string format_bytes(std::size_t nbytes);
-// What the printed number stands for when it is typed back in: `nbytes` or a little more.
-[[nodiscard]] std::size_t as_printed(std::size_t nbytes);
+// How the user wrote a budget.
+struct Wording {
+  std::string unit{};    // such as "MB"; none: bytes
+  std::size_t peak = 0;  // if it was a fraction: of so many bytes
+};
+
+// In the largest binary unit that fits, or, where the user's is decimal, the largest of those.
+[[nodiscard]] std::string format_bytes(std::size_t nbytes, const Wording& wording = {});
+
+// A budget to ask for, as the user would write it, and what that stands for when it is typed in: what
+// was to be written, or a little more.
+struct Figure {
+  std::size_t bytes;
+  std::string text;
+};
+[[nodiscard]] Figure figure_of(std::size_t nbytes, const Wording& wording);
 
 }  // namespace rematfn

@@ -121,6 +121,7 @@ void pop_to(std::size_t depth) {
 Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, Level* outer)
     : Table(std::move(owner), outer, options.budget, options.policy),
       name(options.name),
+      wording(options.wording),
       timed(options.timed),
       verify(options.verify || (outer != nullptr && outer->verify)),
       disk(options.disk),
@@ -375,7 +376,8 @@ std::string tiers_of(const Level& level) {
 
 void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused) {
   const auto& level = static_cast<const Level&>(*why.table);
-  const std::string budget = format_bytes(level.budget);
+  const auto written = [&](std::size_t nbytes) { return format_bytes(nbytes, level.wording); };
+  const std::string budget = written(level.budget);
   const bool expects_backward = at::sequence_number::peek() > level.first_node;
   std::optional<LinkOptions> link;
   if (level.host && level.tensor_domain().streams.any()) {
@@ -383,21 +385,20 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
   } else if (level.disk) {
     link = link_to(*level.disk, level.drops);
   }
-  const Advice advice = advise(why, refused, expects_backward, link);
+  const Advice advice = advise(why, refused, expects_backward, level.wording, link);
   const std::string holders = level.shared ? holders_of(*level.shared, *level.domain) : "";
   const std::string raise_it =
-      "\nRaise the budget to at least " + format_bytes(advice.budget) + covered_by(advice) + ".";
+      "\nRaise the budget to " + advice.in_words() + ".";
   const std::string message =
       why.thrashing
           ? level.name + ": the inputs of " + what + " were evicted, and within " + budget +
                 " their replays evict each other without end." + raise_it
-          : level.name + ": " + what + " needs " + format_bytes(why.smallest_budget) +
+          : level.name + ": " + what + " needs " + written(why.smallest_budget) +
                 " resident at once, the budget is " + budget + ".\n  kept        " +
-                format_bytes(why.unevictable) +
+                written(why.unevictable) +
                 (level.has_tier() ? ", pinned, or with no room where it would go" : ", pinned or not replayable") +
                 holders + tiers_of(level) +
-                "\n  to allocate " +
-                format_bytes(why.smallest_budget - why.unevictable) + raise_it;
+                "\n  to allocate " + written(why.smallest_budget - why.unevictable) + raise_it;
   raise(ErrorKind::kBudget, message);
 }
 

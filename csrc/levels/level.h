@@ -22,6 +22,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/errors.h"
 #include "engine/unrecorded.h"
 #include "memory/disk.h"
 #include "tensors/host.h"
@@ -53,6 +54,7 @@ struct LevelOptions {
   std::shared_ptr<Host> host;
   bool drops = true;          // they may be dropped and replayed
   bool leaves_early = false;  // See Note [A version goes by a way], Rule 6
+  Wording wording{};  // of the budget, for messages
 };
 
 using WatchedLeaves =
@@ -76,6 +78,7 @@ class Level final : public Table, public Tenant {
   [[nodiscard]] bool has_tier() const { return disk != nullptr || host != nullptr; }
 
   const std::string name;
+  const Wording wording;
   const bool timed;
   const bool verify;
   const std::shared_ptr<Disk> disk;  // where its versions may be moved to, or null

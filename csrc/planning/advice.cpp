@@ -2,11 +2,8 @@
 #include "planning/advice.h"
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <optional>
-
-#include "base/errors.h"
 
 namespace rematfn {
 namespace {
@@ -18,11 +15,15 @@ class Mirror {
       : trace_(std::move(trace)),
         held_(trace_.values.size()),
         gradients_(trace_.values.size(), kNoValue) {
+    std::vector<bool> in_flight(trace_.values.size());
     for (const Trace::Event& event : trace_.events) {
-      if (event.what == Trace::What::kCall) note_call(trace_.calls[event.index]);
+      if (event.what == Trace::What::kCall) note_call(trace_.calls[event.index], in_flight);
       if (event.what == Trace::What::kRelease || event.what == Trace::What::kSeal) {
-        held_[event.index] = false;
+        held_[event.index] = in_flight[event.index] = false;
       }
+    }
+    for (Trace::Id id = 0; id < in_flight.size(); ++id) {
+      if (in_flight[id]) in_flight_.push_back(id);
     }
   }
 
@@ -31,19 +32,37 @@ class Mirror {
     const bool has_turned = std::any_of(trace_.calls.begin(), trace_.calls.end(),
                                         [](const Trace::Call& call) { return call.backward; });
     const bool holds = std::find(held_.begin(), held_.end(), true) != held_.end();
-    if (has_turned || !holds) return std::nullopt;
-    for (std::size_t i = trace_.calls.size(); i-- > 0;) add_image_of(i);
+    if ((has_turned && !trace_.calls.back().backward) || !holds) return std::nullopt;
+    for (std::size_t i = trace_.calls.size(); i-- > 0;) {
+      if (!trace_.calls[i].backward) add_image_of(i);
+    }
     return std::move(trace_);
   }
 
  private:
-  void note_call(const Trace::Call& call) {
+  void note_call(const Trace::Call& call, std::vector<bool>& in_flight) {
     for (const Trace::Read& read : call.reads) {
       held_[read.value] = trace_.values[read.value].counted;
     }
     for (const Trace::Made& made : call.makes) {
-      if (made.over >= 0) held_[call.reads[made.over].value] = false;
+      if (made.over >= 0) {
+        const Trace::Id before = call.reads[made.over].value;
+        held_[before] = in_flight[before] = false;
+      }
+      in_flight[made.value] = call.backward;
     }
+  }
+
+  // The gradient of `value` that the backward has made so far, as far as can be told: the last of its
+  // size.
+  [[nodiscard]] Trace::Id take_from_flight(Trace::Id value) {
+    const auto found = std::find_if(in_flight_.rbegin(), in_flight_.rend(), [&](Trace::Id id) {
+      return trace_.values[id].nbytes == trace_.values[value].nbytes;
+    });
+    if (found == in_flight_.rend()) return kNoValue;
+    const Trace::Id id = *found;
+    in_flight_.erase(std::next(found).base());
+    return id;
   }
 
   void add_image_of(std::size_t index) {
@@ -51,18 +70,6 @@ class Mirror {
     Trace::Call image(call.name, call);
     image.replayable = image.backward = true;
     image.raw = false;
-    std::vector<Trace::Id> done;  // read here for the last time
-    const auto take = [&](Trace::Id value) {
-      image.reads.push_back({value});
-      done.push_back(value);
-    };
-    for (const Trace::Made& made : call.makes) {
-      if (gradients_[made.value] != kNoValue) take(gradients_[made.value]);
-    }
-    if (image.reads.empty()) image.scratch_bytes += call.output_bytes;  // what would have come in
-    for (const Trace::Made& made : call.makes) {
-      if (held_[made.value]) take(made.value);
-    }
     std::vector<Trace::Id> inputs;  // each once
     for (const Trace::Read& read : call.reads) {
       const bool again = std::find(inputs.begin(), inputs.end(), read.value) != inputs.end();
@@ -70,6 +77,20 @@ class Mirror {
     }
     const bool reads_any = std::any_of(inputs.begin(), inputs.end(),
                                        [&](Trace::Id input) { return held_[input]; });
+    std::vector<Trace::Id> done;  // read here for the last time
+    const auto take = [&](Trace::Id value) {
+      image.reads.push_back({value});
+      done.push_back(value);
+    };
+    for (const Trace::Made& made : call.makes) {
+      Trace::Id& gradient = gradients_[made.value];
+      if (gradient == kNoValue && reads_any) gradient = take_from_flight(made.value);
+      if (gradient != kNoValue) take(gradient);
+    }
+    if (image.reads.empty()) image.scratch_bytes += call.output_bytes;  // what would have come in
+    for (const Trace::Made& made : call.makes) {
+      if (held_[made.value]) take(made.value);
+    }
     if (image.reads.empty() && !reads_any) return;
     for (const Trace::Id value : inputs) {
       Trace::Call part = image;
@@ -90,99 +111,156 @@ class Mirror {
 
   Trace trace_;
   std::vector<bool> held_;             // by value of the record
+  std::vector<Trace::Id> in_flight_;   // made by the backward, and not let go of
   std::vector<Trace::Id> gradients_;
 };
+
+// Whether `known` goes on where `so_far` ends. `refused`: the last call of that has not run.
+bool begins_like(const Trace& known, const Trace& so_far, bool refused) {
+  if (so_far.calls.size() > known.calls.size()) return false;
+  const auto same_reads = [](const Trace::Read& a, const Trace::Read& b) {
+    return a.value == b.value && a.written == b.written;
+  };
+  const auto same_values = [](const Trace::Made& a, const Trace::Made& b) {
+    return a.value == b.value && a.over == b.over;
+  };
+  for (std::size_t i = 0; i < so_far.calls.size(); ++i) {
+    const Trace::Call& a = known.calls[i];
+    const Trace::Call& b = so_far.calls[i];
+    if (a.name != b.name || a.output_bytes != b.output_bytes) return false;
+    if (refused && i + 1 == so_far.calls.size()) break;
+    if (!std::equal(a.reads.begin(), a.reads.end(), b.reads.begin(), b.reads.end(), same_reads) ||
+        !std::equal(a.makes.begin(), a.makes.end(), b.makes.begin(), b.makes.end(), same_values)) {
+      return false;
+    }
+  }
+  return true;
+}
 
 class Trial {
  public:
   Trial(const Trace& trace, SimulationOptions options)
       : trace_(trace), options_(std::move(options)) {
+    options_.effort = &effort_;
     if (options_.most_overhead != kNever) return;
     double cost = 0;
     for (const Trace::Call& call : trace.calls) cost += call.cost;
-    // A budget in which the call takes longer than that is not one to ask for.
     const double operators = static_cast<double>(trace.calls.size()) + 1;
-    options_.most_overhead = cost * std::clamp(kMostReplays / operators, 2.0, 10.0);
+    most_overhead_ = cost * std::clamp(kMostReplays / operators, 2.0, 10.0);
+  }
+
+  // In which nothing has to go; none if that much cannot be simulated.
+  [[nodiscard]] std::optional<std::size_t> find_peak() {
+    options_.budget = kNoBudget;
+    effort_.most = kMostOperators;
+    try {
+      const Statistics free = simulate(trace_, options_);
+      // Some policies evict all the same.
+      if (most_overhead_) options_.most_overhead = *most_overhead_ + 2 * free.overhead();
+      return free.unconstrained_bytes;
+    } catch (const Stopped&) {
+      return std::nullopt;
+    }
   }
 
   [[nodiscard]] bool fits(std::size_t budget) {
     options_.budget = budget;
+    // One that comes to nothing leaves time for others.
+    effort_.most = effort_.operators + (kMostOperators - effort_.operators) / 4;
     try {
       return simulate(trace_, options_).overhead() <= options_.most_overhead;
     } catch (const NoRoom&) {
       return false;
+    } catch (const Stopped&) {
+      return false;
     }
   }
-  [[nodiscard]] bool is_over() const { return std::chrono::steady_clock::now() > end_; }
+  [[nodiscard]] bool is_over() const {
+    return effort_.operators + trace_.calls.size() > kMostOperators;
+  }
 
  private:
   static constexpr double kMostReplays = 2e5;
+  // Near the floor an operator takes some ten microseconds.
+  static constexpr std::uint64_t kMostOperators = 100'000;
   const Trace& trace_;
   SimulationOptions options_;
-  const std::chrono::steady_clock::time_point end_ =
-      std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  // A budget in which the call takes longer than that is not one to ask for.
+  std::optional<double> most_overhead_;  // none: it was said
+  Effort effort_;
 };
 
 }  // namespace
 
-std::optional<std::size_t> enough_for(const Trace& trace, SimulationOptions options,
-                                      std::size_t least) {
-  constexpr std::size_t kMost = 64;  // times the least
+std::optional<Figure> enough_for(const Trace& trace, SimulationOptions options, std::size_t least,
+                                 const Wording& wording) {
   Trial trial(trace, std::move(options));
-  std::size_t low = as_printed(least);
-  if (trial.fits(low)) return low;
-  std::optional<std::size_t> enough;
-  for (std::size_t step = low / 32 + 1; !enough && low < kMost * least; step *= 2) {
+  const std::optional<std::size_t> peak = trial.find_peak();
+  if (!peak) return std::nullopt;
+  Figure low = figure_of(least, wording);
+  if (trial.fits(low.bytes)) return low;
+  Figure enough = figure_of(std::max(*peak, low.bytes + 1), wording);
+  while (!trial.fits(enough.bytes)) {
     if (trial.is_over()) return std::nullopt;
-    const std::size_t next = as_printed(low + step);
-    (trial.fits(next) ? enough.emplace() : low) = next;
+    low = std::move(enough);
+    enough = figure_of(low.bytes + low.bytes / 4 + 1, wording);
   }
-  while (enough && !trial.is_over()) {
-    const std::size_t middle = as_printed(low + (*enough - low) / 2);
-    if (middle >= *enough || *enough - low <= least / 64) break;
-    (trial.fits(middle) ? *enough : low) = middle;
+  while (!trial.is_over() && enough.bytes - low.bytes > least / 64) {
+    Figure middle = figure_of(low.bytes + (enough.bytes - low.bytes) / 2, wording);
+    if (middle.bytes >= enough.bytes) break;
+    (trial.fits(middle.bytes) ? enough : low) = std::move(middle);
   }
   return enough;
 }
 
-std::string covered_by(const Advice& advice) {
-  switch (advice.covers) {
-    case Advice::Covers::kNothing:
+std::string Advice::in_words() const {
+  switch (covers) {
+    case Covers::kNothing:
       break;
-    case Advice::Covers::kSoFar:
-      return ", in which all fits up to here";
-    case Advice::Covers::kAndBack:
-      return ", in which all fits up to here, and a backward from here";
-    case Advice::Covers::kAll:
-      return ", in which the whole call fits";
+    case Covers::kSoFar:
+      return "at least " + figure.text + ", in which all fits up to here";
+    case Covers::kAndBack:
+      return "at least " + figure.text + ", in which all fits up to here, and a backward from here";
+    case Covers::kAndRest:
+      return "at least " + figure.text +
+             ", in which all fits up to here, and the rest of the backward";
+    case Covers::kAll:
+      return figure.text + ", in which the whole call fits";
   }
-  return "";
+  return "at least " + figure.text;
 }
 
 // See Note [The figure is tried out]
 Advice advise(const NoRoom& why, const ObservedCall* refused, bool expects_backward,
-              std::optional<LinkOptions> link) {
+              const Wording& wording, std::optional<LinkOptions> link) {
   const Table& table = *why.table;
   const Domain& domain = *table.domain;
-  const Advice lower_bound{why.smallest_budget, Advice::Covers::kNothing};
+  const Advice lower_bound{figure_of(why.smallest_budget, wording)};
   // A custom score is Python's, and an inner level's budget is not the simulation's.
   if (&table != domain.root || table.policy.custom_score) return lower_bound;
   const SimulationOptions options{.policy = table.policy, .link = link};
-  std::optional<std::size_t> enough;
-  auto covers = Advice::Covers::kAll;
-  if (domain.known && !domain.guide_lost) {
-    enough = enough_for(*domain.known, options, why.smallest_budget);
-  } else if (domain.recorder) {
-    covers = Advice::Covers::kSoFar;
-    Trace so_far = domain.recorder->followed_by(refused);
-    enough = enough_for(so_far, options, why.smallest_budget);
-    const std::optional<Trace> and_back =
-        enough && expects_backward ? Mirror(std::move(so_far)).reflect() : std::nullopt;
-    if (const auto more = and_back ? enough_for(*and_back, options, *enough) : std::nullopt) {
-      return {*more, Advice::Covers::kAndBack};
-    }
+  const auto tried_on = [&](const Trace& trace, std::size_t least) {
+    return enough_for(trace, options, least, wording);
+  };
+  std::optional<Trace> so_far;
+  if (domain.recorder) so_far = domain.recorder->followed_by(refused);
+  const bool as_known =
+      domain.known && !domain.guide_lost &&
+      (!so_far || begins_like(*domain.known, *so_far, refused != nullptr));
+  if (as_known) {
+    const auto enough = tried_on(*domain.known, why.smallest_budget);
+    return enough ? Advice{*enough, Advice::Covers::kAll} : lower_bound;
   }
-  return enough ? Advice{*enough, covers} : lower_bound;
+  if (!so_far) return lower_bound;
+  const auto enough = tried_on(*so_far, why.smallest_budget);
+  if (!enough) return lower_bound;
+  const bool has_turned = !so_far->calls.empty() && so_far->calls.back().backward;
+  const std::optional<Trace> and_back =
+      expects_backward || has_turned ? Mirror(*std::move(so_far)).reflect() : std::nullopt;
+  if (const auto more = and_back ? tried_on(*and_back, enough->bytes) : std::nullopt) {
+    return {*more, has_turned ? Advice::Covers::kAndRest : Advice::Covers::kAndBack};
+  }
+  return {*enough, Advice::Covers::kSoFar};
 }
 
 }  // namespace rematfn

@@ -8,7 +8,9 @@
 // same call may end a few operators earlier or later: other values are there then, and replays take
 // other ways. So the call's own record is run in the simulator, the operator that was refused
 // included, and the figure is a budget in which it fits, as it is printed. On a first call the record
-// ends there, and more may be needed by what comes after it; the message says so.
+// ends there, and more may be needed by what comes after it; the message says so. A trial begins with
+// the least that may do, then halves the way from there to the peak, in which nothing has to go: as
+// far as it gets within a number of operators, so that the figure is the same on every machine.
 //
 // Note [What a forward holds, a backward reads]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -22,7 +24,9 @@
 // may hold values for other reasons, such as a branch that is still to come; the figure may then be more
 // than is needed. A backward is expected where something is held and autograd has made a node since the
 // level began, on this thread: for a leaf that asks for its gradient, or under a transform of
-// torch.func's, around the level or inside.
+// torch.func's, around the level or inside. In the middle of a backward what is left of it is done in
+// the same way: of the forward's calls those whose values are still held. Which of the values that the
+// backward has made are gradients on their way is not known; one of the right size stands for them.
 
 #pragma once
 
@@ -30,6 +34,7 @@
 #include <optional>
 #include <string>
 
+#include "base/errors.h"
 #include "engine/domain.h"
 #include "planning/simulation.h"
 
@@ -37,20 +42,20 @@ namespace rematfn {
 
 // A budget from `least` on in which `trace` runs, about the smallest; none if none was found in time.
 // If `options.most_overhead` says how much it may replay, then that; else no absurd amount.
-[[nodiscard]] std::optional<std::size_t> enough_for(const Trace& trace, SimulationOptions options,
-                                                    std::size_t least);
+[[nodiscard]] std::optional<Figure> enough_for(const Trace& trace, SimulationOptions options,
+                                               std::size_t least, const Wording& wording);
 
 struct Advice {
-  std::size_t budget;
-  enum class Covers : std::uint8_t { kNothing, kSoFar, kAndBack, kAll } covers = Covers::kNothing;
-};
+  Figure figure;
+  enum class Covers : std::uint8_t { kNothing, kSoFar, kAndBack, kAndRest, kAll } covers = Covers::kNothing;
 
-// What fits in that budget, as the end of a sentence that names it.
-[[nodiscard]] std::string covered_by(const Advice& advice);
+  // After "Raise the budget to".
+  [[nodiscard]] std::string in_words() const;
+};
 
 // `refused`: the operator, if it was not one of those that replay for the caller.
 // `link`: over which the level may move.
 [[nodiscard]] Advice advise(const NoRoom& why, const ObservedCall* refused, bool expects_backward,
-                            std::optional<LinkOptions> link = {});
+                            const Wording& wording, std::optional<LinkOptions> link = {});
 
 }  // namespace rematfn

@@ -26,7 +26,7 @@ class SimulatedDomain final : public Domain {
   void note_effort() {
     if (effort == nullptr) return;
     if (effort->stop.load(std::memory_order_relaxed)) throw Stopped{};
-    effort->operators.fetch_add(1, std::memory_order_relaxed);
+    if (effort->operators.fetch_add(1, std::memory_order_relaxed) >= effort->most) throw Stopped{};
   }
 };
 

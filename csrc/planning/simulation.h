@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -23,8 +24,9 @@ class Guide;
 struct Effort {
   std::atomic<std::uint64_t> operators{0};  // replays among them
   std::atomic<bool> stop{false};
+  std::uint64_t most = std::numeric_limits<std::uint64_t>::max();  // operators
 };
-// Thrown by a simulation that was told to stop.
+// Thrown by a simulation that was told to stop, or that has done the most it may.
 struct Stopped {};
 
 // A level inside the outermost, around these calls of the program.

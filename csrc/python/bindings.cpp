@@ -310,13 +310,14 @@ PYBIND11_MODULE(_C, m) {
                        std::size_t max_operations, bool record, const Program* program,
                        double fraction, bool is_estimate, bool is_estimate_unguided,
                        std::shared_ptr<Disk> disk, std::shared_ptr<Host> host, bool drops,
-                       bool leaves_early) {
+                       bool leaves_early, std::string unit, std::size_t peak,
+                       std::shared_ptr<Trace> known) {
         return ActiveLevel({budget.value_or(kNoBudget), std::move(shared), policy, timed, verify,
                             name, max_operations, record,
                             program == nullptr ? nullptr : program->guide(), fraction, is_estimate,
                             is_estimate_unguided,
-                            program == nullptr ? nullptr : program->trace, std::move(disk),
-                            std::move(host), drops, leaves_early});
+                            program == nullptr ? std::move(known) : program->trace, std::move(disk),
+                            std::move(host), drops, leaves_early, {std::move(unit), peak}});
       }))
       .def("__enter__", &ActiveLevel::enter)
       .def("__exit__", &ActiveLevel::exit);

@@ -51,9 +51,10 @@ py::list events_of(const Trace& trace) {
 
 constexpr auto kAllOperators = std::numeric_limits<std::uint64_t>::max();
 
-// The statistics, or (a budget that would do, unevictable bytes, whether it thrashes).
+// The statistics, or (a budget that would do, in words, unevictable bytes, whether it thrashes).
 py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std::size_t> budget,
-                          const Policy& policy, const Program* program) {
+                          const Policy& policy, const Program* program,
+                          const std::string& unit, std::size_t peak) {
   Statistics statistics;
   const std::size_t bytes = budget.value_or(kNoBudget);
   SimulationOptions options{.budget = bytes, .policy = policy};
@@ -63,9 +64,15 @@ py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std
     statistics = simulate(*trace, options);
   } catch (const NoRoom& why) {
     options.guide.reset();
-    const auto enough = policy.custom_score ? std::optional<std::size_t>()
-                                     : enough_for(*trace, options, why.smallest_budget);
-    return py::make_tuple(enough.value_or(why.smallest_budget), why.unevictable, why.thrashing);
+    const Wording wording{unit, peak};
+    Advice advice{figure_of(why.smallest_budget, wording)};
+    if (!policy.custom_score) {
+      const py::gil_scoped_release nogil;
+      if (auto enough = enough_for(*trace, options, why.smallest_budget, wording)) {
+        advice = {*std::move(enough), Advice::Covers::kAll};
+      }
+    }
+    return py::make_tuple(advice.in_words(), why.unevictable, why.thrashing);
   }
   return record_of(statistics, bytes, 0);
 }
@@ -145,8 +152,8 @@ void bind_traces(py::module_& m) {
             const std::size_t peak = simulate(*program.trace, options).peak_bytes;
             options.most_overhead = most_replays * program.cost();
             if (link != nullptr) options.link = *link;
-            const auto enough = enough_for(*program.trace, options, least);
-            return std::min(enough.value_or(peak), std::max(peak, least));
+            const auto enough = enough_for(*program.trace, options, least, {});
+            return std::min(enough ? enough->bytes : peak, std::max(peak, least));
           },
           nogil, py::arg("policy"), py::arg("least"), py::arg("most_replays"),
           py::arg("link") = nullptr)

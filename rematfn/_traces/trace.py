@@ -11,7 +11,7 @@ from typing import Any
 from .. import _C
 from .._errors import BudgetError
 from .._inspection import Stats
-from .._transform.budget import BudgetLike, format_bytes, parse_budget
+from .._transform.budget import BudgetLike, Limit, format_bytes, parse_budget
 from .._transform.deferred import refuse_deferred
 from .._transform.level import LevelOptions, call
 from .._transform.remat import DEFAULT_POLICY
@@ -40,7 +40,7 @@ class Trace:
     def __init__(self, core: _C.Trace) -> None:
         core.check()
         self._core = core
-        unconstrained = _simulated(core, None, DEFAULT_POLICY, None)
+        unconstrained = _simulated(core, None, DEFAULT_POLICY, None, Limit())
         self.operators: int = unconstrained["operators"]
         self.peak_bytes: int = unconstrained["peak_bytes"]
         self.constant_bytes = sum(nbytes for nbytes, counted in core.values() if not counted)
@@ -211,19 +211,29 @@ def simulate(
         program = _C.Program(trace._core)
         policy.begin(program, nbytes)
         program.follow()
-    return Stats(**_simulated(trace._core, nbytes, policy, program))
+    of = 0 if parsed.fraction is None else trace.peak_bytes
+    return Stats(**_simulated(trace._core, nbytes, policy, program, parsed, of))
 
 
 def _simulated(
-    core: _C.Trace, budget: int | None, policy: Policy, program: _C.Program | None
+    core: _C.Trace,
+    budget: int | None,
+    policy: Policy,
+    program: _C.Program | None,
+    limit: Limit,  # as it was given, and of how many bytes, if it was a fraction
+    peak: int = 0,
 ) -> dict[str, Any]:
-    found = _C.simulate(core, budget, policy.core(), program)
+    found = _C.simulate(core, budget, policy.core(), program, limit.unit, peak)
     if isinstance(found, dict):
         kind = "online" if program is None else "guided"
         return {**found, "call": kind, "why": "it was simulated"}
-    smallest, kept, thrashes = found
-    why = "replays evict each other's inputs" if thrashes else f"{format_bytes(kept)} cannot go"
+    enough, kept, thrashes = found
+    why = (
+        "replays evict each other's inputs"
+        if thrashes
+        else f"{format_bytes(kept, limit.unit)} cannot go"
+    )
     raise BudgetError(
-        f"simulate(trace, budget={format_bytes(budget or 0)}): the trace does not fit, {why}. "
-        f"Raise the budget to at least {format_bytes(smallest)}."
+        f"simulate(trace, budget={limit}): the trace does not fit, {why}. "
+        f"Raise the budget to {enough}."
     )

@@ -4,7 +4,7 @@
 import numbers
 import operator
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final, SupportsIndex, TypeAlias
 
@@ -12,7 +12,7 @@ from .. import _C
 
 _BINARY: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _DECIMAL: Final = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS: Final = {name.lower(): size for name, size in (_BINARY | _DECIMAL).items()}
+_UNITS: Final = _BINARY | _DECIMAL
 _WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]+)")
 
 _PERCENT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(\s*)%")
@@ -78,6 +78,7 @@ class Budget:
                 "fraction is one of a single function's peak, and cannot be shared."
             )
         self.bytes: int = limit.bytes
+        self._unit = limit.unit
         self._shared = _C.SharedBudget(limit.bytes)
 
     @property
@@ -91,7 +92,7 @@ class Budget:
         return self._shared.peak_bytes()
 
     def __repr__(self) -> str:
-        return f"Budget({format_bytes(self.bytes)!r})"
+        return f"Budget({format_bytes(self.bytes, self._unit)!r})"
 
     def __copy__(self) -> "Budget":
         return self
@@ -115,11 +116,13 @@ class Limit:
         fraction: The part of the unconstrained peak, if the budget was given as one. Every call
             measures that peak.
         shared: Whose bytes these are, if others use them too.
+        unit: In which the bytes were given; messages say theirs in it.
     """
 
     bytes: int | None = None
     fraction: float | None = None
     shared: Budget | None = None
+    unit: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.bytes is not None and self.fraction is not None:
@@ -129,7 +132,7 @@ class Limit:
         if self.shared is not None:
             return repr(self.shared)
         if self.bytes is not None:
-            return format_bytes(self.bytes)
+            return format_bytes(self.bytes, self.unit)
         if self.fraction is not None:
             return f"{self.fraction:g} of the unconstrained peak"
         return "no cap"
@@ -161,7 +164,7 @@ def parse_budget(budget: BudgetLike) -> Limit:
     if budget is None:
         return Limit()
     if isinstance(budget, Budget):
-        return Limit(bytes=budget.bytes, shared=budget)
+        return Limit(bytes=budget.bytes, shared=budget, unit=budget._unit)
     if isinstance(budget, str):
         return _parse_text(budget)
     if isinstance(budget, bool):
@@ -177,8 +180,8 @@ def parse_budget(budget: BudgetLike) -> Limit:
     return Limit(bytes=_at_least_one(budget, size))
 
 
-def format_bytes(n: int) -> str:
-    """Return a count of bytes as text, in the largest binary unit that fits.
+def format_bytes(n: int, like: str = "") -> str:
+    """Return a count of bytes as text, in the largest unit that fits: binary, or as ``like`` is.
 
     At most two decimals are shown, and what they cannot show is rounded up. A number printed as the
     smallest budget that would do is then enough when it is typed in, and a peak that keeps to a
@@ -189,10 +192,11 @@ def format_bytes(n: int) -> str:
         ('64 MiB', '97.66 KiB', '512 B')
     """
     if n < 0:
-        return f"-{format_bytes(-n)}"
-    for unit, size in _BINARY.items():
+        return f"-{format_bytes(-n, like)}"
+    decimal = like in _DECIMAL
+    for unit, size in ({"B": 1} | _DECIMAL if decimal else _BINARY).items():
         hundredths = -(-n * 100 // size)
-        if hundredths < 1024 * 100 or unit == "TiB":
+        if hundredths < (1000 if decimal else 1024) * 100 or unit in ("TB", "TiB"):
             break
     whole, rest = divmod(hundredths, 100)
     return f"{whole}.{rest:02}".rstrip("0").rstrip(".") + f" {unit}"
@@ -211,11 +215,12 @@ def _parse_text(text: str) -> Limit:
     if match is None:
         raise ValueError(_malformed(text, _guess(stripped)))
     number, unit = match.groups()
-    if unit.lower() not in _UNITS:
+    named = next((name for name in _UNITS if name.lower() == unit.lower()), None)
+    if named is None:
         meant = _LETTERS.get(unit.lower()) or _LETTERS.get(unit.lower().removesuffix("i"))
         guess = f' Did you mean "{number}{meant}"?' if meant else ""
         raise ValueError(_malformed(text, f"there is no unit {unit!r}.{guess}"))
-    return Limit(bytes=_at_least_one(text, int(Fraction(number) * _UNITS[unit.lower()])))
+    return Limit(bytes=_at_least_one(text, int(Fraction(number) * _UNITS[named])), unit=named)
 
 
 def _guess(text: str) -> str:

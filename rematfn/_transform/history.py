@@ -37,6 +37,7 @@ class Forecast:
         is_estimate: Whether that may be another program's peak.
         gives_way: Whether a budget that is only estimated gives way to what an operator needs.
         program: What the call is expected to run, if that was recorded.
+        known: The same where nothing is planned, for the figure of a BudgetError.
     """
 
     kind: Kind
@@ -46,6 +47,7 @@ class Forecast:
     is_estimate: bool = True
     gives_way: bool = True
     program: RecordedProgram | None = None
+    known: _C.Trace | None = None
 
 
 class Ran:
@@ -80,6 +82,10 @@ class Ran:
         """Whether the call has returned, and its backward with it."""
         return self._report.is_over()
 
+    def only_measured(self) -> bool:
+        """Whether it is over, and was there to learn the peak that the budget is a fraction of."""
+        return self.forecast.kind == "first" and self._fraction is not None and self.is_over()
+
     def lost(self) -> bool:
         """Whether the call was guided, and took another way."""
         return self._report.guide_lost
@@ -111,6 +117,7 @@ class _Key:
         # By numbers; the latest recorded last.
         self.programs: OrderedDict[int, RecordedProgram] = OrderedDict()
         self.pending: list[tuple[int, Ran]] = []  # whose traces are still to be taken
+        self.known: _C.Trace | None = None  # where nothing is planned, till a call has fitted
 
     @property
     def latest(self) -> Ran | int:
@@ -154,7 +161,9 @@ class History:
                 gives_way=not call.was_too_tight(),
             )
             if not guided:
-                return forecast
+                return dataclasses.replace(
+                    forecast, known=key.known, record=key.known is not None and outermost
+                )
             program = key.programs.get(signature.numbers)
             latest = key.latest
             if program is None and key.programs and not (isinstance(latest, Ran) and latest.lost()):
@@ -247,7 +256,9 @@ class History:
                 continue
             key.pending.remove(entry)
             trace = ran.take_trace()
-            if guided and trace is not None:
+            if not guided:
+                key.known = trace if ran.only_measured() else None
+            elif trace is not None:
                 key.programs.pop(numbers, None)
                 key.programs[numbers] = RecordedProgram(trace)
                 while len(key.programs) > _MOST_PROGRAMS:

@@ -46,6 +46,10 @@ class LevelOptions:
     host: _C.Host | None = None  # and from an accelerator
     drops: bool = True  # they may be dropped, and replayed
     leaves_early: bool = False  # what is not in use is moved, whether or not there is room
+    # How the budget was written: its unit, or of how many bytes it is a fraction; for messages.
+    unit: str = ""
+    peak: int = 0
+    known: _C.Trace | None = None  # a record of an earlier call, for the figure of a BudgetError
 
     def level(self) -> _C.ActiveLevel:
         """Return a level to be entered."""
@@ -67,6 +71,9 @@ class LevelOptions:
             self.host,
             self.drops,
             self.leaves_early,
+            self.unit,
+            self.peak,
+            self.known,
         )
 
 

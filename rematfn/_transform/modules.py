@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import types
 import weakref
@@ -72,6 +73,7 @@ def remat_module(module: M, options: Options) -> M:
     The two share one ``__dict__``: what is set on one is set on the other, names and state dicts
     are the same, and nothing has to be kept in step. What is the twin's own sits in its class.
     """
+    options = dataclasses.replace(options, of=type(module).__name__)
 
     class Twin(type(module)):  # type: ignore[misc]
         forward = _Slot("forward", module, options)  # See Note [What the module would run]

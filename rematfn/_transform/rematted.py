@@ -41,6 +41,7 @@ class Options:
     verify: bool
     max_operations: int = MAX_OPERATIONS
     name: str = "remat"  # the transform
+    of: str = ""  # what is transformed, if that is more than the function: a module's class
     tiers: Tiers = dataclasses.field(default_factory=Tiers)  # where values may be moved to
     drops: bool = True  # they may be dropped, and replayed
     most_replays: float | None = None  # in multiples of the program's cost; None: no limit
@@ -178,6 +179,7 @@ class Rematted(Generic[P, R]):
             **self._options.tiers.open(),
             drops=self._options.drops,
             leaves_early=not self._options.drops and self.budget == Limit(),
+            unit=self.budget.unit,
         )
         fraction = self.budget.fraction
         # Only the outermost level is recorded and guided: its record holds what runs inside. Where
@@ -199,7 +201,7 @@ class Rematted(Generic[P, R]):
         guided = outermost and isinstance(self.policy, Planned)
         signature = self._signature(args, kwargs)  # See Note [What makes two calls alike]
         forecast = self._history.forecast(signature, guided=guided, outermost=outermost)
-        options = dataclasses.replace(options, record=forecast.record)
+        options = dataclasses.replace(options, record=forecast.record, known=forecast.known)
         if fraction is not None and forecast.peak_bytes is not None:
             options = dataclasses.replace(
                 options,
@@ -207,6 +209,7 @@ class Rematted(Generic[P, R]):
                 fraction=fraction,
                 is_estimate=forecast.is_estimate and forecast.gives_way,
                 is_estimate_unguided=forecast.gives_way,
+                peak=0 if forecast.is_estimate else forecast.peak_bytes,
             )
         if forecast.program is not None:
             assert isinstance(self.policy, Planned)
@@ -231,7 +234,7 @@ class Rematted(Generic[P, R]):
         return options, signature, forecast
 
     def _describe(self) -> str:
-        name = getattr(self, "__name__", type(self._f).__name__)
+        name = self._options.of or _name_of(self._f)
         return f"{self._options.name}({name}, budget={self.budget}{self._options.tiers})"
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
@@ -267,6 +270,16 @@ class Rematted(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<{self._describe()} at {id(self):#x}>"
+
+
+def _name_of(f: Any) -> str:
+    """Return what messages call ``f``: of a module's ``forward``, the module's class."""
+    while isinstance(f, functools.partial):
+        f = f.func
+    name = getattr(f, "__name__", type(f).__name__)
+    owner = getattr(f, "__self__", None)
+    is_forward = name == "forward" and isinstance(owner, torch.nn.Module)
+    return str(type(owner).__name__ if is_forward else name)
 
 
 def rematted_of(g: Any, call: str) -> tuple[Rematted[..., Any], tuple[Any, ...]]:

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import itertools
+import random
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from helpers import asked_for, assert_bitwise_equal
+from helpers import asked_for, assert_bitwise_equal, described
+from steps import NEW, VIEWS, WRITES, obey
 from torch import Tensor, nn
 
 import rematfn
-from rematfn.policies import ON
+from rematfn.policies import ON, reference
 
 
 def deep(x: Tensor) -> Tensor:
@@ -167,3 +172,95 @@ def test_where_no_backward_is_to_be_expected_the_figure_is_for_the_forward(
     assert "in which all fits up to here" in str(error)
     assert "backward" not in str(error)
     assert asked_for(error) < 17 * x.nbytes
+
+
+POLICIES: list[rematfn.policies.Policy] = [
+    rematfn.policies.Guided(search=0),
+    rematfn.policies.Guided(search=20_000),
+    ON(),
+    rematfn.policies.Sqrt(),
+    rematfn.policies.Memory(),
+    rematfn.policies.Speed(),
+    rematfn.testing.EvictEverything(),
+    *(getattr(reference, name)() for name in reference.__all__),
+]
+KINDS = ["drop", "swap", *NEW, *NEW, *NEW, *VIEWS, *VIEWS, *WRITES]
+
+
+class RandomProgram:
+    """A loss, its gradients inside or outside, and what calls of it return."""
+
+    def __init__(self, seed: int) -> None:
+        draw = random.Random(seed)
+        length = draw.randrange(8, 30)
+        steps = [(draw.choice(KINDS), draw.randrange(8), draw.randrange(8)) for _ in range(length)]
+        self.inside = seed % 2 == 0
+
+        def f(x: Tensor, y: Tensor) -> Any:
+            pool = [x.exp(), y.cos()]
+            for step in steps:
+                obey(pool, step)
+            loss = sum((t * t).sum() for t in pool)
+            return self.gradients(loss, x, y) if self.inside else loss
+
+        self.f = f
+
+    def gradients(self, loss: Any, x: Tensor, y: Tensor) -> Any:
+        return torch.autograd.grad(loss, [x, y], allow_unused=True)
+
+    def run(self, transformed: Callable[..., Any], *, whole: bool = False) -> Any:
+        torch.manual_seed(5)
+        x = torch.linspace(-1, 1, 40).view(8, 5).requires_grad_()
+        y = torch.linspace(0, 1, 24).requires_grad_()
+        out = transformed(x, y)
+        return out if whole or self.inside else self.gradients(out, x, y)
+
+    def step(self, x: Tensor, y: Tensor) -> Any:
+        out = self.f(x, y)
+        return out if self.inside else self.gradients(out, x, y)
+
+
+def runnable(seed: int) -> Iterator[tuple[RandomProgram, Any]]:
+    """Yield programs, and what they return; some write to what autograd has saved."""
+    for program in map(RandomProgram, itertools.count(100 * seed)):
+        with contextlib.suppress(RuntimeError):
+            yield program, program.run(program.f)
+
+
+def refusal_of(run: Callable[[], Any]) -> rematfn.BudgetError | None:
+    try:
+        run()
+    except rematfn.BudgetError as error:
+        return error.with_traceback(None)
+    return None
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=described)
+@pytest.mark.parametrize("part", range(4))
+def test_of_random_programs_a_figure_for_the_whole_call_is_enough_at_once(
+    part: int, policy: rematfn.policies.Policy
+) -> None:
+    """In a new function, in its first call and in its second; in `simulate`, too."""
+    followed = 0
+    for program, expected in itertools.islice(runnable(100 * POLICIES.index(policy) + part), 6):
+        measured = rematfn.remat(program.f, 1e-6, policy=policy)
+        program.run(measured)
+        error = refusal_of(lambda: program.run(measured))  # noqa: B023
+        assert error is not None
+        assert "in which the whole call fits" in str(error)
+        figure = asked_for(error)
+        fraction = re.search(r"Raise the budget to ([\d.]+) of", str(error))
+        assert fraction, str(error)
+        assert rematfn.stats(measured).min_budget <= figure
+        for budget in (figure, float(fraction[1])):
+            enough = rematfn.remat(program.f, budget, policy=policy)
+            for _ in range(2):
+                assert_bitwise_equal(program.run(enough), expected)
+            assert rematfn.stats(enough).peak_bytes <= figure
+        trace = program.run(lambda x, y: rematfn.record(program.step, x, y), whole=True)  # noqa: B023
+        for budget in (1, trace.peak_bytes // 3):
+            error = refusal_of(lambda: rematfn.simulate(trace, budget, policy))  # noqa: B023
+            if error is not None:
+                rematfn.simulate(trace, asked_for(error), policy)
+                followed += 1
+    assert followed >= 6

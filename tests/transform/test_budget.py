@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import optree
@@ -182,3 +184,62 @@ def test_an_error_keeps_its_type_through_torchscript() -> None:
     with pytest.raises(rematfn.BudgetError, match=r"aten::mul.*needs") as caught:
         rematfn.remat(script, 6000)(x)
     assert "TorchScript" in str(caught.value.__cause__)
+
+
+def test_an_error_speaks_in_the_unit_that_the_budget_was_given_in() -> None:
+    text = str(refusal("18 kB"))
+    assert text.startswith("remat(product, budget=18 kB)"), text
+    assert "needs 24.58 kB" in text, text
+    assert re.search(r"Raise the budget to at least [\d.]+ kB,", text), text
+    assert "KiB" not in text
+    assert re.search(r"to at least 0\.0\d+ MiB,", str(refusal("0.0171 MiB")))
+    bytes_alone = re.search(r"to at least [\d.]+ KiB \((\d+) bytes\),", str(refusal(18 * KIB)))
+    assert bytes_alone
+    assert int(bytes_alone[1]) >= 24 * KIB
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.3])
+def test_a_fraction_is_answered_by_a_fraction(fraction: float) -> None:
+    """Of the peak that the first call measured: the next one with it is not refused."""
+
+    def run(g: Callable[[Tensor], Tensor]) -> Tensor:
+        x = torch.linspace(-1, 1, KIB).view(32, 32).requires_grad_()
+        return torch.autograd.grad(g(x), x)[0]
+
+    g = rematfn.remat(product, fraction)
+    expected = run(g)
+    with pytest.raises(rematfn.BudgetError) as caught:
+        run(g)
+    found = re.search(
+        r"to (0\.\d+) of the unconstrained peak \((\d+) bytes\), in", str(caught.value)
+    )
+    assert found, str(caught.value)
+    enough = rematfn.remat(product, float(found[1]))
+    for _ in range(2):
+        assert_bitwise_equal(run(enough), expected)
+    assert rematfn.stats(enough).budget == int(found[2])
+    assert rematfn.stats(g).min_budget <= int(found[2])
+    assert rematfn.stats(enough).peak_bytes <= int(found[2])
+
+
+class Product(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x)
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda net: rematfn.remat(net, KIB),
+        lambda net: rematfn.remat(net.forward, KIB),
+        lambda net: rematfn.remat(functools.partial(net.forward), KIB),
+    ],
+    ids=["module", "forward", "partial"],
+)
+def test_an_error_names_a_modules_class(transformed: Callable[[Any], Any]) -> None:
+    net = Product()
+    with pytest.raises(rematfn.BudgetError, match=r"^remat\(Product, budget=1 KiB\)"):
+        transformed(net)(torch.ones(32, 32))
+    net.forward = lambda x: product(x)  # type: ignore[method-assign]
+    with pytest.raises(rematfn.BudgetError, match=r"^remat\(Product, budget=1 KiB\)"):
+        rematfn.remat(net, KIB)(torch.ones(32, 32))

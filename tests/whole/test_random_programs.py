@@ -22,30 +22,11 @@ from helpers import (
 )
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from steps import NEW, VIEWS, WRITES
+from steps import NEW, VIEWS, WRITES, Step, obey
 from torch import Tensor
 
 import rematfn
 from rematfn import _C
-
-Step = tuple[str, int, int]
-
-
-def obey(pool: list[Tensor], step: Step) -> None:
-    """Do one step on a pool of tensors; its numbers choose among them."""
-    name, i, j = step
-    a, b = pool[i % len(pool)], pool[j % len(pool)]
-    if name == "drop":
-        if len(pool) > 2:
-            del pool[i % len(pool)]
-    elif name == "swap":
-        pool.append(pool.pop(i % len(pool)))
-    elif name in WRITES:
-        WRITES[name](a, b)
-    else:
-        made = (NEW | VIEWS)[name](a, b)
-        # Numbers stay small, so that a wrong one is not lost among infinities.
-        pool.append(made if name in VIEWS else made.clamp(-2, 2) if j % 2 else made)
 
 
 def program_of(steps: list[Step], differentiate: bool) -> Callable[[Transform], Any]:
