@@ -119,7 +119,7 @@ def test_an_error_names_operator_bytes_budget_and_the_smallest_that_would_do() -
 
 def test_the_budget_that_the_error_asks_for_is_enough_in_the_end() -> None:
     """Each error asks for what its operator needs; a few rounds find what all of them need."""
-    budget: int | str = 1
+    budget: int | str = "1B"
     asked: list[str] = []
     while (error := refusal(budget)) is not None:
         found = re.search(r"at least ([\d.]+ ?\w+)", str(error))
