@@ -66,7 +66,7 @@ def _row(
 ) -> dict[str, Any]:
     # The DTR simulator's peak, and so its budget, has the constants in it.
     whole = trace.peak_bytes + trace.constant_bytes
-    budget = max(1, int(fraction * whole) - trace.constant_bytes)
+    budget = max(2, int(fraction * whole) - trace.constant_bytes)
     row: dict[str, Any] = {"trace": name, "budget": fraction}
     for policy_name, policy in _POLICIES.items():
         row[policy_name] = _overhead(trace, budget, policy)

@@ -181,7 +181,7 @@ def smallest_budgets(
     run(lambda f: probe(f, rematfn.remat))
     peaks = [int(fraction * rematfn.stats(g).peak_bytes) for g in transformed]
     transformed.clear()
-    budgets = [max(1, need, peak) for need, peak in zip(needs, peaks, strict=True)]
+    budgets = [max(2, need, peak) for need, peak in zip(needs, peaks, strict=True)]
     for _ in range(ROUNDS):
         error = shortage(run, budgets, policy)
         if error is None:

@@ -59,7 +59,7 @@ def test_with_a_record_of_the_whole_call_its_figure_is_enough_at_once() -> None:
 def test_the_first_calls_figure_gets_past_the_operator_that_was_refused() -> None:
     """What comes after it is not known, and the message says so."""
     x = torch.randn(4, 16, 16)
-    budget, operators = 1, -1
+    budget, operators = 2, -1
     while (error := shortage((g := rematfn.remat(deep, budget)), x)) is not None:
         assert operators < 0 or "in which all fits up to here" in str(error)
         assert asked_for(error) > budget
