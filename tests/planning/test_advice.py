@@ -258,7 +258,7 @@ def test_of_random_programs_a_figure_for_the_whole_call_is_enough_at_once(
                 assert_bitwise_equal(program.run(enough), expected)
             assert rematfn.stats(enough).peak_bytes <= figure
         trace = program.run(lambda x, y: rematfn.record(program.step, x, y), whole=True)  # noqa: B023
-        for budget in (1, trace.peak_bytes // 3):
+        for budget in (2, trace.peak_bytes // 3):
             error = refusal_of(lambda: rematfn.simulate(trace, budget, policy))  # noqa: B023
             if error is not None:
                 rematfn.simulate(trace, asked_for(error), policy)
