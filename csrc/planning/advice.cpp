@@ -181,8 +181,8 @@ class Trial {
 
  private:
   static constexpr double kMostReplays = 2e5;
-  // Near the floor an operator takes some ten microseconds.
-  static constexpr std::uint64_t kMostOperators = 100'000;
+  // About half a second; a call that is longer is simulated a few times all the same.
+  static constexpr std::uint64_t kMostOperators = 300'000;
   const Trace& trace_;
   SimulationOptions options_;
   // A budget in which the call takes longer than that is not one to ask for.
