@@ -501,7 +501,7 @@ assert verdict(chain_of_five, "rematfn") == "same bits"
 # copies, and has two copies for a moment.
 
 # %%
-quote("csrc/tensors/tensor_store.cpp", "storage->set_data_ptr_noswap(instead_of", "forbid_access")
+quote("csrc/tensors/tensor_store.cpp", "storage->set_data_ptr_noswap(instead_of", "forbid(*storage)")
 quote("csrc/tensors/tensor_store.cpp", "allow_access(*storage);", "storage->device())));")
 
 

@@ -484,7 +484,7 @@ def test_a_copied_model_shares_its_budget() -> None:
     assert_bitwise_equal(y, z)
 
 
-@pytest.mark.parametrize("wrong", [0.5, 1.0, None, [], Budget(1), True, "0.5", 0, "2G"])
+@pytest.mark.parametrize("wrong", [0.5, 1.0, None, [], Budget(2), True, "0.5", 0, "2G"])
 def test_what_is_no_number_of_bytes_is_refused(wrong: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         Budget(wrong)

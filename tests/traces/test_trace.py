@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_a_budget_error_whose_advice_holds() -> None:
     f, args = build("mlp")
     trace = rematfn.record(f, *args)
     with pytest.raises(rematfn.BudgetError, match="Raise the budget to") as error:
-        rematfn.simulate(trace, 1, ON())
+        rematfn.simulate(trace, "1B", ON())
     assert "1 B" in str(error.value)
     assert rematfn.simulate(trace, trace.peak_bytes, ON()).replays == 0
 
