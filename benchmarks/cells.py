@@ -188,8 +188,6 @@ def _times(bench: Bench, steps: dict[str, Step], repeats: int) -> dict[str, Row]
     """Return the fastest run of each step, and its ratio to eager's, all taking turns."""
     if not steps or repeats == 0:
         return {}
-    for step in steps.values():
-        bench.run(step)
     candidates = {"eager": bench.eager, **steps}
     seconds = interleaved(
         {name: lambda s=step: bench.run(s)[1] for name, step in candidates.items()}, repeats

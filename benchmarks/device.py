@@ -148,6 +148,7 @@ def rows_of(network: Network, device: torch.device, repeats: int) -> Iterator[Ro
     before = {name: host.waited for name, host in hosts.items()}
     moved = {name: host.bytes_out + host.bytes_in for name, host in hosts.items()}
     seconds = interleaved({n: timed(s, device) for n, s in steps.items()}, repeats)
+    calls = 2 * repeats  # of each, one before each that counts
     for way in WAYS:
         row: Row = {"network": network.name, "batch": network.batch, "way": way.name}
         if way.name in refused:
@@ -158,8 +159,8 @@ def rows_of(network: Network, device: torch.device, repeats: int) -> Iterator[Ro
         row["eager, s"] = statistics.median(seconds["eager"])
         host = hosts[way.name]
         if host.bytes_out:
-            each = (host.bytes_out + host.bytes_in - moved[way.name]) / repeats
-            waited = (host.waited - before[way.name]) / repeats
+            each = (host.bytes_out + host.bytes_in - moved[way.name]) / calls
+            waited = (host.waited - before[way.name]) / calls
             rate = 2 / (1 / host.bandwidth_out + 1 / host.bandwidth_in)
             row |= {
                 "MiB moved": each / 2**20,

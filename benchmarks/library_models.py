@@ -349,7 +349,6 @@ def times(bench: Bench, steps: dict[str, Step], repeats: int) -> dict[str, Any]:
     """Return ratios of the steps' processor time."""
 
     def seconds(step: Step) -> float:
-        bench.run(step)  # what the other one's step has left, in caches and in pools
         start = time.process_time()
         results, _ = bench.run(step)
         elapsed = time.process_time() - start

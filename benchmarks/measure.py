@@ -24,12 +24,17 @@ def interleaved(
 
     Every round starts with another candidate, so that a machine that warms up, slows down or is
     shared treats all alike. Compare entries of one round with each other, then take the median.
+
+    A candidate runs twice in its turn, and the second time counts: as in training, a step then
+    finds the memory that one of its own kind has left. After another kind's it would first have to
+    ask the system for pages.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     names = list(candidates)
     for round_ in tqdm(range(repeats), desc=" / ".join(names), leave=False):
         start = round_ % len(names)
         for name in names[start:] + names[:start]:
+            candidates[name]()
             seconds[name].append(candidates[name]())
     return seconds
 

@@ -171,6 +171,7 @@ def times(
     """Return the seconds of each step and of eager's, by rounds, and what cores others kept busy.
 
     Where others disturb a round there is one more, up to as many again; the quietest ones count.
+    As in :func:`measure.interleaved`, each step runs after one of its own kind that does not count.
     """
     if not steps:
         return {}, 0.0
@@ -180,13 +181,19 @@ def times(
     while len(rounds) < 2 * repeats:
         names = [*names[1:], names[0]]  # each goes first in turn
         with OthersLoad() as others:
-            seconds = {name: bench.run(both[name])[1] for name in names}
+            seconds = {name: _second(bench, both[name]) for name in names}
         rounds.append((others.cores or 0.0, seconds))
         if sum(cores < QUIET for cores, _ in rounds) >= repeats:
             break
     quietest = sorted(rounds, key=lambda found: found[0])[:repeats]
     found = {name: [seconds[name] for _, seconds in quietest] for name in names}
     return found, statistics.fmean(cores for cores, _ in quietest)
+
+
+def _second(bench: Bench, step: Step) -> float:
+    """Run ``step`` twice; return the seconds of the second time."""
+    bench.run(step)
+    return bench.run(step)[1]
 
 
 def compared(seconds: Sequence[float], eager: Sequence[float]) -> Row:

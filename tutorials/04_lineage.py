@@ -501,8 +501,9 @@ assert verdict(chain_of_five, "rematfn") == "same bits"
 # copies, and has two copies for a moment.
 
 # %%
-quote("csrc/tensors/tensor_store.cpp", "storage->set_data_ptr_noswap(instead_of", "forbid(*storage)")
-quote("csrc/tensors/tensor_store.cpp", "allow_access(*storage);", "storage->device())));")
+FILE = "csrc/tensors/tensor_store.cpp"
+quote(FILE, "storage->set_data_ptr_noswap(instead_of", "forbid(*storage)")
+quote(FILE, "allow_access(*storage);", "storage->device())));")
 
 
 def reads_behind_the_dispatcher(x):
