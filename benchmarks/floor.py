@@ -53,9 +53,7 @@ def budgets(trace: rematfn.Trace) -> list[int]:
 
 def compared(cells: Sequence[str], ours: Costs, without: Costs) -> dict[str, Any]:
     """Return the table's row for one rule."""
-    both = [
-        (b / a, cell) for cell, a, b in zip(cells, ours, without, strict=True) if a and b
-    ]
+    both = [(b / a, cell) for cell, a, b in zip(cells, ours, without, strict=True) if a and b]
     factor, where = max(both)
     return {
         "cells that fit": f"{sum(b is not None for b in without)} of {len(cells)}",

@@ -51,9 +51,7 @@ CASES = {
         network("unet", "U-Net, 3 halvings", plain, lambda: unet(3, 32, 128, 12)),
         network("lstm", "LSTM, 128 steps of a cell", plain, lambda: lstm(128, 256, 512)),
         network("densenet", "DenseNet, 3 x 8 layers", plain, lambda: densenet(8, 12, 64, 32)),
-        network(
-            "maml", "MAML, 10 inner steps", inner_loop, lambda: mlp(4, 512, 2048), steps=10
-        ),
+        network("maml", "MAML, 10 inner steps", inner_loop, lambda: mlp(4, 512, 2048), steps=10),
         network("hvp", "CNN, 8 layers", hessian_vector_product, lambda: cnn(8, 32, 64, 32)),
         TINY,
     ]

@@ -70,9 +70,9 @@ def test_per_cent_is_a_fraction_of_the_peak(written, fraction):
     [
         (1, "that is one byte. 1.0 is the whole peak."),
         (np.int64(1), "that is one byte. 1.0 is the whole peak."),
-        ("2G", 'there is no unit \'G\'. Did you mean "2GiB"?'),
-        ("1.5 m", 'there is no unit \'m\'. Did you mean "1.5MiB"?'),
-        ("8 Gi", 'there is no unit \'Gi\'. Did you mean "8GiB"?'),
+        ("2G", "there is no unit 'G'. Did you mean \"2GiB\"?"),
+        ("1.5 m", "there is no unit 'm'. Did you mean \"1.5MiB\"?"),
+        ("8 Gi", "there is no unit 'Gi'. Did you mean \"8GiB\"?"),
         ("50 %", 'did you mean "50%"?'),
         ("0.3", "Did you mean the fraction 0.3?"),
         ("150%", "as a fraction it must be in (0, 1]."),

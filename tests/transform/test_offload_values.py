@@ -257,6 +257,7 @@ def test_what_was_never_filled_stays(way: str) -> None:
 @moving
 def test_an_address_that_was_given_out_is_good(way: str) -> None:
     """Until the level's next operator; what is written there since is not lost either."""
+
     def f(x: Tensor) -> Tensor:
         y = x * 2
         address = y.data_ptr()

@@ -269,9 +269,7 @@ def test_a_budget_error_says_what_ails_the_disk(
 
 
 @broken
-def test_the_hybrid_goes_on_by_dropping(
-    breaks: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_the_hybrid_goes_on_by_dropping(breaks: Callable[[Path], object], tmp_path: Path) -> None:
     disk = opened(tmp_path)
     g = rematfn.remat(chain, 5 * VALUE, offload=disk)
     right = gradient(chain)
@@ -401,9 +399,7 @@ def test_what_lineage_alone_holds_is_freed_while_it_is_written() -> None:
 
 
 @transforms
-def test_threads_share_a_disk(
-    how: Callable[[rematfn.Disk], Transform], tmp_path: Path
-) -> None:
+def test_threads_share_a_disk(how: Callable[[rematfn.Disk], Transform], tmp_path: Path) -> None:
     disk = rematfn.Disk(tmp_path, budget=100 * VALUE, verify=True)
     right = gradient(chain)
     g = how(disk)(chain)
