@@ -32,6 +32,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from .. import _C
 from .pytrees import tensors_of
@@ -41,6 +42,7 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _READER = "a function made opaque"
+_AS_PYTHON = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 
 
 def opaque(f: Callable[P, R]) -> Callable[P, R]:
@@ -112,10 +114,25 @@ def _before_backward(gradients: tuple[torch.Tensor | None, ...]) -> None:
 
 
 def not_compiled(f: F) -> F:
-    """Have torch's compiler leave ``f`` to Python, wherever it comes across a call of it."""
+    """Have torch's compiler leave ``f``, and all that it calls, to Python.
+
+    The attributes tell it so where it comes across a call in what it compiles; where ``f`` is what
+    it was to begin with, only the code is asked.
+    """
     f._torchdynamo_disable = True  # type: ignore[attr-defined]
     f._torchdynamo_disable_msg = "remat runs its function eagerly"  # type: ignore[attr-defined]
+    set_code_exec_strategy(f.__code__, _AS_PYTHON)
     return f
+
+
+def refuse_symbolic_trace(call: str) -> None:
+    """Raise a TypeError if torch.fx asks, which traces functions of Python and nothing else."""
+    asking = sys._getframe(2).f_code
+    if asking.co_filename.endswith("/torch/fx/_symbolic_trace.py"):
+        raise TypeError(
+            f"torch.fx.symbolic_trace of {call}: its graph would be run without a level. Transform "
+            "what is traced instead: remat(torch.fx.symbolic_trace(f), budget)."
+        )
 
 
 def watch_compiler() -> None:

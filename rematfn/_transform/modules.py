@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import types
 import weakref
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from torch import nn
 
@@ -83,6 +83,10 @@ def remat_module(module: M, options: Options) -> M:
         def __rematted__(self) -> Any:
             compiled = self._compiled_call_impl
             return compiled if isinstance(compiled, Rematted) else self.forward
+
+        def __prepare_scriptable__(self) -> NoReturn:
+            called: Rematted[..., Any] = self.__rematted__
+            called.__prepare_scriptable__()
 
         def __copy__(self) -> Any:
             return remat_module(copy.copy(module), options)

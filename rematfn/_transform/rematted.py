@@ -13,10 +13,9 @@ from collections.abc import Callable
 from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar
 
 import torch
-from torch._C._dynamo.eval_frame import set_eval_frame
 
 from .. import _C
-from .._interop.opaque import not_compiled, watch_compiler
+from .._interop.opaque import not_compiled, refuse_symbolic_trace, watch_compiler
 from ..policies import Policy
 from ..policies._planned import Planned
 from .budget import Limit
@@ -80,11 +79,7 @@ class Rematted(Generic[P, R]):
     @not_compiled
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         watch_compiler()
-        around = set_eval_frame(None)  # a compiler around us is not to compile `f` under a level
-        try:
-            return self._run(args, kwargs)
-        finally:
-            set_eval_frame(around)
+        return self._run(args, kwargs)
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuse :func:`torch.jit.script`, which asks for this."""
@@ -248,6 +243,8 @@ class Rematted(Generic[P, R]):
         """Return what `f` has, such as `__code__`, but not what it is bound to."""
         if name in Rematted.__slots__ or name in ("__self__", "__func__"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name == "__code__":
+            refuse_symbolic_trace(self._describe())
         return getattr(self._f, name)
 
     def __reduce__(self) -> str | tuple[Any, ...]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -11,7 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERY, EVERYTHING, MODES, PLAIN, Mode, Transform, assert_same_as_eager
+from helpers import (
+    EVERY,
+    EVERYTHING,
+    MODES,
+    PLAIN,
+    Mode,
+    Transform,
+    assert_bitwise_equal,
+    assert_same_as_eager,
+    untransformed,
+)
 from torch import Tensor, nn
 
 import rematfn
@@ -31,6 +42,15 @@ def body(x: Tensor, w: Tensor) -> Tensor:
     y = (x @ w).sin()
     z = y.exp() * x
     return (z @ w.t()).cos() + z[:1]
+
+
+class Called(nn.Module):
+    def __init__(self, f: Transform) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, *args: Any) -> Any:
+        return self.f(*args)
 
 
 def leaves() -> tuple[Tensor, Tensor]:
@@ -153,6 +173,42 @@ def test_a_full_graph_around_is_refused_with_the_reason() -> None:
     with pytest.raises(torch._dynamo.exc.Unsupported, match="remat runs its function eagerly"):
         compiled(torch.ones(3))
     assert _C.stack_depth() == 0
+
+
+@pytest.mark.filterwarnings("error:Dynamo")
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda f: rematfn.remat(f, "1MiB"),
+        rematfn.offload,
+        lambda f: functools.partial(rematfn.checkpoint, f),
+        lambda f: rematfn.remat(Called(f), "1MiB"),
+    ],
+    ids=["remat", "offload", "checkpoint", "module"],
+)
+def test_what_is_transformed_may_be_compiled_itself(way: Transform) -> None:
+    """There is nothing around it whose graph could break; it runs as it is."""
+    from torch._dynamo.testing import CompileCounter
+
+    def run(transform: Transform) -> Any:
+        x, w = leaves()
+        counter = CompileCounter()
+        compiled = torch.compile(transform(body), backend=counter)
+        for _ in range(2):
+            out = compiled(x, w)
+            out.sum().backward()
+        assert counter.frame_count == (0 if transform is way else 1)
+        return out, x.grad, w.grad
+
+    assert_bitwise_equal(run(way), run(untransformed))
+
+
+def test_torch_fx_is_told_what_to_write() -> None:
+    g = rematfn.remat(torch.sin, "1MiB")
+    with pytest.raises(TypeError, match=r"remat\(torch\.fx\.symbolic_trace\(f\), budget\)"):
+        torch.fx.symbolic_trace(g)
+    traced = rematfn.remat(torch.fx.symbolic_trace(body), "1MiB")
+    assert_bitwise_equal(traced(*leaves()), body(*leaves()))
 
 
 PLAINLY_COMPILED = """

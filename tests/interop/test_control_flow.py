@@ -130,3 +130,7 @@ def test_torchscript(mode: Mode) -> None:
 def test_torchscript_of_a_transformed_function_is_refused() -> None:
     with pytest.raises(TypeError, match=r"remat\(torch\.jit\.script\(f\), budget\)"):
         torch.jit.script(rematfn.remat(lambda x: x.sin(), "1MiB"))
+    within = nn.Sequential(nn.Tanh(), rematfn.remat(nn.Linear(2, 2), "1MiB"))
+    for module in within[1], within:
+        with pytest.raises(TypeError, match=r"script of remat\(Linear.*\(torch\.jit\.script\(f\)"):
+            torch.jit.script(module)
