@@ -106,7 +106,7 @@ def test_where_replays_run_away_gradients_are_not_given_for_what_a_replay_reads(
     plain = rematfn.simulate(trace, budget, rematfn.policies.Custom(on_without_detector))
     online = rematfn.simulate(trace, budget, rematfn.policies.ON())
     guided = rematfn.simulate(trace, budget, rematfn.policies.Guided())
-    assert plain.replayed_cost > 10
+    assert plain.replayed_cost > 4  # 6.6 to more than 10: convolutions' scratch is a processor's own
     assert online.replayed_cost < plain.replayed_cost / 2
     assert guided.replayed_cost < online.replayed_cost
 
@@ -123,21 +123,21 @@ def test_where_replays_run_away_gradients_are_not_given_for_what_a_replay_reads(
 def test_what_a_program_drops_is_kept_for_what_is_evicted_where_replays_run_away() -> None:
     """A gradient that a Jacobian's backward drops: see Note [Pending readers have a price], 3."""
     torch.manual_seed(0)
-    ws = [torch.randn(16, 16) / 4 for _ in range(12)]
+    ws = [torch.randn(16, 16) / 4 for _ in range(24)]
 
     def f(ws: list[Tensor], x: Tensor) -> Tensor:
         for w in ws:
             x = torch.tanh(x @ w)
-        return x.mean(0)[:4]
+        return x.mean(0)[:8]
 
     jacobian, x = torch.func.jacrev(f), torch.randn(64, 16)
     trace = rematfn.record(jacobian, ws, x)
-    budget = int(0.35 * trace.peak_bytes)
+    budget = int(0.3 * trace.peak_bytes)
     predicted = rematfn.simulate(trace, budget, rematfn.policies.ON())
     plain = rematfn.simulate(trace, budget, rematfn.policies.Custom(on_without_detector))
     assert predicted.replayed_cost > 3
-    if torch.__version__ >= "2.13":  # on 2.12 the Jacobian has other operators, and 1 % is noise
-        assert predicted.replayed_cost < plain.replayed_cost
+    if torch.__version__ >= "2.13":  # on 2.12 the Jacobian has other operators
+        assert predicted.replayed_cost < 0.8 * plain.replayed_cost  # 0.69
     expected = jacobian(ws, x)
     g = rematfn.remat(jacobian, budget, policy=rematfn.policies.ON())
     with MemoryTimeline() as timeline:
