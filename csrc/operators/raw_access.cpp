@@ -3,13 +3,18 @@
 
 #include <ATen/ops/resolve_conj_native.h>
 #include <ATen/ops/resolve_neg_native.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/sparse_coo_tensor_native.h>
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "levels/level.h"
 #include "tensors/layers.h"
+#include "tensors/level_tensor.h"
+#include "tensors/thread_keys.h"
 
 namespace rematfn {
 namespace {
@@ -22,6 +27,28 @@ at::Tensor resolve_conj(const at::Tensor& tensor) {
 at::Tensor resolve_neg(const at::Tensor& tensor) {
   materialize(tensor);
   return at::native::resolve_neg(tensor);
+}
+
+at::Tensor sparse_coo_tensor(const at::Tensor& indices, const at::Tensor& values,
+                             std::optional<at::ScalarType> dtype,
+                             std::optional<at::Layout> layout, std::optional<at::Device> device,
+                             std::optional<bool> pin_memory, std::optional<bool> is_coalesced) {
+  if (!is_intercepting() && cell_of(*indices.unsafeGetTensorImpl()) == nullptr) {
+    return at::native::sparse_coo_tensor(indices, values, dtype, layout, device, pin_memory,
+                                         is_coalesced);
+  }
+  materialize(indices);
+  std::vector<std::int64_t> size;
+  {
+    const BelowLevels below;
+    const at::NoGradGuard no_graph;
+    size = at::native::sparse_coo_tensor(indices, values, dtype, layout, device, pin_memory,
+                                         is_coalesced)
+               .sizes()
+               .vec();
+  }
+  return at::sparse_coo_tensor(indices, values, size, dtype, layout, device, pin_memory,
+                               is_coalesced);
 }
 
 }  // namespace
@@ -56,19 +83,29 @@ void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
 
 void materialize(const at::Tensor& tensor) { materialize({&tensor, 1}, "materialize(x)"); }
 
+void materialize(const c10::Storage& storage) {
+  Cell* cell = cell_evicted_from(*storage.unsafeGetStorageImpl());
+  if (cell == nullptr) return;
+  const at::Tensor bytes = bytes_of(storage);
+  attach(*bytes.unsafeGetTensorImpl(), c10::intrusive_ptr<Cell>::reclaim_copy(cell));
+  materialize(bytes);
+}
+
 // See Note [What is asked before bytes are read]
 void register_announcements(std::vector<c10::RegistrationHandleRAII>& handles) {
-  const auto add = [&](const char* name, at::Tensor (*kernel)(const at::Tensor&)) {
+  const auto add = [&]<class R, class... Args>(const char* name, const char* overload,
+                                               R (*kernel)(Args...)) {
     // Without autograd (inference mode) our own key's turn comes first.
     for (const c10::DispatchKey key :
          {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradOther, kLevelKey}) {
       handles.push_back(c10::Dispatcher::singleton().registerImpl(
-          {name, ""}, key, c10::KernelFunction::makeFromUnboxedRuntimeFunction(kernel),
-          c10::impl::CppSignature::make<at::Tensor(const at::Tensor&)>(), nullptr, "rematfn"));
+          {name, overload}, key, c10::KernelFunction::makeFromUnboxedRuntimeFunction(kernel),
+          c10::impl::CppSignature::make<R(Args...)>(), nullptr, "rematfn"));
     }
   };
-  add("aten::resolve_conj", &resolve_conj);
-  add("aten::resolve_neg", &resolve_neg);
+  add("aten::resolve_conj", "", &resolve_conj);
+  add("aten::resolve_neg", "", &resolve_neg);
+  add("aten::sparse_coo_tensor", "indices", &sparse_coo_tensor);
 }
 
 }  // namespace rematfn

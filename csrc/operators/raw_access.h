@@ -13,13 +13,17 @@
 //     kernels of ours among autograd's.
 //   - `is_pinned`, before `torch.from_dlpack` asks for the address, which it keeps. The version is
 //     kept too.
-// No operator runs between these and the reading, so nothing is evicted again meanwhile. What asks
-// nothing (`data_ptr()`, an UntypedStorage, a DLPack capsule) gets an error that says what to do.
+//   - `sparse_coo_tensor` without a size decomposes above us as well, into operators whose results it
+//     reads. A kernel of ours has it find the size where no level sees it.
+// No operator runs between these and the reading, so nothing is evicted again meanwhile. A storage in
+// Python's hands tells us: Note [A storage that is read comes back]. What asks nothing
+// (`x.data_ptr()`, a DLPack capsule) gets an error that says what to do.
 
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Storage.h>
 
 #include <string>
 #include <vector>
@@ -29,6 +33,9 @@ namespace rematfn {
 // Makes the bytes of a level tensor resident; of several, which `reader` needs together.
 void materialize(const at::Tensor& tensor);
 void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader);
+
+// The same of a storage, if a level has evicted it.
+void materialize(const c10::Storage& storage);
 
 // Registers the kernels of the operators that decompose above us.
 void register_announcements(std::vector<c10::RegistrationHandleRAII>& handles);

@@ -1,24 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resizes of storages: methods of Python's, which levels are told of.
+"""Storages in Python's hands: their methods are no operators, and levels are told of them.
 
-The reason is in the core: Note [Resizes are operators].
+Why of resizes, the core says: Note [Resizes are operators].
+
+Note [A storage that is read comes back]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+`copy.deepcopy`, `pickle` and `torch.save` of a tensor take its storage, ask for the address and
+read. So these methods make the bytes resident first. They stay while the storage object lives,
+since what more than its tensors hold is not evicted; `torch.save` holds all until it has written.
+
+`torch.autograd.graph.allow_mutation_on_saved_tensors` tells tensors apart by their addresses. One
+that came back at another would not be found when it is written to, and a gradient be wrong without
+a word. So what it asks about is resident from then on: to ask whether a tensor is pinned keeps its
+version. See Note [What is asked before bytes are read].
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
 from .. import _C
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 @functools.cache
 def watch() -> None:
-    """From now on, have storages tell the levels before their bytes go. Once per process."""
+    """From now on, have storages tell the levels what is done to them. Once per process."""
     storage: Any = torch.UntypedStorage
-    resize = storage.resize_
+    resize, copy = storage.resize_, storage.copy_
 
     @functools.wraps(resize)
     def resize_(self: torch.UntypedStorage, size: int, /) -> torch.UntypedStorage:
@@ -27,16 +41,36 @@ def watch() -> None:
         resize(self, size)
         return self
 
+    @functools.wraps(copy)
+    def copy_(self: torch.UntypedStorage, source: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(source, torch.UntypedStorage):
+            _C.materialize_storage(source)
+        return copy(self, source, *args, **kwargs)
+
     storage.resize_ = resize_
+    storage.copy_ = copy_
+    for name in ("data_ptr", "is_shared", "_write_file"):
+        setattr(storage, name, _told(getattr(storage, name), _C.materialize_storage))
     # These move the bytes to shared memory.
-    storage._share_fd_cpu_ = _moving(storage._share_fd_cpu_)
-    storage._share_filename_cpu_ = _moving(storage._share_filename_cpu_)
+    for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
+        setattr(storage, name, _told(getattr(storage, name), _C.materialize_storage, _C.note_move))
+
+    graph: Any = torch.autograd.graph
+    graph._get_tid = _told(graph._get_tid, _keep)
+    graph._get_sid = _told(graph._get_sid, _keep)
 
 
-def _moving(move: Any) -> Any:
-    @functools.wraps(move)
-    def told(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-        _C.note_move(self)
-        return move(self, *args, **kwargs)
+def _told(method: F, *before: Callable[[Any], None]) -> F:
+    @functools.wraps(method)
+    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for tell in before:
+            tell(self)
+        return method(self, *args, **kwargs)
 
-    return told
+    return told  # type: ignore[return-value]
+
+
+# See Note [A storage that is read comes back]
+def _keep(tensor: torch.Tensor) -> None:
+    if _C.has_key(tensor):
+        tensor.is_pinned()

@@ -91,10 +91,23 @@ WORKS: dict[str, Access] = {
     # That the bits are the same, torch.equal asks.
     "torch.allclose": lambda x: torch.allclose(x, x.clone()),
     "torch.testing": lambda x: torch.testing.assert_close(x, x.clone()),
+    "sparse_coo_tensor without a size": lambda x: torch.sparse_coo_tensor(
+        (x[:2, :3] * 10).long(), x[2, :3], check_invariants=False
+    ).to_dense(),
     "indexed by an array": lambda x: x[np.array([0, 1])],
     "times a NumPy number": lambda x: x * np.float32(2),
     "given a NumPy array": lambda x: torch.from_numpy(np.ones(4, dtype=np.float32)) + x,
     "is_pinned": lambda x: x.is_pinned(),
+    # These take the storage: see Note [A storage that is read comes back].
+    "deepcopy": copy.deepcopy,
+    "deepcopy of two on one storage": lambda x: copy.deepcopy([x, x[1:]]),
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "torch.save": lambda x: loaded(saved({"x": x, "tail": x[1:]})),
+    "is_shared": lambda x: x.is_shared(),
+    "share_memory_": lambda x: x.share_memory_().clone(),
+    "multiprocessing": lambda x: pickle.loads(bytes(ForkingPickler.dumps(x))).clone(),
+    "untyped_storage().data_ptr()": lambda x: x.untyped_storage().data_ptr() != 0,
+    "untyped_storage().clone()": lambda x: x.untyped_storage().clone().tolist(),
     "parameters_to_vector": lambda x: nn.utils.parameters_to_vector([x]),
 }
 
@@ -106,17 +119,11 @@ STORAGE: dict[str, Access] = {
     "set_(storage)": lambda x: torch.empty(0).set_(x.untyped_storage(), 0, x.shape).clone(),
 }
 
-# They ask for the address of the bytes, and the dispatcher hears nothing of it.
+# They ask for the address of the bytes, and neither the dispatcher nor a storage hears of it.
 NEEDS_MATERIALIZE: dict[str, Access] = {
     "data_ptr": lambda x: x.data_ptr() != 0,
     "np.from_dlpack": lambda x: plain(np.from_dlpack(x)),
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
-    "torch.save": lambda x: loaded(saved({"x": x}))["x"],
-    "share_memory_": lambda x: x.share_memory_().clone(),
-    "multiprocessing": lambda x: pickle.loads(bytes(ForkingPickler.dumps(x))).clone(),
-    "untyped_storage().data_ptr()": lambda x: x.untyped_storage().data_ptr() != 0,
-    "untyped_storage().clone()": lambda x: x.untyped_storage().clone().tolist(),
+    "to_dlpack": lambda x: torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)).clone(),
 }
 
 EVICTED = "its bytes were asked for outside of the dispatcher. Call rematfn.materialize\\(x\\)"
@@ -297,3 +304,45 @@ def test_a_guard_that_an_exception_keeps_alive_does_not_bring_the_level_back(
         assert_bitwise_equal(torch.ones(3) + torch.arange(3), expected)
         assert "CustomRNGKeyId" not in str(torch._C._dispatch_tls_local_include_set())
         assert "BackendSelect" not in str(torch._C._dispatch_tls_local_exclude_set())
+
+
+@pytest.mark.parametrize("around", [False, True], ids=["inside", "around"])
+def test_mutation_on_saved_tensors(around: bool, mode: Mode) -> None:
+    """Torch looks for what a write changes by its address."""
+
+    def step(x: Tensor) -> Any:
+        saved = x.sin()
+        out = saved.square() + x.exp()
+        for _ in range(3):
+            out = out * x.cos()  # where there is a budget, `saved` goes meanwhile
+        out = out * saved  # and comes back
+        saved.mul_(2)
+        return (out * saved).sum()
+
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Any:
+            with torch.autograd.graph.allow_mutation_on_saved_tensors():
+                return torch.autograd.grad(step(x), x)
+
+        x = start().requires_grad_()
+        if not around:
+            return transform(f)(x)
+        with torch.autograd.graph.allow_mutation_on_saved_tensors():
+            y = x * 2
+            loss = transform(step)(y)
+            y.mul_(3)
+            loss.backward()
+        return loss, x.grad
+
+    assert_same_as_eager(run, mode)
+
+
+def test_several_tensors_are_saved_together_within_the_budget() -> None:
+    def f(x: Tensor) -> Any:
+        kept = {str(i): x * i for i in range(8)}
+        del kept["0"]
+        return saved(list(kept.values())[-2:]), copy.deepcopy(kept["1"]), sum(kept.values())
+
+    x = start()
+    data, copied, total = rematfn.remat(f, 6 * x.nbytes + 64)(x)
+    assert_bitwise_equal((loaded(data), copied, total), ([x * 6, x * 7], x * 1, f(x)[2]))
