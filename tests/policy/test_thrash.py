@@ -106,7 +106,7 @@ def test_where_replays_run_away_gradients_are_not_given_for_what_a_replay_reads(
     plain = rematfn.simulate(trace, budget, rematfn.policies.Custom(on_without_detector))
     online = rematfn.simulate(trace, budget, rematfn.policies.ON())
     guided = rematfn.simulate(trace, budget, rematfn.policies.Guided())
-    assert plain.replayed_cost > 4  # 6.6 to more than 10: convolutions' scratch is a processor's own
+    assert plain.replayed_cost > 4  # from 6.6 on, as each processor's convolutions need scratch
     assert online.replayed_cost < plain.replayed_cost / 2
     assert guided.replayed_cost < online.replayed_cost
 
