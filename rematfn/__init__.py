@@ -5,6 +5,7 @@ from ._errors import BudgetError as BudgetError
 from ._errors import OffloadError as OffloadError
 from ._errors import RematError as RematError
 from ._errors import ReplayError as ReplayError
+from ._errors import ThrashingWarning as ThrashingWarning
 from ._interop.compat import load_extension as _load_extension
 
 _C = _load_extension()
@@ -43,6 +44,7 @@ __all__ = [
     "RematError",
     "ReplayError",
     "Stats",
+    "ThrashingWarning",
     "Trace",
     "checkpoint",
     "checkpoint_sequential",

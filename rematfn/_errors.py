@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors that rematfn raises. Each docstring is its error's page in the documentation."""
+"""What rematfn raises, and warns of. Each docstring is its class's page in the documentation."""
 
 
 class RematError(Exception):
@@ -25,6 +25,10 @@ class BudgetError(RematError, MemoryError):
     kernel's scratch memory is learnt when the kernel first asks for it, in the middle of its run;
     from then on such a call is refused beforehand.
 
+    With ``remat(..., most_replays=...)`` it is also raised when replays cost more than that: before
+    a call that follows a plan begins; while another runs, once it has passed the limit by what can
+    be told of its cost; or as it returns.
+
     Example:
         The sine of 256 KiB is 256 KiB, and 64 KiB are not enough to hold it:
 
@@ -45,6 +49,39 @@ class BudgetError(RematError, MemoryError):
 
         >>> rematfn.remat(loss, budget="1MiB")(x) == loss(x)
         tensor(True)
+    """
+
+    __module__ = "rematfn"
+
+
+class ThrashingWarning(RuntimeWarning):
+    """The replays of a call cost more than four times what its program costs.
+
+    A budget a little too small can make a call many times slower than it need be. So the first call
+    of a transformed function that replays this much is told of: one that follows a plan before it
+    begins, another when it is over, its backward included. The message names the least budget in
+    which it would not, or about that, if the call was recorded. Once for each function. To ask for
+    an error instead, or for another limit, say so: ``remat(f, budget, most_replays=1.5)``.
+
+    :class:`~rematfn.testing.EvictEverything`, which is there to replay, is not warned of.
+
+    Example:
+        >>> import rematfn, torch
+        >>> def loss(x):
+        ...     for _ in range(30):
+        ...         x = x.sin() * x
+        ...     return x.sum()
+        >>> x = torch.ones(1024)
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     _ = rematfn.remat(torch.func.grad(loss), budget="20KiB")(x)
+        >>> caught[0].category.__name__
+        'ThrashingWarning'
+
+    The fix:
+        Raise the budget to the number in the message. Where a call has to fit that is slow, give
+        ``most_replays=float("inf")``, and nothing is said.
     """
 
     __module__ = "rematfn"

@@ -77,6 +77,7 @@ struct Report {
   ByteCount budget;
   ByteCount resident_bytes;
   bool guide_lost = false;
+  bool stopped = false;  // for what its replays cost
   c10::intrusive_ptr<UnrecordedBytes> unrecorded;
   std::shared_ptr<Trace> trace;  // if the level records
   std::weak_ptr<Domain> domain;

@@ -158,6 +158,7 @@ void Step::account(const Outcome& outcome) {
   // See Note [A guided call keeps its record's time]
   const double cost = domain_.guide ? domain_.guide->cost_of_next(outcome.cost) : outcome.cost;
   domain_.clock += cost;
+  domain_.thrash.note_operator(cost);
   for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
     ++t->statistics.operators;
     t->statistics.base_cost += cost;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/trace.h"
 
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -31,6 +32,11 @@ void Trace::add_unrecorded(std::size_t nbytes) {
 void Trace::add_call(Call call) {
   events.push_back({What::kCall, static_cast<std::uint32_t>(calls.size())});
   calls.push_back(std::move(call));
+}
+
+double Trace::cost() const {
+  return std::accumulate(calls.begin(), calls.end(), 0.0,
+                         [](double sum, const Call& call) { return sum + call.cost; });
 }
 
 void Trace::check() const {

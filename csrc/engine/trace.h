@@ -80,6 +80,8 @@ struct Trace {
   void add_filled(Id value) { events.push_back({What::kFilled, value}); }
   void add_mark(Id value, std::string name);
   void add_unrecorded(std::size_t nbytes);
+  // Of all calls, in seconds.
+  [[nodiscard]] double cost() const;
   // Throws std::invalid_argument unless each value is made before it is read, and released once.
   void check() const;
 };

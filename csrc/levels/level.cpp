@@ -2,15 +2,18 @@
 #include "levels/level.h"
 
 #include <ATen/SequenceNumber.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
+#include <iomanip>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <sstream>
 
 #include "base/errors.h"
 #include "levels/allocator.h"
@@ -124,6 +127,7 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       wording(options.wording),
       timed(options.timed),
       verify(options.verify || (outer != nullptr && outer->verify)),
+      most_replays(options.most_replays),
       disk(options.disk),
       host(options.host),
       drops(options.drops),
@@ -372,20 +376,69 @@ std::string tiers_of(const Level& level) {
   return text;
 }
 
-}  // namespace
+// Whether the program has made nodes of autograd's.
+bool expects_backward(const Level& level) { return at::sequence_number::peek() > level.first_node; }
 
-void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused) {
+Advice advice_for(const NoRoom& why, const ObservedCall* refused) {
   const auto& level = static_cast<const Level&>(*why.table);
-  const auto written = [&](std::size_t nbytes) { return format_bytes(nbytes, level.wording); };
-  const std::string budget = written(level.budget);
-  const bool expects_backward = at::sequence_number::peek() > level.first_node;
   std::optional<LinkOptions> link;
   if (level.host && level.tensor_domain().streams.any()) {
     link = link_to(*level.host, level.drops);
   } else if (level.disk) {
     link = link_to(*level.disk, level.drops);
   }
-  const Advice advice = advise(why, refused, expects_backward, level.wording, link);
+  return advise(why, refused, expects_backward(level),
+                {.wording = level.wording, .most_replays = level.most_replays, .link = link});
+}
+
+// What the program of an outermost level costs, backward included, as far as can be told.
+double program_cost(const Level& level) {
+  constexpr double kWithBackward = 3;
+  const double so_far = level.statistics.base_cost;
+  if (!expects_backward(level)) return so_far;
+  if (at::GradMode::is_enabled()) return kWithBackward * so_far;
+  return std::max(so_far, kWithBackward * level.domain->thrash.forward());
+}
+
+std::string in_multiples(double number) {
+  std::ostringstream text;
+  text << std::setprecision(3) << number;
+  return text.str();
+}
+
+}  // namespace
+
+// See Note [A call that thrashes is stopped]
+void stop_if_thrashing(Level& level) {
+  constexpr std::uint64_t kFewReplays = 100;
+  auto& outermost = static_cast<Level&>(*level.domain->root);
+  if (outermost.most_replays == kNever) return;
+  const Statistics& statistics = outermost.statistics;
+  if (statistics.replayed_cost <= outermost.most_replays * statistics.base_cost) return;
+  const double cost = program_cost(outermost);
+  if (statistics.replayed_cost <= outermost.most_replays * cost) return;
+  if (statistics.replays < kFewReplays) return;
+  outermost.report->stopped = true;
+  const NoRoom why{&outermost, outermost.budget + outermost.budget / 64 + 1,
+                   outermost.used_bytes(), /*thrashing=*/true};
+  const Advice advice = advice_for(why, nullptr);
+  const std::string raise_it =
+      advice.covers == Advice::Covers::kNothing
+          ? "."
+          : " to at least " + advice.figure.text + ", in which it does not, as far as is known.";
+  raise(ErrorKind::kBudget,
+        outermost.name + ": by now the call has replayed " +
+            in_multiples(statistics.replayed_cost / cost) + " times what the program costs within " +
+            format_bytes(outermost.budget, outermost.wording) + ", most_replays allows " +
+            in_multiples(outermost.most_replays) + " times. Raise the budget" + raise_it +
+            " Or give most_replays a larger number.");
+}
+
+void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused) {
+  const auto& level = static_cast<const Level&>(*why.table);
+  const auto written = [&](std::size_t nbytes) { return format_bytes(nbytes, level.wording); };
+  const std::string budget = written(level.budget);
+  const Advice advice = advice_for(why, refused);
   const std::string holders = level.shared ? holders_of(*level.shared, *level.domain) : "";
   const std::string raise_it =
       "\nRaise the budget to " + advice.in_words() + ".";

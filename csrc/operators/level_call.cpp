@@ -86,6 +86,7 @@ void LevelCall::run() {
   domain_.note_bumps();
   try {
     if (is_metered_) notice_unrecorded(level_);
+    if (is_bounded_) stop_if_thrashing(level_);
     if (facts_.is_view || facts_.announces_address || facts_.changes_metadata) return pass();
     Step::run();
     give_away_parts();

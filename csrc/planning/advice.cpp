@@ -143,10 +143,8 @@ class Trial {
       : trace_(trace), options_(std::move(options)) {
     options_.effort = &effort_;
     if (options_.most_overhead != kNever) return;
-    double cost = 0;
-    for (const Trace::Call& call : trace.calls) cost += call.cost;
     const double operators = static_cast<double>(trace.calls.size()) + 1;
-    most_overhead_ = cost * std::clamp(kMostReplays / operators, 2.0, 10.0);
+    most_overhead_ = trace.cost() * std::clamp(kMostReplays / operators, 2.0, 10.0);
   }
 
   // In which nothing has to go; none if that much cannot be simulated.
@@ -232,15 +230,16 @@ std::string Advice::in_words() const {
 
 // See Note [The figure is tried out]
 Advice advise(const NoRoom& why, const ObservedCall* refused, bool expects_backward,
-              const Wording& wording, std::optional<LinkOptions> link) {
+              const AdviceOptions& with) {
   const Table& table = *why.table;
   const Domain& domain = *table.domain;
-  const Advice lower_bound{figure_of(why.smallest_budget, wording)};
+  const Advice lower_bound{figure_of(why.smallest_budget, with.wording)};
   // A custom score is Python's, and an inner level's budget is not the simulation's.
   if (&table != domain.root || table.policy.custom_score) return lower_bound;
-  const SimulationOptions options{.policy = table.policy, .link = link};
+  SimulationOptions options{.policy = table.policy, .link = with.link};
   const auto tried_on = [&](const Trace& trace, std::size_t least) {
-    return enough_for(trace, options, least, wording);
+    options.most_overhead = with.most_replays == kNever ? kNever : with.most_replays * trace.cost();
+    return enough_for(trace, options, least, with.wording);
   };
   std::optional<Trace> so_far;
   if (domain.recorder) so_far = domain.recorder->followed_by(refused);

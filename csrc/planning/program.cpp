@@ -2,7 +2,6 @@
 #include "planning/program.h"
 
 #include <mutex>
-#include <numeric>
 #include <utility>
 
 #include "planning/search_thread.h"
@@ -85,10 +84,7 @@ std::shared_ptr<Program> Program::timed_anew() const {
   return std::make_shared<Program>(std::move(timed));
 }
 
-double Program::cost() const {
-  return std::accumulate(trace->calls.begin(), trace->calls.end(), 0.0,
-                         [](double sum, const Trace::Call& call) { return sum + call.cost; });
-}
+double Program::cost() const { return trace->cost(); }
 
 Plan Program::plan() const {
   const std::lock_guard guard(plans_mutex());

@@ -54,6 +54,11 @@ class Thrash {
     if (backward_) front_ = last_access;
   }
   void note_replay(double cost) { replayed_ += cost; }
+  void note_operator(double cost) {
+    if (!backward_) forward_ += cost;
+  }
+  // What the program's operators outside of backwards have cost.
+  [[nodiscard]] double forward() const { return forward_; }
   // Whether Rule 1 holds at program time `now`.
   bool is_thrashing(double now);
   [[nodiscard]] double front() const { return front_; }
@@ -71,7 +76,8 @@ class Thrash {
   bool backward_ = false;
   State state_ = State::kWatching;
   double front_ = kNowhere;
-  double replayed_ = 0;  // seconds of the cost model
+  double forward_ = 0;   // seconds of the cost model
+  double replayed_ = 0;
   double replayed_by_then_ = 0;  // when it was found to thrash
   // At the start of the window that is looked at.
   double replayed_before_ = 0;

@@ -243,7 +243,8 @@ PYBIND11_MODULE(_C, m) {
       })
       .def("take_trace", &Report::take_trace)
       .def("is_over", &is_over)
-      .def_readonly("guide_lost", &Report::guide_lost);
+      .def_readonly("guide_lost", &Report::guide_lost)
+      .def_readonly("stopped", &Report::stopped);
   py::class_<LevelHandle, std::shared_ptr<LevelHandle>>(m, "Level")
       .def("report", [](const LevelHandle& handle) { return handle.level().report; })
       .def("discard", [](LevelHandle& handle) {
@@ -311,13 +312,14 @@ PYBIND11_MODULE(_C, m) {
                        double fraction, bool is_estimate, bool is_estimate_unguided,
                        std::shared_ptr<Disk> disk, std::shared_ptr<Host> host, bool drops,
                        bool leaves_early, std::string unit, std::size_t peak,
-                       std::shared_ptr<Trace> known) {
+                       std::shared_ptr<Trace> known, double most_replays) {
         return ActiveLevel({budget.value_or(kNoBudget), std::move(shared), policy, timed, verify,
                             name, max_operations, record,
                             program == nullptr ? nullptr : program->guide(), fraction, is_estimate,
                             is_estimate_unguided,
                             program == nullptr ? std::move(known) : program->trace, std::move(disk),
-                            std::move(host), drops, leaves_early, {std::move(unit), peak}});
+                            std::move(host), drops, leaves_early, {std::move(unit), peak},
+                            most_replays});
       }))
       .def("__enter__", &ActiveLevel::enter)
       .def("__exit__", &ActiveLevel::exit);

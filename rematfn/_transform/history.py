@@ -90,6 +90,10 @@ class Ran:
         """Whether the call was guided, and took another way."""
         return self._report.guide_lost
 
+    def was_stopped(self) -> bool:
+        """Whether the call was stopped for what its replays cost."""
+        return self._report.stopped
+
     def take_trace(self) -> _C.Trace | None:
         """Return what was recorded; recording ends."""
         return self._report.take_trace()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -50,6 +51,7 @@ class LevelOptions:
     unit: str = ""
     peak: int = 0
     known: _C.Trace | None = None  # a record of an earlier call, for the figure of a BudgetError
+    most_replays: float = math.inf  # in multiples of the program's cost; beyond, it is stopped
 
     def level(self) -> _C.ActiveLevel:
         """Return a level to be entered."""
@@ -74,6 +76,7 @@ class LevelOptions:
             self.unit,
             self.peak,
             self.known,
+            self.most_replays,
         )
 
 

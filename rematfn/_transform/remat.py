@@ -114,10 +114,13 @@ def remat(
             not evicted, so they are given no more than half of the bytes to spare; evicted values
             need their record, however long it is. In nested calls the outermost one decides.
         most_replays: The most that the replays of a call may cost, in multiples of the program's
-            cost; None: no limit. A call that follows a plan is judged before it begins; one that
-            nothing is known of, when it is over, its backward included: until then, its cost is not
-            known. What a backward has done after the call is only warned of, at the next call.
-            Inside of another call, that one decides.
+            cost; beyond that it is a :class:`BudgetError`. A call that follows a plan is judged
+            before it begins. One that nothing is known of is stopped while it runs, once it is past
+            the limit by what can be told of its cost (three times that of its forward, where a
+            backward is to come), and else judged when it is over, its backward included: what a
+            backward has done after the call is warned of, at the next call. None: 4, and nothing
+            but a :class:`ThrashingWarning`, once. ``float("inf")``: no limit. Inside of another
+            call, that one decides.
         offload: Where values may be moved to instead: True (the host's memory for values on an
             accelerator, a disk for those on a CPU), or a tier as :func:`offload` takes it. Each
             value that has to go then goes the cheaper way: it is dropped and computed again, or

@@ -22,7 +22,7 @@ from .budget import Limit
 from .history import Forecast, History, Ran
 from .level import MAX_OPERATIONS, LevelOptions, call
 from .signature import Signature, signature_of
-from .thrash import Thrash
+from .thrash import DEFAULT_MOST, Thrash
 from .tiers import Tiers
 
 P = ParamSpec("P")
@@ -43,12 +43,19 @@ class Options:
     of: str = ""  # what is transformed, if that is more than the function: a module's class
     tiers: Tiers = dataclasses.field(default_factory=Tiers)  # where values may be moved to
     drops: bool = True  # they may be dropped, and replayed
-    most_replays: float | None = None  # in multiples of the program's cost; None: no limit
+    most_replays: float | None = None  # in multiples of the program's cost; None: not said
+
+    @property
+    def limit(self) -> float:
+        """See Note [What the replays of a call are compared with]."""
+        if self.most_replays is not None:
+            return self.most_replays
+        return math.inf if self.policy.replays_freely else DEFAULT_MOST
 
     @property
     def judged_by_plan(self) -> bool:
         """See Note [What the replays of a call are compared with]."""
-        return self.most_replays is not None and not self.tiers
+        return not self.tiers
 
 
 class Rematted(Generic[P, R]):
@@ -101,7 +108,7 @@ class Rematted(Generic[P, R]):
             begun.append(ran)
             ran.signature = signature
             ran.to_judge = _C.stack_depth() == 1 and options.budget is not None
-            ran.to_judge &= self._options.most_replays is not None
+            ran.to_judge &= self._options.limit < math.inf
             if signature is not None:
                 failed.append(self._history.begin(signature, ran))
 
@@ -122,6 +129,8 @@ class Rematted(Generic[P, R]):
         if not ran.to_judge or not ran.is_over():
             return
         ran.to_judge = False
+        if ran.was_stopped():  # and that was said
+            return
         if ran.forecast.kind == "guided" and self._options.judged_by_plan and not ran.lost():
             return
         figures = ran.read()
@@ -135,14 +144,15 @@ class Rematted(Generic[P, R]):
 
     def _thrash(self, replayed: float, budget: int) -> Thrash | None:
         """Return what to say of a call that replays so much of the program; None: nothing."""
-        most = self._options.most_replays
-        if most is None or not most < replayed < math.inf:
+        most = self._options.limit
+        if not most < replayed < math.inf:
             return None
         return Thrash(
             call=self._describe(),
             replayed=replayed,
             budget=budget,
             most=most,
+            is_default=self._options.most_replays is None,
             fraction=self.budget.fraction,
             policy=self.policy,
             link=self._options.tiers.link(self._options.drops),
@@ -197,6 +207,8 @@ class Rematted(Generic[P, R]):
         signature = self._signature(args, kwargs)  # See Note [What makes two calls alike]
         forecast = self._history.forecast(signature, guided=guided, outermost=outermost)
         options = dataclasses.replace(options, record=forecast.record, known=forecast.known)
+        if outermost and self._options.most_replays is not None:
+            options = dataclasses.replace(options, most_replays=self._options.most_replays)
         if fraction is not None and forecast.peak_bytes is not None:
             options = dataclasses.replace(
                 options,

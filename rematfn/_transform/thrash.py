@@ -11,7 +11,13 @@ with the part would be to speak too early. So:
     simulator, which counts as the engine does. Nothing has run then, and no level is there.
   - A call without a plan is judged when it is over: as it returns, if no backward is to come, else
     when the function is called again. What is done cannot be refused, so then it is a warning.
+  - Before that it is stopped by the core, if it is past the limit by any estimate of what it will
+    cost: Note [A call that thrashes is stopped].
 A plan that moves values is not judged before, since what it costs is waiting, too.
+
+Where the user has set no limit, the limit is DEFAULT_MOST, and all that is said is a warning, once
+for each function. Its figure must be right, and the record of a call that is over tells it: so it
+comes then, and not while the call runs.
 """
 
 from __future__ import annotations
@@ -19,13 +25,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
+from typing import Final
 
 from .. import _C
-from .._errors import BudgetError
+from .._errors import BudgetError, ThrashingWarning
 from ..policies import Custom, Policy
 from ..policies._planned import Guided, Planned
 from .budget import format_bytes
 from .history import History
+
+DEFAULT_MOST: Final = 4.0
 
 
 def parse_most_replays(given: object, name: str) -> float | None:
@@ -50,7 +59,8 @@ class Thrash:
         call: The transform as the user wrote it.
         replayed: What it replays, in multiples of the program's cost.
         budget: In bytes.
-        most: The limit that the user has set.
+        most: The limit.
+        is_default: Whether the user has set none.
         fraction: The budget as it was given, if that was a fraction.
         policy: The policy of the function.
         link: Over which values may be moved.
@@ -61,28 +71,33 @@ class Thrash:
     replayed: float
     budget: int
     most: float
+    is_default: bool
     fraction: float | None
     policy: Policy
     link: _C.Link | None
     history: History
 
     def report(self, what: str, program: _C.Program | None, *, done: bool = False) -> None:
-        """Raise; or, if it is ``done``, warn once. ``program``: what was recorded, if it was.
+        """Raise; or, if it is ``done`` or nobody has asked, warn once.
+
+        ``program`` is what was recorded, if it was.
 
         Raises:
-            BudgetError: It is not done.
+            BudgetError: The user has set the limit, and it is not done.
         """
-        if done and self.history.has_warned:
+        warns = done or self.is_default
+        if warns and self.history.has_warned:
             return
         message = (
             f"{self.call}: {what} replays {self.replayed:.3g} times the program's cost within "
-            f"{format_bytes(self.budget)}, most_replays allows {self.most:g} times."
+            f"{format_bytes(self.budget)}, most_replays allows {self.most:g} times"
+            f"{' by default' if self.is_default else ''}."
             f"{self._advice(program)}"
         )
-        if not done:
+        if not warns:
             raise BudgetError(message)
         self.history.has_warned = True
-        warnings.warn(message, stacklevel=5)
+        warnings.warn(message, ThrashingWarning, stacklevel=5)
 
     def _advice(self, program: _C.Program | None) -> str:
         first = self.policy.first if isinstance(self.policy, Planned) else self.policy

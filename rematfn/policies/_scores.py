@@ -21,6 +21,8 @@ class Policy:
     kind: ClassVar[str] = "on"  # of score
     # Without a budget, what is not kept goes when the function returns.
     discards: ClassVar[bool] = False
+    # To replay a lot is what it is for: nobody is warned.
+    replays_freely: ClassVar[bool] = False
 
     def core(self) -> _C.Policy:
         """Return the policy as the core takes it: for a plan, until there is one."""

@@ -2,6 +2,7 @@
 """For tests: evict everything, check the core's invariants, count bytes without asking rematfn."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from .. import _C
 from ..policies import Policy
@@ -19,6 +20,8 @@ class EvictEverything(Policy):
     is not its first run's twin shows at once. Everything is meant: marks of :func:`rematfn.keep`
     would hide what is to be tested, and are not heeded.
     """
+
+    replays_freely: ClassVar[bool] = True
 
     def core(self) -> _C.Policy:
         """Return the policy as the core takes it."""

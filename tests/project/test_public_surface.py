@@ -33,6 +33,7 @@ PUBLIC = {
     "BudgetError",
     "ReplayError",
     "OffloadError",
+    "ThrashingWarning",
 }
 PARTS = {
     "rematfn.policies": {
