@@ -68,6 +68,7 @@ FrugalReplayer::Sweep FrugalReplayer::foresee(Table& table, std::span<Version* c
   sweep.peak = peak_of(sweep, table, first);
   if (sweep.operations.size() > lookahead_left_) throw Replayer::thrashing(table);
   lookahead_left_ -= sweep.operations.size();
+  domain_.store.note_lookahead(sweep.operations.size());
   return sweep;
 }
 
@@ -229,7 +230,7 @@ void FrugalReplayer::pin_in_frame(Version& version) {
 }
 
 void FrugalReplayer::replay(Table& table, std::span<Version* const> wanted) {
-  constexpr std::size_t kMostLookahead = std::size_t{1} << 26;  // operations: some seconds
+  constexpr std::size_t kMostLookahead = std::size_t{1} << 21;  // operations: some tenths of a second
   lookahead_left_ = kMostLookahead;
   frames_.push_back({});
   for (Version* v : wanted) add_once(frames_.back().inputs, *v);

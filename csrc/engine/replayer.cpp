@@ -14,6 +14,13 @@ constexpr int kMostRetries = 8;
 constexpr std::size_t kSomeReplays = 100;
 constexpr std::size_t kFewReplays = 2;
 constexpr std::size_t kManyReplays = 20;
+constexpr std::size_t kEnoughReplays = 10'000;
+
+// Rule 6. For one materialization; where the record is long, about all of it.
+std::size_t most_replays(std::size_t per_operation, std::size_t operations) {
+  const std::size_t most = std::max(kEnoughReplays, operations);
+  return kSomeReplays + std::min(per_operation * operations, most);
+}
 
 }  // namespace
 
@@ -89,7 +96,7 @@ NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
     return true;
   };
   if (fits([&] { replay_softly(wanted, kFewReplays); })) return {};
-  replays_left_ = kSomeReplays + kManyReplays * domain_.live_operations;
+  replays_left_ = most_replays(kManyReplays, domain_.live_operations);
   if (domain_.floor.frugal && fits([&] { frugal_.replay(*least->table, wanted); })) return {};
   if (fits([&] { replay_softly(wanted, kManyReplays); })) return {};
   return *least;
@@ -98,7 +105,7 @@ NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
 void Replayer::replay_softly(std::span<Version* const> wanted, std::size_t per_operation) {
   const auto missing = [](const Version* v) { return v->place != Place::kHere; };
   retries_ = domain_.floor.retried ? kMostRetries : 0;
-  replays_left_ = kSomeReplays + per_operation * domain_.live_operations;
+  replays_left_ = most_replays(per_operation, domain_.live_operations);
   for (bool again = false; std::any_of(wanted.begin(), wanted.end(), missing); again = true) {
     for (Version* v : wanted) {
       if (is_missing(*v) && v->must_be_replayed()) schedule(*v);

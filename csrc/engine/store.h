@@ -35,14 +35,17 @@ class Store {
   virtual void keep_alive(Version& version) = 0;
   // Throws if the user wants the program to stop.
   virtual void serve_signals() {}
+  // So many recorded operations have been looked at, to see what their replay would take.
+  virtual void note_lookahead(std::size_t /*operations*/) {}
 
  protected:
   ~Store() = default;
 };
 
 // Where there are no bytes but only numbers of them.
-class Sizes final : public Store {
+class Sizes : public Store {
  public:
+  virtual ~Sizes() = default;
   void drop(Version&) override {}
   bool held_elsewhere(const Version&) override { return false; }
   bool retain(Version&, const Bytes&) override { return true; }

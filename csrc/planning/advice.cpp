@@ -141,6 +141,7 @@ class Trial {
  public:
   Trial(const Trace& trace, SimulationOptions options)
       : trace_(trace), options_(std::move(options)) {
+    effort_.counts_walks = true;
     options_.effort = &effort_;
     if (options_.most_overhead != kNever) return;
     const double operators = static_cast<double>(trace.calls.size()) + 1;
@@ -155,6 +156,7 @@ class Trial {
       const Statistics free = simulate(trace_, options_);
       // Some policies evict all the same.
       if (most_overhead_) options_.most_overhead = *most_overhead_ + 2 * free.overhead();
+      at_least_ = effort_.operators;
       return free.unconstrained_bytes;
     } catch (const Stopped&) {
       return std::nullopt;
@@ -163,8 +165,9 @@ class Trial {
 
   [[nodiscard]] bool fits(std::size_t budget) {
     options_.budget = budget;
-    // One that comes to nothing leaves time for others.
-    effort_.most = effort_.operators + (kMostOperators - effort_.operators) / 4;
+    // One that comes to nothing leaves time for others; in a long call each replays but little.
+    const std::uint64_t left = kMostOperators - std::min<std::uint64_t>(effort_.operators, kMostOperators);
+    effort_.most = effort_.operators + std::max(left / 4, kTimes * at_least_);
     try {
       return simulate(trace_, options_).overhead() <= options_.most_overhead;
     } catch (const NoRoom&) {
@@ -174,18 +177,21 @@ class Trial {
     }
   }
   [[nodiscard]] bool is_over() const {
-    return effort_.operators + trace_.calls.size() > kMostOperators;
+    return effort_.operators + at_least_ > std::max(kMostOperators, kTrials * at_least_);
   }
 
  private:
   static constexpr double kMostReplays = 2e5;
-  // About half a second; a call that is longer is simulated a few times all the same.
-  static constexpr std::uint64_t kMostOperators = 300'000;
+  // Some tenths of a second. A policy that replays a lot is simulated a few times all the same.
+  static constexpr std::uint64_t kMostOperators = 100'000;
+  static constexpr std::uint64_t kTimes = 3;
+  static constexpr std::uint64_t kTrials = 10;
   const Trace& trace_;
   SimulationOptions options_;
   // A budget in which the call takes longer than that is not one to ask for.
   std::optional<double> most_overhead_;  // none: it was said
   Effort effort_;
+  std::uint64_t at_least_ = 0;  // what a simulation takes in which nothing has to go
 };
 
 }  // namespace

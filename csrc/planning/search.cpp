@@ -197,11 +197,17 @@ Search::Result Search::simulate(const std::shared_ptr<const Plan>& plan, Effort&
                                   .most_overhead = worth_finishing(*plan),
                                   .effort = &effort,
                                   .link = link_};
+  // While nothing fits, a plan that comes to nothing takes its time with walks.
+  constexpr std::uint64_t kMostOfOne = 200'000;
+  effort.counts_walks = !best_;
+  effort.most = best_ ? kAll : effort.operators + std::max<std::uint64_t>(kMostOfOne, 4 * trace_->calls.size());
   Result result;
   try {
     result.overhead = rematfn::simulate(*trace_, options, &result.moved).overhead();
   } catch (const NoRoom&) {
     // as it was
+  } catch (const Stopped&) {
+    if (effort.stop) throw;
   }
   return result;
 }

@@ -105,8 +105,12 @@ class Search {
   [[nodiscard]] bool online_is_next() const {
     return online_is_due_ && simulated_plans_ > 0 && reached() > 0;
   }
-  // Nothing fits yet, and not all settings have been tried.
-  [[nodiscard]] bool must_go_on() const { return !best_ && stage_ == Stage::kScores; }
+  // Nothing fits yet, not all settings have been tried, and it is not hopeless: a call that will be
+  // refused is not to wait for all of them.
+  [[nodiscard]] bool must_go_on() const {
+    constexpr std::uint64_t kHopeless = 60'000;
+    return !best_ && stage_ == Stage::kScores && simulated_ < kHopeless;
+  }
   // Puts what comes next into the queue. False if nothing does.
   [[nodiscard]] bool begin_next_stage();
   void try_what_is_kept();

@@ -14,20 +14,42 @@ namespace {
 
 struct SimulatedVersion final : Version, Pooled<SimulatedVersion> {};
 
-Sizes sizes;
+// Counts what is done.
+class CountingSizes final : public Sizes {
+ public:
+  Effort* effort = nullptr;
+
+  void note(std::uint64_t operators) {
+    if (effort == nullptr) return;
+    if (effort->stop.load(std::memory_order_relaxed)) throw Stopped{};
+    const std::uint64_t before = effort->operators.fetch_add(operators, std::memory_order_relaxed);
+    if (before >= effort->most) throw Stopped{};
+  }
+
+  void note_lookahead(std::size_t operations) override {
+    constexpr std::size_t kOfOneReplay = 8;
+    if (effort != nullptr && effort->counts_walks) note(operations / kOfOneReplay);
+  }
+};
 
 class SimulatedDomain final : public Domain {
  public:
-  SimulatedDomain() : Domain(sizes) {}
-
-  Effort* effort = nullptr;
+  explicit SimulatedDomain(Effort* effort) : Domain(sizes_) { sizes_.effort = effort; }
 
   // An operator, or a replay of one.
   void note_effort() {
-    if (effort == nullptr) return;
-    if (effort->stop.load(std::memory_order_relaxed)) throw Stopped{};
-    if (effort->operators.fetch_add(1, std::memory_order_relaxed) >= effort->most) throw Stopped{};
+    constexpr std::uint64_t kWalksOfOneReplay = 4;
+    std::uint64_t operators = 1;
+    if (sizes_.effort != nullptr && sizes_.effort->counts_walks) {
+      operators += (walks.last - walks_before_) / kWalksOfOneReplay;
+      walks_before_ = walks.last;
+    }
+    sizes_.note(operators);
   }
+
+ private:
+  CountingSizes sizes_;
+  std::uint64_t walks_before_ = 0;
 };
 
 struct SimulatedOperation final : Operation, Pooled<SimulatedOperation> {
@@ -133,7 +155,7 @@ class Simulation {
   Simulation(const Trace& trace, const SimulationOptions& options)
       : trace_(trace),
         options_(options),
-        domain_(std::make_shared<SimulatedDomain>()),
+        domain_(std::make_shared<SimulatedDomain>(options.effort)),
         table_(new Table(domain_, nullptr, options.budget, options.policy)),
         level_(table_),
         versions_(trace.values.size()) {
@@ -147,7 +169,6 @@ class Simulation {
     }
     table_->leaves_early = options.leaves_early;
     domain_->guide = options.guide;
-    domain_->effort = options.effort;
     domain_->floor = options.floor;
   }
 

@@ -261,6 +261,38 @@ def test_of_random_programs_a_figure_for_the_whole_call_is_enough_at_once(
         for budget in (2, trace.peak_bytes // 3):
             error = refusal_of(lambda: rematfn.simulate(trace, budget, policy))  # noqa: B023
             if error is not None:
-                rematfn.simulate(trace, asked_for(error), policy)
+                enough = rematfn.simulate(trace, asked_for(error), policy)
+                assert enough.min_budget <= asked_for(error)
                 followed += 1
     assert followed >= 6
+
+
+def test_no_budget_below_the_largest_need_is_enough_and_none_is_advised() -> None:
+    """`min_budget` and the figure agree, whoever is asked."""
+    x = torch.randn(4, 16, 16)
+    trace = rematfn.record(deep, x)
+    least = rematfn.simulate(trace, None, ON()).min_budget
+    error = refused(lambda: rematfn.simulate(trace, least - 1, ON()))
+    assert asked_for(error) >= least
+    assert rematfn.simulate(trace, asked_for(error), ON()).min_budget == least
+    g = rematfn.remat(deep, asked_for(error), policy=ON())
+    g(x)
+    assert rematfn.stats(g).min_budget == least
+
+
+def recurrent(x: Tensor) -> Tensor:
+    """A loop whose gradients are added up: near its floor each is replayed by most others."""
+    decay, h, outputs = torch.exp(-x), torch.zeros(32), []
+    for now, stays in zip(x.unbind(), decay.unbind(), strict=True):
+        h = stays * h + now
+        outputs.append(h * now)
+    return torch.stack(outputs).square().sum()
+
+
+def test_a_budget_in_which_nothing_fits_is_not_searched_for_long() -> None:
+    """Operators simulated are counted: a call that will be refused waits for them."""
+    trace = rematfn.record(torch.func.grad(recurrent), torch.rand(128, 32))
+    program = rematfn._C.Program(trace._core)
+    program.search(int(0.4 * trace.peak_bytes), 1 << 40, 1 << 40, online=ON().core())
+    assert program.follow(30_000) < 300_000
+    assert program.overhead() == float("inf")
