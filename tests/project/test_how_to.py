@@ -72,7 +72,7 @@ def run(page: Path, text: str, folder: Path) -> list[str]:
 
     Of several ranks, what the first prints.
     """
-    script = folder / f"{page.stem}.py"
+    script = folder / f"page-{page.stem}.py"  # nothing can import it for a library
     script.write_text(program(page, text), encoding="utf-8")
     asked = RANKS.search(text)
     ranks = int(asked[1]) if asked else 1
