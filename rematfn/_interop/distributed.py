@@ -100,7 +100,7 @@ def _after_forward(module: nn.Module, args: Any, kwargs: Any, result: Any) -> No
     _keep(*tensors_of(result))
     for argument in tensors_of((args, kwargs)):
         if argument.requires_grad and argument.grad_fn is not None:
-            argument.register_hook(_keep)
+            argument.register_hook(_keep)  # type: ignore[no-untyped-call]
 
 
 def _keep(*tensors: torch.Tensor) -> None:
