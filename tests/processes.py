@@ -83,7 +83,7 @@ def in_ranks(function: Callable[[], object], folder: Path, ranks: int = 2) -> No
         )
         for rank in range(ranks)
     ]
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + 2 * SECONDS
     try:
         said = [one.communicate(timeout=max(0, deadline - time.monotonic()))[0] for one in started]
     finally:
@@ -101,7 +101,7 @@ def as_rank(function: Callable[[], object]) -> None:
         f"file://{os.environ['STORE']}",
         rank=rank,
         world_size=ranks,
-        timeout=timedelta(seconds=SECONDS // 3),
+        timeout=timedelta(seconds=SECONDS),
     )
     function()
     rematfn.testing.check()
