@@ -41,18 +41,21 @@ from .pytrees import tensors_of
 _UNITS = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 
+_handles: list[Any] = []  # of the hooks, while there is a process group: compilers look at hooks
+
+
 def watch() -> None:
     """Watch the modules that torch.distributed has wrapped, if there may be any."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        _watch_forwards()
-        if _UNITS in sys.modules:
-            _watch_units()
-
-
-@functools.cache
-def _watch_forwards() -> None:
-    nn.modules.module.register_module_forward_pre_hook(_before_forward)
-    nn.modules.module.register_module_forward_hook(_after_forward, with_kwargs=True)
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        while _handles:
+            _handles.pop().remove()
+        return
+    if not _handles:
+        hooks = nn.modules.module
+        _handles.append(hooks.register_module_forward_pre_hook(_before_forward))
+        _handles.append(hooks.register_module_forward_hook(_after_forward, with_kwargs=True))
+    if _UNITS in sys.modules:
+        _watch_units()
 
 
 @functools.cache
