@@ -8,14 +8,18 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import distributed
 
 import rematfn
 
@@ -52,6 +56,56 @@ def in_a_process(function: Callable[[], object], timeout: float = 120) -> None:
         text=True,
     )
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+def in_ranks(function: Callable[[], object], folder: Path, ranks: int = 2) -> None:
+    """Call a function of a test file in so many interpreters, which are a process group over gloo.
+
+    Each ends with the group's last collective, so that none leaves the others alone.
+    """
+    file, here = Path(inspect.getfile(function)), Path(__file__).parent
+    folders = [file.parent, here, Path(rematfn.__file__).parent.parent]
+    script = f"import processes, {file.stem} as tests; processes.as_rank(tests.{function.__name__})"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            cwd=here,
+            env={
+                **environment(),
+                "PYTHONPATH": os.pathsep.join(map(str, folders)),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "STORE": str(folder / "store"),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    deadline = time.monotonic() + 2 * SECONDS
+    try:
+        said = [one.communicate(timeout=max(0, deadline - time.monotonic()))[0] for one in started]
+    finally:
+        for one in started:
+            one.kill()
+    assert all(one.returncode == 0 for one in started), "\n---\n".join(said)
+
+
+def as_rank(function: Callable[[], object]) -> None:
+    """Call `function` in the process group that the environment tells of."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        f"file://{os.environ['STORE']}",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=SECONDS),
+    )
+    function()
+    rematfn.testing.check()
+    distributed.destroy_process_group()
 
 
 @dataclass(frozen=True)

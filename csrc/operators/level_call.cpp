@@ -17,6 +17,7 @@
 #include "levels/pressure.h"
 #include "levels/weight_cache.h"
 #include "operators/device_time.h"
+#include "operators/raw_access.h"
 #include "tensors/stack_utils.h"
 #include "tensors/thread_keys.h"
 
@@ -87,9 +88,13 @@ void LevelCall::run() {
   try {
     if (is_metered_) notice_unrecorded(level_);
     if (is_bounded_) stop_if_thrashing(level_);
-    if (facts_.is_view || facts_.announces_address || facts_.changes_metadata) return pass();
+    if (facts_.is_view || facts_.announces_address || facts_.changes_metadata) {
+      pass();
+      return keep_for_hooks();
+    }
     Step::run();
     give_away_parts();
+    keep_for_hooks();
     finish();
     if (!is_bounded_) relieve_pressure(level_, output_bytes_);
   } catch (const NoRoom& why) {
@@ -143,6 +148,30 @@ const Ref<CallTemplate>& LevelCall::call_template() {
 void LevelCall::keep_arguments() {
   for (const FoundTensor& f : found_) {
     if (f.cell != nullptr && !f.written && f.cell->version->producer) domain_.cut(*f.cell->version);
+  }
+}
+
+// Note [Hooks of a leaf read by address]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Where the whole step is inside of `f`, so is the reducer of DistributedDataParallel. It is a hook,
+// in C++, that runs after the node that accumulates a leaf's gradient. Before it copies the gradient
+// into a bucket it asks whether the two share an address, which no operator does for it, and finds
+// nothing if the gradient was evicted after the node's last operator. We cannot step in between. So what
+// is made while such a node runs is kept, if somebody has a hook behind it.
+void LevelCall::keep_for_hooks() {
+  const auto node = torch::autograd::get_current_node();
+  if (!node || node->post_hooks().empty() ||
+      dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get()) == nullptr) {
+    return;
+  }
+  for (const c10::IValue& value : results()) {
+    for_each_tensor(value, [&](const at::Tensor& tensor, int) {
+      const Cell* cell = cell_of(*tensor.unsafeGetTensorImpl());
+      if (cell == nullptr) return;
+      Version* version = cell->version.get();
+      if (version->place != Place::kHere) domain_.materialize({&version, 1});
+      keep(domain_, *version);
+    });
   }
 }
 

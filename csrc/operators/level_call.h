@@ -32,6 +32,7 @@ class LevelCall final : private Step {
   [[nodiscard]] const Ref<CallTemplate>& call_template();
   void pass();
   void keep_arguments();
+  void keep_for_hooks();
   void note_filled_memory();
   void note_leaves();
   void note_saver_of_arguments();

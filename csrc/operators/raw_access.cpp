@@ -51,9 +51,9 @@ at::Tensor sparse_coo_tensor(const at::Tensor& indices, const at::Tensor& values
                                is_coalesced);
 }
 
-}  // namespace
-
-void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
+// Makes all resident, and hands the versions of each domain, whose lock is held, to `use`.
+template <class Use>
+void bring_all_back(c10::ArrayRef<at::Tensor> tensors, const std::string& reader, const Use& use) {
   std::vector<at::Tensor> asked;
   for (const at::Tensor& tensor : tensors) {
     for_each_innermost(tensor, [&](const at::Tensor& inner) { asked.push_back(inner); });
@@ -77,8 +77,28 @@ void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
     if (level == nullptr) continue;
     materialize_for(*level, wanted, reader);
     level->tensor_domain().streams.settle();
-    for (Version* version : wanted) version->exposed = domain->next_order;
+    use(level->tensor_domain(), wanted);
   }
+}
+
+}  // namespace
+
+void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
+  bring_all_back(tensors, reader, [](TensorDomain& domain, const std::vector<Version*>& versions) {
+    for (Version* version : versions) version->exposed = domain.next_order;
+  });
+}
+
+void keep(Domain& domain, Version& version) {
+  if (!version.producer) return;
+  if (domain.recorder) domain.recorder->note_filled(version);
+  domain.cut(version);
+}
+
+void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
+  bring_all_back(tensors, reader, [](TensorDomain& domain, const std::vector<Version*>& versions) {
+    for (Version* version : versions) keep(domain, *version);
+  });
 }
 
 void materialize(const at::Tensor& tensor) { materialize({&tensor, 1}, "materialize(x)"); }

@@ -346,6 +346,10 @@ PYBIND11_MODULE(_C, m) {
         [](const std::vector<at::Tensor>& tensors, const std::string& reader) {
           materialize(tensors, reader);
         }, nogil);
+  m.def("keep_bytes",
+        [](const std::vector<at::Tensor>& tensors, const std::string& reader) {
+          keep_bytes(tensors, reader);
+        }, nogil);
   m.def("mark", &mark, nogil);
   m.def("share_handles",
         [](const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& arguments) {

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from .. import _C
 from .._errors import RematError
-from .._interop import storages
+from .._interop import distributed, storages
 from .._interop.pytrees import tensors_of
 from .deferred import refuse_deferred_result
 
@@ -56,6 +56,7 @@ class LevelOptions:
     def level(self) -> _C.ActiveLevel:
         """Return a level to be entered."""
         storages.watch()
+        distributed.watch()
         return _C.ActiveLevel(
             self.budget,
             self.shared,

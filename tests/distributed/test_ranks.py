@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training in two processes, each under budgets of its own: bit for bit what it is without."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import (
+    EVERYTHING,
+    Transform,
+    assert_bitwise_equal,
+    assert_nothing_keyed,
+    assert_nothing_left,
+    remains,
+    untransformed,
+)
+from processes import in_ranks
+from torch import Tensor, distributed, nn
+from torch.distributed import _functional_collectives as collectives
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import rematfn
+from rematfn.testing import MemoryTimeline
+
+WIDTH, ROWS, BLOCKS = 16, 256, 4
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return y
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block() for _ in range(BLOCKS)))
+
+
+def batch(k: int) -> Tensor:
+    torch.manual_seed(100 * k + distributed.get_rank())
+    return torch.randn(ROWS, WIDTH)
+
+
+def whole(t: Tensor) -> Tensor:
+    full = t.detach().full_tensor() if hasattr(t, "full_tensor") else t.detach()
+    return full.clone()
+
+
+def trained(
+    model: nn.Module,
+    around_step: Transform = untransformed,
+    alone: Callable[[int], Any] | None = None,
+) -> Any:
+    """Return the losses, parameters and gradients of three steps; some communicate not."""
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=0.01)
+
+    def step(x: Tensor, k: int) -> Tensor:
+        if k != 1:
+            optimizer.zero_grad()
+        with alone(k) if alone else contextlib.nullcontext():
+            loss = model(x).square().mean()
+            loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step = around_step(step)
+    losses = [step(batch(k), k) for k in range(3)]
+    gradients = [whole(p.grad) for p in parameters if p.grad is not None]
+    return losses, [whole(p) for p in parameters], gradients
+
+
+# --- what is run ----------------------------------------------------------------------------------
+
+
+def inside_ddp(transform: Transform, **options: Any) -> Any:
+    return trained(DistributedDataParallel(transform(network()), **options))
+
+
+def around_ddp(transform: Transform, **options: Any) -> Any:
+    return trained(transform(DistributedDataParallel(network(), **options)))
+
+
+def around_step_of_ddp(transform: Transform, **options: Any) -> Any:
+    return trained(DistributedDataParallel(network(), bucket_cap_mb=0.01, **options), transform)
+
+
+def no_sync(transform: Transform, whole_step: bool) -> Any:
+    model = DistributedDataParallel(network())
+
+    def alone(k: int) -> Any:
+        return model.no_sync() if k == 0 else contextlib.nullcontext()
+
+    if whole_step:
+        return trained(model, transform, alone)
+    return trained(transform(model), alone=alone)
+
+
+def communication_hook(transform: Transform) -> Any:
+    model = DistributedDataParallel(network())
+
+    def average(state: object, bucket: Any) -> Any:
+        scaled = bucket.buffer().div_(distributed.get_world_size())
+        work = distributed.all_reduce(scaled, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    model.register_comm_hook(None, average)
+    return trained(model, transform)
+
+
+def sharded(
+    transform: Transform, at: str, units: Iterable[int] = range(BLOCKS), **options: Any
+) -> Any:
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    model = network()
+    for k in range(BLOCKS):
+        if at == "blocks":
+            model[k] = transform(model[k])
+        if k in units:
+            fully_shard(model[k], mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return trained(
+        transform(model) if at == "model" else model, transform if at == "step" else untransformed
+    )
+
+
+def tensor_parallel(transform: Transform, whole_step: bool) -> Any:
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    model: nn.Module = network()
+    for block in model.children():
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return trained(model, transform) if whole_step else trained(transform(model))
+
+
+def asynchronous(transform: Transform) -> Any:
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        work = distributed.all_reduce(y, async_op=True)
+        z = x.cos().exp()
+        work.wait()
+        parts = [torch.empty_like(x) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(parts, z)
+        return (y.cos() + torch.stack(parts).sin().sum(0)).tanh()
+
+    return transform(f)(batch(0))
+
+
+def differentiable(transform: Transform) -> Any:
+    def f(x: Tensor) -> Tensor:
+        y = collectives.all_gather_tensor_autograd(x.cos(), 0, distributed.group.WORLD)
+        z = collectives.reduce_scatter_tensor_autograd(y.exp(), "sum", 0, distributed.group.WORLD)
+        w = collectives.all_reduce(x.detach().sin(), "sum", distributed.group.WORLD)
+        return ((z.sin() + w.cos()) * y.sum()).tanh()
+
+    x = batch(0).requires_grad_()
+    y = transform(f)(x)
+    y.square().sum().backward()
+    return y.detach(), x.grad
+
+
+# --- what is asked of it --------------------------------------------------------------------------
+
+
+def assert_same_and_bounded(run: Callable[[Transform], Any], fraction: float | None = 0.7) -> None:
+    """Assert that `run` gives what it gives untransformed, with all evicted, and in two budgets.
+
+    Each rank has a fraction of its own of the peak, so that the two evict differently.
+    """
+    with MemoryTimeline() as timeline:
+        expected = run(untransformed)
+    eager = timeline.peak
+    made: list[Any] = []
+
+    def through(f: Any, how: Transform) -> Any:
+        made.append(how(f))
+        return made[-1]
+
+    def result_of(how: Transform) -> Any:
+        made.clear()
+        found = run(lambda f: through(f, how))
+        assert_nothing_keyed(found)
+        assert_bitwise_equal(found, expected)
+
+    result_of(rematfn.remat)
+    peak = max(rematfn.stats(g).peak_bytes for g in made)
+    result_of(EVERYTHING)
+    assert all(rematfn.stats(g).replays > 0 for g in made)
+    if fraction is None:
+        return
+    budget = int((fraction + 0.02 * distributed.get_rank()) * peak)
+    with MemoryTimeline() as timeline:
+        result_of(functools.partial(rematfn.remat, budget=budget))
+    assert all(rematfn.stats(g).peak_bytes <= budget for g in made)
+    assert any(rematfn.stats(g).evictions > 0 for g in made)
+    assert timeline.peak <= eager
+
+
+def replicated() -> None:
+    for run in (inside_ddp, around_ddp, around_step_of_ddp):
+        assert_same_and_bounded(run)
+    assert_same_and_bounded(functools.partial(around_step_of_ddp, gradient_as_bucket_view=True))
+    assert_same_and_bounded(functools.partial(around_step_of_ddp, static_graph=True))
+    assert_same_and_bounded(functools.partial(no_sync, whole_step=True))
+    assert_same_and_bounded(communication_hook)
+
+
+def shards() -> None:
+    for at, fraction in (("blocks", 0.92), ("model", 0.7), ("step", 0.7)):
+        assert_same_and_bounded(functools.partial(sharded, at=at), fraction)
+    assert_same_and_bounded(functools.partial(sharded, at="model", units=()))  # the root alone
+    assert_same_and_bounded(functools.partial(sharded, at="model", reshard_after_forward=False))
+
+
+def communicating() -> None:
+    for whole_step in (False, True):
+        assert_same_and_bounded(functools.partial(tensor_parallel, whole_step=whole_step))
+    assert_same_and_bounded(asynchronous, fraction=0.92)
+    assert_same_and_bounded(differentiable, fraction=None)  # a collective is its peak
+
+
+def one_fails() -> None:
+    before = remains()
+    model = DistributedDataParallel(network())
+    last = distributed.get_rank() == 1
+
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        if last:
+            raise ValueError("this rank fails")
+        loss.backward()
+        return loss.detach()
+
+    # The other one is told when the group is gone.
+    with pytest.raises(ValueError if last else RuntimeError):
+        EVERYTHING(step)(batch(0))
+    assert_nothing_left(before)
+
+
+@pytest.mark.parametrize("work", [replicated, shards, communicating, one_fails])
+def test_in_two_processes(work: Callable[[], None], tmp_path: Path) -> None:
+    in_ranks(work, tmp_path)
