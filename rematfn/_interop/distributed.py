@@ -10,9 +10,9 @@ leaves a unit is kept: the results of its forward, and in the backward the gradi
 arguments and parameters. What is replayed then lies in one unit, and nobody asks for it but that
 unit's backward, for which the parameters are there again, with the same bits.
 
-What leaves must be kept before the parameters go, and so before FSDP's own hooks. A global hook on
-forwards runs before a module's, and is given the arguments as FSDP's hook before the forward made
-them; a hook on these is before the node of FSDP's that ends the unit's backward.
+What leaves must be kept before the parameters go, and so by the methods of FSDP's own that come
+first and last. A hook on the arguments as FSDP hands them on is before the node of FSDP's that ends
+the unit's backward.
 
 FSDP gathers and empties outside of every level. What it gathers is its own: it does not count. And
 what it empties is hashed (Note [Resizes are operators]), where inside of the function it would be
@@ -41,21 +41,18 @@ from .pytrees import tensors_of
 _UNITS = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 
-_handles: list[Any] = []  # of the hooks, while there is a process group: compilers look at hooks
-
-
 def watch() -> None:
-    """Watch the modules that torch.distributed has wrapped, if there may be any."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        while _handles:
-            _handles.pop().remove()
-        return
-    if not _handles:
-        hooks = nn.modules.module
-        _handles.append(hooks.register_module_forward_pre_hook(_before_forward))
-        _handles.append(hooks.register_module_forward_hook(_after_forward, with_kwargs=True))
-    if _UNITS in sys.modules:
-        _watch_units()
+    """Have what torch.distributed wraps tell the levels, if there may be any of it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        _watch_buckets()
+        if _UNITS in sys.modules:
+            _watch_units()
+
+
+@functools.cache
+def _watch_buckets() -> None:
+    wrapper: Any = nn.parallel.DistributedDataParallel
+    wrapper._pre_forward = _with_buckets_outside(wrapper._pre_forward)
 
 
 @functools.cache
@@ -63,6 +60,8 @@ def _watch_units() -> None:
     unit = sys.modules[_UNITS].FSDPParamGroup
     for name in ("unshard", "wait_for_unshard", "reshard"):
         setattr(unit, name, _outside(getattr(unit, name)))
+    unit.pre_forward = _with_arguments_watched(unit.pre_forward)
+    unit.post_forward = _with_results_kept(unit.post_forward)
     unit.post_backward = _with_gradients_kept(unit.post_backward)
 
 
@@ -87,29 +86,38 @@ def _with_gradients_kept(post_backward: Any) -> Any:
     return called
 
 
-def _before_forward(module: nn.Module, args: Any) -> None:
-    # See Note [Buckets are outside]
-    if isinstance(module, nn.parallel.DistributedDataParallel) and torch.is_grad_enabled():
-        if module._join_config.enable:
-            return
-        with _C.Outside():
-            module._has_rebuilt_buckets |= module.reducer._rebuild_buckets()
+def _with_arguments_watched(pre_forward: Any) -> Any:
+    @functools.wraps(pre_forward)
+    def called(unit: Any, *args: Any, **kwargs: Any) -> Any:
+        arguments = pre_forward(unit, *args, **kwargs)
+        for argument in tensors_of(arguments):
+            if argument.requires_grad and argument.grad_fn is not None:
+                argument.register_hook(_keep)  # type: ignore[no-untyped-call]
+        return arguments
+
+    return called
 
 
-def _after_forward(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-    if not _is_unit(module):
-        return
-    # See Note [Units of parameters]
-    _keep(*tensors_of(result))
-    for argument in tensors_of((args, kwargs)):
-        if argument.requires_grad and argument.grad_fn is not None:
-            argument.register_hook(_keep)  # type: ignore[no-untyped-call]
+def _with_results_kept(post_forward: Any) -> Any:
+    @functools.wraps(post_forward)
+    def called(unit: Any, module: Any, arguments: Any, result: Any) -> Any:
+        _keep(*tensors_of(result))
+        return post_forward(unit, module, arguments, result)
+
+    return called
+
+
+# See Note [Buckets are outside]
+def _with_buckets_outside(pre_forward: Any) -> Any:
+    @functools.wraps(pre_forward)
+    def called(module: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and not module._join_config.enable:
+            with _C.Outside():
+                module._has_rebuilt_buckets |= module.reducer._rebuild_buckets()
+        return pre_forward(module, *inputs, **kwargs)
+
+    return called
 
 
 def _keep(*tensors: torch.Tensor) -> None:
     _C.keep_bytes(list(tensors), "a unit of parameters")
-
-
-def _is_unit(module: nn.Module) -> bool:
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and isinstance(module, fsdp.FSDPModule)

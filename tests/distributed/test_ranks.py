@@ -113,12 +113,12 @@ def no_sync(transform: Transform, whole_step: bool) -> Any:
 def communication_hook(transform: Transform) -> Any:
     model = DistributedDataParallel(network())
 
-    def average(state: object, bucket: Any) -> Any:
+    def average(bucket: distributed.GradBucket) -> Any:
         scaled = bucket.buffer().div_(distributed.get_world_size())
         work = distributed.all_reduce(scaled, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
-    model.register_comm_hook(None, average)
+    model.register_comm_hook(None, lambda state, bucket: average(bucket))
     return trained(model, transform)
 
 
