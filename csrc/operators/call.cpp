@@ -12,6 +12,7 @@
 #include "base/errors.h"
 #include "levels/meter.h"
 #include "levels/pressure.h"
+#include "tensors/named_storages.h"
 #include "tensors/profiled.h"
 #include "tensors/stack_utils.h"
 #include "tensors/tensor_store.h"
@@ -126,8 +127,11 @@ void Call::check_inputs(TensorDomain& domain) const {
     if (version.outside == nullptr) continue;
     const char* change = domain.change_of(version, call_template->view(i));
     if (change == nullptr) continue;
-    check_replay(false, "an argument of `" + call_template->op.schema().name() +
-                            "` that no level made " + change);
+    const std::string name = name_of(version.storage);
+    check_replay(false, (name.empty() ? "an argument of `" : "`" + name + "`, an argument of `") +
+                            call_template->op.schema().name() + "` that no level made " + change +
+                            (name.empty() ? "" : ". `fully_shard` has freed it: give that "
+                                                 "reshard_after_forward=False"));
   }
 }
 

@@ -19,6 +19,7 @@
 #include "tensors/layers.h"
 #include "tensors/move_to_disk.h"
 #include "tensors/move_to_host.h"
+#include "tensors/named_storages.h"
 
 namespace py = pybind11;
 
@@ -350,6 +351,7 @@ PYBIND11_MODULE(_C, m) {
         [](const std::vector<at::Tensor>& tensors, const std::string& reader) {
           keep_bytes(tensors, reader);
         }, nogil);
+  m.def("name_storage", &name_storage, nogil);
   m.def("mark", &mark, nogil);
   m.def("share_handles",
         [](const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& arguments) {

@@ -49,6 +49,14 @@ def watch() -> None:
             _watch_units()
 
 
+def share_state(module: nn.Module, twin: nn.Module) -> None:
+    """Have torch.distributed find what it knows of ``module`` by its twin, too."""
+    found = sys.modules.get("torch.distributed._composable_state")
+    state = None if found is None else found._module_state_mapping.get(module)
+    if state is not None:
+        found._module_state_mapping[twin] = state  # type: ignore[union-attr]
+
+
 @functools.cache
 def _watch_buckets() -> None:
     wrapper: Any = nn.parallel.DistributedDataParallel
@@ -60,6 +68,8 @@ def _watch_units() -> None:
     unit = sys.modules[_UNITS].FSDPParamGroup
     for name in ("unshard", "wait_for_unshard", "reshard"):
         setattr(unit, name, _outside(getattr(unit, name)))
+    parameter = sys.modules[_UNITS].FSDPParam
+    parameter.free_unsharded_param = _named(parameter.free_unsharded_param)
     unit.pre_forward = _with_arguments_watched(unit.pre_forward)
     unit.post_forward = _with_results_kept(unit.post_forward)
     unit.post_backward = _with_gradients_kept(unit.post_backward)
@@ -70,6 +80,17 @@ def _outside(method: Any) -> Any:
     def called(*args: Any, **kwargs: Any) -> Any:
         with _C.Outside():
             return method(*args, **kwargs)
+
+    return called
+
+
+def _named(free: Any) -> Any:
+    @functools.wraps(free)
+    def called(parameter: Any) -> Any:
+        name = parameter._param_fqn or "a parameter"
+        for tensor in (*parameter.all_gather_outputs, *parameter._unsharded_inner_tensors):
+            _C.name_storage(tensor.untyped_storage(), name)
+        return free(parameter)
 
     return called
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from torch import nn
 
+from .._interop.distributed import share_state
 from .._interop.opaque import not_compiled
 from .rematted import Options, Rematted
 
@@ -108,4 +109,5 @@ def remat_module(module: M, options: Options) -> M:
         Twin.__rematted__ = called  # type: ignore[method-assign]
     twin = object.__new__(Twin)
     object.__setattr__(twin, "__dict__", module.__dict__)
+    share_state(module, twin)
     return twin

@@ -132,6 +132,8 @@ def sharded(
             model[k] = transform(model[k])
         if k in units:
             fully_shard(model[k], mesh=mesh, **options)
+        if at == "units":
+            model[k] = transform(model[k])
     fully_shard(model, mesh=mesh, **options)
     return trained(
         transform(model) if at == "model" else model, transform if at == "step" else untransformed
@@ -219,7 +221,7 @@ def replicated() -> None:
 
 
 def shards() -> None:
-    for at, fraction in (("blocks", 0.92), ("model", 0.7), ("step", 0.7)):
+    for at, fraction in (("blocks", 0.92), ("units", 0.92), ("model", 0.7), ("step", 0.7)):
         assert_same_and_bounded(functools.partial(sharded, at=at), fraction)
     assert_same_and_bounded(functools.partial(sharded, at="model", units=()))  # the root alone
     assert_same_and_bounded(functools.partial(sharded, at="model", reshard_after_forward=False))
@@ -250,6 +252,40 @@ def one_fails() -> None:
     assert_nothing_left(before)
 
 
-@pytest.mark.parametrize("work", [replicated, shards, communicating, one_fails])
+def freed() -> None:
+    """What a unit stores away beside its result is replayed from parameters that are not there."""
+    before = remains()
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    aside: list[Tensor] = []
+
+    class Storing(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            aside.append(self.up(x))
+            return super().forward(x)
+
+    def loss_of(transform: Transform, **options: Any) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(Storing(), *(Block() for _ in range(BLOCKS - 1)))
+        for block in model:
+            fully_shard(block, mesh=mesh, **options)
+        fully_shard(model, mesh=mesh, **options)
+
+        def f(x: Tensor) -> Tensor:
+            y: Tensor = model(x).square().mean() + aside.pop().sin().mean()
+            return y
+
+        y = transform(f)(batch(0))
+        y.backward()
+        return y.detach()
+
+    error = r"`0\.up\.(weight|bias)`, .* was resized .* reshard_after_forward=False"
+    with pytest.raises(rematfn.ReplayError, match=error):
+        loss_of(EVERYTHING)
+    assert_nothing_left(before)
+    kept = {"reshard_after_forward": False}
+    assert_bitwise_equal(loss_of(EVERYTHING, **kept), loss_of(untransformed, **kept))
+
+
+@pytest.mark.parametrize("work", [replicated, shards, communicating, one_fails, freed])
 def test_in_two_processes(work: Callable[[], None], tmp_path: Path) -> None:
     in_ranks(work, tmp_path)
