@@ -94,7 +94,7 @@ void LevelCall::run() {
     }
     Step::run();
     give_away_parts();
-    keep_for_hooks();
+    keep_for_hooks();  // See Note [Hooks of a leaf read by address]
     finish();
     if (!is_bounded_) relieve_pressure(level_, output_bytes_);
   } catch (const NoRoom& why) {
