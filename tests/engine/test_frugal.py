@@ -26,15 +26,14 @@ Step = Callable[[], Any]
 
 
 class Block(nn.Module):
-    def __init__(self, channels: int) -> None:
+    def __init__(self, n: int) -> None:
         super().__init__()
-        first, second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
-        self.branch = nn.Sequential(
-            first, nn.BatchNorm2d(channels), nn.ReLU(), second, nn.BatchNorm2d(channels)
-        )
+        halves = ((nn.BatchNorm1d(n), nn.ReLU(), nn.Linear(n, n)) for _ in range(2))
+        self.branch = nn.Sequential(*(layer for half in halves for layer in half))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x + self.branch(x))
+        y: Tensor = x + self.branch(x)
+        return y
 
 
 def transformer() -> nn.Module:
@@ -44,9 +43,10 @@ def transformer() -> nn.Module:
     )
 
 
-def resnet_backward(transform: Callable[[Any], Any]) -> Step:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *(Block(4) for _ in range(10)))
-    x = torch.randn(8, 3, 16, 16)
+# Without convolutions: their scratch, and so what is near the least budget, is a processor's own.
+def residual_backward(transform: Callable[[Any], Any]) -> Step:
+    net = nn.Sequential(nn.Linear(8, 16), *(Block(16) for _ in range(10)))
+    x = torch.randn(512, 8)
     g = transform(lambda x: net(x).square().mean())
 
     def step() -> Any:
@@ -81,7 +81,11 @@ class Case:
     times: float  # what the largest operator needs
 
 
-CASES = [Case(resnet_backward, 1.1), Case(transformer_gradients, 2.5), Case(transformer_grad, 1.7)]
+CASES = [
+    Case(residual_backward, 1.4),
+    Case(transformer_gradients, 2.5),
+    Case(transformer_grad, 1.7),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.make.__name__)
