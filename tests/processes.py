@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -59,7 +59,7 @@ def in_a_process(function: Callable[[], object], timeout: float = 120) -> None:
 
 
 def in_ranks(function: Callable[[], object], folder: Path, ranks: int = 2) -> None:
-    """Call a function of a test file in so many interpreters, which are a process group over gloo.
+    """Call a function of a test file in so many interpreters: a process group over gloo.
 
     Each ends with the group's last collective, so that none leaves the others alone.
     """
@@ -83,13 +83,8 @@ def in_ranks(function: Callable[[], object], folder: Path, ranks: int = 2) -> No
         )
         for rank in range(ranks)
     ]
-    deadline = time.monotonic() + 2 * SECONDS
-    try:
-        said = [one.communicate(timeout=max(0, deadline - time.monotonic()))[0] for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    assert all(one.returncode == 0 for one in started), "\n---\n".join(said)
+    ended = await_all(started, 2 * SECONDS)
+    assert all(one.code == 0 for one in ended), "\n---\n".join(one.out for one in ended)
 
 
 def as_rank(function: Callable[[], object]) -> None:
@@ -115,6 +110,20 @@ class Ended:
     code: int
     out: str
     err: str
+
+
+def await_all(started: Sequence[subprocess.Popen[str]], seconds: float) -> list[Ended]:
+    """Return how all of them ended. None goes on when they have taken ``seconds`` together."""
+    deadline = time.monotonic() + seconds
+    try:
+        said = [one.communicate(timeout=max(0, deadline - time.monotonic())) for one in started]
+    finally:
+        for one in started:
+            one.kill()
+    return [
+        Ended(one.returncode, out or "", err or "")
+        for one, (out, err) in zip(started, said, strict=True)
+    ]
 
 
 def environment() -> dict[str, str]:

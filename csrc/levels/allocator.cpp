@@ -17,6 +17,7 @@
 #include "levels/level.h"
 #include "levels/meter.h"
 #include "levels/pressure.h"
+#include "levels/refusals.h"
 
 namespace rematfn {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "levels/allocator.h"
 #include "levels/gradient_edges.h"
+#include "levels/refusals.h"
 #include "tensors/layers.h"
 #include "tensors/torch_compat.h"
 

@@ -2,23 +2,16 @@
 #include "levels/level.h"
 
 #include <ATen/SequenceNumber.h>
-#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
-#include <iomanip>
-#include <map>
 #include <mutex>
-#include <optional>
-#include <sstream>
 
-#include "base/errors.h"
 #include "levels/allocator.h"
 #include "memory/idle_pages.h"
-#include "planning/advice.h"
 #include "tensors/move_to_disk.h"
 #include "tensors/move_to_host.h"
 #include "tensors/rng.h"
@@ -325,142 +318,6 @@ std::size_t live_operations() {
   std::size_t count = 0;
   for_each_live_domain([&](TensorDomain& domain) { count += domain.live_operations; });
   return count;
-}
-
-namespace {
-
-// What the levels that share a budget hold, by the function that they run; as far as none of them is
-// running an operator on another thread.
-std::string holders_of(const SharedBudget& budget, const Domain& own) {
-  struct Holder {
-    std::size_t calls = 0;
-    std::size_t nbytes = 0;
-  };
-  std::map<std::string, Holder> holders;
-  for (const std::shared_ptr<Domain>& domain : budget.domains()) {
-    std::optional<Borrowed> borrowed;
-    if (domain.get() != &own && !borrowed.emplace(domain)) continue;
-    for (const Table* table : domain->sharer.tables) {
-      if (table->shared.get() != &budget || table->used_bytes() == 0) continue;
-      Holder& holder = holders[static_cast<const Level*>(table)->name];
-      ++holder.calls;
-      holder.nbytes += table->used_bytes();
-    }
-  }
-  std::string text;
-  for (const auto& [name, holder] : holders) {
-    text += "\n  held by     " + name + ": " + format_bytes(holder.nbytes);
-    if (holder.calls > 1) text += " in " + std::to_string(holder.calls) + " calls";
-  }
-  return text;
-}
-
-// What lies in the tiers of a level and those around it.
-std::string tiers_of(const Level& level) {
-  std::string text;
-  for (const Level* l = &level; l != nullptr; l = l->enclosing_level()) {
-    const auto add = [&](const char* name, std::size_t held, std::size_t capacity,
-                         const std::string& trouble) {
-      text += "\n  " + std::string(name) + format_bytes(held) + " of " + format_bytes(capacity);
-      if (!trouble.empty()) text += ": " + trouble;
-    };
-    if (l->host) {
-      const Host::Statistics now = l->host->statistics();
-      add("on the host ", now.held, now.capacity, l->host->trouble());
-    }
-    if (l->disk) {
-      const Disk::Statistics now = l->disk->statistics();
-      add("on the disk ", now.held, now.capacity, l->disk->trouble());
-    }
-  }
-  return text;
-}
-
-// Whether the program has made nodes of autograd's.
-bool expects_backward(const Level& level) { return at::sequence_number::peek() > level.first_node; }
-
-Advice advice_for(const NoRoom& why, const ObservedCall* refused) {
-  const auto& level = static_cast<const Level&>(*why.table);
-  std::optional<LinkOptions> link;
-  if (level.host && level.tensor_domain().streams.any()) {
-    link = link_to(*level.host, level.drops);
-  } else if (level.disk) {
-    link = link_to(*level.disk, level.drops);
-  }
-  return advise(why, refused, expects_backward(level),
-                {.wording = level.wording, .most_replays = level.most_replays, .link = link});
-}
-
-// What the program of an outermost level costs, backward included, as far as can be told.
-double program_cost(const Level& level) {
-  constexpr double kWithBackward = 3;
-  const double so_far = level.statistics.base_cost;
-  if (!expects_backward(level)) return so_far;
-  if (at::GradMode::is_enabled()) return kWithBackward * so_far;
-  return std::max(so_far, kWithBackward * level.domain->thrash.forward());
-}
-
-std::string in_multiples(double number) {
-  std::ostringstream text;
-  text << std::setprecision(3) << number;
-  return text.str();
-}
-
-}  // namespace
-
-// See Note [A call that thrashes is stopped]
-void stop_if_thrashing(Level& level) {
-  constexpr std::uint64_t kFewReplays = 100;
-  auto& outermost = static_cast<Level&>(*level.domain->root);
-  if (outermost.most_replays == kNever) return;
-  const Statistics& statistics = outermost.statistics;
-  if (statistics.replayed_cost <= outermost.most_replays * statistics.base_cost) return;
-  const double cost = program_cost(outermost);
-  if (statistics.replayed_cost <= outermost.most_replays * cost) return;
-  if (statistics.replays < kFewReplays) return;
-  outermost.report->stopped = true;
-  const NoRoom why{&outermost, outermost.budget + outermost.budget / 64 + 1,
-                   outermost.used_bytes(), /*thrashing=*/true};
-  const Advice advice = advice_for(why, nullptr);
-  const std::string raise_it =
-      advice.covers == Advice::Covers::kNothing
-          ? "."
-          : " to at least " + advice.figure.text + ", in which it does not, as far as is known.";
-  raise(ErrorKind::kBudget,
-        outermost.name + ": by now the call has replayed " +
-            in_multiples(statistics.replayed_cost / cost) + " times what the program costs within " +
-            format_bytes(outermost.budget, outermost.wording) + ", most_replays allows " +
-            in_multiples(outermost.most_replays) + " times. Raise the budget" + raise_it +
-            " Or give most_replays a larger number.");
-}
-
-void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused) {
-  const auto& level = static_cast<const Level&>(*why.table);
-  const auto written = [&](std::size_t nbytes) { return format_bytes(nbytes, level.wording); };
-  const std::string budget = written(level.budget);
-  const Advice advice = advice_for(why, refused);
-  const std::string holders = level.shared ? holders_of(*level.shared, *level.domain) : "";
-  const std::string raise_it =
-      "\nRaise the budget to " + advice.in_words() + ".";
-  const std::string message =
-      why.thrashing
-          ? level.name + ": the inputs of " + what + " were evicted, and within " + budget +
-                " their replays evict each other without end." + raise_it
-          : level.name + ": " + what + " needs " + written(why.smallest_budget) +
-                " resident at once, the budget is " + budget + ".\n  kept        " +
-                written(why.unevictable) +
-                (level.has_tier() ? ", pinned, or with no room where it would go" : ", pinned or not replayable") +
-                holders + tiers_of(level) +
-                "\n  to allocate " + written(why.smallest_budget - why.unevictable) + raise_it;
-  raise(ErrorKind::kBudget, message);
-}
-
-void materialize_for(Level& level, c10::ArrayRef<Version*> wanted, const std::string& what) {
-  try {
-    level.domain->materialize({wanted.data(), wanted.size()});
-  } catch (const NoRoom& why) {
-    raise_budget_error(why, what);
-  }
 }
 
 }  // namespace rematfn

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "levels/refusals.h"
+
 namespace rematfn {
 
 REMATFN_THREAD_LOCAL Meter* running_meter = nullptr;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "levels/level.h"
+#include "levels/refusals.h"
 #include "operators/boxed_kernel.h"
 #include "tensors/layers.h"
 #include "tensors/stack_utils.h"

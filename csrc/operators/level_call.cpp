@@ -15,6 +15,7 @@
 #include "levels/boundary.h"
 #include "levels/meter.h"
 #include "levels/pressure.h"
+#include "levels/refusals.h"
 #include "levels/weight_cache.h"
 #include "operators/device_time.h"
 #include "operators/raw_access.h"
@@ -164,15 +165,11 @@ void LevelCall::keep_for_hooks() {
       dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get()) == nullptr) {
     return;
   }
+  std::vector<at::Tensor> made;
   for (const c10::IValue& value : results()) {
-    for_each_tensor(value, [&](const at::Tensor& tensor, int) {
-      const Cell* cell = cell_of(*tensor.unsafeGetTensorImpl());
-      if (cell == nullptr) return;
-      Version* version = cell->version.get();
-      if (version->place != Place::kHere) domain_.materialize({&version, 1});
-      keep(domain_, *version);
-    });
+    for_each_tensor(value, [&](const at::Tensor& tensor, int) { made.push_back(tensor); });
   }
+  keep_bytes(made, "a hook of a leaf");
 }
 
 // See Note [Uninitialised memory is kept]

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "levels/level.h"
+#include "levels/refusals.h"
 #include "tensors/layers.h"
 #include "tensors/level_tensor.h"
 #include "tensors/thread_keys.h"
@@ -89,15 +90,13 @@ void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
   });
 }
 
-void keep(Domain& domain, Version& version) {
-  if (!version.producer) return;
-  if (domain.recorder) domain.recorder->note_filled(version);
-  domain.cut(version);
-}
-
 void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
   bring_all_back(tensors, reader, [](TensorDomain& domain, const std::vector<Version*>& versions) {
-    for (Version* version : versions) keep(domain, *version);
+    for (Version* version : versions) {
+      if (!version->producer) continue;
+      if (domain.recorder) domain.recorder->note_filled(*version);
+      domain.cut(*version);
+    }
   });
 }
 

@@ -37,8 +37,6 @@ void materialize(const at::Tensor& tensor);
 void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader);
 // The same, and what they hold is never replayed from now on.
 void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader);
-// The same for a resident version of a domain whose lock is held.
-void keep(Domain& domain, Version& version);
 
 // The same of a storage, if a level has evicted it.
 void materialize(const c10::Storage& storage);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "levels/level.h"
+#include "levels/refusals.h"
 #include "tensors/layers.h"
 
 namespace rematfn {

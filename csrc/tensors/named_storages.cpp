@@ -30,7 +30,11 @@ void name_storage(const c10::Storage& storage, std::string name) {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
   const auto held = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl);
   const std::lock_guard guard(names().mutex);
-  names().entries.insert_or_assign(
+  auto& entries = names().entries;
+  if (!entries.contains(impl)) {
+    std::erase_if(entries, [](const auto& entry) { return entry.second.storage.expired(); });
+  }
+  entries.insert_or_assign(
       impl, Names::Entry{c10::weak_intrusive_ptr<c10::StorageImpl>(held), std::move(name)});
 }
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from processes import await_all
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -92,14 +93,10 @@ def run(page: Path, text: str, folder: Path) -> list[str]:
         )
         for rank in range(ranks)
     ]
-    try:
-        done = [process.communicate(timeout=SECONDS) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, (printed, complained) in zip(started, done, strict=True):
-        assert process.returncode == 0, printed + complained
-    return done[0][0].split(END)[:-1]
+    ended = await_all(started, SECONDS)
+    for one in ended:
+        assert one.code == 0, one.out + one.err
+    return ended[0].out.split(END)[:-1]
 
 
 def numbers(text: str, unit: str) -> list[float]:
