@@ -25,8 +25,8 @@ MIB = 2**20
 Way = Literal["remat", "offload", "hybrid"]
 WAYS: tuple[Way, ...] = ("remat", "offload", "hybrid")
 # A call that is recorded; one that begins a search; three whose times are taken; one that begins
-# the search by these times.
-WARM_UP = {"remat": 2, "offload": 6, "hybrid": 6}
+# the search by these times; and what the clock is to decide between, three calls each.
+WARM_UP = {"remat": 2, "offload": 6, "hybrid": 15}
 QUIET = 0.3  # cores that others may keep busy
 
 

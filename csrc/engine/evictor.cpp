@@ -155,15 +155,17 @@ bool Evictor::has_to_stay(Version& version) {
 }
 
 // Whether there is room by its way, or else by another one, which is its way then.
-bool Evictor::find_way(Version& version) {
-  if (version.way->has_room(version)) return true;
+bool Evictor::find_way(Version& version) const {
+  const bool has_room = version.way->has_room(version);
+  const bool would_rather_move = moves_all_ && !version.way->keeps_copy();
+  if (has_room && !would_rather_move) return true;
   Way* other = nullptr;
   version.table->for_each_way(version, [&](Way& way) {
-    if (!way.has_room(version)) return;
+    if (!way.has_room(version) || (has_room && !way.keeps_copy())) return;
     if (other == nullptr || way.cost(version) < other->cost(version)) other = &way;
   });
   if (other != nullptr) version.way = other;
-  return other != nullptr;
+  return has_room || other != nullptr;
 }
 
 // The custom score may throw; nothing has changed then.
@@ -267,19 +269,18 @@ void Evictor::refresh(Candidate& c, Version& version, const Score& kind) {
   if (version.table->has_copies()) choose_way(c, version, kind);
 }
 
-double Evictor::price_of_dropping() const {
-  constexpr double kBeyondAllCopies = 1e9;
-  return domain_.guide && domain_.guide->plan().moves_first ? kBeyondAllCopies : 1;
-}
-
 // See Note [A version goes by a way]
 void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
   const double replayed_first = c.neighbours;
-  const double drop_price = price_of_dropping();
+  constexpr double kBeyondAll = 1e9;
+  const Preference prefers = moves_all_      ? Preference::kMoving
+                             : domain_.guide ? domain_.guide->plan().prefers
+                                             : Preference::kCheaper;
   double least = kNever;
   version.table->for_each_way(version, [&](Way& way) {
     const double neighbours = way.keeps_copy() ? 0 : replayed_first;
-    const double price = way.keeps_copy() ? 1 : drop_price;
+    const Preference avoided = way.keeps_copy() ? Preference::kDropping : Preference::kMoving;
+    const double price = prefers == avoided ? kBeyondAll : 1;
     const double whole = price * (way.cost(version) + kind.ancestors * neighbours);
     if (whole >= least) return;
     least = whole;

@@ -27,6 +27,9 @@ class Evictor {
   // By a way that keeps a copy, if it is worth it before the room is wanted.
   void evict_early(Version& version);
 
+  // For good: what can be moved is not dropped. See Note [Replay runs in program order], Rule 7.
+  void move_from_now_on() { moves_all_ = true; }
+
   // Whether what scheduled replays will read is scored like all else: Note [Near the floor], Rule 2.
   [[nodiscard]] bool prices_pending(const Table& table) const;
   // Makes room for `nbytes`, of what is not pinned, as far as there is any.
@@ -36,9 +39,8 @@ class Evictor {
   // If that pays now; and is not kept.
   bool evict_by_copy(Version& version);
   // What to drop counts beside what to move costs, if a version may do both.
-  [[nodiscard]] double price_of_dropping() const;
   [[nodiscard]] bool has_to_stay(Version& version);
-  [[nodiscard]] static bool find_way(Version& version);
+  [[nodiscard]] bool find_way(Version& version) const;
   [[nodiscard]] const Score& score_in_force(const Table& table) const;
   [[nodiscard]] ScoreContext context_for(const Score& kind);
   Version* choose(Table& table, bool spare_pending);
@@ -53,6 +55,7 @@ class Evictor {
   void choose_way(Candidate& c, Version& version, const Score& kind);
 
   Domain& domain_;
+  bool moves_all_ = false;
 };
 
 }  // namespace rematfn

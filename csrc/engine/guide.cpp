@@ -40,15 +40,20 @@ Future::Future(const Trace& trace) {
 
 Guide::Guide(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
              std::shared_ptr<const Plan> plan, std::shared_ptr<Timings> timings,
-             std::shared_ptr<Leads> leads)
+             std::shared_ptr<Leads> leads, std::shared_ptr<Contest> contest)
     : trace_(std::move(trace)),
       future_(std::move(future)),
       plan_(std::move(plan)),
       timings_(std::move(timings)),
-      leads_(std::move(leads)) {}
+      leads_(std::move(leads)),
+      contest_(std::move(contest)) {}
 
 Guide::~Guide() {
-  if (timings_ && costs_.size() == trace_->calls.size()) timings_->add(std::move(costs_));
+  if (!timings_) return;
+  const bool is_whole = costs_.size() == trace_->calls.size();
+  const std::chrono::duration<double> taken = ended_ - began_;
+  if (contest_) contest_->note(*plan_, is_whole ? taken.count() : kNever);
+  if (is_whole) timings_->add(std::move(costs_));
 }
 
 double Leads::of(Trace::Id value) const {
@@ -92,6 +97,7 @@ std::vector<double> Timings::medians(std::size_t least) const {
 }
 
 bool Guide::follow(const ObservedCall& seen) {
+  if (contest_ && next_call_ == 0) began_ = Clock::now();
   const std::size_t index = next_call_++;
   if (index >= trace_->calls.size()) return false;
   const Trace::Call& call = trace_->calls[index];
@@ -119,6 +125,7 @@ bool Guide::follow(const ObservedCall& seen) {
 
 double Guide::cost_of_next(double observed) {
   if (timings_) costs_.push_back(observed);
+  if (contest_ && costs_.size() == trace_->calls.size()) ended_ = Clock::now();
   return next_call_ < trace_->calls.size() ? trace_->calls[next_call_].cost : observed;
 }
 

@@ -18,10 +18,14 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "engine/contest.h"
 #include "engine/trace.h"
 
 namespace rematfn {
@@ -45,6 +49,10 @@ class Future {
   std::vector<double> next_;
 };
 
+// What a plan does with a value that can be moved and can be dropped.
+enum class Preference : std::uint8_t { kCheaper, kMoving, kDropping };
+constexpr std::size_t kPreferences = 3;
+
 // How to choose victims on the next run.
 struct Plan {
   Score score;
@@ -52,7 +60,7 @@ struct Plan {
   std::vector<bool> kept{};      // by value; empty: none
   std::vector<bool> moved{};     // by value: goes by a copy before its room is wanted; empty: none
   double link_price = 1;  // See Note [What moving costs]
-  bool moves_first = false;  // what can be moved is not dropped
+  Preference prefers = Preference::kCheaper;
   double lead = 4;        // a return begins so many times earlier than it takes
   double overhead = kNever;  // seconds of replays and of waiting, as simulated; kNever: it does not fit
   bool online = false;  // the level's own policy, and no more: as a call that nothing is known of
@@ -95,10 +103,10 @@ class Leads {
 
 class Guide {
  public:
-  // `timings`: to be added to if the program ends as was foreseen; or null.
+  // `timings`, `contest`: to be told if the program ends as was foreseen; or null.
   Guide(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
         std::shared_ptr<const Plan> plan, std::shared_ptr<Timings> timings = nullptr,
-        std::shared_ptr<Leads> leads = nullptr);
+        std::shared_ptr<Leads> leads = nullptr, std::shared_ptr<Contest> contest = nullptr);
   ~Guide();
   Guide(const Guide&) = delete;
   Guide& operator=(const Guide&) = delete;
@@ -123,6 +131,10 @@ class Guide {
   const std::shared_ptr<const Plan> plan_;
   const std::shared_ptr<Timings> timings_;
   const std::shared_ptr<Leads> leads_;
+  const std::shared_ptr<Contest> contest_;
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point began_;  // its first operator
+  Clock::time_point ended_;  // its last
   std::vector<double> costs_;  // observed
   std::size_t next_call_ = 0;
 };

@@ -8,8 +8,10 @@
 
 namespace rematfn {
 
-Program::Program(std::shared_ptr<const Trace> recorded)
-    : trace(std::move(recorded)), future_(std::make_shared<const Future>(*trace)) {}
+Program::Program(std::shared_ptr<const Trace> recorded, bool is_timed_anew)
+    : trace(std::move(recorded)),
+      is_timed_anew_(is_timed_anew),
+      future_(std::make_shared<const Future>(*trace)) {}
 
 template <class Try>
 void Program::begin(std::size_t budget, std::optional<LinkOptions> link, const Try& what) {
@@ -24,6 +26,7 @@ void Program::begin(std::size_t budget, std::optional<LinkOptions> link, const T
   if (search_ && budget == budget_) return;  // another thread was first
   search_.swap(search);
   plan_.swap(old);
+  contest_.reset();
   budget_ = budget;
   if (link && !timings_) {
     timings_ = std::make_shared<Timings>();
@@ -50,6 +53,7 @@ void Program::foresee() {
   plan.overhead = 0;
   const std::lock_guard guard(plans_mutex());
   plan_ = std::make_shared<const Plan>(std::move(plan));
+  contest_.reset();
 }
 
 std::uint64_t Program::follow(std::uint64_t share) {
@@ -57,16 +61,25 @@ std::uint64_t Program::follow(std::uint64_t share) {
   const std::shared_ptr<Search> search = search_;
   if (!search) return 0;
   go_on(*search, share, lock);
-  if (search == search_) plan_ = search->best_within(share);
+  if (search == search_ && !contest_) {
+    plan_ = search->best_within(share);
+    if (is_timed_anew_ && share >= search->simulated()) {
+      auto plans = search->contestants();
+      if (!plans.empty()) contest_ = std::make_shared<Contest>(plans);
+    }
+  }
   return search->simulated();
 }
+
+std::shared_ptr<const Plan> Program::next_plan() const { return contest_ ? contest_->next() : plan_; }
 
 std::shared_ptr<Guide> Program::guide() const {
   const std::lock_guard guard(plans_mutex());
   if (!plan_) return nullptr;
   // A search beside a call takes time from it.
   const bool undisturbed = !search_ || search_->is_over();
-  return std::make_shared<Guide>(trace, future_, plan_, undisturbed ? timings_ : nullptr, leads_);
+  return std::make_shared<Guide>(trace, future_, next_plan(), undisturbed ? timings_ : nullptr,
+                                 leads_, contest_);
 }
 
 std::shared_ptr<Program> Program::timed_anew() const {
@@ -81,14 +94,15 @@ std::shared_ptr<Program> Program::timed_anew() const {
   if (costs.size() != trace->calls.size()) return nullptr;
   auto timed = std::make_shared<Trace>(*trace);
   for (std::size_t i = 0; i < costs.size(); ++i) timed->calls[i].cost = costs[i];
-  return std::make_shared<Program>(std::move(timed));
+  return std::make_shared<Program>(std::move(timed), /*is_timed_anew=*/true);
 }
 
 double Program::cost() const { return trace->cost(); }
 
 Plan Program::plan() const {
   const std::lock_guard guard(plans_mutex());
-  return plan_ ? *plan_ : Plan();
+  const std::shared_ptr<const Plan> plan = next_plan();
+  return plan ? *plan : Plan();
 }
 
 }  // namespace rematfn

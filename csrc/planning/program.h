@@ -15,7 +15,8 @@ namespace rematfn {
 // A program that was recorded, and a plan for it. Any thread.
 class Program {
  public:
-  explicit Program(std::shared_ptr<const Trace> trace);
+  // `is_timed_anew`: the costs in the trace are those that guided calls have shown.
+  explicit Program(std::shared_ptr<const Trace> trace, bool is_timed_anew = false);
 
   // Each begins a search for a plan for `budget`, unless one has begun. What was found for another
   // budget is forgotten. See Search.
@@ -47,12 +48,17 @@ class Program {
   template <class Try>
   void begin(std::size_t budget, std::optional<LinkOptions> link, const Try& what);
 
+  // Which the next call is to follow. Under plans_mutex().
+  [[nodiscard]] std::shared_ptr<const Plan> next_plan() const;
+
+  const bool is_timed_anew_;
   const std::shared_ptr<const Future> future_;
   // Under plans_mutex().
   std::shared_ptr<Timings> timings_;  // where values may be moved
   std::shared_ptr<Leads> leads_;      // the same
   std::shared_ptr<Search> search_;
   std::shared_ptr<const Plan> plan_;
+  std::shared_ptr<Contest> contest_;  // decides in its place, once the search is over; or null
   std::size_t budget_ = 0;
 };
 

@@ -42,6 +42,10 @@ constexpr std::array kHorizons{Horizon::kAge, Horizon::kGeometric, Horizon::kHar
 
 constexpr float kMostWeight = 1e9F;
 
+constexpr std::size_t index_of(Preference preference) {
+  return static_cast<std::size_t>(preference);
+}
+
 constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
 constexpr SearchLimits kNoLimits{.in_vain = kAll, .in_all = kAll};
 
@@ -90,7 +94,9 @@ void change_moves(Plan& plan, const std::vector<bool>& moved, Dice& dice) {
   if (dice.one_in(2)) plan.lead = std::exp2(8 * dice.fraction());
   if (dice.one_in(2)) plan.moved = moved;
   if (dice.one_in(8)) plan.moved.clear();
-  if (dice.one_in(8)) plan.moves_first = !plan.moves_first;
+  if (dice.one_in(8)) {
+    plan.prefers = plan.prefers == Preference::kMoving ? Preference::kCheaper : Preference::kMoving;
+  }
 }
 
 // Those of one value, or of a few made one after the other.
@@ -184,10 +190,11 @@ std::shared_ptr<const Plan> Search::next() {
   return nullptr;
 }
 
-// A plan that moves first is compared with those that do, too.
+// A plan that prefers a way is compared with those that prefer the same, too.
 double Search::worth_finishing(const Plan& plan) const {
-  if (!plan.moves_first) return reached();
-  return moving_.plan ? std::max(reached(), moving_.plan->overhead) : kNever;
+  if (plan.prefers == Preference::kCheaper) return reached();
+  const Best& alike = best_of_[index_of(plan.prefers)];
+  return alike.plan ? std::max(reached(), alike.plan->overhead) : kNever;
 }
 
 Search::Result Search::simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const {
@@ -227,9 +234,8 @@ void Search::note_result(Result result, std::uint64_t operators) {
   // Most changes alter nothing by themselves; those that are to come may need them.
   const bool as_good = stage_ == Stage::kLocal && overhead == reached();
   if (better || as_good) best_ = plan;
-  if (plan->moves_first && (!moving_.plan || overhead <= moving_.plan->overhead)) {
-    moving_ = {plan, result.moved};
-  }
+  Best& alike = best_of_[index_of(plan->prefers)];
+  if (!alike.plan || overhead <= alike.plan->overhead) alike = {plan, result.moved};
   if (better || as_good) moved_by_best_ = std::move(result.moved);
   if (better) found_.push_back({begun, plan});
   constexpr double kGain = 0.01;
@@ -253,6 +259,19 @@ std::shared_ptr<const Plan> Search::best_within(std::uint64_t share) {
   return online_ && online_->overhead < found->overhead ? online_ : found;
 }
 
+std::vector<std::shared_ptr<const Plan>> Search::contestants() {
+  constexpr double kClearlySlower = 1.25;
+  if (!link_ || !link_->clocked || !link_->drops || !over_) return {};
+  std::vector<std::shared_ptr<const Plan>> plans{best_within(kAll)};
+  if (!plans.front()) return {};
+  const double most = kClearlySlower * (program_cost_ + plans.front()->overhead);
+  for (const Best& best : best_of_) {
+    if (!best.plan || program_cost_ + best.plan->overhead > most) continue;
+    if (best.plan->prefers != plans.front()->prefers) plans.push_back(best.plan);
+  }
+  return plans;
+}
+
 bool Search::pays() const {
   return simulated_ - last_gain_ < limits_.in_vain && simulated_ < limits_.in_all &&
          (limits_.plans < 0 || simulated_plans_ < limits_.plans);
@@ -271,15 +290,13 @@ bool Search::begin_next_stage() {
       return true;
     case Stage::kPatience:
       stage_ = Stage::kMoves;
-      if (link_ && link_->drops && best_) {
-        for (const Score& score : kPortfolio) {
-          Plan plan{.score = score};
-          plan.moves_first = true;
-          queue_.push_back(std::move(plan));
-        }
-      }
+      try_all_scores(Preference::kMoving);
       return true;
     case Stage::kMoves:
+      stage_ = Stage::kDrops;
+      try_all_scores(Preference::kDropping);
+      return true;
+    case Stage::kDrops:
       stage_ = Stage::kPrices;
       for (const Best& best : bests()) {
         for (const double price : {0.5, 0.25, 0.1, 0.0, 2.0}) {
@@ -323,11 +340,19 @@ bool Search::begin_next_stage() {
   return false;
 }
 
+void Search::try_all_scores(Preference preference) {
+  if (!link_ || !link_->drops || !best_) return;
+  for (const Score& score : kPortfolio) {
+    queue_.push_back({.score = score, .prefers = preference});
+  }
+}
+
 std::vector<Search::Best> Search::bests() const {
   std::vector<Best> found;
   if (!link_ || !best_) return found;
   found.push_back({best_, moved_by_best_});
-  if (moving_.plan && moving_.plan != best_) found.push_back(moving_);
+  const Best& moving = best_of_[index_of(Preference::kMoving)];
+  if (moving.plan && moving.plan != best_) found.push_back(moving);
   return found;
 }
 
@@ -348,10 +373,14 @@ void Search::try_what_is_kept() {
 // Local search: change the score, or the weights of some values, and keep what does no harm.
 Plan Search::changed() {
   Dice dice(random_);
-  const bool of_moving = moving_.plan && moving_.plan != best_ && dice.one_in(3);
-  Plan plan = of_moving ? *moving_.plan : best_ ? *best_ : Plan();
-  if (link_ && dice.one_in(3)) {
-    change_moves(plan, of_moving ? moving_.moved : moved_by_best_, dice);
+  Best from{best_, moved_by_best_};
+  for (const Preference preference : {Preference::kMoving, Preference::kDropping}) {
+    const Best& other = best_of_[index_of(preference)];
+    if (link_ && other.plan && other.plan != best_ && dice.one_in(3)) from = other;
+  }
+  Plan plan = from.plan ? *from.plan : Plan();
+  if (link_ && plan.prefers != Preference::kDropping && dice.one_in(3)) {
+    change_moves(plan, from.moved, dice);
     return plan;
   }
   if (dice.one_in(3)) {

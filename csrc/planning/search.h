@@ -24,6 +24,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -76,6 +77,9 @@ class Search {
   // are forgotten.
   [[nodiscard]] std::shared_ptr<const Plan> best_within(std::uint64_t share);
   [[nodiscard]] std::uint64_t simulated() const { return simulated_; }
+  // Once it is over, those between which the clock is to decide, the best first; none where the
+  // simulation decides alone. See Note [The clock decides between plans that move].
+  [[nodiscard]] std::vector<std::shared_ptr<const Plan>> contestants();
 
  private:
   enum class Stage : std::uint8_t {
@@ -83,7 +87,8 @@ class Search {
     // Where replays cost more than the program all the same, other values of Score::patience.
     kPatience,
     kMoves,   // moving whatever can be moved
-    kPrices,  // of the link; of both the best plan, and the best of those that move first
+    kDrops,   // dropping whatever can be dropped
+    kPrices,  // of the link; of both the best plan, and the best of those that prefer to move
     kEarly,   // what went over it goes before its room is wanted
     kKept,   // products, segments
     kLocal,  // search
@@ -100,6 +105,7 @@ class Search {
 
   [[nodiscard]] double reached() const { return best_ ? best_->overhead : kNever; }
   [[nodiscard]] double worth_finishing(const Plan& plan) const;
+  void try_all_scores(Preference preference);
   [[nodiscard]] bool pays() const;
   // See Note [Guided is never worse than online].
   [[nodiscard]] bool online_is_next() const {
@@ -136,7 +142,7 @@ class Search {
   double gained_ = kNever;  // the overhead then
   std::vector<bool> moved_by_best_;
   std::shared_ptr<const Plan> best_;
-  Best moving_;  // of the plans that move first
+  std::array<Best, kPreferences> best_of_;  // by what plans prefer
   std::deque<Found> found_;
   std::mt19937 random_{20};  // the same for all
   std::vector<Trace::Id> counted_;  // values, for local search

@@ -142,7 +142,7 @@ Way& way_to(TensorDomain& domain, const std::shared_ptr<Disk>& disk) {
 LinkFigures MoveToDisk::figures() const { return figures_of(*disk_); }
 
 LinkOptions link_to(const Disk& disk, bool drops) {
-  return {figures_of(disk), disk.statistics().capacity, drops};
+  return {figures_of(disk), disk.statistics().capacity, drops, /*clocked=*/true};
 }
 
 }  // namespace rematfn
