@@ -223,6 +223,7 @@ class testing:  # noqa: N801 -- a module
         pinned: bool
         retried: bool
         frugal: bool
+        moved: bool
 
     @staticmethod
     def replayed_by_rules(

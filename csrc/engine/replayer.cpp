@@ -10,7 +10,8 @@
 namespace rematfn {
 namespace {
 
-constexpr int kMostRetries = 8;
+constexpr int kFewRetries = 8;
+constexpr int kManyRetries = 1'000;
 constexpr std::size_t kSomeReplays = 100;
 constexpr std::size_t kFewReplays = 2;
 constexpr std::size_t kManyReplays = 20;
@@ -95,16 +96,24 @@ NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
     }
     return true;
   };
-  if (fits([&] { replay_softly(wanted, kFewReplays); })) return {};
+  if (fits([&] { replay_softly(wanted, kFewReplays, kFewRetries); })) return {};
+  const auto may_move = [&](const Version* v) {
+    return domain_.floor.moved && v->table && v->table->has_copies();
+  };
+  if (std::any_of(wanted.begin(), wanted.end(), may_move)) {  // Rule 7
+    domain_.evictor.move_from_now_on();
+    if (fits([&] { replay_softly(wanted, kManyReplays, kManyRetries); })) return {};
+  }
   replays_left_ = most_replays(kManyReplays, domain_.live_operations);
   if (domain_.floor.frugal && fits([&] { frugal_.replay(*least->table, wanted); })) return {};
-  if (fits([&] { replay_softly(wanted, kManyReplays); })) return {};
+  if (fits([&] { replay_softly(wanted, kManyReplays, kFewRetries); })) return {};
   return *least;
 }
 
-void Replayer::replay_softly(std::span<Version* const> wanted, std::size_t per_operation) {
+void Replayer::replay_softly(std::span<Version* const> wanted, std::size_t per_operation,
+                             int retries) {
   const auto missing = [](const Version* v) { return v->place != Place::kHere; };
-  retries_ = domain_.floor.retried ? kMostRetries : 0;
+  retries_ = domain_.floor.retried ? retries : 0;
   replays_left_ = most_replays(per_operation, domain_.live_operations);
   for (bool again = false; std::any_of(wanted.begin(), wanted.end(), missing); again = true) {
     for (Version* v : wanted) {

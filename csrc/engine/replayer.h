@@ -22,6 +22,9 @@
 //      Note [Frugal replays]. If that does not find room, the above is tried once more, with twenty
 //      for each operation. Then NoRoom says what the least was that would have done, or that replays
 //      thrash.
+//   7. Where versions may be moved as well, all this is not needed. What was made again and has to make
+//      room is moved from then on, and never made twice; so replays cannot evict each other, and the
+//      pins of Rule 4 may be let go of as often as it takes.
 
 #pragma once
 
@@ -62,7 +65,7 @@ class Replayer {
   };
   void bring_back(std::span<Version* const> wanted);
   [[nodiscard]] NoRoom try_to_bring_back(std::span<Version* const> wanted);
-  void replay_softly(std::span<Version* const> wanted, std::size_t per_operation);
+  void replay_softly(std::span<Version* const> wanted, std::size_t per_operation, int retries);
   void schedule(Version& missing);
   void run_schedule();
   void abandon_schedule();

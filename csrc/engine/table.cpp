@@ -186,7 +186,8 @@ void Table::let_go_by(std::vector<Way*> ways) {
 
 void Table::for_each_way(const Version& version, c10::function_ref<void(Way&)> visit) const {
   Way& drop = domain->drop_and_replay;
-  if (version.next_use == kNever && drop.applies(version)) return visit(drop);  // Rule 7
+  const bool is_useless = version.next_use == kNever && version.pending == 0;
+  if (is_useless && drop.applies(version)) return visit(drop);  // Rule 7
   const bool has_address_outside = version.exposed > 0;
   for (const Table* t = this; t != nullptr; t = t->enclosing.get()) {
     for (Way* way : t->ways_) {

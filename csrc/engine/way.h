@@ -23,7 +23,8 @@
 //      pays. A level that is to hold nothing but what is in use lets all go that two operators have not
 //      touched.
 //   7. What will never be read again, as far as a guide knows, is dropped, whatever the ways: nobody
-//      waits for it, and if the guide is wrong it is replayed.
+//      waits for it, and if the guide is wrong it is replayed. But not while replays are to read it:
+//      those of a tight call would have it made again for each other without end.
 
 #pragma once
 

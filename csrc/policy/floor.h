@@ -4,7 +4,7 @@
 //
 // Note [Near the floor]
 // ~~~~~~~~~~~~~~~~~~~~~~
-// Where little fits, replays evict what the next replay reads, and cost more than the program. Six
+// Where little fits, replays evict what the next replay reads, and cost more than the program. Seven
 // rules change what is done then. docs/design/floor.md has a table of what each buys.
 //   1. Mirrored: in a backward, once replays have cost more than the program over a window of a
 //      twentieth of it, ON() replaces age. A backward reads what the forward made in reverse. The
@@ -27,6 +27,8 @@
 //      Replayer::make_room; this is Rule 5 there.
 //   6. Frugal: where two replays for each recorded operation are not enough, versions are made in the
 //      order that takes the least memory. Note [Frugal replays]; this is Rule 6 there.
+//   7. Moved: there, what can be moved is not dropped any more, to the end of the call.
+//      Replayer::try_to_bring_back; this is Rule 7 there.
 // Each can be switched off, for benchmarks/floor.py.
 
 #pragma once
@@ -42,6 +44,7 @@ struct FloorRules {
   bool pinned = true;
   bool retried = true;
   bool frugal = true;
+  bool moved = true;
 };
 
 // What replays have cost, and where a backward is.

@@ -97,7 +97,8 @@ void bind_testing(py::module_& core) {
       .def_readwrite("retained", &FloorRules::retained)
       .def_readwrite("pinned", &FloorRules::pinned)
       .def_readwrite("retried", &FloorRules::retried)
-      .def_readwrite("frugal", &FloorRules::frugal);
+      .def_readwrite("frugal", &FloorRules::frugal)
+      .def_readwrite("moved", &FloorRules::moved);
   m.def("replayed_by_rules", &replayed_by_rules, nogil);
 }
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/domain.h"
@@ -253,6 +254,43 @@ void random_programs(unsigned first, unsigned count) {
 
 // ---- a way that moves -------------------------------------------------------------------------
 
+// By a plan that would rather drop, in the least budget that can be held by moving: more fits
+// with that rule than without, and replays less. See Note [Near the floor], Rule 7.
+void moves_where_replays_thrash(unsigned count) {
+  std::uint64_t replays_if_moved = 0;
+  std::uint64_t replays_if_not = 0;
+  unsigned refused_if_moved = 0;
+  unsigned refused_if_not = 0;
+  const auto plan = std::make_shared<const Plan>(Plan{.prefers = Preference::kDropping});
+  Sizes sizes;
+  Drop drop(sizes);
+  for (unsigned seed = 0; seed < count; ++seed) {
+    std::mt19937 random(seed);
+    const auto trace = std::make_shared<const Trace>(random_program(random));
+    const auto future = std::make_shared<const Future>(*trace);
+    const auto run_by = [&](std::size_t budget, bool drops, bool moved) {
+      Move move(std::size_t{1} << 30);
+      SimulationOptions options;
+      options.budget = budget;
+      options.ways = drops ? std::vector<Way*>{&drop, &move} : std::vector<Way*>{&move};
+      if (drops) options.guide = std::make_shared<Guide>(trace, future, plan);
+      options.floor.moved = moved;
+      return run(*trace, options);
+    };
+    std::size_t least = 1;
+    while (run_by(least, /*drops=*/false, true) == nullptr) ++least;
+    const auto moved = run_by(least, /*drops=*/true, true);
+    const auto not_moved = run_by(least, /*drops=*/true, false);
+    refused_if_moved += moved == nullptr;
+    refused_if_not += not_moved == nullptr;
+    if (moved == nullptr || not_moved == nullptr) continue;
+    replays_if_moved += moved->replays;
+    replays_if_not += not_moved->replays;
+  }
+  expect(refused_if_moved + count / 20 < refused_if_not, "more fits where what may move does");
+  expect(replays_if_moved < replays_if_not, "and replays less");
+}
+
 // One level that moves, one that drops, one within the other, at every budget.
 void moves(unsigned count) {
   unsigned fitted = 0;
@@ -374,11 +412,79 @@ void searches(unsigned count) {
   expect(found > count / 4, "searches are put to the test");
 }
 
+// ---- plans that calls decide between ------------------------------------------------------------
+
+// Each is followed in turn; the one whose calls took least is followed from then on.
+void a_contest() {
+  std::vector<std::shared_ptr<const Plan>> plans;
+  for (int i = 0; i < 3; ++i) plans.push_back(std::make_shared<const Plan>());
+  const double seconds[3][3] = {{1, 5, 5}, {9, 3, 8}, {9, 4, 4}};  // the first of each is not typical
+  Contest contest(plans);
+  for (std::size_t i = 0; i < 3; ++i) {
+    for (const double taken : seconds[i]) {
+      expect(contest.next() == plans[i], "plans are followed in turn");
+      contest.note(*plans[i], taken);
+    }
+  }
+  expect(contest.next() == plans[1], "the fastest wins");
+  contest.note(*plans[2], 1);
+  expect(contest.next() == plans[1], "what comes after the contest does not count");
+
+  Contest refused({plans[0], plans[1]});
+  refused.note(*plans[0], 1);
+  refused.note(*plans[0], kNever);
+  for (int i = 0; i < 3; ++i) {
+    expect(refused.next() == plans[1], "a plan whose call was refused is out");
+    refused.note(*plans[1], 7);
+  }
+  expect(refused.next() == plans[1], "for good");
+  expect(Contest({plans[0]}).next() == plans[0], "one alone wins");
+}
+
+// Calls of a program that may move decide, once its costs are known and its search is over.
+void contests(unsigned count) {
+  constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
+  constexpr unsigned kCalls = 3;
+  unsigned held = 0;
+  for (unsigned seed = 0; seed < count; ++seed) {
+    std::mt19937 random(seed);
+    const std::string where = "program " + std::to_string(seed) + ": ";
+    const auto trace = std::make_shared<const Trace>(random_program(random));
+    SimulationOptions options;
+    options.budget = run(*trace, {})->peak_bytes * 6 / 10;
+    options.link = LinkOptions{{1e-7, 1e-9, 1e-9}, std::size_t{1} << 20, true, /*clocked=*/true};
+    Program program(trace, /*is_timed_anew=*/true);
+    program.search(options.budget, {.in_vain = kAll, .in_all = kAll, .plans = 60}, {}, options.link);
+    std::vector<Plan> followed;
+    for (unsigned call = 0; call < 4 * kCalls; ++call) {
+      program.follow(kAll);
+      options.guide = program.guide();
+      if (!options.guide) break;
+      followed.push_back(options.guide->plan());
+      expect(run(*trace, options) != nullptr, where + "each of the plans fits");
+      options.guide.reset();
+    }
+    if (followed.empty()) continue;
+    std::vector<Preference> preferences;
+    for (const Plan& plan : followed) preferences.push_back(plan.prefers);
+    const auto turns = std::ranges::unique(preferences);
+    preferences.erase(turns.begin(), turns.end());
+    if (preferences.size() < 2) continue;
+    ++held;
+    for (unsigned call = 0; call + 1 < 2 * kCalls; ++call) {
+      const bool goes_on = followed[call].prefers == followed[call + 1].prefers;
+      expect(goes_on == ((call + 1) % kCalls != 0), where + "three calls follow each plan");
+    }
+  }
+  expect(held > count / 10, "contests are put to the test");
+}
+
 const std::map<std::string, std::function<void()>> kTests{
     {"chain", a_chain_dies},
     {"programs", [] { random_programs(0, 4000); }},
-    {"moves", [] { moves(3000); }},
+    {"moves", [] { moves(3000); moves_where_replays_thrash(1000); }},
     {"searches", [] { searches(400); }},
+    {"contest", [] { a_contest(); contests(200); }},
 };
 
 }  // namespace
