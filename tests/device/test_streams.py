@@ -155,8 +155,8 @@ def test_materialize_on_a_side_stream_serves_all() -> None:
 
         def f(x: Tensor) -> Tensor:
             kept.append(x.sin())
+            side.wait_stream(main())  # within `side`, that would be the current stream
             with side:
-                side.wait_stream(main())
                 z = kept[0].cos()
                 rematfn.materialize(kept[0])
             main().wait_stream(side)
