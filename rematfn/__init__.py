@@ -18,10 +18,16 @@ _C.register_kernels()
 
 from . import policies as policies  # noqa: E402  (needs the extension)
 from . import testing as testing  # noqa: E402
-from ._inspection import Stats as Stats  # noqa: E402
-from ._inspection import stats as stats  # noqa: E402
+from ._inspection.explain import Explanation as Explanation  # noqa: E402
+from ._inspection.explain import explain as explain  # noqa: E402
+from ._inspection.stats import Stats as Stats  # noqa: E402
+from ._inspection.stats import stats as stats  # noqa: E402
+from ._inspection.timeline import Timeline as Timeline  # noqa: E402
+from ._inspection.timeline import timeline as timeline  # noqa: E402
 from ._interop.materialize import materialize as materialize  # noqa: E402
 from ._interop.opaque import opaque as opaque  # noqa: E402
+from ._traces.profile import Profile as Profile  # noqa: E402
+from ._traces.profile import profile as profile  # noqa: E402
 from ._traces.trace import Trace as Trace  # noqa: E402
 from ._traces.trace import record as record  # noqa: E402
 from ._traces.trace import simulate as simulate  # noqa: E402
@@ -34,29 +40,37 @@ from ._transform.offload import offload as offload  # noqa: E402
 from ._transform.remat import remat as remat  # noqa: E402
 from ._transform.tiers import Disk as Disk  # noqa: E402
 from ._transform.tiers import Host as Host  # noqa: E402
+from ._transform.where import where as where  # noqa: E402
 
 __all__ = [
     "Budget",
     "BudgetError",
     "Disk",
+    "Explanation",
     "Host",
     "OffloadError",
+    "Profile",
     "RematError",
     "ReplayError",
     "Stats",
     "ThrashingWarning",
+    "Timeline",
     "Trace",
     "checkpoint",
     "checkpoint_sequential",
+    "explain",
     "keep",
     "materialize",
     "offload",
     "opaque",
     "policies",
+    "profile",
     "record",
     "remat",
     "simulate",
     "stats",
     "testing",
+    "timeline",
     "warmup",
+    "where",
 ]

@@ -6,7 +6,7 @@
 namespace rematfn {
 namespace {
 
-Interpreter the_interpreter{nullptr, nullptr, nullptr, nullptr};
+Interpreter the_interpreter{};
 
 }  // namespace
 
@@ -24,6 +24,14 @@ void serve_signals_now_and_then() {
 
 bool is_stop(const std::exception& error) {
   return the_interpreter.is_stop != nullptr && the_interpreter.is_stop(error);
+}
+
+std::uint32_t place_in_program() {
+  return the_interpreter.place == nullptr ? 0 : the_interpreter.place();
+}
+
+std::string describe_place(std::uint32_t place) {
+  return the_interpreter.describe == nullptr ? "" : the_interpreter.describe(place);
 }
 
 namespace detail {

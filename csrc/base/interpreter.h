@@ -19,7 +19,9 @@
 
 #pragma once
 
+#include <cstdint>
 #include <exception>
+#include <string>
 
 namespace rematfn {
 
@@ -32,6 +34,10 @@ struct Interpreter {
   void (*serve_signals)();
   // Whether an exception says so, and must not be swallowed.
   bool (*is_stop)(const std::exception& error);
+  // Where in the user's program this thread is, by a number that is good for the life of the process;
+  // 0: nowhere.
+  std::uint32_t (*place)();
+  std::string (*describe)(std::uint32_t place);
 };
 
 // Without one, nothing is asked.
@@ -41,6 +47,10 @@ void set_interpreter(const Interpreter& interpreter);
 void serve_signals_now_and_then();
 
 [[nodiscard]] bool is_stop(const std::exception& error);
+
+[[nodiscard]] std::uint32_t place_in_program();
+// Of a place that is not 0: "model.py:12 in forward".
+[[nodiscard]] std::string describe_place(std::uint32_t place);
 
 // See Note [Who waits does not hold the interpreter]
 template <class Mutex>

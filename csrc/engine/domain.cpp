@@ -91,6 +91,7 @@ void Domain::list_candidates() {
 
 void Domain::evict(Version& version) {
   Way& way = *version.way;
+  if (journal) journal->note_score(version, evictor.score_of(version));
   const Place place = way.leave(version);
   if (place == Place::kHere) return;
   Statistics& statistics = version.table->statistics;
@@ -100,7 +101,9 @@ void Domain::evict(Version& version) {
     ++statistics.moves;
     statistics.moved_bytes += version.nbytes;
   }
-  if (place == Place::kAway) return lose_bytes(version);
+  if (place == Place::kAway) {
+    return lose_bytes(version, way.keeps_copy() ? Journal::What::kMoved : Journal::What::kDropped);
+  }
   version.table->delist(version);
   version.table->leaving_bytes += version.nbytes;
   version.place = Place::kLeaving;
@@ -110,17 +113,18 @@ void Domain::evict(Version& version) {
 void Domain::drop(Version& version) {
   if (version.copied_by != nullptr) discard_copy(version);  // which may be reading the bytes
   store.drop(version);
-  lose_bytes(version);
+  lose_bytes(version, Journal::What::kReleased);
 }
 
 void Domain::leave(Version& version) {
   if (version.copied_by != nullptr) discard_copy(version);
-  lose_bytes(version);
+  lose_bytes(version, Journal::What::kReleased);
 }
 
-void Domain::lose_bytes(Version& version) {
+void Domain::lose_bytes(Version& version, Journal::What how) {
   version.table->delist(version);
   version.table->discharge(version.nbytes);
+  if (journal) journal->note(how, version);
   if (version.trimmed) version.table->discharge_trimmed(version.nbytes);
   version.trimmed = false;
   version.place = Place::kAway;
@@ -133,6 +137,7 @@ void Domain::arrive(Version& version) {
   version.raw = false;  // See Note [Uninitialised memory is kept]
   version.table->charge(version.nbytes);
   version.table->enlist(version);
+  if (journal) journal->note(Journal::What::kReplayed, version);
   neighbourhood.note_change(version, /*came_back=*/true, foresees());
 }
 
@@ -170,6 +175,7 @@ void Domain::start_to_fetch(Version& version) {
     expect_use(version);
     throw;
   }
+  if (journal) journal->note(Journal::What::kReturned, version);
   ++version.table->statistics.returns;
   version.table->statistics.returned_bytes += version.nbytes;
   if (version.place == Place::kHere) return finish_coming(version);
@@ -184,6 +190,7 @@ void Domain::let_come(Version& version) {
     stop_coming(version);
     version.place = Place::kAway;
     version.table->discharge(version.nbytes);
+    if (journal) journal->note(Journal::What::kTurnedBack, version);
     return lose_copy(version, why);
   }
   stop_coming(version);
@@ -217,7 +224,7 @@ void Domain::stop_leaving(Version& version) {
 void Domain::finish_leaving(Version& version) {
   const Place place = version.copied_by->wait(version);
   stop_leaving(version);
-  if (place == Place::kAway) return lose_bytes(version);
+  if (place == Place::kAway) return lose_bytes(version, Journal::What::kMoved);
   version.place = Place::kHere;
   version.copied_by = nullptr;
   version.table->enlist(version);
@@ -232,7 +239,10 @@ void Domain::discard_copy(Version& version) {
   if (version.place == Place::kLeaving) stop_leaving(version);
   if (version.place == Place::kComing) stop_coming(version);
   if (version.has_bytes()) version.place = Place::kHere;
-  if (version.place == Place::kAway) expected_.erase({version.next_use, &version});
+  if (version.place == Place::kAway) {
+    expected_.erase({version.next_use, &version});
+    if (journal) journal->note(Journal::What::kForgotten, version);
+  }
   version.copied_by->discard(version);
   version.copied_by = nullptr;
 }
@@ -271,6 +281,7 @@ void Domain::turn_back(Version& version) {
   stop_coming(version);
   version.place = Place::kAway;
   version.table->discharge(version.nbytes);
+  if (journal) journal->note(Journal::What::kTurnedBack, version);
   expect_use(version);
   ++version.table->statistics.turned_back;
 }
@@ -316,6 +327,7 @@ void Domain::cut(Version& version) {
   std::replace(outputs.begin(), outputs.end(), &version, static_cast<Version*>(nullptr));
   store.keep_alive(version);
   version.producer.reset();
+  if (journal) journal->note_cut(version);
   if (version.table && version.place == Place::kHere) version.table->enlist(version);
 }
 
@@ -332,6 +344,7 @@ void Domain::note_call(const ObservedCall& call) {
     }
   }
   if (guide && !guide->follow(call)) lose_guide();
+  if (journal) journal->note_reads(call);
 }
 
 // See Note [Guided, never trusted]

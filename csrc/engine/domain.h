@@ -36,6 +36,7 @@
 #include "engine/burial.h"
 #include "engine/drop.h"
 #include "engine/evictor.h"
+#include "engine/journal.h"
 #include "engine/table.h"
 #include "engine/neighbourhood.h"
 #include "engine/replayer.h"
@@ -63,6 +64,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   std::unique_ptr<Recorder> recorder;
   std::shared_ptr<Guide> guide;
   std::shared_ptr<const Trace> known;  // of an earlier call that was alike
+  std::shared_ptr<Journal> journal;    // null: nobody asks
   bool guide_lost = false;
   // Whether there is one that moves scores.
   [[nodiscard]] bool foresees() const;
@@ -172,7 +174,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void stop_leaving(Version& version);
   void stop_coming(Version& version);
   void lose_copy(Version& version, const CopyLost& why);
-  void lose_bytes(Version& version);
+  void lose_bytes(Version& version, Journal::What how);
 
   bool lists_candidates_ = false;
   std::vector<Version*> leaving_;  // the first to leave first

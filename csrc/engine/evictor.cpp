@@ -2,6 +2,7 @@
 #include "engine/evictor.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "engine/domain.h"
@@ -102,6 +103,14 @@ const Score& Evictor::score_in_force(const Table& table) const {
   return is_guided ? domain_.guide->plan().score : own;
 }
 
+double Evictor::score_of(const Version& version) {
+  const Table& table = *version.table;
+  if (table.candidates[version.slot].next_use == kNever) return -kNever;
+  if (table.policy.custom_score) return std::numeric_limits<double>::quiet_NaN();
+  const Score& kind = score_in_force(table);
+  return score(kind, table.candidates[version.slot], context_for(kind));
+}
+
 // See Note [Near the floor], Rule 1
 ScoreContext Evictor::context_for(const Score& kind) {
   ScoreContext context{.now = domain_.clock};
@@ -149,8 +158,11 @@ Version* Evictor::choose(Table& table, bool spare_pending) {
 
 // See Note [An address is good until its level's next operator]
 bool Evictor::has_to_stay(Version& version) {
-  return domain_.store.held_elsewhere(version) ||
-         (domain_.sharer.is_borrowed() && version.exposed == domain_.next_order) ||
+  if (domain_.store.held_elsewhere(version)) {
+    if (domain_.journal) domain_.journal->note_held(version);
+    return true;
+  }
+  return (domain_.sharer.is_borrowed() && version.exposed == domain_.next_order) ||
          !find_way(version);
 }
 

@@ -15,6 +15,9 @@ class Evictor {
   // Evicts one version of `table` or, when it has none left, of a table inside it.
   bool evict_one(Table& table);
   bool evict_one(Table& table, bool spare_pending);
+  // What speaks against letting a candidate go: minus infinity if it will not be read again, as far
+  // as is known; NaN where a custom score says so.
+  [[nodiscard]] double score_of(const Version& version);
   // The one that goes next.
   [[nodiscard]] Version* find_victim(Table& table, bool spare_pending);
   // Evicts everything evictable of `table` and of the tables inside it; or only what its policy does

@@ -138,6 +138,7 @@ struct Version : Node {
   double last_access = 0;      // program time
   double next_use = kUnknown;  // program time; known to a guide
   std::uint32_t value = kNoValue;  // its name in the domain's trace
+  std::uint32_t entry = kNoValue;  // and in its journal
   float weight = 1;                // of the guide's plan
   std::size_t slot = kNoSlot;  // place among the table's candidates
   std::size_t batch_slot = kNoSlot;  // place in the table's batch

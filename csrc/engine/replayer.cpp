@@ -216,6 +216,7 @@ void Replayer::run(Operation& operation) {
   try {
     make_room(*operation.table, operation.replay_bytes());
     domain_.store.serve_signals();
+    if (domain_.journal) domain_.journal->note_replay(operation);
     operation.replay(domain_);
   } catch (...) {
     for (Input& input : operation.inputs) unpin(*input.version);

@@ -16,6 +16,7 @@
 namespace rematfn {
 
 class Domain;
+class Journal;
 struct Trace;
 
 // What a call of a transformed function did. Read by `stats`.
@@ -80,6 +81,7 @@ struct Report {
   bool stopped = false;  // for what its replays cost
   c10::intrusive_ptr<UnrecordedBytes> unrecorded;
   std::shared_ptr<Trace> trace;  // if the level records
+  std::shared_ptr<Journal> journal;  // if somebody asked for one
   std::weak_ptr<Domain> domain;
 
   // By anybody, while the call runs as well.

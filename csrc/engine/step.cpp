@@ -13,12 +13,13 @@ Step::Step(Domain& domain, Table& level) : domain_(domain), level_(level) {
   for (const Table* t = &level; t != nullptr; t = t->enclosing.get()) {
     is_bounded_ |= t->budget != kNoBudget;
   }
-  is_metered_ = is_bounded_ || domain.recorder;
+  is_metered_ = is_bounded_ || domain.recorder || domain.journal;
 }
 
 void Step::run() {
   domain_.thrash.enter(nature_.backward);
   before_ = domain_.clock;
+  if (domain_.journal) domain_.journal->begin(operator_name(), site(), level_, nature_.backward);
   if (is_metered_) require_room();
   prepare();
   if (writes_) save_what_is_overwritten();
@@ -68,6 +69,7 @@ void Step::require_room() {
     const std::size_t inputs = input_bytes_in(*t);
     const std::size_t needed = inputs + need_.certain_bytes;
     t->statistics.min_budget = std::max(t->statistics.min_budget, needed);
+    if (domain_.journal && !t->enclosing) domain_.journal->note_need(needed);
     if (needed > t->budget && !t->give_way(needed, granted_)) throw NoRoom{t, needed, inputs};
   }
 }
@@ -170,7 +172,11 @@ void Step::account(const Outcome& outcome) {
     operation_->output_bytes = outcome.output_bytes;
     operation_->scratch_bytes = outcome.scratch_bytes;
   }
-  if (domain_.recorder || domain_.guide) observe(outcome);
+  if (domain_.journal) {
+    domain_.journal->note_need(input_bytes_in(*domain_.root) + outcome.peak_bytes);
+    domain_.journal->note_run(cost, outcome.flops, outcome.peak_bytes, static_cast<bool>(operation_));
+  }
+  if (domain_.recorder || domain_.guide || domain_.journal) observe(outcome);
   for (const Operand& operand : operands_) {
     if (operand.home == nullptr) continue;
     operand.version->consumed = true;

@@ -32,6 +32,7 @@
 #include <optional>
 #include <string_view>
 
+#include "engine/journal.h"
 #include "engine/table.h"
 #include "engine/trace.h"
 #include "policy/work.h"
@@ -115,6 +116,7 @@ class Step {
 
  private:
   [[nodiscard]] virtual std::string_view operator_name() const = 0;
+  [[nodiscard]] virtual Site site() const { return {}; }  // for a journal
   // In the order in which they are called.
   [[nodiscard]] virtual Need foresee() = 0;  // if metered
   // The last chance to say what the operands are, and whether the operator is recorded.

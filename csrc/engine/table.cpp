@@ -64,6 +64,7 @@ void Table::admit(Version& version, bool held) {
     charge(version.nbytes);
     if (version.trimmed) charge_trimmed(version.nbytes);
     enlist(version);
+    if (domain->journal) domain->journal->note_made(version);
   }
 }
 
@@ -79,6 +80,10 @@ void Table::expel(Version& version) {
   if (version.copied_by != nullptr) domain->discard_copy(version);
   if (version.has_bytes()) discharge(version.nbytes);
   if (version.has_bytes() && version.trimmed) discharge_trimmed(version.nbytes);
+  if (version.has_bytes() && domain->journal) {
+    const bool is_dead = version.references == 0;
+    domain->journal->note(is_dead ? Journal::What::kReleased : Journal::What::kLeft, version);
+  }
   (version.previous == nullptr ? oldest : version.previous->next) = version.next;
   (version.next == nullptr ? newest : version.next->previous) = version.previous;
   version.previous = version.next = nullptr;

@@ -89,7 +89,7 @@ std::shared_ptr<TensorDomain> make_domain() {
 c10::intrusive_ptr<UnrecordedBytes> make_unrecorded(const LevelOptions& options,
                                                     const Level* outer) {
   auto around = outer == nullptr ? nullptr : outer->unrecorded;
-  if (options.budget == kNoBudget && !options.record && !around) return {};
+  if (options.budget == kNoBudget && !options.record && !options.where && !around) return {};
   auto shared = is_shared_around(options.shared, outer) ? nullptr : options.shared;
   return c10::make_intrusive<UnrecordedBytes>(std::move(around), std::move(shared));
 }
@@ -189,6 +189,25 @@ Level* current_level() { return top_level; }
 
 std::size_t stack_depth() { return this_thread.levels.size(); }
 
+namespace {
+
+void enter_in_journal(Level& level) {
+  Journal* journal = level.domain->journal.get();
+  if (journal == nullptr) return;
+  const Level* around = level.enclosing_level();
+  level.number = journal->add_level(level.name, around == nullptr ? Journal::kNone : around->number);
+}
+
+// Of a domain, perhaps in the middle of a call of an outer level.
+void begin_journal(Level& level) {
+  level.domain->journal = std::make_shared<Journal>(*level.domain->root);
+  std::vector<Level*> around;
+  for (Level* l = level.enclosing_level(); l != nullptr; l = l->enclosing_level()) around.push_back(l);
+  for (std::size_t i = around.size(); i-- > 0;) enter_in_journal(*around[i]);
+}
+
+}  // namespace
+
 std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
   install_allocator();
   Level* enclosing = current_level();
@@ -213,6 +232,9 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
   }
   if (options.shared && !is_shared_around(options.shared, enclosing)) level->join(options.shared);
   if (domain->recorder && enclosing == nullptr) level->report->trace = domain->recorder->trace;
+  if (options.where && !domain->journal) begin_journal(*level);
+  enter_in_journal(*level);
+  level->report->journal = domain->journal;
   auto handle = std::make_shared<LevelHandle>(*level);
   level->active = true;
   push(*level);
@@ -268,7 +290,9 @@ void notice_unrecorded(Level& level) {
     if (now == l->unrecorded_bytes) continue;
     l->unrecorded_bytes = now;
     changed = true;
-    if (l == l->domain->root && l->domain->recorder) l->domain->recorder->note_unrecorded(now);
+    if (l != l->domain->root) continue;
+    if (l->domain->recorder) l->domain->recorder->note_unrecorded(now);
+    if (l->domain->journal) l->domain->journal->note_unrecorded();
   }
   if (!changed) return;
   level.domain->make_room(level, 0);

@@ -57,6 +57,7 @@ struct LevelOptions {
   Wording wording{};  // of the budget, for messages
   // What replays may cost, in multiples of the program. See Note [A call that thrashes is stopped]
   double most_replays = kNever;
+  bool where = false;  // See Note [A journal is written on request]
 };
 
 using WatchedLeaves =

@@ -11,6 +11,7 @@
 #include <optional>
 #include <sstream>
 
+#include "base/interpreter.h"
 #include "planning/advice.h"
 #include "tensors/move_to_disk.h"
 #include "tensors/move_to_host.h"
@@ -89,6 +90,15 @@ double program_cost(const Level& level) {
   return std::max(so_far, kWithBackward * level.domain->thrash.forward());
 }
 
+// Where the program is, if there is a journal.
+std::string place_of(const Level& level) {
+  const Journal* journal = level.domain->journal.get();
+  const std::uint32_t place = journal == nullptr ? 0 : journal->place_of_last();
+  if (place == 0) return "";
+  const bool backward = journal->calls.back().site.place == 0;
+  return (backward ? ", in the backward of " : ", at ") + describe_place(place) + ",";
+}
+
 std::string in_multiples(double number) {
   std::ostringstream text;
   text << std::setprecision(3) << number;
@@ -128,14 +138,15 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
   const auto written = [&](std::size_t nbytes) { return format_bytes(nbytes, level.wording); };
   const std::string budget = written(level.budget);
   const Advice advice = advice_for(why, refused);
+  const std::string place = place_of(level);
   const std::string holders = level.shared ? holders_of(*level.shared, *level.domain) : "";
   const std::string raise_it =
       "\nRaise the budget to " + advice.in_words() + ".";
   const std::string message =
       why.thrashing
-          ? level.name + ": the inputs of " + what + " were evicted, and within " + budget +
+          ? level.name + ": the inputs of " + what + place + " were evicted, and within " + budget +
                 " their replays evict each other without end." + raise_it
-          : level.name + ": " + what + " needs " + written(why.smallest_budget) +
+          : level.name + ": " + what + place + " needs " + written(why.smallest_budget) +
                 " resident at once, the budget is " + budget + ".\n  kept        " +
                 written(why.unevictable) +
                 (level.has_tier() ? ", pinned, or with no room where it would go" : ", pinned or not replayable") +

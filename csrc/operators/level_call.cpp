@@ -2,6 +2,7 @@
 #include "operators/level_call.h"
 
 #include <ATen/Context.h>
+#include <ATen/SequenceNumber.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -12,6 +13,7 @@
 #include <optional>
 
 #include "base/errors.h"
+#include "base/interpreter.h"
 #include "levels/boundary.h"
 #include "levels/meter.h"
 #include "levels/pressure.h"
@@ -67,7 +69,8 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
   nature_.work = facts_.work;
   // Found out where something may be evicted or kept, or is recorded.
   nature_.backward =
-      (is_bounded_ || level_.policy.keeping.decides() || domain_.recorder || domain_.guide) &&
+      (is_bounded_ || level_.policy.keeping.decides() || domain_.recorder || domain_.guide ||
+       domain_.journal) &&
       torch::autograd::get_current_node();
 }
 
@@ -136,6 +139,16 @@ ObservedCall LevelCall::refused_call() const {
 void LevelCall::enter_stream(c10::Device device) {
   on_accelerator_ = true;
   domain_.streams.enter(device);
+}
+
+Site LevelCall::site() const {
+  Site site{.nodes = at::sequence_number::peek()};
+  if (const auto node = torch::autograd::get_current_node()) {
+    site.node = node->sequence_nr();
+  } else {
+    site.place = place_in_program();
+  }
+  return site;
 }
 
 std::string LevelCall::name() const { return "`" + c10::toString(op_.operator_name()) + "`"; }

@@ -50,6 +50,7 @@ class LevelCall final : private Step {
   [[nodiscard]] Call& call() { return static_cast<Call&>(*operation_); }
 
   [[nodiscard]] std::string_view operator_name() const override { return op_.schema().name(); }
+  [[nodiscard]] Site site() const override;
   [[nodiscard]] Need foresee() override;
   void prepare() override;
   [[nodiscard]] Ref<Version> find_overwritten(std::size_t operand) override;

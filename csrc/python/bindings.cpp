@@ -16,6 +16,7 @@
 #include "operators/write_watch.h"
 #include "planning/program.h"
 #include "python/bindings.h"
+#include "python/places.h"
 #include "tensors/layers.h"
 #include "tensors/move_to_disk.h"
 #include "tensors/move_to_host.h"
@@ -208,8 +209,9 @@ PYBIND11_MODULE(_C, m) {
   const auto nogil = py::call_guard<py::gil_scoped_release>();
 
   set_interpreter({&let_go_of_interpreter, &take_interpreter_back, &serve_signals,
-                   &asks_to_stop});
+                   &asks_to_stop, &current_place, &describe});
   m.attr("built_torch_version") = REMATFN_BUILT_TORCH;
+  m.attr("dispatch_key") = c10::toString(kLevelKey);
   py::register_exception_translator([](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);
@@ -243,6 +245,7 @@ PYBIND11_MODULE(_C, m) {
         return record;
       })
       .def("take_trace", &Report::take_trace)
+      .def("journal", &read_journal)
       .def("is_over", &is_over)
       .def_readonly("guide_lost", &Report::guide_lost)
       .def_readonly("stopped", &Report::stopped);
@@ -313,14 +316,14 @@ PYBIND11_MODULE(_C, m) {
                        double fraction, bool is_estimate, bool is_estimate_unguided,
                        std::shared_ptr<Disk> disk, std::shared_ptr<Host> host, bool drops,
                        bool leaves_early, std::string unit, std::size_t peak,
-                       std::shared_ptr<Trace> known, double most_replays) {
+                       std::shared_ptr<Trace> known, double most_replays, bool where) {
         return ActiveLevel({budget.value_or(kNoBudget), std::move(shared), policy, timed, verify,
                             name, max_operations, record,
                             program == nullptr ? nullptr : program->guide(), fraction, is_estimate,
                             is_estimate_unguided,
                             program == nullptr ? std::move(known) : program->trace, std::move(disk),
                             std::move(host), drops, leaves_early, {std::move(unit), peak},
-                            most_replays});
+                            most_replays, where});
       }))
       .def("__enter__", &ActiveLevel::enter)
       .def("__exit__", &ActiveLevel::exit);
@@ -331,6 +334,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("stay_outside", &stay_outside);
   m.def("is_intercepting", &is_intercepting);
   bind_traces(m);
+  bind_places(m);
   m.def("set_errors", &set_errors);
   m.def("raise_quoted", &raise_quoted);
   m.def("set_inner_tensors", &set_inner_tensors);

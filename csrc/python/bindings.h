@@ -14,6 +14,9 @@ namespace rematfn {
 [[nodiscard]] pybind11::dict record_of(const Statistics& statistics, std::size_t budget,
                                        std::size_t resident_bytes);
 
+// What a call's journal says; None: it has none.
+[[nodiscard]] pybind11::object read_journal(const Report& report);
+
 void bind_traces(pybind11::module_& m);
 void bind_testing(pybind11::module_& m);  // _C.testing
 

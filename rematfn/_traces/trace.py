@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import _C
 from .._errors import BudgetError
-from .._inspection import Stats
+from .._inspection.stats import Stats
 from .._transform.budget import BudgetLike, Limit, format_bytes, parse_budget
 from .._transform.deferred import refuse_deferred
 from .._transform.level import LevelOptions, call

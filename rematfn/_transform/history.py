@@ -94,6 +94,10 @@ class Ran:
         """Whether the call was stopped for what its replays cost."""
         return self._report.stopped
 
+    def journal(self) -> dict[str, list[tuple[Any, ...]]] | None:
+        """Return what was written down of what it did; None if nobody had asked."""
+        return self._report.journal()
+
     def take_trace(self) -> _C.Trace | None:
         """Return what was recorded; recording ends."""
         return self._report.take_trace()

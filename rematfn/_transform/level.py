@@ -52,6 +52,7 @@ class LevelOptions:
     peak: int = 0
     known: _C.Trace | None = None  # a record of an earlier call, for the figure of a BudgetError
     most_replays: float = math.inf  # in multiples of the program's cost; beyond, it is stopped
+    where: bool = False  # what happens is written down, with its place in the program
 
     def level(self) -> _C.ActiveLevel:
         """Return a level to be entered."""
@@ -78,6 +79,7 @@ class LevelOptions:
             self.peak,
             self.known,
             self.most_replays,
+            self.where,
         )
 
 

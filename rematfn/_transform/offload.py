@@ -28,6 +28,7 @@ def offload(  # type: ignore[overload-overlap]  # a module is callable, and stay
     *,
     to: TierLike = None,
     policy: Policy | Scorer = DEFAULT_POLICY,
+    where: bool = False,
 ) -> M: ...
 @overload
 def offload(
@@ -36,6 +37,7 @@ def offload(
     *,
     to: TierLike = None,
     policy: Policy | Scorer = DEFAULT_POLICY,
+    where: bool = False,
 ) -> Rematted[P, R]: ...
 @overload
 def offload(
@@ -44,6 +46,7 @@ def offload(
     *,
     to: TierLike = None,
     policy: Policy | Scorer = DEFAULT_POLICY,
+    where: bool = False,
 ) -> Callable[[Callable[P, R]], Rematted[P, R]]: ...
 def offload(
     f: Any = None,
@@ -51,6 +54,7 @@ def offload(
     *,
     to: TierLike = None,
     policy: Policy | Scorer = DEFAULT_POLICY,
+    where: bool = False,
 ) -> Any:
     """Return a function equal to ``f`` whose intermediates are moved to a tier when room is needed.
 
@@ -76,6 +80,7 @@ def offload(
             :class:`Host` or ``"host"``. What lies there counts against its own budget alone. Where
             it is full, values stay and something else goes.
         policy: What goes first, as for :func:`remat`.
+        where: Write down what each call does, and where in the program, as for :func:`remat`.
 
     Returns:
         A function with the signature of ``f``, or for a module a twin that shares its state, as of
@@ -99,7 +104,7 @@ def offload(
         True
     """
     if f is None:
-        return functools.partial(offload, budget=budget, to=to, policy=policy)
+        return functools.partial(offload, budget=budget, to=to, policy=policy, where=where)
     options = Options(
         parse_budget(budget),
         policy_of(policy, "offload(f, policy=...)"),
@@ -108,5 +113,6 @@ def offload(
         name="offload",
         tiers=parse_tiers(to, "offload(f, to=...)"),
         drops=False,
+        where=where,
     )
     return transformed(f, options)

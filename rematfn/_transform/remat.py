@@ -38,6 +38,7 @@ def remat(  # type: ignore[overload-overlap]  # a module is callable, and stays 
     max_operations: int = MAX_OPERATIONS,
     most_replays: float | None = None,
     offload: bool | TierLike = False,
+    where: bool = False,
 ) -> M: ...
 @overload
 def remat(
@@ -50,6 +51,7 @@ def remat(
     max_operations: int = MAX_OPERATIONS,
     most_replays: float | None = None,
     offload: bool | TierLike = False,
+    where: bool = False,
 ) -> Rematted[P, R]: ...
 @overload
 def remat(
@@ -62,6 +64,7 @@ def remat(
     max_operations: int = MAX_OPERATIONS,
     most_replays: float | None = None,
     offload: bool | TierLike = False,
+    where: bool = False,
 ) -> Callable[[Callable[P, R]], Rematted[P, R]]: ...
 def remat(
     f: Any = None,
@@ -73,6 +76,7 @@ def remat(
     max_operations: int = MAX_OPERATIONS,
     most_replays: float | None = None,
     offload: bool | TierLike = False,
+    where: bool = False,
 ) -> Any:
     """Return a function equal to ``f`` whose intermediates occupy at most ``budget`` bytes.
 
@@ -126,6 +130,9 @@ def remat(
             value that has to go then goes the cheaper way: it is dropped and computed again, or
             moved and fetched. What cannot be computed again, such as a copy of an argument that is
             overwritten, can still be moved.
+        where: Write down what each call does to memory, at which line and in which module of the
+            program, for :func:`explain` and :func:`timeline`; a BudgetError then names the line.
+            :func:`where` does it for a block.
 
     Returns:
         A function with the signature of ``f``; or, for a module, one of the same class that shares
@@ -163,6 +170,7 @@ def remat(
             max_operations=max_operations,
             most_replays=most_replays,
             offload=offload,
+            where=where,
         )
     options = Options(
         parse_budget(budget),
@@ -172,6 +180,7 @@ def remat(
         max_operations,
         tiers=tiers_of(offload, "remat(f, offload=...)"),
         most_replays=parse_most_replays(most_replays, "remat"),
+        where=where,
     )
     return transformed(f, options)
 
@@ -193,8 +202,10 @@ def transformed(f: Any, options: Options) -> Any:
     name = options.name
     if options.cost not in ("model", "time"):
         raise ValueError(f'{name}(f, cost=...): "model" or "time" is needed, got {options.cost!r}.')
-    if not isinstance(options.verify, bool):
-        raise TypeError(f"{name}(f, verify=...): True or False is needed, got {options.verify!r}.")
+    for option in ("verify", "where"):
+        given = getattr(options, option)
+        if not isinstance(given, bool):
+            raise TypeError(f"{name}(f, {option}=...): True or False is needed, got {given!r}.")
     most = options.max_operations
     if isinstance(most, bool) or not isinstance(most, int):
         raise TypeError(f"{name}(f, max_operations=...): an int is needed, got {most!r}.")

@@ -24,6 +24,7 @@ from .level import MAX_OPERATIONS, LevelOptions, call
 from .signature import Signature, signature_of
 from .thrash import DEFAULT_MOST, Thrash
 from .tiers import Tiers
+from .where import is_asked_where, module_paths, note_called
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,6 +45,7 @@ class Options:
     tiers: Tiers = dataclasses.field(default_factory=Tiers)  # where values may be moved to
     drops: bool = True  # they may be dropped, and replayed
     most_replays: float | None = None  # in multiples of the program's cost; None: not said
+    where: bool = False  # what a call does is written down, with its place in the program
 
     @property
     def limit(self) -> float:
@@ -109,11 +111,14 @@ class Rematted(Generic[P, R]):
             ran.signature = signature
             ran.to_judge = _C.stack_depth() == 1 and options.budget is not None
             ran.to_judge &= self._options.limit < math.inf
+            if options.where and _C.stack_depth() == 1:
+                note_called(self)
             if signature is not None:
                 failed.append(self._history.begin(signature, ran))
 
         try:
-            result: R = call(self._f, args, kwargs, options, started)
+            with module_paths(options.where, getattr(self._f, "__self__", None)):
+                result: R = call(self._f, args, kwargs, options, started)
         except BaseException:
             for fail in failed:
                 fail()
@@ -185,6 +190,7 @@ class Rematted(Generic[P, R]):
             drops=self._options.drops,
             leaves_early=not self._options.drops and self.budget == Limit(),
             unit=self.budget.unit,
+            where=self._options.where or is_asked_where(),
         )
         fraction = self.budget.fraction
         # Only the outermost level is recorded and guided: its record holds what runs inside. Where
@@ -241,7 +247,7 @@ class Rematted(Generic[P, R]):
         return options, signature, forecast
 
     def _describe(self) -> str:
-        name = self._options.of or _name_of(self._f)
+        name = self._options.of or name_of(self._f)
         return f"{self._options.name}({name}, budget={self.budget}{self._options.tiers})"
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
@@ -281,7 +287,7 @@ class Rematted(Generic[P, R]):
         return f"<{self._describe()} at {id(self):#x}>"
 
 
-def _name_of(f: Any) -> str:
+def name_of(f: Any) -> str:
     """Return what messages call ``f``: of a module's ``forward``, the module's class."""
     while isinstance(f, functools.partial):
         f = f.func

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rematfn import Disk
-from rematfn._inspection import Stats
+from rematfn._inspection.stats import Stats
 from rematfn._transform.budget import format_bytes
 
 

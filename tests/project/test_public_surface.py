@@ -20,6 +20,14 @@ PUBLIC = {
     "opaque",
     "stats",
     "Stats",
+    # what happened, and what would
+    "where",
+    "explain",
+    "Explanation",
+    "timeline",
+    "Timeline",
+    "profile",
+    "Profile",
     # in the place of torch.utils.checkpoint
     "checkpoint",
     "checkpoint_sequential",

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ._transform.budget import format_bytes
-from ._transform.rematted import rematted_of
+from .._transform.budget import format_bytes
+from .._transform.rematted import rematted_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,19 @@ class Stats:
     reserved_bytes: int | None = None
     call: str | None = None
     why: str | None = None
+
+    def flat(self, prefix: str = "") -> dict[str, float]:
+        """Return the figures that are known, which are numbers, by name: what loggers take.
+
+        Example:
+            >>> import torch, rematfn
+            >>> g = rematfn.remat(lambda x: x.sin().sum(), "1MiB")
+            >>> _ = g(torch.ones(4))
+            >>> rematfn.stats(g).flat("remat/")["remat/peak_bytes"]
+            20
+        """
+        figures = dataclasses.asdict(self).items()
+        return {prefix + name: x for name, x in figures if isinstance(x, int | float)}
 
     def __str__(self) -> str:
         if self.operators is None:

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/journal.h"
+
+#include <algorithm>
+
+#include "engine/table.h"
+#include "engine/trace.h"
+
+namespace rematfn {
+
+double Journal::now() const {
+  return std::chrono::duration<double>(Clock::now() - begun_).count();
+}
+
+Journal::Id Journal::add_level(std::string name, Id enclosing) {
+  levels.push_back({std::move(name), enclosing});
+  return static_cast<Id>(levels.size() - 1);
+}
+
+void Journal::add(What what, Id index, float score) {
+  const Id during = calls.empty() ? kNone : static_cast<Id>(calls.size() - 1);
+  events.push_back({what, index, during, now(), root_.used_bytes(), score});
+}
+
+// ---- calls --------------------------------------------------------------------------------------
+
+void Journal::begin(std::string_view name, const Site& site, const Table& level, bool backward) {
+  auto known = names_by_text_.find(name);
+  if (known == names_by_text_.end()) {  // operators' names live as long as the process
+    known = names_by_text_.emplace(name, static_cast<Id>(names.size())).first;
+    names.emplace_back(name);
+  }
+  Call& call = calls.emplace_back();
+  call.name = known->second;
+  call.level = level.number;
+  call.site = site;
+  call.begun = now();
+  call.backward = backward;
+}
+
+void Journal::note_run(double cost, double flops, std::size_t peak, bool replayable) {
+  Call& call = last();
+  call.cost = cost;
+  call.flops = flops;
+  call.used = root_.used_bytes();
+  call.peak = peak;
+  call.replayable = replayable;
+  call.ended = now();
+}
+
+void Journal::note_reads(const ObservedCall& call) {
+  for (const ObservedCall::Read& read : call.reads) {
+    if (read.version->entry != kNone) last().reads.push_back(read.version->entry);
+  }
+}
+
+void Journal::note_replay(const Operation& operation) {
+  const auto known = calls_by_order_.find(operation.order);
+  add(What::kReplay, known == calls_by_order_.end() ? kNone : known->second);
+}
+
+// Calls are in the order in which nodes are numbered, so the first one by whose time a node was there is
+// that which made it: nodes are made before the kernel that they are for runs.
+Journal::Id Journal::forward_of(Id call) const {
+  const Site& site = calls[call].site;
+  if (site.node == Site::kNoNode) return kNone;
+  const auto end = calls.begin() + static_cast<std::ptrdiff_t>(call);
+  const auto found = std::partition_point(
+      calls.begin(), end, [&](const Call& earlier) { return earlier.site.nodes <= site.node; });
+  return found == end ? kNone : static_cast<Id>(found - calls.begin());
+}
+
+std::vector<std::uint32_t> Journal::places() const {
+  std::vector<std::uint32_t> found(calls.size());
+  for (Id i = 0; i < calls.size(); ++i) {
+    const Id forward = forward_of(i);
+    found[i] = calls[i].site.place != 0 || forward == kNone ? calls[i].site.place : found[forward];
+  }
+  return found;
+}
+
+std::uint32_t Journal::place_of_last() const {
+  if (calls.empty()) return 0;
+  Id call = static_cast<Id>(calls.size() - 1);
+  while (call != kNone && calls[call].site.place == 0) call = forward_of(call);
+  return call == kNone ? 0 : calls[call].site.place;
+}
+
+// ---- values -------------------------------------------------------------------------------------
+
+void Journal::note_made(Version& version) {
+  if (version.entry == kNone) {
+    version.entry = static_cast<Id>(values.size());
+    // A copy of what is to be overwritten is made before the operator that overwrites it.
+    const bool by_an_operator = !calls.empty() && last().ended >= 0;
+    const Id by = by_an_operator ? static_cast<Id>(calls.size() - 1) : kNone;
+    values.push_back({.nbytes = version.nbytes, .made_by = by, .level = kNone});
+    if (version.producer && !calls.empty()) {
+      calls_by_order_[version.producer->order] = static_cast<Id>(calls.size() - 1);
+    }
+  }
+  Value& value = values[version.entry];
+  value.level = version.table->number;
+  value.has_producer = static_cast<bool>(version.producer);
+  value.raw = version.raw;
+  value.kept = version.kept;
+  add(What::kMade, version.entry);
+}
+
+void Journal::note(What what, const Version& version) {
+  if (version.entry == kNone) return;  // it was there before the journal was
+  const bool evicted = what == What::kDropped || what == What::kMoved;
+  add(what, version.entry, evicted ? static_cast<float>(values[version.entry].score) : 0);
+}
+
+void Journal::note_cut(const Version& version) {
+  if (version.entry != kNone) values[version.entry].cut_at = static_cast<Id>(events.size());
+}
+
+void Journal::note_score(const Version& version, double score) {
+  if (version.entry != kNone) values[version.entry].score = score;
+}
+
+void Journal::note_held(const Version& version) {
+  if (version.entry != kNone) values[version.entry].held = true;
+}
+
+}  // namespace rematfn

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/places.h"
+
+#include <frameobject.h>
+
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace rematfn {
+namespace {
+
+struct Place {
+  std::string file;
+  std::string function;
+  int line;
+  std::uint32_t module;
+};
+
+// All under the interpreter's lock.
+struct Places {
+  std::vector<std::string> libraries;          // folders whose frames are passed over
+  std::unordered_map<PyObject*, bool> is_users;  // by code object, which is kept
+  std::map<std::tuple<PyObject*, int, std::uint32_t>, std::uint32_t> numbers;
+  std::vector<Place> all{{}};
+  std::vector<std::string> modules{""};
+  std::map<std::string, std::uint32_t> modules_by_path{{"", 0}};
+};
+
+Places& places() {
+  static auto* const instance = new Places;  // outlives the interpreter
+  return *instance;
+}
+
+thread_local std::vector<std::uint32_t> modules_around;
+
+std::string text_of(PyObject* owner, const char* name) {
+  return py::cast<std::string>(py::handle(owner).attr(name));
+}
+
+bool is_users(PyObject* code) {
+  auto& known = places().is_users;
+  if (const auto found = known.find(code); found != known.end()) return found->second;
+  const std::string file = text_of(code, "co_filename");
+  bool is = !file.starts_with("<frozen");
+  for (const std::string& folder : places().libraries) {
+    // Below Python's own folder there may be what is installed.
+    const auto installed = file.find("-packages/", folder.size());
+    is &= !file.starts_with(folder) || installed != std::string::npos;
+  }
+  Py_INCREF(code);
+  return known.emplace(code, is).first->second;
+}
+
+std::uint32_t number_of(PyFrameObject* frame, PyObject* code) {
+  Places& p = places();
+  const int line = PyFrame_GetLineNumber(frame);
+  const std::uint32_t module = modules_around.empty() ? 0 : modules_around.back();
+  const auto [known, is_new] = p.numbers.try_emplace({code, line, module},
+                                                     static_cast<std::uint32_t>(p.all.size()));
+  if (is_new) {
+    p.all.push_back({text_of(code, "co_filename"), text_of(code, "co_name"), line, module});
+  }
+  return known->second;
+}
+
+}  // namespace
+
+std::uint32_t current_place() {
+  if (Py_IsInitialized() == 0) return 0;
+  const py::gil_scoped_acquire gil;
+  PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
+  std::uint32_t found = 0;
+  while (frame != nullptr && found == 0) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    auto* const object = reinterpret_cast<PyObject*>(code);
+    if (is_users(object)) found = number_of(frame, object);
+    Py_DECREF(object);
+    PyFrameObject* const back = PyFrame_GetBack(frame);
+    Py_DECREF(reinterpret_cast<PyObject*>(frame));
+    frame = back;
+  }
+  Py_XDECREF(reinterpret_cast<PyObject*>(frame));
+  return found;
+}
+
+std::string describe(std::uint32_t number) {
+  const py::gil_scoped_acquire gil;
+  const Place& place = places().all.at(number);
+  std::string text = place.file + ":" + std::to_string(place.line) + " in " + place.function;
+  const std::string& module = places().modules[place.module];
+  return module.empty() ? text : text + " (" + module + ")";
+}
+
+void bind_places(py::module_& m) {
+  m.def("set_libraries", [](std::vector<std::string> folders) {
+    places().libraries = std::move(folders);
+    places().is_users.clear();
+  });
+  m.def("enter_module", [](const std::string& path) {
+    Places& p = places();
+    const auto [known, is_new] =
+        p.modules_by_path.try_emplace(path, static_cast<std::uint32_t>(p.modules.size()));
+    if (is_new) p.modules.push_back(path);
+    modules_around.push_back(known->second);
+  });
+  m.def("leave_module", [] {
+    if (!modules_around.empty()) modules_around.pop_back();
+  });
+  // (file, line, function, module path)
+  m.def("place", [](std::uint32_t number) {
+    const Place& place = places().all.at(number);
+    return py::make_tuple(place.file, place.line, place.function, places().modules[place.module]);
+  });
+}
+
+}  // namespace rematfn

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What arguments of the command line mean."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import torch
+
+from rematfn._transform.budget import parse_budget
+
+
+def budget(text: str) -> str | float | None:
+    """Return the budget that a command line names; ``"none"`` is none."""
+    # A shell hands over text only, so here, other than in remat(), "0.3" is a fraction.
+    decimal = re.fullmatch(r"[-+]?(\d+\.\d*|\.\d+)(e[-+]?\d+)?", text.strip(), re.IGNORECASE)
+    budget = None if text.strip().lower() == "none" else float(text) if decimal else text
+    try:
+        parse_budget(budget)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return budget
+
+
+def positive(text: str) -> int:
+    """Return a whole number above 0."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"it must be a whole number above 0, got {text!r}")
+    return number
+
+
+def device(text: str) -> torch.device:
+    """Return the CPU or the accelerator, if there is one."""
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        device = None
+    accelerator = torch.accelerator.current_accelerator()
+    name = "cuda" if accelerator is None else accelerator.type
+    if device is None or device.type not in ("cpu", name):
+        raise argparse.ArgumentTypeError(f"it must be cpu or {name}, got {text!r}")
+    count = torch.accelerator.device_count()
+    if device.type != "cpu" and (device.index or 0) >= count:
+        raise argparse.ArgumentTypeError(
+            f"there is no {text}: torch {torch.__version__} sees {count} {name} devices;"
+            " use --device cpu"
+        )
+    return device
+
+
+def folder(text: str) -> Path:
+    """Return a folder that exists."""
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text!r}")
+    return path
+
+
+def writable(text: str) -> Path:
+    """Return a path in a folder that exists."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
+    return path

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m rematfn demo``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import torch
+
+from rematfn._errors import RematError
+
+from .arguments import budget, device, folder, positive, writable
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser's."""
+    demo = commands.add_parser(
+        "demo",
+        help="train a GPT inside a memory budget and check every promise",
+        description="Train a character-level GPT on Python's reference manual, with its"
+        " intermediates inside a budget; compare gradients, memory and time with eager. Exits"
+        " with status 1, and says why, if rematfn breaks a promise.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    demo.set_defaults(command=_demo, fail=demo.error)
+    demo.add_argument(
+        "--budget",
+        type=budget,
+        default=0.3,
+        help='bytes ("200MB", 4096), a fraction of the unconstrained peak (0.3), or "none"',
+    )
+    demo.add_argument(
+        "--offload",
+        nargs="?",
+        const=True,
+        default=False,
+        type=folder,
+        metavar="FOLDER",
+        help="move values to a disk where that is cheaper than to compute them again: to a file in"
+        " FOLDER, or in the folder for temporary files",
+    )
+    demo.add_argument("--steps", type=positive, default=60, help="training steps")
+    demo.add_argument("--batch", type=positive, default=8, help="excerpts in a batch")
+    demo.add_argument("--layers", type=positive, default=6, help="transformer blocks")
+    demo.add_argument("--width", type=positive, default=384, help="channels of the model")
+    demo.add_argument("--heads", type=positive, default=6, help="attention heads, dividing width")
+    demo.add_argument("--context", type=positive, default=256, help="characters in an excerpt")
+    demo.add_argument("--device", type=device, default="cpu", help="cpu, or cuda if there is one")
+    demo.add_argument("--seed", type=int, default=0, help="of weights, batches and dropout")
+    demo.add_argument(
+        "--png", type=writable, default="rematfn-demo.png", help="where to save the picture"
+    )
+
+
+def _demo(options: argparse.Namespace) -> int:
+    if options.offload and options.device.type != "cpu":
+        options.fail("--offload moves values on the CPU to a disk; it needs --device cpu")
+    if options.width % options.heads:
+        options.fail(f"--width {options.width} is not a multiple of --heads {options.heads}")
+    # The profiler that counts memory announces itself on stderr; 6 is above all its log levels.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    try:
+        from rematfn.demo.train import Options, run_demo
+    except ModuleNotFoundError as error:
+        print(
+            f"python -m rematfn demo: it needs {error.name}, which is not installed."
+            " Install it with: pip install tqdm matplotlib",
+            file=sys.stderr,
+        )
+        return 1
+    if options.device.type == "cuda":
+        # Without these, two eager runs need not agree bitwise either.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        report = run_demo(
+            Options(
+                budget=options.budget,
+                steps=options.steps,
+                layers=options.layers,
+                batch=options.batch,
+                width=options.width,
+                heads=options.heads,
+                context=options.context,
+                device=str(options.device),
+                seed=options.seed,
+                png=options.png,
+                offload=options.offload,
+            )
+        )
+    except RematError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    print(report)
+    print(f"picture: {options.png}")
+    broken = report.broken_promises()
+    for promise in broken:
+        print(f"broken promise: {promise}", file=sys.stderr)
+    return 1 if broken else 0

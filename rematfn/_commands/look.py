@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m rematfn profile``, ``explain`` and ``timeline``: looking at a program."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import rematfn
+from rematfn._errors import RematError
+from rematfn._transform.where import called_here
+
+from .arguments import budget, folder, positive, writable
+from .targets import HELP, TargetError, function_of, run_script
+
+
+def add(commands: Any) -> None:
+    """Add the commands to the parser's."""
+    profile = _command(
+        commands,
+        "profile",
+        "what budgets would cost a program",
+        "Run a program once without a budget, time its operators, and foretell by simulation what"
+        " budgets would cost: the unconstrained peak, the smallest budget, and time over budgets.",
+    )
+    profile.set_defaults(command=_profile)
+    profile.add_argument(
+        "--budgets",
+        type=budget,
+        nargs="+",
+        default=None,
+        metavar="BUDGET",
+        help="fractions of the peak (0.3) or bytes (200MB); by default 0.9 to 0.1",
+    )
+    profile.add_argument("--cap", type=budget, help="bytes that the measured call itself may hold")
+    profile.add_argument(
+        "--time", type=float, help="say the least budget at which it takes so many times its time"
+    )
+    profile.add_argument("--out", type=writable, help="save the curve: .png, .svg or .pdf")
+    _tier(profile)
+
+    explain = _command(
+        commands,
+        "explain",
+        "what a call kept, evicted and replayed, where and why",
+        "Run a function within a budget, or a script, and explain the last transformed call.",
+    )
+    explain.set_defaults(command=_explain)
+    explain.add_argument("--rows", type=positive, default=8, help="rows of each table")
+    _call(explain)
+
+    timeline = _command(
+        commands,
+        "timeline",
+        "memory over the operators of a call, and over time",
+        "Run a function within a budget, or a script, and draw what the last transformed call"
+        " held.",
+    )
+    timeline.set_defaults(command=_timeline)
+    timeline.add_argument(
+        "--out",
+        type=writable,
+        default=Path("timeline.html"),
+        help="where to save it: .html, .png, .svg, .pdf, or .json for Perfetto",
+    )
+    timeline.add_argument(
+        "--over", choices=("operators", "time"), default="operators", help="the axis"
+    )
+    _call(timeline)
+
+
+def _command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(name, help=short, description=long)
+    made.set_defaults(fail=made.error)
+    made.add_argument("target", help=HELP)
+    made.add_argument("arguments", nargs="*", help="of the script; after -- if they begin with -")
+    return made
+
+
+def _tier(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--offload",
+        nargs="?",
+        const=True,
+        default=False,
+        type=folder,
+        metavar="FOLDER",
+        help="values may be moved to a tier: to a file in FOLDER, or to where they go by default",
+    )
+
+
+def _call(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--budget", type=budget, help="of the function: bytes, or 0.3 of its peak")
+    command.add_argument(
+        "--calls", type=positive, default=3, help="of the function; the last one is looked at"
+    )
+    _tier(command)
+
+
+def _profile(options: argparse.Namespace) -> int:
+    def run() -> int:
+        f = function_of(options.target)
+        if f is None:
+            path = options.target
+
+            def f() -> None:
+                run_script(path, options.arguments)
+
+            f.__name__ = Path(path).name
+        tier = str(options.offload) if isinstance(options.offload, Path) else options.offload
+        budgets = {} if options.budgets is None else {"budgets": options.budgets}
+        found = rematfn.profile(f, cap=options.cap, offload=tier, progress=True, **budgets)
+        print(found)
+        if options.time is not None:
+            nbytes = found.budget_for(options.time)
+            print(f"\n{options.time:g} of its time needs a budget of at least {nbytes} bytes")
+        if options.out is not None:
+            found.figure().savefig(options.out)
+            print(f"picture: {options.out}")
+        return 0
+
+    return _checked("profile", run)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    def run() -> int:
+        print(rematfn.explain(_called(options), rows=options.rows))
+        return 0
+
+    return _checked("explain", run)
+
+
+def _timeline(options: argparse.Namespace) -> int:
+    def run() -> int:
+        shown = rematfn.timeline(_called(options))
+        shown.save(options.out, options.over)
+        print(shown)
+        print(f"saved: {options.out}")
+        return 0
+
+    return _checked("timeline", run)
+
+
+def _called(options: argparse.Namespace) -> Any:
+    """Run the program; return the transformed function that it has called last."""
+    f = function_of(options.target)
+    with rematfn.where():
+        if f is None:
+            if options.budget is not None:
+                options.fail("--budget is of a function: name one, script.py:function")
+            try:
+                run_script(options.target, options.arguments)
+            except RematError as error:  # the refused call can be looked at
+                print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
+            last = called_here()
+            if last is None:
+                raise TargetError(
+                    f"{options.target} has called no function that remat() or offload() returned; "
+                    f"name a function of it, {options.target}:function, and a --budget"
+                )
+            return last
+        tier = str(options.offload) if isinstance(options.offload, Path) else options.offload
+        g = rematfn.remat(f, options.budget, offload=tier)
+        try:
+            for _ in range(options.calls):
+                g()
+        except rematfn.BudgetError as error:
+            print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
+        return g
+
+
+def _checked(name: str, run: Callable[[], int]) -> int:
+    try:
+        return run()
+    except (TargetError, RematError, ModuleNotFoundError) as error:
+        print(f"python -m rematfn {name}: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m rematfn simulate``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import rematfn
+from rematfn._errors import RematError
+
+from .arguments import budget
+
+_POLICIES = {
+    "guided": rematfn.policies.Guided(),
+    "on": rematfn.policies.ON(),
+    "sqrt": rematfn.policies.Sqrt(),
+    "memory": rematfn.policies.Memory(),
+    "dtr": rematfn.policies.reference.DTR(),
+    "lru": rematfn.policies.reference.LRU(),
+}
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser's."""
+    simulate = commands.add_parser(
+        "simulate",
+        help="what a budget would make of a trace",
+        description="Run a trace in the format of the DTR simulator, as Trace.save() writes it,"
+        " within a budget: what would be evicted and replayed.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    simulate.set_defaults(command=_simulate)
+    simulate.add_argument("trace", type=Path, help="a file, .gz or not")
+    simulate.add_argument("--budget", type=budget, default=0.5, help="bytes, or a fraction (0.3)")
+    simulate.add_argument("--policy", choices=_POLICIES, default="guided", help="what goes first")
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    try:
+        trace = rematfn.Trace.load(options.trace)
+        print(trace)
+        print(rematfn.simulate(trace, options.budget, _POLICIES[options.policy]))
+    except (OSError, ValueError, RematError) as error:
+        print(f"python -m rematfn simulate: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`explain`: what it says of programs whose behaviour is known."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import pytest
+import torch
+from test_journal import Net, chain, line_of
+from torch import Tensor
+
+import rematfn
+
+KIB = 1024
+
+
+def explained(f: Any, budget: Any, *args: Any, **options: Any) -> rematfn.Explanation:
+    g = rematfn.remat(f, budget, where=True, **options)
+    g(*args)
+    return rematfn.explain(g)
+
+
+def test_modules_and_lines_hold_all_that_was_made() -> None:
+    net, x = Net(), torch.randn(8, 16)
+    g = rematfn.remat(net, "12KiB", where=True)
+    g(x).sum().backward()
+    why = rematfn.explain(g)
+    assert {m.name for m in why.modules} >= {f"Net.blocks.{i}.up" for i in range(4)}
+    for groups in (why.modules, why.lines):
+        assert sum(group.replays for group in groups) == why.stats.replays
+        assert sum(group.evictions for group in groups) == why.stats.evictions
+        assert sum(g.replayed_cost for g in groups) == pytest.approx(why.replayed_cost)
+        assert [g.made_bytes for g in groups] == sorted(
+            (g.made_bytes for g in groups), reverse=True
+        )
+    assert why.replayed_cost == pytest.approx(why.stats.replayed_cost)
+    assert sum(m.made_bytes for m in why.modules) == sum(line.made_bytes for line in why.lines)
+    assert sum(r.replays for r in why.replayed) == why.stats.replays
+    assert sum(e.times for e in why.evicted) == why.stats.evictions
+
+
+def test_the_operator_that_sets_the_floor() -> None:
+    def f(x: Tensor) -> Tensor:
+        wide = x.repeat(8)  # the widest
+        return wide.sum() + x.sin().sum()
+
+    why = explained(f, "64KiB", torch.ones(KIB))
+    assert why.needs[0].nbytes == why.stats.min_budget > 8 * 4 * KIB
+    assert why.needs[0].place.line == line_of_here("# the widest")
+    assert why.needs[0].input_bytes == 0
+    assert why.needs[1].place.line == line_of_here("return wide.sum() + x.sin().sum()")
+    assert why.needs[1].input_bytes == 8 * 4 * KIB
+
+
+def test_a_call_that_was_refused_is_explained_too() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.sin().repeat(8)
+
+    g = rematfn.remat(f, "8KiB", where=True)
+    with pytest.raises(rematfn.BudgetError):
+        g(torch.ones(KIB))
+    why = rematfn.explain(g)
+    assert not why.needs[0].ran
+    assert "did not run" in str(why)
+
+
+def test_what_cannot_go_and_why() -> None:
+    def f(x: Tensor, counter: Tensor) -> Tensor:
+        y = x * counter
+        counter.add_(1)  # what it was is copied first
+        return y.sin().exp() + y
+
+    why = explained(f, "1MiB", torch.ones(KIB), torch.ones(KIB))
+    reasons = {s.reason: s.nbytes for s in why.stayed}
+    assert reasons["cannot be dropped: a copy of what the program overwrites"] == 4 * KIB
+
+    def g(x: Tensor) -> Tensor:
+        kept = rematfn.keep(x.sin())
+        return kept.cos().exp() + kept
+
+    why = explained(g, "1MiB", torch.ones(KIB))
+    assert any("could go" in s.reason or "read by" in s.reason for s in why.stayed)
+
+
+def test_evictions_say_why() -> None:
+    why = explained(torch.func.grad(chain), 5 * 4 * KIB, torch.linspace(0, 1, KIB))
+    (sines,) = [e for e in why.evicted if e.operator == "sin"]
+    assert sines.place.line == line_of("x = x.sin()")
+    assert sines.nbytes == sines.times * 4 * KIB
+    assert sines.values <= sines.times
+    assert sines.unread == 0  # of a first call nothing is known
+    assert sines.score is not None
+    assert sines.score > 0
+    assert sines.seconds > 0
+
+
+def test_the_text() -> None:
+    net, x = Net(), torch.randn(8, 16)
+    g = rematfn.remat(net, "12KiB", where=True)
+    g(x).sum().backward()
+    text = str(rematfn.explain(g, rows=3))
+    assert "Net.blocks.*.up" in text
+    assert "Evicted" in text
+    assert "remat(Net, budget=12 KiB)" in text
+    assert re.search(r"tanh at test_journal\.py:\d+ \(Net\.blocks\.\d\)", text)
+    assert max(map(len, text.splitlines())) < 160
+    longest = rematfn.explain(g)
+    assert len(longest.modules) > 3
+
+
+def test_the_html_is_escaped() -> None:
+    g = rematfn.remat(lambda x: x.sin().sum(), "1MiB", where=True)
+    g(torch.ones(4))
+    html = rematfn.explain(g)._repr_html_()
+    assert "&lt;lambda&gt;" in html
+    assert "<lambda>" not in html
+
+
+def test_rich_shows_it() -> None:
+    rich_console = pytest.importorskip("rich.console")
+    g = rematfn.remat(torch.func.grad(chain), 5 * 4 * KIB, where=True)
+    g(torch.linspace(0, 1, KIB))
+    console = rich_console.Console(width=120, record=True, file=sys.stderr)
+    console.print(rematfn.explain(g))
+    assert "Dearest replays" in console.export_text()
+
+
+def test_bad_input() -> None:
+    with pytest.raises(TypeError, match="what remat"):
+        rematfn.explain(chain)
+    g = rematfn.remat(chain, where=True)
+    g(torch.ones(4))
+    with pytest.raises(ValueError, match="rows"):
+        rematfn.explain(g, rows=0)
+
+
+def line_of_here(text: str) -> int:
+    with open(__file__, encoding="utf-8") as file:
+        return next(i for i, line in enumerate(file, 1) if text in line)

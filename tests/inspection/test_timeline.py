@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`timeline`: its points, its pictures, its page, its trace."""
+
+from __future__ import annotations
+
+import builtins
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_journal import Net, chain
+from torch.profiler import ProfilerActivity, profile
+
+import rematfn
+
+KIB = 1024
+
+
+@pytest.fixture(params=["remat", "hybrid", "no budget"])
+def shown(request: Any, tmp_path: Path) -> rematfn.Timeline:
+    options: Any = {
+        "remat": {"budget": "12KiB"},
+        "hybrid": {"budget": "12KiB", "offload": tmp_path},
+        "no budget": {},
+    }[request.param]
+    net, x = Net(), torch.randn(8, 16)
+    g = rematfn.remat(net, where=True, **options)
+    for _ in range(2):
+        g(x).sum().backward()
+    return rematfn.timeline(g)
+
+
+def test_points_are_within_the_budget_and_reach_the_peak(shown: rematfn.Timeline) -> None:
+    used = [point.used for point in shown.points]
+    assert max(used) == shown.peak_bytes
+    assert shown.budget is None or max(used) <= shown.budget
+    assert used[-1] == 0
+    assert shown.points[-1].moved == 0
+    times = [point.time for point in shown.points]
+    positions = [point.position for point in shown.points]
+    assert times == sorted(times)
+    assert positions == sorted(positions)
+    assert max(point.backward for point in shown.points) > 0
+    assert shown.backward_at is not None
+    before = [p for p in shown.points if p.operator <= shown.backward_at]
+    assert max(point.backward for point in before) == 0
+
+
+def test_marks_are_the_replays_and_the_transfers(tmp_path: Path) -> None:
+    g = rematfn.remat(torch.func.grad(chain), 5 * 4 * KIB, where=True)
+    g(torch.linspace(0, 1, KIB))
+    marks = rematfn.timeline(g).marks
+    assert {mark.kind for mark in marks} == {"replay"}
+    assert len(marks) == rematfn.stats(g).replays
+    g = rematfn.offload(torch.func.grad(chain), 5 * 4 * KIB, to=tmp_path, where=True)
+    g(torch.linspace(0, 1, KIB))
+    shown = rematfn.timeline(g)
+    assert {mark.kind for mark in shown.marks} == {"move", "return"}
+    assert sum(mark.kind == "return" for mark in shown.marks) == rematfn.stats(g).returns
+    assert max(point.moved for point in shown.points) > 0
+
+
+def test_the_tallest_are_named(shown: rematfn.Timeline) -> None:
+    sizes = [tall.nbytes for tall in shown.tallest]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(tall.place.file.endswith("test_journal.py") for tall in shown.tallest)
+
+
+@pytest.mark.parametrize("over", ["operators", "time"])
+def test_the_picture(shown: rematfn.Timeline, over: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figure = shown.figure(over)
+    axes, rug, listed = figure.axes
+    assert axes.get_ylabel().startswith("KiB resident")
+    assert rug.get_xlabel() == {"operators": "operators of the program", "time": "seconds"}[over]
+    assert "the largest tensors at the peak" in listed.texts[0].get_text()
+    figure.canvas.draw()  # what is cut off shows in where it came to lie
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    whole = figure.bbox
+    for text in [axes.title, *listed.texts, *figure.legends[0].get_texts()]:
+        box = text.get_window_extent(renderer)
+        assert whole.x0 <= box.x0 < box.x1 <= whole.x1, text.get_text()
+        assert whole.y0 <= box.y0 < box.y1 <= whole.y1, text.get_text()
+    assert not axes.title.get_window_extent(renderer).overlaps(
+        figure.legends[0].get_window_extent(renderer)
+    )
+    for ending in ("png", "svg", "pdf"):
+        shown.save(tmp_path / f"picture.{ending}", over)
+        assert (tmp_path / f"picture.{ending}").stat().st_size > 1000
+
+
+def test_the_page_stands_alone(shown: rematfn.Timeline, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    shown.save(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    ours = text[: text.index("<script>")] + text[text.index("<body>") :]
+    assert not re.search(r"""(src|href)=["']?https?:""", ours)
+    found = re.search(r"const data = (\{.*?\});\n", text, re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1].replace("<\\/", "</"))
+    assert len(data["x"]) == len(data["what"]) == len(shown.points)
+    for band in data["bands"]:
+        assert data[band] == [getattr(point, band) for point in shown.points]
+    assert any("tanh<br>at" in name for name in data["names"])
+    assert 'id="search"' in text
+
+
+def test_names_on_the_page_are_text(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    g = rematfn.remat(lambda x: x.sin().cos().sum(), "1MiB", where=True)
+    g(torch.ones(4))
+    text = rematfn.timeline(g).html()
+    body = text[text.index("<body>") :]
+    assert "<lambda>" not in body
+    assert "&lt;lambda&gt;" in body
+
+
+def test_the_chrome_trace(shown: rematfn.Timeline, tmp_path: Path) -> None:
+    trace = shown.chrome_trace()
+    events = trace["traceEvents"]
+    operators = [e for e in events if e["ph"] == "X" and e["tid"] == 0]
+    assert {e["cat"] for e in operators} == {"forward", "backward"}
+    begins = [e["ts"] for e in operators]
+    assert begins == sorted(begins)
+    assert all(e["dur"] >= 0 for e in events if e["ph"] == "X")
+    used = [sum(e["args"].values()) for e in events if e.get("name") == "resident bytes"]
+    assert max(used) == shown.peak_bytes
+    shown.save(tmp_path / "trace.json")
+    shown.save(tmp_path / "trace.json.gz")
+    assert json.loads((tmp_path / "trace.json").read_text()) == trace
+    assert json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes())) == trace
+
+
+def test_it_lies_beside_torch_profilers(tmp_path: Path) -> None:
+    path = tmp_path / "torch.json"
+    g = rematfn.remat(torch.func.grad(chain), 5 * 4 * KIB, where=True)
+    with profile(activities=[ProfilerActivity.CPU]) as taken:
+        g(torch.linspace(0, 1, KIB))
+    taken.export_chrome_trace(str(path))
+    both = rematfn.timeline(g).chrome_trace(beside=path)["traceEvents"]
+    theirs = [e for e in both if e.get("name") == "aten::sin" and e["ph"] == "X"]
+    ours = [e for e in both if e.get("name") == "sin" and e.get("cat") == "forward"]
+    assert len(ours) == 10
+    # On one clock: each of ours is about one of theirs.
+    for event in ours:
+        nearest = min(theirs, key=lambda e: abs(e["ts"] - event["ts"]))
+        assert abs(nearest["ts"] - event["ts"]) < 5_000  # microseconds, of a loaded machine
+    (tmp_path / "none.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"no trace of torch\.profiler"):
+        rematfn.timeline(g).chrome_trace(beside=tmp_path / "none.json")
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    g = rematfn.remat(chain, where=True)
+    with pytest.raises(ValueError, match="was not called yet"):
+        rematfn.timeline(g)
+    g(torch.ones(4))
+    shown = rematfn.timeline(g)
+    with pytest.raises(ValueError, match="must end in"):
+        shown.save(tmp_path / "picture.gif")
+    with pytest.raises(ValueError, match="over="):
+        shown.figure("bytes")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="what remat"):
+        rematfn.timeline(chain)
+
+
+def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = rematfn.remat(chain, where=True)
+    g(torch.ones(4))
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("plotly"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ModuleNotFoundError, match="pip install plotly"):
+        rematfn.timeline(g).html()

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`profile`: what it foretells, and that calls bear it out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import rematfn
+
+KIB = 1024
+
+
+def chain(x: Tensor) -> Tensor:
+    for _ in range(10):
+        x = x.sin()
+    return x.sum()
+
+
+STEP = torch.func.grad(chain)
+X = torch.linspace(0, 1, KIB)
+
+
+def test_the_peak_is_that_of_a_call() -> None:
+    found = rematfn.profile(STEP, X)
+    g = rematfn.remat(STEP)
+    g(X)
+    assert found.peak_bytes == rematfn.stats(g).unconstrained_bytes
+    assert found.is_measured
+    assert found.trace.operators == rematfn.stats(g).operators
+    assert found.seconds > 0
+
+
+def test_the_smallest_budget_is_one_that_calls_fit_in() -> None:
+    found = rematfn.profile(STEP, X)
+    g = rematfn.remat(STEP, found.min_budget)
+    for _ in range(3):
+        assert torch.equal(g(X), STEP(X))
+    assert rematfn.stats(g).peak_bytes <= found.min_budget
+
+
+def test_more_budget_costs_no_more() -> None:
+    found = rematfn.profile(STEP, X)
+    times = [cost.time for cost in found.costs]
+    assert [cost.fraction for cost in found.costs] == sorted(
+        (cost.fraction for cost in found.costs), reverse=True
+    )
+    assert times[0] >= 1
+    assert times == sorted(times)
+    assert found.predict(found.peak_bytes).time == 1
+
+
+def test_budget_for() -> None:
+    found = rematfn.profile(STEP, X)
+    for time in (1.0, 1.1, 1.5):
+        budget = found.budget_for(time)
+        assert found.min_budget <= budget <= found.peak_bytes
+        assert found.predict(budget).time <= time
+    assert found.budget_for(math.inf) == found.min_budget
+    with pytest.raises(ValueError, match="at least 1"):
+        found.budget_for(0.9)
+
+
+def test_policies_and_a_tier(tmp_path: Any) -> None:
+    policies = [rematfn.policies.ON(), rematfn.policies.Sqrt()]
+    found = rematfn.profile(STEP, X, budgets=[0.5, 0.25], policies=policies, offload=tmp_path)
+    assert len(found.costs) == 2 * 2 * 2
+    assert {cost.policy for cost in found.costs} == {
+        *(repr(policy) for policy in policies),
+        *(f"offload, {policy!r}" for policy in policies),
+    }
+
+
+def test_the_text_and_the_curve() -> None:
+    found = rematfn.profile(STEP, X, budgets=[0.5, 64])
+    text = str(found)
+    assert "peak " in text
+    assert "does not fit" in text
+    assert "<td" in found._repr_html_()
+    pytest.importorskip("matplotlib")
+    figure = found.figure()
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    title = figure.axes[0].title.get_window_extent(renderer)
+    assert not title.overlaps(figure.legends[0].get_window_extent(renderer))
+
+
+def test_what_fits_nowhere_is_profiled_on_fake_tensors() -> None:
+    with FakeTensorMode():
+        x = torch.ones(1 << 40)  # 4 TiB
+        found = rematfn.profile(STEP, x, budgets=[0.5])
+    assert not found.is_measured
+    assert found.peak_bytes > 1 << 42
+    assert 1 <= found.costs[0].time < math.inf
+    assert "by the cost model" in str(found)
+
+
+def test_a_cap_holds_for_the_measured_call() -> None:
+    whole = rematfn.profile(STEP, X)
+    with rematfn.testing.MemoryTimeline() as counted:
+        capped = rematfn.profile(STEP, X, budgets=[0.5], cap=whole.peak_bytes // 2)
+    assert counted.peak_excluding_survivors <= whole.peak_bytes // 2
+    assert capped.peak_bytes == whole.peak_bytes
+    with pytest.raises(rematfn.BudgetError):
+        rematfn.profile(STEP, X, cap=64)
+    with pytest.raises(TypeError, match="bytes are needed"):
+        rematfn.profile(STEP, X, cap=0.5)
+
+
+def test_a_transformed_function_is_profiled_without_its_budget() -> None:
+    g = rematfn.remat(STEP, "64KiB")
+    assert rematfn.profile(g, X).peak_bytes == rematfn.profile(STEP, X).peak_bytes
+    net = torch.nn.Linear(4, 4)
+    assert rematfn.profile(rematfn.remat(net, 0.5), torch.ones(2, 4)).name == "Linear"
+
+
+def test_bad_input() -> None:
+    with pytest.raises(TypeError, match="a function is needed"):
+        rematfn.profile(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="fraction"):
+        rematfn.profile(STEP, X, budgets=[1.5])
+    with pytest.raises(TypeError, match="a policy"):
+        rematfn.profile(STEP, X, policies=["lru"])  # type: ignore[list-item]
+    with pytest.raises(RuntimeError, match="inside of another level"):
+        rematfn.remat(lambda x: rematfn.profile(STEP, x))(X)
