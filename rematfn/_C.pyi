@@ -9,6 +9,8 @@ dispatch_key: str
 
 class Report:
     guide_lost: bool
+    lost_at: str
+    neediest: str
     stopped: bool
     def read(self) -> dict[str, Any]: ...
     def take_trace(self) -> Trace | None: ...

@@ -2,6 +2,8 @@
 """Memory budgets for PyTorch, as function transforms."""
 
 from ._errors import BudgetError as BudgetError
+from ._errors import FloorWarning as FloorWarning
+from ._errors import NotGuidedWarning as NotGuidedWarning
 from ._errors import OffloadError as OffloadError
 from ._errors import RematError as RematError
 from ._errors import ReplayError as ReplayError
@@ -47,7 +49,9 @@ __all__ = [
     "BudgetError",
     "Disk",
     "Explanation",
+    "FloorWarning",
     "Host",
+    "NotGuidedWarning",
     "OffloadError",
     "Profile",
     "RematError",

@@ -112,6 +112,66 @@ class OffloadError(RematError, OSError):
     __module__ = "rematfn"
 
 
+class NotGuidedWarning(RuntimeWarning):
+    """Three calls in a row left the record that they were to follow.
+
+    A policy that plans records a call and guides those after it, as long as they call the same
+    operators on the same sizes. Where control flow or shapes depend on data, no call does, and each
+    second one is recorded in vain. Results do not depend on it; what is replayed is more than need
+    be. The message names the operator at which the last one differed. Once for each function.
+
+    Example:
+        >>> import itertools, rematfn, torch
+        >>> lengths = itertools.count(2)
+        >>> def wander(x):
+        ...     for _ in range(next(lengths)):
+        ...         x = x.sin()
+        ...     return x.sum()
+        >>> g = rematfn.remat(wander, budget="1MiB")
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     for _ in range(8):
+        ...         _ = g(torch.ones(4))
+        >>> caught[0].category.__name__
+        'NotGuidedWarning'
+
+    The fix:
+        Give the function what decides as an argument: a number among the arguments tells calls
+        apart. Where that cannot be, ``policy=rematfn.policies.ON()`` records nothing.
+    """
+
+    __module__ = "rematfn"
+
+
+class FloorWarning(RuntimeWarning):
+    """One operator needs almost the whole budget, and what is replayed for that costs much.
+
+    The inputs of an operator and what it allocates are resident at once. Where one operator takes
+    more than nine tenths of the budget, all else has to go for it, each time; if replays then cost
+    more than the program itself, the message names that operator. Once for each function.
+
+    Example:
+        >>> import rematfn, torch
+        >>> def loss(x):
+        ...     for _ in range(12):
+        ...         x = (x[:, None] * x).sin().mean(0)
+        ...     return x.sum()
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     _ = rematfn.remat(torch.func.grad(loss), budget="49KiB")(torch.ones(64))
+        >>> caught[0].category.__name__
+        'FloorWarning'
+
+    The fix:
+        Have the operator work in smaller pieces, of a batch or of a sequence; or raise the budget.
+        :func:`rematfn.explain` names the line.
+    """
+
+    __module__ = "rematfn"
+
+
 class ReplayError(RematError, RuntimeError):
     """A value is needed again, and what it was computed from is no longer there.
 

@@ -343,7 +343,10 @@ void Domain::note_call(const ObservedCall& call) {
       root->report->trace.reset();
     }
   }
-  if (guide && !guide->follow(call)) lose_guide();
+  if (guide && !guide->follow(call)) {
+    root->report->lost_at = call.name;
+    lose_guide();
+  }
   if (journal) journal->note_reads(call);
 }
 

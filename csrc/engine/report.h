@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -78,6 +79,8 @@ struct Report {
   ByteCount budget;
   ByteCount resident_bytes;
   bool guide_lost = false;
+  std::string lost_at;   // the operator at which it was
+  std::string neediest;  // the operator that needs most at once: it sets the least budget
   bool stopped = false;  // for what its replays cost
   c10::intrusive_ptr<UnrecordedBytes> unrecorded;
   std::shared_ptr<Trace> trace;  // if the level records

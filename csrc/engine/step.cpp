@@ -68,10 +68,16 @@ void Step::require_room() {
   for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
     const std::size_t inputs = input_bytes_in(*t);
     const std::size_t needed = inputs + need_.certain_bytes;
-    t->statistics.min_budget = std::max(t->statistics.min_budget, needed);
+    note_need(*t, needed);
     if (domain_.journal && !t->enclosing) domain_.journal->note_need(needed);
     if (needed > t->budget && !t->give_way(needed, granted_)) throw NoRoom{t, needed, inputs};
   }
+}
+
+void Step::note_need(Table& table, std::size_t nbytes) const {
+  if (nbytes <= table.statistics.min_budget) return;
+  table.statistics.min_budget = nbytes;
+  table.report->neediest = operator_name();
 }
 
 std::size_t Step::input_bytes_in(const Table& table) const {
@@ -155,7 +161,8 @@ void Step::make_room() {
 void Step::account(const Outcome& outcome) {
   level_.note_peak(outcome.peak_bytes);
   if (outcome.peak_bytes > need_.certain_bytes) {
-    level_.note_need(input_bytes_in(level_) + outcome.peak_bytes);
+    const std::size_t needed = input_bytes_in(level_) + outcome.peak_bytes;
+    for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) note_need(*t, needed);
   }
   // See Note [A guided call keeps its record's time]
   const double cost = domain_.guide ? domain_.guide->cost_of_next(outcome.cost) : outcome.cost;

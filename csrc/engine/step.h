@@ -132,6 +132,8 @@ class Step {
   virtual void take_results() = 0;
 
   void require_room();
+  // It sets the least budget of `table`, so far.
+  void note_need(Table& table, std::size_t nbytes) const;
   void save_what_is_overwritten();
   [[nodiscard]] bool is_saved(const Version& version) const;
   void make_room();

@@ -61,6 +61,7 @@ class Ran:
         self.forecast = forecast
         self._fraction = fraction
         self.to_judge = False  # See Note [What the replays of a call are compared with]
+        self.to_advise = False
         self.signature: Signature | None = None
         self._thread = threading.get_ident()
 
@@ -89,6 +90,14 @@ class Ran:
     def lost(self) -> bool:
         """Whether the call was guided, and took another way."""
         return self._report.guide_lost
+
+    def lost_at(self) -> str:
+        """Return the operator at which a guided call took another way."""
+        return self._report.lost_at
+
+    def neediest(self) -> str:
+        """Return the operator that needs most at once."""
+        return self._report.neediest
 
     def was_stopped(self) -> bool:
         """Whether the call was stopped for what its replays cost."""
@@ -139,6 +148,8 @@ class History:
     def __init__(self) -> None:
         self._keys: OrderedDict[tuple[object, ...], _Key] = OrderedDict()
         self.has_warned = False  # of replays
+        self.advised: set[type[Warning]] = set()  # what else it was warned of
+        self.lost_in_a_row = 0  # guided calls that took another way than their record
 
     def forecast(self, signature: Signature, *, guided: bool, outermost: bool) -> Forecast:
         """Return what is known of a call.

@@ -18,6 +18,7 @@ from .. import _C
 from .._interop.opaque import not_compiled, refuse_symbolic_trace, watch_compiler
 from ..policies import Policy
 from ..policies._planned import Planned
+from .advice import advise
 from .budget import Limit
 from .history import Forecast, History, Ran
 from .level import MAX_OPERATIONS, LevelOptions, call
@@ -100,6 +101,7 @@ class Rematted(Generic[P, R]):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         if self.last_call is not None:
             self._judge(self.last_call, of_the_last=True)
+            advise(self._describe(), self.last_call, self._history)
         options, signature, forecast = self._resolve(args, kwargs)
         failed: list[Callable[[], None]] = []
         begun: list[Ran] = []
@@ -111,6 +113,7 @@ class Rematted(Generic[P, R]):
             ran.signature = signature
             ran.to_judge = _C.stack_depth() == 1 and options.budget is not None
             ran.to_judge &= self._options.limit < math.inf
+            ran.to_advise = ran.to_judge
             if options.where and _C.stack_depth() == 1:
                 note_called(self)
             if signature is not None:
@@ -123,10 +126,11 @@ class Rematted(Generic[P, R]):
             for fail in failed:
                 fail()
             for ran in begun:
-                ran.to_judge = False
+                ran.to_judge = ran.to_advise = False
             raise
         for ran in begun:
             self._judge(ran, of_the_last=False)
+            advise(self._describe(), ran, self._history)
         return result
 
     def _judge(self, ran: Ran, of_the_last: bool) -> None:

@@ -42,6 +42,8 @@ PUBLIC = {
     "ReplayError",
     "OffloadError",
     "ThrashingWarning",
+    "NotGuidedWarning",
+    "FloorWarning",
 }
 PARTS = {
     "rematfn.policies": {

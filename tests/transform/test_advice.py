@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warnings of calls that are dearer than they need to be, and of what to do."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rematfn
+
+
+@contextmanager
+def caught_of(kind: type[Warning]) -> Iterator[list[str]]:
+    found: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield found
+    found += [str(w.message) for w in caught if w.category is kind]
+
+
+def wandering() -> Callable[[Tensor], Tensor]:
+    lengths = itertools.count(2)
+
+    def f(x: Tensor) -> Tensor:
+        for _ in range(next(lengths)):
+            x = x.sin()
+        return x.cos().sum()
+
+    return f
+
+
+def test_calls_that_never_follow_their_record() -> None:
+    g = rematfn.remat(wandering(), "1MiB")
+    with caught_of(rematfn.NotGuidedWarning) as found:
+        for _ in range(20):
+            g(torch.ones(4))
+    (message,) = found
+    assert "3 calls in a row" in message
+    assert "`aten::sin`" in message
+    assert "policy=rematfn.policies.ON()" in message
+
+
+def test_the_warning_names_the_line_of_the_call() -> None:
+    g = rematfn.remat(wandering(), "1MiB")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(8):
+            g(torch.ones(4))
+    assert {w.filename for w in caught} == {__file__}
+
+
+@pytest.mark.parametrize("policy", [rematfn.policies.ON(), rematfn.policies.Guided()])
+def test_nobody_else_is_told(policy: Any) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.sin().cos().sum()
+
+    g = rematfn.remat(f if isinstance(policy, rematfn.policies.Guided) else wandering(), "1MiB",
+                      policy=policy)  # fmt: skip
+    with caught_of(rematfn.NotGuidedWarning) as found:
+        for _ in range(12):
+            g(torch.ones(4))
+    assert found == []
+
+
+def test_a_call_that_is_guided_between_ends_the_row() -> None:
+    wander, steady = wandering(), itertools.count()
+
+    def f(x: Tensor) -> Tensor:
+        return wander(x) if next(steady) % 6 == 5 else x.sin().sum()
+
+    g = rematfn.remat(f, "1MiB")
+    with caught_of(rematfn.NotGuidedWarning) as found:
+        for _ in range(40):
+            g(torch.ones(4))
+    assert found == []
+
+
+def wide(x: Tensor) -> Tensor:
+    for _ in range(12):
+        x = (x[:, None] * x).sin().mean(0)
+    return x.sum()
+
+
+WIDE = 64 * 64 * 4
+
+
+def test_an_operator_that_needs_all_of_the_budget() -> None:
+    step, x = torch.func.grad(wide), torch.linspace(0, 1, 64)
+    g = rematfn.remat(step, 3 * WIDE + 1024)
+    with caught_of(rematfn.FloorWarning) as found:
+        for _ in range(3):
+            assert torch.equal(g(x), step(x))
+    (message,) = found
+    assert "`aten::mul.Tensor`" in message or "`aten::mul`" in message
+    assert "work in smaller pieces" in message
+    with caught_of(rematfn.FloorWarning) as found:
+        for budget in (6 * WIDE, None):
+            rematfn.remat(step, budget)(x)
+    assert found == []
+
+
+def test_what_is_there_to_replay_is_not_warned_of() -> None:
+    step, x = torch.func.grad(wide), torch.linspace(0, 1, 64)
+    g = rematfn.remat(step, 3 * WIDE + 1024, policy=rematfn.testing.EvictEverything())
+    with caught_of(rematfn.FloorWarning) as found:
+        g(x)
+    assert found == []
