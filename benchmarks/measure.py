@@ -7,9 +7,12 @@ import json
 import os
 import platform
 import re
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -68,6 +71,23 @@ class OthersLoad:
         user, nice, system, _, _, irq, soft, steal = (int(x) for x in line.split()[1:9])
         busy = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
         return time.perf_counter(), busy - time.process_time()
+
+
+def in_a_process(script: str, part: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield what a fresh process of ``script`` finds out about a part, as far as it has come.
+
+    It is run with ``--part``, and prints a line of JSON for the head of the record, and one for
+    each of its rows.
+    """
+    command = [sys.executable, script, *arguments, "--part", part]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        record = {**json.loads(process.stdout.readline()), "rows": []}
+        for line in process.stdout:
+            record["rows"].append(json.loads(line))
+            yield record
+    if process.returncode:
+        raise RuntimeError(f"{command} ended with status {process.returncode}")
 
 
 def machine() -> dict[str, object]:

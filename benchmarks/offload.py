@@ -13,7 +13,6 @@ import argparse
 import importlib
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 from cells import Bench, Row
-from measure import RESULTS, machine, place, table
+from measure import RESULTS, in_a_process, machine, place, table
 from moving import MIB, WAYS, Candidate, DiskSpeed, below_floor, compared, measured, times
 from networks import (
     TINY,
@@ -180,19 +179,6 @@ def write(folder: Path, results: Mapping[str, Any]) -> str:
     return text
 
 
-def in_a_process(part: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield what a fresh process finds out about a part, as far as it has come."""
-    command = [sys.executable, __file__, *arguments, "--part", part]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        record = {**json.loads(process.stdout.readline()), "rows": []}
-        for line in process.stdout:
-            record["rows"].append(json.loads(line))
-            yield record
-    if process.returncode:
-        raise RuntimeError(f"{command} ended with status {process.returncode}")
-
-
 def main() -> None:
     """Measure, and save after each part; what is not measured stays as it was."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -218,7 +204,7 @@ def main() -> None:
     path = options.out / "offload.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for part in options.parts:
-        for record in in_a_process(part, sys.argv[1:]):
+        for record in in_a_process(__file__, part, sys.argv[1:]):
             results[part] = record
             path.write_text(json.dumps(results, indent=1) + "\n")
             print(part, record["rows"][-1], flush=True)
