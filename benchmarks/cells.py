@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import optree
 import torch
-from measure import interleaved
+from measure import compared, interleaved
 from networks import Network, Step, in_order, untransformed
 from peers import Peer, TookTooLongError, time_limit
 
@@ -185,18 +186,19 @@ def _ours(bench: Bench, budget: int) -> tuple[dict[str, Row], dict[str, Step]]:
 
 
 def _times(bench: Bench, steps: dict[str, Step], repeats: int) -> dict[str, Row]:
-    """Return the fastest run of each step, and its ratio to eager's, all taking turns."""
+    """Return what each step takes, and its ratio to eager's: medians of rounds, their spread."""
     if not steps or repeats == 0:
         return {}
     candidates = {"eager": bench.eager, **steps}
     seconds = interleaved(
         {name: lambda s=step: bench.run(s)[1] for name, step in candidates.items()}, repeats
     )
-    eager = min(seconds["eager"])
-    return {
-        name: {"seconds": min(seconds[name]), "time ratio": min(seconds[name]) / eager}
-        for name in steps
-    }
+    rows: dict[str, Row] = {}
+    for name in steps:
+        ratios = compared(seconds[name], seconds["eager"])
+        ratios["time ratio"] = ratios.pop("time / eager")
+        rows[name] = {"seconds": median(seconds[name]), **ratios}
+    return rows
 
 
 def _advice_followed(

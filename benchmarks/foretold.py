@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cells import Bench, Row
-from measure import RESULTS, in_a_process, machine, place, table
-from moving import MIB, Candidate, compared, times
+from measure import RESULTS, compared, in_a_process, machine, place, table
+from moving import MIB, Candidate, times
 from networks import TINY
 from offload import CASES
 

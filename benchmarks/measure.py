@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -40,6 +41,12 @@ def interleaved(
             candidates[name]()
             seconds[name].append(candidates[name]())
     return seconds
+
+
+def compared(seconds: Sequence[float], eager: Sequence[float]) -> dict[str, float]:
+    """Return the ratios of the rounds: their median, the least and the most."""
+    ratios = [a / b for a, b in zip(seconds, eager, strict=True)]
+    return {"time / eager": median(ratios), "least": min(ratios), "most": max(ratios)}
 
 
 class OthersLoad:

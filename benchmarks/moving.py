@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cells import Bench, Row, advice
-from measure import OthersLoad
+from measure import OthersLoad, compared
 from networks import Step, in_order
 
 import rematfn
@@ -194,16 +194,6 @@ def _second(bench: Bench, step: Step) -> float:
     """Run ``step`` twice; return the seconds of the second time."""
     bench.run(step)
     return bench.run(step)[1]
-
-
-def compared(seconds: Sequence[float], eager: Sequence[float]) -> Row:
-    """Return the ratios of the rounds: their median, the least and the most."""
-    ratios = [a / b for a, b in zip(seconds, eager, strict=True)]
-    return {
-        "time / eager": statistics.median(ratios),
-        "least": min(ratios),
-        "most": max(ratios),
-    }
 
 
 def below_floor(bench: Bench) -> int | None:

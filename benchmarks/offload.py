@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from cells import Bench, Row
-from measure import RESULTS, in_a_process, machine, place, table
-from moving import MIB, WAYS, Candidate, DiskSpeed, below_floor, compared, measured, times
+from measure import RESULTS, compared, in_a_process, machine, place, table
+from moving import MIB, WAYS, Candidate, DiskSpeed, below_floor, measured, times
 from networks import (
     TINY,
     State,

@@ -23,7 +23,7 @@ _PANELS = {
 
 def draw(path: Path, name: str, record: Mapping[str, Any]) -> None:
     """Save a picture of a network's record: overhead over measured peak, by cost and by time."""
-    figure = Figure(figsize=(9, 3.6), dpi=90, layout="constrained")
+    figure = Figure(figsize=(9, 4.2), dpi=90, layout="constrained")
     FigureCanvasAgg(figure)  # no pyplot: it would choose a window system
     rows = [*record["budgets"], *record.get("peers", ())]
     columns = [column for column in _PANELS if any(column in row for row in rows)]
@@ -34,7 +34,12 @@ def draw(path: Path, name: str, record: Mapping[str, Any]) -> None:
         handles, labels = axes.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))
     figure.legend(
-        list(entries.values()), list(entries), loc="outside right upper", frameon=False, fontsize=7
+        list(entries.values()),
+        list(entries),
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+        fontsize=7,
     )
     figure.suptitle(f"{name}: {record['about'].replace('`', '')}", fontsize=9)
     figure.savefig(path)
@@ -70,7 +75,7 @@ def draw_link(path: Path, record: Mapping[str, Any]) -> None:
     for axes in (moved, replayed):
         axes.set_ylim(bottom=0)
     handles, names = time.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=7)
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=7)
     figure.savefig(path)
 
 
@@ -120,13 +125,14 @@ def _share(row: Mapping[str, Any], who: str) -> float | None:
 def _panel(axes: Axes, record: Mapping[str, Any], column: str, label: str) -> None:
     whole = record["eager"]["peak"]
     for policy, colour in _OURS.items():
-        points = sorted(
-            (row["peak"] / whole, row[column])
-            for row in record["budgets"]
-            if row["policy"] == policy and column in row
-        )
-        if points:
-            axes.plot(*zip(*points, strict=True), ".-", color=colour, label=f"rematfn, {policy}")
+        found = [row for row in record["budgets"] if row["policy"] == policy and column in row]
+        found.sort(key=lambda row: row["peak"])
+        if found:
+            at, values = [row["peak"] / whole for row in found], [row[column] for row in found]
+            spread = _spread(found) if column == "time ratio" else None
+            axes.errorbar(
+                at, values, spread, fmt=".-", color=colour, capsize=2, label=f"rematfn, {policy}"
+            )
     for i, row in enumerate(record.get("peers", ())):
         if column in row:
             axes.plot(
@@ -142,3 +148,11 @@ def _panel(axes: Axes, record: Mapping[str, Any], column: str, label: str) -> No
     axes.set_xlim(left=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#dddddd", linewidth=0.6)
+
+
+def _spread(rows: Sequence[Mapping[str, Any]]) -> list[list[float]] | None:
+    """Return how far the rounds lie below and above their medians; None if that was not noted."""
+    if any("least" not in row for row in rows):
+        return None
+    below = [row["time ratio"] - row["least"] for row in rows]
+    return [below, [row["most"] - row["time ratio"] for row in rows]]
