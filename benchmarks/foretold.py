@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `rematfn.profile` foretells, beside what calls take.
 
-Each network runs in a process of its own: one profile, then steps within each budget, which take
-turns with eager's. Times are medians of the ratios of a round.
+Each network runs in a process of its own: one profile of a few calls, then steps within each
+budget, which take turns with eager's. Times are medians of the ratios of a round.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMES = [name for name in CASES if name != TINY.name]
 def measure(name: str, options: argparse.Namespace) -> Iterator[Row]:
     """Yield what there is to say of one network, and then a row for each budget."""
     bench = Bench(CASES[name])
-    found = rematfn.profile(bench.eager)
+    found = rematfn.profile(bench.eager, calls=options.repeats)
     about = (
         f"{CASES[name].about}. Foretold: peak {found.peak_bytes / MIB:.0f} MiB, smallest budget "
         f"{found.min_budget / MIB:.0f} MiB, {found.trace.operators} operators."
@@ -60,7 +60,7 @@ def write(folder: Path, results: Mapping[str, Any]) -> str:
     """Write the document into ``folder``; return it."""
     parts = ["# Foretold and measured (`python benchmarks/foretold.py`)"]
     parts += ["Time of a step within a budget, in multiples of eager's: what `rematfn.profile` "
-              "foretells from one call without a budget, and what steps take."]  # fmt: skip
+              "foretells from a few calls without a budget, and what steps take."]  # fmt: skip
     for name, record in results.items():
         parts += [f"## {name}", record["about"], table(record["rows"]), place(record["machine"])]
     text = "\n\n".join(parts) + "\n"

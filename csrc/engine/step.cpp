@@ -194,6 +194,7 @@ void Step::account(const Outcome& outcome) {
 // What was read is taken down before writes put other versions in its place.
 void Step::observe(const Outcome& outcome) {
   seen_.emplace(operator_name(), CallFacts{.cost = outcome.cost,
+                                 .modelled = outcome.modelled,
                                  .flops = outcome.flops,
                                  .output_bytes = outcome.output_bytes,
                                  .scratch_bytes = outcome.scratch_bytes,

@@ -60,6 +60,7 @@ class Step {
   // What it has taken.
   struct Outcome {
     double cost = 0;  // seconds
+    double modelled = 0;  // the same, by the cost model
     double flops = 0;
     std::size_t output_bytes = 0;
     std::size_t scratch_bytes = 0;

@@ -19,6 +19,7 @@ namespace rematfn {
 // What a call is, apart from its name and its values.
 struct CallFacts {
   double cost = 0;  // seconds
+  double modelled = 0;  // what the cost model gives it, in seconds; 0: not known
   double flops = 0;
   std::size_t output_bytes = 0;
   std::size_t scratch_bytes = 0;

@@ -101,11 +101,10 @@ void LevelCall::take_results() {
   }
   const std::size_t scratch_bytes = peak_ > output_bytes_ ? peak_ - output_bytes_ : 0;
   const double flops = flops_.total(elements);
-  const double cost =
-      level_.timed ? std::max(seconds_, kOperatorCost)
-                   : modelled_cost(flops, input_bytes_ + output_bytes_ + written_bytes,
-                                   draws_on_cpu_);
-  account({cost, flops, output_bytes_, scratch_bytes, peak_});
+  const double modelled =
+      modelled_cost(flops, input_bytes_ + output_bytes_ + written_bytes, draws_on_cpu_);
+  const double cost = level_.timed ? std::max(seconds_, kOperatorCost) : modelled;
+  account({cost, modelled, flops, output_bytes_, scratch_bytes, peak_});
   for (std::size_t i = 0; writes_ && i < found_.size(); ++i) {
     if (found_[i].written && found_[i].cell != nullptr) record_write(i);
   }

@@ -210,7 +210,9 @@ Search::Result Search::simulate(const std::shared_ptr<const Plan>& plan, Effort&
   effort.most = best_ ? kAll : effort.operators + std::max<std::uint64_t>(kMostOfOne, 4 * trace_->calls.size());
   Result result;
   try {
-    result.overhead = rematfn::simulate(*trace_, options, &result.moved).overhead();
+    Deeds deeds;
+    result.overhead = rematfn::simulate(*trace_, options, &deeds).overhead();
+    result.moved = std::move(deeds.moved);
   } catch (const NoRoom&) {
     // as it was
   } catch (const Stopped&) {

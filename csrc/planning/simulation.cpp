@@ -34,7 +34,15 @@ class CountingSizes final : public Sizes {
 
 class SimulatedDomain final : public Domain {
  public:
-  explicit SimulatedDomain(Effort* effort) : Domain(sizes_) { sizes_.effort = effort; }
+  SimulatedDomain(Effort* effort, const std::vector<Trace::Call>& calls)
+      : Domain(sizes_), replays(calls.size()), calls_(calls) {
+    sizes_.effort = effort;
+  }
+
+  void note_replay(const Trace::Call& call) {
+    note_effort();
+    ++replays[static_cast<std::size_t>(&call - calls_.data())];
+  }
 
   // An operator, or a replay of one.
   void note_effort() {
@@ -47,7 +55,10 @@ class SimulatedDomain final : public Domain {
     sizes_.note(operators);
   }
 
+  std::vector<std::uint32_t> replays;  // by call
+
  private:
+  const std::vector<Trace::Call>& calls_;
   CountingSizes sizes_;
   std::uint64_t walks_before_ = 0;
 };
@@ -59,7 +70,7 @@ struct SimulatedOperation final : Operation, Pooled<SimulatedOperation> {
 
   // See Note [A replay writes to copies]
   void replay(Domain& domain) override {
-    static_cast<SimulatedDomain&>(domain).note_effort();
+    static_cast<SimulatedDomain&>(domain).note_replay(call);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       Version& version = *inputs[i].version;
       if (writes(i) && version.may_be_overwritten()) domain.leave(version);
@@ -130,7 +141,7 @@ class SimulatedStep final : private Step {
   }
 
   void take_results() override {
-    account({call_.cost, call_.flops, call_.output_bytes, call_.scratch_bytes, granted_});
+    account({call_.cost, call_.modelled, call_.flops, call_.output_bytes, call_.scratch_bytes, granted_});
     for (const Trace::Made& made : call_.makes) {
       const Ref<Version> contents(new SimulatedVersion);
       contents->nbytes = trace_.values[made.value].nbytes;
@@ -155,7 +166,7 @@ class Simulation {
   Simulation(const Trace& trace, const SimulationOptions& options)
       : trace_(trace),
         options_(options),
-        domain_(std::make_shared<SimulatedDomain>(options.effort)),
+        domain_(std::make_shared<SimulatedDomain>(options.effort, trace.calls)),
         table_(new Table(domain_, nullptr, options.budget, options.policy)),
         level_(table_),
         versions_(trace.values.size()) {
@@ -215,8 +226,8 @@ class Simulation {
     return table_->statistics;
   }
 
-  [[nodiscard]] std::vector<bool> moved() const {
-    return link_ ? link_->moved() : std::vector<bool>();
+  [[nodiscard]] Deeds deeds() const {
+    return {link_ ? link_->moved() : std::vector<bool>(), domain_->replays};
   }
 
  private:
@@ -259,10 +270,10 @@ class Simulation {
 }  // namespace
 
 Statistics simulate(const Trace& trace, const SimulationOptions& options,
-                    std::vector<bool>* moved) {
+                    Deeds* deeds) {
   Simulation simulation(trace, options);
   const Statistics found = simulation.run();
-  if (moved != nullptr) *moved = simulation.moved();
+  if (deeds != nullptr) *deeds = simulation.deeds();
   return found;
 }
 

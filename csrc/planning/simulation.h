@@ -63,9 +63,14 @@ struct SimulationOptions {
   FloorRules floor{};
 };
 
-// The statistics of a run of `trace`. Throws NoRoom and Stopped. `moved`: by value, what has gone over
-// the link.
+// What a run has done beyond its statistics.
+struct Deeds {
+  std::vector<bool> moved;  // by value: over the link; empty without one
+  std::vector<std::uint32_t> replays;  // by call
+};
+
+// The statistics of a run of `trace`. Throws NoRoom and Stopped.
 [[nodiscard]] Statistics simulate(const Trace& trace, const SimulationOptions& options,
-                                  std::vector<bool>* moved = nullptr);
+                                  Deeds* deeds = nullptr);
 
 }  // namespace rematfn

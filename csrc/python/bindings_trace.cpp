@@ -77,6 +77,21 @@ py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std
   return record_of(statistics, bytes, 0);
 }
 
+// How often each call is replayed; None if it does not fit. What has a program follows its plan.
+std::optional<std::vector<std::uint32_t>> replays_of(const std::shared_ptr<Trace>& trace,
+                                                     std::size_t budget, const Policy& policy,
+                                                     const Program* program) {
+  SimulationOptions options{.budget = budget, .policy = policy};
+  if (program != nullptr) options.guide = program->guide();
+  Deeds deeds;
+  try {
+    (void)simulate(*trace, options, &deeds);
+  } catch (const NoRoom&) {
+    return std::nullopt;
+  }
+  return std::move(deeds.replays);
+}
+
 }  // namespace
 
 void bind_traces(py::module_& m) {
@@ -114,6 +129,20 @@ void bind_traces(py::module_& m) {
              return values;
            })
       .def("events", &events_of)
+      // Of each operator: as they were taken down, and by the cost model.
+      .def("costs",
+           [](const Trace& trace) {
+             std::vector<std::pair<double, double>> costs;
+             for (const Trace::Call& call : trace.calls) costs.emplace_back(call.cost, call.modelled);
+             return costs;
+           })
+      // The same program, whose operators cost as much.
+      .def("with_costs",
+           [](const Trace& trace, const std::vector<double>& costs) {
+             auto copy = std::make_shared<Trace>(trace);
+             for (std::size_t i = 0; i < copy->calls.size(); ++i) copy->calls[i].cost = costs.at(i);
+             return copy;
+           })
       .def_property_readonly("operators", [](const Trace& trace) { return trace.calls.size(); })
       .def("check", &Trace::check);
   py::class_<LinkOptions>(m, "Link");
@@ -160,6 +189,7 @@ void bind_traces(py::module_& m) {
       .def_property_readonly("cost", &Program::cost)
       .def("overhead", [](const Program& program) { return program.plan().overhead; });
   m.def("simulate", &simulate_trace);
+  m.def("replays_of", &replays_of, nogil);
   m.def("modelled_cost", [](double flops, std::size_t nbytes) {
     return modelled_cost(flops, nbytes, /*draws_on_cpu=*/false);
   });

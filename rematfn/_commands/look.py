@@ -35,6 +35,9 @@ def add(commands: Any) -> None:
         metavar="BUDGET",
         help="fractions of the peak (0.3) or bytes (200MB); by default 0.9 to 0.1",
     )
+    profile.add_argument(
+        "--calls", type=positive, default=1, help="how many to time; 3 foretell better than one"
+    )
     profile.add_argument("--cap", type=budget, help="bytes that the measured call itself may hold")
     profile.add_argument(
         "--time", type=float, help="say the least budget at which it takes so many times its time"
@@ -112,7 +115,9 @@ def _profile(options: argparse.Namespace) -> int:
             f.__name__ = Path(path).name
         tier = str(options.offload) if isinstance(options.offload, Path) else options.offload
         budgets = {} if options.budgets is None else {"budgets": options.budgets}
-        found = rematfn.profile(f, cap=options.cap, offload=tier, progress=True, **budgets)
+        found = rematfn.profile(
+            f, cap=options.cap, calls=options.calls, offload=tier, progress=True, **budgets
+        )
         print(found)
         if options.time is not None:
             nbytes = found.budget_for(options.time)

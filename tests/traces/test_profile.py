@@ -62,7 +62,7 @@ def test_budget_for() -> None:
         assert found.min_budget <= budget <= found.peak_bytes
         assert found.predict(budget).time <= time
     assert found.budget_for(math.inf) == found.min_budget
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="foretold to take 1 of its time already"):
         found.budget_for(0.9)
 
 
@@ -117,6 +117,26 @@ def test_a_transformed_function_is_profiled_without_its_budget() -> None:
     assert rematfn.profile(g, X).peak_bytes == rematfn.profile(STEP, X).peak_bytes
     net = torch.nn.Linear(4, 4)
     assert rematfn.profile(rematfn.remat(net, 0.5), torch.ones(2, 4)).name == "Linear"
+
+
+def test_the_times_of_several_calls() -> None:
+    seen = []
+
+    def f(x: Tensor) -> Tensor:
+        seen.append(x)
+        return STEP(x)
+
+    once, thrice = rematfn.profile(f, X), rematfn.profile(f, X, calls=3)
+    assert len(seen) == 1 + (2 * 3 + 3)
+    assert thrice.peak_bytes == once.peak_bytes
+    assert thrice.seconds > 0
+    assert thrice.predict(thrice.peak_bytes).time > 0
+    assert thrice.predict(thrice.min_budget).time > thrice.predict(thrice.peak_bytes).time
+    capped = rematfn.profile(f, X, calls=2, cap=once.peak_bytes // 2)
+    assert capped.peak_bytes == once.peak_bytes
+    assert capped.predict(capped.peak_bytes).time == 1
+    with pytest.raises(ValueError, match="calls=0"):
+        rematfn.profile(f, X, calls=0)
 
 
 def test_bad_input() -> None:
