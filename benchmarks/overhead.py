@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 from measure import interleaved, save
@@ -47,13 +48,23 @@ def chain(
     return f
 
 
+def levels(f: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """Return ``f`` plain, without cap, with a large budget, and with calls that say where."""
+    return {
+        "eager": f,
+        "no cap": rematfn.remat(f),
+        "budget": rematfn.remat(f, PLENTY),
+        "budget, where=True": rematfn.remat(f, PLENTY, where=True),
+    }
+
+
 def measure_chain(
     add_up: Callable[[Tensor, Tensor, int], Tensor], additions: int, repeats: int
 ) -> dict[str, list[float]]:
-    """Time the chain plain, without cap and with a large budget."""
+    """Time the chain plain and under each of :func:`levels`."""
     f = chain(add_up, additions)
     h, c = torch.zeros(NUMBERS), torch.ones(NUMBERS)
-    functions = {"eager": f, "no cap": rematfn.remat(f), "budget": rematfn.remat(f, PLENTY)}
+    functions = levels(f)
     # Warms up, TorchScript's profiler too, and would show a chain that computes something else.
     for g in [*functions.values()] * 3:
         assert g(h, c)[0].tolist() == [additions] * NUMBERS
@@ -61,15 +72,12 @@ def measure_chain(
 
 
 def measure_demo_step(layers: int, batch: int, repeats: int) -> dict[str, list[float]]:
-    """Time the demo's gradient step plain, without cap and with a large budget."""
+    """Time the demo's gradient step plain and under each of :func:`levels`."""
     task = Task.of_python_manual(layers=layers, batch=batch)
     tokens = next(task.batches)
-    losses = {
-        "eager": task.loss_fn,
-        "no cap": rematfn.remat(task.loss_fn),
-        "budget": rematfn.remat(task.loss_fn, PLENTY),
+    steps = {
+        name: torch.func.grad_and_value(loss_fn) for name, loss_fn in levels(task.loss_fn).items()
     }
-    steps = {name: torch.func.grad_and_value(loss_fn) for name, loss_fn in losses.items()}
     for step in steps.values():
         task.run(step, tokens, 0)
     return interleaved(
