@@ -400,6 +400,8 @@ def _stayed(journal: Journal) -> list[Stayed]:
     running = set() if during is None else set(journal.calls[during].reads)
     by_reason: dict[str, list[int]] = defaultdict(list)
     for index in journal.resident_at(event):
+        if journal.values[index].nbytes == 0:
+            continue
         by_reason[_reason(journal, index, index in running, event)].append(index)
     found = []
     for reason, indices in by_reason.items():

@@ -89,6 +89,9 @@ class Profile:
         name: What was called.
         trace: The record of the call, whose operators cost what they were measured to take.
         peak_bytes: The unconstrained peak.
+        result_bytes: What the call returns of what it made. That is in its budget until it returns,
+            so a budget of less computes results again: gradients of a network whose parameters are
+            large beside its batch.
         min_budget: The smallest budget, in bytes, that the default policy is foretold to fit in.
         seconds: What a call takes without a budget; on fake tensors, what the cost model gives it.
         is_measured: Whether they were timed.
@@ -108,6 +111,9 @@ class Profile:
         self.name = name
         self.trace = measured.trace
         self.peak_bytes = self.trace.peak_bytes
+        values = self.trace._core.values()
+        sealed = {data for kind, data in self.trace._core.events() if kind == "seal"}
+        self.result_bytes = sum(values[v][0] for v in sealed if values[v][1])
         self.seconds = measured.seconds
         self.is_measured = is_measured
         self._within = measured.within
@@ -241,6 +247,7 @@ class Profile:
         return (
             f"{self.name}\n"
             f"peak       {format_bytes(self.peak_bytes)} without a budget\n"
+            f"results    {format_bytes(self.result_bytes)}, in a budget until the call returns\n"
             f"min budget {format_bytes(self.min_budget)}, as foretold\n"
             f"time       {self.seconds:.3g} s ({how}), {self.trace.operators} operators\n\n"
             f"{self.table().text()}"

@@ -36,6 +36,15 @@ def test_the_peak_is_that_of_a_call() -> None:
     assert found.seconds > 0
 
 
+def test_results_are_counted() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = x.sin()
+        return y, y.view(2, -1), x
+
+    assert rematfn.profile(f, X).result_bytes == X.nbytes
+    assert rematfn.profile(STEP, X).result_bytes == X.nbytes
+
+
 def test_the_smallest_budget_is_one_that_calls_fit_in() -> None:
     found = rematfn.profile(STEP, X)
     g = rematfn.remat(STEP, found.min_budget)
