@@ -11,6 +11,7 @@ from typing import Any
 
 import rematfn
 from rematfn._errors import RematError
+from rematfn._inspection.progress import Progress
 from rematfn._transform.where import called_here
 
 from .arguments import budget, folder, positive, writable
@@ -132,7 +133,9 @@ def _profile(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     def run() -> int:
-        print(rematfn.explain(_called(options), rows=options.rows))
+        with Progress(options.calls + 1, "explain") as bar:
+            why = rematfn.explain(_called(options, bar), rows=options.rows)
+        print(why)
         return 0
 
     return _checked("explain", run)
@@ -140,8 +143,10 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _timeline(options: argparse.Namespace) -> int:
     def run() -> int:
-        shown = rematfn.timeline(_called(options))
-        shown.save(options.out, options.over)
+        with Progress(options.calls + 2, "timeline") as bar:
+            shown = rematfn.timeline(_called(options, bar))
+            bar.step()
+            shown.save(options.out, options.over)
         print(shown)
         print(f"saved: {options.out}")
         return 0
@@ -149,7 +154,7 @@ def _timeline(options: argparse.Namespace) -> int:
     return _checked("timeline", run)
 
 
-def _called(options: argparse.Namespace) -> Any:
+def _called(options: argparse.Namespace, bar: Progress) -> Any:
     """Run the program; return the transformed function that it has called last."""
     f = function_of(options.target)
     with rematfn.where():
@@ -172,6 +177,7 @@ def _called(options: argparse.Namespace) -> Any:
         try:
             for _ in range(options.calls):
                 g()
+                bar.step()
         except rematfn.BudgetError as error:
             print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
         return g

@@ -10,6 +10,7 @@ from typing import Any
 
 import rematfn
 from rematfn._errors import RematError
+from rematfn._inspection.progress import Progress
 
 from .arguments import budget
 
@@ -40,9 +41,12 @@ def add(commands: Any) -> None:
 
 def _simulate(options: argparse.Namespace) -> int:
     try:
-        trace = rematfn.Trace.load(options.trace)
+        with Progress(2, "simulate") as bar:
+            trace = rematfn.Trace.load(options.trace)
+            bar.step()
+            found = rematfn.simulate(trace, options.budget, _POLICIES[options.policy])
         print(trace)
-        print(rematfn.simulate(trace, options.budget, _POLICIES[options.policy]))
+        print(found)
     except (OSError, ValueError, RematError) as error:
         print(f"python -m rematfn simulate: {error}", file=sys.stderr)
         return 1

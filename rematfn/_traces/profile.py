@@ -7,12 +7,13 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from .. import _C
+from .._inspection.progress import Progress
 from .._inspection.tables import Table
 from .._transform.budget import BudgetLike, format_bytes, parse_budget
 from .._transform.deferred import refuse_deferred
@@ -106,7 +107,7 @@ class Profile:
         policies: Sequence[Policy],
         link: _C.Link | None,
         is_measured: bool,
-        progress: bool,
+        bar: Progress,
     ) -> None:
         self.name = name
         self.trace = measured.trace
@@ -133,7 +134,10 @@ class Profile:
             for moves in ([None] if link is None else [None, link])
             for budget in budgets
         ]
-        self.costs: list[Cost] = [self._cost(*cell) for cell in _shown(asked, progress)]
+        self.costs: list[Cost] = []
+        for cell in asked:
+            self.costs.append(self._cost(*cell))
+            bar.step()
 
     def _operators_need(self) -> int:
         """Return what the largest operator needs at once."""
@@ -292,7 +296,7 @@ def profile(
             More: medians of so many calls without a level and as many in a level that evicts
             nothing, once its memory is warm; ``f`` runs ``2 * calls + 3`` times in all. On a CPU
             the two differ by as much as a third, since a level keeps its memory from call to call.
-        progress: Show a progress bar while simulations run, where `tqdm` is installed.
+        progress: Show a progress bar if it takes longer than a second and `tqdm` is installed.
 
     Raises:
         TypeError: ``f`` is not callable, or an option is of the wrong type.
@@ -318,23 +322,32 @@ def profile(
     checked = [policy_of(policy, f"{name}, policies=...") for policy in policies]
     limits = [parse_budget(budget) for budget in budgets]
     given = dict(kwargs or {})
-    is_measured = not on_shapes((args, given))
-    if is_measured:
-        measured = _measured(f, args, given, cap, calls)
-    else:
-        from .shapes import trace_on_shapes
-
-        shapes = Trace(trace_on_shapes(f, args, given, backward=False))
-        measured = _Measured(trace=shapes, seconds=shapes.cost, within=shapes.cost)
-    peak = measured.trace.peak_bytes
-    nbytes = [
-        peak
-        if limit == parse_budget(None)
-        else limit.bytes or max(1, int((limit.fraction or 1) * peak))
-        for limit in limits
-    ]
     link = tiers_of(offload, f"{name}, offload=...").link(drops=True) if offload else None
-    return Profile(name_of(f), measured, nbytes, checked, link, is_measured, progress)
+    is_measured = not on_shapes((args, given))
+    cells = len(limits) * len(checked) * (1 if link is None else 2)
+    with Progress(_runs(calls) * is_measured + cells, "profile", progress) as bar:
+        if is_measured:
+            measured = _measured(f, args, given, cap, calls, bar)
+        else:
+            from .shapes import trace_on_shapes
+
+            shapes = Trace(trace_on_shapes(f, args, given, backward=False))
+            measured = _Measured(trace=shapes, seconds=shapes.cost, within=shapes.cost)
+        peak = measured.trace.peak_bytes
+        nbytes = [
+            peak
+            if limit == parse_budget(None)
+            else limit.bytes or max(1, int((limit.fraction or 1) * peak))
+            for limit in limits
+        ]
+        return Profile(name_of(f), measured, nbytes, checked, link, is_measured, bar)
+
+
+def _runs(calls: int) -> int:
+    """Return how often a program runs for so many ``calls``."""
+    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
+        raise ValueError(f"profile(f, calls={calls!r}): a whole number above 0 is needed.")
+    return 1 if calls == 1 else 2 * calls + 3
 
 
 def _measured(
@@ -343,11 +356,10 @@ def _measured(
     kwargs: dict[str, Any],
     cap: BudgetLike,
     calls: int,
+    bar: Progress,
 ) -> _Measured:
     """Call it once, or as often as :func:`profile` says."""
     limit = parse_budget(cap)
-    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
-        raise ValueError(f"profile(f, calls={calls!r}): a whole number above 0 is needed.")
     if limit.fraction is not None or limit.shared is not None:
         raise TypeError(f'profile(f, cap={cap!r}): bytes are needed, such as "8GiB".')
     if _C.stack_depth() > 0:
@@ -370,14 +382,19 @@ def _measured(
         trace = levels[0].report().take_trace()
         if trace is None:
             raise RuntimeError("profile(f): the call has more operators than are written down.")
+        bar.step()
         return trace
+
+    def run_plain() -> None:
+        f(*args, **kwargs)
+        bar.step()
 
     once = Trace(recorded(limit.bytes))
     if calls == 1:
         return _Measured(trace=once, seconds=once.cost, within=once.cost)
     plain = 0.0
     if limit.bytes is None:
-        plain = statistics.median(_seconds_of(lambda: f(*args, **kwargs), calls))
+        plain = statistics.median(_seconds_of(run_plain, calls))
     traces: list[_C.Trace] = []
     within = _seconds_of(lambda: traces.append(recorded(limit.bytes or once.peak_bytes)), calls)
     # A call that took another way is another program.
@@ -408,17 +425,6 @@ def _seconds_of(run: Callable[[], object], calls: int) -> list[float]:
 def _synchronize() -> None:
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-
-
-def _shown(asked: list[_Cell], progress: bool) -> Iterable[_Cell]:
-    if not progress:
-        return asked
-    try:
-        from tqdm import tqdm
-    except ModuleNotFoundError:
-        return asked
-    shown: Iterable[_Cell] = tqdm(asked, desc="simulating", unit="budget", leave=False)
-    return shown
 
 
 def _name(policy: Policy) -> str:

@@ -87,6 +87,16 @@ def test_explain_of_a_call_that_does_not_fit(program: Path) -> None:
     assert "[did not run]" in found.stdout
 
 
+def test_what_takes_longer_than_a_second_has_a_bar(program: Path) -> None:
+    pytest.importorskip("tqdm")
+    slow = PROGRAM.replace("    x = torch.ones", "    time.sleep(0.6)\n    x = torch.ones")
+    program.write_text("import time\n" + slow)
+    for command in ("profile", "explain", "timeline"):
+        found = run(command, f"{program.name}:step", "--calls", "3", cwd=program.parent)
+        assert found.returncode == 0
+        assert f"{command}: " in found.stderr
+
+
 @pytest.mark.parametrize("ending", ["html", "png", "json"])
 def test_timeline(program: Path, ending: str) -> None:
     out = f"step.{ending}"
