@@ -287,22 +287,28 @@ void Domain::turn_back(Version& version) {
 }
 
 void Domain::fetch_ahead() {
-  const auto fits = [&](const Version& version) {
-    const std::size_t wanted = version.nbytes + guide->bytes_ahead();
-    for (const Table* t = version.table.get(); t != nullptr; t = t->enclosing.get()) {
-      if (t->shared || (t->budget != kNoBudget && t->used_bytes() + wanted > t->budget)) return false;
-    }
-    return true;
-  };
   while (guide && !expected_.empty()) {
     const auto [next_use, version] = *expected_.begin();
-    if (!version->copied_by->is_due(*version, next_use - clock) || !fits(*version)) return;
+    if (!version->copied_by->is_due(*version, next_use - clock) || !clear_for(*version)) return;
     try {
       start_to_fetch(*version);
     } catch (const c10::OutOfMemoryError&) {
       return;  // the device has no room, whatever the budget says
     }
   }
+}
+
+// Makes room for what will be read soon, of what will never be read; false if that is not enough.
+bool Domain::clear_for(const Version& version) {
+  const std::size_t wanted = version.nbytes + guide->bytes_ahead();
+  for (Table* t = version.table.get(); t != nullptr; t = t->enclosing.get()) {
+    if (t->shared) return false;
+    while (t->budget != kNoBudget && t->used_bytes() + wanted > t->budget) {
+      if (!guide->may_know_useless()) return false;
+      guide->note_useless(evictor.evict_useless(*t));
+    }
+  }
+  return true;
 }
 
 void Domain::end_moves(const Table& table) {
@@ -355,6 +361,7 @@ void Domain::lose_guide() {
   guide.reset();
   expected_.clear();
   guide_lost = root->report->guide_lost = true;
+  root->results_ahead = 0;
   root->is_estimate |= root->is_estimate_unguided;
   std::vector<Table*> tables{root};
   for (std::size_t i = 0; i < tables.size(); ++i) {

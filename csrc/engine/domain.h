@@ -117,7 +117,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   [[nodiscard]] bool is_moving() const { return !leaving_.empty() || !coming_.empty(); }
   // Takes note of what has arrived by now.
   void note_arrivals();
-  // Begins to fetch what will be read soon, as far as there is room that nothing needs before.
+  // Begins to fetch what will be read soon, as far as there is room that nothing needs before. What will
+  // never be read goes for it.
   void fetch_ahead();
   // What is leaving `table`, or one inside it, has gone when this returns; what was coming goes back.
   void end_moves(const Table& table);
@@ -167,6 +168,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void let_one_leave(const Table& table);
   // Of what comes to `table`, or to one inside it, the last to be read goes back. False: nothing comes.
   bool turn_one_back(const Table& table);
+  bool clear_for(const Version& version);
   void finish_leaving(Version& version);
   void finish_coming(Version& version);
   void expect_use(Version& version);

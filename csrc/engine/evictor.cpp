@@ -35,6 +35,14 @@ bool Evictor::evict_one(Table& table, bool spare_pending) {
   return victim != nullptr;
 }
 
+bool Evictor::evict_useless(Table& table) {
+  domain_.list_candidates();
+  Version* victim = find_victim(table, /*spare_pending=*/true);
+  if (victim == nullptr || score_of(*victim) != -kNever) return false;
+  domain_.evict(*victim);
+  return true;
+}
+
 Version* Evictor::find_victim(Table& table, bool spare_pending) {
   Version* victim = choose(table, spare_pending);
   for (Table* inner : table.inner) {

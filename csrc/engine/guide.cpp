@@ -9,7 +9,7 @@
 
 namespace rematfn {
 
-Future::Future(const Trace& trace) {
+Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()) {
   std::vector<double> start(trace.calls.size());
   double clock = 0;
   for (const Trace::Event& event : trace.events) {
@@ -138,10 +138,11 @@ std::size_t Guide::bytes_ahead() const {
   return most;
 }
 
-void Guide::advise(Version& version, Trace::Id value, double next_use) const {
+void Guide::advise(Version& version, Trace::Id value, double next_use) {
   version.value = value;
   if (!foresees()) return;
   version.next_use = next_use;
+  may_know_useless_ |= next_use == kNever;
   if (!plan_->weights.empty()) version.weight = plan_->weights[value];
   // An inner level's policy decides for itself.
   const bool outermost = version.table && !version.table->enclosing;

@@ -30,10 +30,12 @@
 
 namespace rematfn {
 
-// When each value is read next, at each point of a trace.
+// When each value is read next, at each point of a trace; and what leaves.
 class Future {
  public:
   explicit Future(const Trace& trace);
+
+  const std::size_t result_bytes;
 
   // After call number `call`: of its i-th read, and of the i-th value it makes.
   [[nodiscard]] double after_read(std::size_t call, std::size_t i) const {
@@ -120,11 +122,16 @@ class Guide {
   [[nodiscard]] Leads* leads() const { return leads_.get(); }  // or null
   // What the record says that the call costs that is about to be followed; `observed` if it has no such.
   [[nodiscard]] double cost_of_next(double observed);
+  // Whether, since nothing was found to be useless, something has been read for the last time.
+  [[nodiscard]] bool may_know_useless() const { return may_know_useless_; }
+  void note_useless(bool found) { may_know_useless_ = found; }
+  // Of what the program will have handed out when it is over.
+  [[nodiscard]] std::size_t result_bytes() const { return future_->result_bytes; }
   // The most that one of the next few operators will allocate.
   [[nodiscard]] std::size_t bytes_ahead() const;
 
  private:
-  void advise(Version& version, Trace::Id value, double next_use) const;
+  void advise(Version& version, Trace::Id value, double next_use);
 
   const std::shared_ptr<const Trace> trace_;
   const std::shared_ptr<const Future> future_;
@@ -137,6 +144,7 @@ class Guide {
   Clock::time_point ended_;  // its last
   std::vector<double> costs_;  // observed
   std::size_t next_call_ = 0;
+  bool may_know_useless_ = false;
 };
 
 }  // namespace rematfn

@@ -33,18 +33,21 @@ double Link::cost(const Version& version) const {
   return kOperatorCost + price * time_in(version.nbytes);
 }
 
-bool Link::is_due(const Version& version, double until) const {
-  double lead = 1;
-  if (domain_.guide) {
-    lead = domain_.guide->plan().lead;
-    if (const Leads* leads = domain_.guide->leads()) lead *= leads->of(version.value);
-  }
-  return until <= lead * time_in(version.nbytes + queued_in());
+bool Link::is_due(const Version& version, double until) const { return until <= lead(version); }
+
+// What goes early is not to be due at once.
+bool Link::goes_early(const Version& version, double until) const {
+  return version.nbytes >= kWorthMoving && until > 2 * (lead(version) + time_out(version.nbytes));
 }
 
-bool Link::goes_early(const Version& version, double until) const {
-  return version.nbytes >= kWorthMoving &&
-         until > 2 * (time_in(version.nbytes) + time_out(version.nbytes));
+// So long before it is read its return begins.
+double Link::lead(const Version& version) const {
+  double factor = 1;
+  if (domain_.guide) {
+    factor = domain_.guide->plan().lead;
+    if (const Leads* leads = domain_.guide->leads()) factor *= leads->of(version.value);
+  }
+  return factor * time_in(version.nbytes + queued_in());
 }
 
 // See Note [What moving costs]

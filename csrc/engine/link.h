@@ -46,6 +46,7 @@ class Link : public Way {
   static void draw_costs(bool drawn);
 
  protected:
+  [[nodiscard]] double lead(const Version& version) const;
   [[nodiscard]] virtual LinkFigures figures() const = 0;
   // Bytes that are on their way in, or to be.
   [[nodiscard]] virtual std::size_t queued_in() const = 0;

@@ -101,6 +101,12 @@ void Table::give(Version& version, Table& heir) {
   version.copied_by = copied_by;
 }
 
+void Table::note_result(const Version& version) {
+  Table& root = *domain->root;
+  root.results_left += version.nbytes;
+  root.results_ahead -= std::min<std::size_t>(root.results_ahead, version.nbytes);
+}
+
 void Table::charge(std::size_t nbytes) {
   for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
     t->resident_bytes += nbytes;

@@ -79,6 +79,9 @@ class Table : public Node {
   std::size_t held_bytes = 0;   // the same; see Note [What a call would have held]
   // As last taken notice of; inner tables' included. See Note [Bytes beside operators].
   ByteCount unrecorded_bytes;
+  // Of results, of the outermost level: those that are to leave, as a guide knows, and those that have.
+  ByteCount results_ahead;
+  ByteCount results_left;
   std::size_t loose_bytes = 0;     // of candidates that are not pinned
   std::size_t leaving_bytes = 0;   // of what is leaving
   std::size_t coming_bytes = 0;    // of what comes before it is asked for
@@ -105,6 +108,9 @@ class Table : public Node {
   void give(Version& version, Table& heir);
   // The program, or lineage, asks no more for what `version` contains, a version of this table.
   void let_go(Version& version);
+
+  // A version of this table is about to become a result of the outermost level's.
+  void note_result(const Version& version);
 
   // The bytes of a version of this table come or go.
   void charge(std::size_t nbytes);

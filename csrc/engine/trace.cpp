@@ -39,6 +39,17 @@ double Trace::cost() const {
                          [](double sum, const Call& call) { return sum + call.cost; });
 }
 
+std::size_t Trace::result_bytes() const {
+  std::vector<bool> left(values.size());
+  std::size_t sum = 0;
+  for (const auto [what, index] : events) {
+    if (what != What::kSeal || !values[index].counted || left[index]) continue;
+    left[index] = true;
+    sum += values[index].nbytes;
+  }
+  return sum;
+}
+
 void Trace::check() const {
   enum class State : std::uint8_t { kUnborn, kAlive, kGone };
   std::vector<State> states(values.size(), State::kUnborn);

@@ -83,6 +83,8 @@ struct Trace {
   void add_unrecorded(std::size_t nbytes);
   // Of all calls, in seconds.
   [[nodiscard]] double cost() const;
+  // Of what was made inside, and left.
+  [[nodiscard]] std::size_t result_bytes() const;
   // Throws std::invalid_argument unless each value is made before it is read, and released once.
   void check() const;
 };

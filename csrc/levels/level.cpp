@@ -10,6 +10,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "engine/guide.h"
 #include "levels/allocator.h"
 #include "memory/idle_pages.h"
 #include "tensors/move_to_disk.h"
@@ -156,8 +157,10 @@ std::size_t Level::unused() const {
   if (shared) return shared->unused_of_each();
   const std::int64_t in_flight = in_flight_.load(std::memory_order_relaxed);
   const std::size_t used = used_bytes() + static_cast<std::size_t>(std::max<std::int64_t>(in_flight, 0));
-  return used < budget ? budget - used : 0;
+  return (used < budget ? budget - used : 0) + results_ahead;
 }
+
+std::size_t Level::handed_out() const { return report->budget == kNoBudget ? 0 : results_left; }
 
 void Level::emptied() {
   if (tenant_ != this || active) return;
@@ -222,6 +225,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
     domain->known = options.known;
   }
   const Ref<Level> level(new Level(options, domain, enclosing));
+  if (enclosing == nullptr && options.guide) level->results_ahead = options.guide->result_bytes();
   if (level->has_tier()) {
     std::vector<Way*> ways;
     if (options.drops) ways.push_back(&domain->drop_and_replay);

@@ -73,6 +73,7 @@ class Level final : public Table, public Tenant {
   // Of pages, if this is the outermost level with a budget, or recorded to learn of one.
   [[nodiscard]] bool lives() const override;
   [[nodiscard]] std::size_t unused() const override;
+  [[nodiscard]] std::size_t handed_out() const override;
   void emptied() override;
   // The running operator holds so many bytes more, which the table does not count yet.
   void note_in_flight(std::int64_t nbytes);

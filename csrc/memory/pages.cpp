@@ -24,6 +24,8 @@ void require(bool holds, const char* invariant) {
 
 }  // namespace
 
+REMATFN_THREAD_LOCAL int WillBeFilled::depth_ = 0;
+
 Pages& pages() {
   static auto* const pool = new Pages;  // outlives the tensors of a dying process
   return *pool;
@@ -128,6 +130,14 @@ std::size_t Pages::left_by_tenants() const {
   return sum;
 }
 
+std::size_t Pages::handed_out_by_tenants() const {
+  std::size_t sum = 0;
+  for (const Tenant* t = tenants_; t != nullptr; t = t->next_) {
+    if (t->lives()) sum += t->handed_out();
+  }
+  return sum;
+}
+
 // The tenants may still count `freed` bytes as used.
 std::size_t Pages::excess(std::size_t freed) {
   if (usage_.waiting == 0) return 0;
@@ -137,7 +147,7 @@ std::size_t Pages::excess(std::size_t freed) {
     // Without a budget nobody has said how much may stay.
     const bool bounded = most < SIZE_MAX - freed;
     most = bounded ? most + freed : SIZE_MAX;
-    kept_ = bounded && may_keep_ ? most : 0;
+    kept_ = bounded && may_keep_ ? most + handed_out_by_tenants() : 0;
   }
   return usage_.waiting > most ? whole_pages(usage_.waiting - most) : 0;
 }

@@ -12,9 +12,11 @@
 // mmap) has the system clear every page of every block anew. So larger blocks come from addresses of
 // ours, of which there are more than will be used; holes among them cost nothing. What is freed stays
 // resident, for the next block to take, as long as tenants leave room for it; what has been unused for
-// longest goes back first. Between two tenants as much stays as the last one would have left: a step
-// in a loop finds its pages again, where to clear them anew took a tenth of its time. What is kept so
-// goes back when nobody has come for a while (idle_pages.h). A block is put
+// longest goes back first. Between two tenants as much stays as the last one would have left, and what
+// its results took, once they are freed: a step in a loop finds its pages again, and those of its
+// gradients, where to clear them anew took a tenth of its time. What is kept so goes back when nobody
+// has come for a while (idle_pages.h), and at once what is of the results when one comes of which nobody
+// knows that it hands out as much. A block is put
 //   1. into the smallest resident span that holds it, else
 //   2. where it covers most resident pages, in one of the smallest holes that hold it. If others have to
 //      go for that, they move to where it lacks some: Note [A page that moves need not be cleared].
@@ -33,16 +35,32 @@
 #include <mutex>
 #include <optional>
 
+#include "base/thread_local.h"
 #include "memory/page_moves.h"
 
 namespace rematfn {
+
+// Whoever allocates on this thread fills all of the block.
+class WillBeFilled {
+ public:
+  WillBeFilled() { ++depth_; }
+  ~WillBeFilled() { --depth_; }
+  WillBeFilled(const WillBeFilled&) = delete;
+  WillBeFilled& operator=(const WillBeFilled&) = delete;
+  [[nodiscard]] static bool holds() { return depth_ > 0; }
+
+ private:
+  REMATFN_THREAD_LOCAL static int depth_;
+};
 
 // On whose behalf pages stay resident. Asked on any thread, under the pool's lock.
 class Tenant {
  public:
   [[nodiscard]] virtual bool lives() const = 0;
-  // Bytes of its budget that nothing uses.
+  // Bytes of its budget that nothing uses, and of results that it has yet to hand out.
   [[nodiscard]] virtual std::size_t unused() const = 0;
+  // Of results that it has: the next one like it will want as many.
+  [[nodiscard]] virtual std::size_t handed_out() const { return 0; }
 
  protected:
   ~Tenant() = default;
@@ -178,6 +196,7 @@ class Pages {
   // The lock is held.
   [[nodiscard]] bool any_lives() const;
   [[nodiscard]] std::size_t left_by_tenants() const;
+  [[nodiscard]] std::size_t handed_out_by_tenants() const;
   // Bytes that wait although tenants leave no room for them.
   [[nodiscard]] std::size_t excess(std::size_t freed);
   void trim_to_tenants(std::size_t freed = 0);

@@ -333,7 +333,10 @@ void TensorDomain::make_outside(TensorVersion& version) {
   if (version.outside != nullptr) return;
   version.storage = version.current_storage();
   if (version.producer) cut(version);
-  if (version.table) version.table->expel(version);
+  if (version.table) {
+    version.table->note_result(version);
+    version.table->expel(version);
+  }
   version.leave_cell();
   version.has_tensor = false;
   // Two versions cannot share a storage: a cell has one current version, and the map no other.

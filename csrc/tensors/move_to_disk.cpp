@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/domain.h"
+#include "memory/pages.h"
 #include "tensors/profiled.h"
 #include "tensors/tensor_store.h"
 #include "tensors/thread_keys.h"
@@ -103,6 +104,7 @@ Place MoveToDisk::bring_back(Version& version) {
   const Profiled range("rematfn::move", "from the disk");
   Moved& moved = moved_.at(&version);
   const BackendScope scope;
+  const WillBeFilled filled;
   c10::Allocator* const allocator = c10::GetCPUAllocator();
   moved.comes_to = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), version.nbytes, allocator->allocate(version.nbytes),

@@ -519,11 +519,64 @@ void contests(unsigned count) {
   expect(held > count / 10, "contests are put to the test");
 }
 
+// ---- returns ahead of their use -----------------------------------------------------------------
+
+// What the program holds on to and never reads again makes room for what comes back; what goes early is
+// not fetched at once.
+void returns_come_ahead() {
+  constexpr std::size_t kBytes = std::size_t{1} << 20;
+  constexpr std::size_t kLayers = 12;
+  Trace trace;
+  std::vector<Trace::Id> saved{trace.add_value(kBytes, /*counted=*/false)};
+  for (std::size_t i = 0; i < kLayers; ++i) {
+    saved.push_back(trace.add_value(kBytes, true));
+    Trace::Call call("forward", {.cost = 1e-3, .output_bytes = kBytes});
+    call.reads = {{saved[i]}};
+    call.makes = {{saved[i + 1]}};
+    trace.add_call(std::move(call));
+  }
+  Trace::Id gradient = saved.back();
+  for (std::size_t i = kLayers; i-- > 0;) {
+    const Trace::Id next = trace.add_value(kBytes, true);
+    Trace::Call call("backward", {.cost = 1.5e-3, .output_bytes = kBytes, .backward = true});
+    call.reads = {{saved[i + 1]}, {gradient}};
+    if (gradient == saved[i + 1]) call.reads.pop_back();
+    call.makes = {{next}};
+    trace.add_call(std::move(call));
+    if (gradient != saved.back()) trace.add_release(gradient);
+    gradient = next;
+  }
+  for (const Trace::Id value : saved) trace.add_release(value);  // a graph holds all to its end
+  trace.add_release(gradient);
+  trace.check();
+
+  const auto future = std::make_shared<const Future>(trace);
+  for (const bool early : {false, true}) {
+    Plan plan{.prefers = Preference::kMoving};
+    plan.score.horizon = Horizon::kNext;
+    if (early) {
+      plan.moved.assign(trace.values.size(), true);
+      plan.lead = 16;
+    }
+    SimulationOptions options{.budget = 6 * kBytes, .check = true};
+    options.guide = std::make_shared<Guide>(std::make_shared<const Trace>(trace), future,
+                                            std::make_shared<const Plan>(plan));
+    // It carries a value in half the time of a forward's operator.
+    options.link = LinkOptions{{0, 5e-4 / kBytes, 5e-4 / kBytes, true}, std::size_t{1} << 30, /*drops=*/false};
+    const Statistics found = simulate(trace, options);
+    expect(found.moves >= kLayers - 6, "values are moved");
+    expect(found.moves <= kLayers, "each once, at most");
+    expect(found.late_returns == 0, "none is waited for");
+    expect(found.turned_back == 0, "nor sent back");
+  }
+}
+
 const std::map<std::string, std::function<void()>> kTests{
     {"chain", a_chain_dies},
     {"programs", [] { random_programs(0, 4000); }},
     {"moves", [] { what_replays_wait_for_may_be_moved(); moves(3000); moves_where_replays_thrash(1000); }},
     {"searches", [] { searches(400); }},
+    {"ahead", returns_come_ahead},
     {"contest", [] { a_contest(); contests(200); }},
 };
 

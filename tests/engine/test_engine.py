@@ -9,7 +9,7 @@ import pytest
 from models import CORE, compile_model, run_model
 
 PARTS = ("base", "memory", "policy", "engine", "planning")
-TESTS = ["chain", "programs", "moves", "searches", "contest"]
+TESTS = ["chain", "programs", "moves", "searches", "ahead", "contest"]
 
 
 @pytest.fixture(scope="module")
