@@ -8,14 +8,15 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from .._transform.budget import format_bytes
 from .journal import Event, Journal, Place, journal_of
 from .stats import Stats
 from .tables import Table, shortened
 
-_OPERATORS_OF_TORCH = "(no line of the program)"
+_NO_LINE = "(no line of the program)"
+_NO_MODULE = "(in no module)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,11 +117,11 @@ class Need:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stayed:
-    """Values that were resident when most was, and why.
+    """Bytes that were in use when most were, and why.
 
     Attributes:
         reason: Why they were.
-        values: How many.
+        values: How many tensors; 0: it is not known.
         nbytes: Their bytes.
         largest: What made the largest of them, and where.
     """
@@ -145,7 +146,7 @@ class Explanation:
         replayed: Operators that ran again, the dearest first.
         evicted: What went, those first of which most bytes did.
         needs: Operators by what they need at once, the largest first: it sets the floor.
-        stayed: What was resident when most was, by the reason.
+        stayed: What was in use when most was, by the reason; in all, the peak.
         replayed_cost: Of all replays, in the program's cost.
     """
 
@@ -168,9 +169,14 @@ class Explanation:
             alike = self.modules if len(self.modules) <= rows else _alike(self.modules)
             found.append(_groups("Memory by module", "module", alike, rows))
         found.append(_groups("Memory by line", "line", self.lines, rows))
+        replayed = _together(self.replayed, rows, _replays_together)
+        replayed = sorted(replayed, key=lambda r: -r.seconds)
+        evicted = _together(self.evicted, rows, _evictions_together)
+        evicted = sorted(evicted, key=lambda e: -e.nbytes)
+        needs = _together(self.needs, 0, _needs_together)
         found.append(
             Table(
-                _title("Dearest replays", self.replayed, rows),
+                _title("Dearest replays", replayed, rows),
                 f"{self.replayed_cost:.1%} of the program's cost in all",
                 ("operator", "calls", "times", "cost", "of the program's"),
                 [
@@ -181,13 +187,13 @@ class Explanation:
                         _ms(r.seconds),
                         f"{r.share:.1%}",
                     )
-                    for r in self.replayed[:rows]
+                    for r in replayed[:rows]
                 ],
             )
         )
         found.append(
             Table(
-                _title("Evicted", self.evicted, rows),
+                _title("Evicted", evicted, rows),
                 "the lowest score goes first: cost over bytes and time until it is read",
                 ("made by", "bytes", "times", "unread", "moved", "cost", "score", "room for"),
                 [
@@ -201,8 +207,9 @@ class Explanation:
                         "-" if e.score is None else f"{e.score:.2g}",
                         shortened(e.room_for, 28),
                     )
-                    for e in self.evicted[:rows]
+                    for e in evicted[:rows]
                 ],
+                names=(0, 7),
             )
         )
         found.append(
@@ -216,7 +223,7 @@ class Explanation:
                         format_bytes(n.nbytes),
                         format_bytes(n.input_bytes),
                     )
-                    for n in self.needs[: min(rows, 5)]
+                    for n in needs[: min(rows, 5)]
                 ],
             )
         )
@@ -225,7 +232,11 @@ class Explanation:
                 "Resident at the peak",
                 "arguments, parameters and captured tensors are not counted",
                 ("why", "values", "bytes", "the largest"),
-                [(s.reason, str(s.values), format_bytes(s.nbytes), s.largest) for s in self.stayed],
+                [
+                    (s.reason, str(s.values or "-"), format_bytes(s.nbytes), s.largest)
+                    for s in self.stayed
+                ],
+                names=(0, 3),
             )
         )
         return found
@@ -283,9 +294,12 @@ def explain(g: Callable[..., Any], *, rows: int = 8) -> Explanation:
     return Explanation(
         name=journal.name,
         stats=journal.stats,
-        modules=_grouped(journal, lambda place: place.module, cost, only_named=True),
+        modules=_grouped(journal, lambda place: place.module, cost, _NO_MODULE),
         lines=_grouped(
-            journal, lambda place: f"{place.short} in {place.function}" if place.file else "", cost
+            journal,
+            lambda place: f"{place.short} in {place.function}" if place.file else "",
+            cost,
+            _NO_LINE,
         ),
         replayed=_replayed(journal, cost),
         evicted=_evicted(journal),
@@ -302,7 +316,7 @@ def explain(g: Callable[..., Any], *, rows: int = 8) -> Explanation:
 
 
 def _grouped(
-    journal: Journal, key: Callable[[Place], str], cost: float, only_named: bool = False
+    journal: Journal, key: Callable[[Place], str], cost: float, unnamed: str
 ) -> list[Group]:
     groups: dict[str, dict[str, Any]] = defaultdict(lambda: defaultdict(int))
     for i, value in enumerate(journal.values):
@@ -320,9 +334,9 @@ def _grouped(
             group["replays"] += 1
             if event.subject is not None:
                 group["replayed_cost"] += journal.calls[event.subject].cost / cost
-    if only_named and not any(groups):
+    if unnamed == _NO_MODULE and not any(groups):
         return []
-    found = [Group(name=name or _OPERATORS_OF_TORCH, **fields) for name, fields in groups.items()]
+    found = [Group(name=name or unnamed, **fields) for name, fields in groups.items()]
     return sorted(found, key=lambda g: (-g.made_bytes, g.name))
 
 
@@ -395,11 +409,13 @@ def _needs(journal: Journal) -> list[Need]:
 
 
 def _stayed(journal: Journal) -> list[Stayed]:
-    event, _ = journal.peak
+    event, most = journal.peak
     during = journal.events[event].during if event < len(journal.events) else None
     running = set() if during is None else set(journal.calls[during].reads)
+    resident = journal.resident_at(event)
+    rest = most - sum(journal.values[index].nbytes for index in resident)
     by_reason: dict[str, list[int]] = defaultdict(list)
-    for index in journal.resident_at(event):
+    for index in resident:
         if journal.values[index].nbytes == 0:
             continue
         by_reason[_reason(journal, index, index in running, event)].append(index)
@@ -416,6 +432,20 @@ def _stayed(journal: Journal) -> list[Stayed]:
                 ),
             )
         )
+    call = None if during is None else journal.calls[during]
+    if rest > 0 and call is not None and call.used + call.peak == most:
+        allocates = min(rest, call.peak)
+        rest -= allocates
+        found.append(
+            Stayed(
+                reason="what the operator that runs allocates",
+                values=sum(value.made_by == during for value in journal.values),
+                nbytes=allocates,
+                largest=_at(journal.operator(during), journal.place(during)),
+            )
+        )
+    if rest > 0:
+        found.append(Stayed(reason="beside operators", values=0, nbytes=rest, largest="-"))
     return sorted(found, key=lambda s: -s.nbytes)
 
 
@@ -436,11 +466,67 @@ def _reason(journal: Journal, index: int, is_read: bool, event: int) -> str:
     return "goes last: marked, or its policy keeps it" if value.kept else "could go at need"
 
 
+def _starred(path: str) -> str:
+    """Return a module's path with a star for each number."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
+
+
+_Row = TypeVar("_Row", Replayed, Evicted, Need)
+
+
+def _together(
+    found: Sequence[_Row], rows: int, joined: Callable[[Sequence[_Row]], _Row]
+) -> Sequence[_Row]:
+    """Return rows with those joined whose modules' paths differ in numbers alone, if many."""
+    if len(found) <= rows:
+        return found
+    groups: dict[tuple[str, Place], list[_Row]] = defaultdict(list)
+    for row in found:
+        place = row.place._replace(module=_starred(row.place.module))
+        groups[row.operator, place].append(row)
+    return [
+        alike[0] if len(alike) == 1 else dataclasses.replace(joined(alike), place=place)
+        for (_, place), alike in groups.items()
+    ]
+
+
+def _replays_together(alike: Sequence[Replayed]) -> Replayed:
+    return dataclasses.replace(
+        alike[0],
+        calls=sum(r.calls for r in alike),
+        replays=sum(r.replays for r in alike),
+        seconds=sum(r.seconds for r in alike),
+        share=sum(r.share for r in alike),
+    )
+
+
+def _evictions_together(alike: Sequence[Evicted]) -> Evicted:
+    values = sum(e.values for e in alike)
+    rooms: Counter[str] = Counter()
+    for each in alike:
+        rooms[each.room_for] += each.times
+    return dataclasses.replace(
+        alike[0],
+        values=values,
+        times=sum(e.times for e in alike),
+        moved=sum(e.moved for e in alike),
+        unread=sum(e.unread for e in alike),
+        nbytes=sum(e.nbytes for e in alike),
+        seconds=sum(e.seconds * e.values for e in alike) / values,
+        score=min((e.score for e in alike if e.score is not None), default=None),
+        room_for=rooms.most_common(1)[0][0],
+    )
+
+
+def _needs_together(alike: Sequence[Need]) -> Need:
+    return alike[0]  # the largest
+
+
 def _alike(groups: Sequence[Group]) -> list[Group]:
     """Return the groups with those together whose paths differ in numbers alone."""
     together: dict[str, Group] = {}
     for group in groups:
-        name = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", group.name)
+        name = _starred(group.name)
         before = together.get(name, Group(name=name))
         sums = {
             field.name: getattr(before, field.name) + getattr(group, field.name)

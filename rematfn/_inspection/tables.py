@@ -9,36 +9,44 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-_WIDEST = 72  # of a first column, in characters
+_WIDEST = 72  # of a name, in characters
+_WIDEST_APART = 120  # of names that are not told apart in less
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of text under a title; the first column is a name, the others are figures.
+    """Rows of text under a title.
 
     Attributes:
         title: What it shows.
         note: How to read it.
         columns: The heads.
         rows: As many texts each.
+        names: Which columns are names; the others are figures.
     """
 
     title: str
     note: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    names: Sequence[int] = (0,)
 
     def text(self) -> str:
-        """Return the table for a terminal: names on the left are cut in the middle if too long."""
+        """Return the table for a terminal: names are cut in the middle if too long."""
         if not self.rows:
             return f"{self.title}: none"
         widest = min(_WIDEST, max(24, shutil.get_terminal_size((120, 24)).columns - 48))
-        cut = [[shortened(row[0], widest), *row[1:]] for row in self.rows]
+        columns = [list(column) for column in zip(*self.rows, strict=True)]
+        for i in self.names:
+            columns[i] = _apart(columns[i], widest)
+        cut = list(zip(*columns, strict=True))
         widths = [max(map(len, column)) for column in zip(self.columns, *cut, strict=True)]
         lines = [f"{self.title}  ({self.note})" if self.note else self.title]
         for row in [self.columns, *cut]:
-            cells = [row[0].ljust(widths[0])]
-            cells += [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)]
+            cells = [
+                cell.ljust(w) if i in self.names else cell.rjust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            ]
             lines.append("  " + "  ".join(cells).rstrip())
         return "\n".join(lines)
 
@@ -50,13 +58,14 @@ class Table:
         right = "text-align:right;padding:1px 10px;white-space:nowrap"
         left = "text-align:left;padding:1px 10px;overflow-wrap:anywhere"
         head = "".join(
-            f'<th style="{right if i else left}">{escape(c)}</th>'
+            f'<th style="{left if i in self.names else right}">{escape(c)}</th>'
             for i, c in enumerate(self.columns)
         )
         body = "".join(
             "<tr>"
             + "".join(
-                f'<td style="{right if i else left}">{escape(c)}</td>' for i, c in enumerate(row)
+                f'<td style="{left if i in self.names else right}">{escape(c)}</td>'
+                for i, c in enumerate(row)
             )
             + "</tr>"
             for row in self.rows
@@ -74,10 +83,21 @@ class Table:
 
         table = RichTable(title=self.title, caption=self.note or None, title_justify="left")
         for i, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if i else "left", overflow="fold")
+            table.add_column(
+                column, justify="left" if i in self.names else "right", overflow="fold"
+            )
         for row in self.rows:
             table.add_row(*map(Text, row))
         return table
+
+
+def _apart(names: Sequence[str], width: int) -> list[str]:
+    """Return names cut to a width, or to more where different ones would become the same."""
+    cut = [shortened(name, width) for name in names]
+    while len(set(cut)) < len(set(names)) and width < _WIDEST_APART:
+        width += 8
+        cut = [shortened(name, width) for name in names]
+    return cut
 
 
 def shortened(text: str, width: int) -> str:
