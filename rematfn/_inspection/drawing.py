@@ -120,7 +120,7 @@ def draw(shown: Series, over: Over) -> Figure:
 
     listed.axis("off")
     lines = [
-        f"{format_bytes(t.nbytes):>12}  {shortened(f'{t.operator} at {t.place}', 100)}"
+        f"{format_bytes(t.nbytes):>12}  {shortened(f'{t.operator} at {t.place.brief}', 116)}"
         for t in shown.tallest
     ]
     listed.text(

@@ -59,7 +59,7 @@ function draw(from, to) {
   }
   const drawn = [...data.bands].reverse().map(band => y[band]);
   drawn.push(chosen.map(i => used[i] / data.unit));
-  const text = chosen.map(i => data.names[data.what[i]]);
+  const text = chosen.map(i => data.labels[data.what[i]]);
   Plotly.restyle(plot, {x: drawn.map(() => x), y: drawn, text: drawn.map(() => text)},
                  drawn.map((_, i) => i));
 }
@@ -131,7 +131,7 @@ def page(shown: Series, over: Over) -> str:
         [(f"{t.operator} at {t.place}", format_bytes(t.nbytes)) for t in shown.tallest],
     )
     title = escape(f"{shown.name}: peak {format_bytes(shown.peak_bytes)}")
-    data = json.dumps(_data(shown, over)).replace("</", "<\\/")
+    data = json.dumps(_data(shown, over)).replace("<", "\\u003c")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style><script>{get_plotlyjs()}</script></head><body><h1>{title}</h1>"
@@ -143,7 +143,10 @@ def page(shown: Series, over: Over) -> str:
 
 def _lines(text: str) -> str:
     """Return what a place is called, in lines that a hover label has room for."""
-    return re.sub(r"\n| (?=\()| (?=at )", "<br>", escape(text))
+    parts = re.split(r"\n| (?=\()| (?=at )", text)
+    # A long path is broken after a dot, or else anywhere.
+    lines = [line for part in parts for line in re.findall(r".{1,71}(?:[./]|$)|.{1,72}", part)]
+    return "<br>".join(map(escape, lines))
 
 
 def _bands(shown: Series) -> list[str]:
@@ -163,7 +166,8 @@ def _data(shown: Series, over: Over) -> dict[str, Any]:
         "resident": [band for band in bands if band != "moved"],
         "x": [round(shown.x(over, point), 6) for point in points],
         "what": what,
-        "names": [_lines(name) for name in names],
+        "names": [name.replace("\n", " ") for name in names],
+        "labels": [_lines(name) for name in names],
         "moved": [0] * len(points),
         **{band: [getattr(point, band) for point in points] for band in bands},
     }

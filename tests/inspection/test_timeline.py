@@ -101,12 +101,51 @@ def test_the_page_stands_alone(shown: rematfn.Timeline, tmp_path: Path) -> None:
     assert not re.search(r"""(src|href)=["']?https?:""", ours)
     found = re.search(r"const data = (\{.*?\});\n", text, re.DOTALL)
     assert found is not None
-    data = json.loads(found[1].replace("<\\/", "</"))
+    data = json.loads(found[1])
     assert len(data["x"]) == len(data["what"]) == len(shown.points)
     for band in data["bands"]:
         assert data[band] == [getattr(point, band) for point in shown.points]
-    assert any("tanh<br>at" in name for name in data["names"])
+    assert any("tanh<br>at" in label for label in data["labels"])
+    assert any("tanh at " in name for name in data["names"])  # what one searches in
+    assert not any("<br>" in name for name in data["names"])
     assert 'id="search"' in text
+
+
+class LongName(torch.nn.Module):
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 16)
+        self.a_submodule_whose_name_is_longer_than_most = LongName(depth - 1) if depth else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.a_submodule_whose_name_is_longer_than_most
+        x = torch.tanh(self.linear(x))
+        return x if inner is None else inner(x)
+
+
+def test_long_module_paths(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("plotly")
+    g = rematfn.remat(LongName(6), where=True)
+    g(torch.ones(4, 16)).sum().backward()
+    shown = rematfn.timeline(g)
+    path = ".".join(["LongName", *6 * ["a_submodule_whose_name_is_longer_than_most"]])
+    assert any(path in tall.place.module for tall in shown.tallest)
+    figure = shown.figure()
+    figure.canvas.draw()
+    (listed,) = figure.axes[2].texts
+    box = listed.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert re.search(r"(tanh|addmm) at test_timeline\.py:\d+ \(LongName\.a_", listed.get_text())
+    shown.save(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    found = re.search(r"const data = (\{.*?\});\n", text, re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1])
+    assert any(path in name for name in data["names"])
+    lines = [line for label in data["labels"] for line in label.split("<br>")]
+    assert max(map(len, lines)) <= 72  # of what a hover label shows, on a narrow screen too
+    assert any(label.replace("<br>", "").count(path) for label in data["labels"])
 
 
 def test_names_on_the_page_are_text(tmp_path: Path) -> None:
