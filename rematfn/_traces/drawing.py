@@ -26,13 +26,14 @@ def draw_costs(
     colours = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"]
     markers = "osD^vP"
     unit, size = unit_of(peak)
-    for i, (policy, curve) in enumerate(curves.items()):
+    labels = [shortened(policy, 48) for policy in curves]
+    for i, curve in enumerate(curves.values()):
         axes.plot(
             [budget / size for budget, _ in curve],
             [time for _, time in curve],
             marker=markers[i % len(markers)],
             color=colours[i % len(colours)],
-            label=shortened(policy, 48),
+            label=labels[i],
         )
     axes.axvline(least / size, color="#888888", linestyle=":", label="smallest budget")
     axes.axvline(peak / size, color="#888888", linewidth=1, label="peak without one")
@@ -43,5 +44,8 @@ def draw_costs(
     axes.set_ylim(bottom=min(0.95, axes.get_ylim()[0]))
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    columns = 120 // (max(map(len, labels), default=0) + 10)  # of so many letters has it room
+    figure.legend(
+        loc="outside lower center", ncols=max(1, min(3, columns)), frameon=False, fontsize=8
+    )
     return figure

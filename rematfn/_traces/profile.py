@@ -44,7 +44,8 @@ class Cost:
     Attributes:
         budget: Bytes.
         fraction: Of the unconstrained peak.
-        policy: By which policy, as it prints; ``"offload"`` in front: values may be moved as well.
+        policy: By which policy, as it is written; ``"offload"`` in front: values may be moved as
+            well.
         time: Of a call, in multiples of one without a budget; infinite if the program does not fit.
             It may be less than 1: a level keeps its memory from call to call, see :func:`profile`.
     """
@@ -93,7 +94,9 @@ class Profile:
         result_bytes: What the call returns of what it made. That is in its budget until it returns,
             so a budget of less computes results again: gradients of a network whose parameters are
             large beside its batch.
-        min_budget: The smallest budget, in bytes, that the default policy is foretold to fit in.
+        min_budget: The smallest budget, in bytes, that the default policy is foretold to fit in
+            without thrashing: what it replays costs at most ten times the program, or two times
+            that of one with very many operators.
         seconds: What a call takes without a budget; on fake tensors, what the cost model gives it.
         is_measured: Whether they were timed.
         costs: For each budget and policy, what it is foretold to cost.
@@ -131,7 +134,7 @@ class Profile:
         asked = [
             (budget, policy, moves)
             for policy in policies
-            for moves in ([None] if link is None else [None, link])
+            for moves in ([None, link] if _plans_moves(policy, link) else [None])
             for budget in budgets
         ]
         self.costs: list[Cost] = []
@@ -183,7 +186,8 @@ class Profile:
             nbytes = max(1, int(parsed.fraction * self.peak_bytes))
         if nbytes is None:
             nbytes = self.peak_bytes
-        return self._cost(nbytes, policy_of(policy, "predict(budget, policy)"), self._link)
+        found = policy_of(policy, "predict(budget, policy)")
+        return self._cost(nbytes, found, self._link if _plans_moves(found, self._link) else None)
 
     def budget_for(self, time: float) -> int:
         """Return the least budget at which a call is foretold to take at most ``time`` of its time.
@@ -252,7 +256,8 @@ class Profile:
             f"{self.name}\n"
             f"peak       {format_bytes(self.peak_bytes)} without a budget\n"
             f"results    {format_bytes(self.result_bytes)}, in a budget until the call returns\n"
-            f"min budget {format_bytes(self.min_budget)}, as foretold\n"
+            f"min budget {format_bytes(self.min_budget)}, as foretold: with less it thrashes, "
+            f"or does not fit\n"
             f"time       {self.seconds:.3g} s ({how}), {self.trace.operators} operators\n\n"
             f"{self.table().text()}"
         )
@@ -290,7 +295,7 @@ def profile(
         budgets: Bytes or fractions of the peak, as for :func:`remat`.
         policies: By which policies.
         offload: A tier, as for :func:`remat`: what a call costs whose values may be moved there is
-            foretold as well, by its measured bandwidths.
+            foretold as well, by its measured bandwidths. By ``Guided`` alone, which plans them.
         cap: The most bytes that this one call may hold, for a program that does not fit otherwise.
         calls: How many calls to time. 1: one call, whose operators' times are all that is known.
             More: medians of so many calls without a level and as many in a level that evicts
@@ -324,7 +329,7 @@ def profile(
     given = dict(kwargs or {})
     link = tiers_of(offload, f"{name}, offload=...").link(drops=True) if offload else None
     is_measured = not on_shapes((args, given))
-    cells = len(limits) * len(checked) * (1 if link is None else 2)
+    cells = len(limits) * (len(checked) + sum(_plans_moves(p, link) for p in checked))
     with Progress(_runs(calls) * is_measured + cells, "profile", progress) as bar:
         if is_measured:
             measured = _measured(f, args, given, cap, calls, bar)
@@ -428,7 +433,19 @@ def _synchronize() -> None:
 
 
 def _name(policy: Policy) -> str:
-    return "Guided()" if policy == _DEFAULT else repr(policy)
+    """Return a policy as one would write it: without the arguments that are the default."""
+    if policy == _DEFAULT:
+        return "Guided()"
+    given = [
+        f"{field.name}={_name(value) if isinstance(value, Policy) else repr(value)}"
+        for field in dataclasses.fields(policy)
+        if (value := getattr(policy, field.name)) != field.default
+    ]
+    return f"{type(policy).__name__}({', '.join(given)})"
+
+
+def _plans_moves(policy: Policy, link: _C.Link | None) -> bool:
+    return link is not None and isinstance(policy, Guided)
 
 
 def _ratio(time: float) -> str:
