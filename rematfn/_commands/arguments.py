@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -68,3 +69,14 @@ def writable(text: str) -> Path:
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
     return path
+
+
+def writable_as(*endings: str) -> Callable[[str], Path]:
+    """Return what reads a path in a folder that exists, with one of the endings."""
+
+    def read(text: str) -> Path:
+        if not text.endswith(endings):
+            raise argparse.ArgumentTypeError(f"it must end in {', '.join(endings)}, got {text!r}")
+        return writable(text)
+
+    return read

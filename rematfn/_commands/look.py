@@ -14,8 +14,10 @@ from rematfn._errors import RematError
 from rematfn._inspection.progress import Progress
 from rematfn._transform.where import called_here
 
-from .arguments import budget, folder, positive, writable
+from .arguments import budget, folder, positive, writable_as
 from .targets import HELP, TargetError, function_of, run_script
+
+_PICTURES = (".png", ".svg", ".pdf")
 
 
 def add(commands: Any) -> None:
@@ -26,6 +28,7 @@ def add(commands: Any) -> None:
         "what budgets would cost a program",
         "Run a program once without a budget, time its operators, and foretell by simulation what"
         " budgets would cost: the unconstrained peak, the smallest budget, and time over budgets.",
+        "python -m rematfn profile train.py:step --budgets 0.5 8GiB --time 1.1 --out curve.png",
     )
     profile.set_defaults(command=_profile)
     profile.add_argument(
@@ -43,7 +46,9 @@ def add(commands: Any) -> None:
     profile.add_argument(
         "--time", type=float, help="say the least budget at which it takes so many times its time"
     )
-    profile.add_argument("--out", type=writable, help="save the curve: .png, .svg or .pdf")
+    profile.add_argument(
+        "--out", type=writable_as(*_PICTURES), help="save the curve: .png, .svg or .pdf"
+    )
     _tier(profile)
 
     explain = _command(
@@ -51,6 +56,7 @@ def add(commands: Any) -> None:
         "explain",
         "what a call kept, evicted and replayed, where and why",
         "Run a function within a budget, or a script, and explain the last transformed call.",
+        "python -m rematfn explain train.py:step --budget 0.5 --rows 20",
     )
     explain.set_defaults(command=_explain)
     explain.add_argument("--rows", type=positive, default=8, help="rows of each table")
@@ -62,11 +68,12 @@ def add(commands: Any) -> None:
         "memory over the operators of a call, and over time",
         "Run a function within a budget, or a script, and draw what the last transformed call"
         " held.",
+        "python -m rematfn timeline train.py:step --budget 0.5 --out step.html",
     )
     timeline.set_defaults(command=_timeline)
     timeline.add_argument(
         "--out",
-        type=writable,
+        type=writable_as(".html", *_PICTURES, ".json", ".json.gz"),
         default=Path("timeline.html"),
         help="where to save it: .html, .png, .svg, .pdf, or .json for Perfetto",
     )
@@ -76,11 +83,17 @@ def add(commands: Any) -> None:
     _call(timeline)
 
 
-def _command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = commands.add_parser(name, help=short, description=long)
+def _command(
+    commands: Any, name: str, short: str, long: str, example: str
+) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(
+        name, help=short, description=long, epilog=f"example: {example}"
+    )
     made.set_defaults(fail=made.error)
     made.add_argument("target", help=HELP)
-    made.add_argument("arguments", nargs="*", help="of the script; after -- if they begin with -")
+    made.add_argument(
+        "arguments", nargs="*", default=[], help="of the script; after -- if they begin with -"
+    )
     return made
 
 
@@ -121,7 +134,10 @@ def _profile(options: argparse.Namespace) -> int:
         )
         print(found)
         if options.time is not None:
-            nbytes = found.budget_for(options.time)
+            try:
+                nbytes = found.budget_for(options.time)
+            except ValueError as error:
+                raise TargetError(f"--time {options.time:g}: {error}") from None
             print(f"\n{options.time:g} of its time needs a budget of at least {nbytes} bytes")
         if options.out is not None:
             found.figure().savefig(options.out)
@@ -187,5 +203,7 @@ def _checked(name: str, run: Callable[[], int]) -> int:
     try:
         return run()
     except (TargetError, RematError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name not in ("matplotlib", "plotly"):
+            raise  # the program's own, which its traceback tells more of
         print(f"python -m rematfn {name}: {error}", file=sys.stderr)
         return 1

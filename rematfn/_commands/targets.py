@@ -44,7 +44,11 @@ def function_of(target: str) -> Callable[[], Any] | None:
     else:
         try:
             names = vars(importlib.import_module(source))
-        except ModuleNotFoundError as error:
+        except (ModuleNotFoundError, TypeError) as error:
+            relative = source.startswith(".")  # a TypeError of importlib's
+            missing = getattr(error, "name", None)
+            if not relative and (missing is None or not f"{source}.".startswith(f"{missing}.")):
+                raise  # of the module itself
             raise TargetError(f"cannot import {source!r}: {error}") from error
     if name not in names:
         public = [n for n, v in names.items() if callable(v) and not n.startswith("_")]

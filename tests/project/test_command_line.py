@@ -140,12 +140,40 @@ def test_info(tmp_path: Path) -> None:
         ("program.py:wants", "wants x: name a function without arguments"),
         ("program.py:WEIGHTS", "is no function"),
         ("step", "names no function"),
+        (".:step", "cannot import '.'"),
     ],
 )
 def test_a_target_that_cannot_be_run(program: Path, target: str, message: str) -> None:
     found = run("profile", target, cwd=program.parent)
     assert found.returncode == 1
     assert message in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_what_the_program_raises_is_shown_with_its_lines(program: Path) -> None:
+    (program.parent / "breaks.py").write_text("import no_such_library\n")
+    program.write_text(PROGRAM + "\ndef breaks():\n    import no_such_library\n")
+    for target in ("breaks.py", "breaks:step", "program.py:breaks"):
+        found = run("explain", target, cwd=program.parent)
+        assert found.returncode == 1
+        assert "import no_such_library" in found.stderr
+        assert found.stderr.endswith("ModuleNotFoundError: No module named 'no_such_library'\n")
+
+
+@pytest.mark.parametrize("command", ["profile", "timeline"])
+def test_an_ending_is_refused_before_anything_runs(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([command, "x.py:f", "--out", "picture.gif"])
+    assert end.value.code == 2
+    assert "must end in .png, .svg, .pdf" in capsys.readouterr().err.replace(".html, ", "")
+
+
+def test_a_time_that_no_budget_gives(program: Path) -> None:
+    found = run("profile", f"{program.name}:step", "--time", "0.01", cwd=program.parent)
+    assert found.returncode == 1
+    assert "--time 0.01: " in found.stderr
     assert "Traceback" not in found.stderr
 
 
