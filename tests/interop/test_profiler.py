@@ -98,6 +98,10 @@ def eager(script: Path) -> Ended:
     return ended
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.13",
+    reason="torch 2.12 asks evicted tensors for their addresses, and prints that they refuse",
+)
 @pytest.mark.parametrize("how", ["tight", "everything", "moves"])
 def test_a_profile_with_shapes(how: str, script: Path, eager: Ended) -> None:
     ended = fresh(script, how)
@@ -127,7 +131,8 @@ def test_who_asks_for_an_address_to_write_to_is_told() -> None:
 
     x = torch.linspace(0, 1, 1024)
     kept.clear()
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True):
+    # Without acc_events torch 2.12 warns that it forgets earlier cycles.
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True):
         found = rematfn.remat(f, 3 * x.nbytes + 64)(x)
     y = x
     for _ in range(8):

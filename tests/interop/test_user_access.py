@@ -164,6 +164,8 @@ def between(access: Access, transform: Transform) -> Any:
 PLACES: list[Callable[[Access, Transform], Any]] = [inside, after, between]
 
 
+# torch 2.12 warns of what it does not check, whatever it is told of that.
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning")
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 @pytest.mark.parametrize("access", WORKS.values(), ids=WORKS.keys())
 def test_an_access_works_whether_or_not_the_tensor_was_evicted(
