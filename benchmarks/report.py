@@ -27,7 +27,7 @@ included), once the C library has given back what earlier ones left: [resident.m
 that of the cost model, as a fraction of the program's own; it is the same on every run, but for the
 plan that the search for it comes to in the end. *Replayed FLOPs* are those of
 matrix products, convolutions and attention, as a fraction of the program's. *Time ratio*: the
-fastest run over the fastest of eager, all having taken turns in one process. *Guided* is the
+median over rounds of the ratio to eager, all having taken turns in one process. *Guided* is the
 default policy, from the second call of a signature on; *online* is `ON()`, as which the first call
 runs. *Needs*: a `BudgetError` said so; *runs in* is where following its advice ends, *advised* how
 often that took.
