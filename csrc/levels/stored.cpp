@@ -34,6 +34,7 @@ bool try_to_have(Version& version) {
 void bring_survivors_back(LevelHandle& handle) {
   Level& level = handle.level();
   const DomainLock lock(level.domain);
+  level.tensor_domain().bury_unreported();
   std::vector<Ref<Version>> survivors;  // and pinned, lest one takes the room of another
   for (Version* v = level.newest; v != nullptr; v = v->previous) {
     if (!v->has_tensor) continue;
@@ -113,6 +114,7 @@ void hand_over(LevelHandle& handle, bool sealed) {
   const DomainLock lock(level.domain);
   if (level.active || level.heir() != nullptr) return;
   if (!sealed && !level.tensor_domain().savers.has_any()) return;
+  level.tensor_domain().bury_unreported();
   const std::vector<Ref<TensorVersion>> stored = stored_in(level, sealed);
   // What finds no room is tried again when the others have left.
   std::vector<Ref<TensorVersion>> crowded;

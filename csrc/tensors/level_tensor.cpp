@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensors/level_tensor.h"
 
+#include <ATen/record_function.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -69,6 +71,43 @@ void Cell::let_go() {
   if (!level) return;
   Domain& domain = *level->domain;
   domain.release(std::move(version), std::move(level), [&] { return storage.lock(); });
+}
+
+namespace {
+
+// Whether somebody is shown the arguments of this thread's operators.
+bool are_arguments_shown() {
+  const auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  return callbacks.has_value() && callbacks->needs_inputs_;
+}
+
+}  // namespace
+
+// See Note [A profiler keeps tensors from dying]
+void TensorDomain::bury_unreported() {
+  if (!are_arguments_shown()) return;
+  std::vector<c10::intrusive_ptr<Cell>> dead;
+  for (const Table* level : levels) {
+    for (Version* v = level->oldest; v != nullptr; v = v->next) {
+      auto& version = static_cast<TensorVersion&>(*v);
+      if (version.cell() == nullptr) continue;
+      const auto tensors = version.cell()->storage.use_count();
+      if (tensors == (version.held ? 1 : 0)) {
+        if (auto cell = version.own_cell()) dead.push_back(std::move(cell));
+        continue;
+      }
+      const bool may_stay = version.kept || (version.backward && floor.retained);
+      if (may_stay && version.producer && version.is_readable() && !version.storage) {
+        version.held = version.cell()->storage.lock();
+      }
+    }
+  }
+  std::vector<Ref<Table>> alive;
+  for (const c10::intrusive_ptr<Cell>& cell : dead) {
+    if (!cell->level) continue;
+    alive.push_back(std::move(cell->level));
+    burial.bury(std::move(cell->version), [&] { return cell->storage.lock(); });
+  }
 }
 
 constinit HandleLock handle_lock;

@@ -24,6 +24,16 @@
 // storage dies nobody says so. So before a replay counts on a version of the program's, it asks
 // whether it was lost, and an eviction finds nothing to free.
 //
+// Note [A profiler keeps tensors from dying]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A profiler that records shapes keeps a weak reference to each tensor that it is shown, lest another
+// is made at its address. When the program drops such a tensor, c10 frees its bytes, but what else it
+// has, its handle too, only when the profile ends. Nobody says then that it is gone: its version would
+// go on to count, be evicted, and be replayed for nobody. So while somebody is shown arguments,
+// whoever is about to make room looks first for those whose storage has died, and buries them. That is
+// before each operator, and between two of them no level does anything. What is to be kept when the
+// program drops it has no bytes by then; so the version itself holds those, until it is buried.
+//
 // Note [Another thread may seal a tensor]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Threads may read one tensor at once. But the first use of a tensor that has left its level seals
@@ -71,6 +81,8 @@ struct Cell final : c10::BackendMeta, Pooled<Cell> {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
 
  private:
+  friend class TensorDomain;
+
   void let_go();
 };
 
@@ -81,11 +93,17 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   [[nodiscard]] Cell* cell() const { return cell_._unsafe_get_target(); }
   [[nodiscard]] c10::intrusive_ptr<Cell> own_cell() const { return cell_.lock(); }
   void enter(const c10::intrusive_ptr<Cell>& cell);
-  void leave_cell() { cell_.reset(); }
+  void leave_cell() {
+    cell_.reset();
+    held.reset();
+  }
 
   // Ours alone: recomputed without a cell, a snapshot, a constant that lineage reads, or the storage
   // of a tensor from outside.
   c10::Storage storage;
+
+  // The cell's storage. See Note [A profiler keeps tensors from dying]
+  c10::intrusive_ptr<c10::StorageImpl> held;
 
   // For a tensor from outside: whose map it stands in, and how to tell that it was written.
   // The domain's note_counter() and drop_counter() change the counter.
@@ -191,6 +209,8 @@ class TensorDomain final : public Domain {
   void note_bumps();
   // Whether any other domain than `ours` knows contents from outside.
   [[nodiscard]] static bool others_know_outside(const Domain* ours);
+  // See Note [A profiler keeps tensors from dying]
+  void bury_unreported();
   // `version` becomes the caller's: resident, uncounted, a constant.
   void make_outside(TensorVersion& version);
 

@@ -85,6 +85,7 @@ void TensorStore::drop(Version& version) {
   const bool only_ours = v.storage && !is_shared_with_cell(v);
   v.storage = c10::Storage();
   if (only_ours) return;
+  v.held.reset();
   const auto storage = v.cell()->storage.lock();
   if (!storage) return;  // See Note [A handle may outlive its storage]
   storage->set_data_ptr_noswap(instead_of_bytes(v.own_cell(), storage->device()));
@@ -101,7 +102,7 @@ bool TensorStore::held_elsewhere(const Version& version) {
   if (!storage) return false;
   const auto tensors = c10::raw::intrusive_ptr::use_count(v.cell());
   const auto queue = tensors == 0 ? 1 : 0;  // the program let go of it while the lock was held
-  const auto ours = is_shared ? 2 : 1;
+  const auto ours = 1 + is_shared + (v.held ? 1 : 0);
   return !storage->resizable() || storage.use_count() - ours > tensors + queue;
 }
 

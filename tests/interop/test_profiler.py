@@ -75,6 +75,37 @@ for work in "backward", "grad", "samples":
 """
 
 
+COUNTED = """
+import contextlib, sys
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+import rematfn
+
+torch.manual_seed(0)
+layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(8)]
+model, x = nn.Sequential(*layers), torch.randn(256, 64)
+POLICIES = {
+    "guided": rematfn.policies.Guided(search=0),
+    "kept": rematfn.policies.Memory(),
+    "on": rematfn.policies.ON(),
+}
+how = sys.argv[1]
+f = lambda x: model(x).square().mean()
+if how == "moves":
+    g = rematfn.offload(f, 0.4)
+else:
+    g = rematfn.remat(f, 0.4, policy=POLICIES[how])
+for shapes in None, None, True, False, None:
+    with contextlib.ExitStack() as stack:
+        if shapes is not None:
+            stack.enter_context(profile(activities=[ProfilerActivity.CPU], record_shapes=shapes))
+        g(x).backward()
+    s = rematfn.stats(g)
+    print("counts", s.replays, s.budget, s.peak_bytes if how != "moves" else "", sep="|")
+"""
+
+
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("profiled") / "script.py"
@@ -110,6 +141,18 @@ def test_a_profile_with_shapes(how: str, script: Path, eager: Ended) -> None:
     assert shapes(ended) == shapes(eager)
     wanted = "rematfn::move to the disk" if how == "moves" else "rematfn::replay aten::addmm"
     assert wanted in ended.out
+
+
+@pytest.mark.parametrize("how", ["guided", "kept", "on", "moves"])
+def test_a_profile_with_shapes_shows_what_calls_do_without(how: str, tmp_path: Path) -> None:
+    """Note [A profiler keeps tensors from dying]."""
+    path = tmp_path / "counted.py"
+    path.write_text(COUNTED)
+    ended = fresh(path, how)
+    assert ended.code == 0, ended.err[-2000:]
+    _measured, *after = re.findall(r"counts\|.*", ended.out)
+    assert len(after) == 4
+    assert set(after) == {after[0]}, after
 
 
 def wave(x: Tensor) -> Tensor:
