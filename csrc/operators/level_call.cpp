@@ -130,7 +130,9 @@ void LevelCall::pass() {
 
 ObservedCall LevelCall::refused_call() const {
   ObservedCall call(op_.schema().name(),
-                    {.output_bytes = need_.certain_bytes, .replayable = recordable_});
+                    {.output_bytes = need_.certain_bytes,
+                     .replayable = recordable_,
+                     .backward = nature_.backward});
   for (const FoundTensor& f : found_) {
     if (f.cell != nullptr) call.reads.push_back({f.cell->version, f.written});
   }
