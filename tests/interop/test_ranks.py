@@ -24,7 +24,7 @@ from processes import in_ranks
 from torch import Tensor, distributed, nn
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -140,6 +140,41 @@ def sharded(
     )
 
 
+def fsdp1(transform: Transform, at: str) -> Any:
+    """The version before; it runs on a CPU if it is told so."""
+    shard = functools.partial(FullyShardedDataParallel, device_id=torch.device("cpu"))
+    model: Any = network()
+    if at == "blocks":
+        model = nn.Sequential(*map(transform, model))
+    if at != "root":
+        model = nn.Sequential(*map(shard, model))
+    model = shard(model)
+    return trained(
+        transform(model) if at in ("root", "model") else model,
+        transform if at == "step" else untransformed,
+    )
+
+
+def joined(transform: Transform, whole_step: bool) -> Any:
+    """One rank has a batch more than the other."""
+    model = DistributedDataParallel(network(), bucket_cap_mb=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inner = model if whole_step else transform(model)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = inner(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    if whole_step:
+        step = transform(step)
+    with model.join():
+        losses = [step(batch(k)) for k in range(2 + distributed.get_rank())]
+    return losses, [whole(p) for p in model.parameters()]
+
+
 def tensor_parallel(transform: Transform, whole_step: bool) -> Any:
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     model: nn.Module = network()
@@ -218,6 +253,8 @@ def replicated() -> None:
     assert_same_and_bounded(functools.partial(around_step_of_ddp, static_graph=True))
     assert_same_and_bounded(functools.partial(no_sync, whole_step=True))
     assert_same_and_bounded(communication_hook)
+    for whole_step in (False, True):
+        assert_same_and_bounded(functools.partial(joined, whole_step=whole_step))
 
 
 def shards() -> None:
@@ -225,6 +262,13 @@ def shards() -> None:
         assert_same_and_bounded(functools.partial(sharded, at=at), fraction)
     assert_same_and_bounded(functools.partial(sharded, at="model", units=()))  # the root alone
     assert_same_and_bounded(functools.partial(sharded, at="model", reshard_after_forward=False))
+
+
+def shards_of_fsdp1() -> None:
+    for at, fraction in (("blocks", 0.92), ("root", 0.7), ("step", 0.7)):
+        assert_same_and_bounded(functools.partial(fsdp1, at=at), fraction)
+    with pytest.raises(rematfn.ReplayError, match="after it was read"):
+        fsdp1(EVERYTHING, at="model")
 
 
 def communicating() -> None:
@@ -286,6 +330,8 @@ def freed() -> None:
     assert_bitwise_equal(loss_of(EVERYTHING, **kept), loss_of(untransformed, **kept))
 
 
-@pytest.mark.parametrize("work", [replicated, shards, communicating, one_fails, freed])
+@pytest.mark.parametrize(
+    "work", [replicated, shards, shards_of_fsdp1, communicating, one_fails, freed]
+)
 def test_in_two_processes(work: Callable[[], None], tmp_path: Path) -> None:
     in_ranks(work, tmp_path)
