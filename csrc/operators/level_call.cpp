@@ -89,7 +89,7 @@ void LevelCall::run() {
   if (level_.active) note_leaves();
   note_saver_of_arguments();
   domain_.note_bumps();
-  domain_.bury_unreported();
+  domain_.bury_unreported(/*at_once=*/false);
   try {
     if (is_metered_) notice_unrecorded(level_);
     if (is_bounded_) stop_if_thrashing(level_);

@@ -84,11 +84,14 @@ bool are_arguments_shown() {
 }  // namespace
 
 // See Note [A profiler keeps tensors from dying]
-void TensorDomain::bury_unreported() {
+void TensorDomain::bury_unreported(bool at_once) {
+  constexpr std::size_t kLookedAt = 512;  // for an operator, on average
   if (!are_arguments_shown()) return;
+  if (!at_once && ++operators_since_look_ * kLookedAt < looked_at_) return;
+  operators_since_look_ = looked_at_ = 0;
   std::vector<c10::intrusive_ptr<Cell>> dead;
   for (const Table* level : levels) {
-    for (Version* v = level->oldest; v != nullptr; v = v->next) {
+    for (Version* v = level->oldest; v != nullptr; v = v->next, ++looked_at_) {
       auto& version = static_cast<TensorVersion&>(*v);
       if (version.cell() == nullptr) continue;
       const auto tensors = version.cell()->storage.use_count();

@@ -31,7 +31,8 @@
 // has, its handle too, only when the profile ends. Nobody says then that it is gone: its version would
 // go on to count, be evicted, and be replayed for nobody. So while somebody is shown arguments,
 // whoever is about to make room looks first for those whose storage has died, and buries them. That is
-// before each operator, and between two of them no level does anything. What is to be kept when the
+// before each operator, and between two of them no level does anything; of a long record, before every
+// so many, or else its time would be quadratic. What is to be kept when the
 // program drops it has no bytes by then; so the version itself holds those, until it is buried.
 //
 // Note [Another thread may seal a tensor]
@@ -210,7 +211,7 @@ class TensorDomain final : public Domain {
   // Whether any other domain than `ours` knows contents from outside.
   [[nodiscard]] static bool others_know_outside(const Domain* ours);
   // See Note [A profiler keeps tensors from dying]
-  void bury_unreported();
+  void bury_unreported(bool at_once = true);
   // `version` becomes the caller's: resident, uncounted, a constant.
   void make_outside(TensorVersion& version);
 
@@ -241,6 +242,9 @@ class TensorDomain final : public Domain {
   std::atomic<std::size_t> outside_count_{0};  // as others may ask for it
   std::unordered_multimap<const void*, TensorVersion*> by_counter_;
   std::vector<Ref<TensorVersion>> bumped_;
+  // Of bury_unreported(), which has last looked at so many versions.
+  std::size_t looked_at_ = 0;
+  std::size_t operators_since_look_ = 0;
 };
 
 // A one-dimensional tensor over the bytes of a storage, or a part of them.
