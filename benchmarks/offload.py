@@ -10,6 +10,7 @@ accelerator. Both are asked all the same.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import statistics
@@ -78,7 +79,8 @@ def _save_on_cpu(blocks: Sequence[Callable[..., State]], state: State) -> State:
 
 
 def _offload_activations(blocks: Sequence[Callable[..., State]], state: State) -> State:
-    torchtune = importlib.import_module("torchtune.training._activation_offloading")
+    with contextlib.redirect_stdout(sys.stderr):  # what it lacks it prints; rows go there
+        torchtune = importlib.import_module("torchtune.training._activation_offloading")
     with torchtune.OffloadActivations():
         return in_order(blocks, state)
 

@@ -22,6 +22,17 @@ bool has_neighbourhood(ScoreKind kind) {
   return is_exact(kind) || kind == ScoreKind::kOn || kind == ScoreKind::kMsps;
 }
 
+// Whether one of its ways is to drop, as far as a candidate shows.
+bool drops_what_is_read(const Table& table) {
+  for (const Version* version : table.candidate_versions) {
+    if (version->next_use == kNever) continue;
+    bool drops = false;
+    table.for_each_way(*version, [&](const Way& way) { drops |= !way.keeps_copy(); });
+    return drops;
+  }
+  return false;
+}
+
 }  // namespace
 
 bool Evictor::evict_one(Table& table) {
@@ -35,12 +46,22 @@ bool Evictor::evict_one(Table& table, bool spare_pending) {
   return victim != nullptr;
 }
 
+// Where a plan drops values and moves others, what is dropped now may be missed by way of several.
 bool Evictor::evict_useless(Table& table) {
   domain_.list_candidates();
-  Version* victim = find_victim(table, /*spare_pending=*/true);
-  if (victim == nullptr || score_of(*victim) != -kNever) return false;
-  domain_.evict(*victim);
-  return true;
+  if (domain_.guide->plan().prefers != Preference::kMoving && drops_what_is_read(table)) return false;
+  const Score& kind = score_in_force(table);
+  for (std::size_t i = table.candidates.size(); i-- > 0;) {
+    Version& version = *table.candidate_versions[i];
+    if (version.next_use != kNever || !version.may_go() || version.pending > 0) continue;
+    if (domain_.neighbourhood.next_use(version) != kNever) continue;
+    if (domain_.neighbourhood.may_be_missed(version)) continue;
+    refresh(table.candidates[i], version, kind);
+    if (has_to_stay(version)) continue;
+    domain_.evict(version);
+    return true;
+  }
+  return std::ranges::any_of(table.inner, [&](Table* inner) { return evict_useless(*inner); });
 }
 
 Version* Evictor::find_victim(Table& table, bool spare_pending) {

@@ -24,7 +24,8 @@
 //      touched.
 //   7. What will never be read again, as far as a guide knows, is dropped, whatever the ways: nobody
 //      waits for it, and if the guide is wrong it is replayed. But not while replays are to read it:
-//      those of a tight call would have it made again for each other without end.
+//      those of a tight call would have it made again for each other without end. And before its room
+//      is wanted only if nothing may be missed that is dropped and replayed from it later.
 
 #pragma once
 

@@ -71,6 +71,11 @@ std::uint64_t Program::follow(std::uint64_t share) {
   return search->simulated();
 }
 
+bool Program::is_settled(std::uint64_t share) const {
+  const std::lock_guard guard(plans_mutex());
+  return !search_ || (search_->is_over() && share >= search_->simulated());
+}
+
 std::shared_ptr<const Plan> Program::next_plan() const { return contest_ ? contest_->next() : plan_; }
 
 std::shared_ptr<Guide> Program::guide() const {

@@ -33,6 +33,8 @@ class Program {
   // operators, or, however long that takes, the first that fits. Simulates what nobody has yet.
   // Returns how many operators the search has simulated. See Note [A search is a sequence].
   std::uint64_t follow(std::uint64_t share);
+  // Whether the search that has begun comes to its end within that share.
+  [[nodiscard]] bool is_settled(std::uint64_t share) const;
 
   // Who guides the next run, or null if no plan fits.
   [[nodiscard]] std::shared_ptr<Guide> guide() const;

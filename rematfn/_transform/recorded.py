@@ -26,6 +26,9 @@ _MOST_OPERATORS_IN_ALL = 1 << 20  # of all records; an operator takes about 300 
 # thread simulates in less time than a call takes, by the cost model, so mostly nothing is waited
 # for. What runs much faster than the model says, as on a GPU, waits for the most that a share grows
 # by: a tenth to a quarter of a second at each call till the search is over, some ten calls.
+# Where values move, a second search begins by the times of calls. Until it is over, calls go on by the
+# plan of the first: that one has been tried, and of the second only the end is put to the test by the
+# clock. A plan of a small share may thrash where the simulation says that it does not.
 _FIRST_SHARE = 30_000  # of the first guided call: about a twentieth of a second
 _SHARE_PER_SECOND = 200_000  # of a call's cost; 400,000 to 900,000 are simulated in one
 _MOST_OF_A_CALL = 100_000
@@ -48,6 +51,7 @@ class RecordedProgram:
         self._trace: _C.Trace | None = trace
         self._program: _C.Program | None = None
         self._timed_anew = False  # by the times of later calls
+        self._before: _C.Program | None = None  # which calls follow until that is settled
         self._planned = 0  # the budget that is searched for
         self._share = 0  # See Note [A plan goes by the number of the call]
         self._grows_by = 0
@@ -78,25 +82,38 @@ class RecordedProgram:
                 timed = program.timed_anew()
                 if timed is not None:  # what moving takes is compared with times
                     self._timed_anew = True
+                    if self._fits(budget):
+                        self._before = program
                     self._planned, like = 0, program
                     program = self._program = timed
             if budget is None:  # nothing has to go
                 program.foresee()
                 return program
-            # Peaks that depend on data are never quite the same; a little more is no new budget.
-            if self._planned <= budget <= self._planned * _ABOUT:
+            if self._fits(budget):
                 self._share += self._grows_by
             else:
+                self._before = self._before if self._planned == 0 else None
                 self._planned = budget
                 self._share = _FIRST_SHARE if like is None else 0
-            planned, share = self._planned, self._share
+            planned, share, before = self._planned, self._share, self._before
         if link is not None and isinstance(policy, Guided):
             policy.begin_moving(program, planned, link, like)
         else:
             policy.begin(program, planned, like)
         program.follow(share)
         program.search_later()
+        if before is None:
+            return program
+        if not program.is_settled(share):
+            return before
+        with lock:
+            self._before = None
         return program
+
+    def _fits(self, budget: int | None) -> bool:
+        """Return whether what is searched for is for that budget."""
+        # Peaks that depend on data are never quite the same; a little more is no new budget.
+        return budget is not None and self._planned <= budget <= self._planned * _ABOUT
 
     def program(self) -> _C.Program | None:
         """Return the program, with or without a plan; None if there is no record."""
@@ -132,7 +149,7 @@ class RecordedProgram:
 
     def forget(self) -> None:
         """Let go of the record."""
-        self._trace = self._program = None
+        self._trace = self._program = self._before = None
         self.operators = 0
 
 
