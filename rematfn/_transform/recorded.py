@@ -26,9 +26,9 @@ _MOST_OPERATORS_IN_ALL = 1 << 20  # of all records; an operator takes about 300 
 # thread simulates in less time than a call takes, by the cost model, so mostly nothing is waited
 # for. What runs much faster than the model says, as on a GPU, waits for the most that a share grows
 # by: a tenth to a quarter of a second at each call till the search is over, some ten calls.
-# Where values move, a second search begins by the times of calls. Until it is over, calls go on by the
-# plan of the first: that one has been tried, and of the second only the end is put to the test by the
-# clock. A plan of a small share may thrash where the simulation says that it does not.
+# Where values move, a second search begins by the times of calls. Until it is over, calls go on by
+# the plan of the first: that one has been tried, and of the second only the end is put to the test
+# by the clock. A plan of a small share may thrash where the simulation says that it does not.
 _FIRST_SHARE = 30_000  # of the first guided call: about a twentieth of a second
 _SHARE_PER_SECOND = 200_000  # of a call's cost; 400,000 to 900,000 are simulated in one
 _MOST_OF_A_CALL = 100_000
