@@ -108,6 +108,8 @@ class Thrash:
         # A plan replays no more than the policy that it begins with.
         enough = program.enough_for(first.core(), self.budget, self.most, self.link)
         text = format_bytes(enough)
+        if text == format_bytes(self.budget):  # times have decided what went, and how
+            return " By its record it need not; later calls are likely to replay less." + allow
         if self.fraction is not None:
             least = math.ceil(100 * self.fraction * enough / self.budget) / 100
             text = f"{min(least, 1.0):g} of the peak, {text}"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import types
 import warnings
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import rematfn
 from rematfn import _C
+from rematfn._transform.thrash import Thrash
 from rematfn.policies import ON, Guided
 
 X = torch.linspace(-1, 1, 4096)
@@ -285,3 +287,14 @@ def test_a_limit_of_the_wrong_type_is_refused(wrong: Any) -> None:
 def test_a_limit_that_means_nothing_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="above 0"):
         rematfn.remat(chain, TIGHT, most_replays=wrong)
+
+
+def test_a_budget_in_which_the_record_does_not_thrash_is_not_to_be_raised() -> None:
+    """Where values move, times decide what goes: a call may thrash, and its record not."""
+    program: Any = types.SimpleNamespace(enough_for=lambda policy, least, most, link: least)
+    history: Any = types.SimpleNamespace(has_warned=False)
+    thrash = Thrash("remat(f)", 4.2, TIGHT, 4.0, True, None, ON(), None, history)
+    likely = "later calls are likely to replay less"
+    with pytest.warns(rematfn.ThrashingWarning, match=likely) as told:
+        thrash.report("the last call", program, done=True)
+    assert "Raise the budget" not in str(told[0].message)
