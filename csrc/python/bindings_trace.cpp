@@ -77,19 +77,21 @@ py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std
   return record_of(statistics, bytes, 0);
 }
 
-// How often each call is replayed; None if it does not fit. What has a program follows its plan.
-std::optional<std::vector<std::uint32_t>> replays_of(const std::shared_ptr<Trace>& trace,
-                                                     std::size_t budget, const Policy& policy,
-                                                     const Program* program) {
+// How often each call is replayed, and the seconds of waiting for `link`; None if it does not fit. What
+// has a program follows its plan.
+std::optional<std::pair<std::vector<std::uint32_t>, double>> replays_of(
+    const std::shared_ptr<Trace>& trace, std::size_t budget, const Policy& policy,
+    const Program* program, const LinkOptions* link) {
   SimulationOptions options{.budget = budget, .policy = policy};
   if (program != nullptr) options.guide = program->guide();
+  if (link != nullptr) options.link = *link;
   Deeds deeds;
   try {
-    (void)simulate(*trace, options, &deeds);
+    const Statistics found = simulate(*trace, options, &deeds);
+    return std::pair(std::move(deeds.replays), found.waited);
   } catch (const NoRoom&) {
     return std::nullopt;
   }
-  return std::move(deeds.replays);
 }
 
 }  // namespace

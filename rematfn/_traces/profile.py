@@ -134,7 +134,7 @@ class Profile:
         asked = [
             (budget, policy, moves)
             for policy in policies
-            for moves in ([None, link] if _plans_moves(policy, link) else [None])
+            for moves in ([None] if link is None else [None, link])
             for budget in budgets
         ]
         self.costs: list[Cost] = []
@@ -168,15 +168,19 @@ class Profile:
             policy.begin_moving(program, budget, link)
             program.follow()
             return program.overhead()
+        trace = (
+            self._by_model if link is None else self.trace._core
+        )  # moving is compared with times
         plan: _C.Program | None = None
         if isinstance(policy, Planned):
-            plan = _C.Program(self._by_model)
+            plan = _C.Program(trace)
             policy.begin(plan, budget)
             plan.follow()
-        replays = _C.replays_of(self._by_model, budget, policy.core(), plan)
-        if replays is None:
+        found = _C.replays_of(trace, budget, policy.core(), plan, link)
+        if found is None:
             return math.inf
-        return sum(n * taken for n, taken in zip(replays, self._times, strict=True))
+        replays, waited = found
+        return waited + sum(n * taken for n, taken in zip(replays, self._times, strict=True))
 
     def predict(self, budget: BudgetLike, policy: Policy | Scorer = _DEFAULT) -> Cost:
         """Return what a budget is foretold to cost; a fraction is one of the unconstrained peak."""
@@ -187,7 +191,7 @@ class Profile:
         if nbytes is None:
             nbytes = self.peak_bytes
         found = policy_of(policy, "predict(budget, policy)")
-        return self._cost(nbytes, found, self._link if _plans_moves(found, self._link) else None)
+        return self._cost(nbytes, found, self._link)
 
     def budget_for(self, time: float) -> int:
         """Return the least budget at which a call is foretold to take at most ``time`` of its time.
@@ -295,7 +299,8 @@ def profile(
         budgets: Bytes or fractions of the peak, as for :func:`remat`.
         policies: By which policies.
         offload: A tier, as for :func:`remat`: what a call costs whose values may be moved there is
-            foretold as well, by its measured bandwidths. By ``Guided`` alone, which plans them.
+            foretold as well, by its measured bandwidths. ``Guided`` alone plans when they move; by
+            the others they go when room is wanted, and come when they are read.
         cap: The most bytes that this one call may hold, for a program that does not fit otherwise.
         calls: How many calls to time. 1: one call, whose operators' times are all that is known.
             More: medians of so many calls without a level and as many in a level that evicts
@@ -329,7 +334,7 @@ def profile(
     given = dict(kwargs or {})
     link = tiers_of(offload, f"{name}, offload=...").link(drops=True) if offload else None
     is_measured = not on_shapes((args, given))
-    cells = len(limits) * (len(checked) + sum(_plans_moves(p, link) for p in checked))
+    cells = len(limits) * len(checked) * (1 if link is None else 2)
     with Progress(_runs(calls) * is_measured + cells, "profile", progress) as bar:
         if is_measured:
             measured = _measured(f, args, given, cap, calls, bar)
@@ -442,10 +447,6 @@ def _name(policy: Policy) -> str:
         if (value := getattr(policy, field.name)) != field.default
     ]
     return f"{type(policy).__name__}({', '.join(given)})"
-
-
-def _plans_moves(policy: Policy, link: _C.Link | None) -> bool:
-    return link is not None and isinstance(policy, Guided)
 
 
 def _ratio(time: float) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rematfn
+from rematfn import _C
 
 KIB = 1024
 
@@ -80,12 +81,10 @@ def test_policies_and_a_tier(tmp_path: Any) -> None:
     policies = [p.Guided(), p.Guided(search=7, first=p.ON(unread=1.0)), p.ON(), p.Sqrt(segments=3)]
     found = rematfn.profile(STEP, X, budgets=[0.5, 0.25], policies=policies, offload=tmp_path)
     names = ["Guided()", "Guided(first=ON(unread=1.0), search=7)", "ON()", "Sqrt(segments=3)"]
-    # The others do not plan what is moved: nothing is foretold of that.
-    assert [cost.policy for cost in found.costs[::2]] == [
-        names[0], f"offload, {names[0]}", names[1], f"offload, {names[1]}", names[2], names[3],
-    ]  # fmt: skip
+    shown = [cost.policy for cost in found.costs[::2]]
+    assert shown == [text for name in names for text in (name, f"offload, {name}")]
     assert found.predict(0.5).policy == "offload, Guided()"
-    assert found.predict(0.5, p.ON()) == found.costs[8]
+    assert found.predict(0.5, p.ON()) == found.costs[10]
     pytest.importorskip("matplotlib")
     figure = found.figure()
     figure.canvas.draw()
@@ -93,6 +92,33 @@ def test_policies_and_a_tier(tmp_path: Any) -> None:
     for text in figure.legends[0].get_texts():
         box = text.get_window_extent(renderer)
         assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, text.get_text()
+
+
+def test_a_policy_that_plans_nothing_is_foretold_to_move() -> None:
+    """As its calls do: what is dear to replay goes over the link, and is waited for."""
+    torch.manual_seed(0)
+    weights, x = [torch.randn(256, 256) / 16 for _ in range(12)], torch.randn(512, 256)
+
+    def loss(weights: list[Tensor], x: Tensor) -> Tensor:
+        for w in weights:
+            x = torch.tanh(x @ w @ w)
+        return x.square().mean()
+
+    step, on, disk = torch.func.grad(loss), rematfn.policies.ON(), rematfn.Disk()
+    found = rematfn.profile(step, weights, x, budgets=[0.4], policies=[on], offload=disk)
+    assert [cost.policy for cost in found.costs] == ["ON()", "offload, ON()"]
+    assert math.isfinite(found.costs[1].time)
+    core, budget = found.trace._core, found.costs[1].budget
+    (dropped, _), (replayed, waited) = (
+        _C.replays_of(core, budget, on.core(), None, link) for link in (None, found._link)
+    )
+    assert sum(replayed) < sum(dropped)
+    assert waited > 0
+    assert found.costs[1].time > found._within / found.seconds
+
+    moving = rematfn.remat(step, budget, policy=on, offload=disk)
+    moving(weights, x)
+    assert rematfn.stats(moving).moves
 
 
 def test_the_text_and_the_curve() -> None:
