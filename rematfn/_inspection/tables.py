@@ -38,7 +38,7 @@ class Table:
         widest = min(_WIDEST, max(24, shutil.get_terminal_size((120, 24)).columns - 48))
         columns = [list(column) for column in zip(*self.rows, strict=True)]
         for i in self.names:
-            columns[i] = _apart(columns[i], widest)
+            columns[i] = _apart(columns[i], widest if i == 0 else _WIDEST)
         cut = list(zip(*columns, strict=True))
         widths = [max(map(len, column)) for column in zip(self.columns, *cut, strict=True)]
         lines = [f"{self.title}  ({self.note})" if self.note else self.title]

@@ -148,7 +148,9 @@ def test_names_that_are_cut_are_told_apart() -> None:
     assert max(map(len, hopeless.text().splitlines())) < 130
 
 
-def test_the_text() -> None:
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_text(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     net, x = Net(), torch.randn(8, 16)
     g = rematfn.remat(net, "12KiB", where=True)
     g(x).sum().backward()
