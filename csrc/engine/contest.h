@@ -24,25 +24,23 @@
 
 namespace rematfn {
 
+struct Followed;
 struct Plan;
 
 // Any thread.
 class Contest {
  public:
   // At least one; the best comes first, as far as is known.
-  explicit Contest(const std::vector<std::shared_ptr<const Plan>>& plans);
+  explicit Contest(const std::vector<Followed>& plans);
+  ~Contest();
 
   // Which the next call is to follow.
-  [[nodiscard]] std::shared_ptr<const Plan> next() const;
+  [[nodiscard]] Followed next() const;
   // A call has followed `plan`. `seconds`: kNever if not to its end; then the plan is out.
   void note(const Plan& plan, double seconds);
 
  private:
-  struct Entrant {
-    std::shared_ptr<const Plan> plan;
-    int calls = 0;
-    double least = kNever;  // seconds of a call
-  };
+  struct Entrant;
   static constexpr int kCalls = 3;  // of each; the first does not count
 
   mutable std::mutex mutex_;

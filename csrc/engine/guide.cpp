@@ -9,7 +9,7 @@
 
 namespace rematfn {
 
-Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()) {
+Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()), cost(trace.cost()) {
   std::vector<double> start(trace.calls.size());
   double clock = 0;
   for (const Trace::Event& event : trace.events) {
@@ -39,35 +39,46 @@ Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()) {
 }
 
 Guide::Guide(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-             std::shared_ptr<const Plan> plan, std::shared_ptr<Timings> timings,
-             std::shared_ptr<Leads> leads, std::shared_ptr<Contest> contest)
+             Followed plan, std::shared_ptr<Timings> timings, std::shared_ptr<Contest> contest)
     : trace_(std::move(trace)),
       future_(std::move(future)),
-      plan_(std::move(plan)),
+      followed_(std::move(plan)),
       timings_(std::move(timings)),
-      leads_(std::move(leads)),
       contest_(std::move(contest)) {}
 
 Guide::~Guide() {
   if (!timings_) return;
   const bool is_whole = costs_.size() == trace_->calls.size();
   const std::chrono::duration<double> taken = ended_ - began_;
-  if (contest_) contest_->note(*plan_, is_whole ? taken.count() : kNever);
+  if (contest_) contest_->note(plan(), is_whole ? taken.count() : kNever);
   if (is_whole) timings_->add(std::move(costs_));
 }
 
 double Leads::of(Trace::Id value) const {
-  if (value >= factors_.size()) return 1;
-  const float factor = factors_[value].load(std::memory_order_relaxed);
-  return factor == 0 ? 1 : factor;
+  return value < values_.size() ? values_[value].factor.load(std::memory_order_relaxed) : 1;
+}
+
+void Leads::note_late(Trace::Id value) {
+  change(value, 1.5F);
+  if (value < values_.size()) values_[value].was_late = true;
+}
+
+// To lie there costs nothing; to shrink until it is late once more would.
+void Leads::note_early(Trace::Id value) {
+  if (value < values_.size() && !values_[value].was_late) change(value, 0.9F);
+}
+
+void Leads::note_turned_back(Trace::Id value) {
+  change(value, 0.9F);
+  if (value < values_.size()) values_[value].was_late = false;
 }
 
 // Calls on several threads may lose each other's change.
 void Leads::change(Trace::Id value, float by) {
   constexpr float kMost = 64;
-  if (value >= factors_.size()) return;
+  if (value >= values_.size()) return;
   const float changed = static_cast<float>(of(value)) * by;
-  factors_[value].store(std::clamp(changed, 1 / kMost, kMost), std::memory_order_relaxed);
+  values_[value].factor.store(std::clamp(changed, 1 / kMost, kMost), std::memory_order_relaxed);
 }
 
 void Timings::add(std::vector<double> costs) {
@@ -143,10 +154,10 @@ void Guide::advise(Version& version, Trace::Id value, double next_use) {
   if (!foresees()) return;
   version.next_use = next_use;
   may_know_useless_ |= next_use == kNever;
-  if (!plan_->weights.empty()) version.weight = plan_->weights[value];
+  if (!plan().weights.empty()) version.weight = plan().weights[value];
   // An inner level's policy decides for itself.
   const bool outermost = version.table && !version.table->enclosing;
-  if (outermost && !plan_->kept.empty()) version.kept = plan_->kept[value] || version.marked;
+  if (outermost && !plan().kept.empty()) version.kept = plan().kept[value] || version.marked;
   if (version.producer) {
     for (const Input& input : version.producer->inputs) {
       const Version& source = *input.version;

@@ -36,6 +36,7 @@ class Future {
   explicit Future(const Trace& trace);
 
   const std::size_t result_bytes;
+  const double cost;  // of the program
 
   // After call number `call`: of its i-th read, and of the i-th value it makes.
   [[nodiscard]] double after_read(std::size_t call, std::size_t i) const {
@@ -86,29 +87,40 @@ class Timings {
   std::vector<Call> calls_;
 };
 
-// By value: how much earlier than the plan says its return begins, as earlier calls have shown.
-// See Note [What moving costs].
+// By value: how much earlier than the plan says its return begins, as calls that followed the plan have
+// shown. See Note [What moving costs].
 class Leads {
  public:
-  explicit Leads(std::size_t values) : factors_(values) {}
+  explicit Leads(std::size_t values) : values_(values) {}
 
   [[nodiscard]] double of(Trace::Id value) const;
-  // It was waited for; or it lay waiting.
-  void note_late(Trace::Id value) { change(value, 1.5F); }
-  void note_early(Trace::Id value) { change(value, 0.9F); }
+  // It was waited for; it lay waiting; or it was turned back, since its room was wanted.
+  void note_late(Trace::Id value);
+  void note_early(Trace::Id value);
+  void note_turned_back(Trace::Id value);
 
  private:
   void change(Trace::Id value, float by);
 
-  std::vector<std::atomic<float>> factors_;  // 0: as the plan says
+  struct Lead {
+    std::atomic<float> factor = 1;
+    std::atomic<bool> was_late = false;  // and has not been turned back since
+  };
+  std::vector<Lead> values_;
+};
+
+// A plan, and what has been learnt of it.
+struct Followed {
+  std::shared_ptr<const Plan> plan;
+  std::shared_ptr<Leads> leads{};  // null where nothing moves
 };
 
 class Guide {
  public:
   // `timings`, `contest`: to be told if the program ends as was foreseen; or null.
   Guide(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-        std::shared_ptr<const Plan> plan, std::shared_ptr<Timings> timings = nullptr,
-        std::shared_ptr<Leads> leads = nullptr, std::shared_ptr<Contest> contest = nullptr);
+        Followed plan, std::shared_ptr<Timings> timings = nullptr,
+        std::shared_ptr<Contest> contest = nullptr);
   ~Guide();
   Guide(const Guide&) = delete;
   Guide& operator=(const Guide&) = delete;
@@ -116,12 +128,14 @@ class Guide {
   // The program has called `name`, reading `reads` and making `made`. True if so did the trace;
   // then the versions know their next use, if it foresees.
   [[nodiscard]] bool follow(const ObservedCall& call);
-  [[nodiscard]] const Plan& plan() const { return *plan_; }
+  [[nodiscard]] const Plan& plan() const { return *followed_.plan; }
   // Whether it moves scores.
-  [[nodiscard]] bool foresees() const { return !plan_->online; }
-  [[nodiscard]] Leads* leads() const { return leads_.get(); }  // or null
+  [[nodiscard]] bool foresees() const { return !plan().online; }
+  [[nodiscard]] Leads* leads() const { return followed_.leads.get(); }  // or null
   // What the record says that the call costs that is about to be followed; `observed` if it has no such.
   [[nodiscard]] double cost_of_next(double observed);
+  // What replays cost at the most where the plan holds what it promises.
+  [[nodiscard]] double most_replayed() const { return 2 * plan().overhead + future_->cost / 10; }
   // Whether, since nothing was found to be useless, something has been read for the last time.
   [[nodiscard]] bool may_know_useless() const { return may_know_useless_; }
   void note_useless(bool found) { may_know_useless_ = found; }
@@ -135,9 +149,8 @@ class Guide {
 
   const std::shared_ptr<const Trace> trace_;
   const std::shared_ptr<const Future> future_;
-  const std::shared_ptr<const Plan> plan_;
+  const Followed followed_;
   const std::shared_ptr<Timings> timings_;
-  const std::shared_ptr<Leads> leads_;
   const std::shared_ptr<Contest> contest_;
   using Clock = std::chrono::steady_clock;
   Clock::time_point began_;  // its first operator

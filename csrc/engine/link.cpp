@@ -57,9 +57,16 @@ void Link::note_late(Trace::Id value) {
 }
 
 void Link::note_early(const Version& version) {
-  if (!domain_.guide || !domain_.guide->leads() || version.next_use == kUnknown) return;
-  const double until = version.next_use - domain_.clock;
-  if (until > time_in(version.nbytes)) domain_.guide->leads()->note_early(version.value);
+  if (is_early(version)) domain_.guide->leads()->note_early(version.value);
+}
+
+void Link::note_turned_back(const Version& version) {
+  if (is_early(version)) domain_.guide->leads()->note_turned_back(version.value);
+}
+
+bool Link::is_early(const Version& version) const {
+  if (!domain_.guide || !domain_.guide->leads() || version.next_use == kUnknown) return false;
+  return version.next_use - domain_.clock > time_in(version.nbytes);
 }
 
 double Link::time_out(std::size_t nbytes) const {

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "engine/domain.h"
+#include "engine/guide.h"
 
 namespace rematfn {
 namespace {
@@ -227,6 +228,10 @@ void Replayer::run(Operation& operation) {
   operation.table->statistics.replayed_cost += operation.cost;
   operation.table->statistics.replayed_flops += operation.flops;
   domain_.thrash.note_replay(operation.cost);
+  if (domain_.floor.moved && domain_.guide &&
+      domain_.thrash.replayed() > domain_.guide->most_replayed()) {
+    domain_.evictor.move_from_now_on();  // Rule 7
+  }
 }
 
 void Replayer::make_room(Table& table, std::size_t nbytes) {

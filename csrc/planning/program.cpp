@@ -21,17 +21,14 @@ void Program::begin(std::size_t budget, std::optional<LinkOptions> link, const T
   }
   auto search = std::make_shared<Search>(trace, future_, budget, link);
   what(*search);
-  std::shared_ptr<const Plan> old;
+  Followed old;
   const std::lock_guard guard(plans_mutex());
   if (search_ && budget == budget_) return;  // another thread was first
   search_.swap(search);
-  plan_.swap(old);
+  std::swap(followed_, old);
   contest_.reset();
   budget_ = budget;
-  if (link && !timings_) {
-    timings_ = std::make_shared<Timings>();
-    leads_ = std::make_shared<Leads>(trace->values.size());
-  }
+  if (link && !timings_) timings_ = std::make_shared<Timings>();
 }
 
 void Program::search(std::size_t budget, const SearchLimits& limits, std::optional<Score> first,
@@ -52,7 +49,7 @@ void Program::foresee() {
   plan.score.horizon = Horizon::kNext;
   plan.overhead = 0;
   const std::lock_guard guard(plans_mutex());
-  plan_ = std::make_shared<const Plan>(std::move(plan));
+  followed_ = newly(std::make_shared<const Plan>(std::move(plan)));
   contest_.reset();
 }
 
@@ -62,9 +59,11 @@ std::uint64_t Program::follow(std::uint64_t share) {
   if (!search) return 0;
   go_on(*search, share, lock);
   if (search == search_ && !contest_) {
-    plan_ = search->best_within(share);
+    auto best = search->best_within(share);
+    if (best != followed_.plan) followed_ = newly(std::move(best));
     if (is_timed_anew_ && share >= search->simulated()) {
-      auto plans = search->contestants();
+      std::vector<Followed> plans;
+      for (auto& plan : search->contestants()) plans.push_back(newly(std::move(plan)));
       if (!plans.empty()) contest_ = std::make_shared<Contest>(plans);
     }
   }
@@ -76,15 +75,16 @@ bool Program::is_settled(std::uint64_t share) const {
   return !search_ || (search_->is_over() && share >= search_->simulated());
 }
 
-std::shared_ptr<const Plan> Program::next_plan() const { return contest_ ? contest_->next() : plan_; }
+Followed Program::next_plan() const { return contest_ ? contest_->next() : followed_; }
+
+Followed Program::newly(std::shared_ptr<const Plan> plan) const {
+  return {std::move(plan), timings_ ? std::make_shared<Leads>(trace->values.size()) : nullptr};
+}
 
 std::shared_ptr<Guide> Program::guide() const {
   const std::lock_guard guard(plans_mutex());
-  if (!plan_) return nullptr;
-  // A search beside a call takes time from it.
-  const bool undisturbed = !search_ || search_->is_over();
-  return std::make_shared<Guide>(trace, future_, next_plan(), undisturbed ? timings_ : nullptr,
-                                 leads_, contest_);
+  if (!followed_.plan) return nullptr;
+  return std::make_shared<Guide>(trace, future_, next_plan(), timings_, contest_);
 }
 
 std::shared_ptr<Program> Program::timed_anew() const {
@@ -106,7 +106,7 @@ double Program::cost() const { return trace->cost(); }
 
 Plan Program::plan() const {
   const std::lock_guard guard(plans_mutex());
-  const std::shared_ptr<const Plan> plan = next_plan();
+  const std::shared_ptr<const Plan> plan = next_plan().plan;
   return plan ? *plan : Plan();
 }
 

@@ -51,15 +51,15 @@ class Program {
   void begin(std::size_t budget, std::optional<LinkOptions> link, const Try& what);
 
   // Which the next call is to follow. Under plans_mutex().
-  [[nodiscard]] std::shared_ptr<const Plan> next_plan() const;
+  [[nodiscard]] Followed next_plan() const;
+  [[nodiscard]] Followed newly(std::shared_ptr<const Plan> plan) const;
 
   const bool is_timed_anew_;
   const std::shared_ptr<const Future> future_;
   // Under plans_mutex().
   std::shared_ptr<Timings> timings_;  // where values may be moved
-  std::shared_ptr<Leads> leads_;      // the same
   std::shared_ptr<Search> search_;
-  std::shared_ptr<const Plan> plan_;
+  Followed followed_;
   std::shared_ptr<Contest> contest_;  // decides in its place, once the search is over; or null
   std::size_t budget_ = 0;
 };

@@ -200,7 +200,7 @@ double Search::worth_finishing(const Plan& plan) const {
 Search::Result Search::simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const {
   const SimulationOptions options{.budget = budget_,
                                   .policy = policy_,
-                                  .guide = std::make_shared<Guide>(trace_, future_, plan),
+                                  .guide = std::make_shared<Guide>(trace_, future_, Followed{plan}),
                                   .most_overhead = worth_finishing(*plan),
                                   .effort = &effort,
                                   .link = link_};

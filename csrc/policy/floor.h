@@ -27,8 +27,9 @@
 //      Replayer::make_room; this is Rule 5 there.
 //   6. Frugal: where two replays for each recorded operation are not enough, versions are made in the
 //      order that takes the least memory. Note [Frugal replays]; this is Rule 6 there.
-//   7. Moved: there, what can be moved is not dropped any more, to the end of the call.
-//      Replayer::try_to_bring_back; this is Rule 7 there.
+//   7. Moved: there, what can be moved is not dropped any more, to the end of the call; nor where
+//      replays have cost twice what a plan foretold, as a plan that does both may come to where copies
+//      take longer than foretold. Replayer::try_to_bring_back, run; this is Rule 7 there.
 // Each can be switched off, for benchmarks/floor.py.
 
 #pragma once
@@ -62,6 +63,7 @@ class Thrash {
   }
   // What the program's operators outside of backwards have cost.
   [[nodiscard]] double forward() const { return forward_; }
+  [[nodiscard]] double replayed() const { return replayed_; }
   // Whether Rule 1 holds at program time `now`.
   bool is_thrashing(double now);
   [[nodiscard]] double front() const { return front_; }

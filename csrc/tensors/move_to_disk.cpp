@@ -126,7 +126,7 @@ void MoveToDisk::turn_back(Version& version) {
     // whoever asks for it will hear of it
   }
   moved.comes_to = c10::Storage();
-  note_early(version);
+  note_turned_back(version);
 }
 
 void MoveToDisk::discard(Version& version) { moved_.erase(&version); }

@@ -112,7 +112,7 @@ void MoveToHost::turn_back(Version& version) {
   if (domain().streams.are_several()) moved.copy->protect(room.data_ptr());
   coming_ -= version.nbytes;
   moved.place = Place::kAway;
-  note_early(version);
+  note_turned_back(version);
 }
 
 // What is leaving may be freed now. See Note [Copies are in stream order], 6.

@@ -26,12 +26,16 @@ _MOST_OPERATORS_IN_ALL = 1 << 20  # of all records; an operator takes about 300 
 # thread simulates in less time than a call takes, by the cost model, so mostly nothing is waited
 # for. What runs much faster than the model says, as on a GPU, waits for the most that a share grows
 # by: a tenth to a quarter of a second at each call till the search is over, some ten calls.
-# Where values move, a second search begins by the times of calls. Until it is over, calls go on by
-# the plan of the first: that one has been tried, and of the second only the end is put to the test
-# by the clock. A plan of a small share may thrash where the simulation says that it does not.
+# Where values move, the search that counts begins once a few calls have shown how long operators
+# take; a search beside them would make these longer. So until then there is the first share of
+# another search, by the times of the first call, and no more. Calls go on by its plan until the
+# search is over: it has been tried, and of what the search finds only the end is put to the test by
+# the clock. A plan of a small share may thrash where the simulation says that it does not. The
+# times of calls are known then, so that a share may grow with them.
 _FIRST_SHARE = 30_000  # of the first guided call: about a twentieth of a second
 _SHARE_PER_SECOND = 200_000  # of a call's cost; 400,000 to 900,000 are simulated in one
 _MOST_OF_A_CALL = 100_000
+_TIMED_BY_THEN = 8  # calls; if they are not alike enough, the search goes on without their times
 _ALL = 1 << 62
 _ABOUT = 1.05
 
@@ -51,6 +55,7 @@ class RecordedProgram:
         self._trace: _C.Trace | None = trace
         self._program: _C.Program | None = None
         self._timed_anew = False  # by the times of later calls
+        self._untimed = 0  # calls
         self._before: _C.Program | None = None  # which calls follow until that is settled
         self._planned = 0  # the budget that is searched for
         self._share = 0  # See Note [A plan goes by the number of the call]
@@ -86,22 +91,27 @@ class RecordedProgram:
                         self._before = program
                     self._planned, like = 0, program
                     program = self._program = timed
+                    self._grows_by = int(_SHARE_PER_SECOND * timed.cost)
             if budget is None:  # nothing has to go
                 program.foresee()
                 return program
+            moves = link is not None and isinstance(policy, Guided)
+            self._untimed += moves and not self._timed_anew
+            waits = moves and not self._timed_anew and self._untimed <= _TIMED_BY_THEN
             if self._fits(budget):
-                self._share += self._grows_by
+                self._share += 0 if waits else self._grows_by
             else:
                 self._before = self._before if self._planned == 0 else None
                 self._planned = budget
                 self._share = _FIRST_SHARE if like is None else 0
             planned, share, before = self._planned, self._share, self._before
-        if link is not None and isinstance(policy, Guided):
+        if isinstance(policy, Guided):
             policy.begin_moving(program, planned, link, like)
         else:
             policy.begin(program, planned, like)
         program.follow(share)
-        program.search_later()
+        if not waits:
+            program.search_later()
         if before is None:
             return program
         if not program.is_settled(share):

@@ -178,7 +178,7 @@ struct RandomPlan {
     program = std::move(foreseen);
   }
   [[nodiscard]] std::shared_ptr<Guide> guide() const {
-    return std::make_shared<Guide>(program, future, plan);
+    return std::make_shared<Guide>(program, future, Followed{plan});
   }
 
   std::shared_ptr<const Trace> program;
@@ -313,7 +313,7 @@ void moves_where_replays_thrash(unsigned count) {
       SimulationOptions options;
       options.budget = budget;
       options.ways = drops ? std::vector<Way*>{&drop, &move} : std::vector<Way*>{&move};
-      if (drops) options.guide = std::make_shared<Guide>(trace, future, plan);
+      if (drops) options.guide = std::make_shared<Guide>(trace, future, Followed{plan});
       options.floor.moved = moved;
       return run(*trace, options);
     };
@@ -459,26 +459,26 @@ void a_contest() {
   std::vector<std::shared_ptr<const Plan>> plans;
   for (int i = 0; i < 3; ++i) plans.push_back(std::make_shared<const Plan>());
   const double seconds[3][3] = {{1, 5, 5}, {9, 3, 8}, {9, 4, 4}};  // the first of each is not typical
-  Contest contest(plans);
+  Contest contest({{plans[0]}, {plans[1]}, {plans[2]}});
   for (std::size_t i = 0; i < 3; ++i) {
     for (const double taken : seconds[i]) {
-      expect(contest.next() == plans[i], "plans are followed in turn");
+      expect(contest.next().plan == plans[i], "plans are followed in turn");
       contest.note(*plans[i], taken);
     }
   }
-  expect(contest.next() == plans[1], "the fastest wins");
+  expect(contest.next().plan == plans[1], "the fastest wins");
   contest.note(*plans[2], 1);
-  expect(contest.next() == plans[1], "what comes after the contest does not count");
+  expect(contest.next().plan == plans[1], "what comes after the contest does not count");
 
-  Contest refused({plans[0], plans[1]});
+  Contest refused({{plans[0]}, {plans[1]}});
   refused.note(*plans[0], 1);
   refused.note(*plans[0], kNever);
   for (int i = 0; i < 3; ++i) {
-    expect(refused.next() == plans[1], "a plan whose call was refused is out");
+    expect(refused.next().plan == plans[1], "a plan whose call was refused is out");
     refused.note(*plans[1], 7);
   }
-  expect(refused.next() == plans[1], "for good");
-  expect(Contest({plans[0]}).next() == plans[0], "one alone wins");
+  expect(refused.next().plan == plans[1], "for good");
+  expect(Contest({{plans[0]}}).next().plan == plans[0], "one alone wins");
 }
 
 // Calls of a program that may move decide, once its costs are known and its search is over.
@@ -560,7 +560,7 @@ void returns_come_ahead() {
     }
     SimulationOptions options{.budget = 6 * kBytes, .check = true};
     options.guide = std::make_shared<Guide>(std::make_shared<const Trace>(trace), future,
-                                            std::make_shared<const Plan>(plan));
+                                            Followed{std::make_shared<const Plan>(plan)});
     // It carries a value in half the time of a forward's operator.
     options.link = LinkOptions{{0, 5e-4 / kBytes, 5e-4 / kBytes, true}, std::size_t{1} << 30, /*drops=*/false};
     const Statistics found = simulate(trace, options);

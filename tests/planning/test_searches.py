@@ -102,7 +102,7 @@ def test_a_process_ends_as_it_would_without_a_search(end: str) -> None:
 
 
 def test_ctrl_c_reaches_the_program_and_not_the_search() -> None:
-    waits = "print('ready', flush=True)\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n"
+    waits = "try:\n    print('ready', flush=True)\n    time.sleep(60)\nexcept KeyboardInterrupt:\n"
     process = start(BEGUN + waits + "    call()\n    sys.exit(7)")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
