@@ -24,9 +24,10 @@ from rematfn._transform.recorded import finish_searches
 MIB = 2**20
 Way = Literal["remat", "offload", "hybrid"]
 WAYS: tuple[Way, ...] = ("remat", "offload", "hybrid")
-# A call that is recorded; one that begins a search; three whose times are taken; one that begins
-# the search by these times; and what the clock is to decide between, three calls each.
-WARM_UP = {"remat": 2, "offload": 6, "hybrid": 15}
+# A call that is recorded; three whose times are taken; one that begins the search by these times;
+# what the clock decides between, three calls each, and four more of those that are close; a few for
+# leads.
+WARM_UP = {"remat": 2, "offload": 10, "hybrid": 28}
 QUIET = 0.3  # cores that others may keep busy
 
 

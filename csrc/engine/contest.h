@@ -7,9 +7,10 @@
 // How much longer operators take while copies are on their way, and the copies while operators run, no
 // simulation foretells within some percent; and as near to each other are often the best of the
 // plans that move, of those that drop, and of those that do either. So when the search is over, each of
-// these is followed for a few calls, and the one whose calls took least from then on. The first of
-// these calls does not count: it finds memory as another plan has left it. Of the others the shortest
-// does, since what disturbs a call makes it longer and never shorter. A plan that is foretold to be
+// these is followed for a few calls, those that are close to the best for a few more, and the one whose
+// calls took least from then on. The first call after another plan's does not count: it finds memory as
+// that one has left it. Of the others the shortest does, since what disturbs a call makes it longer and
+// never shorter. A plan that is foretold to be
 // clearly slower is not tried. Where an accelerator computes, the clock of the host does not tell what
 // a call takes, and the simulation decides alone; so it does for plans that only drop, whose
 // operators take what they take anywhere.
@@ -41,7 +42,13 @@ class Contest {
 
  private:
   struct Entrant;
-  static constexpr int kCalls = 3;  // of each; the first does not count
+  static constexpr int kCalls = 3;      // of each; the first does not count
+  static constexpr int kCallsInAll = 7;  // of those that are close; the first of the rest does not count
+  static constexpr double kClose = 1.05;
+
+  // Whether calls of it are still to come. The mutex is held.
+  [[nodiscard]] bool is_open(const Entrant& entrant) const;
+  [[nodiscard]] const Entrant& best() const;
 
   mutable std::mutex mutex_;
   std::vector<Entrant> entrants_;

@@ -179,8 +179,8 @@ def test_a_program_is_timed_anew() -> None:
         (rematfn.remat(chain, 6 * UNIT + 64), False),
     ):
         programs: list[Any] = []
-        # The first of the calls is recorded. Then three are timed that took about as long: a process
-        # that waits for its turn needs more of them.
+        # The first of the calls is recorded. Then three are timed that took about as long: a
+        # process that waits for its turn needs more of them.
         for call in range(200 if moves else 12):
             x.grad = None
             g(x).backward()
