@@ -46,22 +46,41 @@ bool Evictor::evict_one(Table& table, bool spare_pending) {
   return victim != nullptr;
 }
 
-// Where a plan drops values and moves others, what is dropped now may be missed by way of several.
+// Where nobody knows which values will be dropped, what is dropped now may be missed by way of several.
 bool Evictor::evict_useless(Table& table) {
   domain_.list_candidates();
-  if (domain_.guide->plan().prefers != Preference::kMoving && drops_what_is_read(table)) return false;
+  const Preference prefers = domain_.guide->plan().prefers;
+  const bool is_known = prefers == Preference::kMoving || prefers == Preference::kByValue;
+  if (!is_known && drops_what_is_read(table)) return false;
   const Score& kind = score_in_force(table);
   for (std::size_t i = table.candidates.size(); i-- > 0;) {
     Version& version = *table.candidate_versions[i];
     if (version.next_use != kNever || !version.may_go() || version.pending > 0) continue;
     if (domain_.neighbourhood.next_use(version) != kNever) continue;
-    if (domain_.neighbourhood.may_be_missed(version)) continue;
+    if (may_be_missed(version)) continue;
     refresh(table.candidates[i], version, kind);
     if (has_to_stay(version)) continue;
     domain_.evict(version);
     return true;
   }
   return std::ranges::any_of(table.inner, [&](Table* inner) { return evict_useless(*inner); });
+}
+
+// Whether something that is read again, and may be dropped until then, is made from it.
+bool Evictor::may_be_missed(const Version& version) const {
+  const auto goes_by_copy = [&](const Version& v) {
+    const Plan& plan = domain_.guide->plan();
+    const bool moves = plan.prefers == Preference::kByValue
+                           ? domain_.guide->preference_for(v) == Preference::kMoving
+                           : v.way != nullptr && v.way->keeps_copy();
+    return moves || v.copied_by != nullptr;
+  };
+  for (const Input* use = version.readers; use != nullptr; use = use->next) {
+    for (const Version* output : use->reader->outputs) {
+      if (output != nullptr && output->next_use != kNever && !goes_by_copy(*output)) return true;
+    }
+  }
+  return false;
 }
 
 Version* Evictor::find_victim(Table& table, bool spare_pending) {
@@ -315,7 +334,7 @@ void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
   const double replayed_first = c.neighbours;
   constexpr double kBeyondAll = 1e9;
   const Preference prefers = moves_all_      ? Preference::kMoving
-                             : domain_.guide ? domain_.guide->plan().prefers
+                             : domain_.guide ? domain_.guide->preference_for(version)
                                              : Preference::kCheaper;
   double least = kNever;
   version.table->for_each_way(version, [&](Way& way) {

@@ -45,6 +45,7 @@ class Evictor {
   bool evict_by_copy(Version& version);
   // What to drop counts beside what to move costs, if a version may do both.
   [[nodiscard]] bool has_to_stay(Version& version);
+  [[nodiscard]] bool may_be_missed(const Version& version) const;
   [[nodiscard]] bool find_way(Version& version) const;
   [[nodiscard]] const Score& score_in_force(const Table& table) const;
   [[nodiscard]] ScoreContext context_for(const Score& kind);

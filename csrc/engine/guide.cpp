@@ -140,6 +140,12 @@ double Guide::cost_of_next(double observed) {
   return next_call_ < trace_->calls.size() ? trace_->calls[next_call_].cost : observed;
 }
 
+Preference Guide::preference_for(const Version& version) const {
+  if (plan().prefers != Preference::kByValue) return plan().prefers;
+  const bool moves = version.value < plan().moved.size() && plan().moved[version.value];
+  return moves ? Preference::kMoving : Preference::kDropping;
+}
+
 std::size_t Guide::bytes_ahead() const {
   constexpr std::size_t kFew = 8;
   std::size_t most = 0;

@@ -52,16 +52,18 @@ class Future {
   std::vector<double> next_;
 };
 
-// What a plan does with a value that can be moved and can be dropped.
-enum class Preference : std::uint8_t { kCheaper, kMoving, kDropping };
-constexpr std::size_t kPreferences = 3;
+// What a plan does with a value that can be moved and can be dropped. What is cheaper depends on what
+// else is evicted, so that calls differ in it; by value it has been decided once and for all.
+enum class Preference : std::uint8_t { kCheaper, kMoving, kDropping, kByValue };
+constexpr std::size_t kPreferences = 4;
 
 // How to choose victims on the next run.
 struct Plan {
   Score score;
   std::vector<float> weights{};  // by value; empty: all 1
   std::vector<bool> kept{};      // by value; empty: none
-  std::vector<bool> moved{};     // by value: goes by a copy before its room is wanted; empty: none
+  // By value: goes by a copy before its room is wanted; under kByValue, no other does. Empty: none.
+  std::vector<bool> moved{};
   double link_price = 1;  // See Note [What moving costs]
   Preference prefers = Preference::kCheaper;
   double lead = 4;        // a return begins so many times earlier than it takes
@@ -129,6 +131,7 @@ class Guide {
   // then the versions know their next use, if it foresees.
   [[nodiscard]] bool follow(const ObservedCall& call);
   [[nodiscard]] const Plan& plan() const { return *followed_.plan; }
+  [[nodiscard]] Preference preference_for(const Version& version) const;
   // Whether it moves scores.
   [[nodiscard]] bool foresees() const { return !plan().online; }
   [[nodiscard]] Leads* leads() const { return followed_.leads.get(); }  // or null

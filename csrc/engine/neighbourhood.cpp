@@ -76,18 +76,6 @@ double Neighbourhood::next_use(const Version& version) {
   return next;
 }
 
-bool Neighbourhood::may_be_missed(const Version& version) const {
-  const auto goes_by_copy = [](const Version& v) {
-    return v.copied_by != nullptr || (v.way != nullptr && v.way->keeps_copy());
-  };
-  for (const Input* use = version.readers; use != nullptr; use = use->next) {
-    for (const Version* output : use->reader->outputs) {
-      if (output != nullptr && output->next_use != kNever && !goes_by_copy(*output)) return true;
-    }
-  }
-  return false;
-}
-
 // Whether the program reads `version` again, or something evicted that it takes `version` to replay.
 bool Neighbourhood::is_asked_for(const Version& version) {
   if (version.next_use != kNever) return version.next_use != kUnknown;

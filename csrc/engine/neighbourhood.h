@@ -18,8 +18,6 @@ class Neighbourhood {
   [[nodiscard]] double cost(const Version& version, ScoreKind kind);
   // When the program reads `version` next, or something evicted that it takes `version` to replay.
   [[nodiscard]] double next_use(const Version& version);
-  // Whether something that is here, and will be read again, may be dropped, and replayed from `version`.
-  [[nodiscard]] bool may_be_missed(const Version& version) const;
   // `version` has gone or come back. See Note [Stale scores are too low].
   void note_change(const Version& version, bool came_back, bool is_guided);
 

@@ -97,7 +97,7 @@ bool Disk::State::is_open() {
 bool Disk::State::write(Transfer& transfer, const char* bytes) {
   transfer.written = transfer.nbytes == 0;
   if (transfer.nbytes == 0) return true;
-  const std::lock_guard guard(mutex_);
+  std::unique_lock lock(mutex_);
   if (broken_ || transfer.nbytes > room_ || !is_open()) return false;
   if (options_.verify) {
     transfer.checksums.resize((transfer.nbytes + options_.chunk - 1) / options_.chunk);
@@ -114,14 +114,19 @@ bool Disk::State::write(Transfer& transfer, const char* bytes) {
     free_slot(transfer);
     throw;
   }
+  lock.unlock();
+  wake_one();
   return true;
 }
 
 void Disk::State::read(Transfer& transfer, char* to) {
   transfer.error.clear();
   if (transfer.nbytes == 0) return;
-  const std::lock_guard guard(mutex_);
-  enqueue(transfer, /*goes_out=*/false, to);
+  {
+    const std::lock_guard guard(mutex_);
+    enqueue(transfer, /*goes_out=*/false, to);
+  }
+  wake_one();
 }
 
 // See Note [Returns go before writes]
@@ -189,7 +194,6 @@ void Disk::State::enqueue(Transfer& transfer, bool goes_out, char* memory) {
   transfer.awaited = false;
   transfer.done.store(false, std::memory_order_relaxed);
   lane.queued += transfer.nbytes;
-  work_.notify_all();
 }
 
 // What has not begun does not begin any more.
@@ -342,7 +346,9 @@ void Disk::State::work() {
     const Clock::time_point now = Clock::now();
     if (Lane* lane = choose(now)) {
       const Chunk chunk = begin(*lane, now);
+      const bool is_more = !in.queue.empty() || !out.queue.empty();
       lock.unlock();
+      if (is_more) wake_one();
       const int error = run(chunk, bounce);
       lock.lock();
       finish(chunk, error);

@@ -87,6 +87,9 @@ class Disk::State {
   };
   struct Forks;
 
+  // A thread, which wakes the next if there is more to do: where all cores are busy, one that wakes
+  // takes an operator's place. The lock is not held, since it would wake only to wait for that.
+  void wake_one() { work_.notify_one(); }
   // The lock is held.
   [[nodiscard]] bool is_open();  // and opens it, at first
   void enqueue(Transfer& transfer, bool goes_out, char* memory);

@@ -88,8 +88,19 @@ void change_score(Plan& plan, Dice& dice) {
   if (dice.one_in(8)) plan.weights.clear();
 }
 
-// What goes over the link, when, and at what price.
-void change_moves(Plan& plan, const std::vector<bool>& moved, Dice& dice) {
+// What goes over the link, when, and at what price. `among`: values.
+void change_moves(Plan& plan, const std::vector<bool>& moved, const std::vector<Trace::Id>& among,
+                  Dice& dice) {
+  if (plan.prefers == Preference::kByValue) {
+    if (dice.one_in(2)) plan.lead = std::exp2(8 * dice.fraction());
+    const std::size_t first = dice.below(among.size());
+    const std::size_t length = dice.one_in(2) ? 1 + dice.below(8) : 1;
+    const bool moves = !plan.moved[among[first]];
+    for (std::size_t i = first; i < std::min(first + length, among.size()); ++i) {
+      plan.moved[among[i]] = moves;
+    }
+    return;
+  }
   if (dice.one_in(2)) plan.link_price = std::exp2(4 * dice.fraction() - 3);
   if (dice.one_in(2)) plan.lead = std::exp2(8 * dice.fraction());
   if (dice.one_in(2)) plan.moved = moved;
@@ -264,13 +275,20 @@ std::shared_ptr<const Plan> Search::best_within(std::uint64_t share) {
 std::vector<std::shared_ptr<const Plan>> Search::contestants() {
   constexpr double kClearlySlower = 1.25;
   if (!link_ || !link_->clocked || !link_->drops || !over_) return {};
-  std::vector<std::shared_ptr<const Plan>> plans{best_within(kAll)};
-  if (!plans.front()) return {};
-  const double most = kClearlySlower * (program_cost_ + plans.front()->overhead);
-  for (const Best& best : best_of_) {
-    if (!best.plan || program_cost_ + best.plan->overhead > most) continue;
-    if (best.plan->prefers != plans.front()->prefers) plans.push_back(best.plan);
+  const std::shared_ptr<const Plan> best = best_within(kAll);
+  if (!best) return {};
+  const double most = kClearlySlower * (program_cost_ + best->overhead);
+  const auto is_close = [&](const std::shared_ptr<const Plan>& plan) {
+    return plan && program_cost_ + plan->overhead <= most;
+  };
+  std::vector<std::shared_ptr<const Plan>> plans{best};
+  for (const Best& other : best_of_) {
+    if (is_close(other.plan) && other.plan->prefers != best->prefers) plans.push_back(other.plan);
   }
+  // Calls decide anew each time what is cheaper; one that has been decided by value does what it foretells.
+  const bool is_decided = is_close(best_of_[index_of(Preference::kByValue)].plan);
+  const auto is_undecided = [](const auto& p) { return p->prefers == Preference::kCheaper && !p->online; };
+  if (is_decided) std::erase_if(plans, is_undecided);
   return plans;
 }
 
@@ -320,6 +338,7 @@ bool Search::begin_next_stage() {
           Plan plan = *best.plan;
           plan.moved = best.moved;
           plan.lead *= factor;
+          if (plan.prefers == Preference::kCheaper && link_->drops) plan.prefers = Preference::kByValue;
           queue_.push_back(std::move(plan));
         }
       }
@@ -353,8 +372,10 @@ std::vector<Search::Best> Search::bests() const {
   std::vector<Best> found;
   if (!link_ || !best_) return found;
   found.push_back({best_, moved_by_best_});
-  const Best& moving = best_of_[index_of(Preference::kMoving)];
-  if (moving.plan && moving.plan != best_) found.push_back(moving);
+  for (const Preference preference : {Preference::kMoving, Preference::kCheaper}) {
+    const Best& other = best_of_[index_of(preference)];
+    if (other.plan && other.plan != best_) found.push_back(other);
+  }
   return found;
 }
 
@@ -376,13 +397,13 @@ void Search::try_what_is_kept() {
 Plan Search::changed() {
   Dice dice(random_);
   Best from{best_, moved_by_best_};
-  for (const Preference preference : {Preference::kMoving, Preference::kDropping}) {
+  for (const Preference preference : {Preference::kMoving, Preference::kDropping, Preference::kByValue}) {
     const Best& other = best_of_[index_of(preference)];
     if (link_ && other.plan && other.plan != best_ && dice.one_in(3)) from = other;
   }
   Plan plan = from.plan ? *from.plan : Plan();
   if (link_ && plan.prefers != Preference::kDropping && dice.one_in(3)) {
-    change_moves(plan, from.moved, dice);
+    change_moves(plan, from.moved, waiting_.empty() ? counted_ : waiting_, dice);
     return plan;
   }
   if (dice.one_in(3)) {

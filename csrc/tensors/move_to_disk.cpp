@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kLatency = 1e-4;  // seconds: of a transfer, however small
 // Measured: on two cores, kept busy in both directions, a step takes 1.18 of its time.
-constexpr double kDrag = 0.1;
+constexpr double kDrag = 0.18;
 constexpr double kUnknownBandwidth = 1e9;  // bytes per second
 
 TensorVersion& tensor(Version& version) { return static_cast<TensorVersion&>(version); }
