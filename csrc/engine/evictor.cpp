@@ -56,8 +56,7 @@ bool Evictor::evict_useless(Table& table) {
   for (std::size_t i = table.candidates.size(); i-- > 0;) {
     Version& version = *table.candidate_versions[i];
     if (version.next_use != kNever || !version.may_go() || version.pending > 0) continue;
-    if (domain_.neighbourhood.next_use(version) != kNever) continue;
-    if (may_be_missed(version)) continue;
+    if (may_be_missed(version) || domain_.neighbourhood.next_use(version) != kNever) continue;
     refresh(table.candidates[i], version, kind);
     if (has_to_stay(version)) continue;
     domain_.evict(version);

@@ -173,6 +173,7 @@ struct RandomPlan {
     if (dice.one_in(2)) made.kept.clear();
     for (std::size_t i = 0; i < trace.values.size(); ++i) made.moved.push_back(dice.one_in(3));
     if (dice.one_in(2)) made.moved.clear();
+    made.prefers = static_cast<Preference>(dice.below(kPreferences));
     if (dice.one_in(3)) dice.among(foreseen->values).nbytes += 1;
     future = std::make_shared<const Future>(*foreseen);
     plan = std::make_shared<const Plan>(std::move(made));
@@ -532,13 +533,13 @@ void contests(unsigned count) {
   expect(held > count / 10, "contests are put to the test");
 }
 
-// ---- returns ahead of their use -----------------------------------------------------------------
+// ---- plans over a link ---------------------------------------------------------------------------
 
-// What the program holds on to and never reads again makes room for what comes back; what goes early is
-// not fetched at once.
-void returns_come_ahead() {
-  constexpr std::size_t kBytes = std::size_t{1} << 20;
-  constexpr std::size_t kLayers = 12;
+constexpr std::size_t kBytes = std::size_t{1} << 20;
+constexpr std::size_t kLayers = 12;
+
+// Layers, and their backward, whose graph holds on to all to its end.
+Trace layers() {
   Trace trace;
   std::vector<Trace::Id> saved{trace.add_value(kBytes, /*counted=*/false)};
   for (std::size_t i = 0; i < kLayers; ++i) {
@@ -559,10 +560,21 @@ void returns_come_ahead() {
     if (gradient != saved.back()) trace.add_release(gradient);
     gradient = next;
   }
-  for (const Trace::Id value : saved) trace.add_release(value);  // a graph holds all to its end
+  for (const Trace::Id value : saved) trace.add_release(value);
   trace.add_release(gradient);
   trace.check();
+  return trace;
+}
 
+// It carries a value in half the time of a forward's operator.
+LinkOptions quick_link(bool drops) {
+  return {{0, 5e-4 / kBytes, 5e-4 / kBytes, true}, std::size_t{1} << 30, drops};
+}
+
+// What the program holds on to and never reads again makes room for what comes back; what goes early is
+// not fetched at once.
+void returns_come_ahead() {
+  const Trace trace = layers();
   const auto future = std::make_shared<const Future>(trace);
   for (const bool early : {false, true}) {
     Plan plan{.prefers = Preference::kMoving};
@@ -574,8 +586,7 @@ void returns_come_ahead() {
     SimulationOptions options{.budget = 6 * kBytes, .check = true};
     options.guide = std::make_shared<Guide>(std::make_shared<const Trace>(trace), future,
                                             Followed{std::make_shared<const Plan>(plan)});
-    // It carries a value in half the time of a forward's operator.
-    options.link = LinkOptions{{0, 5e-4 / kBytes, 5e-4 / kBytes, true}, std::size_t{1} << 30, /*drops=*/false};
+    options.link = quick_link(/*drops=*/false);
     const Statistics found = simulate(trace, options);
     expect(found.moves >= kLayers - 6, "values are moved");
     expect(found.moves <= kLayers, "each once, at most");
@@ -584,12 +595,86 @@ void returns_come_ahead() {
   }
 }
 
+// A value goes by the way that the plan says, whatever is cheaper.
+void plans_decide_by_value() {
+  const auto trace = std::make_shared<const Trace>(layers());
+  const auto future = std::make_shared<const Future>(*trace);
+  Plan plan{.prefers = Preference::kByValue};
+  plan.score.horizon = Horizon::kNext;
+  plan.moved.resize(trace->values.size());
+  for (std::size_t call = 0; call < kLayers; ++call) {
+    plan.moved[trace->calls[call].makes.front().value] = call % 2 == 0;
+  }
+  SimulationOptions options{.budget = 6 * kBytes, .check = true};
+  options.guide = std::make_shared<Guide>(trace, future, Followed{std::make_shared<const Plan>(plan)});
+  options.link = quick_link(/*drops=*/true);
+  Deeds deeds;
+  const Statistics found = simulate(*trace, options, &deeds);
+  expect(found.moves >= 2 && found.replays >= 2, "some move, and some are dropped");
+  for (std::size_t v = 0; v < trace->values.size(); ++v) {
+    expect(!deeds.moved[v] || plan.moved[v], "no other value moves");
+  }
+  for (std::size_t call = 0; call < kLayers; ++call) {
+    const bool moves = plan.moved[trace->calls[call].makes.front().value];
+    expect(!moves || deeds.replays[call] == 0, "what moves is not replayed");
+  }
+}
+
+// Where replays cost more than the plan foretold, what can be moved is. Note [Near the floor], Rule 7.
+void plans_that_break_their_word(unsigned count) {
+  std::uint64_t replays[2] = {0, 0};
+  unsigned moved = 0;
+  for (unsigned seed = 0; seed < count; ++seed) {
+    std::mt19937 random(seed);
+    const auto trace = std::make_shared<const Trace>(random_program(random));
+    const auto future = std::make_shared<const Future>(*trace);
+    const auto replays_by = [&](double foretold) -> std::optional<std::uint64_t> {
+      Plan plan{.prefers = Preference::kDropping, .overhead = foretold};
+      SimulationOptions options{.budget = run(*trace, {})->peak_bytes * 6 / 10, .check = true};
+      options.guide = std::make_shared<Guide>(trace, future, Followed{std::make_shared<const Plan>(plan)});
+      options.link = LinkOptions{{1e-7, 1e-9, 1e-9}, std::size_t{1} << 20, /*drops=*/true};
+      const auto found = run(*trace, options);
+      if (!found) return std::nullopt;
+      moved += foretold == 0 && found->moves > 0;
+      return found->replays;
+    };
+    const auto if_little = replays_by(0);
+    const auto if_much = replays_by(kNever);
+    if (!if_little || !if_much) continue;
+    replays[0] += *if_little;
+    replays[1] += *if_much;
+  }
+  expect(moved > count / 10, "values are moved in place of being dropped");
+  expect(replays[0] < replays[1], "so that less is replayed");
+}
+
+// What was late once does not shrink until it is late again.
+void leads_settle() {
+  Leads leads(2);
+  expect(leads.of(0) == 1 && leads.of(7) == 1, "as the plan says");
+  leads.note_early(0);
+  expect(leads.of(0) < 1, "what lies waiting begins later");
+  leads.note_late(0);
+  const double found = leads.of(0);
+  expect(found > 1, "what is late begins earlier");
+  for (int i = 0; i < 10; ++i) leads.note_early(0);
+  expect(leads.of(0) == found, "and goes on so, though it lies waiting");
+  leads.note_turned_back(0);
+  expect(leads.of(0) < found, "unless its room was wanted");
+  for (int i = 0; i < 200; ++i) leads.note_late(0);
+  expect(leads.of(0) == 64, "within bounds");
+  expect(leads.of(1) == 1, "each value for itself");
+}
+
 const std::map<std::string, std::function<void()>> kTests{
     {"chain", a_chain_dies},
     {"programs", [] { random_programs(0, 4000); }},
     {"moves", [] { what_replays_wait_for_may_be_moved(); moves(3000); moves_where_replays_thrash(1000); }},
     {"searches", [] { searches(400); }},
     {"ahead", returns_come_ahead},
+    {"by value", plans_decide_by_value},
+    {"word", [] { plans_that_break_their_word(400); }},
+    {"leads", leads_settle},
     {"contest", [] { a_contest(); contests(200); }},
 };
 

@@ -9,7 +9,17 @@ import pytest
 from models import CORE, compile_model, run_model
 
 PARTS = ("base", "memory", "policy", "engine", "planning")
-TESTS = ["chain", "programs", "moves", "searches", "ahead", "contest"]
+TESTS = [
+    "chain",
+    "programs",
+    "moves",
+    "searches",
+    "ahead",
+    "by value",
+    "word",
+    "leads",
+    "contest",
+]
 
 
 @pytest.fixture(scope="module")
