@@ -3,21 +3,11 @@
 
 #include <algorithm>
 
-#include "engine/guide.h"
-
 namespace rematfn {
-
-struct Contest::Entrant {
-  Followed followed;
-  int calls = 0;
-  double least = kNever;  // seconds of a call
-};
 
 Contest::Contest(const std::vector<Followed>& plans) {
   for (const Followed& plan : plans) entrants_.push_back({plan});
 }
-
-Contest::~Contest() = default;
 
 Followed Contest::next() const {
   const std::lock_guard guard(mutex_);

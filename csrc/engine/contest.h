@@ -10,10 +10,9 @@
 // these is followed for a few calls, those that are close to the best for a few more, and the one whose
 // calls took least from then on. The first call after another plan's does not count: it finds memory as
 // that one has left it. Of the others the shortest does, since what disturbs a call makes it longer and
-// never shorter. A plan that is foretold to be
-// clearly slower is not tried. Where an accelerator computes, the clock of the host does not tell what
-// a call takes, and the simulation decides alone; so it does for plans that only drop, whose
-// operators take what they take anywhere.
+// never shorter. A plan that is foretold to be clearly slower is not tried. Where an accelerator
+// computes, the clock of the host does not tell what a call takes, and the simulation decides alone; so
+// it does for plans that only drop, whose operators take what they take anywhere.
 
 #pragma once
 
@@ -25,15 +24,20 @@
 
 namespace rematfn {
 
-struct Followed;
+class Leads;
 struct Plan;
+
+// A plan, and what has been learnt of it.
+struct Followed {
+  std::shared_ptr<const Plan> plan;
+  std::shared_ptr<Leads> leads{};  // null where nothing moves
+};
 
 // Any thread.
 class Contest {
  public:
   // At least one; the best comes first, as far as is known.
   explicit Contest(const std::vector<Followed>& plans);
-  ~Contest();
 
   // Which the next call is to follow.
   [[nodiscard]] Followed next() const;
@@ -41,7 +45,11 @@ class Contest {
   void note(const Plan& plan, double seconds);
 
  private:
-  struct Entrant;
+  struct Entrant {
+    Followed followed;
+    int calls = 0;
+    double least = kNever;  // seconds of a call
+  };
   static constexpr int kCalls = 3;      // of each; the first does not count
   static constexpr int kCallsInAll = 7;  // of those that are close; the first of the rest does not count
   static constexpr double kClose = 1.05;

@@ -111,12 +111,6 @@ class Leads {
   std::vector<Lead> values_;
 };
 
-// A plan, and what has been learnt of it.
-struct Followed {
-  std::shared_ptr<const Plan> plan;
-  std::shared_ptr<Leads> leads{};  // null where nothing moves
-};
-
 class Guide {
  public:
   // `timings`, `contest`: to be told if the program ends as was foreseen; or null.

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -88,17 +89,21 @@ void change_score(Plan& plan, Dice& dice) {
   if (dice.one_in(8)) plan.weights.clear();
 }
 
+// One value, or at times, once in so many, a few made one after the other.
+std::span<const Trace::Id> some_of(const std::vector<Trace::Id>& among, std::size_t once_in, Dice& dice) {
+  const std::size_t first = dice.below(among.size());
+  const std::size_t length = dice.one_in(once_in) ? 1 + dice.below(8) : 1;
+  return std::span(among).subspan(first, std::min(length, among.size() - first));
+}
+
 // What goes over the link, when, and at what price. `among`: values.
 void change_moves(Plan& plan, const std::vector<bool>& moved, const std::vector<Trace::Id>& among,
                   Dice& dice) {
   if (plan.prefers == Preference::kByValue) {
     if (dice.one_in(2)) plan.lead = std::exp2(8 * dice.fraction());
-    const std::size_t first = dice.below(among.size());
-    const std::size_t length = dice.one_in(2) ? 1 + dice.below(8) : 1;
-    const bool moves = !plan.moved[among[first]];
-    for (std::size_t i = first; i < std::min(first + length, among.size()); ++i) {
-      plan.moved[among[i]] = moves;
-    }
+    const auto values = some_of(among, 2, dice);
+    const bool moves = !plan.moved[values.front()];
+    for (const Trace::Id value : values) plan.moved[value] = moves;
     return;
   }
   if (dice.one_in(2)) plan.link_price = std::exp2(4 * dice.fraction() - 3);
@@ -110,13 +115,10 @@ void change_moves(Plan& plan, const std::vector<bool>& moved, const std::vector<
   }
 }
 
-// Those of one value, or of a few made one after the other.
 void change_weights(Plan& plan, const std::vector<Trace::Id>& among, float factor, Dice& dice) {
   if (among.empty()) return;
-  const std::size_t first = dice.below(among.size());
-  const std::size_t length = dice.one_in(4) ? 1 + dice.below(8) : 1;
-  for (std::size_t i = first; i < std::min(first + length, among.size()); ++i) {
-    float& weight = plan.weights[among[i]];
+  for (const Trace::Id value : some_of(among, 4, dice)) {
+    float& weight = plan.weights[value];
     weight = std::clamp(weight * factor, 1 / kMostWeight, kMostWeight);
   }
 }

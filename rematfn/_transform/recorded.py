@@ -96,8 +96,9 @@ class RecordedProgram:
                 program.foresee()
                 return program
             moves = link is not None and isinstance(policy, Guided)
-            self._untimed += moves and not self._timed_anew
-            waits = moves and not self._timed_anew and self._untimed <= _TIMED_BY_THEN
+            untimed = moves and not self._timed_anew
+            self._untimed += untimed
+            waits = untimed and self._untimed <= _TIMED_BY_THEN
             if self._fits(budget):
                 self._share += 0 if waits else self._grows_by
             else:
