@@ -25,9 +25,8 @@ MIB = 2**20
 Way = Literal["remat", "offload", "hybrid"]
 WAYS: tuple[Way, ...] = ("remat", "offload", "hybrid")
 # A call that is recorded; three whose times are taken; one that begins the search by these times;
-# what the clock decides between, three calls each, and four more of those that are close; a few for
-# leads.
-WARM_UP = {"remat": 2, "offload": 10, "hybrid": 28}
+# eight rounds of up to three plans that the clock decides between; a few more.
+WARM_UP = {"remat": 2, "offload": 10, "hybrid": 32}
 QUIET = 0.3  # cores that others may keep busy
 
 

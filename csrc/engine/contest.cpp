@@ -11,33 +11,59 @@ Contest::Contest(const std::vector<Followed>& plans) {
 
 Followed Contest::next() const {
   const std::lock_guard guard(mutex_);
-  const auto open = std::ranges::find_if(entrants_, [&](const Entrant& e) { return is_open(e); });
-  return open == entrants_.end() ? best().followed : open->followed;
+  const Entrant* next = nullptr;
+  for (const Entrant& entrant : entrants_) {
+    if (!entrant.takes_part) continue;
+    if (next == nullptr || entrant.seconds.size() < next->seconds.size()) next = &entrant;
+  }
+  return next != nullptr ? next->followed : entrants_.front().followed;
 }
 
 void Contest::note(const Plan& plan, double seconds) {
   const std::lock_guard guard(mutex_);
+  if (std::ranges::count_if(entrants_, &Entrant::takes_part) < 2) return;
   for (Entrant& entrant : entrants_) {
-    if (entrant.followed.plan.get() != &plan || !is_open(entrant)) continue;
-    const bool counts = entrant.calls != 0 && entrant.calls != kCalls;
-    if (counts) entrant.least = std::min(entrant.least, seconds);
-    ++entrant.calls;
-    if (seconds == kNever) entrant = {entrant.followed, kCallsInAll, kNever};
+    if (entrant.followed.plan.get() != &plan || !entrant.takes_part) continue;
+    entrant.seconds.push_back(seconds);
+    entrant.takes_part = seconds != kNever;
   }
+  if (rounds() >= kUncounted + 2) exclude_slower();
 }
 
-bool Contest::is_open(const Entrant& entrant) const {
-  if (entrants_.size() == 1) return false;
-  if (entrant.calls < kCalls) return true;
-  const auto has_begun = [](const Entrant& e) { return e.calls >= kCalls; };
-  if (!std::ranges::all_of(entrants_, has_begun)) return false;
-  const auto is_close = [&](const Entrant& e) { return e.least <= kClose * best().least; };
-  return entrant.calls < kCallsInAll && is_close(entrant) &&
-         std::ranges::count_if(entrants_, is_close) > 1;
+std::size_t Contest::rounds() const {
+  std::size_t least = kRounds;
+  for (const Entrant& entrant : entrants_) {
+    if (entrant.takes_part) least = std::min(least, entrant.seconds.size());
+  }
+  return least;
 }
 
-const Contest::Entrant& Contest::best() const {
-  return *std::ranges::min_element(entrants_, {}, &Entrant::least);
+double Contest::relative(const Entrant& entrant) const {
+  std::vector<double> found;
+  for (std::size_t round = kUncounted; round < rounds(); ++round) {
+    double fastest = kNever;
+    for (const Entrant& other : entrants_) {
+      if (other.takes_part) fastest = std::min(fastest, other.seconds[round]);
+    }
+    found.push_back(entrant.seconds[round] / fastest);
+  }
+  // Of two the lower: what disturbs a call makes it longer.
+  const auto middle = found.begin() + static_cast<std::ptrdiff_t>((found.size() - 1) / 2);
+  std::ranges::nth_element(found, middle);
+  return *middle;
+}
+
+void Contest::exclude_slower() {
+  std::vector<double> found;
+  for (const Entrant& entrant : entrants_) {
+    found.push_back(entrant.takes_part ? relative(entrant) : kNever);
+  }
+  const auto best = std::ranges::min_element(found);
+  const bool is_over = rounds() == kRounds;
+  for (std::size_t i = 0; i < entrants_.size(); ++i) {
+    const bool is_slower = is_over ? &found[i] != &*best : found[i] > kClearlySlower * *best;
+    if (is_slower) entrants_[i].takes_part = false;
+  }
 }
 
 }  // namespace rematfn

@@ -6,16 +6,18 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // How much longer operators take while copies are on their way, and the copies while operators run, no
 // simulation foretells within some percent; and as near to each other are often the best of the
-// plans that move, of those that drop, and of those that do either. So when the search is over, each of
-// these is followed for a few calls, those that are close to the best for a few more, and the one whose
-// calls took least from then on. The first call after another plan's does not count: it finds memory as
-// that one has left it. Of the others the shortest does, since what disturbs a call makes it longer and
-// never shorter. A plan that is foretold to be clearly slower is not tried. Where an accelerator
+// plans that move, of those that drop, and of those that do either. So when the search is over, calls
+// follow each of these in turn, and from then on the one whose calls took least. A machine that others
+// use as well may be half as fast again for a minute, which is more than the plans differ by; so what a
+// call took is compared with the calls of its round, and with no others. The median of a few rounds
+// decides. The first two do not count: leads are learnt in them. What is clearly slower by then takes no
+// further part. A plan that is foretold to be clearly slower is not tried. Where an accelerator
 // computes, the clock of the host does not tell what a call takes, and the simulation decides alone; so
 // it does for plans that only drop, whose operators take what they take anywhere.
 
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -47,16 +49,18 @@ class Contest {
  private:
   struct Entrant {
     Followed followed;
-    int calls = 0;
-    double least = kNever;  // seconds of a call
+    std::vector<double> seconds{};  // of each of its calls
+    bool takes_part = true;
   };
-  static constexpr int kCalls = 3;      // of each; the first does not count
-  static constexpr int kCallsInAll = 7;  // of those that are close; the first of the rest does not count
-  static constexpr double kClose = 1.05;
+  static constexpr std::size_t kUncounted = 2;  // rounds
+  static constexpr std::size_t kRounds = 8;
+  static constexpr double kClearlySlower = 1.1;
 
-  // Whether calls of it are still to come. The mutex is held.
-  [[nodiscard]] bool is_open(const Entrant& entrant) const;
-  [[nodiscard]] const Entrant& best() const;
+  // The mutex is held.
+  [[nodiscard]] std::size_t rounds() const;  // that all have been followed in
+  // What its calls took, the fastest of each round being one.
+  [[nodiscard]] double relative(const Entrant& entrant) const;
+  void exclude_slower();
 
   mutable std::mutex mutex_;
   std::vector<Entrant> entrants_;

@@ -149,7 +149,7 @@ void Domain::fetch(Version& version) {
 // What has a copy and is away.
 void Domain::expect_use(Version& version) {
   const bool is_known = version.next_use != kUnknown && version.next_use != kNever;
-  if (version.copied_by != nullptr && is_known) expected_.emplace(version.next_use, &version);
+  if (version.copied_by != nullptr && is_known) expected_.insert(Use(version));
 }
 
 void Domain::begin_to_fetch(Version& version) {
@@ -163,7 +163,7 @@ void Domain::begin_to_fetch(Version& version) {
 }
 
 void Domain::start_to_fetch(Version& version) {
-  expected_.erase({version.next_use, &version});
+  expected_.erase(Use(version));
   version.table->charge(version.nbytes);
   try {
     version.place = version.copied_by->bring_back(version);
@@ -240,7 +240,7 @@ void Domain::discard_copy(Version& version) {
   if (version.place == Place::kComing) stop_coming(version);
   if (version.has_bytes()) version.place = Place::kHere;
   if (version.place == Place::kAway) {
-    expected_.erase({version.next_use, &version});
+    expected_.erase(Use(version));
     if (journal) journal->note(Journal::What::kForgotten, version);
   }
   version.copied_by->discard(version);
@@ -288,10 +288,11 @@ void Domain::turn_back(Version& version) {
 
 void Domain::fetch_ahead() {
   while (guide && !expected_.empty()) {
-    const auto [next_use, version] = *expected_.begin();
-    if (!version->copied_by->is_due(*version, next_use - clock) || !clear_for(*version)) return;
+    const Use& next = *expected_.begin();
+    Version& version = *next.version;
+    if (!version.copied_by->is_due(version, next.when - clock) || !clear_for(version)) return;
     try {
-      start_to_fetch(*version);
+      start_to_fetch(version);
     } catch (const c10::OutOfMemoryError&) {
       return;  // the device has no room, whatever the budget says
     }

@@ -26,6 +26,7 @@
 
 #pragma once
 
+#include <compare>
 #include <memory>
 #include <set>
 #include <span>
@@ -178,10 +179,21 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void lose_copy(Version& version, const CopyLost& why);
   void lose_bytes(Version& version, Journal::What how);
 
+  // When a version is read next. Those that one operator reads come in the order of their values, and
+  // not of their addresses: a plan costs what it costs in whatever process it is simulated.
+  struct Use {
+    explicit Use(Version& read) : when(read.next_use), value(read.value), version(&read) {}
+    auto operator<=>(const Use& other) const = default;
+
+    double when;
+    Trace::Id value;
+    Version* version;
+  };
+
   bool lists_candidates_ = false;
   std::vector<Version*> leaving_;  // the first to leave first
   std::vector<Version*> coming_;
-  std::set<std::pair<double, Version*>> expected_;  // what has a copy and is away, by its next use
+  std::set<Use> expected_;  // of what has a copy and is away
   QueueLock<Released> lock_;
   bool lost_to_fork_ = false;
 };

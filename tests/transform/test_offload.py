@@ -197,6 +197,43 @@ def test_a_program_is_timed_anew() -> None:
         assert len(programs) == (2 if moves else 1)
 
 
+def deep(layers: list[Tensor], x: Tensor) -> Tensor:
+    for weights in layers:
+        x = torch.tanh(x @ weights)
+    return x.square().mean()
+
+
+def test_each_plan_that_the_clock_decides_between_is_exact() -> None:
+    layers = [torch.randn(384, 384) / 20 for _ in range(10)]
+    x, batches = torch.randn(512, 384), torch.randn(2, 256, 384)
+    nestings: list[tuple[Callable[[Transform], Any], Tensor]] = [
+        (lambda t: func.grad(t(deep)), x),
+        (lambda t: t(func.grad(deep)), x),
+        (lambda t: func.vmap(func.grad(t(deep)), in_dims=(None, 0)), batches),
+        (lambda t: t(func.vmap(func.grad(deep), in_dims=(None, 0))), batches),
+    ]
+    # One that is recorded, a few that are timed, and eight of up to three plans.
+    calls = 36
+    made: list[Any] = []
+
+    def hybrid(f: Any) -> Any:
+        made.append(rematfn.remat(f, 0.35, offload=True))
+        return made[-1]
+
+    did = []
+    for nesting, inputs in nestings:
+        expected = nesting(untransformed)(layers, inputs)
+        step = nesting(hybrid)
+        for call in range(calls):
+            assert_bitwise_equal(step(layers, inputs), expected)
+            finish_searches()
+            stats = rematfn.stats(made[-1])
+            assert call == 0 or stats.peak_bytes <= stats.budget
+            did.append((stats.moves > 0, stats.replays > 0))
+    assert (True, False) in did
+    assert any(replays for _, replays in did)
+
+
 # --- what cannot be replayed ----------------------------------------------------------------------
 
 
