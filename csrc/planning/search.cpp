@@ -5,8 +5,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <span>
-#include <tuple>
 #include <utility>
 
 #include "engine/domain.h"
@@ -37,12 +35,6 @@ constexpr std::array<Score, 10> kPortfolio{{
 // That of segments and cut points, whose weights decide for themselves what is held.
 constexpr Score kAmongTheRest{ScoreKind::kOn, 0.5, 0.75, 1, Horizon::kNext};
 
-// What the search may exchange for one another.
-constexpr std::array kHorizons{Horizon::kAge, Horizon::kGeometric, Horizon::kHarmonic,
-                               Horizon::kNearer, Horizon::kNext};
-
-constexpr float kMostWeight = 1e9F;
-
 constexpr std::size_t index_of(Preference preference) {
   return static_cast<std::size_t>(preference);
 }
@@ -67,84 +59,6 @@ std::vector<bool> products_of(const Trace& trace) {
     for (const Trace::Made& made : call.makes) values[made.value] = true;
   }
   return values;
-}
-
-class Dice {
- public:
-  explicit Dice(std::mt19937& random) : random_(random) {}
-  std::size_t below(std::size_t n) { return random_() % n; }
-  bool one_in(std::size_t n) { return below(n) == 0; }
-  double fraction() { return static_cast<double>(below(1024)) / 1024; }
-
- private:
-  std::mt19937& random_;
-};
-
-void change_score(Plan& plan, Dice& dice) {
-  const auto about = [&](double x) { return x * std::exp2(2 * dice.fraction() - 1); };
-  plan.score.exponent = std::clamp(about(plan.score.exponent), 0.1, 4.0);
-  plan.score.ancestors = std::clamp(about(plan.score.ancestors), 0.01, 10.0);
-  if (dice.one_in(4)) plan.score.unread = dice.one_in(2) ? 1 : 4;
-  if (dice.one_in(4)) plan.score.horizon = kHorizons[dice.below(kHorizons.size())];
-  if (dice.one_in(8)) plan.weights.clear();
-}
-
-// One value, or at times, once in so many, a few made one after the other.
-std::span<const Trace::Id> some_of(const std::vector<Trace::Id>& among, std::size_t once_in, Dice& dice) {
-  const std::size_t first = dice.below(among.size());
-  const std::size_t length = dice.one_in(once_in) ? 1 + dice.below(8) : 1;
-  return std::span(among).subspan(first, std::min(length, among.size() - first));
-}
-
-// What goes over the link, when, and at what price. `among`: values.
-void change_moves(Plan& plan, const std::vector<bool>& moved, const std::vector<Trace::Id>& among,
-                  Dice& dice) {
-  if (plan.prefers == Preference::kByValue) {
-    if (dice.one_in(2)) plan.lead = std::exp2(8 * dice.fraction());
-    const auto values = some_of(among, 2, dice);
-    const bool moves = !plan.moved[values.front()];
-    for (const Trace::Id value : values) plan.moved[value] = moves;
-    return;
-  }
-  if (dice.one_in(2)) plan.link_price = std::exp2(4 * dice.fraction() - 3);
-  if (dice.one_in(2)) plan.lead = std::exp2(8 * dice.fraction());
-  if (dice.one_in(2)) plan.moved = moved;
-  if (dice.one_in(8)) plan.moved.clear();
-  if (dice.one_in(8)) {
-    plan.prefers = plan.prefers == Preference::kMoving ? Preference::kCheaper : Preference::kMoving;
-  }
-}
-
-void change_weights(Plan& plan, const std::vector<Trace::Id>& among, float factor, Dice& dice) {
-  if (among.empty()) return;
-  for (const Trace::Id value : some_of(among, 4, dice)) {
-    float& weight = plan.weights[value];
-    weight = std::clamp(weight * factor, 1 / kMostWeight, kMostWeight);
-  }
-}
-
-// All values that count, and those that the program leaves alone for long: the others are hardly
-// ever victims, whatever they weigh.
-std::pair<std::vector<Trace::Id>, std::vector<Trace::Id>> values_by_wait(const Trace& trace) {
-  constexpr std::size_t kLong = 50;  // so many times shorter than the program
-  const auto& calls = trace.calls;
-  std::vector<std::size_t> accessed(trace.values.size(), 0);
-  std::vector<bool> waits(trace.values.size(), false);
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    for (const Trace::Read& read : calls[i].reads) {
-      if (i - accessed[read.value] > calls.size() / kLong) waits[read.value] = true;
-      accessed[read.value] = i;
-    }
-    for (const Trace::Made& made : calls[i].makes) accessed[made.value] = i;
-  }
-  std::vector<Trace::Id> counted;
-  std::vector<Trace::Id> waiting;
-  for (Trace::Id v = 0; v < trace.values.size(); ++v) {
-    if (!trace.values[v].counted || trace.values[v].nbytes == 0) continue;
-    counted.push_back(v);
-    if (waits[v]) waiting.push_back(v);
-  }
-  return {counted, waiting};
 }
 
 }  // namespace
@@ -351,10 +265,10 @@ bool Search::begin_next_stage() {
       return true;
     case Stage::kKept:
       stage_ = Stage::kLocal;
-      std::tie(counted_, waiting_) = values_by_wait(*trace_);
+      changes_.emplace(*trace_);
       return true;
     case Stage::kLocal:
-      if (counted_.empty()) return false;
+      if (changes_->is_empty()) return false;
       queue_.push_back(changed());
       return true;
     case Stage::kListed:
@@ -395,30 +309,13 @@ void Search::try_what_is_kept() {
   }
 }
 
-// Local search: change the score, or the weights of some values, and keep what does no harm.
 Plan Search::changed() {
-  Dice dice(random_);
   Best from{best_, moved_by_best_};
   for (const Preference preference : {Preference::kMoving, Preference::kDropping, Preference::kByValue}) {
     const Best& other = best_of_[index_of(preference)];
-    if (link_ && other.plan && other.plan != best_ && dice.one_in(3)) from = other;
+    if (link_ && other.plan && other.plan != best_ && changes_->one_in(3)) from = other;
   }
-  Plan plan = from.plan ? *from.plan : Plan();
-  if (link_ && plan.prefers != Preference::kDropping && dice.one_in(3)) {
-    change_moves(plan, from.moved, waiting_.empty() ? counted_ : waiting_, dice);
-    return plan;
-  }
-  if (dice.one_in(3)) {
-    change_score(plan, dice);
-    return plan;
-  }
-  plan.weights.resize(trace_->values.size(), 1);
-  const float factor = dice.one_in(2) ? 4.0F : 64.0F;
-  const bool dearer = dice.one_in(2);
-  change_weights(plan, dice.one_in(4) ? counted_ : waiting_, dearer ? factor : 1 / factor, dice);
-  // At times in exchange for others.
-  if (dice.one_in(3)) change_weights(plan, waiting_, dearer ? 1 / factor : factor, dice);
-  return plan;
+  return changes_->of(from.plan ? *from.plan : Plan(), link_ ? &from.moved : nullptr);
 }
 
 }  // namespace rematfn

@@ -29,9 +29,9 @@
 #include <deque>
 #include <memory>
 #include <optional>
-#include <random>
 
 #include "engine/guide.h"
+#include "planning/plan_changes.h"
 #include "planning/simulation.h"
 
 namespace rematfn {
@@ -144,9 +144,7 @@ class Search {
   std::shared_ptr<const Plan> best_;
   std::array<Best, kPreferences> best_of_;  // by what plans prefer
   std::deque<Found> found_;
-  std::mt19937 random_{20};  // the same for all
-  std::vector<Trace::Id> counted_;  // values, for local search
-  std::vector<Trace::Id> waiting_;
+  std::optional<PlanChanges> changes_;  // for local search
 };
 
 }  // namespace rematfn

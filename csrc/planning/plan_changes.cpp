@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "planning/plan_changes.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace rematfn {
+namespace {
+
+// What may be exchanged for one another.
+constexpr std::array kHorizons{Horizon::kAge, Horizon::kGeometric, Horizon::kHarmonic,
+                               Horizon::kNearer, Horizon::kNext};
+
+constexpr float kMostWeight = 1e9F;
+
+}  // namespace
+
+PlanChanges::PlanChanges(const Trace& trace) : values_(trace.values.size()) {
+  constexpr std::size_t kLong = 50;  // so many times shorter than the program
+  const auto& calls = trace.calls;
+  std::vector<std::size_t> accessed(trace.values.size(), 0);
+  std::vector<bool> waits(trace.values.size(), false);
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    for (const Trace::Read& read : calls[i].reads) {
+      if (i - accessed[read.value] > calls.size() / kLong) waits[read.value] = true;
+      accessed[read.value] = i;
+    }
+    for (const Trace::Made& made : calls[i].makes) accessed[made.value] = i;
+  }
+  for (Trace::Id v = 0; v < trace.values.size(); ++v) {
+    if (!trace.values[v].counted || trace.values[v].nbytes == 0) continue;
+    counted_.push_back(v);
+    if (waits[v]) waiting_.push_back(v);
+  }
+}
+
+Plan PlanChanges::of(Plan plan, const std::vector<bool>* moved) {
+  if (moved != nullptr && plan.prefers != Preference::kDropping && one_in(3)) {
+    change_moves(plan, *moved);
+  } else if (one_in(3)) {
+    change_score(plan);
+  } else {
+    change_weights(plan);
+  }
+  return plan;
+}
+
+void PlanChanges::change_score(Plan& plan) {
+  const auto about = [&](double x) { return x * std::exp2(2 * fraction() - 1); };
+  plan.score.exponent = std::clamp(about(plan.score.exponent), 0.1, 4.0);
+  plan.score.ancestors = std::clamp(about(plan.score.ancestors), 0.01, 10.0);
+  if (one_in(4)) plan.score.unread = one_in(2) ? 1 : 4;
+  if (one_in(4)) plan.score.horizon = kHorizons[below(kHorizons.size())];
+  if (one_in(8)) plan.weights.clear();
+}
+
+void PlanChanges::change_weights(Plan& plan) {
+  plan.weights.resize(values_, 1);
+  const float factor = one_in(2) ? 4.0F : 64.0F;
+  const bool dearer = one_in(2);
+  change_some_weights(plan, one_in(4) ? counted_ : waiting_, dearer ? factor : 1 / factor);
+  // At times in exchange for others.
+  if (one_in(3)) change_some_weights(plan, waiting_, dearer ? 1 / factor : factor);
+}
+
+void PlanChanges::change_some_weights(Plan& plan, const std::vector<Trace::Id>& among, float factor) {
+  if (among.empty()) return;
+  for (const Trace::Id value : some_of(among, 4)) {
+    float& weight = plan.weights[value];
+    weight = std::clamp(weight * factor, 1 / kMostWeight, kMostWeight);
+  }
+}
+
+void PlanChanges::change_moves(Plan& plan, const std::vector<bool>& moved) {
+  if (plan.prefers == Preference::kByValue) {
+    if (one_in(2)) plan.lead = std::exp2(8 * fraction());
+    const auto values = some_of(waiting_.empty() ? counted_ : waiting_, 2);
+    const bool moves = !plan.moved[values.front()];
+    for (const Trace::Id value : values) plan.moved[value] = moves;
+    return;
+  }
+  if (one_in(2)) plan.link_price = std::exp2(4 * fraction() - 3);
+  if (one_in(2)) plan.lead = std::exp2(8 * fraction());
+  if (one_in(2)) plan.moved = moved;
+  if (one_in(8)) plan.moved.clear();
+  if (one_in(8)) {
+    plan.prefers = plan.prefers == Preference::kMoving ? Preference::kCheaper : Preference::kMoving;
+  }
+}
+
+std::span<const Trace::Id> PlanChanges::some_of(const std::vector<Trace::Id>& among,
+                                                std::size_t once_in) {
+  const std::size_t first = below(among.size());
+  const std::size_t length = one_in(once_in) ? 1 + below(8) : 1;
+  return std::span(among).subspan(first, std::min(length, among.size() - first));
+}
+
+}  // namespace rematfn
