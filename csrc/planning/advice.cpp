@@ -33,6 +33,7 @@ class Mirror {
                                         [](const Trace::Call& call) { return call.backward; });
     const bool holds = std::find(held_.begin(), held_.end(), true) != held_.end();
     if ((has_turned && !trace_.calls.back().backward) || !holds) return std::nullopt;
+    if (has_turned) add_slack();
     for (std::size_t i = trace_.calls.size(); i-- > 0;) {
       if (!trace_.calls[i].backward) add_image_of(i);
     }
@@ -51,6 +52,15 @@ class Mirror {
       }
       in_flight[made.value] = call.backward;
     }
+  }
+
+  // Which gradients are on their way is a guess: it may be one more.
+  void add_slack() {
+    std::size_t largest = 0;
+    for (Trace::Id id = 0; id < held_.size(); ++id) {
+      if (held_[id]) largest = std::max(largest, trace_.values[id].nbytes);
+    }
+    trace_.add_unrecorded((trace_.unrecorded.empty() ? 0 : trace_.unrecorded.back()) + largest);
   }
 
   // The gradient of `value` that the backward has made so far, as far as can be told: the last of its

@@ -26,7 +26,8 @@
 // level began, on this thread: for a leaf that asks for its gradient, or under a transform of
 // torch.func's, around the level or inside. In the middle of a backward what is left of it is done in
 // the same way: of the forward's calls those whose values are still held. Which of the values that the
-// backward has made are gradients on their way is not known; one of the right size stands for them.
+// backward has made are gradients on their way is not known; one of the right size stands for them, and
+// room is left for one more, as large as the largest value that is held.
 
 #pragma once
 

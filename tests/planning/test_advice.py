@@ -274,9 +274,9 @@ def test_of_random_programs_a_figure_for_the_whole_call_is_enough_at_once(
 def test_in_a_first_calls_backward_the_figure_allows_for_the_rest(
     policy: rematfn.policies.Policy,
 ) -> None:
-    """Which is mirrored, and so a guess: it may be too little for one program in forty."""
-    followed, refused_again = 0, 0
-    for program, expected in itertools.islice(runnable(7), 20):
+    """Which is mirrored, and so a guess: of some hundred programs it may be too little for one."""
+    followed = 0
+    for program, expected in itertools.islice(runnable(7), 40):
         free = rematfn.remat(program.f)
         program.run(free)
         budget = float(rematfn.stats(free).peak_bytes)
@@ -290,14 +290,9 @@ def test_in_a_first_calls_backward_the_figure_allows_for_the_rest(
         assert "at least" in str(error)
         assert "up to here, and the rest of the backward" in str(error)
         enough = rematfn.remat(program.f, asked_for(error), policy=policy)
-        if (again := refusal_of(lambda: program.run(enough))) is not None:  # noqa: B023
-            assert asked_for(again) > asked_for(error)
-            refused_again += 1
-            continue
         assert_bitwise_equal(program.run(enough), expected)
         followed += 1
-    assert followed >= 15
-    assert refused_again <= 1
+    assert followed >= 30
 
 
 def test_no_budget_below_the_largest_need_is_enough_and_none_is_advised() -> None:
