@@ -309,6 +309,7 @@ void Search::try_what_is_kept() {
   }
 }
 
+// Local search: change one of the best plans a little, and keep what does no harm.
 Plan Search::changed() {
   Best from{best_, moved_by_best_};
   for (const Preference preference : {Preference::kMoving, Preference::kDropping, Preference::kByValue}) {
