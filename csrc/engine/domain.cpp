@@ -338,6 +338,11 @@ void Domain::cut(Version& version) {
   if (version.table && version.place == Place::kHere) version.table->enlist(version);
 }
 
+void Domain::note_addressed(Version& version, bool addressed) {
+  if (std::exchange(version.addressed, addressed) == addressed || !version.table) return;
+  version.table->relist(version);
+}
+
 // ---- what is known of the program --------------------------------------------------------------
 
 bool Domain::foresees() const { return guide && guide->foresees(); }

@@ -153,6 +153,7 @@ struct Version : Node {
   std::uint64_t exposed = 0;
   bool trimmed = false;   // a constant because the record was too long
   bool held = false;  // its bytes count in what the call would have held
+  bool addressed = false;  // somebody outside may read or fill it by address: it goes by no copy
   bool raw = false;       // uninitialised memory, perhaps being filled where we cannot see: kept
   bool has_tensor = false;   // some tensor of the program stands on these very contents
   bool consumed = false;  // an operator of the program has read it

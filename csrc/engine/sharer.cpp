@@ -214,6 +214,16 @@ std::optional<Sharer::Offer> Sharer::offer_for(const SharedBudget& budget) {
   return lowest;
 }
 
+bool Sharer::end_leaving(const SharedBudget& budget) {
+  bool any = false;
+  for (Table* table : tables) {
+    if (table->shared.get() != &budget || table->leaving() == 0) continue;
+    domain_.end_moves(*table);
+    any = true;
+  }
+  return any;
+}
+
 // Evicts until `table` has its claim. See Note [Whoever needs room may take it].
 Sharer::Taken Sharer::take(Table& table, std::size_t nbytes) {
   const SharedBudget& budget = *table.shared;
@@ -265,6 +275,15 @@ Sharer::Taken Sharer::take(Table& table, std::size_t nbytes) {
     domain_.end_moves(*own->table);
     taken.any = true;
     own = offer_for(budget);
+  }
+  const auto claim_after = [&](Sharer& sharer) {
+    if (taken.enough || !sharer.end_leaving(budget)) return;
+    taken.any = true;
+    taken.enough = table.claim(nbytes);
+  };
+  claim_after(*this);
+  for (Other& other : others) {
+    if (const Borrowed borrowed(other.domain); borrowed) claim_after(other.domain->sharer);
   }
   while (!taken.enough && domain_.evictor.evict_one(table, /*spare_pending=*/false)) {
     domain_.end_moves(table);

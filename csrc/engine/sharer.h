@@ -71,6 +71,8 @@ class Sharer {
   };
   [[nodiscard]] std::optional<Offer> offer_for(const SharedBudget& budget);
   Taken take(Table& table, std::size_t nbytes);
+  // Waits for what is leaving, of this domain's members; false: nothing is.
+  bool end_leaving(const SharedBudget& budget);
 
   enum class Lending : std::uint8_t { kNot, kLent, kTaken };
 

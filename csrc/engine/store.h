@@ -49,7 +49,9 @@ class Sizes : public Store {
   void drop(Version&) override {}
   bool held_elsewhere(const Version&) override { return false; }
   bool retain(Version&, const Bytes&) override { return true; }
-  bool forget(Version& version) override { return static_cast<bool>(version.producer); }
+  bool forget(Version& version) override {
+    return version.producer || version.place == Place::kComing;
+  }
   bool lost(const Version&) override { return false; }
   void copy(Version&) override {}
   void overwritten(Version&) override {}

@@ -199,10 +199,9 @@ void Table::for_each_way(const Version& version, c10::function_ref<void(Way&)> v
   Way& drop = domain->drop_and_replay;
   const bool is_useless = version.next_use == kNever && version.pending == 0;
   if (is_useless && drop.applies(version)) return visit(drop);  // Rule 7
-  const bool has_address_outside = version.exposed > 0;
   for (const Table* t = this; t != nullptr; t = t->enclosing.get()) {
     for (Way* way : t->ways_) {
-      if (way->keeps_copy() && has_address_outside) continue;  // Rule 4
+      if (way->keeps_copy() && version.addressed) continue;  // Rule 4
       if (way->applies(version)) visit(*way);
     }
   }
@@ -239,6 +238,12 @@ void Table::enlist(Version& version) {
   if (version.pins > 0) return;
   loose_bytes += version.nbytes;
   offer(version);
+}
+
+void Table::relist(Version& version) {
+  if (!has_copies_) return;
+  delist(version);
+  if (version.place == Place::kHere) enlist(version);
 }
 
 void Table::offer(Version& version) {

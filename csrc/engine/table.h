@@ -154,6 +154,8 @@ class Table : public Node {
   void for_each_way(const Version& version, c10::function_ref<void(Way&)> visit) const;
   void enlist(Version& version);
   void delist(Version& version);
+  // Its nature has changed, and with it the ways that it may go by.
+  void relist(Version& version);
   // A candidate that may go: it is considered along with the batch, if there is one.
   void offer(Version& version);
   void check() const;

@@ -16,7 +16,8 @@
 //      bytes any more.
 //   4. To come back by a copy takes no producer. So what cannot be replayed may go by one: a snapshot,
 //      a constant, the result of an operator that is never replayed. What somebody outside may read or
-//      write in place stays: uninitialised memory, what an address was given out of.
+//      write in place stays: uninitialised memory, what an address was given out of to keep. So does what
+//      somebody has taken the storage of by the time that its copy is made.
 //   5. What has come back, or is asked for no more, has no copy: there is one of each version.
 //   6. A copy takes time that operators can hide. So what will not be read for long may go before its
 //      room is wanted, and come before it is asked for: when, a guide knows, and the way says what
@@ -74,8 +75,8 @@ class Way {
   [[nodiscard]] virtual Place bring_back(Version& version);
   // Whether a version that is under way has arrived.
   [[nodiscard]] virtual bool has_arrived(const Version& version) const;
-  // Waits until it has. Returns where it is: what was leaving is away, or here if there could be no
-  // copy of it, and has none then; what was coming is here. Throws CopyLost.
+  // Waits until it has. Returns where it is: what was leaving is away, or here if it has to stay after
+  // all, and has no copy then; what was coming is here. Throws CopyLost.
   [[nodiscard]] virtual Place wait(Version& version);
   // Whether what is away is to be on its way by now, if it is read `until` later, in program time.
   [[nodiscard]] virtual bool is_due(const Version&, double /*until*/) const { return false; }

@@ -58,7 +58,15 @@ void Slab::free(std::size_t offset, std::size_t nbytes) {
   add_hole(offset, nbytes);
 }
 
-void Slab::set_capacity(std::size_t capacity) { capacity_ = capacity / kAlignment * kAlignment; }
+void Slab::set_capacity(std::size_t capacity) {
+  capacity_ = capacity / kAlignment * kAlignment;
+  const std::size_t there = hole_at_end();
+  if (there == 0 || extent_ <= capacity_) return;
+  const std::size_t begin = extent_ - there;
+  remove_hole(std::prev(holes_.end()));
+  extent_ = std::max(begin, capacity_);
+  if (extent_ > begin) add_hole(begin, extent_ - begin);
+}
 
 std::size_t Slab::largest() const {
   if (held_ >= capacity_) return 0;

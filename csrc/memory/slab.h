@@ -27,7 +27,8 @@ class Slab {
   [[nodiscard]] std::optional<std::size_t> allocate(std::size_t nbytes);
   // What allocate() gave for as many.
   void free(std::size_t offset, std::size_t nbytes);
-  // From now on; what is held beyond it stays.
+  // From now on; what is held beyond it stays, and a hole at the end is there no more as far as it lies
+  // beyond.
   void set_capacity(std::size_t capacity);
 
   // The most bytes that allocate() has room for.

@@ -114,7 +114,9 @@ void LevelCall::pass() {
   if (facts_.ends_filling) note_filled_memory();
   if (facts_.announces_read || facts_.changes_metadata) bring_back();
   for (const FoundTensor& f : found_) {
-    if (facts_.announces_read && f.cell != nullptr) f.cell->version->exposed = domain_.next_order;
+    if (f.cell == nullptr) continue;
+    if (facts_.announces_read) f.cell->version->exposed = domain_.next_order;
+    if (facts_.announces_address) domain_.note_addressed(*f.cell->version, true);
   }
   if (facts_.announces_address) keep_arguments();
   if (facts_.changes_metadata) {
@@ -185,7 +187,7 @@ void LevelCall::keep_for_hooks() {
   for (const c10::IValue& value : results()) {
     for_each_tensor(value, [&](const at::Tensor& tensor, int) { made.push_back(tensor); });
   }
-  keep_bytes(made, "a hook of a leaf");
+  keep_bytes(made, "a hook of a leaf", /*addressed=*/true);
 }
 
 // See Note [Uninitialised memory is kept]
@@ -297,6 +299,7 @@ void LevelCall::take_inputs() {
 void LevelCall::run_kernel() {
   if (facts_.communicates) keep_arguments();
   for (const FoundTensor& f : found_) {
+    if (facts_.communicates && f.cell != nullptr) domain_.note_addressed(*f.cell->version, true);
     input_bytes_ += view_bytes(*f.tensor);
     if (f.written) domain_.expect_bump(*f.tensor);
   }
@@ -304,6 +307,9 @@ void LevelCall::run_kernel() {
     for (const FoundTensor& f : found_) domain_.streams.note_use(*f.storage);
   }
   run_measured();
+  for (const FoundTensor& f : found_) {
+    if (facts_.ends_work && f.cell != nullptr) domain_.note_addressed(*f.cell->version, false);
+  }
 }
 
 void LevelCall::run_measured() {

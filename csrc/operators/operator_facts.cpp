@@ -47,8 +47,10 @@ constexpr std::array<HiddenWrite, 9> kHiddenWrites{{
 // Collectives talk to other processes, which do not replay with us. Their schemas do not mention
 // what they write (`c10d::allreduce_(Tensor[] tensors, ..)`), and they come back before they have:
 // a thread of the process group's goes on reading and writing at the addresses it was given, until
-// somebody waits for it. So whatever they are given keeps its bytes from then on. Of the c10d
-// operators, all that is not called an input is written.
+// somebody waits for it. So whatever they are given keeps its bytes from then on, and so do their results;
+// where there is a tier, these may be moved once `wait_tensor` has returned. A wait by a c10d `Work`
+// is no operator: nothing that it waits for is moved. Of the c10d operators, all that is not called an
+// input is written.
 constexpr std::array<std::string_view, 7> kCommunication{
     "c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::",
     "_dtensor::", "symm_mem::", "fsdp::"};
@@ -192,6 +194,7 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   // See Note [Collectives go on after they return]
   facts.communicates = std::any_of(kCommunication.begin(), kCommunication.end(),
                                    [&](std::string_view prefix) { return name.starts_with(prefix); });
+  facts.ends_work = facts.communicates && name.ends_with("::wait_tensor");
   if (name.starts_with("c10d::") && name != "c10d::send") {
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       if (!mentions_tensor(*arguments[i].real_type()) || arguments[i].name().starts_with("input")) {

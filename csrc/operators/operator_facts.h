@@ -36,6 +36,7 @@ struct OperatorFacts {
   bool reads_shapes_only = false;  // `zeros_like`: whatever bytes its argument has
   bool resizes_storage = false;   // to as many bytes as its second argument says
   bool communicates = false;      // its kernel may read and write after it has returned
+  bool ends_work = false;         // `wait_tensor`: what another kernel did to its argument is done
   bool writes_uncounted = false;  // autograd counts no write of some argument
   // Its writes may be counted before the kernel runs, as are those of operators defined in Python.
   bool may_count_first = false;

@@ -90,9 +90,10 @@ void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
   });
 }
 
-void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
-  bring_all_back(tensors, reader, [](TensorDomain& domain, const std::vector<Version*>& versions) {
+void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader, bool addressed) {
+  bring_all_back(tensors, reader, [&](TensorDomain& domain, const std::vector<Version*>& versions) {
     for (Version* version : versions) {
+      if (addressed) domain.note_addressed(*version, true);
       if (!version->producer) continue;
       if (domain.recorder) domain.recorder->note_filled(*version);
       domain.cut(*version);

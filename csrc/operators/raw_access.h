@@ -12,7 +12,7 @@
 //   - `resolve_conj` and `resolve_neg`, before `tolist()`. They decompose above us, so they have
 //     kernels of ours among autograd's.
 //   - `is_pinned`, before `torch.from_dlpack` asks for the address, which it keeps. The version is
-//     kept too.
+//     kept too, where it is.
 //   - `sparse_coo_tensor` without a size decomposes above us as well, into operators whose results it
 //     reads. A kernel of ours has it find the size where no level sees it.
 // No operator runs between these and the reading, so nothing is evicted again meanwhile. A storage in
@@ -36,7 +36,9 @@ namespace rematfn {
 void materialize(const at::Tensor& tensor);
 void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader);
 // The same, and what they hold is never replayed from now on.
-void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader);
+// If `addressed`, nor is it moved.
+void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader,
+                bool addressed = false);
 
 // The same of a storage, if a level has evicted it.
 void materialize(const c10::Storage& storage);

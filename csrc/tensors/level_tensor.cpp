@@ -95,7 +95,8 @@ void TensorDomain::bury_unreported(bool at_once) {
       auto& version = static_cast<TensorVersion&>(*v);
       if (version.cell() == nullptr) continue;
       const auto tensors = version.cell()->storage.use_count();
-      if (tensors == (version.held ? 1 : 0)) {
+      const auto ours = (version.held ? 1 : 0) + (version.place == Place::kLeaving ? 1 : 0);
+      if (tensors == ours) {
         if (auto cell = version.own_cell()) dead.push_back(std::move(cell));
         continue;
       }

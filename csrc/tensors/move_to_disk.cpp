@@ -32,6 +32,15 @@ double seconds_per_byte(double bandwidth) {
   return 1 / (bandwidth > 0 ? bandwidth : kUnknownBandwidth);
 }
 
+c10::Storage room_for(std::size_t nbytes) {
+  const BackendScope scope;
+  const WillBeFilled filled;
+  c10::Allocator* const allocator = c10::GetCPUAllocator();
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), nbytes, allocator->allocate(nbytes), allocator,
+      /*resizable=*/true));
+}
+
 LinkFigures figures_of(const Disk& disk) {
   return {kLatency, seconds_per_byte(disk.write_bandwidth()),
           seconds_per_byte(disk.read_bandwidth()), /*one_way_at_a_time=*/true, kDrag};
@@ -55,10 +64,10 @@ bool MoveToDisk::has_room(const Version& version) const {
 
 Place MoveToDisk::leave(Version& version) {
   const Profiled range("rematfn::move", "to the disk");
-  std::unique_ptr<Disk::Copy> copy =
-      disk_->write(tensor(version).current_storage().data(), version.nbytes);
+  c10::Storage bytes = tensor(version).current_storage();
+  std::unique_ptr<Disk::Copy> copy = disk_->write(bytes.data(), version.nbytes);
   if (!copy) return Place::kHere;
-  moved_.emplace(&version, Moved{{}, std::move(copy)});
+  moved_.emplace(&version, Moved{std::move(bytes), {}, std::move(copy)});
   return Place::kLeaving;
 }
 
@@ -91,6 +100,11 @@ Place MoveToDisk::wait(Version& version) {
     note_early(version);
   }
   if (was_leaving) {
+    moved.leaves = c10::Storage();
+    if (tensor_store.taken_meanwhile(version)) {
+      discard(version);
+      return Place::kHere;
+    }
     tensor_store.drop(version);
     return Place::kAway;
   }
@@ -103,12 +117,7 @@ Place MoveToDisk::wait(Version& version) {
 Place MoveToDisk::bring_back(Version& version) {
   const Profiled range("rematfn::move", "from the disk");
   Moved& moved = moved_.at(&version);
-  const BackendScope scope;
-  const WillBeFilled filled;
-  c10::Allocator* const allocator = c10::GetCPUAllocator();
-  moved.comes_to = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), version.nbytes, allocator->allocate(version.nbytes),
-      allocator, /*resizable=*/true));
+  moved.comes_to = room_for(version.nbytes);
   try {
     moved.copy->read(moved.comes_to.mutable_data());
   } catch (const DiskError& error) {

@@ -36,7 +36,8 @@ class MoveToDisk final : public Link {
 
  private:
   struct Moved {
-    c10::Storage comes_to;  // on its way back; lives longer than what writes to it
+    c10::Storage leaves;    // these live longer than what reads the one,
+    c10::Storage comes_to;  // and writes to the other
     std::unique_ptr<Disk::Copy> copy;
   };
 

@@ -83,6 +83,10 @@ Place MoveToHost::wait(Version& version) {
     if (several) moved.copy->protect(moved.leaves.data_ptr());
     moved.copy->precede(now, waits_);
     moved.leaves = c10::Storage();
+    if (tensor_store.taken_meanwhile(version)) {
+      moved_.erase(&version);
+      return Place::kHere;
+    }
     tensor_store.drop(version);
     return moved.place = Place::kAway;
   }

@@ -20,6 +20,8 @@ class TensorStore final : public Store {
  public:
   void drop(Version& version) override;
   bool held_elsewhere(const Version& version) override;
+  // Of what was leaving: somebody holds its storage now, and may have its address.
+  bool taken_meanwhile(const Version& version) { return !lost(version) && held_elsewhere(version); }
   bool retain(Version& version, const Bytes& bytes) override;
   bool forget(Version& version) override;
   bool lost(const Version& version) override;

@@ -567,6 +567,27 @@ def test_where_no_more_memory_can_be_pinned_the_value_stays() -> None:
     assert host.pinned_bytes == 0
 
 
+def test_what_was_pinned_serves_after_no_more_can_be() -> None:
+    """A value that needs two places finds no room beyond what is pinned, though two are free."""
+    host = rematfn.Host("512MiB")
+    unit = 1 << 22  # elements: 16 MiB, which is as much as is pinned at once
+
+    def f(x: Tensor, limit: int) -> Tensor:
+        small = [x[:unit] * i for i in range(4)]
+        made = [y.sum() for y in small]
+        with pinned_limit(limit):
+            for i in range(4):
+                two = x * i
+                del small[:1]
+                made += [two.sum(), two.mean()]
+        return torch.stack([*made, *(y.sum() for y in small)])
+
+    x = torch.linspace(0, 1, 2 * unit)
+    g = rematfn.offload(f, to=host, policy=EvictEverything())
+    assert_bitwise_equal(g(x, 0), f(x, 0))
+    assert 0 < host.pinned_bytes <= 96 << 20
+
+
 def test_a_device_that_is_full_lets_values_go_and_come() -> None:
     x = big()
     expected = chain(x)

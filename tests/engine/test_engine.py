@@ -13,6 +13,7 @@ TESTS = [
     "chain",
     "programs",
     "moves",
+    "leave",
     "searches",
     "ahead",
     "by value",
@@ -26,7 +27,7 @@ TESTS = [
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile these parts and the tests of them; nothing else of torch is linked."""
     sources = [path for part in PARTS for path in sorted((CORE / part).glob("*.cpp"))]
-    sources.append(Path(__file__).with_name("engine_model.cpp"))
+    sources += sorted(Path(__file__).parent.glob("*_model.cpp"))
     return compile_model(tmp_path_factory.mktemp("engine"), sources, with_c10=True)
 
 

@@ -72,3 +72,42 @@ def test_what_a_collective_gave_moves_once_it_has_been_waited_for() -> None:
         assert_bitwise_equal(g(x), f(x))
         assert rematfn.stats(g).moves > 0
         assert rematfn.stats(g).replays == 0
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("policy", [None, rematfn.testing.EvictEverything()])
+@pytest.mark.parametrize("functional", [True, False])
+def test_what_a_collective_is_at_work_on_does_not_move(functional: bool, policy: Any) -> None:
+    """Its thread reads and writes by address until somebody waits for it."""
+    nbytes = 1 << 21
+    moved: list[int] = []
+
+    def others(x: Tensor) -> Tensor:
+        before = rematfn.stats(g).moved_bytes if called else 0
+        made = [x[: nbytes // 128].sin()]
+        for _ in range(6):
+            made.append(made[-1].sin())
+        if called:
+            moved.append(rematfn.stats(g).moved_bytes - before)
+        return torch.stack(made).sum()
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin()
+        if functional:
+            y = collectives.all_reduce(y, "sum", distributed.group.WORLD)
+            z = others(x)
+            return collectives.wait_tensor(y), z
+        work = distributed.all_reduce(y, async_op=True)
+        z = others(x)
+        work.wait()
+        return y, z
+
+    x = torch.linspace(0, 1, nbytes // 4)
+    g = rematfn.offload(f) if policy is None else rematfn.offload(f, policy=policy)
+    called = False
+    expected = f(x)
+    called = True
+    for _ in range(2):
+        assert_bitwise_equal(g(x), expected)
+    assert moved[0] > 0
+    assert all(m < nbytes for m in moved)

@@ -7,16 +7,19 @@ Each profile is taken in a process of its own, since what goes wrong is printed 
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import assert_bitwise_equal
-from processes import Ended, fresh
+from processes import Ended, fresh, in_a_process
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import rematfn
+from rematfn import _C
+from rematfn.testing import EvictEverything
 
 SCRIPT = """
 import contextlib, io, sys
@@ -153,6 +156,38 @@ def test_a_profile_with_shapes_shows_what_calls_do_without(how: str, tmp_path: P
     _measured, *after = re.findall(r"counts\|.*", ended.out)
     assert len(after) == 4
     assert set(after) == {after[0]}, after
+
+
+def drop_what_is_on_its_way_to_a_disk() -> None:
+    busy, x = torch.ones(1 << 22), torch.linspace(0, 1, 1 << 12)
+
+    def f(x: Tensor) -> Tensor:
+        before = [busy * 2, busy * 3]  # the disk is at work on these
+        made = []
+        for i in range(6):
+            y = (x + i).sin()
+            made.append(y * 2)
+            del y  # the profiler knows it, and its bytes are freed without a word
+        in_their_place = [torch.full_like(x, float(i)) for i in range(12)]
+        time.sleep(0.1)  # the copies are made
+        for _ in range(4):
+            in_their_place.append(torch.ones(7).sin()[:1])
+        return sum(made) + sum(in_their_place) + sum(b[:1] for b in before)
+
+    expected = f(x)
+    _C.testing.draw_link_costs(True)
+    for _ in range(6):
+        # Without acc_events torch 2.12 warns that it forgets earlier cycles.
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True):
+            g = rematfn.remat(f, offload=rematfn.Disk(), policy=EvictEverything())
+            assert_bitwise_equal(g(x), expected)
+            assert rematfn.stats(g).moves > 0
+            assert rematfn.stats(g).replays > 0
+
+
+def test_what_a_profiler_keeps_from_dying_may_be_on_its_way_to_a_disk() -> None:
+    """Its bytes are freed with its last tensor: they are not to be read after that."""
+    in_a_process(drop_what_is_on_its_way_to_a_disk)
 
 
 def wave(x: Tensor) -> Tensor:

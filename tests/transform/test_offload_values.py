@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -308,3 +309,59 @@ def test_a_storage_that_somebody_holds_stays(how: Transform) -> None:
 
     x = torch.ones(SIZE)
     assert_bitwise_equal(how(f)(x), x * 2 + 4 * SIZE)
+
+
+# --- what is taken or let go of while it leaves ---------------------------------------------------
+
+WAYS = pytest.mark.parametrize("to_move", [rematfn.offload, rematfn.remat])
+
+
+@moving
+def test_a_storage_that_is_taken_while_it_leaves_stays(way: str) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        some = []
+        if way == "what is not in use":  # two operators have to pass
+            some = [torch.ones(7).sin(), torch.ones(7).cos()]
+        storage = y.untyped_storage()
+        address = storage.data_ptr()
+        time.sleep(0.02)  # the copy is made
+        moved_and_back(y)
+        assert y.data_ptr() == address  # an error if it has gone
+        return y + storage.nbytes() + len(some)
+
+    x = torch.ones(SIZE)
+    assert_bitwise_equal(HOW[way](f)(x), f(x))
+
+
+def test_a_constant_whose_address_is_kept_stays(how: Transform) -> None:
+    def f(x: Tensor) -> Tensor:
+        constant = torch.tensor([1.0] * SIZE)
+        moved_and_back(constant)
+        kept = torch.from_dlpack(constant)
+        moved_and_back(constant)
+        assert constant.data_ptr() == kept.data_ptr()
+        return x + constant + kept
+
+    x = torch.ones(SIZE)
+    assert_bitwise_equal(how(f)(x), x + 2)
+
+
+@WAYS
+def test_in_a_shared_budget_what_is_on_its_way_out_is_waited_for(to_move: Any) -> None:
+    def f(x: Tensor) -> Tensor:
+        made = [x.sin()]
+        for _ in range(6):
+            made.append(made[-1].cos())
+        return torch.stack([y.sum() for y in made])
+
+    budget = rematfn.Budget(3 * 4 * SIZE + 4096)
+    disk = rematfn.Disk(bandwidth=3e6)
+    x = torch.linspace(0, 1, SIZE)
+    if to_move is rematfn.offload:
+        g = rematfn.offload(f, budget, to=disk, policy=EVICTING)
+    else:
+        inner = rematfn.offload(f, to=disk)
+        g = rematfn.remat(lambda x: inner(x), budget)
+    assert_bitwise_equal(g(x), f(x))
+    assert budget.peak_bytes <= 3 * 4 * SIZE + 4096

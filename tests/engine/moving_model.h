@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// moving_model.h: tests of an engine whose values may move.
+
+#pragma once
+
+namespace rematfn {
+
+void moves_where_replays_thrash(unsigned count);
+void moves(unsigned count);
+void programs_that_leave_their_record(unsigned count);
+void a_contest();
+void contests(unsigned count);
+void returns_come_ahead();
+void plans_decide_by_value();
+void plans_that_break_their_word(unsigned count);
+void leads_settle();
+
+}  // namespace rematfn
