@@ -2,6 +2,7 @@
 #include "engine/contest.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace rematfn {
 
@@ -60,8 +61,9 @@ void Contest::exclude_slower() {
   }
   const auto best = std::ranges::min_element(found);
   const bool is_over = rounds() == kRounds;
+  const double most = 1 + kChance / std::sqrt(static_cast<double>(rounds() - kUncounted));
   for (std::size_t i = 0; i < entrants_.size(); ++i) {
-    const bool is_slower = is_over ? &found[i] != &*best : found[i] > kClearlySlower * *best;
+    const bool is_slower = is_over ? &found[i] != &*best : found[i] > most * *best;
     if (is_slower) entrants_[i].takes_part = false;
   }
 }

@@ -239,10 +239,19 @@ void a_contest() {
   follow({9.3, 9, kNever});
   follow({3.1, 5, kNever});
   follow({3.1, 3, kNever});
+  for (int i = 0; i < 8; ++i) follow({3.1, 3, kNever});  // chance may explain three percent
   expect(contest.next().plan == plans[1], "the fastest of most rounds wins");
   contest.note(*plans[1], 99);
   contest.note(*plans[0], 1);
   expect(contest.next().plan == plans[1], "what comes after the contest does not count");
+
+  Contest close({{plans[0]}, {plans[1]}});
+  unsigned rounds = 0;
+  for (; close.next().plan == plans[0]; ++rounds) {
+    close.note(*plans[0], 1.06);
+    close.note(*plans[1], 1);
+  }
+  expect(rounds == 14, "six percent take so many rounds");
 
   Contest refused({{plans[0]}, {plans[1]}});
   refused.note(*plans[0], 1);
