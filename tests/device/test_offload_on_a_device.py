@@ -576,16 +576,35 @@ def test_what_was_pinned_serves_after_no_more_can_be() -> None:
         small = [x[:unit] * i for i in range(4)]
         made = [y.sum() for y in small]
         with pinned_limit(limit):
-            for i in range(4):
+            for i in range(3):
                 two = x * i
-                del small[:1]
                 made += [two.sum(), two.mean()]
+                del small[min(i, 1)], two  # the first, then one between the others
         return torch.stack([*made, *(y.sum() for y in small)])
 
     x = torch.linspace(0, 1, 2 * unit)
     g = rematfn.offload(f, to=host, policy=EvictEverything())
     assert_bitwise_equal(g(x, 0), f(x, 0))
     assert 0 < host.pinned_bytes <= 96 << 20
+
+
+def test_a_storage_that_is_taken_while_it_leaves_stays() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        storage = y.untyped_storage()
+        address = storage.data_ptr()
+        torch.accelerator.synchronize()  # the copy is made
+        other = x[:7].sin()
+        for _ in range(4):
+            other = other.sin()
+        assert y.data_ptr() == address  # an error if it has gone
+        return y + storage.nbytes()
+
+    x = big()
+    host = rematfn.Host("64MiB")
+    g = rematfn.offload(f, to=host, policy=EvictEverything())
+    assert_bitwise_equal(g(x), f(x))
+    assert host.held_bytes == 0
 
 
 def test_a_device_that_is_full_lets_values_go_and_come() -> None:
