@@ -214,10 +214,12 @@ bool Step::begin(Version& contents, std::int32_t over) {
   contents.last_access = domain_.clock;
   contents.raw = nature_.raw && over == kFresh;
   contents.backward = nature_.backward;
+  contents.addressed = nature_.addressed;
   contents.kept = level_.policy.keeping.unmarked(nature_.work, nature_.backward);
   if (over == kFresh) return static_cast<bool>(operation_);
   Version& old = *operands_[over].version;
   contents.consumed = old.consumed;
+  contents.addressed |= old.addressed;  // the bytes lie where they lay
   contents.kept |= old.kept && level_.policy.keeping.written();
   const bool was_replayable = old.producer || is_saved(old);
   if (!is_saved(old)) {  // and lives on as lineage, if at all

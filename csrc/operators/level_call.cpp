@@ -66,6 +66,7 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
       found_(found),
       recordable_(!opaque && !facts_.never_replayed && !empties(invocation)) {
   nature_.raw = facts_.leaves_raw;
+  nature_.addressed = facts_.communicates && !facts_.ends_work;
   nature_.work = facts_.work;
   // Found out where something may be evicted or kept, or is recorded.
   nature_.backward =
@@ -114,11 +115,12 @@ void LevelCall::pass() {
   if (facts_.ends_filling) note_filled_memory();
   if (facts_.announces_read || facts_.changes_metadata) bring_back();
   for (const FoundTensor& f : found_) {
-    if (f.cell == nullptr) continue;
-    if (facts_.announces_read) f.cell->version->exposed = domain_.next_order;
-    if (facts_.announces_address) domain_.note_addressed(*f.cell->version, true);
+    if (facts_.announces_read && f.cell != nullptr) f.cell->version->exposed = domain_.next_order;
   }
-  if (facts_.announces_address) keep_arguments();
+  if (facts_.announces_address) {
+    keep_arguments();
+    note_addressed(true);
+  }
   if (facts_.changes_metadata) {
     for (const FoundTensor& f : found_) {
       if (facts_.moves_storage) domain_.expect_move(*f.tensor);
@@ -167,6 +169,12 @@ const Ref<CallTemplate>& LevelCall::call_template() {
 void LevelCall::keep_arguments() {
   for (const FoundTensor& f : found_) {
     if (f.cell != nullptr && !f.written && f.cell->version->producer) domain_.cut(*f.cell->version);
+  }
+}
+
+void LevelCall::note_addressed(bool addressed) {
+  for (const FoundTensor& f : found_) {
+    if (f.cell != nullptr) domain_.note_addressed(*f.cell->version, addressed);
   }
 }
 
@@ -297,9 +305,11 @@ void LevelCall::take_inputs() {
 }
 
 void LevelCall::run_kernel() {
-  if (facts_.communicates) keep_arguments();
+  if (facts_.communicates) {
+    keep_arguments();
+    note_addressed(true);
+  }
   for (const FoundTensor& f : found_) {
-    if (facts_.communicates && f.cell != nullptr) domain_.note_addressed(*f.cell->version, true);
     input_bytes_ += view_bytes(*f.tensor);
     if (f.written) domain_.expect_bump(*f.tensor);
   }
@@ -307,9 +317,7 @@ void LevelCall::run_kernel() {
     for (const FoundTensor& f : found_) domain_.streams.note_use(*f.storage);
   }
   run_measured();
-  for (const FoundTensor& f : found_) {
-    if (facts_.ends_work && f.cell != nullptr) domain_.note_addressed(*f.cell->version, false);
-  }
+  if (facts_.ends_work) note_addressed(false);
 }
 
 void LevelCall::run_measured() {

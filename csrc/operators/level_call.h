@@ -32,6 +32,8 @@ class LevelCall final : private Step {
   [[nodiscard]] const Ref<CallTemplate>& call_template();
   void pass();
   void keep_arguments();
+  // Of all arguments: whether somebody outside goes on to read or fill them by address.
+  void note_addressed(bool addressed);
   void keep_for_hooks();
   void note_filled_memory();
   void note_leaves();

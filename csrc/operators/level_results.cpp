@@ -130,7 +130,6 @@ void LevelCall::record_write(std::size_t argument) {
   contents->nbytes = f.storage->nbytes();
   const auto over = static_cast<std::int32_t>(argument);
   const bool replayable = begin(*contents, over);
-  contents->addressed = facts_.communicates && !facts_.ends_work;
   // What a storage is grown by may be filled by address: Note [Uninitialised memory is kept].
   contents->raw = facts_.resizes_storage && recordable_;
   contents->first_saver = old->first_saver;  // of the same tensors
@@ -151,7 +150,6 @@ void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
   }
   Ref<TensorVersion> contents(new TensorVersion);
   contents->nbytes = storage->nbytes();
-  contents->addressed = facts_.communicates && !facts_.ends_work;
   const bool replayable = begin(*contents, kFresh);
   note_saver(*contents, saver_);
   if (replayable && level_.verify && facts_.leaves_raw && !fills_uninitialised_memory()) {

@@ -32,15 +32,6 @@ double seconds_per_byte(double bandwidth) {
   return 1 / (bandwidth > 0 ? bandwidth : kUnknownBandwidth);
 }
 
-c10::Storage room_for(std::size_t nbytes) {
-  const BackendScope scope;
-  const WillBeFilled filled;
-  c10::Allocator* const allocator = c10::GetCPUAllocator();
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), nbytes, allocator->allocate(nbytes), allocator,
-      /*resizable=*/true));
-}
-
 LinkFigures figures_of(const Disk& disk) {
   return {kLatency, seconds_per_byte(disk.write_bandwidth()),
           seconds_per_byte(disk.read_bandwidth()), /*one_way_at_a_time=*/true, kDrag};
@@ -117,7 +108,12 @@ Place MoveToDisk::wait(Version& version) {
 Place MoveToDisk::bring_back(Version& version) {
   const Profiled range("rematfn::move", "from the disk");
   Moved& moved = moved_.at(&version);
-  moved.comes_to = room_for(version.nbytes);
+  const BackendScope scope;
+  const WillBeFilled filled;
+  c10::Allocator* const allocator = c10::GetCPUAllocator();
+  moved.comes_to = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), version.nbytes, allocator->allocate(version.nbytes),
+      allocator, /*resizable=*/true));
   try {
     moved.copy->read(moved.comes_to.mutable_data());
   } catch (const DiskError& error) {

@@ -2,16 +2,12 @@
 //
 // The engine without tensors: long chains, and random programs by sizes whose every event leaves the
 // tables in order. Prints what went wrong, if anything did. What moves is in moving_model.cpp.
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <random>
-#include <set>
 #include <string>
 #include <string_view>
 #include <thread>

@@ -6,8 +6,13 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
+#include <random>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/domain.h"
 #include "move.h"

@@ -313,8 +313,6 @@ def test_a_storage_that_somebody_holds_stays(how: Transform) -> None:
 
 # --- what is taken or let go of while it leaves ---------------------------------------------------
 
-WAYS = pytest.mark.parametrize("to_move", [rematfn.offload, rematfn.remat])
-
 
 @moving
 def test_a_storage_that_is_taken_while_it_leaves_stays(way: str) -> None:
@@ -347,7 +345,23 @@ def test_a_constant_whose_address_is_kept_stays(how: Transform) -> None:
     assert_bitwise_equal(how(f)(x), x + 2)
 
 
-@WAYS
+@moving
+def test_what_is_written_where_an_address_is_kept_stays(way: str) -> None:
+    def f(x: Tensor) -> Tensor:
+        constant = torch.tensor([1.0] * SIZE)
+        kept = torch.from_dlpack(constant)
+        constant.add_(1)
+        moved_and_back(constant)
+        time.sleep(0.02)  # a copy would be made
+        moved_and_back(constant)
+        assert constant.data_ptr() == kept.data_ptr()
+        return x + constant + kept
+
+    x = torch.ones(SIZE)
+    assert_bitwise_equal(HOW[way](f)(x), x + 4)
+
+
+@pytest.mark.parametrize("to_move", [rematfn.offload, rematfn.remat])
 def test_in_a_shared_budget_what_is_on_its_way_out_is_waited_for(to_move: Any) -> None:
     def f(x: Tensor) -> Tensor:
         made = [x.sin()]
