@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import SECONDS, Ended, environment, fresh
+from processes import SECONDS, Ended, aborted_by_torch, environment, fresh
 
 PRELUDE = """
 import atexit, faulthandler, gc, os, signal, sys, threading, time
@@ -365,9 +365,10 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], End
         check=True,
     )
     codes = json.loads((folder / "codes").read_text())
-    for job, key in jobs.items():
+    for job, script, kind in listed:
         out, err = (Path(f"{job}.{name}").read_text() for name in ("out", "err"))
-        found[key] = Ended(codes[job], out, err)
+        one = Ended(codes[job], out, err)
+        found[jobs[job]] = fresh(Path(script), kind) if aborted_by_torch(one) else one
     return found
 
 
