@@ -109,7 +109,7 @@ def words(text: str) -> list[str]:
     return NUMBER.sub(r"#\2", text).split()
 
 
-def assert_as_told(printed: str, told: str, of_this_torch: bool) -> None:
+def assert_as_told(printed: str, told: str, of_this_torch: bool = True) -> None:
     """Assert that words are the same, and figures nearly, if those of this torch are told."""
     assert words(printed) == words(told), printed
     if not of_this_torch:
