@@ -115,7 +115,9 @@ void LevelCall::pass() {
   if (facts_.ends_filling) note_filled_memory();
   if (facts_.announces_read || facts_.changes_metadata) bring_back();
   for (const FoundTensor& f : found_) {
-    if (facts_.announces_read && f.cell != nullptr) f.cell->version->exposed = domain_.next_order;
+    if (!facts_.announces_read || f.cell == nullptr) continue;
+    f.cell->version->exposed = domain_.next_order;
+    f.cell->version->held.reset();  // record_stream() asks the allocator whose they are
   }
   if (facts_.announces_address) {
     keep_arguments();

@@ -2,6 +2,7 @@
 #include "tensors/level_tensor.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/impl/COW.h>
 
 #include <algorithm>
 #include <atomic>
@@ -94,16 +95,16 @@ void TensorDomain::bury_unreported(bool at_once) {
     for (Version* v = level->oldest; v != nullptr; v = v->next, ++looked_at_) {
       auto& version = static_cast<TensorVersion&>(*v);
       if (version.cell() == nullptr) continue;
-      const auto tensors = version.cell()->storage.use_count();
-      const auto ours = (version.held ? 1 : 0) + (version.place == Place::kLeaving ? 1 : 0);
-      if (tensors == ours) {
+      if (version.cell()->storage.expired()) {
         if (auto cell = version.own_cell()) dead.push_back(std::move(cell));
         continue;
       }
       const bool may_stay = version.kept || (version.backward && floor.retained);
-      if (may_stay && version.producer && version.is_readable() && !version.storage) {
-        version.held = version.cell()->storage.lock();
-      }
+      const bool has_own = version.storage || version.held;
+      if (!may_stay || !version.producer || !version.is_readable() || has_own) continue;
+      const c10::Storage storage = version.current_storage();
+      // torch would take what is to be copied when it is written for what is not.
+      if (!c10::impl::cow::is_cow_data_ptr(storage.data_ptr())) version.held = SharedBytes(storage);
     }
   }
   std::vector<Ref<Table>> alive;

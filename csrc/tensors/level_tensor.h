@@ -32,8 +32,8 @@
 // go on to count, be evicted, and be replayed for nobody. So while somebody is shown arguments,
 // whoever is about to make room looks first for those whose storage has died, and buries them. That is
 // before each operator, and between two of them no level does anything; of a long record, before every
-// so many, or else its time would be quadratic. What is to be kept when the
-// program drops it has no bytes by then; so the version itself holds those, until it is buried.
+// so many, or else its time would be quadratic. What is to be kept when the program drops it has no bytes
+// by then; so the version itself has a share in those, until it is buried.
 //
 // Note [Another thread may seal a tensor]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -61,6 +61,7 @@
 #include "tensors/contents.h"
 #include "tensors/dispatch_key.h"
 #include "tensors/savers.h"
+#include "tensors/shared_bytes.h"
 #include "tensors/streams.h"
 #include "tensors/torch_layout.h"
 
@@ -103,8 +104,8 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   // of a tensor from outside.
   c10::Storage storage;
 
-  // The cell's storage. See Note [A profiler keeps tensors from dying]
-  c10::intrusive_ptr<c10::StorageImpl> held;
+  // Those of the cell's storage. See Note [A profiler keeps tensors from dying]
+  SharedBytes held;
 
   // For a tensor from outside: whose map it stands in, and how to tell that it was written.
   // The domain's note_counter() and drop_counter() change the counter.

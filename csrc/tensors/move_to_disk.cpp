@@ -55,10 +55,10 @@ bool MoveToDisk::has_room(const Version& version) const {
 
 Place MoveToDisk::leave(Version& version) {
   const Profiled range("rematfn::move", "to the disk");
-  c10::Storage bytes = tensor(version).current_storage();
+  const c10::Storage bytes = tensor(version).current_storage();
   std::unique_ptr<Disk::Copy> copy = disk_->write(bytes.data(), version.nbytes);
   if (!copy) return Place::kHere;
-  moved_.emplace(&version, Moved{std::move(bytes), {}, std::move(copy)});
+  moved_.emplace(&version, Moved{SharedBytes(bytes), {}, std::move(copy)});
   return Place::kLeaving;
 }
 
@@ -91,7 +91,7 @@ Place MoveToDisk::wait(Version& version) {
     note_early(version);
   }
   if (was_leaving) {
-    moved.leaves = c10::Storage();
+    moved.leaves.reset();
     if (tensor_store.taken_meanwhile(version)) {
       discard(version);
       return Place::kHere;

@@ -7,11 +7,10 @@
 #include <memory>
 #include <unordered_map>
 
-#include <c10/core/Storage.h>
-
 #include "engine/link.h"
 #include "memory/disk.h"
 #include "planning/simulation.h"
+#include "tensors/shared_bytes.h"
 
 namespace rematfn {
 
@@ -36,7 +35,7 @@ class MoveToDisk final : public Link {
 
  private:
   struct Moved {
-    c10::Storage leaves;    // these live longer than what reads the one,
+    SharedBytes leaves;     // these live longer than what reads the one,
     c10::Storage comes_to;  // and writes to the other
     std::unique_ptr<Disk::Copy> copy;
   };

@@ -62,11 +62,11 @@ bool MoveToHost::has_room(const Version& version) const {
 Place MoveToHost::leave(Version& version) {
   const Profiled range("rematfn::move", "to the host");
   learn_of_waits();
-  c10::Storage bytes = tensor(version).current_storage();
+  const c10::Storage bytes = tensor(version).current_storage();
   const c10::Device device = bytes.device();
   std::unique_ptr<Host::Copy> copy = host_->copy_out(bytes, enter(device));
   if (!copy) return Place::kHere;
-  moved_.emplace(&version, Moved{device, std::move(copy), std::move(bytes)});
+  moved_.emplace(&version, Moved{device, std::move(copy), SharedBytes(bytes)});
   return Place::kLeaving;
 }
 
@@ -82,7 +82,7 @@ Place MoveToHost::wait(Version& version) {
   if (moved.place == Place::kLeaving) {
     if (several) moved.copy->protect(moved.leaves.data_ptr());
     moved.copy->precede(now, waits_);
-    moved.leaves = c10::Storage();
+    moved.leaves.reset();
     if (tensor_store.taken_meanwhile(version)) {
       moved_.erase(&version);
       return Place::kHere;

@@ -10,6 +10,7 @@
 #include "engine/link.h"
 #include "planning/simulation.h"
 #include "tensors/host.h"
+#include "tensors/shared_bytes.h"
 
 namespace rematfn {
 
@@ -36,7 +37,7 @@ class MoveToHost final : public Link {
   struct Moved {
     c10::Device device;
     std::unique_ptr<Host::Copy> copy;
-    c10::Storage leaves;  // while it does: whoever ends that early needs the memory to be still there
+    SharedBytes leaves;  // while it does: whoever ends that early needs the memory to be still there
     Place place = Place::kLeaving;
   };
 

@@ -102,7 +102,7 @@ bool TensorStore::held_elsewhere(const Version& version) {
   if (!storage) return false;
   const auto tensors = c10::raw::intrusive_ptr::use_count(v.cell());
   const auto queue = tensors == 0 ? 1 : 0;  // the program let go of it while the lock was held
-  const auto ours = 1 + is_shared + (v.held ? 1 : 0);
+  const auto ours = 1 + is_shared;
   return !storage->resizable() || storage.use_count() - ours > tensors + queue;
 }
 
@@ -116,9 +116,14 @@ bool TensorStore::lost(const Version& version) {
 bool TensorStore::retain(Version& version, const Bytes& bytes) {
   auto& v = static_cast<TensorVersion&>(version);
   if (!v.storage) {
-    if (!bytes) return false;
-    v.storage = c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
-        static_cast<c10::StorageImpl*>(bytes.get())));
+    if (bytes) {
+      v.storage = c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+          static_cast<c10::StorageImpl*>(bytes.get())));
+    } else if (v.held) {
+      v.storage = v.held.take();
+    } else {
+      return false;
+    }
   }
   v.leave_cell();
   return true;

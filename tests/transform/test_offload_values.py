@@ -332,6 +332,23 @@ def test_a_storage_that_is_taken_while_it_leaves_stays(way: str) -> None:
     assert_bitwise_equal(HOW[way](f)(x), f(x))
 
 
+def test_gradients_meet_in_place_while_one_leaves() -> None:
+    """Out of place the sum has another stride, where there is one column."""
+    triangle = torch.eye(8) + torch.ones(8, 8).triu(1) / 8
+
+    def f(x: Tensor) -> Tensor:
+        solved = [torch.linalg.solve_triangular(triangle, t, upper=True) for t in (x, x * 1)]
+        return (solved[0] * solved[1]).sum()
+
+    slow = rematfn.Disk(bandwidth=3e6)  # a value, whose place is a page, takes a millisecond
+    found = []
+    for g in f, rematfn.offload(f, to=slow, policy=EVICTING):
+        x = torch.linspace(1, 2, 8).view(8, 1).requires_grad_()
+        found.append(torch.autograd.grad(g(x), x)[0])
+    assert_bitwise_equal(found[1], found[0])
+    assert found[0].stride() == (1, 8)
+
+
 # Under `grad` a constant has no address in eager either.
 NESTED: dict[str, Callable[[Transform, Any], Any]] = {
     "plain": lambda how, f: how(f),
