@@ -61,7 +61,7 @@ c10::Storage SharedBytes::take() {
   const bool is_last = block.use_count() == 1;
   return c10::Storage(c10::Storage::use_byte_size_t(), nbytes,
                       is_last ? std::move(block->bytes) : share(std::move(block)), allocator,
-                      /*resizable=*/true);
+                      /*resizable=*/allocator != nullptr);
 }
 
 }  // namespace rematfn
