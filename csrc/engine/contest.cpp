@@ -28,7 +28,7 @@ void Contest::note(const Plan& plan, double seconds) {
     entrant.seconds.push_back(seconds);
     entrant.takes_part = seconds != kNever;
   }
-  if (rounds() >= kUncounted + 2) exclude_slower();
+  if (rounds() >= kUncounted + kLeast) exclude_slower();
 }
 
 std::size_t Contest::rounds() const {

@@ -12,10 +12,10 @@
 // call took is compared with the calls of its round, and with no others. The median of the rounds
 // decides. The first two do not count: leads are learnt in them. What is slower by more than chance
 // explains takes no further part: in a round the ratio of two plans spreads by some 4 to 10 % (measured),
-// and the more rounds there are, the less chance is left. A plan that is foretold to be clearly slower is
-// not tried. Where an accelerator computes, the clock of the host does not tell what a call takes, and the
-// simulation decides alone; so it does for plans that only drop, whose operators take what they take
-// anywhere.
+// and the more rounds there are, the less chance is left. Two decide nothing: a disk may be slow for some
+// seconds, in which who moves less is ahead. A plan that is foretold to be clearly slower is not tried.
+// Where an accelerator computes, the clock of the host does not tell what a call takes, and the simulation
+// decides alone; so it does for plans that only drop, whose operators take what they take anywhere.
 
 #pragma once
 
@@ -55,6 +55,7 @@ class Contest {
     bool takes_part = true;
   };
   static constexpr std::size_t kUncounted = 2;  // rounds
+  static constexpr std::size_t kLeast = 4;  // that count, before one is out
   static constexpr std::size_t kRounds = 16;
   static constexpr double kChance = 0.2;  // by so much over the root of the rounds
 

@@ -241,7 +241,7 @@ void a_contest() {
   follow({3.1, 3, 8});  // the third is disturbed
   follow({3.1, 3, 3.2});
   follow({9.3, 9, 11});  // the machine is slower for a while
-  follow({9.3, 9, kNever});
+  follow({9.3, 9, 11});
   follow({3.1, 5, kNever});
   follow({3.1, 3, kNever});
   for (int i = 0; i < 8; ++i) follow({3.1, 3, kNever});  // chance may explain three percent
@@ -257,6 +257,13 @@ void a_contest() {
     close.note(*plans[1], 1);
   }
   expect(rounds == 14, "six percent take so many rounds");
+
+  Contest stalled({{plans[0]}, {plans[1]}});
+  for (unsigned round = 0; round < 16; ++round) {
+    stalled.note(*plans[0], round == 2 || round == 3 ? 2 : 1);
+    stalled.note(*plans[1], 1.1);
+  }
+  expect(stalled.next().plan == plans[0], "two slow rounds do not decide");
 
   Contest refused({{plans[0]}, {plans[1]}});
   refused.note(*plans[0], 1);
