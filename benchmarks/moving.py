@@ -25,8 +25,8 @@ MIB = 2**20
 Way = Literal["remat", "offload", "hybrid"]
 WAYS: tuple[Way, ...] = ("remat", "offload", "hybrid")
 # A call that is recorded; three whose times are taken; one that begins the search by these times;
-# sixteen rounds of up to three plans that the clock decides between; a few more.
-WARM_UP = {"remat": 2, "offload": 10, "hybrid": 56}
+# sixteen rounds of up to four plans that the clock decides between; a few more.
+WARM_UP = {"remat": 2, "offload": 10, "hybrid": 72}
 QUIET = 0.3  # cores that others may keep busy
 CLOSE = 1.03  # a hybrid that takes so much of the better of its parts is timed three times as long
 

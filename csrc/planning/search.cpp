@@ -190,19 +190,20 @@ std::shared_ptr<const Plan> Search::best_within(std::uint64_t share) {
 
 std::vector<std::shared_ptr<const Plan>> Search::contestants() {
   constexpr double kClearlySlower = 1.25;
+  constexpr double kAlmost = 1.03;
   if (!link_ || !link_->clocked || !link_->drops || !over_) return {};
   const std::shared_ptr<const Plan> best = best_within(kAll);
   if (!best) return {};
-  const double most = kClearlySlower * (program_cost_ + best->overhead);
-  const auto is_close = [&](const std::shared_ptr<const Plan>& plan) {
-    return plan && program_cost_ + plan->overhead <= most;
+  const auto is_within = [&](double factor, const std::shared_ptr<const Plan>& plan) {
+    return plan && program_cost_ + plan->overhead <= factor * (program_cost_ + best->overhead);
   };
   std::vector<std::shared_ptr<const Plan>> plans{best};
   for (const Best& other : best_of_) {
-    if (is_close(other.plan) && other.plan->prefers != best->prefers) plans.push_back(other.plan);
+    const bool is_other = other.plan && other.plan->prefers != best->prefers;
+    if (is_other && is_within(kClearlySlower, other.plan)) plans.push_back(other.plan);
   }
-  // Calls decide anew each time what is cheaper; one that has been decided by value does what it foretells.
-  const bool is_decided = is_close(best_of_[index_of(Preference::kByValue)].plan);
+  // Calls decide anew each time what is cheaper; what has been decided by value they do as foretold.
+  const bool is_decided = is_within(kAlmost, best_of_[index_of(Preference::kByValue)].plan);
   const auto is_undecided = [](const auto& p) { return p->prefers == Preference::kCheaper && !p->online; };
   if (is_decided) std::erase_if(plans, is_undecided);
   return plans;
@@ -251,10 +252,10 @@ bool Search::begin_next_stage() {
       stage_ = Stage::kEarly;
       for (const Best& best : bests()) {
         for (const double factor : {1.0, 0.25, 4.0, 16.0}) {
-          Plan plan = *best.plan;
+          const bool moves = best.plan->prefers == Preference::kMoving;
+          Plan plan = moves ? *best.plan : decided(best);
           plan.moved = best.moved;
           plan.lead *= factor;
-          if (plan.prefers == Preference::kCheaper && link_->drops) plan.prefers = Preference::kByValue;
           queue_.push_back(std::move(plan));
         }
       }
@@ -296,27 +297,43 @@ std::vector<Search::Best> Search::bests() const {
 }
 
 void Search::try_what_is_kept() {
-  const Score score = best_ ? best_->score : Score();
+  try_what_is_kept(best_ ? best_->score : Score(), Preference::kCheaper);
+  const Best& drops = best_of_[index_of(Preference::kDropping)];
+  if (drops.plan) try_what_is_kept(drops.plan->score, Preference::kDropping);
+}
+
+void Search::try_what_is_kept(const Score& score, Preference preference) {
   const std::vector<bool> products = products_of(*trace_);
-  queue_.push_back({score, dear(products), {}});
-  queue_.push_back({score, {}, products});
-  queue_.push_back({kLooksBack, {}, products});
+  queue_.push_back({.score = score, .weights = dear(products), .prefers = preference});
+  queue_.push_back({.score = score, .kept = products, .prefers = preference});
+  queue_.push_back({.score = kLooksBack, .kept = products, .prefers = preference});
   const Segments segments(*trace_);
   const auto calls = static_cast<double>(trace_->calls.size());
   for (const double factor : {0.5, 1.0, 2.0}) {
     const auto count = static_cast<std::size_t>(factor * std::sqrt(calls)) + 1;
-    queue_.push_back({score, dear(segments.across(count)), {}});
+    std::vector<float> weights = dear(segments.across(count));
+    queue_.push_back({.score = score, .weights = std::move(weights), .prefers = preference});
   }
+}
+
+// By value, as that plan came to it.
+Plan Search::decided(const Best& best) const {
+  Plan plan = *best.plan;
+  if (plan.prefers == Preference::kByValue || !link_->drops) return plan;
+  plan.prefers = Preference::kByValue;
+  plan.moved = best.moved;
+  return plan;
 }
 
 // Local search: change one of the best plans a little, and keep what does no harm.
 Plan Search::changed() {
+  if (!best_) return changes_->of(Plan(), link_ ? &moved_by_best_ : nullptr);
+  if (!link_) return changes_->of(*best_, nullptr);
   Best from{best_, moved_by_best_};
-  for (const Preference preference : {Preference::kMoving, Preference::kDropping, Preference::kByValue}) {
-    const Best& other = best_of_[index_of(preference)];
-    if (link_ && other.plan && other.plan != best_ && changes_->one_in(3)) from = other;
+  for (const Best& other : best_of_) {
+    if (other.plan && other.plan != best_ && changes_->one_in(4)) from = other;
   }
-  return changes_->of(from.plan ? *from.plan : Plan(), link_ ? &from.moved : nullptr);
+  return changes_->of(changes_->one_in(8) ? decided(from) : *from.plan, &from.moved);
 }
 
 }  // namespace rematfn

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "contest_model.h"
 #include "engine/domain.h"
 #include "move.h"
 #include "moving_model.h"
@@ -310,7 +311,7 @@ const std::map<std::string, std::function<void()>> kTests{
     {"by value", plans_decide_by_value},
     {"word", [] { plans_that_break_their_word(400); }},
     {"leads", leads_settle},
-    {"contest", [] { a_contest(); contests(200); }},
+    {"contest", [] { a_contest(); contests(200); who_takes_part(); every_kind_is_searched(); }},
 };
 
 }  // namespace

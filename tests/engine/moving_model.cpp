@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine without tensors where values may move: a way that moves numbers, plans over a link, and
-// contests between plans.
+// The engine without tensors where values may move: a way that moves numbers, and plans over a link.
 #include "moving_model.h"
 
 #include <cstdint>
@@ -219,97 +218,6 @@ void programs_that_leave_their_record(unsigned count) {
     }
   }
   expect(fitted > count && returns > count && replays > count, "programs are put to the test");
-}
-
-// ---- plans that calls decide between ------------------------------------------------------------
-
-// They are followed in turn, and from then on the one whose calls took least of their rounds.
-void a_contest() {
-  constexpr double kUntypical = 1;
-  std::vector<std::shared_ptr<const Plan>> plans;
-  for (int i = 0; i < 3; ++i) plans.push_back(std::make_shared<const Plan>());
-  Contest contest({{plans[0]}, {plans[1]}, {plans[2]}});
-  const auto follow = [&](const std::vector<double>& round) {
-    for (std::size_t i = 0; i < round.size(); ++i) {
-      if (round[i] == kNever) continue;
-      expect(contest.next().plan == plans[i], "plans are followed in turn");
-      contest.note(*plans[i], round[i]);
-    }
-  };
-  follow({kUntypical, 9, 9});
-  follow({kUntypical, 9, 9});
-  follow({3.1, 3, 8});  // the third is disturbed
-  follow({3.1, 3, 3.2});
-  follow({9.3, 9, 11});  // the machine is slower for a while
-  follow({9.3, 9, 11});
-  follow({3.1, 5, kNever});
-  follow({3.1, 3, kNever});
-  for (int i = 0; i < 8; ++i) follow({3.1, 3, kNever});  // chance may explain three percent
-  expect(contest.next().plan == plans[1], "the fastest of most rounds wins");
-  contest.note(*plans[1], 99);
-  contest.note(*plans[0], 1);
-  expect(contest.next().plan == plans[1], "what comes after the contest does not count");
-
-  Contest close({{plans[0]}, {plans[1]}});
-  unsigned rounds = 0;
-  for (; close.next().plan == plans[0]; ++rounds) {
-    close.note(*plans[0], 1.06);
-    close.note(*plans[1], 1);
-  }
-  expect(rounds == 14, "six percent take so many rounds");
-
-  Contest stalled({{plans[0]}, {plans[1]}});
-  for (unsigned round = 0; round < 16; ++round) {
-    stalled.note(*plans[0], round == 2 || round == 3 ? 2 : 1);
-    stalled.note(*plans[1], 1.1);
-  }
-  expect(stalled.next().plan == plans[0], "two slow rounds do not decide");
-
-  Contest refused({{plans[0]}, {plans[1]}});
-  refused.note(*plans[0], 1);
-  refused.note(*plans[0], kNever);
-  for (int i = 0; i < 3; ++i) {
-    expect(refused.next().plan == plans[1], "a plan whose call was refused is out");
-    refused.note(*plans[1], 7);
-  }
-  expect(refused.next().plan == plans[1], "for good");
-  expect(Contest({{plans[0]}}).next().plan == plans[0], "one alone wins");
-}
-
-// Calls of a program that may move decide, once its costs are known and its search is over.
-void contests(unsigned count) {
-  constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
-  unsigned held = 0;
-  for (unsigned seed = 0; seed < count; ++seed) {
-    std::mt19937 random(seed);
-    const std::string where = "program " + std::to_string(seed) + ": ";
-    const auto trace = std::make_shared<const Trace>(random_program(random));
-    SimulationOptions options;
-    options.budget = run(*trace, {})->peak_bytes * 6 / 10;
-    options.link = LinkOptions{{1e-7, 1e-9, 1e-9}, std::size_t{1} << 20, true, /*clocked=*/true};
-    Program program(trace, /*is_timed_anew=*/true);
-    program.search(options.budget, {.in_vain = kAll, .in_all = kAll, .plans = 60}, {}, options.link);
-    std::vector<Plan> followed;
-    for (unsigned call = 0; call < 12; ++call) {
-      program.follow(kAll);
-      options.guide = program.guide();
-      if (!options.guide) break;
-      followed.push_back(options.guide->plan());
-      expect(run(*trace, options) != nullptr, where + "each of the plans fits");
-      options.guide.reset();
-    }
-    if (followed.empty()) continue;
-    std::vector<Preference> preferences;
-    for (const Plan& plan : followed) preferences.push_back(plan.prefers);
-    const std::set<Preference> families(preferences.begin(), preferences.end());
-    if (families.size() < 2) continue;
-    ++held;
-    for (std::size_t call = 0; call < 2 * families.size(); ++call) {
-      const bool is_alike = preferences[call] == preferences[call % families.size()];
-      expect(is_alike && preferences[call] != preferences[call + 1], where + "in turn");
-    }
-  }
-  expect(held > count / 10, "contests are put to the test");
 }
 
 // ---- plans over a link ---------------------------------------------------------------------------
