@@ -47,7 +47,6 @@ Plan PlanChanges::of(Plan plan, const std::vector<bool>* moved) {
 }
 
 void PlanChanges::change_score(Plan& plan) {
-  const auto about = [&](double x) { return x * std::exp2(2 * fraction() - 1); };
   plan.score.exponent = std::clamp(about(plan.score.exponent), 0.1, 4.0);
   plan.score.ancestors = std::clamp(about(plan.score.ancestors), 0.01, 10.0);
   if (one_in(4)) plan.score.unread = one_in(2) ? 1 : 4;
@@ -74,20 +73,27 @@ void PlanChanges::change_some_weights(Plan& plan, const std::vector<Trace::Id>& 
 
 void PlanChanges::change_moves(Plan& plan, const std::vector<bool>& moved) {
   if (plan.prefers == Preference::kByValue) {
-    if (one_in(2)) plan.lead = std::exp2(8 * fraction());
+    if (one_in(2)) change_lead(plan);
     const auto values = some_of(waiting_.empty() ? counted_ : waiting_, 2);
     const bool moves = !plan.moved[values.front()];
     for (const Trace::Id value : values) plan.moved[value] = moves;
     return;
   }
   if (one_in(2)) plan.link_price = std::exp2(4 * fraction() - 3);
-  if (one_in(2)) plan.lead = std::exp2(8 * fraction());
+  if (one_in(2)) change_lead(plan);
   if (one_in(2)) plan.moved = moved;
   if (one_in(8)) plan.moved.clear();
   if (one_in(8)) {
     plan.prefers = plan.prefers == Preference::kMoving ? Preference::kCheaper : Preference::kMoving;
   }
 }
+
+void PlanChanges::change_lead(Plan& plan) {
+  plan.lead = one_in(2) ? std::clamp(about(plan.lead), 0.25, 256.0) : std::exp2(8 * fraction());
+}
+
+// At most twice as much, at least half.
+double PlanChanges::about(double x) { return x * std::exp2(2 * fraction() - 1); }
 
 std::span<const Trace::Id> PlanChanges::some_of(const std::vector<Trace::Id>& among,
                                                 std::size_t once_in) {

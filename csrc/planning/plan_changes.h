@@ -31,6 +31,8 @@ class PlanChanges {
   void change_weights(Plan& plan);
   void change_some_weights(Plan& plan, const std::vector<Trace::Id>& among, float factor);
   void change_moves(Plan& plan, const std::vector<bool>& moved);
+  void change_lead(Plan& plan);
+  [[nodiscard]] double about(double x);
   // One value, or at times, once in so many, a few made one after the other.
   [[nodiscard]] std::span<const Trace::Id> some_of(const std::vector<Trace::Id>& among,
                                                    std::size_t once_in);

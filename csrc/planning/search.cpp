@@ -251,7 +251,7 @@ bool Search::begin_next_stage() {
     case Stage::kPrices:
       stage_ = Stage::kEarly;
       for (const Best& best : bests()) {
-        for (const double factor : {1.0, 0.25, 4.0, 16.0}) {
+        for (const double factor : {1.0, 0.25, 0.5, 1.5, 2.0, 3.0, 4.0, 16.0}) {
           const bool moves = best.plan->prefers == Preference::kMoving;
           Plan plan = moves ? *best.plan : decided(best);
           plan.moved = best.moved;
