@@ -5,19 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from .. import _C
 from .._inspection.progress import Progress
 from .._inspection.tables import Table
 from .._transform.budget import BudgetLike, format_bytes, parse_budget
 from .._transform.deferred import refuse_deferred
-from .._transform.level import LevelOptions, call
 from .._transform.remat import DEFAULT_POLICY, policy_of
 from .._transform.rematted import name_of, rematted_of
 from .._transform.tiers import TierLike, tiers_of
@@ -25,6 +20,7 @@ from ..policies import Guided, Policy
 from ..policies._custom import Scorer
 from ..policies._planned import Planned
 from .drawing import draw_costs
+from .measured import Measured, measured, runs
 from .trace import Trace, on_shapes
 
 if TYPE_CHECKING:
@@ -34,7 +30,6 @@ BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 _SEARCH = 100_000  # operators, for each budget: a tenth of a second or two
 _STEPS = 8  # of a bisection over budgets
 _DEFAULT: Policy = Guided(search=_SEARCH)
-_Cell: TypeAlias = tuple[int, Policy, "_C.Link | None"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,21 +64,6 @@ class Cost:
 # level is timed for itself, as what the rest is a multiple of.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Measured:
-    """Calls of a program that evicted nothing.
-
-    Attributes:
-        trace: The program, whose operators cost what they took, or what the cost model gives them.
-        seconds: A call without a level.
-        within: A call within a level.
-    """
-
-    trace: Trace
-    seconds: float
-    within: float
-
-
 class Profile:
     """What one call of a function needs, and what budgets would cost; :func:`profile` returns it.
 
@@ -105,7 +85,7 @@ class Profile:
     def __init__(
         self,
         name: str,
-        measured: _Measured,
+        measured: Measured,
         budgets: Sequence[int],
         policies: Sequence[Policy],
         link: _C.Link | None,
@@ -168,9 +148,8 @@ class Profile:
             policy.begin_moving(program, budget, link)
             program.follow()
             return program.overhead()
-        trace = (
-            self._by_model if link is None else self.trace._core
-        )  # moving is compared with times
+        # What moves is compared with times.
+        trace = self._by_model if link is None else self.trace._core
         plan: _C.Program | None = None
         if isinstance(policy, Planned):
             plan = _C.Program(trace)
@@ -335,106 +314,22 @@ def profile(
     link = tiers_of(offload, f"{name}, offload=...").link(drops=True) if offload else None
     is_measured = not on_shapes((args, given))
     cells = len(limits) * len(checked) * (1 if link is None else 2)
-    with Progress(_runs(calls) * is_measured + cells, "profile", progress) as bar:
+    with Progress(runs(calls) * is_measured + cells, "profile", progress) as bar:
         if is_measured:
-            measured = _measured(f, args, given, cap, calls, bar)
+            found = measured(f, args, given, cap, calls, bar)
         else:
             from .shapes import trace_on_shapes
 
             shapes = Trace(trace_on_shapes(f, args, given, backward=False))
-            measured = _Measured(trace=shapes, seconds=shapes.cost, within=shapes.cost)
-        peak = measured.trace.peak_bytes
+            found = Measured(trace=shapes, seconds=shapes.cost, within=shapes.cost)
+        peak = found.trace.peak_bytes
         nbytes = [
             peak
             if limit == parse_budget(None)
             else limit.bytes or max(1, int((limit.fraction or 1) * peak))
             for limit in limits
         ]
-        return Profile(name_of(f), measured, nbytes, checked, link, is_measured, bar)
-
-
-def _runs(calls: int) -> int:
-    """Return how often a program runs for so many ``calls``."""
-    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
-        raise ValueError(f"profile(f, calls={calls!r}): a whole number above 0 is needed.")
-    return 1 if calls == 1 else 2 * calls + 3
-
-
-def _measured(
-    f: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    cap: BudgetLike,
-    calls: int,
-    bar: Progress,
-) -> _Measured:
-    """Call it once, or as often as :func:`profile` says."""
-    limit = parse_budget(cap)
-    if limit.fraction is not None or limit.shared is not None:
-        raise TypeError(f'profile(f, cap={cap!r}): bytes are needed, such as "8GiB".')
-    if _C.stack_depth() > 0:
-        raise RuntimeError("profile(f): it cannot run inside of another level; call it outside.")
-
-    def recorded(budget: int | None) -> _C.Trace:
-        options = LevelOptions(
-            budget=budget,
-            shared=None,
-            policy=DEFAULT_POLICY.core(),
-            discards=False,
-            timed=True,
-            verify=False,
-            name="profile",
-            record=True,
-            unit=limit.unit,
-        )
-        levels: list[_C.Level] = []
-        call(f, args, kwargs, options, levels.append)
-        trace = levels[0].report().take_trace()
-        if trace is None:
-            raise RuntimeError("profile(f): the call has more operators than are written down.")
-        bar.step()
-        return trace
-
-    def run_plain() -> None:
-        f(*args, **kwargs)
-        bar.step()
-
-    once = Trace(recorded(limit.bytes))
-    if calls == 1:
-        return _Measured(trace=once, seconds=once.cost, within=once.cost)
-    plain = 0.0
-    if limit.bytes is None:
-        plain = statistics.median(_seconds_of(run_plain, calls))
-    traces: list[_C.Trace] = []
-    within = _seconds_of(lambda: traces.append(recorded(limit.bytes or once.peak_bytes)), calls)
-    # A call that took another way is another program.
-    last = traces[-1]
-    alike = [t.costs() for t in traces[1:] if t.operators == last.operators]
-    costs = [
-        statistics.median(taken for taken, _ in operator) for operator in zip(*alike, strict=True)
-    ]
-    trace = Trace(last.with_costs(costs))
-    if limit.bytes is not None:  # its calls replay: what they take is not what a program takes
-        return _Measured(trace=trace, seconds=trace.cost, within=trace.cost)
-    return _Measured(trace=trace, seconds=plain, within=statistics.median(within))
-
-
-def _seconds_of(run: Callable[[], object], calls: int) -> list[float]:
-    """Return what so many calls take, after one that is not timed."""
-    run()
-    taken = []
-    for _ in range(calls):
-        _synchronize()
-        start = time.perf_counter()
-        run()
-        _synchronize()
-        taken.append(time.perf_counter() - start)
-    return taken
-
-
-def _synchronize() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
+        return Profile(name_of(f), found, nbytes, checked, link, is_measured, bar)
 
 
 def _name(policy: Policy) -> str:

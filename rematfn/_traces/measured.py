@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of a program that evicts nothing, timed operator by operator."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _C
+from .._inspection.progress import Progress
+from .._transform.budget import BudgetLike, parse_budget
+from .._transform.level import LevelOptions, call
+from .._transform.remat import DEFAULT_POLICY
+from .trace import Trace
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Calls of a program that evicted nothing.
+
+    Attributes:
+        trace: The program, whose operators cost what they took, or what the cost model gives them.
+        seconds: A call without a level.
+        within: A call within a level.
+    """
+
+    trace: Trace
+    seconds: float
+    within: float
+
+
+def runs(calls: int) -> int:
+    """Return how often a program runs for so many ``calls``."""
+    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
+        raise ValueError(f"profile(f, calls={calls!r}): a whole number above 0 is needed.")
+    return 1 if calls == 1 else 2 * calls + 3
+
+
+def measured(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    cap: BudgetLike,
+    calls: int,
+    bar: Progress,
+) -> Measured:
+    """Call it once, or as often as :func:`rematfn.profile` says."""
+    limit = parse_budget(cap)
+    if limit.fraction is not None or limit.shared is not None:
+        raise TypeError(f'profile(f, cap={cap!r}): bytes are needed, such as "8GiB".')
+    if _C.stack_depth() > 0:
+        raise RuntimeError("profile(f): it cannot run inside of another level; call it outside.")
+
+    def recorded(budget: int | None) -> _C.Trace:
+        options = LevelOptions(
+            budget=budget,
+            shared=None,
+            policy=DEFAULT_POLICY.core(),
+            discards=False,
+            timed=True,
+            verify=False,
+            name="profile",
+            record=True,
+            unit=limit.unit,
+        )
+        levels: list[_C.Level] = []
+        call(f, args, kwargs, options, levels.append)
+        trace = levels[0].report().take_trace()
+        if trace is None:
+            raise RuntimeError("profile(f): the call has more operators than are written down.")
+        bar.step()
+        return trace
+
+    def run_plain() -> None:
+        f(*args, **kwargs)
+        bar.step()
+
+    once = Trace(recorded(limit.bytes))
+    if calls == 1:
+        return Measured(trace=once, seconds=once.cost, within=once.cost)
+    plain = 0.0
+    if limit.bytes is None:
+        plain = statistics.median(_seconds_of(run_plain, calls))
+    traces: list[_C.Trace] = []
+    within = _seconds_of(lambda: traces.append(recorded(limit.bytes or once.peak_bytes)), calls)
+    # A call that took another way is another program.
+    last = traces[-1]
+    alike = [t.costs() for t in traces[1:] if t.operators == last.operators]
+    costs = [
+        statistics.median(taken for taken, _ in operator) for operator in zip(*alike, strict=True)
+    ]
+    trace = Trace(last.with_costs(costs))
+    if limit.bytes is not None:  # its calls replay: what they take is not what a program takes
+        return Measured(trace=trace, seconds=trace.cost, within=trace.cost)
+    return Measured(trace=trace, seconds=plain, within=statistics.median(within))
+
+
+def _seconds_of(run: Callable[[], object], calls: int) -> list[float]:
+    """Return what so many calls take, after one that is not timed."""
+    run()
+    taken = []
+    for _ in range(calls):
+        _synchronize()
+        start = time.perf_counter()
+        run()
+        _synchronize()
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+def _synchronize() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
