@@ -297,23 +297,22 @@ std::vector<Search::Best> Search::bests() const {
 }
 
 void Search::try_what_is_kept() {
-  try_what_is_kept(best_ ? best_->score : Score(), Preference::kCheaper);
-  const Best& drops = best_of_[index_of(Preference::kDropping)];
-  if (drops.plan) try_what_is_kept(drops.plan->score, Preference::kDropping);
-}
-
-void Search::try_what_is_kept(const Score& score, Preference preference) {
   const std::vector<bool> products = products_of(*trace_);
-  queue_.push_back({.score = score, .weights = dear(products), .prefers = preference});
-  queue_.push_back({.score = score, .kept = products, .prefers = preference});
-  queue_.push_back({.score = kLooksBack, .kept = products, .prefers = preference});
   const Segments segments(*trace_);
   const auto calls = static_cast<double>(trace_->calls.size());
-  for (const double factor : {0.5, 1.0, 2.0}) {
-    const auto count = static_cast<std::size_t>(factor * std::sqrt(calls)) + 1;
-    std::vector<float> weights = dear(segments.across(count));
-    queue_.push_back({.score = score, .weights = std::move(weights), .prefers = preference});
-  }
+  const auto try_by = [&](const Score& score, Preference preference) {
+    queue_.push_back({.score = score, .weights = dear(products), .prefers = preference});
+    queue_.push_back({.score = score, .kept = products, .prefers = preference});
+    queue_.push_back({.score = kLooksBack, .kept = products, .prefers = preference});
+    for (const double factor : {0.5, 1.0, 2.0}) {
+      const auto count = static_cast<std::size_t>(factor * std::sqrt(calls)) + 1;
+      std::vector<float> weights = dear(segments.across(count));
+      queue_.push_back({.score = score, .weights = std::move(weights), .prefers = preference});
+    }
+  };
+  try_by(best_ ? best_->score : Score(), Preference::kCheaper);
+  const Best& drops = best_of_[index_of(Preference::kDropping)];
+  if (drops.plan) try_by(drops.plan->score, Preference::kDropping);
 }
 
 // By value, as that plan came to it.

@@ -120,7 +120,6 @@ class Search {
   // Puts what comes next into the queue. False if nothing does.
   [[nodiscard]] bool begin_next_stage();
   void try_what_is_kept();
-  void try_what_is_kept(const Score& score, Preference preference);
   [[nodiscard]] std::vector<Best> bests() const;
   [[nodiscard]] Plan decided(const Best& best) const;
   [[nodiscard]] Plan changed();

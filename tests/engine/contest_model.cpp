@@ -27,8 +27,6 @@ namespace {
 constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
 constexpr LinkOptions kLink{{1e-7, 1e-9, 1e-9}, std::size_t{1} << 20, /*drops=*/true, /*clocked=*/true};
 
-std::size_t most_of_its_peak(const Trace& trace) { return run(trace, {})->peak_bytes * 6 / 10; }
-
 }  // namespace
 
 // They are followed in turn, and from then on the one whose calls took least of their rounds.
@@ -92,7 +90,7 @@ void contests(unsigned count) {
     const std::string where = "program " + std::to_string(seed) + ": ";
     const auto trace = std::make_shared<const Trace>(random_program(random));
     SimulationOptions options;
-    options.budget = most_of_its_peak(*trace);
+    options.budget = run(*trace, {})->peak_bytes * 6 / 10;
     options.link = kLink;
     Program program(trace, /*is_timed_anew=*/true);
     program.search(options.budget, {.in_vain = kAll, .in_all = kAll, .plans = 60}, {}, options.link);

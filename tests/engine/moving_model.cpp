@@ -4,18 +4,16 @@
 #include "moving_model.h"
 
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <random>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/domain.h"
+#include "engine/guide.h"
 #include "move.h"
-#include "planning/program.h"
 #include "random_plan.h"
 
 namespace rematfn {
