@@ -99,13 +99,19 @@ class Candidate:
             rematfn.BudgetError: It does not fit.
         """
         exact = bench.is_exact(bench.run(self.step)[0])
+        seconds = []
         for _ in range(WARM_UP[self.way] - 1):
             finish_searches()  # only calls with no search beside them are timed
-            bench.run(self.step)
+            seconds.append(bench.run(self.step)[1])
         finish_searches()
         results, memory = bench.count(self.step)
         exact = bench.is_exact(results) and exact
-        return {"peak / budget": memory.peak / self.budget, "exact": exact}
+        row: Row = {"peak / budget": memory.peak / self.budget, "exact": exact}
+        foretold = self.foretold()
+        if self.disk is not None and foretold is not None:
+            # The last calls of the warm-up: the timed rounds come minutes later, by another disk.
+            row["foretold / measured"] = foretold / statistics.median(seconds[-5:])
+        return row
 
     def did(self, bench: Bench, speed: DiskSpeed, eager: float, seconds: float) -> Row:
         """Return what the last call did; a step took ``seconds``, and ``eager`` without a level."""
@@ -126,9 +132,6 @@ class Candidate:
             # Beyond eager and what was computed again. The directions share the disk.
             row["exposed, s"] = max(0.0, seconds - (1 + replayed) * eager)
             row["bytes / bandwidth, s"] = out / speed.out + back / speed.into
-        foretold = self.foretold()
-        if foretold is not None:
-            row["foretold / measured"] = foretold / seconds
         return row
 
     def foretold(self) -> float | None:
