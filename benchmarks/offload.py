@@ -70,8 +70,9 @@ eager, with the least and the most; *others* is how many cores other processes k
 the other two: the median of those of a round; where that is above 1.03, there are three times as
 many rounds, and all count. *Peak* is counted at the allocator. *Exposed* is what a step took beyond
 eager's time and what was computed again; *bytes / bandwidth* is how long this disk takes for the
-bytes while nobody computes, as measured in the same process. *Foretold* is what the plan says that
-a step takes. Where a budget does not fit, the `BudgetError` says what it takes.
+bytes while nobody computes, as measured in the same process. *Foretold / measured* is what the plan
+says that a step takes, beside the median of the five calls after it was made. Where a budget does
+not fit, the `BudgetError` says what it takes.
 """
 
 
