@@ -45,8 +45,8 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
   // A caller that overwrites its result must not change what is replayed from it. It may have done so
   // by the time that another tensor on the storage is sealed.
   if (sealed_before) return;
-  level.tensor_domain().note_counter(version, tensor);
-  level.tensor_domain().note_read(version, tensor);
+  level.tensor_domain().outside.note_counter(version, tensor);
+  level.tensor_domain().outside.note_read(version, tensor);
 }
 
 namespace {

@@ -266,7 +266,7 @@ std::string pop_level(LevelHandle& handle) {
   }
   const DomainLock lock(level.domain);
   level.active = false;
-  level.tensor_domain().note_bumps();
+  level.tensor_domain().outside.note_bumps();
   if (level.resident_bytes == 0) level.emptied();
   if (on_top) return {};
   return level.name + ": this call and that of " +

@@ -124,7 +124,7 @@ void govern(Invocation& invocation) {
     // See Note [What is stored away outlives what it was made of]
     const OperatorFacts& facts = invocation.facts;
     if (facts.may_write() && domain.domain != nullptr && !DomainLock::is_held() &&
-        TensorDomain::others_know_outside(domain.domain)) {
+        OutsideContents::others_know(domain.domain)) {
       find_writes(invocation, found);
       for (const FoundTensor& f : found) {
         if (!f.written || has_level_key(*f.tensor)) continue;

@@ -125,7 +125,7 @@ void Call::check_inputs(TensorDomain& domain) const {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     auto& version = static_cast<TensorVersion&>(*inputs[i].version);
     if (version.outside == nullptr) continue;
-    const char* change = domain.change_of(version, call_template->view(i));
+    const char* change = domain.outside.change_of(version, call_template->view(i));
     if (change == nullptr) continue;
     const std::string name = name_of(version.storage);
     check_replay(false, (name.empty() ? "an argument of `" : "`" + name + "`, an argument of `") +

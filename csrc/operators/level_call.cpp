@@ -89,7 +89,7 @@ void LevelCall::run() {
   }
   if (level_.active) note_leaves();
   note_saver_of_arguments();
-  domain_.note_bumps();
+  domain_.outside.note_bumps();
   domain_.bury_unreported(/*at_once=*/false);
   try {
     if (is_metered_) notice_unrecorded(level_);
@@ -125,8 +125,8 @@ void LevelCall::pass() {
   }
   if (facts_.changes_metadata) {
     for (const FoundTensor& f : found_) {
-      if (facts_.moves_storage) domain_.expect_move(*f.tensor);
-      domain_.expect_bump(*f.tensor);
+      if (facts_.moves_storage) domain_.outside.expect_move(*f.tensor);
+      domain_.outside.expect_bump(*f.tensor);
     }
   }
   run_measured();
@@ -268,9 +268,9 @@ Ref<Version> LevelCall::find_overwritten(std::size_t operand) {
     if (copied.storage == f.storage) return Ref<Version>(copied.version);
   }
   TensorVersion* known =
-      domain_.known_outside(*f.storage, bumps_so_far(invocation_, found_, *f.storage));
+      domain_.outside.known(*f.storage, bumps_so_far(invocation_, found_, *f.storage));
   if (known == nullptr && f.cell == nullptr && is_recorded_) {
-    return domain_.outside_version(*f.tensor);
+    return domain_.outside.version_of(*f.tensor);
   }
   return Ref<Version>(known);
 }
@@ -280,7 +280,7 @@ void LevelCall::note_copied(std::size_t operand, Version& version) {
 }
 
 void LevelCall::note_not_copied(std::size_t operand) {
-  domain_.note_write(*found_[operand].storage);
+  domain_.outside.note_write(*found_[operand].storage);
 }
 
 Ref<Operation> LevelCall::make_operation() { return Ref<Operation>(new Call(call_template())); }
@@ -294,9 +294,9 @@ void LevelCall::take_inputs() {
     }
     if (!version && f.tensor->is_wrapped_number()) version = number_version(*f.tensor);
     if (!version) {
-      version = domain_.outside_version(*f.tensor, !facts_.reads_shapes_only);
+      version = domain_.outside.version_of(*f.tensor, !facts_.reads_shapes_only);
     } else if (f.cell != nullptr && f.cell->version->outside != nullptr) {
-      domain_.note_read(*f.cell->version, *f.tensor);
+      domain_.outside.note_read(*f.cell->version, *f.tensor);
     }
     call().take_input(std::move(version));
   }
@@ -313,7 +313,7 @@ void LevelCall::run_kernel() {
   }
   for (const FoundTensor& f : found_) {
     input_bytes_ += view_bytes(*f.tensor);
-    if (f.written) domain_.expect_bump(*f.tensor);
+    if (f.written) domain_.outside.expect_bump(*f.tensor);
   }
   if (on_accelerator_) {
     for (const FoundTensor& f : found_) domain_.streams.note_use(*f.storage);

@@ -15,10 +15,10 @@ namespace {
 // Keeps a copy of what recorded operations have read, or throws NoRoom.
 void save_in(TensorDomain& domain, const c10::StorageImpl& storage, const OperatorFacts& facts,
              std::uint32_t bumps) {
-  if (facts.resizes_storage) return domain.note_resize(storage);
-  TensorVersion* version = domain.known_outside(storage, bumps);
+  if (facts.resizes_storage) return domain.outside.note_resize(storage);
+  TensorVersion* version = domain.outside.known(storage, bumps);
   if (version == nullptr) return;
-  if (version->readers == nullptr) return domain.note_write(storage);
+  if (version->readers == nullptr) return domain.outside.note_write(storage);
   domain.snapshot(*version, static_cast<Level&>(*version->readers->reader->table));
 }
 
@@ -28,7 +28,7 @@ void save_or_forget_in(TensorDomain& domain, const c10::StorageImpl& storage,
   try {
     save_in(domain, storage, facts, bumps);
   } catch (const NoRoom&) {
-    domain.forget_outside(storage, /*for_want_of_room=*/true);
+    domain.outside.forget(storage, /*for_want_of_room=*/true);
   }
 }
 
@@ -130,7 +130,7 @@ void save_for_other_levels(const c10::StorageImpl& storage, const OperatorFacts&
 
 void note_move(const c10::Storage& storage) {
   for_each_live_domain([&](TensorDomain& domain) {
-    domain.note_resize(*storage.unsafeGetStorageImpl());
+    domain.outside.note_resize(*storage.unsafeGetStorageImpl());
   });
 }
 
@@ -141,8 +141,8 @@ bool resize_if_known(const c10::Storage& storage, std::int64_t nbytes) {
   const Domain* seeing = domain_that_sees();
   for_each_live_domain([&](TensorDomain& domain) {
     const c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
-    known |= domain.has_read(impl);
-    if (&domain != seeing) domain.note_resize(impl);
+    known |= domain.outside.has_read(impl);
+    if (&domain != seeing) domain.outside.note_resize(impl);
     Cell* cell = bytes.defined() ? nullptr : domain.cell_on(impl);
     if (cell == nullptr) return;
     bytes = bytes_of(storage);

@@ -4,7 +4,6 @@
 #include <ATen/record_function.h>
 #include <c10/core/impl/COW.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -12,14 +11,11 @@
 #include <new>
 #include <utility>
 
-#include "base/errors.h"
-#include "base/interpreter.h"
 #include "tensors/tensor_store.h"
-#include "tensors/thread_keys.h"
 
 namespace rematfn {
 
-TensorDomain::TensorDomain() : Domain(tensor_store) {}
+TensorDomain::TensorDomain() : Domain(tensor_store), outside(*this) {}
 
 namespace {
 
@@ -27,16 +23,10 @@ void set_keys(c10::TensorImpl& tensor, c10::DispatchKeySet keys) {
   KeySet::of(tensor).store(keys, std::memory_order_release);
 }
 
-// Note [Contents are found by their counter]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// After `x.data = y` the tensor has another storage and its old counter. A write to it bumps that
-// counter, and what was read from the old storage would seem to be overwritten. So those whose
-// counter an operator bumps are found by that counter: by address_of() it, in by_counter_.
-
 }  // namespace
 
 TensorVersion::~TensorVersion() {
-  if (outside != nullptr) outside->erase_outside(*this);
+  if (outside != nullptr) outside->outside.erase(*this);
   if (table) table->expel(*this);  // a copy may be read from the bytes, which go with `storage`
 }
 
@@ -157,8 +147,6 @@ void detach(c10::TensorImpl& tensor) {
   tensor.set_backend_meta(nullptr);
 }
 
-// ---- contents from outside ---------------------------------------------------------------------
-
 // Note [A number is no tensor]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // torch wraps the 2 of `x * 2` into a tensor before any kernel of ours sees it. Lineage that held on
@@ -178,121 +166,6 @@ Ref<TensorVersion> number_version(const c10::TensorImpl& tensor) {
   return version;
 }
 
-Ref<TensorVersion> TensorDomain::outside_version(c10::TensorImpl& tensor, bool read) {
-  const c10::Storage& storage = tensor.unsafe_storage();
-  Outside& entry = outside_[storage.unsafeGetStorageImpl()];
-  if (entry.version != nullptr && entry.contents.may_be_gone(storage)) check_resized(entry);
-  if (entry.version == nullptr) {
-    entry.version = new TensorVersion;
-    entry.contents = Contents(storage);
-    entry.version->storage = storage;
-    entry.version->nbytes = storage.nbytes();
-    entry.version->outside = this;
-    count_outside();
-    // functionalize bumps the counters of tensors it does not write.
-    const bool counts =
-        !c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Functionalize);
-    if (counts) note_counter(*entry.version, tensor);
-  }
-  if (read) entry.contents.note_read(tensor);
-  return Ref<TensorVersion>(entry.version);
-}
-
-void TensorDomain::note_read(const TensorVersion& version, const c10::TensorImpl& tensor) {
-  const auto found = outside_.find(version.storage.unsafeGetStorageImpl());
-  if (found != outside_.end() && found->second.version == &version) {
-    found->second.contents.note_read(tensor);
-  }
-}
-
-// Either what was read is back, or it is nobody's to be found any more.
-void TensorDomain::check_resized(Outside& entry) {
-  TensorVersion& version = *entry.version;
-  if (!entry.contents.is_back(version.storage, version.nbytes)) {
-    drop_counter(version);
-    version.lost_to_resize = true;
-    entry.version = nullptr;
-  } else if (version.counter.enabled()) {
-    version.counted = version.counter.current_version();
-  }
-}
-
-bool TensorDomain::has_moved_counter(const TensorVersion& version, std::uint32_t bumps) const {
-  if (!version.counter.enabled()) return false;
-  const std::uint32_t moved = version.counter.current_version() - version.counted;
-  if (moved == 0 || moved == bumps) return false;
-  return std::none_of(bumped_.begin(), bumped_.end(),
-                      [&](const Ref<TensorVersion>& v) { return v.get() == &version; });
-}
-
-bool TensorDomain::agrees_with_readers(const Outside& entry) {
-  std::uint64_t last = 0;
-  for (const Input* use = entry.version->readers; use != nullptr; use = use->next) {
-    const auto& reader = static_cast<const TensorOperation&>(*use->reader);
-    const auto view = reader.read_by(static_cast<std::size_t>(use - reader.inputs.begin()));
-    if (!view) continue;
-    if (const std::uint64_t key = view->key(); std::exchange(last, key) == key) continue;
-    if (!entry.contents.agrees(entry.version->storage, *view)) return false;
-  }
-  return true;
-}
-
-const char* TensorDomain::change_of(TensorVersion& version, const View& view) {
-  constexpr const char* kOverwritten =
-      "was overwritten after it was read. Write to a clone, or run the backward first";
-  constexpr const char* kStored =
-      "was overwritten after it was read. What the function stored away is replayed from it: return "
-      "that, or call rematfn.materialize() on it before the write";
-  const auto found = outside_.find(version.storage.unsafeGetStorageImpl());
-  bool known = found != outside_.end() && found->second.version == &version;
-  if (known && found->second.contents.may_be_gone(version.storage)) {
-    check_resized(found->second);
-    known = found->second.version != nullptr;
-    if (!known) {
-      outside_.erase(found);
-      count_outside();
-    }
-  }
-  if (version.lost_to_resize) {
-    return "lost its bytes after it was read: its storage was resized "
-           "(`untyped_storage().resize_`), and does not hold now what it held then. Refill it with "
-           "the same values, resize it after the backward, or give the function a clone";
-  }
-  if (version.lost_for_want_of_room) {
-    return "was overwritten after it was read, and the budget had no room for a copy. Raise the "
-           "budget, or write to a clone";
-  }
-  if (!known || has_moved_counter(version)) return savers.has_any() ? kStored : kOverwritten;
-  if (found->second.contents.agrees(version.storage, view)) return nullptr;
-  return "was overwritten after it was read, in a way that no version counter shows (NumPy, "
-         "`.data`). Write to a clone, or run the backward first";
-}
-
-void TensorDomain::note_resize(const c10::StorageImpl& storage) {
-  const auto found = outside_.find(&storage);
-  if (found == outside_.end()) return;
-  if (TensorVersion* version = known_outside(storage)) {
-    found->second.contents.note_resize(version->storage, version->nbytes);
-  }
-}
-
-void TensorDomain::forget_outside(const c10::StorageImpl& storage, bool for_want_of_room) {
-  const auto found = outside_.find(&storage);
-  if (found == outside_.end()) return;
-  found->second.version->lost_for_want_of_room = for_want_of_room;
-  drop_counter(*found->second.version);
-  outside_.erase(found);
-  count_outside();
-}
-
-void TensorDomain::note_write(const c10::StorageImpl& storage) {
-  const auto found = outside_.find(&storage);
-  if (found == outside_.end() || found->second.version->readers != nullptr) return;
-  TensorVersion& version = *found->second.version;
-  found->second.contents = Contents(version.storage);
-  if (version.counter.enabled()) version.counted = version.counter.current_version();
-}
-
 Cell* TensorDomain::cell_on(const c10::StorageImpl& storage) const {
   if (Cell* cell = cell_evicted_from(storage)) return cell;
   for (const Table* level : levels) {
@@ -302,75 +175,6 @@ Cell* TensorDomain::cell_on(const c10::StorageImpl& storage) const {
     }
   }
   return nullptr;
-}
-
-TensorVersion* TensorDomain::known_outside(const c10::StorageImpl& storage, std::uint32_t bumps) {
-  const auto found = outside_.find(&storage);
-  if (found == outside_.end()) return nullptr;
-  TensorVersion* version = found->second.version;
-  if (found->second.contents.may_be_gone(version->storage)) return nullptr;
-  if (!has_moved_counter(*version, bumps) && agrees_with_readers(found->second)) return version;
-  forget_outside(storage);
-  return nullptr;
-}
-
-void TensorDomain::erase_outside(TensorVersion& version) {
-  drop_counter(version);
-  const auto found = outside_.find(version.storage.unsafeGetStorageImpl());
-  if (found != outside_.end() && found->second.version == &version) outside_.erase(found);
-  count_outside();
-}
-
-namespace {
-constinit std::atomic<std::size_t> known_outside_of_all{0};
-}
-
-void TensorDomain::count_outside() {
-  const std::size_t now = outside_.size();
-  known_outside_of_all += now - outside_count_.exchange(now);
-}
-
-bool TensorDomain::others_know_outside(const Domain* ours) {
-  const auto* domain = static_cast<const TensorDomain*>(ours);
-  const std::size_t own = domain == nullptr ? 0 : domain->outside_count_.load();
-  return known_outside_of_all.load() != own;
-}
-
-void TensorDomain::note_counter(TensorVersion& version, c10::TensorImpl& tensor) {
-  drop_counter(version);
-  if (tensor.is_inference()) return;
-  version.counter = tensor.version_counter();
-  version.counted = version.counter.current_version();
-  by_counter_.emplace(address_of(version.counter), &version);
-}
-
-void TensorDomain::drop_counter(TensorVersion& version) {
-  if (!version.counter.enabled()) return;
-  const auto [first, last] = by_counter_.equal_range(address_of(version.counter));
-  by_counter_.erase(std::find_if(first, last, [&](const auto& e) { return e.second == &version; }));
-  version.counter = {};
-}
-
-// See Note [Contents are found by their counter]
-void TensorDomain::expect_bump(c10::TensorImpl& tensor) {
-  if (by_counter_.empty() || tensor.is_inference()) return;
-  const auto [first, last] = by_counter_.equal_range(address_of(tensor.version_counter()));
-  for (auto it = first; it != last; ++it) {
-    TensorVersion& version = *it->second;
-    if (version.counter.current_version() == version.counted) bumped_.emplace_back(&version);
-  }
-}
-
-void TensorDomain::expect_move(const c10::TensorImpl& tensor) {
-  const auto found = outside_.find(tensor.unsafe_storage().unsafeGetStorageImpl());
-  if (found != outside_.end()) drop_counter(*found->second.version);
-}
-
-void TensorDomain::note_bumps() {
-  if (bumped_.empty()) return;
-  for (const Ref<TensorVersion>& version : std::exchange(bumped_, {})) {
-    if (version->counter.enabled()) version->counted = version->counter.current_version();
-  }
 }
 
 void TensorDomain::make_outside(TensorVersion& version) {
@@ -383,10 +187,7 @@ void TensorDomain::make_outside(TensorVersion& version) {
   }
   version.leave_cell();
   version.has_tensor = false;
-  // Two versions cannot share a storage: a cell has one current version, and the map no other.
-  version.outside = this;
-  outside_[version.storage.unsafeGetStorageImpl()] = {&version, Contents(version.storage)};
-  count_outside();
+  outside.add(version);
 }
 
 at::Tensor bytes_of(const c10::Storage& storage) { return bytes_of(storage, 0, storage.nbytes()); }

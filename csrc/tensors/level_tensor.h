@@ -49,17 +49,16 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
-#include <c10/util/flat_hash_map.h>
 
 #include <atomic>
 #include <memory>
 #include <thread>
-#include <unordered_map>
 
 #include "base/pool.h"
 #include "engine/domain.h"
 #include "tensors/contents.h"
 #include "tensors/dispatch_key.h"
+#include "tensors/outside.h"
 #include "tensors/savers.h"
 #include "tensors/shared_bytes.h"
 #include "tensors/streams.h"
@@ -174,43 +173,8 @@ class TensorDomain final : public Domain {
 
   TensorDomain();
 
-  // The contents of a tensor that no level made, as of now. `read`: an operation that is recorded
-  // is about to read them.
-  Ref<TensorVersion> outside_version(c10::TensorImpl& tensor, bool read = false);
-  // The same for one whose contents are `version`, from outside.
-  void note_read(const TensorVersion& version, const c10::TensorImpl& tensor);
-  // What operations have read of a storage, if it is still there; else null. What is known to have
-  // been overwritten is forgotten, and cannot be replayed from any more. The operator that asks may
-  // have moved the counter by `bumps` already.
-  [[nodiscard]] TensorVersion* known_outside(const c10::StorageImpl& storage, std::uint32_t bumps = 0);
-  // What has become of contents from outside, that an operation has read by `view`: a message, or
-  // null if they are there as they were. See Note [Evidence of contents].
-  [[nodiscard]] const char* change_of(TensorVersion& version, const View& view);
-  // Whether recorded operations have read the storage.
-  [[nodiscard]] bool has_read(const c10::StorageImpl& storage) const {
-    return outside_.find(&storage) != outside_.end();
-  }
-  // A storage is about to be resized, or moved, where no level sees it.
-  void note_resize(const c10::StorageImpl& storage);
-  // It is about to be written, and nothing that an operation has read is lost by that.
-  void note_write(const c10::StorageImpl& storage);
-  // It is about to be written, and what operations have read there is lost.
-  void forget_outside(const c10::StorageImpl& storage, bool for_want_of_room = false);
   // The cell of a storage, resident or not: a walk over all versions.
   [[nodiscard]] Cell* cell_on(const c10::StorageImpl& storage) const;
-  // From now on the counter of `tensor`, if it has one, tells whether `version` was overwritten.
-  void note_counter(TensorVersion& version, c10::TensorImpl& tensor);
-  void drop_counter(TensorVersion& version);
-  // The version counter of `tensor` is about to be bumped, once the running operator returns. Known
-  // contents from outside have not changed by that: the operator changes what is none of the contents,
-  // or they are of another storage or a copy by now.
-  void expect_bump(c10::TensorImpl& tensor);
-  // The operator moves `tensor` to another storage: its counter says nothing of this one any more.
-  void expect_move(const c10::TensorImpl& tensor);
-  // It has been bumped by now.
-  void note_bumps();
-  // Whether any other domain than `ours` knows contents from outside.
-  [[nodiscard]] static bool others_know_outside(const Domain* ours);
   // See Note [A profiler keeps tensors from dying]
   void bury_unreported(bool at_once = true);
   // `version` becomes the caller's: resident, uncounted, a constant.
@@ -219,30 +183,11 @@ class TensorDomain final : public Domain {
   std::vector<Table*> levels;  // the domain's, alive in Python or in a tensor
   std::vector<std::unique_ptr<Way>> ways;  // of its levels, beside dropping
   std::unique_ptr<Kept> call_templates;  // those of its calls; made by whoever asks first
+  OutsideContents outside;
   Savers savers;
   Streams streams;
 
  private:
-  friend struct Call;
-  friend class TensorStore;
-  friend struct TensorVersion;
-
-  // Contents from outside, of a storage that nobody else can be given the address of meanwhile.
-  struct Outside {
-    TensorVersion* version = nullptr;
-    Contents contents;
-  };
-
-  void erase_outside(TensorVersion& version);
-  void check_resized(Outside& entry);
-  [[nodiscard]] bool has_moved_counter(const TensorVersion& version, std::uint32_t bumps = 0) const;
-  [[nodiscard]] static bool agrees_with_readers(const Outside& entry);
-  void count_outside();
-
-  ska::flat_hash_map<const c10::StorageImpl*, Outside> outside_;
-  std::atomic<std::size_t> outside_count_{0};  // as others may ask for it
-  std::unordered_multimap<const void*, TensorVersion*> by_counter_;
-  std::vector<Ref<TensorVersion>> bumped_;
   // Of bury_unreported(), which has last looked at so many versions.
   std::size_t looked_at_ = 0;
   std::size_t operators_since_look_ = 0;

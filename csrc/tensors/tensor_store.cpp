@@ -145,7 +145,7 @@ void TensorStore::copy(Version& version) {
   domain.streams.note_use(*original.unsafeGetStorageImpl());
   const c10::Storage copy = bytes_of(original).clone().storage();
   if (v.outside != nullptr) {
-    v.outside->erase_outside(v);
+    v.outside->outside.erase(v);
     v.outside = nullptr;
   }
   v.leave_cell();
