@@ -38,13 +38,17 @@ class QueueLock {
     return true;
   }
 
+  // The same, and once more if it is this thread's.
+  bool try_lock_again() {
+    if (try_lock()) return true;
+    if (!is_this_threads()) return false;
+    ++depth_;
+    return true;
+  }
+
   // See Note [Who waits does not hold the interpreter]
   void lock() {
-    if (try_lock()) return;
-    if (is_this_threads()) {
-      ++depth_;
-      return;
-    }
+    if (try_lock_again()) return;
     const detail::WithoutInterpreter scope;
     while (!try_lock()) wait();
   }

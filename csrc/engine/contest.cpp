@@ -6,12 +6,17 @@
 
 namespace rematfn {
 
+std::mutex& feedback_mutex() {
+  static auto* const mutex = new std::mutex;  // calls may end while the process does
+  return *mutex;
+}
+
 Contest::Contest(const std::vector<Followed>& plans) {
   for (const Followed& plan : plans) entrants_.push_back({plan});
 }
 
 Followed Contest::next() const {
-  const std::lock_guard guard(mutex_);
+  const std::lock_guard guard(feedback_mutex());
   const Entrant* next = nullptr;
   for (const Entrant& entrant : entrants_) {
     if (!entrant.takes_part) continue;
@@ -21,7 +26,7 @@ Followed Contest::next() const {
 }
 
 void Contest::note(const Plan& plan, double seconds) {
-  const std::lock_guard guard(mutex_);
+  const std::lock_guard guard(feedback_mutex());
   if (std::ranges::count_if(entrants_, &Entrant::takes_part) < 2) return;
   for (Entrant& entrant : entrants_) {
     if (entrant.followed.plan.get() != &plan || !entrant.takes_part) continue;

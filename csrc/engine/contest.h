@@ -31,6 +31,10 @@ namespace rematfn {
 class Leads;
 struct Plan;
 
+// Of what calls have shown of plans: one for the process, held for a few instructions, also by who holds
+// plans_mutex(). A fork waits for it.
+[[nodiscard]] std::mutex& feedback_mutex();
+
 // A plan, and what has been learnt of it.
 struct Followed {
   std::shared_ptr<const Plan> plan;
@@ -65,7 +69,6 @@ class Contest {
   [[nodiscard]] double relative(const Entrant& entrant) const;
   void exclude_slower();
 
-  mutable std::mutex mutex_;
   std::vector<Entrant> entrants_;
 };
 

@@ -28,6 +28,7 @@
 
 #include <compare>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <span>
 #include <vector>
@@ -205,18 +206,22 @@ class DomainLock {
  public:
   explicit DomainLock(std::shared_ptr<Domain> domain);
   explicit DomainLock(Domain& domain);  // which somebody keeps alive for the while
+  // Of one that is not lost to a fork. It waits for no other thread.
+  DomainLock(std::shared_ptr<Domain> domain, std::try_to_lock_t);
   ~DomainLock();
   DomainLock(const DomainLock&) = delete;
   DomainLock& operator=(const DomainLock&) = delete;
 
   // Whether this thread has any domain's lock.
   [[nodiscard]] static bool is_held() { return held_ > 0; }
+  explicit operator bool() const { return locks_; }
 
  private:
   REMATFN_THREAD_LOCAL static int held_;
 
   const std::shared_ptr<Domain> alive_;
   Domain& domain_;
+  const bool locks_ = true;
 };
 
 }  // namespace rematfn

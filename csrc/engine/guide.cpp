@@ -2,6 +2,7 @@
 #include "engine/guide.h"
 
 #include <algorithm>
+#include <mutex>
 #include <numeric>
 #include <utility>
 
@@ -84,7 +85,7 @@ void Leads::change(Trace::Id value, float by) {
 void Timings::add(std::vector<double> costs) {
   constexpr double kAlike = 1.25;
   const double total = std::accumulate(costs.begin(), costs.end(), 0.0);
-  const std::lock_guard guard(mutex_);
+  const std::lock_guard guard(feedback_mutex());
   if (calls_.size() == kMost) return;
   std::erase_if(calls_, [&](const Call& call) { return call.total > kAlike * total; });
   for (const Call& call : calls_) {
@@ -94,7 +95,7 @@ void Timings::add(std::vector<double> costs) {
 }
 
 std::vector<double> Timings::medians(std::size_t least) const {
-  const std::lock_guard guard(mutex_);
+  const std::lock_guard guard(feedback_mutex());
   std::vector<double> found;
   if (calls_.size() < least) return found;
   std::vector<double> of_one(calls_.size());

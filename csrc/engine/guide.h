@@ -22,7 +22,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "engine/contest.h"
@@ -85,7 +84,6 @@ class Timings {
     std::vector<double> costs;
   };
   static constexpr std::size_t kMost = 3;
-  mutable std::mutex mutex_;
   std::vector<Call> calls_;
 };
 

@@ -66,7 +66,13 @@ DomainLock::DomainLock(Domain& domain) : domain_(domain) {
   ++held_;
 }
 
+DomainLock::DomainLock(std::shared_ptr<Domain> domain, std::try_to_lock_t)
+    : alive_(std::move(domain)), domain_(*alive_), locks_(domain_.lock_.try_lock_again()) {
+  held_ += locks_;
+}
+
 DomainLock::~DomainLock() {
+  if (!locks_) return;
   --held_;
   domain_.unlock();
 }

@@ -16,11 +16,15 @@ Statistics Report::read() const {
   return statistics;
 }
 
-std::shared_ptr<Trace> Report::take_trace() {
+std::shared_ptr<Trace> Report::take_trace(bool waits) {
   const std::shared_ptr<Domain> owner = domain.lock();
   std::optional<DomainLock> lock;
-  if (owner) {
-    lock.emplace(owner);
+  if (owner && !owner->lost_to_fork()) {
+    if (waits) {
+      lock.emplace(owner);
+    } else if (!lock.emplace(owner, std::try_to_lock)) {
+      return nullptr;
+    }
     if (owner->recorder && owner->recorder->trace == trace) owner->recorder.reset();
   }
   return std::move(trace);

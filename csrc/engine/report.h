@@ -78,6 +78,7 @@ struct Report {
   Statistics statistics;
   ByteCount budget;
   ByteCount resident_bytes;
+  ByteCount unconstrained_bytes;  // as in the statistics
   bool guide_lost = false;
   std::string lost_at;   // the operator at which it was
   std::string neediest;  // the operator that needs most at once: it sets the least budget
@@ -93,8 +94,9 @@ struct Report {
   [[nodiscard]] std::size_t bytes_now() const {
     return resident_bytes + (unrecorded ? unrecorded->live() : 0);
   }
-  // What was recorded; recording ends. Null if the level did not record, or was asked before.
-  [[nodiscard]] std::shared_ptr<Trace> take_trace();
+  // What was recorded; recording ends. Null if the level did not record, or was asked before. `waits`: for
+  // another thread that is in the domain; else it is null then, and the record goes on.
+  [[nodiscard]] std::shared_ptr<Trace> take_trace(bool waits = true);
 };
 
 }  // namespace rematfn

@@ -150,6 +150,7 @@ void Table::note_peak(std::size_t in_flight) {
     const std::size_t would_be = t->held_bytes + t->unrecorded_bytes + in_flight;
     if (would_be <= s.unconstrained_bytes) continue;
     s.unconstrained_bytes = would_be;
+    t->report->unconstrained_bytes = would_be;
     if (t->fraction > 0) [[unlikely]] {
       t->raise_budget(t->fraction * static_cast<double>(would_be));
     }

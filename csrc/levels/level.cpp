@@ -320,7 +320,8 @@ void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit, const Do
 bool is_over(const Report& report) {
   const std::shared_ptr<Domain> domain = report.domain.lock();
   if (!domain || domain->lost_to_fork()) return true;
-  const DomainLock lock(domain);
+  const DomainLock lock(domain, std::try_to_lock);  // whoever asks has a lock that others wait for
+  if (!lock) return false;  // another thread is at it
   const auto& levels = static_cast<TensorDomain&>(*domain).levels;
   const auto is_active = [](const Table* level) { return bool{static_cast<const Level*>(level)->active}; };
   return domain->live_operations == 0 && std::none_of(levels.begin(), levels.end(), is_active);

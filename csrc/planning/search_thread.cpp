@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/background.h"
+#include "engine/contest.h"
 
 namespace rematfn {
 namespace {
@@ -62,9 +63,16 @@ struct Searcher {
 
 Searcher* searcher = nullptr;
 
-void before_fork() { searcher->mutex.lock(); }
-void after_fork_in_parent() { searcher->mutex.unlock(); }
+void before_fork() {
+  searcher->mutex.lock();
+  feedback_mutex().lock();
+}
+void after_fork_in_parent() {
+  feedback_mutex().unlock();
+  searcher->mutex.unlock();
+}
 void after_fork_in_child() {
+  feedback_mutex().unlock();
   const bool ended = searcher->ended;
   searcher = new Searcher;
   searcher->ended = ended;

@@ -244,7 +244,17 @@ PYBIND11_MODULE(_C, m) {
         if (report.budget == kNoBudget) record["min_budget"] = py::none();  // needs are not looked at
         return record;
       })
-      .def("take_trace", &Report::take_trace)
+      .def("take_trace", &Report::take_trace, py::arg("waits") = true)
+      // These wait for no other thread.
+      .def_property_readonly("has_trace", [](const Report& report) { return report.trace != nullptr; })
+      .def_property_readonly("budget", [](const Report& report) -> std::optional<std::size_t> {
+        const std::size_t budget = report.budget;
+        if (budget == kNoBudget) return std::nullopt;
+        return budget;
+      })
+      .def_property_readonly("unconstrained_bytes", [](const Report& report) {
+        return static_cast<std::size_t>(report.unconstrained_bytes);
+      })
       .def("journal", &read_journal)
       .def("is_over", &is_over)
       .def_readonly("guide_lost", &Report::guide_lost)

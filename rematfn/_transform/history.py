@@ -75,12 +75,11 @@ class Ran:
     @property
     def peak_bytes(self) -> int:
         """The unconstrained peak; until the call is over, at least what was expected."""
-        peak = self._report.read()["unconstrained_bytes"]
-        assert isinstance(peak, int)
+        peak = self._report.unconstrained_bytes
         return peak if self.is_over() else max(peak, self.forecast.peak_bytes or 0)
 
     def is_over(self) -> bool:
-        """Whether the call has returned, and its backward with it."""
+        """Whether the call has returned, and its backward with it. What a thread is in is not."""
         return self._report.is_over()
 
     def only_measured(self) -> bool:
@@ -108,16 +107,20 @@ class Ran:
         return self._report.journal()
 
     def take_trace(self) -> _C.Trace | None:
-        """Return what was recorded; recording ends."""
-        return self._report.take_trace()
+        """Return what was recorded; recording ends, unless another thread is in the call."""
+        return self._report.take_trace(waits=False)
+
+    def is_recording(self) -> bool:
+        """Whether there is a record that nobody has taken."""
+        return self._report.has_trace
 
     def was_too_tight(self) -> bool:
         """Whether the budget had to give way, and no peak that was worth it came after.
 
         While another thread is in the call, that peak may be still to come.
         """
-        budget = self._report.read()["budget"]
-        if self._fraction is None or not isinstance(budget, int):
+        budget = self._report.budget
+        if self._fraction is None or budget is None:
             return False
         if self._thread != threading.get_ident() and not self.is_over():
             return False
@@ -273,8 +276,10 @@ class History:
             numbers, ran = entry
             if not (ran.is_over() or not guided or len(key.pending) > _MOST_PENDING):
                 continue
-            key.pending.remove(entry)
             trace = ran.take_trace()
+            if trace is None and ran.is_recording():
+                continue
+            key.pending.remove(entry)
             if not guided:
                 key.known = trace if ran.only_measured() else None
             elif trace is not None:

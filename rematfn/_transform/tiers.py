@@ -32,6 +32,11 @@ A tier is one of
 
 Opened = TypeVar("Opened", _C.Disk, _C.Host)
 
+_opening = threading.RLock()
+os.register_at_fork(
+    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release
+)
+
 
 class _Tier(Generic[Opened]):
     """What lies there, and how fast it comes and goes."""
@@ -44,12 +49,11 @@ class _Tier(Generic[Opened]):
                 '4096 or "64GiB".'
             )
         self.budget = limit.bytes
-        self._lock = threading.Lock()
         self._opened: Opened | None = None
 
     def open(self) -> Opened:
         """Return what the core moves to, made the first time."""
-        with self._lock:
+        with _opening:
             if self._opened is None:
                 self._opened = self._make()
             return self._opened
@@ -79,12 +83,12 @@ class _Tier(Generic[Opened]):
 
     @property
     def bandwidth_out(self) -> float | None:
-        """Bytes per second that went there of late; None if nothing has."""
+        """Bytes per second that went there of late; None until some have."""
         return self._bandwidth("bandwidth_out")
 
     @property
     def bandwidth_in(self) -> float | None:
-        """Bytes per second that came back of late; None if nothing has."""
+        """Bytes per second that came back of late; None until some have."""
         return self._bandwidth("bandwidth_in")
 
     def _figure(self, name: str) -> int:
@@ -116,7 +120,8 @@ class Disk(_Tier[_C.Disk]):
             first on a disk.
         budget: The most bytes that may lie there at once, as :func:`remat` takes them: ``4096``,
             ``"64GiB"``. A hard cap: what does not fit stays where it is. Values are kept in units
-            of 4 KiB. None: half of what is free when the first value is moved there.
+            of 4 KiB. None: half of what is free when a function with this tier is first called.
+            That call also writes and reads up to 17 MiB, to learn the bandwidth.
         verify: Compare a checksum of what comes back with that of what left.
         bandwidth: The most bytes per second in each direction, for a disk that others use too, or
             for experiments. None: as fast as it goes.
@@ -124,8 +129,8 @@ class Disk(_Tier[_C.Disk]):
     Raises:
         ValueError: The budget or the bandwidth means nothing.
         TypeError: An argument is of the wrong type.
-        OffloadError: (when the first value is moved, or by :meth:`open`) the folder is not there,
-            cannot be written to, or lies in memory.
+        OffloadError: (when a function with this tier is called, or by :meth:`open`) the folder is
+            not there, cannot be written to, or lies in memory.
 
     Example:
         >>> import torch, rematfn
@@ -197,7 +202,8 @@ class Host(_Tier[_C.Host]):
     Args:
         budget: The most bytes that may be pinned, as :func:`remat` takes them: ``4096``,
             ``"16GiB"``. A hard cap: what does not fit stays where it is. Values are kept in units
-            of 4 KiB. None: half of the host's memory that is free when the first value is moved.
+            of 4 KiB. None: half of the host's memory that is free when a function with this tier is
+            first called.
 
     Raises:
         ValueError: The budget means nothing.

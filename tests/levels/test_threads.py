@@ -321,6 +321,37 @@ def test_a_graph_is_differentiated_in_a_child_and_in_the_parent() -> None:
     assert_bitwise_equal(x.grad, y.grad)
 
 
+def test_a_call_does_not_wait_for_the_backward_of_another() -> None:
+    """Who plans a call asks whether those before are over. One that computes now is not."""
+    entered, leave = threading.Event(), threading.Event()
+    overtaken: list[bool] = []
+
+    @torch.library.custom_op("rematfn_tests::overtaken", mutates_args=())
+    def wait(x: Tensor) -> Tensor:
+        entered.set()
+        overtaken.append(leave.wait(20))
+        return x.clone()
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return wait(grad) * 2
+
+    g = remat(lambda x: Doubled.apply(x.sin()).sum(), 0.9)
+    out = g(leaf())
+    thread = threading.Thread(target=out.backward)
+    thread.start()
+    assert entered.wait(60)
+    g(leaf())
+    leave.set()
+    thread.join()
+    assert overtaken == [True]
+
+
 def fork_while_another_thread_is_in_a_kernel() -> None:
     """The other thread's domain is lost to the child; nothing else is."""
     entered, leave = threading.Event(), threading.Event()
