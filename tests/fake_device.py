@@ -165,6 +165,26 @@ def memory_limit(nbytes: int) -> Iterator[None]:
         _library.fake_limit_memory(ctypes.c_size_t(before))
 
 
+@contextmanager
+def failed() -> Iterator[None]:
+    """Have the device refuse all that concerns events for the while, as after a kernel's assert."""
+    _library.fake_fail(True)
+    try:
+        yield
+    finally:
+        _library.fake_fail(False)
+
+
+@contextmanager
+def captured() -> Iterator[None]:
+    """Have streams say that they are being captured in a graph for the while."""
+    _library.fake_capture(True)
+    try:
+        yield
+    finally:
+        _library.fake_capture(False)
+
+
 def pinned_bytes() -> int:
     """Return how much memory of the host is pinned and in use."""
     return int(_library.fake_pinned_bytes())

@@ -67,6 +67,7 @@ bool Domain::could_make_room(const Table& table, std::size_t nbytes) {
 bool Domain::evict_after_failure(std::size_t nbytes) {
   if (root == nullptr) return false;
   const std::size_t before = root->resident_bytes;
+  if (is_moving()) end_moves(*root);
   while (before - root->resident_bytes < 2 * nbytes && evictor.evict_one(*root)) end_moves(*root);
   return root->resident_bytes < before;
 }

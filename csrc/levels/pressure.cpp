@@ -77,6 +77,7 @@ void relieve_pressure(Level& level, std::size_t nbytes) {
   if (left >= kKeepFree) return;
   const std::size_t before = level.resident_bytes;
   const std::size_t wanted = kKeepFree - left;
+  if (level.domain->is_moving()) level.domain->end_moves(level);
   while (before - level.resident_bytes < wanted && level.domain->evictor.evict_one(level)) {
     level.domain->end_moves(level);
   }

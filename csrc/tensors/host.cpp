@@ -13,6 +13,7 @@
 #include "base/interpreter.h"
 #include "tensors/level_tensor.h"
 #include "tensors/thread_keys.h"
+#include "tensors/torch_compat.h"
 
 namespace rematfn {
 namespace {
@@ -32,6 +33,15 @@ std::shared_ptr<const c10::Event> mark(const c10::Stream& stream) {
   auto event = std::make_shared<c10::Event>(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT);
   event->record(stream);
   return event;
+}
+
+// A device that has failed says so to whoever asks it for something. Who lets go is often a destructor.
+template <class F>
+void if_the_device_works(F&& tell) noexcept {
+  try {
+    tell();
+  } catch (const std::exception&) {
+  }
 }
 
 double seconds_between(const c10::Event& begin, const c10::Event& end) {
@@ -70,7 +80,7 @@ std::unique_ptr<Host::Copy> Host::copy_out(const c10::Storage& from, const c10::
     const Mark begin = mark(lane.out);
     {
       const c10::StreamGuard in_stream(lane.out);
-      this->copy(*offset, from, /*goes_out=*/true);
+      this->copy(*offset, from, /*goes_out=*/true, lane.out);
     }
     copy->done_ = mark(lane.out);
     counts_.out.bytes += nbytes;
@@ -91,6 +101,10 @@ const Host::Lane& Host::lane_of(c10::Device device) {
   const auto& guard = guard_of(device);
   const c10::DeviceGuard on(device);
   const c10::Stream out = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false);
+  for (const Lane& other : lanes_) {  // 5: places that were given back before
+    mark(other.out)->block(out);
+    mark(other.in)->block(out);
+  }
   return lanes_.emplace_back(out, guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false));
 }
 
@@ -115,8 +129,9 @@ bool Host::grow_to(std::size_t end, c10::DeviceType type) {
   return true;
 }
 
-// In the current stream.
-void Host::copy(std::size_t offset, const c10::Storage& storage, bool goes_out) const {
+// In the stream `now`, which is the current one. See Note [Pinned memory is divided by us].
+void Host::copy(std::size_t offset, const c10::Storage& storage, bool goes_out,
+                const c10::Stream& now) const {
   const BackendScope scope;
   std::size_t done = 0;
   auto chunk = std::ranges::partition_point(chunks_, [&](const Chunk& c) { return c.end <= offset; });
@@ -128,19 +143,27 @@ void Host::copy(std::size_t offset, const c10::Storage& storage, bool goes_out) 
                                           at::TensorOptions(at::kByte).device(at::kCPU));
     const at::Tensor there = bytes_of(storage, done, nbytes);
     (goes_out ? here : there).copy_(goes_out ? there : here, /*non_blocking=*/true);
+    at::getHostAllocator(now.device_type())
+        ->record_event(chunk->bytes.get(), chunk->bytes.get_context(), now);
     done += nbytes;
   }
 }
 
 // See Note [Copies are in stream order], 5
-void Host::free(std::size_t offset, std::size_t nbytes, const c10::Event& last) {
+void Host::free(std::size_t offset, std::size_t nbytes, const c10::Event* last) {
   const std::lock_guard lock(mutex_);
-  if (!last.query()) {
-    for (const Lane& lane : lanes_) last.block(lane.out);
-  }
+  if_the_device_works([&] {
+    if (last == nullptr) return;
+    for (const Lane& lane : lanes_) last->block(lane.out);
+  });
   slab_.free(offset, nbytes);
   counts_.held = slab_.held();
   room_ = slab_.largest();
+}
+
+bool Host::is_captured(c10::Device device) {
+  const c10::impl::DeviceGuardImplInterface& guard = guard_of(device);
+  return is_capturing(guard, guard.getStream(device));
 }
 
 double Host::bandwidth_out() const { return bandwidth_out_ > 0 ? bandwidth_out_ : bandwidth_in_; }
@@ -171,6 +194,7 @@ std::vector<std::pair<c10::StreamId, c10::StreamId>> Host::streams() const {
 void Host::note(Timed timed) { timed_.push_back(std::move(timed)); }
 
 void Host::collect() {
+  if (std::ranges::any_of(lanes_, [](const Lane& l) { return is_captured(l.out.device()); })) return;
   while (!timed_.empty() && timed_.front().begin->query() && timed_.front().end->query()) {
     const Timed timed = std::move(timed_.front());
     timed_.pop_front();
@@ -214,9 +238,13 @@ std::vector<std::uint64_t> Host::Waits::take_late() {
 
 Host::Copy::~Copy() {
   if (!done_) return;  // it was never begun
+  bool over = true;
+  if_the_device_works([&] { over = is_done(); });
   if (comes_to_) protect(comes_to_.data_ptr());
-  host_->free(offset_, nbytes_, *done_);
+  host_->free(offset_, nbytes_, over ? nullptr : done_.get());
 }
+
+bool Host::Copy::is_done() const { return !is_captured(lane_.out.device()) && done_->query(); }
 
 // See Note [Copies are in stream order], 2 and 4
 void Host::Copy::precede(const c10::Stream& now, const std::shared_ptr<Waits>& waits,
@@ -242,7 +270,7 @@ void Host::Copy::bring_in(const c10::Stream& now) {
   const Mark begin = mark(lane_.in);
   {
     const c10::StreamGuard in_stream(lane_.in);
-    host_->copy(offset_, comes_to_, /*goes_out=*/false);
+    host_->copy(offset_, comes_to_, /*goes_out=*/false, lane_.in);
   }
   done_ = mark(lane_.in);
   host_->counts_.in.bytes += nbytes_;
@@ -252,9 +280,11 @@ void Host::Copy::bring_in(const c10::Stream& now) {
 
 // See Note [Copies are in stream order], 6
 void Host::Copy::protect(const c10::DataPtr& bytes) const {
-  if (is_done()) return;
-  const auto& guard = guard_of(lane_.out.device());
-  for (const c10::Stream& user : {lane_.out, lane_.in}) guard.recordDataPtrOnStream(bytes, user);
+  if_the_device_works([&] {
+    if (is_done()) return;
+    const auto& guard = guard_of(lane_.out.device());
+    for (const c10::Stream& user : {lane_.out, lane_.in}) guard.recordDataPtrOnStream(bytes, user);
+  });
 }
 
 }  // namespace rematfn

@@ -16,14 +16,22 @@
 //      That waits for all that has read the place or written it before.
 //   6. What is not wanted any more is not waited for. So the allocator is told which stream still uses
 //      its memory.
-// The current stream is asked for each time, before a stream of ours is made current for a copy. A stream
-// that is being captured in a graph would have its copies run again with the graph: nothing moves then.
+// The current stream is asked for each time, before a stream of ours is made current for a copy.
+//
+// Note [Nothing moves while a stream is captured]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A stream that is captured in a graph would have its copies run again with the graph, and it may not wait
+// for others. To ask then whether an event has been reached ends the capture. So nothing is begun, what is
+// under way stays so, and whoever needs it is told.
 //
 // Note [Pinned memory is divided by us]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // To pin memory takes milliseconds, and torch's allocator of it rounds up to a power of two. So we ask
 // for few chunks, each a power of two, and divide them as if they were one piece. A copy may lie
-// across chunks. They are given back with the tier.
+// across chunks. They are given back with the tier, perhaps while copies are still under way. That
+// allocator hands them out again when the streams are done that it was told of; by an address inside of
+// a chunk it knows none. So it is told of the chunk, for each copy. (With one device Rule 5 would do: a
+// place that is still read has the stream out wait, which has written the first bytes of every chunk.)
 
 #pragma once
 
@@ -94,6 +102,8 @@ class Host : public std::enable_shared_from_this<Host> {
   [[nodiscard]] Statistics statistics();
   // By device: the numbers of the streams out and in.
   [[nodiscard]] std::vector<std::pair<c10::StreamId, c10::StreamId>> streams() const;
+  // Whether the current stream of the device is. See Note [Nothing moves while a stream is captured].
+  [[nodiscard]] static bool is_captured(c10::Device device);
 
  private:
   using Mark = std::shared_ptr<const c10::Event>;
@@ -116,8 +126,10 @@ class Host : public std::enable_shared_from_this<Host> {
   [[nodiscard]] const Lane& lane_of(c10::Device device);
   // So that the chunks reach so far; false: there is no memory.
   [[nodiscard]] bool grow_to(std::size_t end, c10::DeviceType type);
-  void copy(std::size_t offset, const c10::Storage& storage, bool goes_out) const;
-  void free(std::size_t offset, std::size_t nbytes, const c10::Event& last);
+  void copy(std::size_t offset, const c10::Storage& storage, bool goes_out,
+            const c10::Stream& now) const;
+  // `last`: of what has used it, if that is not over.
+  void free(std::size_t offset, std::size_t nbytes, const c10::Event* last);
   void note(Timed timed);
   void collect();
   void measure(Traffic& traffic, std::atomic<double>& bandwidth, std::size_t nbytes, double seconds);
@@ -140,8 +152,8 @@ class Host::Copy {
   Copy(const Copy&) = delete;
   Copy& operator=(const Copy&) = delete;
 
-  // Whether the stream has done what was begun.
-  [[nodiscard]] bool is_done() const { return done_->query(); }
+  // Whether the stream has done what was begun. While the current one is captured, nobody knows.
+  [[nodiscard]] bool is_done() const;
   // What `now` runs from now on comes after it. What it waits is noted, if `waits` is given: of a return,
   // with its number.
   void precede(const c10::Stream& now, const std::shared_ptr<Waits>& waits = nullptr,

@@ -5,11 +5,11 @@
 
 #include <utility>
 
+#include "base/errors.h"
 #include "tensors/level_tensor.h"
 #include "tensors/profiled.h"
 #include "tensors/tensor_store.h"
 #include "tensors/thread_keys.h"
-#include "tensors/torch_compat.h"
 
 namespace rematfn {
 namespace {
@@ -29,6 +29,15 @@ double seconds_per_byte(double bandwidth) {
 LinkFigures figures_of(const Host& host) {
   return {kLatency, seconds_per_byte(host.bandwidth_out()), seconds_per_byte(host.bandwidth_in()),
           /*one_way_at_a_time=*/false, /*drag=*/0};
+}
+
+// See Note [Nothing moves while a stream is captured]
+void refuse_if_captured(c10::Device device) {
+  if (!Host::is_captured(device)) return;
+  raise(ErrorKind::kOffload,
+        "A value that was moved to the host, or is on its way, is needed while a stream is captured in a "
+        "graph. Call rematfn.materialize(x) on what the capture reads before it begins, raise the budget, "
+        "or capture a function that moves nothing.");
 }
 
 }  // namespace
@@ -54,9 +63,7 @@ bool MoveToHost::has_room(const Version& version) const {
   if (version.nbytes == 0 || !host_->has_room(version.nbytes) || tensor_store.lost(version)) {
     return false;
   }
-  const c10::Device device = tensor(version).current_storage().device();
-  const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
-  return !is_capturing(*guard, guard->getStream(device));
+  return !Host::is_captured(tensor(version).current_storage().device());
 }
 
 Place MoveToHost::leave(Version& version) {
@@ -76,6 +83,7 @@ bool MoveToHost::has_arrived(const Version& version) const {
 
 Place MoveToHost::wait(Version& version) {
   Moved& moved = moved_.at(&version);
+  refuse_if_captured(moved.device);
   const c10::Stream now = enter(moved.device);
   const bool several = domain().streams.are_several();
   learn_of_waits();
@@ -103,6 +111,7 @@ Place MoveToHost::bring_back(Version& version) {
   const Profiled range("rematfn::move", "from the host");
   learn_of_waits();
   Moved& moved = moved_.at(&version);
+  refuse_if_captured(moved.device);
   const BackendScope scope;
   moved.copy->bring_in(enter(moved.device));
   coming_ += version.nbytes;

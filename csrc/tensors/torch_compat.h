@@ -28,11 +28,11 @@ inline void forbid_access(c10::StorageImpl& storage, const char* message) {
 #endif
 }
 
-// Only a write asks `refuse`; what reads gets null. False where torch cannot tell them apart, or has a
-// function of its own there.
+// Only a write asks `refuse`; what reads gets null. What torch would have copied at a write (COW) has
+// gone with the bytes. False where torch cannot tell a write from a read.
 inline bool forbid_writes(c10::StorageImpl& storage, void (*refuse)(c10::StorageImpl*)) {
 #if REMATFN_TORCH_AT_LEAST(13)
-  if (storage.has_materializer()) return false;
+  storage.clear_materializer();
   storage.set_materializer(refuse);
   return true;
 #else

@@ -7,6 +7,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 
@@ -23,6 +24,9 @@ c10::Stream as_torch(const Stream& stream) {
   return c10::Stream(c10::Stream::UNSAFE, kOnly, stream.id);
 }
 Event& event_of(void* opaque) { return *static_cast<Event*>(opaque); }
+
+std::atomic<bool> has_failed{false};    // as after an assert in a kernel: every call throws from then on
+std::atomic<bool> is_capturing{false};  // which the streams do not heed
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -56,9 +60,12 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     event_of(*event).record(stream(s.id()));
   }
   void block(void* event, const c10::Stream& s) const override {
+    TORCH_CHECK(!has_failed, "the fake device has failed");
     if (event != nullptr) event_of(event).block(stream(s.id()));
   }
   bool queryEvent(void* event) const override {
+    TORCH_CHECK(!has_failed, "the fake device has failed");
+    TORCH_CHECK(!is_capturing, "not permitted while a stream is captured");
     return event == nullptr || event_of(event).is_reached();
   }
   void synchronizeEvent(void* event) const override {
@@ -73,8 +80,10 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
         event_of(second).time() - event_of(first).time();
     return between.count();
   }
+  bool isStreamCapturing(const c10::Stream&) const { return is_capturing; }  // torch 2.13 asks
   void recordDataPtrOnStream(const c10::DataPtr& bytes, const c10::Stream& s) const override {
-    if (bytes.get() != nullptr) device_memory().note_use(bytes.get(), s.id());
+    TORCH_CHECK(!has_failed, "the fake device has failed");
+    record_use(bytes, s);
   }
 };
 
@@ -127,3 +136,10 @@ const bool hooked = [] {
 
 }  // namespace
 }  // namespace fake
+
+extern "C" {
+
+void fake_fail(int fails) { fake::has_failed = fails != 0; }
+void fake_capture(int captures) { fake::is_capturing = captures != 0; }
+
+}  // extern "C"

@@ -84,7 +84,8 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   if (!asynchronous) {
     stream.wait();
   } else if (!within) {
-    pinned_memory().note_use(host.storage().data(), stream.id);
+    const c10::DataPtr& bytes = host.storage().data_ptr();
+    pinned_memory().note_use_of_block(bytes.get(), bytes.get_context(), stream.id);
   }
   return to;
 }
@@ -95,7 +96,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
 }
 
 void record_stream(at::Tensor& tensor, c10::Stream stream) {
-  device_memory().note_use(tensor.storage().data(), stream.id());
+  record_use(tensor.storage().data_ptr(), stream);
 }
 
 // The CPU's draws from its own generator, and cannot be told of another.

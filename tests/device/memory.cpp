@@ -118,6 +118,16 @@ void Memory::note_use(const void* data, c10::StreamId stream) {
   if (block->stream != stream) block->used_on.insert(stream);
 }
 
+bool Memory::note_use_of_block(const void* data, const void* context, c10::StreamId stream) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [first, block] : blocks_) {
+    if (!block->is_open || (block != context && first != data)) continue;
+    if (block->stream != stream) block->used_on.insert(stream);
+    return true;
+  }
+  return false;
+}
+
 bool Memory::owns(const void* data) {
   const std::lock_guard lock(mutex_);
   return find(data) != nullptr;
@@ -214,6 +224,16 @@ void free_on_device(void* context) {
   device_memory().free(block);
 }
 
+}  // namespace
+
+void record_use(const c10::DataPtr& bytes, c10::Stream stream) {
+  if (bytes.get() == nullptr) return;
+  TORCH_CHECK(bytes.get_deleter() == &free_on_device, "these bytes are not the allocator's to keep");
+  device_memory().note_use(bytes.get(), stream.id());
+}
+
+namespace {
+
 class DeviceAllocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(std::size_t nbytes) override {
@@ -230,7 +250,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override { device_memory().give_back_free(); }
   void recordStream(const c10::DataPtr& bytes, c10::Stream stream) override {
-    if (bytes.get() != nullptr) device_memory().note_use(bytes.get(), stream.id());
+    record_use(bytes, stream);
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
     const Memory::Counts counts = device_memory().counts();
@@ -263,10 +283,8 @@ class HostAllocator final : public at::HostAllocator {
     default_copy_data(to, from, count);
   }
 
-  bool record_event(void* data, void*, c10::Stream stream) override {
-    if (!pinned_memory().owns(data)) return false;
-    pinned_memory().note_use(data, stream.id());
-    return true;
+  bool record_event(void* data, void* context, c10::Stream stream) override {
+    return pinned_memory().note_use_of_block(data, context, stream.id());
   }
   void empty_cache() override { pinned_memory().give_back_free(); }
   at::HostStats get_stats() override {

@@ -54,6 +54,8 @@ class Memory {
   Block* allocate(std::size_t nbytes, std::optional<c10::StreamId> stream);
   void free(Block* block);
   void note_use(const void* data, c10::StreamId stream);
+  // As torch's allocator of pinned memory: it knows a block by what it gave out, or by its first byte.
+  bool note_use_of_block(const void* data, const void* context, c10::StreamId stream);
   [[nodiscard]] bool owns(const void* data);
   // Of the kind that can be asked for in a signal handler.
   [[nodiscard]] bool may_own(const void* data);
@@ -80,5 +82,8 @@ class Memory {
 
 [[nodiscard]] Memory& device_memory();
 [[nodiscard]] Memory& pinned_memory();
+
+// `record_stream`. Accelerators pass over bytes that are not their allocator's; here it is an error.
+void record_use(const c10::DataPtr& bytes, c10::Stream stream);
 
 }  // namespace fake

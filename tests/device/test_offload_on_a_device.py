@@ -15,7 +15,15 @@ from typing import Any
 import helpers
 import pytest
 import torch
-from fake_device import delays, memory_limit, pinned_bytes, pinned_limit, stopped
+from fake_device import (
+    captured,
+    delays,
+    failed,
+    memory_limit,
+    pinned_bytes,
+    pinned_limit,
+    stopped,
+)
 from helpers import (
     Transform,
     assert_bitwise_equal,
@@ -670,6 +678,63 @@ def test_pinned_memory_goes_with_the_tier() -> None:
     gc.collect()
     torch.accelerator.synchronize()
     assert pinned_bytes() == before
+
+
+def test_graphs_are_dropped_on_a_device_that_has_failed() -> None:
+    """Who lets go is a destructor: there what the device says of it would end the process."""
+    host = rematfn.Host("16MiB")
+    y = rematfn.offload(chain, 3 * ONE, to=host)(big().requires_grad_())
+    assert host.held_bytes > 0
+    with failed():
+        del y
+        gc.collect()
+    assert host.held_bytes == 0
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.12 does not tell of every device")
+def test_nothing_moves_while_a_stream_is_captured() -> None:
+    host = rematfn.Host("16MiB")
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        gone(y)
+        z = x.cos()  # begins to leave
+        with captured():
+            before = host.bytes_out, host.bytes_in
+            w = x.tan() * 2
+            with pytest.raises(rematfn.OffloadError, match="while a stream is captured"):
+                y + 1  # which is on the host
+            assert (host.bytes_out, host.bytes_in) == before
+        return y * z * w
+
+    def plain(x: Tensor) -> Tensor:
+        y = x.sin()
+        return y * x.cos() * (x.tan() * 2)
+
+    x = big()
+    g = rematfn.offload(f, to=host, policy=EvictEverything())
+    assert_bitwise_equal(g(x), plain(x))
+    assert host.held_bytes == 0
+
+
+def test_a_device_that_is_full_waits_for_what_is_leaving() -> None:
+    """All that could go may have begun to before the device is full."""
+
+    def f(x: Tensor) -> Tensor:
+        kept = [x.sin(), x.cos(), x.exp()]
+        for _ in range(4):
+            x[:8] * 2  # in the meantime those begin to leave
+        kept.append(x.tan())
+        return sum(kept)
+
+    x = big()
+    expected = f(x)
+    for _ in range(2):  # nobody waits for a first copy, nor for an operator that is timed
+        rematfn.offload(f, to=HOST)(x)
+    torch.accelerator.synchronize()
+    with memory_limit(torch.accelerator.memory_allocated() + 3 * ONE + 8192), stopped(out()):
+        found = rematfn.offload(f, to=HOST)(x)
+    assert_bitwise_equal(found, expected)
 
 
 def test_a_graph_that_is_dropped_gives_back_what_lay_on_the_host() -> None:

@@ -16,6 +16,7 @@ import torch
 from fake_device import delays, stopped
 from helpers import Transform, assert_bitwise_equal, untransformed
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 import rematfn
 from rematfn import _C
@@ -182,6 +183,21 @@ def test_record_stream_is_no_write() -> None:
     h = rematfn.remat(f)
     h(x)
     assert rematfn.stats(h).peak_bytes == rematfn.stats(plain).peak_bytes
+
+
+def test_record_stream_finds_bytes_of_the_allocators() -> None:
+    """While a profiler records shapes, what is to be kept has a share in the program's bytes."""
+
+    def f(x: Tensor) -> Tensor:
+        y = rematfn.keep(x.sin())
+        for _ in range(4):
+            x = (x * 2).cos()  # before each of these the level looks for what has died
+        y.record_stream(torch.Stream("fake"))
+        return x * y
+
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True):
+        actual = rematfn.remat(f)(argument())
+    assert_bitwise_equal(actual, f(argument()))
 
 
 def test_one_stream_needs_no_event() -> None:

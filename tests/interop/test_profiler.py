@@ -109,6 +109,29 @@ for shapes in None, None, True, False, None:
 """
 
 
+LAZY = """
+import torch
+from torch.profiler import ProfilerActivity, profile
+import rematfn
+
+def f(x):
+    a = x.sin()
+    lazy = rematfn.keep(torch._lazy_clone(a))
+    for _ in range(4):
+        x = (x * 2).cos()  # before each of these the level looks for what has died
+    lazy += 1
+    return a.sum() + lazy.sum() + x.sum()
+
+x = torch.linspace(0, 1, 4096)
+expected = f(x)
+for budget in (None, 3 * x.nbytes + 600):
+    g = rematfn.remat(f, budget)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True):
+        assert torch.equal(g(x), expected)
+assert rematfn.stats(g).replays
+"""
+
+
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("profiled") / "script.py"
@@ -156,6 +179,18 @@ def test_a_profile_with_shapes_shows_what_calls_do_without(how: str, tmp_path: P
     _measured, *after = re.findall(r"counts\|.*", ended.out)
     assert len(after) == 4
     assert set(after) == {after[0]}, after
+
+
+@pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="torch 2.12 prints that evicted tensors refuse"
+)
+def test_a_profile_with_shapes_of_a_lazy_clone(tmp_path: Path) -> None:
+    """What torch shares until it is written is not for us to share; evicted, it is no error."""
+    path = tmp_path / "lazy.py"
+    path.write_text(LAZY)
+    ended = fresh(path, "")
+    assert ended.code == 0, ended.err[-2000:]
+    assert "Exception" not in ended.err
 
 
 def drop_what_is_on_its_way_to_a_disk() -> None:
