@@ -175,6 +175,8 @@ void FrugalReplayer::run(Sweep& sweep) {
     while (done < sweep.operations.size()) {
       Operation& operation = *sweep.operations[done];
       for (Input& input : operation.inputs) have(*input.version);
+      const auto is_lost = [](const Input& input) { return input.version->place != Place::kHere; };
+      if (std::ranges::any_of(operation.inputs, is_lost)) return finish();  // with its copy
       replayer_.run(operation);
       ++done;
       for (Version* output : operation.outputs) {
@@ -224,7 +226,9 @@ void FrugalReplayer::leave_frame() {
   for (Input& input : frame.operation->inputs) replayer_.drop_if_useless(*input.version);
 }
 
+// A version whose copy was lost is not there.
 void FrugalReplayer::pin_in_frame(Version& version) {
+  if (version.place != Place::kHere) return;
   pin(version);
   frames_.back().pinned.emplace_back(&version);
 }

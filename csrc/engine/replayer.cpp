@@ -2,6 +2,7 @@
 #include "engine/replayer.h"
 
 #include <algorithm>
+#include <cassert>
 #include <optional>
 #include <stdexcept>
 
@@ -213,6 +214,8 @@ void Replayer::let_go_of_all() {
 void Replayer::run(Operation& operation) {
   if (replays_left_ == 0) throw thrashing(*operation.table);  // Rule 6
   --replays_left_;
+  assert(std::ranges::all_of(operation.inputs,
+                             [](const Input& i) { return i.version->place == Place::kHere; }));
   for (Input& input : operation.inputs) pin(*input.version);
   try {
     make_room(*operation.table, operation.replay_bytes());

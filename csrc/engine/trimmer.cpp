@@ -27,7 +27,8 @@ void Trimmer::trim(Table& table, Goal& goal) {
   const bool bounded = table.budget != kNoBudget;
   if (bounded) {
     domain_.list_candidates();
-    const std::size_t stays = table.used_bytes() - table.evictable_bytes() - table.trimmed_bytes;
+    const std::size_t goes = table.evictable_bytes() + table.trimmed_bytes;
+    const std::size_t stays = table.used_bytes() - std::min(goes, table.used_bytes());
     const std::size_t needed = stays + table.statistics.min_budget;
     const std::size_t budget = Sharer::budget_of(table);
     goal.rooms.push_back({&table, (budget - std::min(needed, budget)) / 2});  // Rule 1
@@ -48,6 +49,7 @@ void Trimmer::trim(Table& table, Goal& goal) {
        v = v->next) {
     if (v->place != Place::kHere || !v->producer || !fits(*v) || !is_worth_its_bytes(*v)) continue;
     domain_.cut(*v);
+    if (v->is_candidate()) continue;  // it can still be moved
     v->trimmed = true;
     table.charge_trimmed(v->nbytes);
   }

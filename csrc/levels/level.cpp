@@ -119,7 +119,7 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
     : Table(std::move(owner), outer, options.budget, options.policy),
       name(options.name),
       wording(options.wording),
-      timed(options.timed),
+      timed(options.timed || (outer != nullptr && outer->timed)),
       verify(options.verify || (outer != nullptr && outer->verify)),
       most_replays(options.most_replays),
       disk(options.disk),

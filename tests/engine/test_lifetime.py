@@ -203,6 +203,28 @@ def test_a_window_over_a_loop_keeps_a_bounded_lineage() -> None:
     assert most // 2 < peak <= 4 * most
 
 
+def test_a_loop_whose_states_may_move_keeps_a_bounded_lineage() -> None:
+    """What is cut can still go to the disk, so it takes no room for good."""
+    most, peak = 500, 0
+
+    def f(x: Tensor) -> Tensor:
+        nonlocal peak
+        states = [x + k for k in range(40)]
+        for k in range(8_000):
+            states[k % 40] = states[k % 40].sin()
+            peak = max(peak, _C.testing.live_operations())
+        total = states[0]
+        for state in states[1:]:
+            total = total + state
+        return total
+
+    x = torch.arange(256.0)
+    g = remat(f, 64 << 10, policy=rematfn.policies.ON(), offload=True, max_operations=most)
+    with torch.no_grad():
+        assert_bitwise_equal(g(x), f(x))
+    assert most // 2 < peak <= 4 * most
+
+
 def test_a_long_record_of_what_is_held_refuses_nothing() -> None:
     """Of 3,000 results a hundred are resident; to make constants of those would free nothing."""
     most, count = 1_000, 3_000

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,29 @@ def test_a_program_is_timed_anew() -> None:
                 break
         assert rematfn.stats(g).call == "guided"
         assert len(programs) == (2 if moves else 1)
+
+
+@torch.library.custom_op("rematfn_tests::slow", mutates_args=())
+def slow(x: Tensor) -> Tensor:
+    time.sleep(0.05)
+    return x.clone()
+
+
+def test_operators_are_timed_inside_of_a_level_that_moves() -> None:
+    """What they cost is compared with what copies take."""
+
+    def f(x: Tensor) -> Tensor:
+        slow(x)  # is not replayed
+        return x.sin().cos()
+
+    modelled = rematfn.remat(f, policy=EvictEverything())
+    modelled(leaf())
+    timed = rematfn.remat(f, policy=EvictEverything())
+    rematfn.offload(timed, "1GiB")(leaf())
+    for g, least, most in (modelled, 0.1, 1.0), (timed, 0.0, 0.1):
+        stats = rematfn.stats(g)
+        assert stats.replays == 1
+        assert least < stats.replayed_cost < most
 
 
 def deep(layers: list[Tensor], x: Tensor) -> Tensor:
