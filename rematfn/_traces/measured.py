@@ -14,9 +14,7 @@ import torch
 from .. import _C
 from .._inspection.progress import Progress
 from .._transform.budget import BudgetLike, parse_budget
-from .._transform.level import LevelOptions, call
-from .._transform.remat import DEFAULT_POLICY
-from .trace import Trace
+from .trace import Trace, recorded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,26 +51,9 @@ def measured(
     limit = parse_budget(cap)
     if limit.fraction is not None or limit.shared is not None:
         raise TypeError(f'profile(f, cap={cap!r}): bytes are needed, such as "8GiB".')
-    if _C.stack_depth() > 0:
-        raise RuntimeError("profile(f): it cannot run inside of another level; call it outside.")
 
-    def recorded(budget: int | None) -> _C.Trace:
-        options = LevelOptions(
-            budget=budget,
-            shared=None,
-            policy=DEFAULT_POLICY.core(),
-            discards=False,
-            timed=True,
-            verify=False,
-            name="profile",
-            record=True,
-            unit=limit.unit,
-        )
-        levels: list[_C.Level] = []
-        call(f, args, kwargs, options, levels.append)
-        trace = levels[0].report().take_trace()
-        if trace is None:
-            raise RuntimeError("profile(f): the call has more operators than are written down.")
+    def run_recorded(budget: int | None) -> _C.Trace:
+        trace = recorded(f, args, kwargs, "profile", budget=budget, unit=limit.unit, timed=True)
         bar.step()
         return trace
 
@@ -80,14 +61,15 @@ def measured(
         f(*args, **kwargs)
         bar.step()
 
-    once = Trace(recorded(limit.bytes))
+    once = Trace(run_recorded(limit.bytes))
     if calls == 1:
         return Measured(trace=once, seconds=once.cost, within=once.cost)
     plain = 0.0
     if limit.bytes is None:
         plain = statistics.median(_seconds_of(run_plain, calls))
     traces: list[_C.Trace] = []
-    within = _seconds_of(lambda: traces.append(recorded(limit.bytes or once.peak_bytes)), calls)
+    bound = limit.bytes or once.peak_bytes
+    within = _seconds_of(lambda: traces.append(run_recorded(bound)), calls)
     # A call that took another way is another program.
     last = traces[-1]
     alike = [t.costs() for t in traces[1:] if t.operators == last.operators]

@@ -109,23 +109,39 @@ def record(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
         from .shapes import trace_on_shapes
 
         return Trace(trace_on_shapes(f, args, kwargs, backward=False))
+    return Trace(recorded(f, args, kwargs, "record"))
+
+
+def recorded(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    *,
+    budget: int | None = None,
+    unit: str = "",
+    timed: bool = False,
+) -> _C.Trace:
+    """Call ``f`` in a level of its own, and return what was written down, for function ``name``."""
+    if _C.stack_depth() > 0:
+        raise RuntimeError(f"{name}(f): it cannot run inside of another level; call it outside.")
     options = LevelOptions(
-        budget=None,
+        budget=budget,
         shared=None,
         policy=DEFAULT_POLICY.core(),
         discards=False,
-        timed=False,
+        timed=timed,
         verify=False,
-        name="record",
+        name=name,
         record=True,
+        unit=unit,
     )
-    if _C.stack_depth() > 0:
-        raise RuntimeError("record(f): it cannot run inside of another level; call it outside.")
     levels: list[_C.Level] = []
     call(f, args, kwargs, options, levels.append)
     trace = levels[0].report().take_trace()
-    assert trace is not None
-    return Trace(trace)
+    if trace is None:
+        raise RuntimeError(f"{name}(f): the call has more operators than are written down.")
+    return trace
 
 
 def on_shapes(args: Any) -> bool:
