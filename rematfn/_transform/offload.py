@@ -60,9 +60,9 @@ def offload(
 
     While the returned function runs, and until the graph it leaves behind is freed, tensors that do
     not fit are moved to a disk, or from an accelerator to the host's memory, while operators run,
-    and fetched when they are read again. Nothing is computed twice; values and gradients are
-    bitwise those of ``f``. From the second call of a signature on, a value starts to come back
-    before it is asked for (Peng et al., *Capuchin*, ASPLOS 2020).
+    and fetched when they are read again. Nothing is computed again that a tier can bring back;
+    values and gradients are bitwise those of ``f``. From the second call of a signature on, a value
+    starts to come back before it is asked for (Peng et al., *Capuchin*, ASPLOS 2020).
 
     ``offload`` is a transform: it nests with :func:`remat` and itself, with :mod:`torch.func` in
     either order, and with ``.backward()``. ``remat(f, budget, offload=True)`` chooses for each
@@ -89,8 +89,8 @@ def offload(
     Raises:
         TypeError: ``f`` is not callable, or an option is of the wrong type.
         ValueError: The budget means nothing, or ``to`` is no folder.
-        OffloadError: (from a call) the folder cannot be used; or a value that cannot be computed
-            again was lost with the disk.
+        OffloadError: (from a call) the folder cannot be used; (from a call or its backward) a value
+            that cannot be computed again was lost with the disk.
         BudgetError: (from a call or its backward) one operator needs more than the budget at once,
             or the tier is too small for what would have to go.
 

@@ -105,7 +105,7 @@ def remat(
             budget no call is guided: those of policies that plan go by their ``first`` policy.
             For experiments, a function of a :class:`Candidate` (:class:`Custom`).
         cost: ``"model"`` estimates an operator's cost from bytes and FLOPs, the same on every run
-            and machine; ``"time"`` measures it.
+            and machine; ``"time"`` measures it. With ``offload`` it is measured in any case.
         verify: Compare the results of each replay with those of the operator's first run, and raise
             a :class:`ReplayError` that names the operator and the first element that differs. For
             trying out kernels of your own, best with ``policy=EvictEverything()``. It reads every
@@ -119,17 +119,17 @@ def remat(
             need their record, however long it is. In nested calls the outermost one decides.
         most_replays: The most that the replays of a call may cost, in multiples of the program's
             cost; beyond that it is a :class:`BudgetError`. A call that follows a plan is judged
-            before it begins. One that nothing is known of is stopped while it runs, once it is past
-            the limit by what can be told of its cost (three times that of its forward, where a
-            backward is to come), and else judged when it is over, its backward included: what a
-            backward has done after the call is warned of, at the next call. None: 4, and nothing
-            but a :class:`ThrashingWarning`, once. ``float("inf")``: no limit. Inside of another
-            call, that one decides.
+            before it begins, unless values may be moved. One that nothing is known of is stopped
+            while it runs, once it is past the limit by what can be told of its cost (three times
+            that of its forward, where a backward is to come), and else judged when it is over, its
+            backward included: what a backward has done after the call is warned of, at the next
+            call. None: 4, and nothing but a :class:`ThrashingWarning`, once. ``float("inf")``: no
+            limit. Inside of another call, that one decides.
         offload: Where values may be moved to instead: True (the host's memory for values on an
-            accelerator, a disk for those on a CPU), or a tier as :func:`offload` takes it. Each
-            value that has to go then goes the cheaper way: it is dropped and computed again, or
-            moved and fetched. What cannot be computed again, such as a copy of an argument that is
-            overwritten, can still be moved.
+            accelerator, a disk for those on a CPU), or a tier as :func:`offload` takes it; False or
+            None: nowhere. Each value that has to go then goes the cheaper way: it is dropped and
+            computed again, or moved and fetched. What cannot be computed again, such as a copy of
+            an argument that is overwritten, or a constant, can still be moved.
         where: Write down what each call does to memory, at which line and in which module of the
             program, for :func:`explain` and :func:`timeline`; a BudgetError then names the line.
             :func:`where` does it for a block.
@@ -143,13 +143,14 @@ def remat(
         TypeError: ``f`` is not callable, or an option is of the wrong type; or ``f`` is a generator
             function or an async function, whose body runs after the call, outside of every budget.
             (from a call) ``f`` has returned a generator, a coroutine or another awaitable.
-        ValueError: The budget or ``cost`` means nothing.
+        ValueError: The budget or ``cost`` means nothing, or ``offload`` is no folder.
         BudgetError: (from a call or its backward) one operator needs more than the budget at once;
             or (from a call) its replays cost more than ``most_replays``. The message says from
             which budget on they do not, if the call was recorded.
         ReplayError: (from a call or its backward) a tensor from outside that a replay would read
             was overwritten meanwhile; or, with ``verify``, an operator gave other bits when it
             was replayed.
+        OffloadError: with ``offload``, as for :func:`offload`.
 
     Example:
         >>> import torch, rematfn
