@@ -90,6 +90,9 @@ class Asked {
       beside_->subtract(nbytes_);
       why.unevictable -= std::min(why.unevictable, nbytes_);  // of what was asked for
       raise_budget_error(why, what);
+    } catch (...) {
+      beside_->subtract(nbytes_);
+      throw;
     }
   }
 

@@ -34,14 +34,15 @@ class SurroundingsScope {
       dtype_ = now.default_dtype;
       c10::set_default_dtype(c10::scalarTypeToTypeMeta(then.default_dtype));
     }
-    if (now.deterministic != then.deterministic) {
-      deterministic_ = now.deterministic;
-      at::globalContext().setDeterministicAlgorithms(then.deterministic, false);
+    if (now.deterministic != then.deterministic || now.warns_only != then.warns_only) {
+      deterministic_ = {now.deterministic, now.warns_only};
+      at::globalContext().setDeterministicAlgorithms(then.deterministic, then.warns_only);
     }
   }
   ~SurroundingsScope() {
     if (dtype_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(*dtype_));
-    if (deterministic_) at::globalContext().setDeterministicAlgorithms(*deterministic_, false);
+    if (!deterministic_) return;
+    at::globalContext().setDeterministicAlgorithms(deterministic_->first, deterministic_->second);
   }
   SurroundingsScope(const SurroundingsScope&) = delete;
   SurroundingsScope& operator=(const SurroundingsScope&) = delete;
@@ -49,7 +50,7 @@ class SurroundingsScope {
  private:
   const c10::AutoGradMode grad_mode_;
   std::optional<c10::ScalarType> dtype_;
-  std::optional<bool> deterministic_;
+  std::optional<std::pair<bool, bool>> deterministic_;  // and whether it only warns
 };
 
 }  // namespace

@@ -54,6 +54,7 @@ c10::DispatchKeySet keys_without_ours(const c10::TensorImpl& tensor) {
 Surroundings::Surroundings()
     : grad_mode(c10::GradMode::is_enabled()),
       deterministic(at::globalContext().deterministicAlgorithms()),
+      warns_only(at::globalContext().deterministicAlgorithmsWarnOnly()),
       default_dtype(c10::get_default_dtype_as_scalartype()) {}
 
 CallTemplate::CallTemplate(const Invocation& invocation, const FoundTensors& found)
@@ -83,6 +84,8 @@ void CallTemplate::take_arguments(c10::ArrayRef<c10::IValue> from) {
       c10::List<std::optional<at::Tensor>> list;
       list.resize(value.toListRef().size());
       arguments.emplace_back(std::move(list));
+    } else if (value.isList()) {
+      arguments.push_back(value.deepcopy());  // TorchScript's are the program's own, to be changed
     } else {
       arguments.push_back(value);
     }

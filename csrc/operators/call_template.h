@@ -46,6 +46,7 @@ struct Surroundings {
   bool operator==(const Surroundings&) const = default;
   bool grad_mode;
   bool deterministic;
+  bool warns_only;  // where that cannot be
   c10::ScalarType default_dtype;
 };
 

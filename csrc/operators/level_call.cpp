@@ -125,6 +125,7 @@ void LevelCall::pass() {
   }
   if (facts_.changes_metadata) {
     for (const FoundTensor& f : found_) {
+      if (f.position != 0) continue;  // others are read
       if (facts_.moves_storage) domain_.outside.expect_move(*f.tensor);
       domain_.outside.expect_bump(*f.tensor);
     }
@@ -318,7 +319,12 @@ void LevelCall::run_kernel() {
   if (on_accelerator_) {
     for (const FoundTensor& f : found_) domain_.streams.note_use(*f.storage);
   }
-  run_measured();
+  try {
+    run_measured();
+  } catch (...) {
+    if (writes_) note_failed_write();
+    throw;
+  }
   if (facts_.ends_work) note_addressed(false);
 }
 

@@ -47,6 +47,7 @@ class LevelCall final : private Step {
   bool put_handle_on(c10::TensorImpl& tensor);
   void give_away_parts();
   void record_write(std::size_t argument);
+  void note_failed_write();
   void record_fresh(c10::TensorImpl& tensor, OutputPlace place);
   void record_result(TensorVersion& contents, OutputPlace place, c10::TensorImpl& tensor);
   [[nodiscard]] Call& call() { return static_cast<Call&>(*operation_); }

@@ -140,6 +140,17 @@ void LevelCall::record_write(std::size_t argument) {
   admit(contents, over);
 }
 
+// A kernel that raises may have written a part: what is there now nobody can replay.
+void LevelCall::note_failed_write() {
+  operation_.reset();
+  for (std::size_t i = 0; i < found_.size(); ++i) {
+    const FoundTensor& f = found_[i];
+    if (f.cell == nullptr) continue;
+    operands_[i].version = f.cell->version.get();
+    if (f.written) record_write(i);
+  }
+}
+
 void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
   const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
   for (const Fresh& earlier : fresh_) {

@@ -214,7 +214,8 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   const auto tensors = std::count_if(arguments.begin(), arguments.end(), [](const auto& a) {
     return mentions_tensor(*a.real_type());
   });
-  facts.reads_shapes_only = tensors == 1 && (name.ends_with("_like") || name.starts_with("aten::new_"));
+  facts.reads_shapes_only = tensors == 1 && name.starts_with("aten::") &&
+                            (name.ends_with("_like") || name.starts_with("aten::new_"));
   // See Note [Uninitialised memory is kept]
   facts.leaves_raw = name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
   facts.unspecified = unspecified_results(name, facts.leaves_raw);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensors/savers.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
@@ -44,6 +45,9 @@ std::uint64_t this_threads_number() {
   return number;
 }
 
+// Whether what is made now may be what a hook gives to be saved.
+bool is_packing() { return !at::SavedTensorDefaultHooks::get_tls_state().stack.empty(); }
+
 }  // namespace
 
 Savers::Savers()
@@ -60,7 +64,8 @@ std::uint32_t Savers::now(TensorDomain& domain) {
   const std::uint32_t latest = latest_node();
   if (records) return seen_ = latest;  // Rule 4
   see_backward(domain, latest);
-  return latest == seen_ ? 0 : latest;  // Rule 1
+  if (latest != seen_ || is_packing()) return latest;
+  return 0;  // Rule 1
 }
 
 std::uint32_t Savers::latest_node() const {

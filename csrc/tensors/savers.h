@@ -13,6 +13,8 @@
 //   1. Without grad mode the latest node is of an operator that is over, and saves nothing more; but
 //      for a custom Function's, whose forward runs without grad mode. Its number is one that no
 //      operator under grad mode has seen, and a backward, which may make a root, begins with none.
+//      Where hooks pack what is saved, they run without grad mode, after the kernel of a result: what they
+//      make is saved by the latest node.
 //   2. Numbers are a thread's own. What another thread reads or makes may be saved for good.
 //   3. Nodes that die without a backward tell nobody. What they may have saved, may be saved for good.
 //   4. A backward that is recorded itself keeps its graph as a rule, and is not looked for at each operator.

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERYTHING, MODES, Mode, Transform, assert_same_as_eager
+from helpers import (
+    EVERYTHING,
+    MODES,
+    Mode,
+    Transform,
+    assert_bitwise_equal,
+    assert_same_as_eager,
+)
 from torch import Tensor, nn
 from torch._higher_order_ops import while_loop
 from torch._higher_order_ops.associative_scan import associative_scan
@@ -18,6 +25,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import rematfn
 from rematfn import _C
+from rematfn.testing import EvictEverything
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns about torch
 
@@ -134,3 +142,27 @@ def test_torchscript_of_a_transformed_function_is_refused() -> None:
     for module in within[1], within:
         with pytest.raises(TypeError, match=r"script of remat\(Linear.*\(torch\.jit\.script\(f\)"):
             torch.jit.script(module)
+
+
+@torch.jit.script
+def sizes_that_change(x: Tensor) -> Tensor:
+    size = [2]
+    p = torch.ones(size)
+    size[0] = 4
+    return x * torch.ones(size) + p.sum()
+
+
+@torch.jit.script
+def dimensions_that_change(x: Tensor) -> Tensor:
+    dims = [0]
+    s = x.sum(dims)
+    dims[0] = 1
+    return s + x.sum(dims)
+
+
+@pytest.mark.parametrize("f", [sizes_that_change, dimensions_that_change])
+def test_lists_of_a_script_may_change_after_an_operator(f: Any) -> None:
+    x = torch.linspace(0, 1, 16).view(4, 4)
+    with torch.inference_mode():
+        g = rematfn.remat(lambda x: f(x), policy=EvictEverything())
+        assert_bitwise_equal(g(x), f(x))

@@ -22,6 +22,7 @@ from torch import Tensor, func, nn
 
 import rematfn
 from rematfn import _C
+from rematfn.testing import EvictEverything
 
 
 def model() -> nn.Sequential:
@@ -437,3 +438,15 @@ def test_mkldnn_and_precision_flags(mode: Mode) -> None:
         return out, x.grad, [p.grad for p in net.parameters()]
 
     assert_same_as_eager(run, mode)
+
+
+def test_a_replay_leaves_warnings_of_determinism_as_they_are() -> None:
+    loss = rematfn.remat(lambda x: x.sin().exp().sum(), policy=EvictEverything())(
+        torch.ones(8, requires_grad=True)
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        loss.backward()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)

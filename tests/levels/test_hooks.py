@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERY, PLAIN, Mode, Transform, assert_same_as_eager
+from helpers import EVERY, PLAIN, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook, save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import rematfn
+from rematfn.testing import MemoryTimeline
 
 
 class Block(nn.Module):
@@ -473,3 +474,24 @@ def test_anomaly_mode_names_the_operator_that_made_a_nan(mode: Mode) -> None:
         return out
 
     assert_same_as_eager(run, mode)
+
+
+def test_what_hooks_pack_counts_and_may_go() -> None:
+    """They run without grad mode; what they make is saved, and not stored away by the program."""
+    nbytes, count = 1 << 16, 16
+
+    def f(x: Tensor) -> Tensor:
+        with saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+            for _ in range(count):
+                x = x.tanh()  # saves its result
+        return x.sum()
+
+    x = torch.rand(nbytes // 4, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    g = rematfn.remat(f, 6 * nbytes)
+    with MemoryTimeline() as timeline:
+        out = g(x)
+        out.backward()
+    f(y).backward()
+    assert_bitwise_equal(x.grad, y.grad)
+    assert timeline.peak <= 7 * nbytes  # with the gradient

@@ -21,6 +21,7 @@ from helpers import (
 from torch import Tensor
 
 import rematfn
+from rematfn.testing import EvictEverything
 
 NAMESPACE = "rematfn_tests"
 _numbers = itertools.count()
@@ -285,3 +286,18 @@ def test_vmap_over_an_operator(mode: Mode) -> None:
         return inside(x), around(x)
 
     assert_same_as_eager(run, mode)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::scaled_like", mutates_args=())
+def scaled_like(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def test_an_operator_named_like_reads_what_it_is_given() -> None:
+    """What reads a shape alone among torch's own, is known by name; others may read anything."""
+    x, w = torch.ones(8, requires_grad=True), torch.linspace(0, 1, 8)
+    f = rematfn.remat(lambda x, w: (scaled_like(w) + x).sin().sum(), policy=EvictEverything())
+    loss = f(x, w)
+    w.mul_(0.5)
+    with pytest.raises(rematfn.ReplayError, match="was overwritten"):
+        loss.backward()

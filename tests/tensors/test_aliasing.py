@@ -16,7 +16,9 @@ import torch
 from helpers import Mode, Transform, assert_same_as_eager, scalar
 from torch import Tensor, nn
 
+import rematfn
 from rematfn import _C
+from rematfn.testing import EvictEverything
 
 aten = torch.ops.aten
 Body = Callable[[Tensor], Any]
@@ -613,3 +615,18 @@ def test_results_that_alias_each_other_still_do(mode: Mode) -> None:
         return results, results[0] is results[1]
 
     assert_same_as_eager(run, mode)
+
+
+def test_a_storage_that_others_are_set_to_is_still_watched() -> None:
+    """`t.set_(w)` moves `t`; of `w` the counter still tells."""
+    w, x = torch.ones(10_000), torch.rand(10_000, requires_grad=True)
+
+    def f(x: Tensor) -> Tensor:
+        h = (x + w).sin()
+        torch.empty(0).set_(w)  # type: ignore[call-overload]
+        return h.exp().sum()
+
+    loss = rematfn.remat(f, policy=EvictEverything())(x)
+    w[5] = 0
+    with pytest.raises(rematfn.ReplayError, match="was overwritten"):
+        loss.backward()

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In-place kernels that raise in the middle: what they have written by then stays written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import EVERYTHING, Transform, assert_bitwise_equal, untransformed
+from torch import Tensor
+
+import rematfn
+
+
+@torch.library.custom_op("rematfn_tests::write_half", mutates_args={"x"})
+def write_half(x: Tensor) -> None:
+    x[: len(x) // 2] = 5.0
+    raise ValueError("on purpose")
+
+
+def half_written(x: Tensor) -> Tensor:
+    h = x.sin()
+    before = h.cos()
+    with pytest.raises(ValueError, match="on purpose"):
+        write_half(h)
+    return h * 2 + before
+
+
+def constant_half_written(x: Tensor) -> Tensor:
+    c = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    y = x * c
+    with pytest.raises(ValueError, match="on purpose"):
+        write_half(c)
+    return y + c
+
+
+def never_written(x: Tensor) -> Tensor:
+    h = x.sin()
+    with pytest.raises(RuntimeError, match="must match the size"):
+        h.add_(torch.ones(3, 4, 5))
+    return h * h.cos()
+
+
+@pytest.mark.parametrize("transform", [rematfn.remat, EVERYTHING])
+@pytest.mark.parametrize("f", [half_written, constant_half_written, never_written])
+def test_what_a_failed_kernel_has_written_stays(f: Any, transform: Transform) -> None:
+    x = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    assert_bitwise_equal(transform(f)(x), untransformed(f)(x))
+    rematfn.testing.check()
