@@ -19,10 +19,18 @@ def budget(text: str) -> str | float | None:
     decimal = re.fullmatch(r"[-+]?(\d+\.\d*|\.\d+)(e[-+]?\d+)?", text.strip(), re.IGNORECASE)
     budget = None if text.strip().lower() == "none" else float(text) if decimal else text
     try:
-        parse_budget(budget)
+        parse_budget(budget, "{}")
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return budget
+
+
+def nbytes(text: str) -> str | float | None:
+    """Return bytes that a command line names; ``"none"`` is none."""
+    found = budget(text)
+    if parse_budget(found).fraction is not None:
+        raise argparse.ArgumentTypeError(f'bytes are needed, such as "8GiB", got {text!r}')
+    return found
 
 
 def positive(text: str) -> int:

@@ -14,7 +14,7 @@ from rematfn._errors import RematError
 from rematfn._inspection.progress import Progress
 from rematfn._transform.where import called_here
 
-from .arguments import budget, folder, positive, writable_as
+from .arguments import budget, folder, nbytes, positive, writable_as
 from .targets import HELP, TargetError, function_of, run_script
 
 _PICTURES = (".png", ".svg", ".pdf")
@@ -42,7 +42,7 @@ def add(commands: Any) -> None:
     profile.add_argument(
         "--calls", type=positive, default=1, help="how many to time; 3 foretell better than one"
     )
-    profile.add_argument("--cap", type=budget, help="bytes that the measured call itself may hold")
+    profile.add_argument("--cap", type=nbytes, help="bytes that the measured call itself may hold")
     profile.add_argument(
         "--time", type=float, help="say the least budget at which it takes so many times its time"
     )

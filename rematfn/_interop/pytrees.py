@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import optree
 import torch
+from torch.utils import _pytree
 
 # The namespace's registrations are torch's own containers; None is a leaf, as in torch's pytrees.
 _NAMESPACE = "torch"
@@ -17,17 +18,30 @@ _NAMESPACE = "torch"
 def tensors_of(tree: Any) -> list[torch.Tensor]:
     """Return the tensors of any pytree, in order.
 
-    Dataclasses and mappings that no registry knows are looked into as well: a result that is not
-    sealed would stay the level's.
+    Dataclasses and mappings that no registry knows are looked into as well, each once: a result
+    that is not sealed would stay the level's.
     """
-    found: list[torch.Tensor] = []
+    return list(_tensors_of(tree, {}))
+
+
+def _tensors_of(tree: Any, seen: dict[int, Any]) -> Iterator[torch.Tensor]:
     for leaf in optree.tree_leaves(tree, namespace=_NAMESPACE):
         if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
+            yield leaf
+            continue
+        if id(leaf) in seen:
+            continue
+        # torch tells optree of what users register with it only when a compiler is loaded.
+        node = _pytree.SUPPORTED_NODES.get(type(leaf))
+        inside: Iterable[Any] = ()
+        if node is not None:
+            inside = node.flatten_fn(leaf)[0]
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            for field in dataclasses.fields(leaf):
-                found += tensors_of(getattr(leaf, field.name, None))
+            inside = [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
         elif isinstance(leaf, Mapping):
-            for value in leaf.values():
-                found += tensors_of(value)
-    return found
+            inside = leaf.values()
+        else:
+            continue
+        seen[id(leaf)] = leaf  # alive, so that no other has its id
+        for part in inside:
+            yield from _tensors_of(part, seen)

@@ -13,7 +13,7 @@ import torch
 
 from .. import _C
 from .._inspection.progress import Progress
-from .._transform.budget import BudgetLike, parse_budget
+from .._transform.budget import BYTES, BudgetLike, parse_budget
 from .trace import Trace, recorded
 
 
@@ -48,7 +48,7 @@ def measured(
     bar: Progress,
 ) -> Measured:
     """Call it once, or as often as :func:`rematfn.profile` says."""
-    limit = parse_budget(cap)
+    limit = parse_budget(cap, "profile(f, cap={})", BYTES)
     if limit.fraction is not None or limit.shared is not None:
         raise TypeError(f'profile(f, cap={cap!r}): bytes are needed, such as "8GiB".')
 

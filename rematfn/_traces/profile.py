@@ -14,7 +14,7 @@ from .._inspection.tables import Table
 from .._transform.budget import BudgetLike, format_bytes, parse_budget
 from .._transform.deferred import refuse_deferred
 from .._transform.remat import DEFAULT_POLICY, policy_of
-from .._transform.rematted import name_of, rematted_of
+from .._transform.rematted import name_of, without_level
 from .._transform.tiers import TierLike, tiers_of
 from ..policies import Guided, Policy
 from ..policies._custom import Scorer
@@ -163,7 +163,7 @@ class Profile:
 
     def predict(self, budget: BudgetLike, policy: Policy | Scorer = _DEFAULT) -> Cost:
         """Return what a budget is foretold to cost; a fraction is one of the unconstrained peak."""
-        parsed = parse_budget(budget)
+        parsed = parse_budget(budget, "predict(budget={})")
         nbytes = parsed.bytes
         if parsed.fraction is not None:
             nbytes = max(1, int(parsed.fraction * self.peak_bytes))
@@ -302,19 +302,17 @@ def profile(
         True
     """
     name = "profile(f)"
-    try:
-        f = rematted_of(f, "profile")[0]._f
-    except TypeError:
-        if not callable(f):
-            raise TypeError(f"{name}: a function is needed, got {f!r}.") from None
+    if not callable(f):
+        raise TypeError(f"{name}: a function is needed, got {f!r}.")
     refuse_deferred(f, name)
     checked = [policy_of(policy, f"{name}, policies=...") for policy in policies]
-    limits = [parse_budget(budget) for budget in budgets]
+    limits = [parse_budget(budget, "profile(f, budgets=[{}])") for budget in budgets]
     given = dict(kwargs or {})
     link = tiers_of(offload, f"{name}, offload=...").link(drops=True) if offload else None
     is_measured = not on_shapes((args, given))
     cells = len(limits) * len(checked) * (1 if link is None else 2)
-    with Progress(runs(calls) * is_measured + cells, "profile", progress) as bar:
+    bar = Progress(runs(calls) * is_measured + cells, "profile", progress)
+    with without_level(f), bar:
         if is_measured:
             found = measured(f, args, given, cap, calls, bar)
         else:

@@ -182,9 +182,10 @@ def warmup(g: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     """
     from .shapes import trace_on_shapes  # See Note [A trace of shapes]
 
-    rematted, given = rematted_of(g, "warmup")
-    trace = Trace(trace_on_shapes(rematted._f, (*given, *args), kwargs, backward=True))
-    rematted.know((*given, *args), kwargs, trace.peak_bytes)
+    rematted, given, named = rematted_of(g, "warmup")
+    args, kwargs = (*given, *args), {**named, **kwargs}
+    trace = Trace(trace_on_shapes(rematted._f, args, kwargs, backward=True))
+    rematted.know(args, kwargs, trace.peak_bytes)
     return trace
 
 
@@ -218,7 +219,7 @@ def simulate(
         raise TypeError(f"simulate(trace): a Trace is needed, as record() returns, got {trace!r}.")
     if not isinstance(policy, Policy):
         policy = Custom(policy)
-    parsed = parse_budget(budget)
+    parsed = parse_budget(budget, "simulate(trace, budget={})")
     nbytes = parsed.bytes
     if parsed.fraction is not None:
         nbytes = max(1, int(parsed.fraction * trace.peak_bytes))

@@ -18,14 +18,18 @@ _WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]+)")
 _PERCENT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(\s*)%")
 _LETTERS: Final = {unit[0].lower(): unit for unit in ("KiB", "MiB", "GiB", "TiB")}
 
-_ACCEPTED: Final = """
+BYTES: Final = """
 A budget is one of
   4096, "4096"          bytes
   "1.5GiB", "12 KiB"    binary units: KiB, MiB, GiB, TiB
-  "200MB", "64 kB"      decimal units: kB, MB, GB, TB
+  "200MB", "64 kB"      decimal units: kB, MB, GB, TB"""
+_ACCEPTED: Final = (
+    BYTES
+    + """
   0.3, "30%"            a float in (0, 1], or per cent: this fraction of the unconstrained peak
   rematfn.Budget("8GiB")  bytes that all functions which are given this object share
   None                  no cap"""
+)
 
 
 class Budget:
@@ -71,7 +75,8 @@ class Budget:
     """
 
     def __init__(self, nbytes: SupportsIndex | str) -> None:
-        limit = parse_budget(nbytes) if not isinstance(nbytes, Budget) else Limit()
+        is_one = isinstance(nbytes, Budget)
+        limit = Limit() if is_one else parse_budget(nbytes, "Budget({})", BYTES)
         if limit.bytes is None:
             raise TypeError(
                 f'Budget({nbytes!r}): a number of bytes is needed, such as 4096 or "8GiB". A '
@@ -138,7 +143,17 @@ class Limit:
         return "no cap"
 
 
-def parse_budget(budget: BudgetLike) -> Limit:
+class _MeaninglessError(Exception):
+    """What is wrong with a budget; as an error of which type it is told."""
+
+    def __init__(self, problem: str, told_as: type[Exception] = ValueError) -> None:
+        super().__init__(problem)
+        self.told_as = told_as
+
+
+def parse_budget(
+    budget: BudgetLike, call: str = "remat(f, budget={})", accepted: str = _ACCEPTED
+) -> Limit:
     """Return the budget that a user's argument stands for.
 
     Args:
@@ -146,6 +161,8 @@ def parse_budget(budget: BudgetLike) -> Limit:
             per cent, as ``"30%"``; a :class:`Budget`; or None. Units are read without regard to
             case, so ``"1gib"`` is binary and ``"1gb"`` decimal. ``1.0`` is the whole peak; ``1``
             is turned away, since one byte is hardly meant.
+        call: What the user has written, with braces for the budget.
+        accepted: What a budget may be there.
 
     Returns:
         The budget. Fractions of a byte are dropped: a budget is an upper bound.
@@ -161,6 +178,14 @@ def parse_budget(budget: BudgetLike) -> Limit:
         >>> print(parse_budget(65536), "|", parse_budget(0.3), "|", parse_budget(None))
         64 KiB | 0.3 of the unconstrained peak | no cap
     """
+    try:
+        return _parse(budget)
+    except _MeaninglessError as problem:
+        said = f"{call.format(repr(budget))}: {problem}{accepted}"
+        raise problem.told_as(said) from None
+
+
+def _parse(budget: BudgetLike) -> Limit:
     if budget is None:
         return Limit()
     if isinstance(budget, Budget):
@@ -168,16 +193,16 @@ def parse_budget(budget: BudgetLike) -> Limit:
     if isinstance(budget, str):
         return _parse_text(budget)
     if isinstance(budget, bool):
-        raise TypeError(_malformed(budget, "a bool is not a budget."))
+        raise _MeaninglessError("a bool is not a budget.", TypeError)
     try:
         size = operator.index(budget)  # type: ignore[arg-type]  # floats are tried next
     except TypeError:
         if isinstance(budget, numbers.Real):
-            return Limit(fraction=_parse_fraction(budget, float(budget)))
-        raise TypeError(_malformed(budget, f"got a {type(budget).__name__}.")) from None
+            return Limit(fraction=_parse_fraction(float(budget)))
+        raise _MeaninglessError(f"got a {type(budget).__name__}.", TypeError) from None
     if size == 1:
-        raise ValueError(_malformed(budget, "that is one byte. 1.0 is the whole peak."))
-    return Limit(bytes=_at_least_one(budget, size))
+        raise _MeaninglessError("that is one byte. 1.0 is the whole peak.")
+    return Limit(bytes=_at_least_one(size))
 
 
 def format_bytes(n: int, like: str = "") -> str:
@@ -205,22 +230,22 @@ def format_bytes(n: int, like: str = "") -> str:
 def _parse_text(text: str) -> Limit:
     stripped = text.strip()
     if re.fullmatch(r"[0-9]+", stripped):
-        return Limit(bytes=_at_least_one(text, int(stripped)))
+        return Limit(bytes=_at_least_one(int(stripped)))
     if match := _PERCENT.fullmatch(stripped):
         number, space = match.groups()
         if space:
-            raise ValueError(_malformed(text, f'did you mean "{number}%"?'))
-        return Limit(fraction=_parse_fraction(text, float(Fraction(number) / 100)))
+            raise _MeaninglessError(f'did you mean "{number}%"?')
+        return Limit(fraction=_parse_fraction(float(Fraction(number) / 100)))
     match = _WITH_UNIT.fullmatch(stripped)
     if match is None:
-        raise ValueError(_malformed(text, _guess(stripped)))
+        raise _MeaninglessError(_guess(stripped))
     number, unit = match.groups()
     named = next((name for name in _UNITS if name.lower() == unit.lower()), None)
     if named is None:
         meant = _LETTERS.get(unit.lower()) or _LETTERS.get(unit.lower().removesuffix("i"))
         guess = f' Did you mean "{number}{meant}"?' if meant else ""
-        raise ValueError(_malformed(text, f"there is no unit {unit!r}.{guess}"))
-    return Limit(bytes=_at_least_one(text, int(Fraction(number) * _UNITS[named])), unit=named)
+        raise _MeaninglessError(f"there is no unit {unit!r}.{guess}")
+    return Limit(bytes=_at_least_one(int(Fraction(number) * _UNITS[named])), unit=named)
 
 
 def _guess(text: str) -> str:
@@ -233,17 +258,13 @@ def _guess(text: str) -> str:
     return f"{problem} Did you mean the fraction {number}?" if 0 < number <= 1 else problem
 
 
-def _parse_fraction(given: object, fraction: float) -> float:
+def _parse_fraction(fraction: float) -> float:
     if not 0 < fraction <= 1:  # NaN is turned away too
-        raise ValueError(_malformed(given, "as a fraction it must be in (0, 1]."))
+        raise _MeaninglessError("as a fraction it must be in (0, 1].")
     return fraction
 
 
-def _at_least_one(given: object, size: int) -> int:
+def _at_least_one(size: int) -> int:
     if size < 1:
-        raise ValueError(_malformed(given, "it must be at least one byte."))
+        raise _MeaninglessError("it must be at least one byte.")
     return size
-
-
-def _malformed(given: object, problem: str) -> str:
-    return f"remat(f, budget={given!r}): {problem}{_ACCEPTED}"

@@ -180,7 +180,7 @@ def _checkpointed(
     if not callable(function):
         raise TypeError(f"{name}(function): a function is needed, got {function!r}.")
     refuse_deferred(function, f"{name}(function)")
-    parsed = parse_budget(budget)
+    parsed = parse_budget(budget, name + "(budget={})")
     if parsed.fraction is not None:
         raise ValueError(
             f"{name}(budget={budget!r}): a fraction is one of what an earlier call of the same "

@@ -45,6 +45,12 @@ class _Slot:
     def __get__(self, twin: nn.Module | None, owner: type) -> Any:
         if twin is None:
             return getattr(type(self._module), self._name)
+        if twin.__dict__ is not self._module.__dict__:
+            raise TypeError(
+                f"remat({type(self._module).__name__}): a replica, with tensors of its own, "
+                "as nn.DataParallel makes them, and would run the module that it was made of. Use "
+                "nn.parallel.DistributedDataParallel, one process for each device."
+            )
         current = getattr(self._module, self._name)
         if current is None or current in self._made or self._enters_a_level(current, owner):
             return current

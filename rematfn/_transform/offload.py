@@ -106,7 +106,7 @@ def offload(
     if f is None:
         return functools.partial(offload, budget=budget, to=to, policy=policy, where=where)
     options = Options(
-        parse_budget(budget),
+        parse_budget(budget, "offload(f, budget={})"),
         policy_of(policy, "offload(f, policy=...)"),
         cost="model",
         verify=False,

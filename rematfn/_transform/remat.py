@@ -218,6 +218,12 @@ def transformed(f: Any, options: Options) -> Any:
         return type(f)(Rematted(f.__func__, options))
     if isinstance(f, nn.Module):
         return remat_module(f, options)
+    if isinstance(f, type):
+        raise TypeError(
+            f"{name}(f): a function or an nn.Module is needed, got the class {f.__qualname__}, "
+            "whose call is its constructor. Transform an instance, "
+            f"{name}({f.__name__}(...), budget), or write @{name} above a method."
+        )
     if not callable(f):
         advice = "To give only options, name them: @" + name + "(budget=...)."
         if hasattr(type(f), "__get__"):

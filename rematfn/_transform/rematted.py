@@ -9,7 +9,9 @@ import functools
 import math
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar
 
 import torch
@@ -88,6 +90,8 @@ class Rematted(Generic[P, R]):
 
     @not_compiled
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self is _without_level.get():
+            return self._f(*args, **kwargs)
         watch_compiler()
         return self._run(args, kwargs)
 
@@ -301,20 +305,39 @@ def name_of(f: Any) -> str:
     return str(type(owner).__name__ if is_forward else name)
 
 
-def rematted_of(g: Any, call: str) -> tuple[Rematted[..., Any], tuple[Any, ...]]:
-    """Return the outermost rematted function that ``g`` is or wraps, and its first arguments.
+_without_level: ContextVar[Rematted[..., Any] | None] = ContextVar("without_level", default=None)
+
+
+@contextmanager
+def without_level(g: Any) -> Iterator[None]:
+    """Have the rematted function that ``g`` is or wraps, if any, run plainly within the block."""
+    try:
+        inside: Rematted[..., Any] | None = rematted_of(g, "")[0]
+    except TypeError:
+        inside = None
+    token = _without_level.set(inside)
+    try:
+        yield
+    finally:
+        _without_level.reset(token)
+
+
+def rematted_of(g: Any, call: str) -> tuple[Rematted[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return the outermost rematted function that ``g`` is or wraps, and arguments it is given.
 
     Raises:
         TypeError: There is none that can be found; ``call`` is the function that was given ``g``.
     """
     inside, seen = g, set[int]()
     given: tuple[Any, ...] = ()
+    named: dict[str, Any] = {}
     while not isinstance(inside, Rematted):
         seen.add(id(inside))
         names = ["__rematted__", "__func__", "__wrapped__"]
         if isinstance(inside, functools.partial | functools.partialmethod):
             names = ["func"]
             given = (*inside.args, *given)
+            named = {**inside.keywords, **named}
         elif isinstance(inside, types.MethodType):
             given = (inside.__self__, *given)
         inside = next((x for n in names if (x := getattr(inside, n, None)) is not None), None)
@@ -325,4 +348,4 @@ def rematted_of(g: Any, call: str) -> tuple[Rematted[..., Any], tuple[Any, ...]]
                 f"g = remat(f, ...), rematfn.{call}(g). Of a module inside of another one, pass "
                 f"the one inside."
             )
-    return inside, given
+    return inside, given, named

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 import sys
 import types
 import weakref
@@ -17,6 +19,7 @@ import torch
 _MOST_OBJECTS = 4096
 _MOST_DEPTH = 16
 _LONG_TEXT = 256
+_LONG_KEY = 256  # of more parts than that a digest is kept
 _OF_MODULES = ("_parameters", "_buffers", "_modules")  # the rest of the kind is hooks
 
 _Places: TypeAlias = tuple[tuple[int, str], ...]
@@ -78,6 +81,8 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], owner: Any = Non
         hash(key)
     except TypeError:  # sizes that are symbols
         key = (*around, *map(repr, walk.key))
+    if len(key) > _LONG_KEY:
+        key = (*around, hashlib.blake2b(repr(key).encode("utf-8", "replace")).digest())
     return Signature(key, around, hash(tuple(walk.numbers)), int(walk.nbytes))
 
 
@@ -88,43 +93,53 @@ class _Walk:
         self.key: list[Hashable] = []
         self.numbers: list[Any] = []
         self.nbytes = 0
+        self._left = _MOST_OBJECTS
         self._seen: dict[int, int] = {}  # ids of what the call holds while we look
 
     def see_all(self, values: Iterable[Any], depth: int) -> None:
         """Look at each of the values."""
         for value in values:
+            if self._left <= 0:
+                return
             self.see(value, depth + 1)
 
     def see_pairs(self, pairs: dict[Any, Any], depth: int) -> None:
         """Look at the values of a dictionary, with their names."""
-        for name, value in list(dict.items(pairs)):
+        for name, value in list(itertools.islice(dict.items(pairs), self._left)):
+            if self._left <= 0:
+                return
             if type(name) is str:
                 self.key.append(name)
             elif type(name) is int or type(name) is float:
-                self.numbers.append(name)
+                self._see_number(name)
             else:
                 self.key.append(_name_of(type(name)))
             self.see(value, depth + 1)
 
     def see(self, x: Any, depth: int) -> None:
         """Look at one object, and at what is in it."""
+        self._left -= 1
         kind = type(x)
         if isinstance(x, torch.Tensor):
             self._see_tensor(x)
         elif x is None or kind is bool:
             self.key.append(x)
         elif kind is int or kind is float or kind is complex:
-            self.numbers.append(x)
+            self._see_number(x)
         elif kind is str or kind is bytes:
             self.key.append(x if len(x) <= _LONG_TEXT else (len(x), hash(x)))
         elif isinstance(x, int):  # of a class of the user's, as the others here
-            self.numbers.append(int.__int__(x))
+            self._see_number(int.__int__(x))
         elif isinstance(x, float):
-            self.numbers.append(float.__float__(x))
+            self._see_number(float.__float__(x))
         elif isinstance(x, str):
             self.see(str.__str__(x), depth)
         else:
             self._see_object(x, kind, depth)
+
+    def _see_number(self, x: complex) -> None:
+        # With its place. As text: to Python -1 and -2 have one hash, and no NaN is another.
+        self.numbers.append((len(self.key), repr(x)))
 
     def _see_tensor(self, x: torch.Tensor) -> None:
         try:
@@ -143,10 +158,10 @@ class _Walk:
             self.key.append(("again", number))
             return
         self.key.append(_name_of(kind))
-        if before > _MOST_OBJECTS or depth > _MOST_DEPTH:
+        if depth > _MOST_DEPTH:
             return
         if isinstance(x, (list, tuple, deque)):
-            self.see_all(_items(x), depth)
+            self.see_all(_items(x, self._left), depth)
         if isinstance(x, dict):
             self.see_pairs(x, depth)
         elif kind is functools.partial:
@@ -171,9 +186,10 @@ class _Walk:
         self.key.append(...)  # the end of what is inside
 
 
-def _items(x: Any) -> Iterable[Any]:
+def _items(x: Any, most: int) -> Iterable[Any]:
     base = list if isinstance(x, list) else tuple if isinstance(x, tuple) else deque
-    return list(base.__iter__(x))  # that of the class itself may be the user's
+    # Not by the class itself, whose iterator may be the user's.
+    return list(itertools.islice(base.__iter__(x), most))
 
 
 def _name_of(x: Any) -> str:

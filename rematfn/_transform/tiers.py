@@ -16,7 +16,7 @@ import torch
 
 from .. import _C
 from .._errors import OffloadError
-from .budget import parse_budget
+from .budget import BYTES, parse_budget
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,7 +42,7 @@ class _Tier(Generic[Opened]):
     """What lies there, and how fast it comes and goes."""
 
     def __init__(self, budget: SupportsIndex | str | None) -> None:
-        limit = parse_budget(budget)
+        limit = parse_budget(budget, type(self).__name__ + "(budget={})", BYTES)
         if limit.fraction is not None or limit.shared is not None:
             raise TypeError(
                 f"{type(self).__name__}(budget={budget!r}): a number of bytes is needed, such as "
@@ -155,6 +155,11 @@ class Disk(_Tier[_C.Disk]):
         super().__init__(budget)
         if not isinstance(verify, bool):
             raise TypeError(f"Disk(verify=...): True or False is needed, got {verify!r}.")
+        is_number = isinstance(bandwidth, int | float) and not isinstance(bandwidth, bool)
+        if not (bandwidth is None or is_number):
+            raise TypeError(
+                f"Disk(bandwidth=...): bytes per second as a number are needed, got {bandwidth!r}."
+            )
         if bandwidth is not None and not bandwidth > 0:
             raise ValueError(
                 f"Disk(bandwidth=...): bytes per second above 0 are needed, got {bandwidth!r}."

@@ -111,3 +111,10 @@ def test_what_a_collective_is_at_work_on_does_not_move(functional: bool, policy:
         assert_bitwise_equal(g(x), expected)
     assert moved[0] > 0
     assert all(m < nbytes for m in moved)
+
+
+def test_a_replica_of_data_parallel_is_refused() -> None:
+    """It has tensors of its own, and would run those of the module that it was made of."""
+    replica = rematfn.remat(nn.Linear(4, 4), "1MiB")._replicate_for_data_parallel()
+    with pytest.raises(TypeError, match="DistributedDataParallel"):
+        replica(torch.ones(2, 4))

@@ -170,6 +170,13 @@ def test_an_ending_is_refused_before_anything_runs(
     assert "must end in .png, .svg, .pdf" in capsys.readouterr().err.replace(".html, ", "")
 
 
+def test_a_cap_is_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["profile", "x.py:f", "--cap", "0.5"])
+    assert end.value.code == 2
+    assert "--cap: bytes are needed" in capsys.readouterr().err
+
+
 def test_a_time_that_no_budget_gives(program: Path) -> None:
     found = run("profile", f"{program.name}:step", "--time", "0.01", cwd=program.parent)
     assert found.returncode == 1

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -162,6 +163,35 @@ def test_a_transformed_function_is_profiled_without_its_budget() -> None:
     assert rematfn.profile(g, X).peak_bytes == rematfn.profile(STEP, X).peak_bytes
     net = torch.nn.Linear(4, 4)
     assert rematfn.profile(rematfn.remat(net, 0.5), torch.ones(2, 4)).name == "Linear"
+
+
+class Waves:
+    @rematfn.remat(budget="64KiB")
+    def method(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return chain(x * scale)
+
+
+def test_what_wraps_a_transformed_function_is_profiled_too() -> None:
+    g = rematfn.remat(chain, "64KiB")
+    plain = rematfn.profile(STEP, X)
+    for wrapped in (torch.func.grad(g), lambda x: torch.func.grad(g)(x)):
+        found = rematfn.profile(wrapped, X)
+        assert found.trace.operators == plain.trace.operators
+        assert found.peak_bytes == plain.peak_bytes
+    method = rematfn.profile(Waves().method, X, kwargs={"scale": 2.0})
+    assert method.trace.operators == rematfn.record(lambda x: chain(x * 2.0), X).operators
+
+
+def test_what_is_given_by_a_partial_is_known_to_a_warm_up() -> None:
+    def f(x: Tensor, *, times: int) -> Tensor:
+        for _ in range(times):
+            x = x.sin()
+        return x.sum()
+
+    g = functools.partial(rematfn.remat(f, 1.0), times=5)
+    assert rematfn.warmup(g, X).operators == rematfn.record(g, X).operators
+    g(X)
+    assert rematfn.stats(g).budget is not None
 
 
 def test_the_times_of_several_calls() -> None:

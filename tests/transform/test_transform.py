@@ -11,7 +11,9 @@ import optree
 import pytest
 import torch
 from helpers import EVERYTHING, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from processes import in_a_process
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 import rematfn
 from rematfn import _C
@@ -42,6 +44,13 @@ FORMS = {
     "policy=ON()": lambda f: remat(f, 2048, policy=rematfn.policies.ON()),
     "cost=time": lambda f: remat(f, 2048, cost="time"),
 }
+
+
+@pytest.mark.parametrize("transform", [remat, rematfn.offload])
+def test_a_class_is_refused(transform: Any) -> None:
+    """What would run within the budget is the constructor."""
+    with pytest.raises(TypeError, match=r"got the class Linear.*Transform an instance"):
+        transform(torch.nn.Linear, "1MiB")
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
@@ -235,3 +244,44 @@ def test_materialize_and_check_take_what_any_program_has() -> None:
         return y * 2
 
     assert_bitwise_equal(EVERYTHING(f)(X), X.sin() * 2)
+
+
+def argument() -> Tensor:
+    return torch.linspace(0.1, 1.0, 64, requires_grad=True)
+
+
+class Box:
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+def return_what_torch_s_registry_knows() -> None:
+    pytree.register_pytree_node(Box, lambda box: ([box.x], None), lambda xs, _: Box(*xs))
+    out = remat(lambda x: Box(x.sin()), policy=rematfn.testing.EvictEverything())(argument())
+    assert not _C.has_key(out.x)
+    assert_bitwise_equal(out.x, argument().sin())
+
+
+def test_what_torch_s_registry_knows_is_sealed() -> None:
+    """In a process of its own: torch tells others of it once a compiler is loaded."""
+    in_a_process(return_what_torch_s_registry_knows)
+
+
+@dataclasses.dataclass
+class Node:
+    x: Tensor
+    inside: list[Any]
+    around: Any = None
+
+
+def test_dataclasses_that_are_cycles_or_shared() -> None:
+    child = Node(argument(), [])
+    root = Node(argument(), [child])
+    child.around = root
+    out = remat(lambda n: Node(n.x.sin(), [n]), policy=rematfn.testing.EvictEverything())(root)
+    assert not _C.has_key(out.x)
+    assert_bitwise_equal(out.x, argument().sin())
+    shared: Any = Node(argument(), [])
+    for _ in range(60):
+        shared = Node(argument(), [shared, shared])
+    assert_bitwise_equal(remat(lambda n: n.x.cos())(shared), argument().cos())

@@ -350,7 +350,14 @@ def test_a_cycle_ends_and_what_is_deep_or_long_is_cut_off() -> None:
     for _ in range(10_000):
         deep = [deep]
     assert len(key(deep)) < 100
-    assert len(key([[] for _ in range(100_000)])) < 300_000
+    for long in (
+        [[] for _ in range(100_000)],
+        [(i, "a") for i in range(100_000)],
+        {i: X for i in range(100_000)},
+    ):
+        assert key(long, X) == key(long, X)
+        assert len(key(long, X)) < 20, "a digest is kept"
+    assert key([X] * 300) != key([X] * 299 + [X[:3]])
 
 
 def test_what_makes_a_key_and_what_does_not() -> None:
@@ -360,7 +367,11 @@ def test_what_makes_a_key_and_what_does_not() -> None:
     assert key(X) != key(X.clone().requires_grad_()) != key(X.double()) != key(X[1:])
     assert key(X, torch.float32) != key(X, torch.float64)
     assert key(x=X) != key(y=X)
-    assert signature_of((X, 1), {}).numbers != signature_of((X, 2), {}).numbers
+    numbers = [
+        signature_of((X, *values), {}).numbers
+        for values in [(1,), (2,), (-1,), (-2,), (7, None), (None, 7), ([1, 2], [3]), ([1], [2, 3])]
+    ]
+    assert len(set(numbers)) == len(numbers)
     with torch.no_grad():
         without = key(X)
     assert without != key(X)
