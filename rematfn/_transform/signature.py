@@ -39,8 +39,8 @@ _Places: TypeAlias = tuple[tuple[int, str], ...]
 # Two calls with one key may still go different ways. That costs time and nothing else:
 # See Note [Guided, never trusted].
 #
-# The key holds no object of the user's, only names and numbers: it lives on after the call. Of a long
-# one a digest is kept.
+# The key holds no object of the user's, only names and numbers: it lives on after the call. Of a
+# long one a digest is kept.
 
 
 class Signature(NamedTuple):
