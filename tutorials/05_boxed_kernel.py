@@ -878,7 +878,7 @@ quote("csrc/engine/step.cpp", "void Step::bring_back() {", "domain_.materialize(
 
 # %%
 quote("csrc/operators/level_call.cpp", "LevelCall::make_operation()", "new Call(call_template())")
-quote("csrc/operators/level_call.cpp", "version = domain_.outside_version(*f.tensor, !facts")
+quote("csrc/operators/level_call.cpp", "version = domain_.outside.version_of(*f.tensor, !facts")
 quote("csrc/operators/level_call.cpp", "call().take_input(std::move(version));")
 
 # %% [markdown]
