@@ -34,7 +34,7 @@ at::Tensor sparse_coo_tensor(const at::Tensor& indices, const at::Tensor& values
                              std::optional<at::ScalarType> dtype,
                              std::optional<at::Layout> layout, std::optional<at::Device> device,
                              std::optional<bool> pin_memory, std::optional<bool> is_coalesced) {
-  if (!is_intercepting() && cell_of(*indices.unsafeGetTensorImpl()) == nullptr) {
+  if (!is_intercepting() && domain_of(*indices.unsafeGetTensorImpl()) == nullptr) {
     return at::native::sparse_coo_tensor(indices, values, dtype, layout, device, pin_memory,
                                          is_coalesced);
   }

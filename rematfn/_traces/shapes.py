@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
@@ -130,6 +132,40 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def is_on_shapes(args: Any) -> bool:
     """Whether fake tensors are among the arguments, or made of everything there is."""
     return _active() is not None or any(isinstance(t, FakeTensor) for t in tensors_of(args))
+
+
+@contextmanager
+def state_kept(f: Callable[..., Any]) -> Iterator[None]:
+    """Take fake tensors back out of the module whose method ``f`` is: a mask that it caches, say.
+
+    Raises:
+        RuntimeError: It has parameters or buffers without a shape, which the call would make fake.
+    """
+    owner = getattr(f, "__self__", None)
+    if not isinstance(owner, torch.nn.Module):
+        yield
+        return
+    for name, tensor in (*owner.named_parameters(), *owner.named_buffers()):
+        if is_lazy(tensor):
+            raise RuntimeError(
+                f"warmup(g): {type(owner).__name__} is lazy: `{name}` has no shape yet. Call it "
+                "once on real tensors first."
+            )
+    places = [
+        place
+        for module in owner.modules()
+        for place in (module.__dict__, module._parameters, module._buffers)
+    ]
+    before = [dict(place) for place in places]
+    try:
+        yield
+    finally:
+        for place, was in zip(places, before, strict=True):
+            for name in [name for name, value in place.items() if isinstance(value, FakeTensor)]:
+                if name in was:
+                    place[name] = was[name]
+                else:
+                    del place[name]
 
 
 def trace_on_shapes(

@@ -171,7 +171,8 @@ def warmup(g: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
 
     Raises:
         TypeError: ``g`` is not a transformed function.
-        RuntimeError: The function asks for the contents of a tensor (``item()``, ``nonzero()``).
+        RuntimeError: The function asks for the contents of a tensor (``item()``, ``nonzero()``), or
+            is a lazy module.
 
     Example:
         >>> import torch, rematfn
@@ -180,11 +181,12 @@ def warmup(g: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
         >>> g(torch.ones(1024)), rematfn.stats(g).budget is not None
         (tensor(...), True)
     """
-    from .shapes import trace_on_shapes  # See Note [A trace of shapes]
+    from .shapes import state_kept, trace_on_shapes  # See Note [A trace of shapes]
 
     rematted, given, named = rematted_of(g, "warmup")
     args, kwargs = (*given, *args), {**named, **kwargs}
-    trace = Trace(trace_on_shapes(rematted._f, args, kwargs, backward=True))
+    with state_kept(rematted._f):
+        trace = Trace(trace_on_shapes(rematted._f, args, kwargs, backward=True))
     rematted.know(args, kwargs, trace.peak_bytes)
     return trace
 

@@ -214,3 +214,32 @@ def nothing_is_imported() -> None:
 
 def test_who_does_not_warm_up_imports_nothing_for_it() -> None:
     in_a_process(nothing_is_imported)
+
+
+class Masked(torch.nn.Module):
+    """A module that caches what it makes in its first call."""
+
+    mask: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.ones_like(x)
+            self.register_buffer("scale", torch.full((), 2.0))
+        return (x * self.mask).exp().sum() * self.scale
+
+
+def test_a_module_keeps_nothing_of_a_warm_up() -> None:
+    net, x = Masked(), torch.linspace(0, 1, 64)
+    g = rematfn.remat(net, 0.9)
+    rematfn.warmup(g, x)
+    assert net.mask is None
+    assert "scale" not in dict(net.named_buffers())
+    assert torch.equal(g(x), Masked()(x))
+
+
+def test_a_lazy_module_is_not_warmed_up() -> None:
+    net = torch.nn.LazyLinear(3)
+    with pytest.raises(RuntimeError, match=r"LazyLinear is lazy: `weight` has no shape yet"):
+        rematfn.warmup(rematfn.remat(net, 0.9), torch.ones(2, 5))
+    net(torch.ones(2, 5))
+    rematfn.warmup(rematfn.remat(net, 0.9), torch.ones(2, 5))
