@@ -39,7 +39,8 @@ void Domain::make_room(Table& table, std::size_t nbytes) {
       if (!replayer.is_running()) t->note_need(least);
       throw NoRoom{t, least, least - nbytes};
     }
-    if (evictor.prices_pending(*t)) evictor.evict_by_price(*t, t->used_bytes() + nbytes - t->budget);
+    const std::size_t wanted = t->used_bytes() + nbytes;  // by now it may fit
+    if (wanted > t->budget && evictor.prices_pending(*t)) evictor.evict_by_price(*t, wanted - t->budget);
     while (t->used_bytes() + nbytes > t->budget) {
       // See Note [A version goes by a way], Rule 2
       const std::size_t leaving = t->leaving();

@@ -153,8 +153,9 @@ void Replayer::schedule(Version& missing) {
     operation.scheduled = true;
     heap_.emplace_back(&operation);
     std::push_heap(heap_.begin(), heap_.end(), Later{});
+    // All at first: what is thrown while one is asked for has all of them unexpected.
+    for (Input& input : operation.inputs) expect(*input.version);
     for (Input& input : operation.inputs) {
-      expect(*input.version);
       if (!is_missing(*input.version)) continue;
       // See Note [A version goes by a way], Rule 1
       if (input.version->must_be_replayed()) todo.push_back(input.version.get());

@@ -53,7 +53,9 @@ void Trimmer::trim(Table& table, Goal& goal) {
     v->trimmed = true;
     table.charge_trimmed(v->nbytes);
   }
-  for (Table* inner : table.inner) trim(*inner, goal);
+  // With the lineage that is cut another table may go.
+  const std::vector<Ref<Table>> inner(table.inner.begin(), table.inner.end());
+  for (const Ref<Table>& one : inner) trim(*one, goal);
   if (bounded) goal.rooms.pop_back();
 }
 

@@ -10,6 +10,13 @@
 
 namespace rematfn {
 
+// Its wrappers exclude its key while they cast, other than the program.
+bool is_cast_of_autocast(const c10::TensorImpl& leaf, const c10::IValue& dtype) {
+  const auto device = leaf.device().type();
+  return dtype.isInt() && !at::autocast::is_autocast_enabled(device) &&
+         dtype.toScalarType() == at::autocast::get_autocast_dtype(device);
+}
+
 void note_cast(Level& level, c10::TensorImpl& leaf) {
   level.cast_leaves.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&leaf));
 }

@@ -216,7 +216,7 @@ void LevelCall::note_leaves() {
   for (const FoundTensor& f : found_) {
     if (f.cell != nullptr || !is_leaf_with_gradient(*f.tensor)) continue;
     note_leaf(level_, *f.tensor);
-    if (facts_.casts) note_cast(level_, *f.tensor);
+    if (facts_.casts && is_cast_of_autocast(*f.tensor, arguments()[1])) note_cast(level_, *f.tensor);
   }
 }
 

@@ -63,6 +63,7 @@ def opaque(f: Callable[P, R]) -> Callable[P, R]:
 
     Raises:
         BudgetError: (from a call or its backward) the arguments do not fit in the budget together.
+        RuntimeError: (from a call) ``f`` has written into an argument that was made inside.
 
     Example:
         >>> import torch, rematfn
@@ -78,8 +79,15 @@ def opaque(f: Callable[P, R]) -> Callable[P, R]:
             return f(*args, **kwargs)
         first = torch._C._autograd._get_sequence_nr()
         _C.materialize_together(arguments, _READER)
+        counted = [t for t in arguments if _C.has_key(t) and not t.is_inference()]
+        before = [t._version for t in counted]
         with _C.Outside():
             result = f(*args, **kwargs)
+        if before != [t._version for t in counted]:
+            raise RuntimeError(
+                "opaque(f): the function has written into an argument that was made inside of "
+                "remat, and no level sees that. Return a new tensor, or give it a clone."
+            )
         results = tensors_of(result)
         _C.share_handles(results, arguments)
         for node in _nodes_since(first, results):

@@ -15,8 +15,10 @@ from helpers import (
     PLAIN,
     Mode,
     Transform,
+    assert_bitwise_equal,
     assert_same_as_eager,
     default_dtype,
+    untransformed,
 )
 from torch import Tensor, func, nn
 
@@ -450,3 +452,17 @@ def test_a_replay_leaves_warnings_of_determinism_as_they_are() -> None:
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_cast_of_the_programs_own_fills_no_cache_of_autocast() -> None:
+    """An entry would stay as it is when the weight is written."""
+
+    def run(transform: Transform) -> Any:
+        w, x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_(), torch.ones(2, 4)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = [transform(lambda: w.double().norm())(), transform(lambda: w.bfloat16() * 2)()]
+            with torch.no_grad():
+                w.mul_(2)
+            return [*found, nn.functional.linear(x, w)]
+
+    assert_bitwise_equal(run(rematfn.remat), run(untransformed))
