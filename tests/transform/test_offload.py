@@ -216,7 +216,7 @@ def test_operators_are_timed_inside_of_a_level_that_moves() -> None:
     modelled(leaf())
     timed = rematfn.remat(f, policy=EvictEverything())
     rematfn.offload(timed, "1GiB")(leaf())
-    for g, least, most in (modelled, 0.1, 1.0), (timed, 0.0, 0.1):
+    for g, least, most in (modelled, 0.5, 2.0), (timed, 0.0, 0.1):
         stats = rematfn.stats(g)
         assert stats.replays
         assert least < stats.replayed_cost < most
