@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -166,23 +166,23 @@ def memory_limit(nbytes: int) -> Iterator[None]:
 
 
 @contextmanager
-def failed() -> Iterator[None]:
+def _switched_on(name: str) -> Iterator[None]:
+    switch = getattr(_library, name)
+    switch(True)
+    try:
+        yield
+    finally:
+        switch(False)
+
+
+def failed() -> AbstractContextManager[None]:
     """Have the device refuse all that concerns events for the while, as after a kernel's assert."""
-    _library.fake_fail(True)
-    try:
-        yield
-    finally:
-        _library.fake_fail(False)
+    return _switched_on("fake_fail")
 
 
-@contextmanager
-def captured() -> Iterator[None]:
+def captured() -> AbstractContextManager[None]:
     """Have streams say that they are being captured in a graph for the while."""
-    _library.fake_capture(True)
-    try:
-        yield
-    finally:
-        _library.fake_capture(False)
+    return _switched_on("fake_capture")
 
 
 def pinned_bytes() -> int:

@@ -66,11 +66,14 @@ bool Domain::could_make_room(const Table& table, std::size_t nbytes) {
 }
 
 bool Domain::evict_after_failure(std::size_t nbytes) {
-  if (root == nullptr) return false;
-  const std::size_t before = root->resident_bytes;
-  if (is_moving()) end_moves(*root);
-  while (before - root->resident_bytes < 2 * nbytes && evictor.evict_one(*root)) end_moves(*root);
-  return root->resident_bytes < before;
+  return root != nullptr && evict_bytes(*root, 2 * nbytes) > 0;
+}
+
+std::size_t Domain::evict_bytes(Table& table, std::size_t nbytes) {
+  const std::size_t before = table.resident_bytes;
+  if (is_moving()) end_moves(table);
+  while (before - table.resident_bytes < nbytes && evictor.evict_one(table)) end_moves(table);
+  return before - table.resident_bytes;
 }
 
 // Note [Candidates are listed once something has to go]

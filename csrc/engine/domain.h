@@ -93,6 +93,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // An allocation of about `nbytes` failed: evicts about twice as much from all levels. False if
   // nothing could go.
   bool evict_after_failure(std::size_t nbytes);
+  // Evicts about so much of `table`, as far as it can, and waits until it has gone. Returns how much has.
+  std::size_t evict_bytes(Table& table, std::size_t nbytes);
   // Makes all of `wanted` resident at once. Throws NoRoom.
   void materialize(std::span<Version* const> wanted) { replayer.materialize(wanted); }
 

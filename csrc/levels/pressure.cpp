@@ -75,14 +75,11 @@ void relieve_pressure(Level& level, std::size_t nbytes) {
   level.made_since_asked = 0;
   const std::size_t left = memory_left();
   if (left >= kKeepFree) return;
-  const std::size_t before = level.resident_bytes;
-  const std::size_t wanted = kKeepFree - left;
-  if (level.domain->is_moving()) level.domain->end_moves(level);
-  while (before - level.resident_bytes < wanted && level.domain->evictor.evict_one(level)) {
-    level.domain->end_moves(level);
-  }
+  const std::size_t gone = level.domain->evict_bytes(level, kKeepFree - left);
 #ifdef __GLIBC__
-  if (level.resident_bytes < before) malloc_trim(0);
+  if (gone > 0) malloc_trim(0);
+#else
+  static_cast<void>(gone);
 #endif
 }
 

@@ -238,13 +238,17 @@ std::vector<std::uint64_t> Host::Waits::take_late() {
 
 Host::Copy::~Copy() {
   if (!done_) return;  // it was never begun
-  bool over = true;
-  if_the_device_works([&] { over = is_done(); });
   if (comes_to_) protect(comes_to_.data_ptr());
-  host_->free(offset_, nbytes_, over ? nullptr : done_.get());
+  host_->free(offset_, nbytes_, is_over() ? nullptr : done_.get());
 }
 
 bool Host::Copy::is_done() const { return !is_captured(lane_.out.device()) && done_->query(); }
+
+bool Host::Copy::is_over() const {
+  bool over = true;
+  if_the_device_works([&] { over = is_done(); });
+  return over;
+}
 
 // See Note [Copies are in stream order], 2 and 4
 void Host::Copy::precede(const c10::Stream& now, const std::shared_ptr<Waits>& waits,
@@ -280,11 +284,9 @@ void Host::Copy::bring_in(const c10::Stream& now) {
 
 // See Note [Copies are in stream order], 6
 void Host::Copy::protect(const c10::DataPtr& bytes) const {
-  if_the_device_works([&] {
-    if (is_done()) return;
-    const auto& guard = guard_of(lane_.out.device());
-    for (const c10::Stream& user : {lane_.out, lane_.in}) guard.recordDataPtrOnStream(bytes, user);
-  });
+  if (is_over()) return;
+  const auto& guard = guard_of(lane_.out.device());
+  for (const c10::Stream& user : {lane_.out, lane_.in}) guard.recordDataPtrOnStream(bytes, user);
 }
 
 }  // namespace rematfn

@@ -170,6 +170,9 @@ class Host::Copy {
   Copy(std::shared_ptr<Host> host, Lane lane, std::size_t offset, std::size_t nbytes)
       : host_(std::move(host)), lane_(lane), offset_(offset), nbytes_(nbytes) {}
 
+  // Whether its bytes are used no more: it is done, or the device has failed.
+  [[nodiscard]] bool is_over() const;
+
   const std::shared_ptr<Host> host_;
   const Lane lane_;
   const std::size_t offset_, nbytes_;

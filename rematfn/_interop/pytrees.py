@@ -33,7 +33,7 @@ def _tensors_of(tree: Any, seen: dict[int, Any]) -> Iterator[torch.Tensor]:
             continue
         # torch tells optree of what users register with it only when a compiler is loaded.
         node = _pytree.SUPPORTED_NODES.get(type(leaf))
-        inside: Iterable[Any] = ()
+        inside: Iterable[Any]
         if node is not None:
             inside = node.flatten_fn(leaf)[0]
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
