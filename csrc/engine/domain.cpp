@@ -322,15 +322,21 @@ void Domain::end_moves(const Table& table) {
   while (table.leaving() > 0) let_one_leave(table);
 }
 
-void Domain::snapshot(Version& version, Table& level) {
+Table* Domain::snapshot(Version& version, Table& level) {
   Version* wanted = &version;
   if (version.table) materialize({&wanted, 1});
   const Pinned stays(version);
   make_room(level, version.nbytes);
   store.copy(version);
-  if (version.table) version.table->expel(version);
+  Table* const home = version.table.get();  // the operator keeps it alive
+  if (home != nullptr) {
+    home->hold(version.nbytes);
+    home->expel(version);
+  }
   version.has_tensor = false;
   level.admit(version);
+  if (home != nullptr) home->charge_original(version.nbytes);
+  return home;
 }
 
 void Domain::cut(Version& version) {

@@ -128,8 +128,9 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void end_moves(const Table& table);
   // Nobody asks for the copy any more.
   void discard_copy(Version& version);
-  // Keeps a copy of a constant or outside version that is about to be overwritten, as `level`'s.
-  void snapshot(Version& version, Table& level);
+  // Keeps a copy of a constant or outside version that is about to be overwritten, as `level`'s. Returns
+  // the table in which the original counts from then on, until that is told otherwise; null if nowhere.
+  Table* snapshot(Version& version, Table& level);
   // `version` becomes a constant: it keeps its bytes and forgets how it was made.
   void cut(Version& version);
   // Whether somebody outside may read or fill `version` by address, beyond the next operator.

@@ -105,10 +105,10 @@ void Table::join(std::shared_ptr<SharedBudget> budget_of_many) {
 
 void Table::leave_shared() {
   std::erase(domain->sharer.tables, this);
-  shared->subtract(resident_bytes + in_flight);
+  take_claim_back();
+  shared->subtract(resident_bytes);
   shared->leave(*domain);
   shared.reset();
-  in_flight = 0;
 }
 
 void Table::charge_shared(std::size_t nbytes) {
@@ -129,6 +129,10 @@ bool Table::claim(std::size_t nbytes) {
   if (!shared->try_replace(in_flight, nbytes)) return false;
   in_flight = nbytes;
   return true;
+}
+
+void Table::take_claim_back() {
+  if (shared) shared->subtract(std::exchange(in_flight, 0));
 }
 
 // ---- lending ----------------------------------------------------------------------------------
@@ -175,10 +179,7 @@ void Sharer::lend() {
 
 // See Note [A shared budget is a sum]
 void Sharer::take_claims_back() {
-  for (Table* table : tables) {
-    table->shared->subtract(table->in_flight);
-    table->in_flight = 0;
-  }
+  for (Table* table : tables) table->take_claim_back();
 }
 
 // See Note [A fork loses the domains of other threads]

@@ -22,18 +22,23 @@ void Step::run() {
   if (domain_.journal) domain_.journal->begin(operator_name(), site(), level_, nature_.backward);
   if (is_metered_) require_room();
   prepare();
-  if (writes_) save_what_is_overwritten();
-  bring_back();
-  if (is_recorded_) {
-    operation_ = make_operation();
-    operation_->table = Ref<Table>(&level_);
-    operation_->order = domain_.next_order++;
-    ++domain_.live_operations;
-    operation_->inputs.reserve(operands_.size());
-    take_inputs();
+  try {
+    if (writes_) save_what_is_overwritten();
+    bring_back();
+    if (is_recorded_) {
+      operation_ = make_operation();
+      operation_->table = Ref<Table>(&level_);
+      operation_->order = domain_.next_order++;
+      ++domain_.live_operations;
+      operation_->inputs.reserve(operands_.size());
+      take_inputs();
+    }
+    if (is_bounded_) make_room();
+    run_kernel();
+  } catch (...) {
+    abandon_writes();
+    throw;
   }
-  if (is_bounded_) make_room();
-  run_kernel();
   take_results();
   if (seen_) domain_.note_call(*seen_);
 }
@@ -107,16 +112,31 @@ void Step::save_what_is_overwritten() {
       note_not_copied(i);
       continue;
     }
-    if (operands_[i].home != nullptr) copied_bytes_ += version->nbytes;
-    domain_.snapshot(*version, level_);
+    Table* const home = domain_.snapshot(*version, level_);
     pin_for_step(*version);
-    saved_.push_back(version.get());
+    saved_.push_back({version.get(), i, home});
     note_copied(i, *version);
   }
 }
 
 bool Step::is_saved(const Version& version) const {
-  return std::find(saved_.begin(), saved_.end(), &version) != saved_.end();
+  return std::ranges::find(saved_, &version, &Saved::version) != saved_.end();
+}
+
+// What was saved and then not written lies there twice.
+void Step::abandon_writes() {
+  for (std::size_t i = 0; i < saved_.size(); ++i) {
+    if (saved_[i].home == nullptr) continue;
+    note_not_written(saved_[i].operand);
+    discharge_original(*saved_[i].version);
+  }
+}
+
+// New contents are about to count in its place.
+void Step::discharge_original(const Version& version) {
+  const auto saved = std::ranges::find(saved_, &version, &Saved::version);
+  if (saved == saved_.end()) return;
+  if (Table* const home = std::exchange(saved->home, nullptr)) home->discharge_original(version.nbytes);
 }
 
 void Step::bring_back() {
@@ -146,16 +166,16 @@ void Step::unpin_all() {
 // See Note [What one call teaches decides no other]
 void Step::make_room() {
   if (need_.certain_may_do) {
-    if (domain_.could_make_room(level_, granted_ + copied_bytes_)) {
+    if (domain_.could_make_room(level_, granted_)) {
       try {
-        return domain_.make_room(level_, granted_ + copied_bytes_);
+        return domain_.make_room(level_, granted_);
       } catch (const NoRoom&) {
         // what could have gone turned out to be held
       }
     }
     granted_ = need_.certain_bytes;
   }
-  domain_.make_room(level_, granted_ + copied_bytes_);
+  domain_.make_room(level_, granted_);
 }
 
 void Step::account(const Outcome& outcome) {
@@ -228,6 +248,8 @@ bool Step::begin(Version& contents, std::int32_t over) {
     old.table->hold(old.nbytes);
     old.table->let_go(old);
     domain_.leave(old);
+  } else {
+    discharge_original(old);
   }
   return operation_ && was_replayable;
 }

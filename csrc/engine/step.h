@@ -128,16 +128,27 @@ class Step {
   // It has been copied; or there was no need.
   virtual void note_copied(std::size_t /*operand*/, Version&) {}
   virtual void note_not_copied(std::size_t /*operand*/) {}
+  // It has been copied, and is not going to be overwritten.
+  virtual void note_not_written(std::size_t /*operand*/) {}
   [[nodiscard]] virtual Ref<Operation> make_operation() = 0;
   virtual void take_inputs() = 0;  // of the operation
   virtual void run_kernel() {}
   virtual void take_results() = 0;
+
+  // What has been copied before a write.
+  struct Saved {
+    const Version* version;
+    std::size_t operand;
+    Table* home;  // where the original counts, until it is overwritten; null: nowhere
+  };
 
   void require_room();
   // It sets the least budget of `table`, so far.
   void note_need(Table& table, std::size_t nbytes) const;
   void save_what_is_overwritten();
   [[nodiscard]] bool is_saved(const Version& version) const;
+  void abandon_writes();
+  void discharge_original(const Version& version);
   void make_room();
   void let_go_early();
   void observe(const Outcome& outcome);
@@ -145,9 +156,8 @@ class Step {
   Domain& domain_;
   Table& level_;
   double before_ = 0;  // program time
-  std::size_t copied_bytes_ = 0;  // of what counts twice from now on: old and new contents
   c10::SmallVector<Ref<Version>, 6> pinned_;
-  c10::SmallVector<const Version*, 1> saved_;
+  c10::SmallVector<Saved, 1> saved_;
   std::optional<ObservedCall> seen_;           // if somebody records or guides
   c10::SmallVector<std::int32_t, 6> read_of_;  // where in seen_.reads an operand stands
 };

@@ -123,6 +123,17 @@ void Table::discharge(std::size_t nbytes) {
   }
 }
 
+void Table::charge_original(std::size_t nbytes) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->held_bytes += nbytes;
+  charge(nbytes);
+}
+
+void Table::discharge_original(std::size_t nbytes) {
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->held_bytes -= nbytes;
+  hold(nbytes);
+  discharge(nbytes);
+}
+
 void Table::charge_trimmed(std::size_t nbytes) {
   for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->trimmed_bytes += nbytes;
 }

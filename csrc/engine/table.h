@@ -118,6 +118,9 @@ class Table : public Node {
   // The same for a version of this table that has been trimmed.
   void charge_trimmed(std::size_t nbytes);
   void discharge_trimmed(std::size_t nbytes);
+  // The same for what a snapshot was made of, which is there until it is overwritten.
+  void charge_original(std::size_t nbytes);
+  void discharge_original(std::size_t nbytes);
   // Nothing of it is resident any more.
   virtual void emptied() {}
   // sharer.cpp
@@ -127,6 +130,7 @@ class Table : public Node {
   void hold(std::size_t nbytes);
   // That `nbytes` more may be allocated, if they fit. Replaces the claim before.
   [[nodiscard]] bool claim(std::size_t nbytes);
+  void take_claim_back();
   // What counts against the budget.
   [[nodiscard]] std::size_t used_bytes() const { return resident_bytes + unrecorded_bytes; }
   // Of what is leaving, inner tables' included.

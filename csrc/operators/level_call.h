@@ -59,6 +59,7 @@ class LevelCall final : private Step {
   [[nodiscard]] Ref<Version> find_overwritten(std::size_t operand) override;
   void note_copied(std::size_t operand, Version& version) override;
   void note_not_copied(std::size_t operand) override;
+  void note_not_written(std::size_t operand) override;
   [[nodiscard]] Ref<Operation> make_operation() override;
   void take_inputs() override;
   void run_kernel() override;

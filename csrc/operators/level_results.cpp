@@ -140,6 +140,12 @@ void LevelCall::record_write(std::size_t argument) {
   admit(contents, over);
 }
 
+// The program's tensor has its bytes yet, and lineage a copy of them.
+void LevelCall::note_not_written(std::size_t argument) {
+  operation_.reset();
+  record_write(argument);
+}
+
 // A kernel that raises may have written a part: what is there now nobody can replay.
 void LevelCall::note_failed_write() {
   operation_.reset();

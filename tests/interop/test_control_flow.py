@@ -16,7 +16,7 @@ from helpers import (
     assert_bitwise_equal,
     assert_same_as_eager,
 )
-from torch import Tensor, nn
+from torch import Tensor, func, nn
 from torch._higher_order_ops import while_loop
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_rows
@@ -166,3 +166,7 @@ def test_lists_of_a_script_may_change_after_an_operator(f: Any) -> None:
     with torch.inference_mode():
         g = rematfn.remat(lambda x: f(x), policy=EvictEverything())
         assert_bitwise_equal(g(x), f(x))
+    slopes = [func.grad(lambda x, h=h: h(x).square().sum())(x) for h in (g, f)]
+    batches = [func.vmap(h)(torch.stack([x, x * 2])) for h in (g, f)]
+    assert_bitwise_equal(*slopes)
+    assert_bitwise_equal(*batches)

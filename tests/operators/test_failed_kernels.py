@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import EVERYTHING, Transform, assert_bitwise_equal, untransformed
-from torch import Tensor
+from torch import Tensor, func
 
 import rematfn
 
@@ -47,4 +47,42 @@ def never_written(x: Tensor) -> Tensor:
 def test_what_a_failed_kernel_has_written_stays(f: Any, transform: Transform) -> None:
     x = torch.tensor([0.1, 0.2, 0.3, 0.4])
     assert_bitwise_equal(transform(f)(x), untransformed(f)(x))
+    rematfn.testing.check()
+
+
+@pytest.mark.parametrize("transform", [rematfn.remat, EVERYTHING])
+@pytest.mark.parametrize("word", ["grad-remat", "remat-grad", "vmap-remat", "remat-vmap"])
+def test_a_refused_write_under_transforms(word: str, transform: Transform) -> None:
+    around, inside = word.split("-")
+    x = torch.tensor([0.1, 0.2, 0.3, 0.4])
+
+    def nested(remat: Transform) -> Any:
+        ways = {
+            "remat": remat,
+            "grad": lambda f: func.grad(lambda x: f(x).sum()),
+            "vmap": lambda f: lambda x: func.vmap(f)(torch.stack([x, x * 2])),
+        }
+        return ways[around](ways[inside](never_written))(x)
+
+    assert_bitwise_equal(nested(transform), nested(untransformed))
+    rematfn.testing.check()
+
+
+def test_a_write_that_is_refused_after_its_copy_was_made() -> None:
+    """The constant has its bytes, and lineage a copy: the write is not repeated, and not lost."""
+    refused = []
+
+    def f(x: Tensor) -> Tensor:
+        c = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        y = x * c
+        for step in (torch.ones(3, 4, 5), torch.ones(4)):
+            try:
+                c.add_(step)
+            except RuntimeError as error:
+                refused.append(error)
+        return y * c + c.sin()
+
+    x = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    assert_bitwise_equal(EVERYTHING(f)(x), f(x))
+    assert len(refused) == 2
     rematfn.testing.check()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 import rematfn
 from rematfn import _C
+from rematfn.policies import ON
+from rematfn.testing import EvictEverything, MemoryTimeline
 
 
 def compare(f: Callable[..., Any], mode: Mode, *more: Callable[[], Tensor]) -> None:
@@ -247,3 +250,34 @@ def test_an_array_of_an_intermediate_keeps_it_from_being_evicted() -> None:
         torch.linspace(0, 1, 4096)
     )
     assert (out.numpy() == array).all()
+
+
+def overwrites_a_constant(x: Tensor) -> Tensor:
+    """Read it, make a value that is evicted, then write over it with that value."""
+    y = torch.tensor(x.tolist())
+    h = y.sin()
+    y.add_(x.cos())
+    return y * h
+
+
+def goes_on_without_the_write(x: Tensor) -> Tensor:
+    y = torch.tensor(x.tolist())
+    h, z = y.sin(), x.cos()
+    with contextlib.suppress(rematfn.BudgetError):
+        y.add_(z)
+    return y * x.exp() * h
+
+
+@pytest.mark.parametrize("policy", [EvictEverything(), ON()], ids=str)
+@pytest.mark.parametrize("f", [overwrites_a_constant, goes_on_without_the_write])
+def test_what_is_overwritten_counts_beside_its_copy(
+    f: Callable[[Tensor], Tensor], policy: rematfn.policies.Policy
+) -> None:
+    x = torch.linspace(0, 1, 4096)
+    n = x.nbytes
+    results = []
+    for budget in range(n, 6 * n, n // 4):
+        with MemoryTimeline() as timeline, contextlib.suppress(rematfn.BudgetError):
+            results.append(rematfn.remat(f, budget, policy=policy)(x))
+        assert timeline.peak <= budget
+    assert_bitwise_equal(results[-1], f(x))
