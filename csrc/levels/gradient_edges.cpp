@@ -33,8 +33,18 @@ using torch::autograd::variable_list;
 // are in nobody's region, whoever made their leaf.
 constexpr std::uint64_t kAccumulator = std::numeric_limits<std::uint64_t>::max();
 
-bool in_region(std::uint64_t node, const Level& level) {
-  return node >= level.first_node && node != kAccumulator;
+// Where a node was made, and when.
+struct Birth {
+  explicit Birth(const Node& node) : thread(node.thread_id()), number(node.sequence_nr()) {}
+  [[nodiscard]] bool is_accumulator() const { return number == kAccumulator; }
+
+  std::uint64_t thread;
+  std::uint64_t number;  // among the thread's own
+};
+
+// What another thread made was made outside, or is treated so: a gradient that arrives there is sealed.
+bool in_region(const Birth& node, const Level& level) {
+  return !node.is_accumulator() && node.thread == level.thread && node.number >= level.first_node;
 }
 
 // Note [A hook does not touch the hooks of its node]
@@ -70,9 +80,9 @@ void leave_count(const at::Tensor& gradient) {
 // and free the gradient: in eager code nothing reads the parameter any more. We may have to: the
 // gradient on its way to the layer below was made from the parameter, and can be evicted. Nothing in
 // such a step belongs to a level, so no operator of it would come to us. Hence the key is included
-// from the first hook of a leaf that has hooks of the program's until its node is done (the engine
-// restores the thread's state for each node), and the kernel saves the old contents of what is
-// written for those who have read them.
+// from the first hook of a leaf that has hooks of the program's, or whose node has, until its node is
+// done (the engine restores the thread's state for each node), and the kernel saves the old contents
+// of what is written for those who have read them.
 bool has_hooks(const at::Tensor& leaf) {
   const auto& hooks = torch::autograd::impl::hooks(leaf);
   return torch::autograd::impl::post_acc_grad_hooks(leaf) != nullptr ||
@@ -83,7 +93,8 @@ void see_operators_of_hooks() {
   const auto node = torch::autograd::get_current_node();
   const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
   if (leaf == nullptr || !leaf->variable.defined()) return;
-  if (has_hooks(leaf->variable)) see_operators();
+  const bool node_has_hooks = !node->pre_hooks().empty() || !node->post_hooks().empty();
+  if (node_has_hooks || has_hooks(leaf->variable)) see_operators();
 }
 
 // Note [Seals are hooks on the target]
@@ -104,10 +115,10 @@ void see_operators_of_hooks() {
 // them again when a backward enters it.
 class SealHook final : public torch::autograd::FunctionPreHook {
  public:
-  explicit SealHook(const Node& target) : target_(target.sequence_nr()) {}
+  explicit SealHook(const Node& target) : target_(target) {}
 
   variable_list operator()(const variable_list& gradients) override {
-    if (target_ == kAccumulator) see_operators_of_hooks();
+    if (target_.is_accumulator()) see_operators_of_hooks();
     const HookScope scope;
     for (const at::Tensor& gradient : gradients) {
       if (gradient.defined()) seal_arriving(gradient);
@@ -139,10 +150,10 @@ class SealHook final : public torch::autograd::FunctionPreHook {
   // What arrives at the target leaves each level up to the one whose region the target is in. A leaf
   // has none: a level that still runs keeps what arrives there.
   [[nodiscard]] bool stays_in(const Level& level) const {
-    return target_ == kAccumulator ? level.active.load() : in_region(target_, level);
+    return target_.is_accumulator() ? level.active.load() : in_region(target_, level);
   }
 
-  const std::uint64_t target_;
+  const Birth target_;
 };
 
 // Sits on the node of an output, and seals a gradient that is taken from there: asked for with
@@ -343,7 +354,7 @@ void remember_leaf(const at::Tensor& leaf, WatchedLeaves& leaves) {
 void cut_graph(const at::Tensor& tensor, Level& level) {
   using torch::autograd::Node;
   Node* root = root_of(tensor);  // See Note [Reading a graph must not change it]
-  if (root == nullptr || !in_region(root->sequence_nr(), level)) return;
+  if (root == nullptr || !in_region(Birth(*root), level)) return;
   const DomainLock lock(level.domain);
   const Savers& savers = level.tensor_domain().savers;
   auto leaves = level.watched_leaves.lock();
@@ -366,7 +377,7 @@ void cut_graph(const at::Tensor& tensor, Level& level) {
     todo.pop_back();
     for (const Edge& edge : node.next_edges()) {
       if (!edge.is_valid()) continue;
-      if (in_region(edge.function->sequence_nr(), level)) {
+      if (in_region(Birth(*edge.function), level)) {
         visit(*edge.function);
       } else {
         watch(edge.function);  // See Note [Seals are hooks on the target]

@@ -2,6 +2,7 @@
 #include "levels/level.h"
 
 #include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <pthread.h>
@@ -126,6 +127,7 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       host(options.host),
       drops(options.drops),
       forks_before(forks),
+      thread(at::RecordFunction::currentThreadId()),
       first_node(at::sequence_number::peek()),
       unrecorded(make_unrecorded(options, outer)),
       tenant_(outer != nullptr && outer->tenant_ != nullptr     ? outer->tenant_

@@ -92,7 +92,8 @@ class Level final : public Table, public Tenant {
   std::atomic<bool> active{false};
   const std::uint64_t forks_before;  // See Note [A forked child is under no level]
   std::size_t made_since_asked = 0;  // pressure.h
-  // Autograd nodes from this number on were made since the level began.
+  // Autograd nodes of this thread, from this number on, were made since the level began.
+  const std::uint64_t thread;
   const std::uint64_t first_node;
   // Null if nobody asks: neither this level nor one around it has a budget or is recorded.
   const c10::intrusive_ptr<UnrecordedBytes> unrecorded;

@@ -186,6 +186,33 @@ def test_post_accumulate_hooks_step_an_optimiser_in_the_backward(mode: Mode) -> 
     assert_same_as_eager(run, mode)
 
 
+def test_hooks_on_nodes_of_parameters_step_an_optimiser(mode: Mode) -> None:
+    """As torch.distributed.optim._apply_optimizer_in_backward does it."""
+
+    def run(transform: Transform) -> Any:
+        net = model()
+        nodes = []
+
+        def step(p: nn.Parameter, optimiser: torch.optim.Optimizer) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                optimiser.step()
+                p.grad = None
+
+            return hook
+
+        for p in net.parameters():
+            node = p.view_as(p).grad_fn.next_functions[0][0]
+            node.register_hook(step(p, torch.optim.SGD([p], lr=0.05)))
+            nodes.append(node)
+        outs = []
+        for _ in range(3):
+            outs.append(transform(lambda x: net(x.sin()).square())(torch.ones(2, 4)))
+            outs[-1].sum().backward()
+        return outs, list(net.parameters())
+
+    assert_same_as_eager(run, mode)
+
+
 def test_hooks_on_parameters_write_them(mode: Mode) -> None:
     """Before the gradient is accumulated, while the layers below wait for theirs."""
 

@@ -19,8 +19,10 @@ from helpers import (
     Transform,
     assert_bitwise_equal,
     assert_nothing_keyed,
+    assert_nothing_left,
     inner,
     leaf,
+    remains,
     untransformed,
 )
 from processes import forking, in_a_child, in_a_process, together
@@ -99,6 +101,24 @@ def test_a_backward_on_a_thread_with_a_level_of_its_own() -> None:
     inner(y).sum().backward()
     assert_bitwise_equal([found, x.grad], [z.sin().cos() * z.sin(), y.grad])
     assert_nothing_keyed([x, seen])
+
+
+def test_a_graph_of_another_thread_lies_outside() -> None:
+    """Its nodes have higher numbers than a fresh thread's, which say nothing."""
+    x = leaf()
+    shared = x
+    for _ in range(100):
+        shared = shared.sin()
+
+    expected = torch.autograd.grad(inner(shared).sum(), [shared, x], retain_graph=True)
+    before = remains()
+    for _ in range(3):
+        (out,) = together(lambda: EVERYTHING(lambda: inner(shared))())
+        found = torch.autograd.grad(out.sum(), [shared, x], retain_graph=True)
+        assert_nothing_keyed(found)
+        assert_bitwise_equal(found, expected)
+        del out, found
+        assert_nothing_left(before)
 
 
 # --- levels at once -------------------------------------------------------------------------------
