@@ -216,9 +216,9 @@ assert s.peak_bytes <= 12 << 20
 #
 # - It is not free. What is replayed costs time, and so does each operator: `make bench` measures
 #   it, and `stats` tells what was replayed.
-# - Code inside `f` that reads a tensor's bytes past PyTorch's operators (`data_ptr()`,
-#   `np.from_dlpack`) has to call `rematfn.materialize(tensor)` first, or gets an error.
-#   `print`, `numpy()` and `torch.save` just work.
+# - Code inside `f` that reads a tensor's bytes past PyTorch's operators (`np.from_dlpack`, an
+#   extension in C++) has to call `rematfn.materialize(tensor)` first, or gets an error.
+#   `print`, `numpy()`, `data_ptr()` and `torch.save` just work.
 # - A compiled function inside `f` has to be wrapped: `rematfn.opaque(torch.compile(g))`. It runs
 #   outside of the budget.
 # - What `f` reads must not be overwritten between the forward and the backward pass: a

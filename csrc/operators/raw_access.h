@@ -16,8 +16,8 @@
 //   - `sparse_coo_tensor` without a size decomposes above us as well, into operators whose results it
 //     reads. A kernel of ours has it find the size where no level sees it.
 // No operator runs between these and the reading, so nothing is evicted again meanwhile. A storage in
-// Python's hands tells us: Note [A storage that is read comes back]. What asks nothing
-// (`x.data_ptr()`, a DLPack capsule) gets an error that says what to do.
+// Python's hands tells us, and so does a tensor that is asked for its address: Note [A storage that is
+// read comes back]. What asks nothing (C++ code, a DLPack capsule) gets an error that says what to do.
 
 #pragma once
 

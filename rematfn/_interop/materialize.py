@@ -12,7 +12,7 @@ def materialize(x: torch.Tensor) -> torch.Tensor:
     """Make the bytes of ``x`` resident, and return it.
 
     Operators find an evicted tensor's bytes by themselves. What goes past the dispatcher
-    (``x.data_ptr()``, a DLPack capsule) does not, and needs this first.
+    (a DLPack capsule, C++ code that takes the address) does not, and needs this first.
 
     Args:
         x: Any tensor. One that no level made, or that is resident, is returned as it is.

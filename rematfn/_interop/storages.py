@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storages in Python's hands: their methods are no operators, and levels are told of them.
+"""Bytes in Python's hands: what asks for them is no operator, and levels are told of it.
 
 Why of resizes, the core says: Note [Resizes are operators].
 
@@ -9,10 +9,15 @@ Note [A storage that is read comes back]
 read. So these methods make the bytes resident first. They stay while the storage object lives,
 since what more than its tensors hold is not evicted; `torch.save` holds all until it has written.
 
-`torch.autograd.graph.allow_mutation_on_saved_tensors` tells tensors apart by their addresses. One
-that came back at another would not be found when it is written to, and a gradient be wrong without
-a word. So what it asks about is resident from then on: to ask whether a tensor is pinned keeps its
-version. See Note [What is asked before bytes are read].
+Note [An address that was asked for stays good]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+`tensor.data_ptr()` is asked by what launches kernels of its own (Triton does), to read there and
+to write. A replay would undo such a write without a word: no operator has made it. So what is asked
+for its address becomes resident, and stays where it is with what it holds, as long as the program
+has it; so does what `torch.autograd.graph.allow_mutation_on_saved_tensors` asks about, which tells
+tensors apart by their addresses. To ask whether a tensor is pinned is the operator that does all
+that: Note [What is asked before bytes are read]. Code in C++ asks nobody, and gets an error where a
+tensor is evicted.
 """
 
 from __future__ import annotations
@@ -55,6 +60,8 @@ def watch() -> None:
     for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
         setattr(storage, name, _told(getattr(storage, name), _C.materialize_storage, _C.note_move))
 
+    tensor: Any = torch.Tensor
+    tensor.data_ptr = _told(tensor.data_ptr, _keep)
     graph: Any = torch.autograd.graph
     graph._get_tid = _told(graph._get_tid, _keep)
     graph._get_sid = _told(graph._get_sid, _keep)
@@ -70,7 +77,7 @@ def _told(method: F, *before: Callable[[Any], None]) -> F:
     return told  # type: ignore[return-value]
 
 
-# See Note [A storage that is read comes back]
+# See Note [An address that was asked for stays good]
 def _keep(tensor: torch.Tensor) -> None:
     if _C.has_key(tensor):
         tensor.is_pinned()

@@ -239,7 +239,7 @@ def test_who_asks_for_an_address_to_write_to_is_told() -> None:
         for _ in range(8):
             x = (x * 2).cos()
         with pytest.raises(RuntimeError, match=r"rematfn\.materialize"):
-            kept[0].data_ptr()
+            torch._C.TensorBase.data_ptr(kept[0])
         return x.sum() + kept[0].sum()
 
     x = torch.linspace(0, 1, 1024)

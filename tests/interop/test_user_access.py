@@ -7,6 +7,7 @@ A level tensor that has been evicted becomes resident by itself, or the error sa
 from __future__ import annotations
 
 import copy
+import ctypes
 import io
 import pickle
 from collections.abc import Callable
@@ -98,6 +99,7 @@ WORKS: dict[str, Access] = {
     "times a NumPy number": lambda x: x * np.float32(2),
     "given a NumPy array": lambda x: torch.from_numpy(np.ones(4, dtype=np.float32)) + x,
     "is_pinned": lambda x: x.is_pinned(),
+    "data_ptr": lambda x: x.data_ptr() != 0,  # See Note [An address that was asked for stays good]
     # These take the storage: see Note [A storage that is read comes back].
     "deepcopy": copy.deepcopy,
     "deepcopy of two on one storage": lambda x: copy.deepcopy([x, x[1:]]),
@@ -119,9 +121,9 @@ STORAGE: dict[str, Access] = {
     "set_(storage)": lambda x: torch.empty(0).set_(x.untyped_storage(), 0, x.shape).clone(),
 }
 
-# They ask for the address of the bytes, and neither the dispatcher nor a storage hears of it.
+# They ask for the address of the bytes, and nobody hears of it.
 NEEDS_MATERIALIZE: dict[str, Access] = {
-    "data_ptr": lambda x: x.data_ptr() != 0,
+    "C++": lambda x: torch._C.TensorBase.data_ptr(x) != 0,
     "np.from_dlpack": lambda x: plain(np.from_dlpack(x)),
     "to_dlpack": lambda x: torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)).clone(),
 }
@@ -348,3 +350,22 @@ def test_several_tensors_are_saved_together_within_the_budget() -> None:
     x = start()
     data, copied, total = rematfn.remat(f, 6 * x.nbytes + 64)(x)
     assert_bitwise_equal((loaded(data), copied, total), ([x * 6, x * 7], x * 1, f(x)[2]))
+
+
+def test_what_is_written_by_address_stays(mode: Mode) -> None:
+    """As a kernel does that somebody else launches: no operator, and a replay would undo it."""
+
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Tensor:
+            y = x.sin()
+            numbers = (ctypes.c_float * y.numel()).from_address(y.data_ptr())
+            for i in range(len(numbers)):
+                numbers[i] *= 2
+            return y.exp().sum() + y.cos().sum()
+
+        x = start().requires_grad_()
+        loss = transform(f)(x)
+        loss.backward()
+        return loss, x.grad
+
+    assert_same_as_eager(run, mode)

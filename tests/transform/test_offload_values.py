@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Transform, assert_bitwise_equal, assert_nothing_keyed, untransformed
+from helpers import (
+    Transform,
+    address_of,
+    assert_bitwise_equal,
+    assert_nothing_keyed,
+    untransformed,
+)
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -244,9 +250,9 @@ def test_what_was_never_filled_stays(way: str) -> None:
 
     def f(x: Tensor) -> Tensor:
         buffer = torch.empty(SIZE)
-        address = buffer.data_ptr()
+        address = address_of(buffer)
         moved_and_back(buffer)
-        assert buffer.data_ptr() == address
+        assert address_of(buffer) == address
         ctypes.memset(address, 0, buffer.nbytes)
         moved_and_back(buffer)
         return buffer + x
@@ -261,7 +267,7 @@ def test_an_address_that_was_given_out_is_good(way: str) -> None:
 
     def f(x: Tensor) -> Tensor:
         y = x * 2
-        address = y.data_ptr()
+        address = address_of(y)
         ctypes.memset(address, 0, y.nbytes)
         return y + 1
 
@@ -325,7 +331,7 @@ def test_a_storage_that_is_taken_while_it_leaves_stays(way: str) -> None:
         address = storage.data_ptr()
         time.sleep(0.02)  # the copy is made
         moved_and_back(y)
-        assert y.data_ptr() == address  # an error if it has gone
+        assert address_of(y) == address  # an error if it has gone
         return y + storage.nbytes() + len(some)
 
     x = torch.ones(SIZE)
@@ -382,7 +388,7 @@ def test_a_constant_whose_address_is_kept_stays(nesting: str, how: Transform) ->
         moved_and_back(constant)
         kept = torch.from_dlpack(constant)
         moved_and_back(constant)
-        assert constant.data_ptr() == kept.data_ptr()
+        assert address_of(constant) == address_of(kept)
         return x * constant * kept
 
     found = value_and_gradient(NESTED[nesting](how, f))
@@ -399,7 +405,7 @@ def test_what_is_written_where_an_address_is_kept_stays(nesting: str, way: str) 
         moved_and_back(constant)
         time.sleep(0.02)  # a copy would be made
         moved_and_back(constant)
-        assert constant.data_ptr() == kept.data_ptr()
+        assert address_of(constant) == address_of(kept)
         return x * constant * kept
 
     found = value_and_gradient(NESTED[nesting](HOW[way], f))
