@@ -132,7 +132,9 @@ def _with_results_kept(post_forward: Any) -> Any:
 def _with_buckets_outside(pre_forward: Any) -> Any:
     @functools.wraps(pre_forward)
     def called(module: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and not module._join_config.enable:
+        # Without a reducer where all gradients are reduced later.
+        rebuilds = not getattr(module, "_delay_all_reduce_all_params", False)
+        if rebuilds and torch.is_grad_enabled() and not module._join_config.enable:
             with _C.Outside():
                 module._has_rebuilt_buckets |= module.reducer._rebuild_buckets()
         return pre_forward(module, *inputs, **kwargs)

@@ -10,13 +10,60 @@ import types
 import weakref
 from typing import Any, NoReturn, TypeVar
 
+import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from .._interop.distributed import share_state
-from .._interop.opaque import not_compiled
+from .._interop.opaque import not_compiled, refuse_symbolic_trace
+from .history import History
 from .rematted import Options, Rematted
 
 M = TypeVar("M", bound=nn.Module)
+
+
+class _Method(Rematted[..., Any]):
+    """What a twin gives for a bound method: what takes it apart gets the function below the level.
+
+    Mixed precision puts a method together again (`net.forward = MethodType(autocast(f), net)` with
+    the `__func__` of what was there), so that a copy of the module runs the copy's weights.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("__func__", "__self__"):
+            return getattr(self._f, name)
+        return super().__getattr__(name)
+
+
+class _Own:
+    """What a twin has beside the state that it shares."""
+
+    def __init__(self, module: nn.Module, options: Options, twin_class: type) -> None:
+        self.module = module
+        self.options = options
+        self.twin_class = twin_class
+        self._now: dict[str, Rematted[..., Any]] = {}
+        self._made: weakref.WeakSet[Rematted[..., Any]] = weakref.WeakSet()
+        # Some frameworks set a new closure for every call.
+        self._histories: weakref.WeakKeyDictionary[types.CodeType, History] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def transformed(self, name: str, current: Any) -> Any:
+        """Return what the module has as `name`, transformed if it is not yet."""
+        if current is None or current in self._made:
+            return current
+        now = self._now.get(name)
+        if now is None or now._f != current:
+            now = self._now[name] = _Method(current, self.options, self._history_of(current))
+            self._made.add(now)
+        return now
+
+    def _history_of(self, f: Any) -> History:
+        code = getattr(f, "__code__", None)
+        return History() if code is None else self._histories.setdefault(code, History())
 
 
 class _Slot:
@@ -33,35 +80,35 @@ class _Slot:
     level is then within another. What was got and is put back is not transformed twice.
     """
 
-    def __init__(self, name: str, module: nn.Module, options: Options) -> None:
+    def __init__(self, name: str, base: type[nn.Module]) -> None:
         self._name = name
-        self._module = module
-        self._options = options
-        self._now: Rematted[..., Any] | None = None
-        self._made: weakref.WeakSet[Rematted[..., Any]] = weakref.WeakSet()
+        self._base = base
 
     # A compiler that looked inside would guard the bound method, which is another one each time.
     @not_compiled
-    def __get__(self, twin: nn.Module | None, owner: type) -> Any:
+    def __get__(self, twin: Any, owner: type) -> Any:
         if twin is None:
-            return getattr(type(self._module), self._name)
-        if twin.__dict__ is not self._module.__dict__:
+            if self._name == "forward":
+                refuse_symbolic_trace(f"remat({self._base.__name__}(...), budget)")
+            return getattr(self._base, self._name)
+        own: _Own = twin._own
+        if twin.__dict__ is not own.module.__dict__:
             raise TypeError(
-                f"remat({type(self._module).__name__}): a replica, with tensors of its own, "
-                "as nn.DataParallel makes them, and would run the module that it was made of. Use "
-                "nn.parallel.DistributedDataParallel, one process for each device."
+                f"remat({self._base.__name__}): its twin was given a `__dict__` of its own, and "
+                "would run the module that it was made of. Transform what is to have it."
             )
-        current = getattr(self._module, self._name)
-        if current is None or current in self._made or self._enters_a_level(current, owner):
+        current = getattr(own.module, self._name)
+        is_its_own = isinstance(current, types.MethodType) and current.__self__ is own.module
+        if is_its_own and type(twin) is not own.twin_class:
+            # What changed the class (parametrizations, FSDP2) may have put properties there.
+            current = types.MethodType(current.__func__, twin)
+        if self._enters_a_level(current, owner):
             return current
-        if self._now is None or self._now._f != current:
-            self._now = Rematted(current, self._options)
-            self._made.add(self._now)
-        return self._now
+        return own.transformed(self._name, current)
 
     def _enters_a_level(self, current: Any, owner: type) -> bool:
         """Return whether `current` is the twin's own calls, compiled."""
-        if self._name == "forward":
+        if self._name != "_compiled_call_impl":
             return False
         return isinstance(getattr(inspect.unwrap(current), "__self__", None), owner)
 
@@ -74,46 +121,103 @@ class _Slot:
         del twin.__dict__[self._name]
 
 
+class _Twin:
+    """What the class of a twin has before that of its module."""
+
+    __slots__ = ()
+    _own: _Own
+
+    @property
+    def __rematted__(self) -> Any:
+        compiled = self._compiled_call_impl  # type: ignore[attr-defined]
+        return compiled if isinstance(compiled, Rematted) else self.forward  # type: ignore[attr-defined]
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        called: Rematted[..., Any] = self.__rematted__
+        called.__prepare_scriptable__()
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        raise TypeError(
+            f"nn.DataParallel of remat({type(self._own.module).__name__}): its replicas would run "
+            "the module that they were made of. Use nn.parallel.DistributedDataParallel, one "
+            "process for each device."
+        )
+
+    def __copy__(self) -> Any:
+        return self._of(copy.copy(self._own.module))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        module = copy.deepcopy(self._own.module, memo)
+        if id(self) in memo:  # of what is set on it, something is bound to it
+            return memo[id(self)]
+        return self._of(module)
+
+    def _of(self, module: nn.Module) -> Any:
+        """Return the twin of another module, of this one's class."""
+        twin = remat_module(module, self._own.options)
+        twin.__class__ = type(self)  # type: ignore[assignment]
+        return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = self._own
+        if type(self) is not own.twin_class:
+            raise TypeError(
+                f"remat({type(own.module).__name__}) cannot be pickled: its class has been made "
+                f"{type(self).__name__} since. Save its state_dict()."
+            )
+        return remat_module, (own.module, own.options)
+
+
+_twin_classes: weakref.WeakKeyDictionary[type, dict[bool, weakref.ref[type]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _twin_class(base: type[nn.Module], has_forward: bool) -> type:
+    """Return the class of all twins of modules that are ``base``.
+
+    One for all: frameworks tell layers by their class, and keep classes for ever, so a class has
+    nothing of a module's.
+    """
+    made = _twin_classes.setdefault(base, {})
+    known = made[has_forward]() if has_forward in made else None
+    if known is not None:
+        return known
+    names = ["forward", "_compiled_call_impl"] if has_forward else ["__call__"]
+    body: dict[str, Any] = {name: _Slot(name, base) for name in names}
+    body |= {"__slots__": ("_own",), "__module__": base.__module__}
+    body["__qualname__"] = base.__qualname__
+    # `type(model)(config)` is a plain module, as if there were no twins.
+    body["__new__"] = lambda cls, /, *args, **kwargs: base(*args, **kwargs)
+    if not has_forward:  # a `__call__` of its own
+        body["__rematted__"] = property(lambda self: self.__call__)
+    if issubclass(base, torch.fx.GraphModule):  # which writes what it makes into its class
+        body["recompile"] = lambda self: self._own.module.recompile()
+    bases = (base,) if issubclass(base, _Twin) else (_Twin, base)
+    metaclass: Any = type(base)
+    twin_class: type = metaclass(base.__name__, bases, body)
+    made[has_forward] = weakref.ref(twin_class)
+    return twin_class
+
+
 def remat_module(module: M, options: Options) -> M:
     """Return a module that is ``module`` in everything but its ``forward``.
 
     The two share one ``__dict__``: what is set on one is set on the other, names and state dicts
-    are the same, and nothing has to be kept in step. What is the twin's own sits in its class.
+    are the same, and nothing has to be kept in step. What is the twin's own sits in a slot.
     """
-    options = dataclasses.replace(options, of=type(module).__name__)
-
-    class Twin(type(module)):  # type: ignore[misc]
-        forward = _Slot("forward", module, options)  # See Note [What the module would run]
-        _compiled_call_impl = _Slot("_compiled_call_impl", module, options)
-
-        @property
-        def __rematted__(self) -> Any:
-            compiled = self._compiled_call_impl
-            return compiled if isinstance(compiled, Rematted) else self.forward
-
-        def __prepare_scriptable__(self) -> NoReturn:
-            called: Rematted[..., Any] = self.__rematted__
-            called.__prepare_scriptable__()
-
-        def __copy__(self) -> Any:
-            return remat_module(copy.copy(module), options)
-
-        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-            return remat_module(copy.deepcopy(module, memo), options)
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return remat_module, (module, options)
-
-    Twin.__name__ = type(module).__name__
-    Twin.__qualname__ = type(module).__qualname__
-    Twin.__module__ = type(module).__module__
-    if getattr(module.forward, "__func__", None) is nn.Module.forward:  # a `__call__` of its own
-        called: Rematted[..., Any] = Rematted(
-            types.MethodType(type(module).__call__, module), options
+    base = type(module)
+    lazy: Any = module
+    if isinstance(lazy, LazyModuleMixin) and lazy.has_uninitialized_params():
+        raise TypeError(
+            f"{options.name}({base.__name__}): its parameters have no shape yet, and it becomes a "
+            "module of another class when they get one. Call it once, then transform it."
         )
-        Twin.__call__ = lambda self, /, *args, **kwargs: called(*args, **kwargs)
-        Twin.__rematted__ = called  # type: ignore[method-assign]
-    twin = object.__new__(Twin)
+    has_forward = getattr(module.forward, "__func__", None) is not nn.Module.forward
+    twin_class = _twin_class(base, has_forward)
+    twin: Any = object.__new__(twin_class)
     object.__setattr__(twin, "__dict__", module.__dict__)
+    of = dataclasses.replace(options, of=base.__name__)
+    object.__setattr__(twin, "_own", _Own(module, of, twin_class))
     share_state(module, twin)
-    return twin
+    return twin  # type: ignore[no-any-return]

@@ -104,14 +104,14 @@ def module_paths(wanted: bool, root: object = None) -> Iterator[None]:
     around = _asked.modules[-1][0] if _asked.modules else None
     # A transformed module has its original's state, and has said already where it is.
     is_known = around is not None and around.__dict__ is getattr(root, "__dict__", None)
-    entered = root if isinstance(root, nn.Module) and not is_known else None
-    if entered is not None:
-        _enter(entered, None)
+    depth = len(_asked.modules)
+    if isinstance(root, nn.Module) and not is_known:
+        _enter(root, None)
     try:
         yield
     finally:
-        if entered is not None:
-            _leave(entered, None, None)
+        while len(_asked.modules) > depth:  # hooks do not run where an interrupt passes
+            _leave(_asked.modules[-1][0], None, None)
         _change_blocks(-1)
 
 

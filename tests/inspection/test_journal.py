@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -224,6 +226,25 @@ def test_paths_after_an_exception_inside_of_a_module() -> None:
         g(x)
     journal = journal_of(g, "test")
     assert all(journal.place(i).module.startswith("Net.") for i in range(len(journal.calls)))
+
+
+def test_paths_after_an_interrupt_inside_of_a_module() -> None:
+    """Torch's hooks do not run then."""
+
+    class Interrupted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt
+
+    net = nn.Sequential(nn.Tanh(), Interrupted())
+    inside = weakref.ref(net[1])
+    with pytest.raises(KeyboardInterrupt):
+        rematfn.remat(net, where=True)(torch.ones(2))
+    del net
+    gc.collect()
+    assert inside() is None
+    found = rematfn.remat(nn.Tanh(), where=True)
+    found(torch.ones(2))
+    assert "Tanh" in str(rematfn.explain(found))
 
 
 def test_threads_write_for_themselves() -> None:

@@ -115,6 +115,9 @@ def test_what_a_collective_is_at_work_on_does_not_move(functional: bool, policy:
 
 def test_a_replica_of_data_parallel_is_refused() -> None:
     """It has tensors of its own, and would run those of the module that it was made of."""
-    replica = rematfn.remat(nn.Linear(4, 4), "1MiB")._replicate_for_data_parallel()
     with pytest.raises(TypeError, match="DistributedDataParallel"):
-        replica(torch.ones(2, 4))
+        rematfn.remat(nn.Linear(4, 4), "1MiB")._replicate_for_data_parallel()
+    own = rematfn.remat(nn.Linear(4, 4), "1MiB")
+    own.__dict__ = dict(own.__dict__)
+    with pytest.raises(TypeError, match=r"a `__dict__` of its own"):
+        own(torch.ones(2, 4))

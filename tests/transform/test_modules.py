@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import pickle
 import types
+import weakref
 from typing import Any
 
 import pytest
@@ -162,6 +164,148 @@ def test_mixed_precision_around_a_forward(prepared_first: bool, budget: Any) -> 
         assert_bitwise_equal(*gradients)
     assert rematfn.stats(g).operators > LAYERS + 3, "the casts are the level's"
     assert rematfn.stats(g).peak_bytes <= rematfn.stats(g).budget
+
+
+def accelerated(net: nn.Module) -> nn.Module:
+    """Do to a module what accelerate's `prepare` does: it takes methods apart."""
+
+    def converted(f: Any) -> Any:
+        return functools.wraps(f)(lambda *args: f(*args).float())
+
+    for wrapped in (torch.autocast("cpu", torch.bfloat16), converted):
+        has_function = hasattr(net.forward, "__func__")
+        if has_function:
+            net.forward = types.MethodType(wrapped(net.forward.__func__), net)
+        else:
+            net.forward = wrapped(net.forward)
+    return net
+
+
+def test_a_copy_of_what_mixed_precision_prepared_runs_its_own_weights() -> None:
+    g = accelerated(remat(network(), "1MiB"))
+    assert_bitwise_equal(g(BATCH).detach(), accelerated(network())(BATCH).detach())
+    made = copy.deepcopy(g)
+    with torch.no_grad():
+        for p in g.parameters():
+            p.zero_()
+    assert made(BATCH).std() > 0
+    assert rematfn.stats(made).operators > LAYERS
+
+
+def test_what_mixed_precision_did_is_undone() -> None:
+    """As accelerate's `unwrap_model` does it: down to the function below all wrappers."""
+    g = remat(network(), "1MiB")
+    expected = g(BATCH).detach()
+    accelerated(g)
+    inside = g.forward
+    while hasattr(inside, "__wrapped__"):
+        inside = inside.__wrapped__
+    g.forward = types.MethodType(inside, g)
+    assert_bitwise_equal(g(BATCH).detach(), expected)
+    assert rematfn.stats(g).operators == LAYERS
+
+
+# --- what tells modules by their class ------------------------------------------------------------
+
+
+def test_twins_of_modules_of_one_class_are_of_one_class() -> None:
+    first, second = (remat(nn.Linear(4, 4), budget) for budget in ("1MiB", None))
+    assert type(first) is type(second) is not nn.Linear
+    assert isinstance(second, type(first))
+    assert type(remat(nn.ReLU())) is not type(first)
+    assert rematfn.stats(first) is not rematfn.stats(second)
+    x = torch.ones(1, 4)
+    first(x), second(x)
+    assert rematfn.stats(first).budget == 1 << 20
+    assert rematfn.stats(second).budget is None
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_a_twin_frees_its_parameters_at_once(called: bool) -> None:
+    """Nothing leads from them back to it, and its class has nothing of it."""
+    gc.disable()
+    try:
+        net = nn.Linear(4, 4)
+        g = remat(net, "1MiB")
+        if called:
+            g(BATCH).sum().backward()
+        weight = weakref.ref(net.weight)
+        kept = type(g)  # as fully_shard does
+        del net, g
+        assert weight() is None
+        assert kept.forward is nn.Linear.forward
+    finally:
+        gc.enable()
+
+
+def test_what_a_twins_class_makes_is_plain() -> None:
+    g = remat(network(), "1MiB")
+    assert type(g[:2]) is nn.Sequential
+    assert_bitwise_equal(g[:2](BATCH), network()[:2](BATCH))
+    assert type(type(g)(nn.ReLU())) is nn.Sequential
+
+
+def test_a_parametrized_twin() -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(4, 4)
+    net = copy.deepcopy(plain)
+    g = nn.utils.parametrizations.weight_norm(remat(net, "1MiB"))
+    nn.utils.parametrizations.weight_norm(plain)
+    made = copy.deepcopy(g)
+    for module in (g, made):
+        assert_bitwise_equal(module(BATCH).detach(), plain(BATCH).detach())
+        assert rematfn.stats(module).operators > 1
+        assert rematfn.stats(module).budget == 1 << 20
+    with pytest.raises(TypeError, match=r"its class has been made ParametrizedLinear.*state_dict"):
+        pickle.dumps(g)
+    nn.utils.parametrize.remove_parametrizations(g, "weight")
+    assert_bitwise_equal(g(BATCH).detach(), plain(BATCH).detach())
+
+
+def test_a_lazy_module_is_refused_until_it_has_shapes() -> None:
+    net = nn.LazyLinear(4)
+    with pytest.raises(TypeError, match=r"remat\(LazyLinear\): its parameters have no shape yet"):
+        remat(net)
+    net(BATCH)
+    assert operators(remat(net, "1MiB")) == 1
+
+
+def test_a_graph_module_that_is_compiled_anew() -> None:
+    g = remat(torch.fx.symbolic_trace(network()), "1MiB")
+    assert operators(g) == LAYERS
+    output = next(n for n in g.graph.nodes if n.op == "output")
+    with g.graph.inserting_before(output):
+        output.replace_input_with(output.args[0], g.graph.call_function(torch.sin, output.args))
+    g.recompile()
+    assert operators(g) == LAYERS + 1
+    assert_bitwise_equal(g(BATCH).detach(), network()(BATCH).sin().detach())
+
+
+def test_a_symbolic_trace_of_a_twin_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"symbolic_trace of remat\(Sequential"):
+        torch.fx.symbolic_trace(remat(network(), "1MiB"))
+
+
+def test_a_forward_that_is_set_for_each_call_is_guided() -> None:
+    """Lightning does so, to send `training_step` through what wraps the module."""
+    net = network()
+    g = remat(net, "1MiB")
+
+    def redirected(x: Tensor) -> Tensor:
+        before = g.forward
+
+        def instead(x: Tensor) -> Tensor:
+            g.forward = before
+            return before(x).sin()
+
+        g.forward = instead
+        kinds.append(g.forward)
+        return g(x)
+
+    kinds: list[Any] = []
+    for _ in range(3):
+        redirected(BATCH).sum().backward()
+    assert [rematfn.stats(called).call for called in kinds] == ["first", "guided", "guided"]
 
 
 def test_hooks_run_around_the_level() -> None:
