@@ -58,6 +58,13 @@ BUDGETS = (0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1)
 # More cuts make the bound a little higher and the solver much slower.
 CUTS, CUTS_OF_LONG, LONG = 8, 2, 1000
 NOTHING_FITS = "nothing fits"
+ABOUT = """
+Total cost, that of the program and its replays, over that of the program. *Lower bound*: what no
+schedule that keeps the program's order can do without, by linear programming. *Guided*: what calls
+come to that follow the default search; beside it what a longer search finds, in millions of
+simulated operators. *Target*: what a study of policies by simulation reached for a network of the
+same kind at another size.
+"""
 _INFEASIBLE = 2  # a status of linprog
 
 
@@ -357,6 +364,7 @@ def main() -> None:
         "bound",
         "Lower bounds of total cost, and what guided calls come to",
         [rows[cell] for cell in order if cell in rows],
+        about=ABOUT,
     )
 
 

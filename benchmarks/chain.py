@@ -17,6 +17,11 @@ from torch import Tensor
 
 import rematfn
 
+ABOUT = """
+N values, all held, then read from the last to the first, as a backward does, in a budget that has
+room for 2 sqrt(N) of them. *No cap*: the same without a budget.
+"""
+
 
 def write_then_read_backwards(x: Tensor, n: int) -> Tensor:
     """Make a chain of ``n`` values, hold all, and add them up from the last to the first."""
@@ -71,7 +76,7 @@ def main() -> None:
     for n in options.lengths:
         rows.append(measure(n, options.elements))
         print(rows[-1], flush=True)  # the longest may take a while
-    save("chain", "A chain in a budget of 2 * sqrt(N) values", rows)
+    save("chain", "A chain in a budget of 2 * sqrt(N) values", rows, about=ABOUT)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,10 @@ from torch.autograd.graph import save_on_cpu
 
 import rematfn
 
+ABOUT = """
+Peaks are counted by the device's own allocator. The budget of ours is the peak of the step whose
+blocks are checkpointed. *Largest batch*: in the memory that eager takes for the first.
+"""
 Row = dict[str, object]
 WARM_UP = 5  # calls: the first is recorded, then times are learnt and plans get better
 
@@ -116,7 +120,7 @@ def main() -> None:
     networks = SMALL if options.device == "fake" else REAL
     rows = [row for network in networks for row in rows_of(network, device, options.repeats)]
     title = f"On an accelerator (`python benchmarks/device.py --device {options.device}`)"
-    save(f"device-{options.device}", title, rows)
+    save(f"device-{options.device}", title, rows, about=ABOUT)
 
 
 def arguments() -> argparse.Namespace:

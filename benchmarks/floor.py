@@ -24,6 +24,11 @@ MOST = 10.0  # times the program
 STEP = 1.04  # from a budget to the next
 PRECISION = 1.01  # of the least budget
 FRACTION, BEYOND = 0.35, 1.4  # of the peak; of the least budget
+ABOUT = """
+One rule is off, all others are on: [what each does](../../docs/design/floor.md). A cell is a
+network in a budget; it fits if replays cost at most ten times the program. *Cost* is the geometric
+mean of the total cost, over that with all rules, where both fit; *the most* is the worst cell.
+"""
 Costs = Sequence[float | None]  # by cell; None: it does not fit, or replays cost too much
 
 
@@ -94,7 +99,7 @@ def main() -> None:
                 found.append(total_cost(trace, budget, rule))
         print(name, len(cells), flush=True)
     rows = [{"without": r or "-", **compared(cells, costs[None], costs[r])} for r in costs]
-    save("floor", "What the rules near the floor buy", rows)
+    save("floor", "What the rules near the floor buy", rows, about=ABOUT)
 
 
 if __name__ == "__main__":

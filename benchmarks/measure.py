@@ -125,11 +125,19 @@ def place(where: Mapping[str, object]) -> str:
 
 
 def save(
-    name: str, title: str, rows: Sequence[Mapping[str, object]], folder: Path = RESULTS
+    name: str,
+    title: str,
+    rows: Sequence[Mapping[str, object]],
+    folder: Path = RESULTS,
+    *,
+    about: str,
 ) -> None:
-    """Print the rows as a table; write them to ``folder`` as Markdown and as JSON."""
+    """Print the rows as a table; write them to ``folder`` as Markdown and as JSON.
+
+    ``about`` says what the columns are.
+    """
     where = machine()
-    text = f"# {title}\n\n{table(rows)}\n\n{place(where)}\n"
+    text = f"# {title}\n\n{about.strip()}\n\n{table(rows)}\n\n{place(where)}\n"
     print(text)
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.md").write_text(text)

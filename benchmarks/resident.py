@@ -35,6 +35,14 @@ NAMES = ("gpt", "resnet", "unet", "lstm", "demo")
 BUDGETS = (0.5, 0.3, 0.15)
 SLACK = 32 * MIB
 TITLE = "The resident set inside budgets (`python benchmarks/resident.py`)"
+ABOUT = """
+How far the resident set of a fresh process rises, in MiB, within budgets that are fractions of
+eager's peak. *Results*: gradients, which the program holds beside the budget. *Allowed*: 1.1 of
+the budget, the results, and 32 MiB, which torch's own threads and buffers take; *holds* says
+whether the rise with the pool is within that. *C library*: the same budget, with blocks from the C
+library in place of rematfn's pool. *Pool / libc* and *pool / eager* are ratios of the processor
+time of a step.
+"""
 
 
 def demo() -> Program:
@@ -193,7 +201,7 @@ def main() -> None:
         eager |= in_a_process(name, "resident", 0, options.calls)
         for fraction in options.budgets:
             rows.append(row(name, fraction, eager, options))
-            save("resident", TITLE, rows)
+            save("resident", TITLE, rows, about=ABOUT)
 
 
 if __name__ == "__main__":

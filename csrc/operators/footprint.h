@@ -50,8 +50,8 @@ void remember(FootprintKey key, const OperatorFacts& facts, Footprint seen);
 // Timers would make a program's evictions differ from run to run, and an accelerator's from the
 // moment its queue fills. The default cost of a call is a roofline: the greater of its FLOPs (for
 // matrix products, convolutions and attention) and the bytes it moves, each at a fixed rate, plus a
-// launch. A CPU draws its random numbers one after the other, at about a tenth of the rate that it
-// moves bytes at: a dropout's mask is dear, though it looks like a copy. Only ratios matter, and not
+// launch. A CPU draws its random numbers one after the other, at about a fortieth of the rate that
+// it moves bytes at: a dropout's mask is dear, though it looks like a copy. Only ratios matter, and not
 // precisely: costs wrong by 30 % at random change what is recomputed by a percent or two.
 // `cost="time"` measures instead.
 struct Flops {
