@@ -208,7 +208,7 @@ def remat_module(module: M, options: Options) -> M:
     """
     base = type(module)
     lazy: Any = module
-    if isinstance(lazy, LazyModuleMixin) and lazy.has_uninitialized_params():
+    if isinstance(lazy, LazyModuleMixin) and lazy.has_uninitialized_params():  # type: ignore[misc]
         raise TypeError(
             f"{options.name}({base.__name__}): its parameters have no shape yet, and it becomes a "
             "module of another class when they get one. Call it once, then transform it."
