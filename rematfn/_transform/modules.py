@@ -184,6 +184,7 @@ def _twin_class(base: type[nn.Module], has_forward: bool) -> type:
     if known is not None:
         return known
     names = ["forward", "_compiled_call_impl"] if has_forward else ["__call__"]
+    # See Note [What the module would run]
     body: dict[str, Any] = {name: _Slot(name, base) for name in names}
     body |= {"__slots__": ("_own",), "__module__": base.__module__}
     body["__qualname__"] = base.__qualname__

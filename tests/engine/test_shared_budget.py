@@ -28,7 +28,7 @@ from torch import Tensor, func, nn
 
 import rematfn
 from rematfn import _C
-from rematfn.testing import MemoryTimeline
+from rematfn.testing import EvictEverything, MemoryTimeline
 
 remat, Budget = rematfn.remat, rematfn.Budget
 NOTHING = {"levels": 0, "operations": 0}
@@ -245,6 +245,25 @@ def test_levels_in_each_other_count_once() -> None:
     x = torch.ones(1024)
     remat(remat(within, shared), shared)(x)
     assert seen == [4096]
+
+
+def test_a_replay_keeps_no_claim() -> None:
+    """What was claimed for its scratch is free for a sibling's operator."""
+    x, ones = torch.linspace(-1, 1, 512 * 512).view(512, 512), torch.ones(1, 512)
+
+    def first(x: Tensor) -> Tensor:
+        return torch.logsumexp(x, 1)
+
+    def second(y: Tensor) -> Tensor:
+        return (y[:, None] * ones).sum()
+
+    alone = remat(lambda x: second(first(x)), "1GiB", policy=EvictEverything())
+    expected = alone(x)
+    shared = Budget(rematfn.stats(alone).min_budget)
+    blocks = [remat(f, shared, policy=EvictEverything()) for f in (first, second)]
+    found = remat(lambda x: blocks[1](blocks[0](x)), policy=EvictEverything())(x)
+    assert_bitwise_equal(found, expected)
+    assert rematfn.stats(blocks[0]).replays > 0
 
 
 @pytest.mark.parametrize("outer", ["12KiB", 0.9, None, "same", "other"])
