@@ -34,6 +34,8 @@ void Journal::begin(std::string_view name, const Site& site, const Table& level,
   call.name = known->second;
   call.level = level.number;
   call.site = site;
+  // The nodes of a backward on another thread have numbers of their own.
+  if (calls.size() > 1) call.site.nodes = std::max(site.nodes, calls[calls.size() - 2].site.nodes);
   call.begun = now();
   call.backward = backward;
 }

@@ -35,11 +35,11 @@ void Step::run() {
     }
     if (is_bounded_) make_room();
     run_kernel();
+    take_results();
   } catch (...) {
     abandon_writes();
     throw;
   }
-  take_results();
   if (seen_) domain_.note_call(*seen_);
 }
 
@@ -251,7 +251,8 @@ bool Step::begin(Version& contents, std::int32_t over) {
   } else {
     discharge_original(old);
   }
-  return operation_ && was_replayable;
+  // Made again it might lie elsewhere.
+  return operation_ && was_replayable && !old.addressed;
 }
 
 void Step::admit(const Ref<Version>& contents, std::int32_t over) {

@@ -3,6 +3,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <iomanip>
@@ -67,7 +68,9 @@ std::string tiers_of(const Level& level) {
 }
 
 // Whether the program has made nodes of autograd's.
-bool expects_backward(const Level& level) { return at::sequence_number::peek() > level.first_node; }
+bool expects_backward(const Level& level) {
+  return at::sequence_number::peek() > level.first_node || torch::autograd::get_current_node();
+}
 
 Advice advice_for(const NoRoom& why, const ObservedCall* refused) {
   const auto& level = static_cast<const Level&>(*why.table);

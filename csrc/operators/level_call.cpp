@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
@@ -104,8 +105,8 @@ void LevelCall::run() {
     finish();
     if (!is_bounded_) relieve_pressure(level_, output_bytes_);
   } catch (const NoRoom& why) {
-    unpin_all();
     const ObservedCall refused = refused_call();
+    unpin_all();
     raise_budget_error(why, name(), &refused);
   }
 }
@@ -140,8 +141,10 @@ ObservedCall LevelCall::refused_call() const {
                     {.output_bytes = need_.certain_bytes,
                      .replayable = recordable_,
                      .backward = nature_.backward});
-  for (const FoundTensor& f : found_) {
-    if (f.cell != nullptr) call.reads.push_back({f.cell->version, f.written});
+  for (std::size_t i = 0; i < found_.size(); ++i) {
+    // As it was: of what has been copied already, the cell has other contents by now.
+    if (found_[i].cell == nullptr || operands_[i].version == nullptr) continue;
+    call.reads.push_back({Ref<Version>(operands_[i].version), found_[i].written});
   }
   return call;
 }
@@ -152,7 +155,8 @@ void LevelCall::enter_stream(c10::Device device) {
 }
 
 Site LevelCall::site() const {
-  Site site{.nodes = at::sequence_number::peek()};
+  const bool numbers_are_its = at::RecordFunction::currentThreadId() == level_.thread;
+  Site site{.nodes = numbers_are_its ? at::sequence_number::peek() : 0};
   if (const auto node = torch::autograd::get_current_node()) {
     site.node = node->sequence_nr();
   } else {
@@ -171,7 +175,9 @@ const Ref<CallTemplate>& LevelCall::call_template() {
 // See Note [What is asked before bytes are read] and Note [Collectives go on after they return]
 void LevelCall::keep_arguments() {
   for (const FoundTensor& f : found_) {
-    if (f.cell != nullptr && !f.written && f.cell->version->producer) domain_.cut(*f.cell->version);
+    if (f.cell == nullptr || f.written || !f.cell->version->producer) continue;
+    if (domain_.recorder) domain_.recorder->note_filled(*f.cell->version);
+    domain_.cut(*f.cell->version);
   }
 }
 

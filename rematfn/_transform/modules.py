@@ -44,7 +44,7 @@ class _Own:
         self.module = module
         self.options = options
         self.twin_class = twin_class
-        self._now: dict[str, Rematted[..., Any]] = {}
+        self._now: dict[str, Rematted[..., Any] | None] = {}
         self._made: weakref.WeakSet[Rematted[..., Any]] = weakref.WeakSet()
         # Some frameworks set a new closure for every call.
         self._histories: weakref.WeakKeyDictionary[types.CodeType, History] = (
@@ -57,13 +57,18 @@ class _Own:
             return current
         now = self._now.get(name)
         if now is None or now._f != current:
+            now = self._now[name] = None  # nobody else may have it, and its history is free
             now = self._now[name] = _Method(current, self.options, self._history_of(current))
             self._made.add(now)
         return now
 
     def _history_of(self, f: Any) -> History:
         code = getattr(f, "__code__", None)
-        return History() if code is None else self._histories.setdefault(code, History())
+        if code is None:
+            return History()
+        found = self._histories.setdefault(code, History())
+        # One wrapper may be within another of the same code.
+        return History() if any(made._history is found for made in self._made) else found
 
 
 class _Slot:
@@ -91,7 +96,7 @@ class _Slot:
             if self._name == "forward":
                 refuse_symbolic_trace(f"remat({self._base.__name__}(...), budget)")
             return getattr(self._base, self._name)
-        own: _Own = twin._own
+        own: _Own = twin._rematfn_own
         if twin.__dict__ is not own.module.__dict__:
             raise TypeError(
                 f"remat({self._base.__name__}): its twin was given a `__dict__` of its own, and "
@@ -125,7 +130,7 @@ class _Twin:
     """What the class of a twin has before that of its module."""
 
     __slots__ = ()
-    _own: _Own
+    _rematfn_own: _Own
 
     @property
     def __rematted__(self) -> Any:
@@ -138,34 +143,35 @@ class _Twin:
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise TypeError(
-            f"nn.DataParallel of remat({type(self._own.module).__name__}): its replicas would run "
-            "the module that they were made of. Use nn.parallel.DistributedDataParallel, one "
-            "process for each device."
+            f"nn.DataParallel of remat({type(self._rematfn_own.module).__name__}): its replicas "
+            "would run the module that they were made of. Use "
+            "nn.parallel.DistributedDataParallel, one process for each device."
         )
 
     def __copy__(self) -> Any:
-        return self._of(copy.copy(self._own.module))
+        return _twin_like(self, copy.copy(self._rematfn_own.module))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        module = copy.deepcopy(self._own.module, memo)
+        module = copy.deepcopy(self._rematfn_own.module, memo)
         if id(self) in memo:  # of what is set on it, something is bound to it
             return memo[id(self)]
-        return self._of(module)
-
-    def _of(self, module: nn.Module) -> Any:
-        """Return the twin of another module, of this one's class."""
-        twin = remat_module(module, self._own.options)
-        twin.__class__ = type(self)  # type: ignore[assignment]
-        return twin
+        return _twin_like(self, module)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        own = self._own
+        own = self._rematfn_own
         if type(self) is not own.twin_class:
             raise TypeError(
                 f"remat({type(own.module).__name__}) cannot be pickled: its class has been made "
                 f"{type(self).__name__} since. Save its state_dict()."
             )
         return remat_module, (own.module, own.options)
+
+
+def _twin_like(twin: _Twin, module: nn.Module) -> Any:
+    """Return the twin of another module, of the same class and options."""
+    made: Any = remat_module(module, twin._rematfn_own.options)
+    made.__class__ = type(twin)
+    return made
 
 
 _twin_classes: weakref.WeakKeyDictionary[type, dict[bool, weakref.ref[type]]] = (
@@ -186,14 +192,23 @@ def _twin_class(base: type[nn.Module], has_forward: bool) -> type:
     names = ["forward", "_compiled_call_impl"] if has_forward else ["__call__"]
     # See Note [What the module would run]
     body: dict[str, Any] = {name: _Slot(name, base) for name in names}
-    body |= {"__slots__": ("_own",), "__module__": base.__module__}
+    body |= {"__slots__": ("_rematfn_own",), "__module__": base.__module__}
     body["__qualname__"] = base.__qualname__
-    # `type(model)(config)` is a plain module, as if there were no twins.
-    body["__new__"] = lambda cls, /, *args, **kwargs: base(*args, **kwargs)
+
+    def new(cls: type, /, *args: Any, **kwargs: Any) -> Any:
+        """Make a plain module, of `type(model)(config)` and the like."""
+        if cls is not twin_class:
+            raise TypeError(
+                f"{cls.__name__}(...): it is a subclass of what remat({base.__name__}) is made of. "
+                f"Derive it from {base.__name__}, and transform what it makes."
+            )
+        return base(*args, **kwargs)
+
+    body["__new__"] = new
     if not has_forward:  # a `__call__` of its own
         body["__rematted__"] = property(lambda self: self.__call__)
     if issubclass(base, torch.fx.GraphModule):  # which writes what it makes into its class
-        body["recompile"] = lambda self: self._own.module.recompile()
+        body["recompile"] = lambda self: self._rematfn_own.module.recompile()
     bases = (base,) if issubclass(base, _Twin) else (_Twin, base)
     metaclass: Any = type(base)
     twin_class: type = metaclass(base.__name__, bases, body)
@@ -219,6 +234,6 @@ def remat_module(module: M, options: Options) -> M:
     twin: Any = object.__new__(twin_class)
     object.__setattr__(twin, "__dict__", module.__dict__)
     of = dataclasses.replace(options, of=base.__name__)
-    object.__setattr__(twin, "_own", _Own(module, of, twin_class))
+    object.__setattr__(twin, "_rematfn_own", _Own(module, of, twin_class))
     share_state(module, twin)
     return twin  # type: ignore[no-any-return]

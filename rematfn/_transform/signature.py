@@ -176,11 +176,12 @@ class _Walk:
         elif _is_array(x):
             self.key.append((x.shape, str(x.dtype)))
             self.nbytes += x.nbytes
+        elif isinstance(x, torch.nn.Module):
+            state = object.__getattribute__(x, "__dict__")
+            self.see_pairs({n: state[n] for n in state if n[:1] != "_" or n in _OF_MODULES}, depth)
         elif not isinstance(x, types.ModuleType):
             for found in _attributes_of(x, kind):
                 if type(found) is dict:
-                    if isinstance(x, torch.nn.Module):
-                        found = {n: found[n] for n in found if n[:1] != "_" or n in _OF_MODULES}
                     self.see_pairs(found, depth)
                 else:
                     self.see(found, depth + 1)

@@ -369,3 +369,42 @@ def test_what_is_written_by_address_stays(mode: Mode) -> None:
         return loss, x.grad
 
     assert_same_as_eager(run, mode)
+
+
+def test_an_address_stays_good_when_an_operator_writes_there(mode: Mode) -> None:
+    """The operator is recorded, since it writes elsewhere too: what it made there is kept."""
+
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Tensor:
+            y, z = x.sin(), x.cos()
+            address = y.data_ptr()
+            torch._foreach_mul_([y, z], 2.0)
+            w = x.exp().cos()
+            ctypes.memset(address, 0, y.nbytes)
+            return (y + w) * z
+
+        return transform(f)(start())
+
+    assert_same_as_eager(run, mode)
+
+
+def test_a_record_knows_whose_address_was_asked_for() -> None:
+    """They do not go, so a simulation fits where the call does."""
+
+    def f(x: Tensor) -> Tensor:
+        made, h = [], x
+        for _ in range(8):
+            h = h.sin()
+            h.data_ptr()
+            made.append(h)
+        return torch.stack([y.cos().sum() for y in made])
+
+    x = torch.linspace(0, 1, 4096)
+    trace = rematfn.record(f, x)
+    with pytest.raises(rematfn.BudgetError):
+        rematfn.simulate(trace, 5 * x.nbytes)
+    with pytest.raises(rematfn.BudgetError):
+        rematfn.remat(f, 5 * x.nbytes)(x)
+    least = 10 * x.nbytes
+    assert rematfn.simulate(trace, least).replays == 0
+    assert_bitwise_equal(rematfn.remat(f, least)(x), f(x))

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERYTHING, PLAIN, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import (
+    EVERYTHING,
+    PLAIN,
+    Mode,
+    Transform,
+    asked_for,
+    assert_bitwise_equal,
+    assert_same_as_eager,
+)
 from torch import Tensor, nn
 
 import rematfn
@@ -281,3 +289,16 @@ def test_what_is_overwritten_counts_beside_its_copy(
             results.append(rematfn.remat(f, budget, policy=policy)(x))
         assert timeline.peak <= budget
     assert_bitwise_equal(results[-1], f(x))
+
+
+def test_the_figure_of_a_refused_write_counts_all_that_is_copied() -> None:
+    def f(x: Tensor) -> Tensor:
+        ys = [torch.tensor(x.tolist()) for _ in range(4)]
+        hs = [y.sin() for y in ys]
+        torch._foreach_add_(ys, 1.0)
+        return torch.stack([h * y for h, y in zip(hs, ys, strict=True)]).sum(0)
+
+    x = torch.linspace(0, 1, 1024)
+    with pytest.raises(rematfn.BudgetError) as refused:
+        rematfn.remat(f, 6 * x.nbytes, policy=EvictEverything())(x)
+    assert asked_for(refused.value) >= 8 * x.nbytes

@@ -244,6 +244,12 @@ def test_what_a_twins_class_makes_is_plain() -> None:
     assert_bitwise_equal(g[:2](BATCH), network()[:2](BATCH))
     assert type(type(g)(nn.ReLU())) is nn.Sequential
 
+    class Mine(type(g)):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(TypeError, match="Derive it from Sequential"):
+        Mine(nn.ReLU())
+
 
 def test_a_parametrized_twin() -> None:
     torch.manual_seed(0)
@@ -291,7 +297,7 @@ def test_a_forward_that_is_set_for_each_call_is_guided() -> None:
     net = network()
     g = remat(net, "1MiB")
 
-    def redirected(x: Tensor) -> Tensor:
+    def redirected(x: Tensor) -> str:
         before = g.forward
 
         def instead(x: Tensor) -> Tensor:
@@ -299,13 +305,34 @@ def test_a_forward_that_is_set_for_each_call_is_guided() -> None:
             return before(x).sin()
 
         g.forward = instead
-        kinds.append(g.forward)
-        return g(x)
+        called = g.forward
+        g(x).sum().backward()
+        return rematfn.stats(called).call
 
-    kinds: list[Any] = []
+    assert [redirected(BATCH) for _ in range(3)] == ["first", "guided", "guided"]
+
+
+def test_a_wrapper_within_another_of_the_same_code() -> None:
+    """Each knows its own calls: the inner one's are others."""
+    g = remat(network(), 1.0)
+    expected = g(BATCH).sin().sin().detach()
+    for _ in range(2):
+        g.forward = waving(g.forward)
     for _ in range(3):
-        redirected(BATCH).sum().backward()
-    assert [rematfn.stats(called).call for called in kinds] == ["first", "guided", "guided"]
+        assert_bitwise_equal(g(BATCH).detach(), expected)
+    assert rematfn.stats(g).call == "guided"
+
+
+def test_a_twin_among_the_arguments_of_another_function() -> None:
+    """What calls of it have come to is no part of what makes two calls alike."""
+    inner = remat(network(), "1MiB")
+    step = remat(lambda net, x: net(x).sum(), "1MiB")
+    kinds = []
+    for _ in range(3):
+        step(inner, BATCH).backward()
+        kinds.append(rematfn.stats(step).call)
+        inner(BATCH)
+    assert kinds == ["first", "guided", "guided"]
 
 
 def test_hooks_run_around_the_level() -> None:
