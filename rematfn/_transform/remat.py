@@ -142,7 +142,8 @@ def remat(
     Raises:
         TypeError: ``f`` is not callable, or an option is of the wrong type; or ``f`` is a generator
             function or an async function, whose body runs after the call, outside of every budget;
-            or a lazy module whose parameters have no shape yet. (from a call) ``f`` has returned a generator, a coroutine or another awaitable.
+            or a lazy module whose parameters have no shape yet.
+            (from a call) ``f`` has returned a generator, a coroutine or another awaitable.
         ValueError: The budget or ``cost`` means nothing, or ``offload`` is no folder.
         BudgetError: (from a call or its backward) one operator needs more than the budget at once;
             or (from a call) its replays cost more than ``most_replays``. The message says from
