@@ -176,8 +176,7 @@ const Ref<CallTemplate>& LevelCall::call_template() {
 void LevelCall::keep_arguments() {
   for (const FoundTensor& f : found_) {
     if (f.cell == nullptr || f.written || !f.cell->version->producer) continue;
-    if (domain_.recorder) domain_.recorder->note_filled(*f.cell->version);
-    domain_.cut(*f.cell->version);
+    keep_contents(domain_, *f.cell->version);
   }
 }
 
@@ -213,8 +212,7 @@ void LevelCall::note_filled_memory() {
     if (f.cell == nullptr || !f.cell->version->raw || (f.written && facts_.overwrites)) continue;
     TensorVersion& version = *f.cell->version;
     version.raw = false;
-    if (domain_.recorder) domain_.recorder->note_filled(version);
-    if (version.producer) domain_.cut(version);
+    keep_contents(domain_, version);
   }
 }
 

@@ -94,11 +94,14 @@ void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader, bo
   bring_all_back(tensors, reader, [&](TensorDomain& domain, const std::vector<Version*>& versions) {
     for (Version* version : versions) {
       if (addressed) domain.note_addressed(*version, true);
-      if (!version->producer) continue;
-      if (domain.recorder) domain.recorder->note_filled(*version);
-      domain.cut(*version);
+      if (version->producer) keep_contents(domain, *version);
     }
   });
+}
+
+void keep_contents(Domain& domain, Version& version) {
+  if (domain.recorder) domain.recorder->note_filled(version);
+  if (version.producer) domain.cut(version);
 }
 
 void materialize(const at::Tensor& tensor) { materialize({&tensor, 1}, "materialize(x)"); }

@@ -16,8 +16,9 @@
 //   - `sparse_coo_tensor` without a size decomposes above us as well, into operators whose results it
 //     reads. A kernel of ours has it find the size where no level sees it.
 // No operator runs between these and the reading, so nothing is evicted again meanwhile. A storage in
-// Python's hands tells us, and so does a tensor that is asked for its address: Note [A storage that is
-// read comes back]. What asks nothing (C++ code, a DLPack capsule) gets an error that says what to do.
+// Python's hands tells us (Note [A storage that is read comes back]), and so does a tensor that is asked
+// for its address (Note [An address that was asked for stays good]). What asks nothing (C++ code, a
+// DLPack capsule) gets an error that says what to do.
 
 #pragma once
 
@@ -42,6 +43,9 @@ void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader,
 
 // The same of a storage, if a level has evicted it.
 void materialize(const c10::Storage& storage);
+
+// `version` holds what its producer need not have made: never replayed from now on, in the record neither.
+void keep_contents(Domain& domain, Version& version);
 
 // Registers the kernels of the operators that decompose above us.
 void register_announcements(std::vector<c10::RegistrationHandleRAII>& handles);
