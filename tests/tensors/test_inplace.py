@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from helpers import (
     assert_bitwise_equal,
     assert_same_as_eager,
 )
-from torch import Tensor, nn
+from torch import Tensor, func, nn
 
 import rematfn
 from rematfn import _C
@@ -302,3 +303,31 @@ def test_the_figure_of_a_refused_write_counts_all_that_is_copied() -> None:
     with pytest.raises(rematfn.BudgetError) as refused:
         rematfn.remat(f, 6 * x.nbytes, policy=EvictEverything())(x)
     assert asked_for(refused.value) >= 8 * x.nbytes
+
+
+NESTED: dict[str, Callable[[Transform, Any], Any]] = {
+    "grad-remat": lambda remat, f: func.grad(remat(f)),
+    "remat-grad": lambda remat, f: remat(func.grad(f)),
+    "vmap-remat": lambda remat, f: lambda x: func.vmap(remat(f))(torch.stack([x, x * 2])),
+    "remat-vmap": lambda remat, f: lambda x: remat(func.vmap(f))(torch.stack([x, x * 2])),
+}
+
+
+@pytest.mark.parametrize("nesting", NESTED)
+def test_constants_that_are_written_under_transforms(nesting: str, mode: Mode) -> None:
+    """By an operator, once they have been read, and by their address."""
+
+    def f(x: Tensor) -> Tensor:
+        y, z = torch.linspace(1, 2, 16), torch.linspace(2, 3, 16).sin()
+        h = y.sin() * x
+        y.add_(1)
+        below = z
+        while torch._C._functorch.is_functorch_wrapped_tensor(below):
+            below = torch._C._functorch.get_unwrapped(below)
+        ctypes.memset(below.data_ptr(), 0, z.nbytes // 2)
+        return (h * y.cos() + z.cos() * x.exp()).sum()
+
+    def run(transform: Transform) -> Any:
+        return NESTED[nesting](transform, f)(torch.linspace(0, 1, 16))
+
+    assert_same_as_eager(run, mode)
