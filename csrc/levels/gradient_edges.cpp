@@ -42,9 +42,8 @@ struct Birth {
   std::uint64_t number;  // among the thread's own
 };
 
-// What another thread made was made outside, or is treated so: a gradient that arrives there is sealed.
 bool in_region(const Birth& node, const Level& level) {
-  return !node.is_accumulator() && node.thread == level.thread && node.number >= level.first_node;
+  return !node.is_accumulator() && level.made_node(node.thread, node.number);
 }
 
 // Note [A hook does not touch the hooks of its node]
@@ -354,8 +353,9 @@ void remember_leaf(const at::Tensor& leaf, WatchedLeaves& leaves) {
 void cut_graph(const at::Tensor& tensor, Level& level) {
   using torch::autograd::Node;
   Node* root = root_of(tensor);  // See Note [Reading a graph must not change it]
-  if (root == nullptr || !in_region(Birth(*root), level)) return;
+  if (root == nullptr) return;
   const DomainLock lock(level.domain);
+  if (!in_region(Birth(*root), level)) return;
   const Savers& savers = level.tensor_domain().savers;
   auto leaves = level.watched_leaves.lock();
   if (!leaves) level.watched_leaves = leaves = std::make_shared<WatchedLeaves>();

@@ -142,6 +142,25 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
   if (tenant_ == this) pages().enter(*this);
 }
 
+// Note [Nodes are numbered by thread]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Autograd numbers the nodes that a thread makes, and two threads' numbers say nothing of each other.
+// An accelerator's backward runs on a thread of its own, and with create_graph makes nodes there, inside
+// of `f` or in a backward of its graph. So a level keeps, for each thread that its operators run on, the
+// number of the first node that was made for one of them. Autograd makes an operator's node before we
+// see the operator. What a thread made that no operator of the level ran on was made outside, and a
+// gradient that arrives there is sealed.
+void Level::enter_thread(bool has_node) {
+  first_nodes_elsewhere_.try_emplace(at::RecordFunction::currentThreadId(),
+                                     at::sequence_number::peek() - (has_node ? 1 : 0));
+}
+
+bool Level::made_node(std::uint64_t on_thread, std::uint64_t number) const {
+  if (on_thread == thread) return number >= first_node;
+  const auto found = first_nodes_elsewhere_.find(on_thread);
+  return found != first_nodes_elsewhere_.end() && number >= found->second;
+}
+
 Level::~Level() {
   if (unrecorded) --UnrecordedBytes::counting;
   if (tenant_ == this) {

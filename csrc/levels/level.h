@@ -80,6 +80,11 @@ class Level final : public Table, public Tenant {
   // The level around this one that still runs, if any: heir to what this one hands out.
   [[nodiscard]] Level* heir() const;
   [[nodiscard]] bool has_tier() const { return disk != nullptr || host != nullptr; }
+  // An operator of the level runs on this thread, where it did not begin. `has_node`: autograd has
+  // made a node for it.
+  void enter_thread(bool has_node);
+  // Whether autograd made that node of that thread while the level's operators ran there.
+  [[nodiscard]] bool made_node(std::uint64_t on_thread, std::uint64_t number) const;
 
   const std::string name;
   const Wording wording;
@@ -92,7 +97,8 @@ class Level final : public Table, public Tenant {
   std::atomic<bool> active{false};
   const std::uint64_t forks_before;  // See Note [A forked child is under no level]
   std::size_t made_since_asked = 0;  // pressure.h
-  // Autograd nodes of this thread, from this number on, were made since the level began.
+  // The thread that the level began on, and how many autograd nodes that had made.
+  // See Note [Nodes are numbered by thread]
   const std::uint64_t thread;
   const std::uint64_t first_node;
   // Null if nobody asks: neither this level nor one around it has a budget or is recorded.
@@ -109,6 +115,7 @@ class Level final : public Table, public Tenant {
 
  private:
   Level* const tenant_;  // this level, or one around it; or null
+  std::unordered_map<std::uint64_t, std::uint64_t> first_nodes_elsewhere_;  // by thread
   std::atomic<std::int64_t> in_flight_{0};
 };
 

@@ -2,11 +2,12 @@
 #include "operators/level_call.h"
 
 #include <ATen/Context.h>
+#include <ATen/FuncTorchTLS.h>
 #include <ATen/SequenceNumber.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -21,7 +22,6 @@
 #include "levels/refusals.h"
 #include "levels/weight_cache.h"
 #include "operators/device_time.h"
-#include "operators/raw_access.h"
 #include "tensors/stack_utils.h"
 #include "tensors/thread_keys.h"
 
@@ -88,6 +88,7 @@ void LevelCall::run() {
                 f.written);
     if (!is_on_cpu(f)) enter_stream(f.tensor->device());
   }
+  if (at::RecordFunction::currentThreadId() != level_.thread) level_.enter_thread(has_node());
   if (level_.active) note_leaves();
   note_saver_of_arguments();
   domain_.outside.note_bumps();
@@ -154,6 +155,14 @@ void LevelCall::enter_stream(c10::Device device) {
   domain_.streams.enter(device);
 }
 
+// Below functorch nobody can tell; that it has is then the safer answer.
+bool LevelCall::has_node() const {
+  return at::GradMode::is_enabled() &&
+         (at::functorch::functorchTLSAccessor() != nullptr ||
+          std::any_of(found_.begin(), found_.end(),
+                      [](const FoundTensor& f) { return f.tensor->requires_grad(); }));
+}
+
 Site LevelCall::site() const {
   const bool numbers_are_its = at::RecordFunction::currentThreadId() == level_.thread;
   Site site{.nodes = numbers_are_its ? at::sequence_number::peek() : 0};
@@ -170,50 +179,6 @@ std::string LevelCall::name() const { return "`" + c10::toString(op_.operator_na
 const Ref<CallTemplate>& LevelCall::call_template() {
   if (!call_template_) call_template_ = CallTemplates::of(domain_).of(invocation_, found_);
   return call_template_;
-}
-
-// See Note [What is asked before bytes are read] and Note [Collectives go on after they return]
-void LevelCall::keep_arguments() {
-  for (const FoundTensor& f : found_) {
-    if (f.cell == nullptr || f.written || !f.cell->version->producer) continue;
-    keep_contents(domain_, *f.cell->version);
-  }
-}
-
-void LevelCall::note_addressed(bool addressed) {
-  for (const FoundTensor& f : found_) {
-    if (f.cell != nullptr) domain_.note_addressed(*f.cell->version, addressed);
-  }
-}
-
-// Note [Hooks of a leaf read by address]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Where the whole step is inside of `f`, so is the reducer of DistributedDataParallel. It is a hook,
-// in C++, that runs after the node that accumulates a leaf's gradient. Before it copies the gradient
-// into a bucket it asks whether the two share an address, which no operator does for it, and finds
-// nothing if the gradient was evicted after the node's last operator. We cannot step in between. So what
-// is made while such a node runs is kept, if somebody has a hook behind it.
-void LevelCall::keep_for_hooks() {
-  const auto node = torch::autograd::get_current_node();
-  if (!node || node->post_hooks().empty() ||
-      dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get()) == nullptr) {
-    return;
-  }
-  std::vector<at::Tensor> made;
-  for (const c10::IValue& value : results()) {
-    for_each_tensor(value, [&](const at::Tensor& tensor, int) { made.push_back(tensor); });
-  }
-  keep_bytes(made, "a hook of a leaf", /*addressed=*/true);
-}
-
-// See Note [Uninitialised memory is kept]
-void LevelCall::note_filled_memory() {
-  for (const FoundTensor& f : found_) {
-    if (f.cell == nullptr || !f.cell->version->raw || (f.written && facts_.overwrites)) continue;
-    TensorVersion& version = *f.cell->version;
-    version.raw = false;
-    keep_contents(domain_, version);
-  }
 }
 
 void LevelCall::note_leaves() {

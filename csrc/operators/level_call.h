@@ -40,6 +40,8 @@ class LevelCall final : private Step {
   void note_saver_of_arguments();
   void run_measured();
   void enter_stream(c10::Device device);
+  // Whether autograd made a node before it called us.
+  [[nodiscard]] bool has_node() const;
   void run_until_it_fits();
   void run_until_device_has_room();
   void reserve();

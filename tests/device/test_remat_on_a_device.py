@@ -285,6 +285,30 @@ def test_a_level_with_a_backward_inside_lets_go_of_all_of_it() -> None:
     assert rematfn.stats(g).replays <= 6
 
 
+def test_a_graph_that_the_thread_of_autograd_made_is_the_levels_too() -> None:
+    """`create_graph` inside of `f`: what its nodes saved is read within the budget."""
+
+    def run(transform: Transform) -> tuple[Any, int]:
+        x = big().requires_grad_()
+
+        def gradient(x: Tensor) -> Tensor:
+            y = x
+            for _ in range(8):
+                y = (y * 1.5).sin()
+            (found,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            return found
+
+        with rematfn.testing.MemoryTimeline("fake") as timeline:
+            transform(gradient)(x).square().sum().backward()
+        return x.grad, timeline.peak
+
+    expected, eager = run(lambda f: f)
+    assert eager > 24 * ONE
+    found, peak = run(lambda f: rematfn.remat(f, 10 * ONE))
+    assert_bitwise_equal(found, expected)
+    assert peak < 12 * ONE  # the result, and what is made of it, are the caller's
+
+
 def test_what_a_function_stores_away_is_handed_over_all_the_same() -> None:
     kept: list[Tensor] = []
 
