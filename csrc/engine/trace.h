@@ -59,7 +59,7 @@ struct Trace {
     kCall,
     kRelease,  // the program has dropped the last tensor on a value
     kSeal,     // a value left: resident from now on, and not counted
-    kFilled,   // raw memory turned out to have contents: a constant from now on
+    kFilled,   // a value may hold what its call has not made: resident, and a constant from now on
     kMark,     // the program has marked a value: see keeping.h
     kUnrecorded,  // so many bytes are now alive of what was allocated beside the calls
   };

@@ -206,8 +206,7 @@ class Simulation {
           seal(*versions_[event.index]);
           break;
         case Trace::What::kFilled:
-          versions_[event.index]->raw = false;
-          if (versions_[event.index]->producer) domain_->cut(*versions_[event.index]);
+          keep(*versions_[event.index]);
           break;
         case Trace::What::kMark:
           mark(trace_.marks[event.index]);
@@ -249,11 +248,17 @@ class Simulation {
     if (version.table) version.table->mark(version, mark.name);
   }
 
-  void seal(Version& version) {
-    if (!version.table) return;
+  // Resident, and a constant from now on.
+  void keep(Version& version) {
     Version* wanted = &version;
     if (version.place != Place::kHere) domain_->materialize({&wanted, 1});
+    version.raw = false;
     if (version.producer) domain_->cut(version);
+  }
+
+  void seal(Version& version) {
+    if (!version.table) return;
+    keep(version);
     version.table->expel(version);
     version.has_tensor = false;
   }

@@ -60,6 +60,25 @@ def test_the_simulator_does_what_the_engine_does(network: str, policy: Policy) -
         ), fraction
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_what_was_evicted_before_its_address_was_asked_for_is_simulated_too(policy: Policy) -> None:
+    def f(x: Tensor) -> Tensor:
+        kept = [x.sin() + i for i in range(8)]
+        asked = kept[0].exp()
+        assert sum(y.sum() for y in kept) is not None
+        assert asked.data_ptr() != 0
+        return torch.stack([(y * asked).sum() for y in kept])
+
+    x = torch.linspace(0, 1, 1000)
+    trace = rematfn.record(f, x)
+    for fraction in (1.0, 0.7, 0.5, 0.45):
+        budget = int(fraction * trace.peak_bytes)
+        g = rematfn.remat(f, budget, policy=policy)
+        assert outcome(functools.partial(stats_of, g, (x,))) == outcome(
+            functools.partial(rematfn.simulate, trace, budget, policy)
+        ), fraction
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 def test_recording_runs_the_function_once_and_changes_nothing(network: str) -> None:
     f, args = build(network)
