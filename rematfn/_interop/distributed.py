@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from typing import Any
 
 import torch
@@ -37,6 +38,9 @@ from torch import nn
 
 from .. import _C
 from .pytrees import tensors_of
+
+# Modules of units of several, whose results are kept by a hook of ours.
+_kept: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 _UNITS = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
@@ -111,6 +115,7 @@ def _with_arguments_watched(pre_forward: Any) -> Any:
     @functools.wraps(pre_forward)
     def called(unit: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = pre_forward(unit, *args, **kwargs)
+        _keep_results_within(unit)
         for argument in tensors_of(arguments):
             if argument.requires_grad and argument.grad_fn is not None:
                 argument.register_hook(_keep)  # type: ignore[no-untyped-call]
@@ -126,6 +131,18 @@ def _with_results_kept(post_forward: Any) -> Any:
         return post_forward(unit, module, arguments, result)
 
     return called
+
+
+# Of those modules that come before the last, after which the unit is told that its forward is over.
+def _keep_results_within(unit: Any) -> None:
+    for module in unit.modules if len(unit.modules) > 1 else ():
+        if module not in _kept:
+            module.register_forward_hook(_keep_result)
+            _kept.add(module)
+
+
+def _keep_result(module: nn.Module, arguments: Any, result: Any) -> None:
+    _keep(*tensors_of(result))
 
 
 # See Note [Buckets are outside]

@@ -140,6 +140,23 @@ def sharded(
     )
 
 
+def units_of_two(transform: Transform) -> Any:
+    """The first module of a unit has a result that is read when the parameters have gone."""
+
+    class Skipping(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            aside = self[0](x)
+            y: Tensor = self[3](self[2](self[1](aside))) + aside.sin()
+            return y
+
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    model = Skipping(*network())
+    fully_shard([model[0], model[1]], mesh=mesh)
+    fully_shard([model[2], model[3]], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return trained(model, transform)
+
+
 def fsdp1(transform: Transform, at: str) -> Any:
     """The version before; it runs on a CPU if it is told so."""
     shard = functools.partial(FullyShardedDataParallel, device_id=torch.device("cpu"))
@@ -274,6 +291,7 @@ def shards() -> None:
     for at, fraction in (("blocks", 0.92), ("units", 0.92), ("model", 0.7), ("step", 0.7)):
         assert_same_and_bounded(functools.partial(sharded, at=at), fraction)
     assert_same_and_bounded(functools.partial(sharded, at="model", units=()))  # the root alone
+    assert_same_and_bounded(units_of_two)
     assert_same_and_bounded(functools.partial(sharded, at="model", reshard_after_forward=False))
 
 
