@@ -90,17 +90,22 @@ def opaque(f: Callable[P, R]) -> Callable[P, R]:
             )
         results = tensors_of(result)
         _C.share_handles(results, arguments)
-        for node in _nodes_since(first, results):
+        for node in _nodes_since(first, results, arguments):
             node.register_prehook(_before_backward)
         return result
 
     return outside
 
 
-def _nodes_since(first: int, results: list[torch.Tensor]) -> list[Any]:
-    """Return the nodes of autograd functions that were made since number ``first``."""
+def _nodes_since(
+    first: int, results: list[torch.Tensor], arguments: list[torch.Tensor]
+) -> list[Any]:
+    """Return the nodes of autograd functions that lead from results to arguments.
+
+    Those on the way to what was captured are told by their numbers, from ``first`` on.
+    """
     found: list[Any] = []
-    seen: set[Any] = set()
+    seen: set[Any] = {t.grad_fn for t in arguments}
     todo: list[Any] = [t.grad_fn for t in results]
     while todo:
         node = todo.pop()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -135,6 +136,29 @@ def test_opaque_code_may_take_addresses(mode: Mode) -> None:
         return transform(lambda x: root(x.exp()) * root(x.sin()))(leaves()[0].detach())
 
     assert_same_as_eager(run, mode)
+
+
+def test_another_thread_makes_no_node_of_its_argument_opaque() -> None:
+    """It has made no node yet, so that all of this thread's have higher numbers than its first."""
+    seen: list[bool] = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            doubled = gradient * 2
+            seen.append(_C.has_key(doubled))
+            return doubled
+
+    def f(x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(rematfn.opaque(torch.cos), Twice.apply(x.sin())).result().sum()
+
+    rematfn.remat(f)(torch.linspace(0, 1, 100).requires_grad_()).backward()
+    assert seen == [True]
 
 
 def test_arguments_that_do_not_fit_together_are_refused() -> None:
