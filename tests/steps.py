@@ -50,6 +50,11 @@ WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "out": lambda a, b: torch.cos(a.clone(), out=a),
     "head": lambda a, b: head(a, b)[0].sub_(head(a, b)[1].clone()),
 }
+# Readers that no operator is told of.
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "address": lambda a: a.data_ptr(),
+    "numbers": lambda a: a.tolist(),
+}
 
 
 Step = tuple[str, int, int]
@@ -66,6 +71,8 @@ def obey(pool: list[Tensor], step: Step) -> None:
         pool.append(pool.pop(i % len(pool)))
     elif name in WRITES:
         WRITES[name](a, b)
+    elif name in READS:
+        READS[name](a)
     else:
         made = (NEW | VIEWS)[name](a, b)
         # Numbers stay small, so that a wrong one is not lost among infinities.

@@ -22,7 +22,7 @@ from helpers import (
 )
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from steps import NEW, VIEWS, WRITES, Step, obey
+from steps import NEW, READS, VIEWS, WRITES, Step, obey
 from torch import Tensor
 
 import rematfn
@@ -121,13 +121,13 @@ def same_as_eager(run: Run, mode: Mode) -> None:
 
 
 @known
-@given(steps=steps_of(*NEW, *VIEWS, *WRITES, *WRITES, "drop", "swap"), mode=modes)
+@given(steps=steps_of(*NEW, *VIEWS, *WRITES, *WRITES, *READS, "drop", "swap"), mode=modes)
 def test_any_program_of_reads_and_writes_is_bitwise_eager(steps: list[Step], mode: Mode) -> None:
     same_as_eager(program_of(steps, differentiate=False), mode)
 
 
 @known
-@given(steps=steps_of(*NEW, *NEW, *VIEWS, *WRITES, "drop", "swap"), mode=modes)
+@given(steps=steps_of(*NEW, *NEW, *VIEWS, *WRITES, *READS, "drop", "swap"), mode=modes)
 def test_any_differentiable_program_is_bitwise_eager(steps: list[Step], mode: Mode) -> None:
     run = program_of(steps, differentiate=True)
     try:
@@ -137,15 +137,22 @@ def test_any_differentiable_program_is_bitwise_eager(steps: list[Step], mode: Mo
     same_as_eager(run, mode)
 
 
+WAYS = [
+    rematfn.remat,
+    functools.partial(rematfn.remat, offload=DISK),
+    functools.partial(rematfn.offload, to=DISK),
+]
+
+
 @known
 @given(
-    steps=steps_of(*NEW, *NEW, *VIEWS, *WRITES, "drop", "swap"),
+    steps=steps_of(*NEW, *NEW, *VIEWS, *WRITES, *READS, "drop", "swap"),
     differentiate=st.booleans(),
     budget=st.integers(100, 400),
-    drops=st.booleans(),
+    way=st.sampled_from(WAYS),
 )
-def test_any_program_is_bitwise_eager_when_its_moves_are_guided(
-    steps: list[Step], differentiate: bool, budget: int, drops: bool
+def test_any_program_is_bitwise_eager_when_it_is_guided(
+    steps: list[Step], differentiate: bool, budget: int, way: Callable[..., Transform]
 ) -> None:
     run = program_of(steps, differentiate)
     try:
@@ -157,8 +164,7 @@ def test_any_program_is_bitwise_eager_when_its_moves_are_guided(
     def transform(f: Transform) -> Transform:
         """The same function each time, whose calls are alike from the second on."""
         if not made:
-            with_disk = functools.partial(rematfn.remat, offload=DISK) if drops else None
-            made.append((with_disk or functools.partial(rematfn.offload, to=DISK))(f, budget))
+            made.append(way(f, budget))
         return made[0]
 
     for _ in range(4):
