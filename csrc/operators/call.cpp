@@ -120,11 +120,20 @@ std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain, bool& consu
   return own;
 }
 
+void Call::check_reading(const TensorVersion& version, std::size_t i) const {
+  if (version.readings->agrees(order, i, version.current_storage(), call_template->view(i))) return;
+  check_replay(false,
+               "an argument of `" + call_template->op.schema().name() +
+                   "` was written by its address (`data_ptr()`, NumPy, DLPack) after it was read, and "
+                   "no operator told of it. Write with an operator, or to a clone");
+}
+
 // See Note [Evidence of contents]
 void Call::check_inputs(TensorDomain& domain) const {
   if (call_template->reads_shapes_only) return;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     auto& version = static_cast<TensorVersion&>(*inputs[i].version);
+    if (version.readings) check_reading(version, i);
     if (version.outside == nullptr) continue;
     const char* change = domain.outside.change_of(version, call_template->view(i));
     if (change == nullptr) continue;

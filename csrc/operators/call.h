@@ -69,6 +69,7 @@ struct Call final : TensorOperation, Pooled<Call> {
 
  private:
   void check_inputs(TensorDomain& domain) const;
+  void check_reading(const TensorVersion& version, std::size_t i) const;
   void verify(std::size_t output, const at::Tensor& again) const;
   [[nodiscard]] const TensorVersion& input(std::size_t i) const;
   // Storages to be overwritten, by tensor argument; empty where the argument is only read. Some version

@@ -23,7 +23,9 @@ void LevelCall::keep_arguments() {
 
 void LevelCall::note_addressed(bool addressed) {
   for (const FoundTensor& f : found_) {
-    if (f.cell != nullptr) domain_.note_addressed(*f.cell->version, addressed);
+    if (f.cell == nullptr) continue;
+    domain_.note_addressed(*f.cell->version, addressed);
+    if (addressed) f.cell->version->note_readers();
   }
 }
 

@@ -268,7 +268,9 @@ void LevelCall::take_inputs() {
     } else if (f.cell != nullptr && f.cell->version->outside != nullptr) {
       domain_.outside.note_read(*f.cell->version, *f.tensor);
     }
+    const bool may_be_written = version->addressed;
     call().take_input(std::move(version));
+    if (may_be_written) static_cast<TensorVersion&>(*call().inputs[i].version).note_reader(call(), i);
   }
   if (!facts_.draws_random) return;
   const at::Generator generator = generator_of(arguments());

@@ -93,7 +93,10 @@ void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
 void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader, bool addressed) {
   bring_all_back(tensors, reader, [&](TensorDomain& domain, const std::vector<Version*>& versions) {
     for (Version* version : versions) {
-      if (addressed) domain.note_addressed(*version, true);
+      if (addressed) {
+        domain.note_addressed(*version, true);
+        static_cast<TensorVersion*>(version)->note_readers();
+      }
       if (version->producer) keep_contents(domain, *version);
     }
   });

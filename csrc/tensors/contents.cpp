@@ -14,6 +14,7 @@ namespace {
 constexpr std::uint64_t kMix = 0x9E3779B97F4A7C15ULL;
 constexpr std::int64_t kElements = 32;  // of a sample
 constexpr std::size_t kMostViews = 64;  // of one storage; those beyond go without
+constexpr std::size_t kMostReadings = 4096;  // of one version; the oldest go without
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t bits) {
   return std::rotl((hash ^ bits) * kMix, 29);
@@ -156,6 +157,25 @@ std::uint64_t View::key() const {
   for (const std::int64_t size : sizes) hash = mix(hash, static_cast<std::uint64_t>(size));
   for (const std::int64_t stride : strides) hash = mix(hash, static_cast<std::uint64_t>(stride));
   return hash;
+}
+
+void Readings::note(std::uint64_t operation, std::size_t input, const c10::Storage& storage,
+                    const View& view) {
+  const auto bits = sample(storage, view);
+  if (!bits) return;
+  if (readings_.size() == kMostReadings) {
+    readings_.erase(readings_.begin(), readings_.begin() + kMostReadings / 2);
+  }
+  readings_.push_back({operation, input, *bits});
+}
+
+bool Readings::agrees(std::uint64_t operation, std::size_t input, const c10::Storage& storage,
+                      const View& view) const {
+  auto known = std::ranges::lower_bound(readings_, operation, {}, &Reading::operation);
+  for (; known != readings_.end() && known->operation == operation; ++known) {
+    if (known->input == input) return sample(storage, view) == known->bits;
+  }
+  return true;
 }
 
 Contents::Contents(const c10::Storage& storage) : address_(storage.data()) {}

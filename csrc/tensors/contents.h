@@ -14,6 +14,9 @@
 //   3. The version counter that autograd has. Fused kernels, NumPy and `.data` pass it by.
 //   4. A sample of each view that an operation has read: some elements, by their bits. It costs one
 //      hash for each view, and tells of whatever is written as a whole; not of a few elements.
+//   5. Of contents that a level made, nobody but operators writes, until somebody has asked for the
+//      address. From then on each reader's view is sampled, as it finds it; those that have read before
+//      are, at that moment. What one read and another wrote by address is told apart by the reader.
 // The sample is of the view, not of the storage: another parameter may be written that lies in the
 // same flat buffer. Only dense memory of a CPU is sampled.
 
@@ -25,6 +28,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace rematfn {
 
@@ -38,6 +42,25 @@ struct View {
   static View of(const c10::TensorImpl& tensor);
   // The same for equal views.
   [[nodiscard]] std::uint64_t key() const;
+};
+
+// What operations have read of contents whose address somebody has.
+class Readings {
+ public:
+  // Operations come in their order; `input` is one of `operation`'s.
+  void note(std::uint64_t operation, std::size_t input, const c10::Storage& storage, const View& view);
+  // Whether the sample that was taken then, if there is one, agrees with what is there.
+  [[nodiscard]] bool agrees(std::uint64_t operation, std::size_t input, const c10::Storage& storage,
+                            const View& view) const;
+
+ private:
+  struct Reading {
+    std::uint64_t operation;
+    std::size_t input;
+    std::uint64_t bits;
+  };
+
+  std::vector<Reading> readings_;
 };
 
 class Contents {

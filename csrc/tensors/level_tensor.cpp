@@ -4,12 +4,14 @@
 #include <ATen/record_function.h>
 #include <c10/core/impl/COW.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "tensors/tensor_store.h"
 
@@ -145,6 +147,23 @@ void detach(c10::TensorImpl& tensor) {
   const std::lock_guard guard(handle_lock);
   set_keys(tensor, keys_of(tensor).remove(kLevelKey));
   tensor.set_backend_meta(nullptr);
+}
+
+void TensorVersion::note_reader(const TensorOperation& reader, std::size_t i) {
+  if (!readings) readings = std::make_unique<Readings>();
+  if (const auto view = reader.read_by(i)) readings->note(reader.order, i, current_storage(), *view);
+}
+
+// Later ones are noted as they come.
+void TensorVersion::note_readers() {
+  if (readings) return;
+  std::vector<const Input*> uses;  // the latest first
+  for (const Input* use = Version::readers; use != nullptr; use = use->next) uses.push_back(use);
+  std::ranges::sort(uses, {}, [](const Input* use) { return use->reader->order; });
+  for (const Input* use : uses) {
+    note_reader(static_cast<const TensorOperation&>(*use->reader),
+                static_cast<std::size_t>(use - use->reader->inputs.begin()));
+  }
 }
 
 // Note [A number is no tensor]

@@ -67,6 +67,7 @@
 namespace rematfn {
 
 struct TensorVersion;
+struct TensorOperation;
 class TensorDomain;
 
 // One storage as its level knows it. Lives in the backend meta of every tensor on it.
@@ -106,6 +107,9 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   // Those of the cell's storage. See Note [A profiler keeps tensors from dying]
   SharedBytes held;
 
+  // Once somebody has asked for the address; or null. See Note [Evidence of contents]
+  std::unique_ptr<Readings> readings;
+
   // For a tensor from outside: whose map it stands in, and how to tell that it was written.
   // The domain's note_counter() and drop_counter() change the counter.
   TensorDomain* outside = nullptr;
@@ -116,6 +120,10 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   bool handed_over = false;  // and its tensors still have their handles
 
   [[nodiscard]] c10::Storage current_storage() const;
+  // Somebody has the address now, and may write there.
+  void note_readers();
+  // The operation reads it by its i-th input, where somebody may write.
+  void note_reader(const TensorOperation& reader, std::size_t i);
 
  private:
   c10::weak_intrusive_ptr<Cell> cell_{c10::intrusive_ptr<Cell>()};

@@ -12,11 +12,12 @@ since what more than its tensors hold is not evicted; `torch.save` holds all unt
 Note [An address that was asked for stays good]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 `tensor.data_ptr()` is asked by what launches kernels of its own (Triton does), to read there and
-to write. A replay would undo such a write without a word: no operator has made it. So what is asked
-for its address becomes resident, and stays where it is with what it holds, as long as the program
-has it; so does what `torch.autograd.graph.allow_mutation_on_saved_tensors` asks about, which tells
-tensors apart by their addresses. To ask whether a tensor is pinned is the operator that does all
-that: Note [What is asked before bytes are read]. Code in C++ asks nobody, and gets an error where a
+to write, and an array of `tensor.numpy()` may be written. A replay would undo such a write
+without a word: no operator has made it. So what is asked for its address becomes resident, and
+stays where it is with what it holds, as long as the program has it; so does what
+`torch.autograd.graph.allow_mutation_on_saved_tensors` asks about, which tells tensors apart by
+their addresses. To ask whether a tensor is pinned is the operator that does all that:
+Note [What is asked before bytes are read]. Code in C++ asks nobody, and gets an error where a
 tensor is evicted.
 """
 
@@ -62,6 +63,7 @@ def watch() -> None:
 
     tensor: Any = torch.Tensor
     tensor.data_ptr = _told(tensor.data_ptr, _keep)
+    tensor.numpy = _told(tensor.numpy, _keep)
     graph: Any = torch.autograd.graph
     graph._get_tid = _told(graph._get_tid, _keep)
     graph._get_sid = _told(graph._get_sid, _keep)

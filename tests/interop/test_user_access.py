@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import functools
 import io
 import pickle
 from collections.abc import Callable
@@ -369,6 +370,41 @@ def test_what_is_written_by_address_stays(mode: Mode) -> None:
         return loss, x.grad
 
     assert_same_as_eager(run, mode)
+
+
+ADDRESSES: dict[str, Callable[[Tensor], Callable[[], object]]] = {
+    "data_ptr": lambda y: functools.partial(ctypes.memset, y.data_ptr(), 0, y.nbytes),
+    "numpy": lambda y: functools.partial(y.numpy().fill, 0),
+    "dlpack": lambda y: torch.from_dlpack(y).zero_,
+}
+
+
+@pytest.mark.parametrize("asked", ["before", "after"])
+@pytest.mark.parametrize("way", ADDRESSES)
+def test_what_was_read_before_a_write_by_address_is_not_replayed_from_it(
+    way: str, asked: str
+) -> None:
+    """That is an error, and nothing else is: what reads afterwards has read what is there."""
+
+    def f(x: Tensor, needed: bool) -> Tensor:
+        y = x.sin()
+        if asked == "before":
+            write = ADDRESSES[way](y)
+        z = y.exp()
+        if asked == "after":
+            write = ADDRESSES[way](y)
+        write()
+        w = (y + 1).cos()
+        if not needed:
+            del z
+        return w.sin() * (z if needed else 1)
+
+    x = start()
+    for needed in (False, True):
+        assert_bitwise_equal(rematfn.remat(f)(x, needed), f(x, needed))
+    assert_bitwise_equal(EVERYTHING(f)(x, False), f(x, False))
+    with pytest.raises(rematfn.ReplayError, match="exp` was written by its address"):
+        EVERYTHING(f)(x, True)
 
 
 def test_an_address_stays_good_when_an_operator_writes_there(mode: Mode) -> None:
