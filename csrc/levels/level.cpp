@@ -129,6 +129,7 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       forks_before(forks),
       thread(at::RecordFunction::currentThreadId()),
       first_node(at::sequence_number::peek()),
+      last_thread(thread),
       unrecorded(make_unrecorded(options, outer)),
       tenant_(outer != nullptr && outer->tenant_ != nullptr     ? outer->tenant_
               : options.budget != kNoBudget || options.record ? this
@@ -150,9 +151,13 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
 // number of the first node that was made for one of them. Autograd makes an operator's node before we
 // see the operator. What a thread made that no operator of the level ran on was made outside, and a
 // gradient that arrives there is sealed.
-void Level::enter_thread(bool has_node) {
-  first_nodes_elsewhere_.try_emplace(at::RecordFunction::currentThreadId(),
-                                     at::sequence_number::peek() - (has_node ? 1 : 0));
+void Level::enter_thread(std::uint64_t this_thread, bool has_node) {
+  const std::uint64_t made = at::sequence_number::peek();
+  const std::uint64_t first = made - (has_node && made > 0 ? 1 : 0);
+  for (Level* level = this; level != nullptr; level = level->enclosing_level()) {
+    level->last_thread = this_thread;
+    if (this_thread != level->thread) level->first_nodes_elsewhere_.try_emplace(this_thread, first);
+  }
 }
 
 bool Level::made_node(std::uint64_t on_thread, std::uint64_t number) const {

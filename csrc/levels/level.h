@@ -80,9 +80,9 @@ class Level final : public Table, public Tenant {
   // The level around this one that still runs, if any: heir to what this one hands out.
   [[nodiscard]] Level* heir() const;
   [[nodiscard]] bool has_tier() const { return disk != nullptr || host != nullptr; }
-  // An operator of the level runs on this thread, where it did not begin. `has_node`: autograd has
+  // An operator of the level runs on this thread, and the last one did not. `has_node`: autograd has
   // made a node for it.
-  void enter_thread(bool has_node);
+  void enter_thread(std::uint64_t this_thread, bool has_node);
   // Whether autograd made that node of that thread while the level's operators ran there.
   [[nodiscard]] bool made_node(std::uint64_t on_thread, std::uint64_t number) const;
 
@@ -101,6 +101,7 @@ class Level final : public Table, public Tenant {
   // See Note [Nodes are numbered by thread]
   const std::uint64_t thread;
   const std::uint64_t first_node;
+  std::uint64_t last_thread;  // that an operator of the level ran on
   // Null if nobody asks: neither this level nor one around it has a budget or is recorded.
   const c10::intrusive_ptr<UnrecordedBytes> unrecorded;
 

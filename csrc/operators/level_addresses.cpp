@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
+#include <utility>
 #include <vector>
 
 #include "operators/level_call.h"
@@ -25,7 +26,8 @@ void LevelCall::note_addressed(bool addressed) {
   for (const FoundTensor& f : found_) {
     if (f.cell == nullptr) continue;
     domain_.note_addressed(*f.cell->version, addressed);
-    if (addressed) f.cell->version->note_readers();
+    // What is written has new contents as soon as the operator is done.
+    if (addressed && !f.written) f.cell->version->note_readers();
   }
 }
 
@@ -49,13 +51,13 @@ void LevelCall::keep_for_hooks() {
   keep_bytes(made, "a hook of a leaf", /*addressed=*/true);
 }
 
-// See Note [Uninitialised memory is kept]
+// See Note [Uninitialised memory is kept] and Note [Arrays are seldom written]
 void LevelCall::note_filled_memory() {
   for (const FoundTensor& f : found_) {
-    if (f.cell == nullptr || !f.cell->version->raw || (f.written && facts_.overwrites)) continue;
+    if (f.cell == nullptr || (f.written && facts_.overwrites)) continue;
     TensorVersion& version = *f.cell->version;
-    version.raw = false;
-    keep_contents(domain_, version);
+    const bool filled = std::exchange(version.raw, false);
+    if (filled || version.was_written_by_array()) keep_contents(domain_, version);
   }
 }
 

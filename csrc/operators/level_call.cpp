@@ -88,7 +88,8 @@ void LevelCall::run() {
                 f.written);
     if (!is_on_cpu(f)) enter_stream(f.tensor->device());
   }
-  if (at::RecordFunction::currentThreadId() != level_.thread) level_.enter_thread(has_node());
+  const std::uint64_t thread = at::RecordFunction::currentThreadId();
+  if (thread != level_.last_thread) level_.enter_thread(thread, has_node());
   if (level_.active) note_leaves();
   note_saver_of_arguments();
   domain_.outside.note_bumps();
@@ -268,9 +269,9 @@ void LevelCall::take_inputs() {
     } else if (f.cell != nullptr && f.cell->version->outside != nullptr) {
       domain_.outside.note_read(*f.cell->version, *f.tensor);
     }
-    const bool may_be_written = version->addressed;
     call().take_input(std::move(version));
-    if (may_be_written) static_cast<TensorVersion&>(*call().inputs[i].version).note_reader(call(), i);
+    auto& input = static_cast<TensorVersion&>(*call().inputs[i].version);
+    if (input.readings) input.note_reader(call(), i);
   }
   if (!facts_.draws_random) return;
   const at::Generator generator = generator_of(arguments());

@@ -102,6 +102,15 @@ void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader, bo
   });
 }
 
+void note_array(const at::Tensor& tensor) {
+  for_each_innermost(tensor, [&](const at::Tensor& inner) {
+    const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
+    if (!domain) return;
+    const DomainLock lock(domain);
+    if (Cell* cell = cell_of(*inner.unsafeGetTensorImpl())) cell->version->note_array();
+  });
+}
+
 void keep_contents(Domain& domain, Version& version) {
   if (domain.recorder) domain.recorder->note_filled(version);
   if (version.producer) domain.cut(version);

@@ -44,6 +44,9 @@ void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader,
 // The same of a storage, if a level has evicted it.
 void materialize(const c10::Storage& storage);
 
+// Somebody has an array of a level tensor. See Note [Arrays are seldom written]
+void note_array(const at::Tensor& tensor);
+
 // `version` holds what its producer need not have made: never replayed from now on, in the record neither.
 void keep_contents(Domain& domain, Version& version);
 

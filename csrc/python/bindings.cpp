@@ -367,6 +367,7 @@ PYBIND11_MODULE(_C, m) {
         [](const std::vector<at::Tensor>& tensors, const std::string& reader) {
           keep_bytes(tensors, reader);
         }, nogil);
+  m.def("note_array", &note_array, nogil);
   m.def("name_storage", &name_storage, nogil);
   m.def("mark", &mark, nogil);
   m.def("share_handles",

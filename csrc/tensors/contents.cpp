@@ -169,6 +169,14 @@ void Readings::note(std::uint64_t operation, std::size_t input, const c10::Stora
   readings_.push_back({operation, input, *bits});
 }
 
+void Readings::note_array(const c10::Storage& storage) {
+  if (!whole_) whole_ = hash_all(storage, storage.nbytes());
+}
+
+bool Readings::array_wrote(const c10::Storage& storage) const {
+  return whole_.has_value() && hash_all(storage, storage.nbytes()) != *whole_;
+}
+
 bool Readings::agrees(std::uint64_t operation, std::size_t input, const c10::Storage& storage,
                       const View& view) const {
   auto known = std::ranges::lower_bound(readings_, operation, {}, &Reading::operation);

@@ -49,6 +49,10 @@ class Readings {
  public:
   // Operations come in their order; `input` is one of `operation`'s.
   void note(std::uint64_t operation, std::size_t input, const c10::Storage& storage, const View& view);
+  // All bytes, as they are: somebody has an array of them.
+  void note_array(const c10::Storage& storage);
+  // Whether they are others now.
+  [[nodiscard]] bool array_wrote(const c10::Storage& storage) const;
   // Whether the sample that was taken then, if there is one, agrees with what is there.
   [[nodiscard]] bool agrees(std::uint64_t operation, std::size_t input, const c10::Storage& storage,
                             const View& view) const;
@@ -61,6 +65,7 @@ class Readings {
   };
 
   std::vector<Reading> readings_;
+  std::optional<std::uint64_t> whole_;
 };
 
 class Contents {

@@ -4,12 +4,12 @@
 #include <ATen/record_function.h>
 #include <c10/core/impl/COW.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <ranges>
 #include <utility>
 #include <vector>
 
@@ -150,17 +150,21 @@ void detach(c10::TensorImpl& tensor) {
 }
 
 void TensorVersion::note_reader(const TensorOperation& reader, std::size_t i) {
-  if (!readings) readings = std::make_unique<Readings>();
   if (const auto view = reader.read_by(i)) readings->note(reader.order, i, current_storage(), *view);
+}
+
+void TensorVersion::note_array() {
+  note_readers();
+  if (place == Place::kHere && current_storage().device().is_cpu()) readings->note_array(current_storage());
 }
 
 // Later ones are noted as they come.
 void TensorVersion::note_readers() {
   if (readings) return;
+  readings = std::make_unique<Readings>();
   std::vector<const Input*> uses;  // the latest first
   for (const Input* use = Version::readers; use != nullptr; use = use->next) uses.push_back(use);
-  std::ranges::sort(uses, {}, [](const Input* use) { return use->reader->order; });
-  for (const Input* use : uses) {
+  for (const Input* use : uses | std::views::reverse) {
     note_reader(static_cast<const TensorOperation&>(*use->reader),
                 static_cast<std::size_t>(use - use->reader->inputs.begin()));
   }

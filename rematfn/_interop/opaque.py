@@ -81,6 +81,7 @@ def opaque(f: Callable[P, R]) -> Callable[P, R]:
         _C.materialize_together(arguments, _READER)
         counted = [t for t in arguments if _C.has_key(t) and not t.is_inference()]
         before = [t._version for t in counted]
+        theirs = {t.grad_fn for t in arguments}
         with _C.Outside():
             result = f(*args, **kwargs)
         if before != [t._version for t in counted]:
@@ -90,23 +91,22 @@ def opaque(f: Callable[P, R]) -> Callable[P, R]:
             )
         results = tensors_of(result)
         _C.share_handles(results, arguments)
-        for node in _nodes_since(first, results, arguments):
+        # What wrote into an argument is behind that.
+        for node in _nodes_since(first, [*results, *arguments], theirs):
             node.register_prehook(_before_backward)
         return result
 
     return outside
 
 
-def _nodes_since(
-    first: int, results: list[torch.Tensor], arguments: list[torch.Tensor]
-) -> list[Any]:
-    """Return the nodes of autograd functions that lead from results to arguments.
+def _nodes_since(first: int, tensors: list[torch.Tensor], before: set[Any]) -> list[Any]:
+    """Return the nodes of autograd functions that lead to ``tensors``, not those ``before`` them.
 
-    Those on the way to what was captured are told by their numbers, from ``first`` on.
+    Those of what was captured are told by their numbers, which are less than ``first``.
     """
     found: list[Any] = []
-    seen: set[Any] = {t.grad_fn for t in arguments}
-    todo: list[Any] = [t.grad_fn for t in results]
+    seen = set(before)
+    todo: list[Any] = [t.grad_fn for t in tensors]
     while todo:
         node = todo.pop()
         if node is None or node in seen or not first <= node._sequence_nr() < 1 << 63:

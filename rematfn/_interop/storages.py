@@ -12,26 +12,32 @@ since what more than its tensors hold is not evicted; `torch.save` holds all unt
 Note [An address that was asked for stays good]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 `tensor.data_ptr()` is asked by what launches kernels of its own (Triton does), to read there and
-to write, and an array of `tensor.numpy()` may be written. A replay would undo such a write
-without a word: no operator has made it. So what is asked for its address becomes resident, and
-stays where it is with what it holds, as long as the program has it; so does what
-`torch.autograd.graph.allow_mutation_on_saved_tensors` asks about, which tells tensors apart by
-their addresses. To ask whether a tensor is pinned is the operator that does all that:
-Note [What is asked before bytes are read]. Code in C++ asks nobody, and gets an error where a
-tensor is evicted.
+to write. A replay would undo such a write without a word: no operator has made it. So what is
+asked for its address becomes resident, and stays where it is with what it holds, as long as the
+program has it; so does what `torch.autograd.graph.allow_mutation_on_saved_tensors` asks about,
+which tells tensors apart by their addresses. To ask whether a tensor is pinned is the operator
+that does all that: Note [What is asked before bytes are read]. Code in C++ asks nobody, and gets
+an error where a tensor is evicted.
+
+Note [Arrays are seldom written]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+An array of `tensor.numpy()` may be written, too, but most are looked at, by what logs or draws.
+To keep what they show for good would cost what such programs have to save. The mark that torch
+leaves on the storage has it stay while a tensor of it lives. So its bytes are hashed when the
+array is made, and again before an operator reads them: if they are others, somebody has written,
+and from then on they stay. An operator that had read the old ones is not replayed from these:
+Note [Evidence of contents].
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from .. import _C
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @functools.cache
@@ -56,30 +62,44 @@ def watch() -> None:
     storage.resize_ = resize_
     storage.copy_ = copy_
     for name in ("data_ptr", "is_shared", "_write_file"):
-        setattr(storage, name, _told(getattr(storage, name), _C.materialize_storage))
+        _tell(storage, name, _C.materialize_storage)
     # These move the bytes to shared memory.
     for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
-        setattr(storage, name, _told(getattr(storage, name), _C.materialize_storage, _C.note_move))
-
-    tensor: Any = torch.Tensor
-    tensor.data_ptr = _told(tensor.data_ptr, _keep)
-    tensor.numpy = _told(tensor.numpy, _keep)
-    graph: Any = torch.autograd.graph
-    graph._get_tid = _told(graph._get_tid, _keep)
-    graph._get_sid = _told(graph._get_sid, _keep)
+        _tell(storage, name, _C.materialize_storage, _C.note_move)
+    _tell(torch.Tensor, "data_ptr", _keep)
+    _tell(torch.Tensor, "numpy", then=_note_array)
+    for name in ("_get_tid", "_get_sid"):
+        _tell(torch.autograd.graph, name, _keep)
 
 
-def _told(method: F, *before: Callable[[Any], None]) -> F:
+def _tell(
+    owner: Any, name: str, *first: Callable[[Any], None], then: Callable[[Any], None] | None = None
+) -> None:
+    """Have a method, or a function, tell of its first argument, before it runs and after."""
+    method = getattr(owner, name)
+
     @functools.wraps(method)
     def told(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for tell in before:
+        for tell in first:
             tell(self)
-        return method(self, *args, **kwargs)
+        result = method(self, *args, **kwargs)
+        if then is not None:
+            then(self)
+        return result
 
-    return told  # type: ignore[return-value]
+    if isinstance(owner, type):  # pickle looks for it there
+        told.__module__, told.__qualname__ = "torch", f"{owner.__name__}.{name}"
+    setattr(owner, name, told)
 
 
 # See Note [An address that was asked for stays good]
 def _keep(tensor: torch.Tensor) -> None:
-    if _C.has_key(tensor):
+    # A wrapper of functorch's has no address, and torch says so.
+    if _C.has_key(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor.is_pinned()
+
+
+# See Note [Arrays are seldom written]
+def _note_array(tensor: torch.Tensor) -> None:
+    if _C.has_key(tensor):
+        _C.note_array(tensor)

@@ -161,6 +161,33 @@ def test_another_thread_makes_no_node_of_its_argument_opaque() -> None:
     assert seen == [True]
 
 
+def test_what_writes_into_an_argument_is_opaque_too() -> None:
+    seen: list[bool] = []
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Tensor, y: Tensor) -> Tensor:
+            ctx.save_for_backward(y)
+            ctx.mark_dirty(a)
+            return a.mul_(y)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+            (y,) = ctx.saved_tensors
+            scaled = gradient * y
+            seen.append(_C.has_key(scaled))
+            return scaled, None
+
+    a = torch.ones(100, requires_grad=True) * 1
+
+    def f(x: Tensor) -> Tensor:
+        rematfn.opaque(Scale.apply)(a, x.sin())
+        return a.sum()
+
+    EVERYTHING(f)(torch.linspace(0, 1, 100)).backward()
+    assert seen == [False]
+
+
 def test_arguments_that_do_not_fit_together_are_refused() -> None:
     add = rematfn.opaque(lambda *tensors: torch.from_numpy(sum(t.numpy() for t in tensors)))
     x = leaves()[0].detach()

@@ -407,6 +407,53 @@ def test_what_was_read_before_a_write_by_address_is_not_replayed_from_it(
         EVERYTHING(f)(x, True)
 
 
+def test_what_an_array_writes_stays(mode: Mode) -> None:
+    """One element that no sample holds; before an operator reads, or another array is made."""
+
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Tensor:
+            y, z = x.sin(), x + 1
+            array = y.detach().numpy()
+            array.reshape(-1)[5] = 7
+            w = y.cos()
+            z.detach().numpy().reshape(-1)[5] = 8
+            z.detach().numpy().reshape(-1)[6] = 9
+            del array, y
+            return (w.sin() * z.mul_(2)).exp().sum()
+
+        x = torch.linspace(0, 1, 1000).requires_grad_()
+        loss = transform(f)(x)
+        (gradient,) = torch.autograd.grad(loss, x)
+        return loss, gradient
+
+    assert_same_as_eager(run, mode)
+
+
+def test_an_array_that_is_looked_at_costs_nothing() -> None:
+    """As in a program that logs: what it shows may be dropped, and replayed."""
+
+    def f(x: Tensor, look: Callable[[Tensor], object]) -> Tensor:
+        for _ in range(16):
+            h = x.sin()
+            look(h)
+            x = h.exp().tanh()  # which save their results, and not h
+            del h
+        return x.sum()
+
+    def run(look: Callable[[Tensor], object]) -> Tensor | None:
+        x = torch.linspace(0, 1, 10_000).requires_grad_()
+        rematfn.remat(f, 5 * x.nbytes)(x, look).backward()
+        return x.grad
+
+    assert_bitwise_equal(run(lambda h: h.detach().numpy().mean()), run(lambda h: None))
+
+
+def test_methods_that_tell_levels_can_be_pickled() -> None:
+    assert rematfn.remat(torch.sin)(torch.zeros(1)) == 0  # from then on they do
+    for method in (torch.Tensor.numpy, torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr):
+        assert pickle.loads(pickle.dumps(method)) is method
+
+
 def test_an_address_stays_good_when_an_operator_writes_there(mode: Mode) -> None:
     """The operator is recorded, since it writes elsewhere too: what it made there is kept."""
 

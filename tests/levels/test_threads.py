@@ -124,6 +124,37 @@ def test_a_graph_of_another_thread_lies_outside() -> None:
 # --- levels at once -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("nested", [False, True], ids=["one level", "two levels"])
+def test_a_graph_that_a_thread_makes_of_tensors_of_a_level_is_the_levels(nested: bool) -> None:
+    """From its first node on, even if that is the first of all that the thread makes."""
+    seen: list[tuple[bool, bool]] = []
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            doubled = gradient * 2
+            seen.append((_C.has_key(gradient), _C.has_key(doubled)))
+            return doubled
+
+    def work(y: Tensor) -> Tensor:
+        assert y.detach().dim() == 1  # has no node, though its argument has one
+        return Doubled.apply(y.cos())
+
+    def inner(x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(work, x.sin()).result()
+
+    def outer(x: Tensor) -> Tensor:
+        return (rematfn.remat(inner) if nested else inner)(x).sin().sum()
+
+    rematfn.remat(outer)(torch.linspace(0, 1, 100).requires_grad_()).backward()
+    assert seen == [(True, True)]
+
+
 def test_levels_of_many_threads_keep_to_their_budgets() -> None:
     net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.Tanh())
     inputs = [torch.rand(16, 32, generator=torch.Generator().manual_seed(k)) for k in range(4)]
