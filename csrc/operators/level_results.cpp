@@ -134,11 +134,11 @@ void LevelCall::record_write(std::size_t argument) {
   contents->raw = facts_.resizes_storage && recordable_;
   contents->first_saver = old->first_saver;  // of the same tensors
   contents->last_saver = old->last_saver;
-  if (old->readings) contents->readings = std::make_unique<Readings>();  // it lies at that address
   if (replayable) record_result(*contents, {static_cast<std::uint16_t>(argument), -1, true}, *f.tensor);
   contents->enter(c10::intrusive_ptr<Cell>::reclaim_copy(f.cell));
   f.cell->version = contents;
   admit(contents, over);
+  if (old->readings) contents->note_address_of(*old);
 }
 
 // The program's tensor has its bytes yet, and lineage a copy of them.

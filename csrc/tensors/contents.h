@@ -51,6 +51,7 @@ class Readings {
   void note(std::uint64_t operation, std::size_t input, const c10::Storage& storage, const View& view);
   // All bytes, as they are: somebody has an array of them.
   void note_array(const c10::Storage& storage);
+  [[nodiscard]] bool has_array() const { return whole_.has_value(); }
   // Whether they are others now.
   [[nodiscard]] bool array_wrote(const c10::Storage& storage) const;
   // Whether the sample that was taken then, if there is one, agrees with what is there.

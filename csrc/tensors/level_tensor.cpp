@@ -158,6 +158,10 @@ void TensorVersion::note_array() {
   if (place == Place::kHere && current_storage().device().is_cpu()) readings->note_array(current_storage());
 }
 
+void TensorVersion::note_address_of(const TensorVersion& overwritten) {
+  return overwritten.readings->has_array() ? note_array() : note_readers();
+}
+
 // Later ones are noted as they come.
 void TensorVersion::note_readers() {
   if (readings) return;

@@ -122,6 +122,8 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   [[nodiscard]] c10::Storage current_storage() const;
   // Somebody has the address now, and may write there.
   void note_readers();
+  // It lies where those contents lay that it has overwritten.
+  void note_address_of(const TensorVersion& overwritten);
   // Somebody has a NumPy array of it. See Note [Arrays are seldom written]
   void note_array();
   [[nodiscard]] bool was_written_by_array() const {

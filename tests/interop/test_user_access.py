@@ -415,6 +415,8 @@ def test_what_an_array_writes_stays(mode: Mode) -> None:
             y, z = x.sin(), x + 1
             array = y.detach().numpy()
             array.reshape(-1)[5] = 7
+            y.mul_(2)
+            array.reshape(-1)[7] = 8
             w = y.cos()
             z.detach().numpy().reshape(-1)[5] = 8
             z.detach().numpy().reshape(-1)[6] = 9
