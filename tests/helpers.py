@@ -134,6 +134,23 @@ def remains() -> dict[str, int]:
     return {"levels": _C.testing.live_levels(), "operations": _C.testing.live_operations()}
 
 
+def doubling(see: Callable[[Tensor, Tensor], object]) -> Callable[[Tensor], Tensor]:
+    """Return a function that doubles. Its backward shows `see` two gradients."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            doubled = gradient * 2
+            see(gradient, doubled)
+            return doubled
+
+    return Doubled.apply
+
+
 def assert_nothing_left(before: dict[str, int]) -> None:
     """Assert that no level, and no lineage, has been added to what there was before."""
     assert _C.stack_depth() == 0, "a level was left on the stack"

@@ -159,7 +159,11 @@ void TensorVersion::note_array() {
 }
 
 void TensorVersion::note_address_of(const TensorVersion& overwritten) {
-  return overwritten.readings->has_array() ? note_array() : note_readers();
+  if (overwritten.readings->has_array()) {
+    note_array();
+  } else {
+    note_readers();
+  }
 }
 
 // Later ones are noted as they come.

@@ -22,6 +22,7 @@ from helpers import (
     Transform,
     assert_bitwise_equal,
     assert_same_as_eager,
+    doubling,
     untransformed,
 )
 from torch import Tensor, nn
@@ -141,21 +142,11 @@ def test_opaque_code_may_take_addresses(mode: Mode) -> None:
 def test_another_thread_makes_no_node_of_its_argument_opaque() -> None:
     """It has made no node yet, so that all of this thread's have higher numbers than its first."""
     seen: list[bool] = []
-
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            doubled = gradient * 2
-            seen.append(_C.has_key(doubled))
-            return doubled
+    twice = doubling(lambda gradient, doubled: seen.append(_C.has_key(doubled)))
 
     def f(x: Tensor) -> Tensor:
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(rematfn.opaque(torch.cos), Twice.apply(x.sin())).result().sum()
+            return pool.submit(rematfn.opaque(torch.cos), twice(x.sin())).result().sum()
 
     rematfn.remat(f)(torch.linspace(0, 1, 100).requires_grad_()).backward()
     assert seen == [True]

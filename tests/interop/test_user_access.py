@@ -444,7 +444,10 @@ def test_an_array_that_is_looked_at_costs_nothing() -> None:
 
     def run(look: Callable[[Tensor], object]) -> Tensor | None:
         x = torch.linspace(0, 1, 10_000).requires_grad_()
-        rematfn.remat(f, 5 * x.nbytes)(x, look).backward()
+        with rematfn.testing.MemoryTimeline() as timeline:
+            rematfn.remat(f, 5 * x.nbytes)(x, look).backward()
+        loss = 4  # bytes, and as many of its gradient: the caller's
+        assert timeline.peak_excluding_survivors <= 5 * x.nbytes + 2 * loss
         return x.grad
 
     assert_bitwise_equal(run(lambda h: h.detach().numpy().mean()), run(lambda h: None))

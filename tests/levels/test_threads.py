@@ -20,6 +20,7 @@ from helpers import (
     assert_bitwise_equal,
     assert_nothing_keyed,
     assert_nothing_left,
+    doubling,
     inner,
     leaf,
     remains,
@@ -121,28 +122,17 @@ def test_a_graph_of_another_thread_lies_outside() -> None:
         assert_nothing_left(before)
 
 
-# --- levels at once -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("nested", [False, True], ids=["one level", "two levels"])
 def test_a_graph_that_a_thread_makes_of_tensors_of_a_level_is_the_levels(nested: bool) -> None:
     """From its first node on, even if that is the first of all that the thread makes."""
     seen: list[tuple[bool, bool]] = []
 
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            doubled = gradient * 2
-            seen.append((_C.has_key(gradient), _C.has_key(doubled)))
-            return doubled
+    def see(gradient: Tensor, doubled: Tensor) -> None:
+        seen.append((_C.has_key(gradient), _C.has_key(doubled)))
 
     def work(y: Tensor) -> Tensor:
         assert y.detach().dim() == 1  # has no node, though its argument has one
-        return Doubled.apply(y.cos())
+        return doubling(see)(y.cos())
 
     def inner(x: Tensor) -> Tensor:
         with ThreadPoolExecutor(1) as pool:
@@ -153,6 +143,9 @@ def test_a_graph_that_a_thread_makes_of_tensors_of_a_level_is_the_levels(nested:
 
     rematfn.remat(outer)(torch.linspace(0, 1, 100).requires_grad_()).backward()
     assert seen == [(True, True)]
+
+
+# --- levels at once -------------------------------------------------------------------------------
 
 
 def test_levels_of_many_threads_keep_to_their_budgets() -> None:
