@@ -25,8 +25,10 @@ MIB = 2**20
 Way = Literal["remat", "offload", "hybrid"]
 WAYS: tuple[Way, ...] = ("remat", "offload", "hybrid")
 # A call that is recorded; three whose times are taken; one that begins the search by these times;
-# sixteen rounds of up to four plans that the clock decides between; a few more.
-WARM_UP = {"remat": 2, "offload": 10, "hybrid": 72}
+# sixteen rounds of up to four plans that the clock decides between, or fewer; a few more.
+WARM_UP = {"remat": 2, "offload": 10, "hybrid": 76}
+TIMED = 4  # of those, the last whose times are taken
+SETTLED = 5  # calls in a row by one plan: it is decided
 QUIET = 0.3  # cores that others may keep busy
 CLOSE = 1.03  # a hybrid that takes so much of the better of its parts is timed three times as long
 
@@ -99,18 +101,28 @@ class Candidate:
             rematfn.BudgetError: It does not fit.
         """
         exact = bench.is_exact(bench.run(self.step)[0])
-        seconds = []
-        for _ in range(WARM_UP[self.way] - 1):
+        seconds: list[float] = []
+        plans: list[float | None] = []
+        then = None  # eager's seconds when operators were timed
+        for call in range(1, WARM_UP[self.way]):
             finish_searches()  # only calls with no search beside them are timed
             seconds.append(bench.run(self.step)[1])
+            plans.append(self.foretold())
+            if self.disk is not None and call == TIMED:
+                then = _eager(bench)
+            if call > TIMED + SETTLED and self.way == "hybrid" and len(set(plans[-SETTLED:])) == 1:
+                break
+        now = _eager(bench) if then else None
         finish_searches()
         results, memory = bench.count(self.step)
         exact = bench.is_exact(results) and exact
         row: Row = {"peak / budget": memory.peak / self.budget, "exact": exact}
-        foretold = self.foretold()
-        if self.disk is not None and foretold is not None:
+        foretold = plans[-1]
+        if then and now and foretold is not None:
             # The last calls of the warm-up: the timed rounds come minutes later, by another disk.
-            row["foretold / measured"] = foretold / statistics.median(seconds[-5:])
+            measured = statistics.median(seconds[-SETTLED:])
+            row["foretold / measured"] = foretold / measured
+            row["the same, by eager's clock"] = foretold / measured * now / then
         return row
 
     def did(self, bench: Bench, speed: DiskSpeed, eager: float, seconds: float) -> Row:
@@ -141,7 +153,7 @@ class Candidate:
         planned = None if program is None else program.planned
         if planned is None or not math.isfinite(planned.overhead()):
             return None
-        return float(planned.cost + planned.overhead())
+        return float(planned.elapsed + planned.overhead())
 
 
 def measured(
@@ -207,6 +219,10 @@ def times(
     quietest = sorted(rounds, key=lambda found: found[0])[:repeats]
     found = {name: [seconds[name] for _, seconds in quietest] for name in names}
     return found, statistics.fmean(cores for cores, _ in quietest)
+
+
+def _eager(bench: Bench) -> float:
+    return statistics.median(bench.run(bench.eager)[1] for _ in range(4))
 
 
 def _second(bench: Bench, step: Step) -> float:

@@ -11,9 +11,14 @@ std::mutex& feedback_mutex() {
   return *mutex;
 }
 
-Contest::Contest(const std::vector<Followed>& plans) {
-  for (const Followed& plan : plans) entrants_.push_back({plan});
+Contest::Contest(const std::vector<Followed>& plans, std::size_t racing, std::size_t substitutes)
+    : next_substitute_(racing), end_of_substitutes_(racing + substitutes) {
+  for (const Followed& plan : plans) {
+    entrants_.push_back({.followed = plan, .takes_part = entrants_.size() < racing});
+  }
 }
+
+bool Contest::is_over() const { return std::ranges::count_if(entrants_, &Entrant::takes_part) < 2; }
 
 Followed Contest::next() const {
   const std::lock_guard guard(feedback_mutex());
@@ -27,13 +32,33 @@ Followed Contest::next() const {
 
 void Contest::note(const Plan& plan, double seconds) {
   const std::lock_guard guard(feedback_mutex());
-  if (std::ranges::count_if(entrants_, &Entrant::takes_part) < 2) return;
+  if (is_over()) return;
   for (Entrant& entrant : entrants_) {
     if (entrant.followed.plan.get() != &plan || !entrant.takes_part) continue;
     entrant.seconds.push_back(seconds);
     entrant.takes_part = seconds != kNever;
   }
   if (rounds() >= kUncounted + kLeast) exclude_slower();
+}
+
+void Contest::note_broken(const Plan& plan) {
+  const std::lock_guard guard(feedback_mutex());
+  const auto found = std::ranges::find(entrants_, &plan, [](const Entrant& entrant) {
+    return entrant.followed.plan.get();
+  });
+  if (found == entrants_.end() || found->broken) return;
+  found->broken = true;
+  found->takes_part = false;
+  if (next_substitute_ < end_of_substitutes_) return enter(entrants_[next_substitute_++]);
+  if (std::ranges::any_of(entrants_, &Entrant::takes_part)) return;
+  const auto next = std::ranges::find(entrants_, false, &Entrant::broken);
+  if (next != entrants_.end()) enter(*next);
+}
+
+// Rounds are compared, and it has had none.
+void Contest::enter(Entrant& entrant) {
+  entrant.takes_part = true;
+  for (Entrant& each : entrants_) each.seconds.clear();
 }
 
 std::size_t Contest::rounds() const {

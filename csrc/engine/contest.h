@@ -16,6 +16,11 @@
 // seconds, in which who moves less is ahead. A plan that is foretold to be clearly slower is not tried.
 // Where an accelerator computes, the clock of the host does not tell what a call takes, and the simulation
 // decides alone; so it does for plans that only drop, whose operators take what they take anywhere.
+//
+// A plan that both moves and drops may cascade: a copy that comes later than foretold has a replay evict what
+// the next one reads. For that no clock is needed: a call whose replays have cost more than
+// Guide::most_replayed() puts its plan out at once, the last one, too. Another takes its place if it is
+// foretold to be about as good, or if there is none left; and all begin anew.
 
 #pragma once
 
@@ -44,19 +49,23 @@ struct Followed {
 // Any thread.
 class Contest {
  public:
-  // At least one; the best comes first, as far as is known.
-  explicit Contest(const std::vector<Followed>& plans);
+  // At least one; the best comes first, as far as is known. The first `racing` take part. The others stand
+  // by: the first `substitutes` of them for each that breaks, the rest for the last one.
+  explicit Contest(const std::vector<Followed>& plans, std::size_t racing, std::size_t substitutes = 0);
 
   // Which the next call is to follow.
   [[nodiscard]] Followed next() const;
   // A call has followed `plan`. `seconds`: kNever if not to its end; then the plan is out.
   void note(const Plan& plan, double seconds);
+  // A call that has followed `plan` replayed far more than was foretold.
+  void note_broken(const Plan& plan);
 
  private:
   struct Entrant {
     Followed followed;
     std::vector<double> seconds{};  // of each of its calls
     bool takes_part = true;
+    bool broken = false;
   };
   static constexpr std::size_t kUncounted = 2;  // rounds
   static constexpr std::size_t kLeast = 4;  // that count, before one is out
@@ -68,8 +77,13 @@ class Contest {
   // What its calls took, the fastest of each round being one.
   [[nodiscard]] double relative(const Entrant& entrant) const;
   void exclude_slower();
+  [[nodiscard]] bool is_over() const;  // fewer than two take part
+
+  void enter(Entrant& entrant);
 
   std::vector<Entrant> entrants_;
+  std::size_t next_substitute_;
+  const std::size_t end_of_substitutes_;
 };
 
 }  // namespace rematfn

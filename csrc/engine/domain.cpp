@@ -356,6 +356,8 @@ void Domain::note_addressed(Version& version, bool addressed) {
 
 // ---- what is known of the program --------------------------------------------------------------
 
+double Domain::spent() const { return thrash.replayed() + root->statistics.waited; }
+
 bool Domain::foresees() const { return guide && guide->foresees(); }
 
 void Domain::note_call(const ObservedCall& call) {

@@ -68,6 +68,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   std::shared_ptr<const Trace> known;  // of an earlier call that was alike
   std::shared_ptr<Journal> journal;    // null: nobody asks
   bool guide_lost = false;
+  // Seconds of replays and of waiting, so far.
+  [[nodiscard]] double spent() const;
   // Whether there is one that moves scores.
   [[nodiscard]] bool foresees() const;
 

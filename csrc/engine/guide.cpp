@@ -15,6 +15,7 @@ Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()), cost(tr
   double clock = 0;
   for (const Trace::Event& event : trace.events) {
     if (event.what != Trace::What::kCall) continue;
+    clock += trace.calls[event.index].pause;
     start[event.index] = clock;
     clock += trace.calls[event.index].cost;
   }
@@ -45,14 +46,21 @@ Guide::Guide(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> f
       future_(std::move(future)),
       followed_(std::move(plan)),
       timings_(std::move(timings)),
-      contest_(std::move(contest)) {}
+      contest_(std::move(contest)) {
+  if (timings_ && leads() != nullptr) began_with_ = leads()->factors();
+}
 
 Guide::~Guide() {
   if (!timings_) return;
-  const bool is_whole = costs_.size() == trace_->calls.size();
+  const bool is_whole = taken_.costs.size() == trace_->calls.size();
   const std::chrono::duration<double> taken = ended_ - began_;
-  if (contest_) contest_->note(plan(), is_whole ? taken.count() : kNever);
-  if (is_whole) timings_->add(std::move(costs_));
+  if (contest_ && is_broken_) {
+    contest_->note_broken(plan());
+  } else if (contest_) {
+    contest_->note(plan(), is_whole ? taken.count() : kNever);
+  }
+  if (is_whole && leads() != nullptr) leads()->note_call(std::move(began_with_), overhead_, future_->cost);
+  if (is_whole) timings_->add(std::move(taken_));
 }
 
 double Leads::of(Trace::Id value) const {
@@ -74,6 +82,27 @@ void Leads::note_turned_back(Trace::Id value) {
   if (value < values_.size()) values_[value].was_late = false;
 }
 
+Leads::Factors Leads::factors() const {
+  Factors found(values_.size());
+  for (Trace::Id value = 0; value < found.size(); ++value) found[value] = static_cast<float>(of(value));
+  return found;
+}
+
+// See Note [Leads are put to the test]
+void Leads::note_call(Factors began_with, double spent, double program) {
+  constexpr double kClearly = 1.5;
+  constexpr double kOfProgram = 0.01;
+  constexpr double kForgets = 0.1;
+  const std::lock_guard guard(feedback_mutex());
+  if (spent <= least_spent_) {
+    least_spent_ = spent;
+    best_ = std::move(began_with);
+  } else if (spent > kClearly * least_spent_ + kOfProgram * program) {
+    least_spent_ += kForgets * (spent - least_spent_);
+    for (std::size_t i = 0; i < best_.size(); ++i) values_[i].factor = best_[i];
+  }
+}
+
 // Calls on several threads may lose each other's change.
 void Leads::change(Trace::Id value, float by) {
   constexpr float kMost = 64;
@@ -82,34 +111,70 @@ void Leads::change(Trace::Id value, float by) {
   values_[value].factor.store(std::clamp(changed, 1 / kMost, kMost), std::memory_order_relaxed);
 }
 
-void Timings::add(std::vector<double> costs) {
-  constexpr double kAlike = 1.25;
-  const double total = std::accumulate(costs.begin(), costs.end(), 0.0);
-  const std::lock_guard guard(feedback_mutex());
-  if (calls_.size() == kMost) return;
-  std::erase_if(calls_, [&](const Call& call) { return call.total > kAlike * total; });
-  for (const Call& call : calls_) {
-    if (total > kAlike * call.total) return;
-  }
-  calls_.push_back({total, std::move(costs)});
+namespace {
+
+double sum(const std::vector<double>& seconds) {
+  return std::accumulate(seconds.begin(), seconds.end(), 0.0);
 }
 
-std::vector<double> Timings::medians(std::size_t least) const {
-  const std::lock_guard guard(feedback_mutex());
-  std::vector<double> found;
-  if (calls_.size() < least) return found;
-  std::vector<double> of_one(calls_.size());
-  for (std::size_t i = 0; i < calls_.front().costs.size(); ++i) {
-    std::ranges::transform(calls_, of_one.begin(), [&](const Call& call) { return call.costs[i]; });
-    const auto middle = of_one.begin() + static_cast<std::ptrdiff_t>(of_one.size() / 2);
-    std::ranges::nth_element(of_one, middle);
-    found.push_back(*middle);
+double median(std::vector<double> seconds) {
+  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+  std::ranges::nth_element(seconds, middle);
+  return *middle;
+}
+
+// Operator by operator; together they come to what a call takes. They are lengthened for that: what
+// disturbs one call here and another there is in the middle nowhere, and in the time of each.
+std::vector<double> medians(const std::vector<Times>& calls, std::vector<double> Times::* what) {
+  std::vector<double> found(calls.size());
+  const auto median_of = [&](const auto& of_a_call) {
+    std::ranges::transform(calls, found.begin(), of_a_call);
+    return median(found);
+  };
+  const double total = median_of([&](const Times& call) { return sum(call.*what); });
+  std::vector<double> all;
+  for (std::size_t i = 0; i < (calls.front().*what).size(); ++i) {
+    all.push_back(median_of([&](const Times& call) { return (call.*what)[i]; }));
   }
-  return found;
+  const double apart = sum(all);
+  if (apart > 0) {
+    for (double& each : all) each *= total / apart;
+  }
+  return all;
+}
+
+}  // namespace
+
+void Timings::add(Times times) {
+  constexpr double kAlike = 1.25;
+  const double total = sum(times.costs);
+  const std::lock_guard guard(feedback_mutex());
+  if (calls_.size() == kEnough) return;
+  std::erase_if(calls_, [&](const Times& call) { return sum(call.costs) > kAlike * total; });
+  for (const Times& call : calls_) {
+    if (total > kAlike * sum(call.costs)) return;
+  }
+  calls_.push_back(std::move(times));
+}
+
+std::shared_ptr<const Trace> Timings::applied_to(const Trace& trace) const {
+  std::vector<Times> calls;
+  {
+    const std::lock_guard guard(feedback_mutex());
+    if (calls_.size() < kEnough) return nullptr;
+    calls = calls_;
+  }
+  const std::vector<double> costs = medians(calls, &Times::costs);
+  const std::vector<double> pauses = medians(calls, &Times::pauses);
+  auto timed = std::make_shared<Trace>(trace);
+  for (std::size_t i = 0; i < costs.size(); ++i) {
+    timed->calls[i].cost = costs[i];
+    timed->calls[i].pause = clocked_ ? pauses[i] : 0;
+  }
+  return timed;
 }
 
 bool Guide::follow(const ObservedCall& seen) {
-  if (contest_ && next_call_ == 0) began_ = Clock::now();
   const std::size_t index = next_call_++;
   if (index >= trace_->calls.size()) return false;
   const Trace::Call& call = trace_->calls[index];
@@ -135,10 +200,31 @@ bool Guide::follow(const ObservedCall& seen) {
   return true;
 }
 
-double Guide::cost_of_next(double observed) {
-  if (timings_) costs_.push_back(observed);
-  if (contest_ && costs_.size() == trace_->calls.size()) ended_ = Clock::now();
+// See Note [A guided call keeps its record's time]
+void Guide::note_taken(double observed, double overhead) {
+  if (!timings_) return;
+  const Clock::time_point now = Clock::now();
+  double pause = 0;
+  if (taken_.costs.empty()) {
+    began_ = now;
+  } else {
+    const std::chrono::duration<double> since = now - ended_;
+    pause = std::max(since.count() - observed - (overhead - overhead_), 0.0);
+  }
+  taken_.costs.push_back(observed);
+  taken_.pauses.push_back(pause);
+  ended_ = now;
+  overhead_ = overhead;
+}
+
+double Guide::cost_of_next(double observed) const {
   return next_call_ < trace_->calls.size() ? trace_->calls[next_call_].cost : observed;
+}
+
+double Guide::pause_before_next() {
+  if (next_call_ < first_not_begun_ || next_call_ >= trace_->calls.size()) return 0;
+  first_not_begun_ = next_call_ + 1;
+  return trace_->calls[next_call_].pause;
 }
 
 Preference Guide::preference_for(const Version& version) const {

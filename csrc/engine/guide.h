@@ -14,6 +14,9 @@
 // Next uses are points in the program time of the record. Where costs are measured, no two calls take
 // the same; so a guided call's clock is moved on by what the record says that an operator costs.
 // What it did take is noted: a first call finds caches cold, and its times are not those of the others.
+// So is what lies between an operator and the one before, the interpreter's time and the program's own: copies
+// go on meanwhile. Of an LSTM's step it is an eighth (measured). Replays and waiting lie there as well; they
+// are the plan's, and taken off.
 
 #pragma once
 
@@ -67,28 +70,44 @@ struct Plan {
   Preference prefers = Preference::kCheaper;
   double lead = 4;        // a return begins so many times earlier than it takes
   double overhead = kNever;  // seconds of replays and of waiting, as simulated; kNever: it does not fit
+  double replayed = kNever;  // of replays alone
   bool online = false;  // the level's own policy, and no more: as a call that nothing is known of
 };
 
-// What the operators of guided calls have cost. Any thread.
+// What the operators of a call have taken, and what lay between each and the one before. In seconds.
+struct Times {
+  std::vector<double> costs;
+  std::vector<double> pauses;
+};
+
+// Those of guided calls. Any thread.
 class Timings {
  public:
+  // `clocked`: the host's clock tells what lies between two operators.
+  explicit Timings(bool clocked) : clocked_(clocked) {}
+
   // Of a whole call. One that others disturbed, so that it took longer than another, does not count.
-  void add(std::vector<double> costs);
-  // The medians, of all that count; empty if those are fewer than `least`.
-  [[nodiscard]] std::vector<double> medians(std::size_t least) const;
+  void add(Times times);
+  // `trace`, by the medians of all that count; null if those are too few.
+  [[nodiscard]] std::shared_ptr<const Trace> applied_to(const Trace& trace) const;
 
  private:
-  struct Call {
-    double total;
-    std::vector<double> costs;
-  };
-  static constexpr std::size_t kMost = 3;
-  std::vector<Call> calls_;
+  static constexpr std::size_t kEnough = 3;
+  const bool clocked_;
+  std::vector<Times> calls_;
 };
 
 // By value: how much earlier than the plan says its return begins, as calls that followed the plan have
 // shown. See Note [What moving costs].
+//
+// Note [Leads are put to the test]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What a late return teaches is right for its value and may be wrong for the call: a return that begins
+// earlier takes room earlier, for which others go, and come late. An LSTM in a tenth of its peak waited for
+// 0.02 s in its twelfth call and for 0.15 s in its twenty-second, and moved a seventh more. So what a call
+// spends on replays and waiting is compared with the least that a call has spent. After one that has spent
+// clearly more, the leads are again those that the best call began with. Disks change: each time that this
+// happens, the least is taken to be a little more.
 class Leads {
  public:
   explicit Leads(std::size_t values) : values_(values) {}
@@ -99,6 +118,11 @@ class Leads {
   void note_early(Trace::Id value);
   void note_turned_back(Trace::Id value);
 
+  using Factors = std::vector<float>;  // by value
+  [[nodiscard]] Factors factors() const;
+  // A call that began with these has spent so many seconds on replays and waiting; the program takes so many.
+  void note_call(Factors began_with, double spent, double program);
+
  private:
   void change(Trace::Id value, float by);
 
@@ -107,6 +131,9 @@ class Leads {
     std::atomic<bool> was_late = false;  // and has not been turned back since
   };
   std::vector<Lead> values_;
+  // Under feedback_mutex().
+  Factors best_;
+  double least_spent_ = kNever;  // with these
 };
 
 class Guide {
@@ -127,10 +154,17 @@ class Guide {
   // Whether it moves scores.
   [[nodiscard]] bool foresees() const { return !plan().online; }
   [[nodiscard]] Leads* leads() const { return followed_.leads.get(); }  // or null
-  // What the record says that the call costs that is about to be followed; `observed` if it has no such.
-  [[nodiscard]] double cost_of_next(double observed);
+  // The operator that is about to be followed has taken `observed` seconds. `overhead`: of replays and
+  // waiting, so far.
+  void note_taken(double observed, double overhead);
+  // What the record says that it costs; `observed` if it has no such.
+  [[nodiscard]] double cost_of_next(double observed) const;
+  // What it says has passed since the operator before it ended; nothing if that was asked already.
+  [[nodiscard]] double pause_before_next();
   // What replays cost at the most where the plan holds what it promises.
-  [[nodiscard]] double most_replayed() const { return 2 * plan().overhead + future_->cost / 10; }
+  [[nodiscard]] double most_replayed() const { return 2 * plan().replayed + future_->cost / 10; }
+  // They have cost more.
+  void note_broken() { is_broken_ = true; }
   // Whether, since nothing was found to be useless, something has been read for the last time.
   [[nodiscard]] bool may_know_useless() const { return may_know_useless_; }
   void note_useless(bool found) { may_know_useless_ = found; }
@@ -149,9 +183,13 @@ class Guide {
   const std::shared_ptr<Contest> contest_;
   using Clock = std::chrono::steady_clock;
   Clock::time_point began_;  // its first operator
-  Clock::time_point ended_;  // its last
-  std::vector<double> costs_;  // observed
+  Clock::time_point ended_;  // the latest
+  double overhead_ = 0;      // by then
+  Times taken_;
+  Leads::Factors began_with_;  // leads
+  bool is_broken_ = false;
   std::size_t next_call_ = 0;
+  std::size_t first_not_begun_ = 0;  // of the calls: the pause before it has not passed
   bool may_know_useless_ = false;
 };
 

@@ -235,6 +235,7 @@ void Replayer::run(Operation& operation) {
   domain_.thrash.note_replay(operation.cost);
   if (domain_.floor.moved && domain_.guide &&
       domain_.thrash.replayed() > domain_.guide->most_replayed()) {
+    domain_.guide->note_broken();
     domain_.evictor.move_from_now_on();  // Rule 7
   }
 }

@@ -18,6 +18,7 @@ Step::Step(Domain& domain, Table& level) : domain_(domain), level_(level) {
 
 void Step::run() {
   domain_.thrash.enter(nature_.backward);
+  if (domain_.guide) domain_.clock += domain_.guide->pause_before_next();
   before_ = domain_.clock;
   if (domain_.journal) domain_.journal->begin(operator_name(), site(), level_, nature_.backward);
   if (is_metered_) require_room();
@@ -185,6 +186,7 @@ void Step::account(const Outcome& outcome) {
     for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) note_need(*t, needed);
   }
   // See Note [A guided call keeps its record's time]
+  if (domain_.guide) domain_.guide->note_taken(outcome.cost, domain_.spent());
   const double cost = domain_.guide ? domain_.guide->cost_of_next(outcome.cost) : outcome.cost;
   domain_.clock += cost;
   domain_.thrash.note_operator(cost);

@@ -39,6 +39,12 @@ double Trace::cost() const {
                          [](double sum, const Call& call) { return sum + call.cost; });
 }
 
+double Trace::elapsed() const {
+  return std::accumulate(calls.begin(), calls.end(), 0.0, [](double sum, const Call& call) {
+    return sum + call.cost + call.pause;
+  });
+}
+
 std::size_t Trace::result_bytes() const {
   std::vector<bool> left(values.size());
   std::size_t sum = 0;

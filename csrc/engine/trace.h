@@ -19,6 +19,7 @@ namespace rematfn {
 // What a call is, apart from its name and its values.
 struct CallFacts {
   double cost = 0;  // seconds
+  double pause = 0;  // seconds since the call before it ended, replays and waiting aside; 0: not known
   double modelled = 0;  // what the cost model gives it, in seconds; 0: not known
   double flops = 0;
   std::size_t output_bytes = 0;
@@ -83,6 +84,8 @@ struct Trace {
   void add_unrecorded(std::size_t nbytes);
   // Of all calls, in seconds.
   [[nodiscard]] double cost() const;
+  // With what lies between them.
+  [[nodiscard]] double elapsed() const;
   // Of what was made inside, and left.
   [[nodiscard]] std::size_t result_bytes() const;
   // Throws std::invalid_argument unless each value is made before it is read, and released once.

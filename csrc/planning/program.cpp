@@ -28,7 +28,7 @@ void Program::begin(std::size_t budget, std::optional<LinkOptions> link, const T
   std::swap(followed_, old);
   contest_.reset();
   budget_ = budget;
-  if (link && !timings_) timings_ = std::make_shared<Timings>();
+  if (link && !timings_) timings_ = std::make_shared<Timings>(link->clocked);
 }
 
 void Program::search(std::size_t budget, const SearchLimits& limits, std::optional<Score> first,
@@ -63,8 +63,9 @@ std::uint64_t Program::follow(std::uint64_t share) {
     if (best != followed_.plan) followed_ = newly(std::move(best));
     if (is_timed_anew_ && share >= search->simulated()) {
       std::vector<Followed> plans;
-      for (auto& plan : search->contestants()) plans.push_back(newly(std::move(plan)));
-      if (!plans.empty()) contest_ = std::make_shared<Contest>(plans);
+      auto found = search->contestants();
+      for (auto& plan : found.plans) plans.push_back(newly(std::move(plan)));
+      if (!plans.empty()) contest_ = std::make_shared<Contest>(plans, found.racing, found.substitutes);
     }
   }
   return search->simulated();
@@ -88,21 +89,18 @@ std::shared_ptr<Guide> Program::guide() const {
 }
 
 std::shared_ptr<Program> Program::timed_anew() const {
-  constexpr std::size_t kEnough = 3;
-  std::shared_ptr<Timings> timings;
+  std::shared_ptr<const Timings> timings;
   {
     const std::lock_guard guard(plans_mutex());
     timings = timings_;
   }
   if (!timings) return nullptr;
-  const std::vector<double> costs = timings->medians(kEnough);
-  if (costs.size() != trace->calls.size()) return nullptr;
-  auto timed = std::make_shared<Trace>(*trace);
-  for (std::size_t i = 0; i < costs.size(); ++i) timed->calls[i].cost = costs[i];
-  return std::make_shared<Program>(std::move(timed), /*is_timed_anew=*/true);
+  std::shared_ptr<const Trace> timed = timings->applied_to(*trace);
+  return timed ? std::make_shared<Program>(std::move(timed), /*is_timed_anew=*/true) : nullptr;
 }
 
 double Program::cost() const { return trace->cost(); }
+double Program::elapsed() const { return trace->elapsed(); }
 
 Plan Program::plan() const {
   const std::lock_guard guard(plans_mutex());

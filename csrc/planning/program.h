@@ -39,8 +39,10 @@ class Program {
   // Who guides the next run, or null if no plan fits.
   [[nodiscard]] std::shared_ptr<Guide> guide() const;
   [[nodiscard]] Plan plan() const;
-  // Of the program itself, in seconds.
+  // Of the program itself, in seconds: its operators; and those with what lies between them, where that is
+  // known.
   [[nodiscard]] double cost() const;
+  [[nodiscard]] double elapsed() const;
   // The search that has begun, or null. Under plans_mutex().
   [[nodiscard]] const std::shared_ptr<Search>& begun() const { return search_; }
 

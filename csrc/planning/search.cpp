@@ -138,7 +138,9 @@ Search::Result Search::simulate(const std::shared_ptr<const Plan>& plan, Effort&
   Result result;
   try {
     Deeds deeds;
-    result.overhead = rematfn::simulate(*trace_, options, &deeds).overhead();
+    const Statistics found = rematfn::simulate(*trace_, options, &deeds);
+    result.overhead = found.overhead();
+    result.replayed = found.replayed_cost;
     result.moved = std::move(deeds.moved);
   } catch (const NoRoom&) {
     // as it was
@@ -151,6 +153,7 @@ Search::Result Search::simulate(const std::shared_ptr<const Plan>& plan, Effort&
 void Search::note_result(Result result, std::uint64_t operators) {
   const double overhead = result.overhead;
   pending_->overhead = overhead;
+  pending_->replayed = result.replayed;
   const std::shared_ptr<const Plan> plan = std::move(pending_);
   if (plan->online) {
     if (overhead < reached()) online_ = plan;
@@ -188,25 +191,35 @@ std::shared_ptr<const Plan> Search::best_within(std::uint64_t share) {
   return online_ && online_->overhead < found->overhead ? online_ : found;
 }
 
-std::vector<std::shared_ptr<const Plan>> Search::contestants() {
+Search::Contestants Search::contestants() {
   constexpr double kClearlySlower = 1.25;
   constexpr double kAlmost = 1.03;
-  if (!link_ || !link_->clocked || !link_->drops || !over_) return {};
+  if (!link_ || !link_->drops || !over_) return {};
   const std::shared_ptr<const Plan> best = best_within(kAll);
   if (!best) return {};
+  const double elapsed = trace_->elapsed();
   const auto is_within = [&](double factor, const std::shared_ptr<const Plan>& plan) {
-    return plan && program_cost_ + plan->overhead <= factor * (program_cost_ + best->overhead);
+    return plan && elapsed + plan->overhead <= factor * (elapsed + best->overhead);
   };
-  std::vector<std::shared_ptr<const Plan>> plans{best};
+  Contestants found{{best}};
   for (const Best& other : best_of_) {
-    const bool is_other = other.plan && other.plan->prefers != best->prefers;
-    if (is_other && is_within(kClearlySlower, other.plan)) plans.push_back(other.plan);
+    if (other.plan && other.plan->prefers != best->prefers) found.plans.push_back(other.plan);
   }
+  std::ranges::sort(found.plans.begin() + 1, found.plans.end(), {}, &Plan::overhead);
   // Calls decide anew each time what is cheaper; what has been decided by value they do as foretold.
   const bool is_decided = is_within(kAlmost, best_of_[index_of(Preference::kByValue)].plan);
-  const auto is_undecided = [](const auto& p) { return p->prefers == Preference::kCheaper && !p->online; };
-  if (is_decided) std::erase_if(plans, is_undecided);
-  return plans;
+  const auto as_good = std::ranges::count_if(found.plans, [&](const std::shared_ptr<const Plan>& plan) {
+    return is_within(kClearlySlower, plan);
+  });
+  const auto races = [&](const std::shared_ptr<const Plan>& plan) {
+    if (!link_->clocked) return plan == best;
+    const bool is_undecided = plan->prefers == Preference::kCheaper && !plan->online;
+    return is_within(kClearlySlower, plan) && !(is_decided && is_undecided);
+  };
+  const auto others = std::ranges::stable_partition(found.plans, races);
+  found.racing = static_cast<std::size_t>(others.begin() - found.plans.begin());
+  found.substitutes = static_cast<std::size_t>(as_good) - found.racing;
+  return found;
 }
 
 bool Search::pays() const {

@@ -62,7 +62,8 @@ class Search {
   [[nodiscard]] std::shared_ptr<const Plan> next();
   struct Result {
     double overhead = kNever;  // of the plan, in seconds; kNever if it does not fit
-    std::vector<bool> moved;   // by value: what went over the link
+    double replayed = kNever;  // that part of it
+    std::vector<bool> moved{};   // by value: what went over the link
   };
   // Throws Stopped.
   [[nodiscard]] Result simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const;
@@ -77,9 +78,13 @@ class Search {
   // are forgotten.
   [[nodiscard]] std::shared_ptr<const Plan> best_within(std::uint64_t share);
   [[nodiscard]] std::uint64_t simulated() const { return simulated_; }
-  // Once it is over, those between which the clock is to decide, the best first; none where the
-  // simulation decides alone. See Note [The clock decides between plans that move].
-  [[nodiscard]] std::vector<std::shared_ptr<const Plan>> contestants();
+  // Once it is over, of a level that may move and drop. See Note [The clock decides between plans that move].
+  struct Contestants {
+    std::vector<std::shared_ptr<const Plan>> plans{};  // the best first
+    std::size_t racing = 0;  // so many of them, between which the clock is to decide; the others stand by
+    std::size_t substitutes = 0;  // of those, the first, which are about as good
+  };
+  [[nodiscard]] Contestants contestants();
 
  private:
   enum class Stage : std::uint8_t {

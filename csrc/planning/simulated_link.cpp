@@ -12,8 +12,7 @@ SimulatedLink::SimulatedLink(Domain& domain, const LinkFigures& figures, std::si
     : Link(domain), figures_(figures), room_(room), moved_(values) {}
 
 double SimulatedLink::now() const {
-  const Statistics& so_far = domain_.root->statistics;
-  return domain_.clock + so_far.replayed_cost + so_far.waited;
+  return domain_.clock + domain_.spent();
 }
 
 // Whoever computes meanwhile takes longer.

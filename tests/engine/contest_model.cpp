@@ -34,7 +34,7 @@ void a_contest() {
   constexpr double kUntypical = 1;
   std::vector<std::shared_ptr<const Plan>> plans;
   for (int i = 0; i < 3; ++i) plans.push_back(std::make_shared<const Plan>());
-  Contest contest({{plans[0]}, {plans[1]}, {plans[2]}});
+  Contest contest({{plans[0]}, {plans[1]}, {plans[2]}}, 3);
   const auto follow = [&](const std::vector<double>& round) {
     for (std::size_t i = 0; i < round.size(); ++i) {
       if (round[i] == kNever) continue;
@@ -56,7 +56,7 @@ void a_contest() {
   contest.note(*plans[0], 1);
   expect(contest.next().plan == plans[1], "what comes after the contest does not count");
 
-  Contest close({{plans[0]}, {plans[1]}});
+  Contest close({{plans[0]}, {plans[1]}}, 2);
   unsigned rounds = 0;
   for (; close.next().plan == plans[0]; ++rounds) {
     close.note(*plans[0], 1.06);
@@ -64,14 +64,14 @@ void a_contest() {
   }
   expect(rounds == 14, "six percent take so many rounds");
 
-  Contest stalled({{plans[0]}, {plans[1]}});
+  Contest stalled({{plans[0]}, {plans[1]}}, 2);
   for (unsigned round = 0; round < 16; ++round) {
     stalled.note(*plans[0], round == 2 || round == 3 ? 2 : 1);
     stalled.note(*plans[1], 1.1);
   }
   expect(stalled.next().plan == plans[0], "two slow rounds do not decide");
 
-  Contest refused({{plans[0]}, {plans[1]}});
+  Contest refused({{plans[0]}, {plans[1]}}, 2);
   refused.note(*plans[0], 1);
   refused.note(*plans[0], kNever);
   for (int i = 0; i < 3; ++i) {
@@ -79,7 +79,30 @@ void a_contest() {
     refused.note(*plans[1], 7);
   }
   expect(refused.next().plan == plans[1], "for good");
-  expect(Contest({{plans[0]}}).next().plan == plans[0], "one alone wins");
+  expect(Contest({{plans[0]}}, 1).next().plan == plans[0], "one alone wins");
+
+  Contest broken({{plans[0]}, {plans[1]}, {plans[2]}}, 2);
+  broken.note_broken(*plans[0]);
+  broken.note(*plans[1], 99);
+  expect(broken.next().plan == plans[1], "who stands by does so while another is left");
+  broken.note_broken(*plans[1]);
+  expect(broken.next().plan == plans[2], "and takes the place of the last");
+  broken.note_broken(*plans[2]);
+  expect(broken.next().plan == plans[0], "where all are broken, the best is followed");
+
+  Contest substituted({{plans[0]}, {plans[1]}, {plans[2]}}, 2, 1);
+  substituted.note(*plans[0], 1);
+  substituted.note_broken(*plans[1]);
+  substituted.note_broken(*plans[1]);
+  for (const std::size_t plan : {0, 2, 0, 2}) {
+    expect(substituted.next().plan == plans[plan], "what is as good takes its place, and all begin anew");
+    substituted.note(*plans[plan], 1);
+  }
+
+  Contest won({{plans[0]}, {plans[1]}, {plans[2]}}, 2);
+  won.note(*plans[0], kNever);
+  won.note_broken(*plans[1]);
+  expect(won.next().plan == plans[0], "who was out for its time comes back");
 }
 
 // Calls of a program that may move decide, once its costs are known and its search is over.
@@ -139,17 +162,20 @@ class Pretended {
     search_->try_settings({.in_vain = kAll, .in_all = kAll, .plans = 1000}, {});
     while (const auto plan = search_->next()) {
       plans.push_back(*plan);
-      search_->note_result({overheads_.at(plan->prefers), moved_}, 1);
+      search_->note_result({.overhead = overheads_.at(plan->prefers), .moved = moved_}, 1);
     }
   }
 
   [[nodiscard]] std::multiset<Preference> contestants() {
-    std::multiset<Preference> found;
-    for (const auto& plan : search_->contestants()) found.insert(plan->prefers);
-    return found;
+    const Search::Contestants found = search_->contestants();
+    standing_by = found.plans.size() - found.racing;
+    std::multiset<Preference> racing;
+    for (std::size_t i = 0; i < found.racing; ++i) racing.insert(found.plans[i]->prefers);
+    return racing;
   }
 
   std::vector<Plan> plans;  // that were tried
+  std::size_t standing_by = 0;
 
  private:
   const Overheads overheads_;
@@ -164,8 +190,10 @@ class Pretended {
 void who_takes_part() {
   using enum Preference;
   const auto contestants = [](double cheaper, double moving, double dropping, double by_value) {
-    return Pretended({{kCheaper, cheaper}, {kMoving, moving}, {kDropping, dropping}, {kByValue, by_value}})
-        .contestants();
+    Pretended search({{kCheaper, cheaper}, {kMoving, moving}, {kDropping, dropping}, {kByValue, by_value}});
+    const auto racing = search.contestants();
+    expect(racing.size() + search.standing_by == kPreferences, "the others stand by");
+    return racing;
   };
   using Kinds = std::multiset<Preference>;
   expect(contestants(0.3, 0.5, 0.9, 0.31) == Kinds{kMoving, kByValue}, "decided by value in its place");

@@ -3,11 +3,14 @@
 // The engine without tensors where values may move: a way that moves numbers, and plans over a link.
 #include "moving_model.h"
 
+#include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -284,6 +287,27 @@ void returns_come_ahead() {
   }
 }
 
+// Copies go on between operators, too: those that take no time themselves find what comes back.
+void pauses_hide_copies() {
+  const auto late = [](double pause) {
+    Trace trace = layers();
+    for (Trace::Call& call : trace.calls) {
+      call.cost = 1e-9;
+      call.pause = pause;
+    }
+    const auto future = std::make_shared<const Future>(trace);
+    Plan plan{.prefers = Preference::kMoving};
+    plan.score.horizon = Horizon::kNext;
+    SimulationOptions options{.budget = 6 * kBytes, .check = true};
+    options.guide = std::make_shared<Guide>(std::make_shared<const Trace>(trace), future,
+                                            Followed{std::make_shared<const Plan>(plan)});
+    options.link = quick_link(/*drops=*/false);
+    return simulate(trace, options).late_returns;
+  };
+  expect(late(0) > 2, "returns are waited for");
+  expect(late(1.5e-3) == 0, "what lies between operators hides them");
+}
+
 // A value goes by the way that the plan says, whatever is cheaper.
 void plans_decide_by_value() {
   const auto trace = std::make_shared<const Trace>(layers());
@@ -318,7 +342,7 @@ void plans_that_break_their_word(unsigned count) {
     const auto trace = std::make_shared<const Trace>(random_program(random));
     const auto future = std::make_shared<const Future>(*trace);
     const auto replays_by = [&](double foretold) -> std::optional<std::uint64_t> {
-      Plan plan{.prefers = Preference::kDropping, .overhead = foretold};
+      Plan plan{.prefers = Preference::kDropping, .replayed = foretold};
       SimulationOptions options{.budget = run(*trace, {})->peak_bytes * 6 / 10, .check = true};
       options.guide = std::make_shared<Guide>(trace, future, Followed{std::make_shared<const Plan>(plan)});
       options.link = LinkOptions{{1e-7, 1e-9, 1e-9}, std::size_t{1} << 20, /*drops=*/true};
@@ -353,6 +377,59 @@ void leads_settle() {
   for (int i = 0; i < 200; ++i) leads.note_late(0);
   expect(leads.of(0) == 64, "within bounds");
   expect(leads.of(1) == 1, "each value for itself");
+
+  const auto call = [&](double spent) {
+    const Leads::Factors began_with = leads.factors();
+    leads.note_late(1);
+    leads.note_call(began_with, spent, /*program=*/1);
+    return leads.of(1);
+  };
+  expect(call(0.2) == 1.5 && call(0.1) == 2.25, "they go on while calls take less");
+  expect(call(0.1) > 3 && call(0.14) > 5, "or about as much");
+  expect(call(0.17) == 2.25, "where they took too much, to what took least");
+}
+
+// Operators take the medians of three calls, lengthened to what a call takes; what lies between them counts
+// where the clock tells it, replays and waiting aside.
+void calls_are_timed() {
+  constexpr std::size_t kCalls = 3;
+  auto trace = std::make_shared<Trace>();
+  for (std::size_t i = 0; i < kCalls; ++i) {
+    Trace::Call call("aten::mm", {.cost = 100, .output_bytes = 8});
+    call.makes = {{trace->add_value(8, true)}};
+    trace->add_call(std::move(call));
+  }
+  const auto is_near = [](double a, double b) { return std::abs(a - b) < 1e-9; };
+  for (const bool clocked : {true, false}) {
+    Timings timings(clocked);
+    timings.add({{50, 50, 50}, {9, 9, 9}});  // others disturbed it
+    timings.add({{1, 1, 4}, {0, 2, 0}});
+    timings.add({{1, 4, 1}, {0, 2, 3}});
+    expect(timings.applied_to(*trace) == nullptr, "two calls are not enough");
+    timings.add({{20, 20, 20}, {9, 9, 9}});
+    expect(timings.applied_to(*trace) == nullptr, "nor is one that takes far longer");
+    timings.add({{4, 1, 1}, {0, 2, 9}});
+    const auto timed = timings.applied_to(*trace);
+    expect(timed != nullptr, "three that are alike are");
+    for (const Trace::Call& call : timed->calls) expect(is_near(call.cost, 2), "the disturbances of each count");
+    expect(is_near(timed->cost(), 6), "together they come to what a call takes");
+    expect(is_near(timed->elapsed(), clocked ? 11 : 6), "and what lies between counts");
+  }
+
+  using namespace std::chrono_literals;
+  const auto timings = std::make_shared<Timings>(true);
+  const auto future = std::make_shared<const Future>(*trace);
+  for (int call = 0; call < 3; ++call) {
+    Guide guide(trace, future, {std::make_shared<const Plan>()}, timings);
+    guide.note_taken(1, 0);
+    std::this_thread::sleep_for(30ms);
+    guide.note_taken(0.005, 0.005);
+    std::this_thread::sleep_for(1ms);
+    guide.note_taken(0.005, 1000);  // more has been replayed and waited for than has passed
+  }
+  const auto timed = timings->applied_to(*trace);
+  expect(timed != nullptr && timed->calls[1].pause >= 0.02, "a pause is what nothing else explains");
+  expect(timed->calls[0].pause == 0 && timed->calls[2].pause == 0, "or nothing");
 }
 
 }  // namespace rematfn

@@ -19,6 +19,7 @@ TESTS = [
     "by value",
     "word",
     "leads",
+    "timings",
     "contest",
 ]
 
