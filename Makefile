@@ -97,7 +97,8 @@ sanitize: $(INSTALLED)  ## the tests of the core, under the address and undefine
 # compiled into it; what oneDNN does is left out. OpenMP's own threads would be reported for what
 # libgomp does. Reports go past pytest's capture, and the exit status tells that there were some.
 THREAD_TESTS := $(addprefix tests/,levels/test_threads.py levels/test_levels.py \
-  engine/test_engine.py engine/test_shared_budget.py memory/test_disk.py)
+  engine/test_engine.py engine/test_shared_budget.py memory/test_disk.py transform/test_offload.py \
+  device/test_offload_on_a_device.py device/test_streams.py)
 sanitize-threads: $(INSTALLED)  ## the tests of threads, under the thread sanitizer
 	REMATFN_SANITIZE=thread \
 	  $(BIN)/python setup.py --quiet build --build-lib build/sanitized-threads

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from models import ENVIRONMENT, SANITIZE
 
 SOURCES = Path(__file__).with_name("device")
 BUILT = Path(__file__).parents[1] / "build" / "fake_device"
@@ -46,6 +47,7 @@ def built() -> Path:
     options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno-unused-parameter"]
     options += [f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-isystem{TORCH / 'include'}", f"-I{SOURCES}"]
     options += [f"-L{TORCH / 'lib'}", f"-Wl,-rpath,{TORCH / 'lib'}"]
+    options += SANITIZE
     libraries = ["-ltorch_cpu", "-lc10", "-pthread"]
     sources = [path.read_text(encoding="utf-8") for path in sorted(SOURCES.glob("*.[ch]*"))]
     known = "\n".join([torch.__version__, str(compiler()), *options, *sources])
@@ -61,7 +63,7 @@ def built() -> Path:
             made = BUILT / f"{name}.part"
             command = [*shlex.split(os.environ.get("CXX", "c++")), *options, "-x", "c++", "-"]
             command += ["-x", "none", *libraries, "-o", str(made)]
-            subprocess.run(command, input=unit, text=True, check=True)
+            subprocess.run(command, input=unit, text=True, check=True, env=ENVIRONMENT)
             made.rename(library)
     return library
 
