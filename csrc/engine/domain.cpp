@@ -349,8 +349,14 @@ void Domain::cut(Version& version) {
   if (version.table && version.place == Place::kHere) version.table->enlist(version);
 }
 
-void Domain::note_addressed(Version& version, bool addressed) {
-  if (std::exchange(version.addressed, addressed) == addressed || !version.table) return;
+void Domain::note_addressed(Version& version) {
+  if (std::exchange(version.addressed, true)) return;
+  if (recorder) recorder->note_addressed(version);
+  if (version.table) version.table->relist(version);
+}
+
+void Domain::note_communicated(Version& version, bool communicated) {
+  if (std::exchange(version.communicated, communicated) == communicated || !version.table) return;
   version.table->relist(version);
 }
 

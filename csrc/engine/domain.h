@@ -135,8 +135,10 @@ class Domain : public std::enable_shared_from_this<Domain> {
   Table* snapshot(Version& version, Table& level);
   // `version` becomes a constant: it keeps its bytes and forgets how it was made.
   void cut(Version& version);
-  // Whether somebody outside may read or fill `version` by address, beyond the next operator.
-  void note_addressed(Version& version, bool addressed);
+  // Somebody outside may read or fill `version` by address, beyond the next operator; or a collective may, or
+  // has been waited for.
+  void note_addressed(Version& version);
+  void note_communicated(Version& version, bool communicated);
 
   // The program has run an operator: it is written down, or compared with what was foreseen.
   void note_call(const ObservedCall& call);

@@ -29,7 +29,9 @@ Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()), cost(tr
   std::vector<double> next(trace.values.size(), kNever);
   for (std::size_t e = trace.events.size(); e-- > 0;) {
     const auto [what, index] = trace.events[e];
-    if (what == Trace::What::kSeal || what == Trace::What::kFilled) next[index] = clock;
+    const bool is_wanted = what == Trace::What::kSeal || what == Trace::What::kFilled ||
+                           what == Trace::What::kAddressed;
+    if (is_wanted) next[index] = clock;
     if (what != Trace::What::kCall) continue;
     const Trace::Call& call = trace.calls[index];
     clock = start[index];

@@ -117,6 +117,7 @@ struct Version : Node {
   // See Note [A version goes by a way]
   [[nodiscard]] bool can_be_fetched() const { return place == Place::kAway && copied_by != nullptr; }
   [[nodiscard]] bool must_be_replayed() const { return place == Place::kAway && copied_by == nullptr; }
+  [[nodiscard]] bool is_addressed() const { return addressed || communicated; }
   // Its table lists it among those that may go, in time.
   [[nodiscard]] bool is_candidate() const { return slot != kNoSlot; }
   // And it may now, but for who holds its storage.
@@ -154,6 +155,7 @@ struct Version : Node {
   bool trimmed = false;   // a constant because the record was too long
   bool held = false;  // its bytes count in what the call would have held
   bool addressed = false;  // somebody outside may read or fill it by address: it goes by no copy
+  bool communicated = false;  // so may a collective, until it is waited for
   bool raw = false;       // uninitialised memory, perhaps being filled where we cannot see: kept
   bool has_tensor = false;   // some tensor of the program stands on these very contents
   bool consumed = false;  // an operator of the program has read it

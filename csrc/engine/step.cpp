@@ -236,12 +236,13 @@ bool Step::begin(Version& contents, std::int32_t over) {
   contents.last_access = domain_.clock;
   contents.raw = nature_.raw && over == kFresh;
   contents.backward = nature_.backward;
-  contents.addressed = nature_.addressed;
+  contents.communicated = nature_.communicated;
   contents.kept = level_.policy.keeping.unmarked(nature_.work, nature_.backward);
   if (over == kFresh) return static_cast<bool>(operation_);
   Version& old = *operands_[over].version;
   contents.consumed = old.consumed;
   contents.addressed |= old.addressed;  // the bytes lie where they lay
+  contents.communicated |= old.communicated;
   contents.kept |= old.kept && level_.policy.keeping.written();
   const bool was_replayable = old.producer || is_saved(old);
   if (!is_saved(old)) {  // and lives on as lineage, if at all
@@ -254,7 +255,7 @@ bool Step::begin(Version& contents, std::int32_t over) {
     discharge_original(old);
   }
   // Made again it might lie elsewhere.
-  return operation_ && was_replayable && !old.addressed;
+  return operation_ && was_replayable && !old.is_addressed();
 }
 
 void Step::admit(const Ref<Version>& contents, std::int32_t over) {

@@ -71,7 +71,7 @@ class Step {
     bool raw = false;  // uninitialised
     bool backward = false;
     Work work = Work::kBytes;
-    bool addressed = false;
+    bool communicated = false;  // filled by a collective
   };
   static constexpr std::int32_t kFresh = -1;
 

@@ -213,7 +213,7 @@ void Table::for_each_way(const Version& version, c10::function_ref<void(Way&)> v
   if (is_useless && drop.applies(version)) return visit(drop);  // Rule 7
   for (const Table* t = this; t != nullptr; t = t->enclosing.get()) {
     for (Way* way : t->ways_) {
-      if (way->keeps_copy() && version.addressed) continue;  // Rule 4
+      if (way->keeps_copy() && version.is_addressed()) continue;  // Rule 4
       if (way->applies(version)) visit(*way);
     }
   }

@@ -128,6 +128,10 @@ void Recorder::note_filled(const Version& version) {
   if (version.value != kNoValue) trace->add_filled(version.value);
 }
 
+void Recorder::note_addressed(const Version& version) {
+  if (version.value != kNoValue) trace->add_addressed(version.value);
+}
+
 void Recorder::note_mark(const Version& version, const std::string& name) {
   if (version.value != kNoValue) trace->add_mark(version.value, name);
 }

@@ -61,6 +61,7 @@ struct Trace {
     kRelease,  // the program has dropped the last tensor on a value
     kSeal,     // a value left: resident from now on, and not counted
     kFilled,   // a value may hold what its call has not made: resident, and a constant from now on
+    kAddressed,  // somebody has its address: a constant, which is not moved from now on
     kMark,     // the program has marked a value: see keeping.h
     kUnrecorded,  // so many bytes are now alive of what was allocated beside the calls
   };
@@ -80,6 +81,7 @@ struct Trace {
   void add_release(Id value) { events.push_back({What::kRelease, value}); }
   void add_seal(Id value) { events.push_back({What::kSeal, value}); }
   void add_filled(Id value) { events.push_back({What::kFilled, value}); }
+  void add_addressed(Id value) { events.push_back({What::kAddressed, value}); }
   void add_mark(Id value, std::string name);
   void add_unrecorded(std::size_t nbytes);
   // Of all calls, in seconds.
@@ -121,6 +123,7 @@ class Recorder {
   void note_release(const Version& version);
   void note_seal(const Version& version);
   void note_filled(const Version& version);
+  void note_addressed(const Version& version);
   void note_mark(const Version& version, const std::string& name);
   void note_unrecorded(std::size_t nbytes) { trace->add_unrecorded(nbytes); }
   // What it has written down, and then a call that did not come to run, if there is one.

@@ -22,12 +22,20 @@ void LevelCall::keep_arguments() {
   }
 }
 
-void LevelCall::note_addressed(bool addressed) {
+void LevelCall::note_addressed() {
   for (const FoundTensor& f : found_) {
     if (f.cell == nullptr) continue;
-    domain_.note_addressed(*f.cell->version, addressed);
+    domain_.note_addressed(*f.cell->version);
+    f.cell->version->note_readers();
+  }
+}
+
+void LevelCall::note_communicated(bool communicated) {
+  for (const FoundTensor& f : found_) {
+    if (f.cell == nullptr) continue;
+    domain_.note_communicated(*f.cell->version, communicated);
     // What is written has new contents as soon as the operator is done.
-    if (addressed && !f.written) f.cell->version->note_readers();
+    if (communicated && !f.written) f.cell->version->note_readers();
   }
 }
 

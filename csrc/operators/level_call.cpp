@@ -67,7 +67,7 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
       found_(found),
       recordable_(!opaque && !facts_.never_replayed && !empties(invocation)) {
   nature_.raw = facts_.leaves_raw;
-  nature_.addressed = facts_.communicates && !facts_.ends_work;
+  nature_.communicated = facts_.communicates && !facts_.ends_work;
   nature_.work = facts_.work;
   // Found out where something may be evicted or kept, or is recorded.
   nature_.backward =
@@ -124,7 +124,7 @@ void LevelCall::pass() {
   }
   if (facts_.announces_address) {
     keep_arguments();
-    note_addressed(true);
+    note_addressed();
   }
   if (facts_.changes_metadata) {
     for (const FoundTensor& f : found_) {
@@ -282,7 +282,7 @@ void LevelCall::take_inputs() {
 void LevelCall::run_kernel() {
   if (facts_.communicates) {
     keep_arguments();
-    note_addressed(true);
+    note_communicated(true);
   }
   for (const FoundTensor& f : found_) {
     input_bytes_ += view_bytes(*f.tensor);
@@ -297,7 +297,7 @@ void LevelCall::run_kernel() {
     if (writes_) note_failed_write();
     throw;
   }
-  if (facts_.ends_work) note_addressed(false);
+  if (facts_.ends_work) note_communicated(false);
 }
 
 void LevelCall::run_measured() {

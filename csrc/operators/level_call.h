@@ -32,8 +32,10 @@ class LevelCall final : private Step {
   [[nodiscard]] const Ref<CallTemplate>& call_template();
   void pass();
   void keep_arguments();
-  // Of all arguments: whether somebody outside goes on to read or fill them by address.
-  void note_addressed(bool addressed);
+  // Of all arguments: somebody outside goes on to read or fill them by address; or a collective does, or has
+  // been waited for.
+  void note_addressed();
+  void note_communicated(bool communicated);
   void keep_for_hooks();
   void note_filled_memory();
   void note_leaves();

@@ -94,7 +94,7 @@ void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader, bo
   bring_all_back(tensors, reader, [&](TensorDomain& domain, const std::vector<Version*>& versions) {
     for (Version* version : versions) {
       if (addressed) {
-        domain.note_addressed(*version, true);
+        domain.note_addressed(*version);
         static_cast<TensorVersion*>(version)->note_readers();
       }
       if (version->producer) keep_contents(domain, *version);

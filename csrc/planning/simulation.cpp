@@ -208,6 +208,10 @@ class Simulation {
         case Trace::What::kFilled:
           keep(*versions_[event.index]);
           break;
+        case Trace::What::kAddressed:
+          make_constant(*versions_[event.index]);
+          domain_->note_addressed(*versions_[event.index]);
+          break;
         case Trace::What::kMark:
           mark(trace_.marks[event.index]);
           break;
@@ -249,11 +253,15 @@ class Simulation {
   }
 
   // Resident, and a constant from now on.
-  void keep(Version& version) {
+  void make_constant(Version& version) {
     Version* wanted = &version;
     if (version.place != Place::kHere) domain_->materialize({&wanted, 1});
-    version.raw = false;
     if (version.producer) domain_->cut(version);
+  }
+
+  void keep(Version& version) {
+    version.raw = false;
+    make_constant(version);
   }
 
   void seal(Version& version) {

@@ -32,7 +32,8 @@ py::list events_of(const Trace& trace) {
     if (event.what != Trace::What::kCall) {
       const char* what = event.what == Trace::What::kSeal     ? "seal"
                          : event.what == Trace::What::kFilled ? "filled"
-                                                              : "release";
+                         : event.what == Trace::What::kAddressed ? "addressed"
+                                                                 : "release";
       events.append(py::make_tuple(what, event.index));
       continue;
     }
@@ -122,6 +123,7 @@ void bind_traces(py::module_& m) {
       .def("add_release", &Trace::add_release)
       .def("add_seal", &Trace::add_seal)
       .def("add_filled", &Trace::add_filled)
+      .def("add_addressed", &Trace::add_addressed)
       .def("add_mark", &Trace::add_mark)
       .def("add_unrecorded", &Trace::add_unrecorded)
       .def("values",

@@ -98,6 +98,8 @@ class _Reader:
                 self._core.add_seal(self._storages[line["NAME"]].value)
             elif line["ANNOTATION"] == "FILLED":
                 self._core.add_filled(self._storages[line["NAME"]].value)
+            elif line["ANNOTATION"] == "ADDRESSED":
+                self._core.add_addressed(self._storages[line["NAME"]].value)
             elif line["ANNOTATION"] == "BACKWARD":
                 self._backward = True
             elif line["ANNOTATION"] == "MARK":

@@ -70,9 +70,10 @@ class Trace:
         What is ours other readers may pass over: the keys ``FLOPS``, ``SCRATCH`` (bytes of a call),
         ``REPLAYABLE``, ``RAW`` (uninitialised), ``BACKWARD`` (called by autograd) and ``WRITES``
         (arguments from outside that are overwritten), and the annotations ``SEAL``, by which a
-        value becomes a result, ``FILLED``, by which raw memory becomes a constant, ``MARK``, by
-        which :func:`keep` marks one, and ``UNRECORDED``, the bytes alive from there on that no
-        operator has made.
+        value becomes a result, ``FILLED``, by which raw memory becomes a constant, ``ADDRESSED``,
+        by which what somebody has the address of becomes one that is not moved, ``MARK``, by which
+        :func:`keep` marks one, and ``UNRECORDED``, the bytes alive from there on that no operator
+        has made.
         """
         file.write(self._core, path)
 

@@ -309,6 +309,7 @@ const std::map<std::string, std::function<void()>> kTests{
     {"searches", [] { searches(400); }},
     {"ahead", returns_come_ahead},
     {"by value", plans_decide_by_value},
+    {"addressed", what_is_addressed_stays},
     {"word", [] { plans_that_break_their_word(400); }},
     {"leads", leads_settle},
     {"timings", [] { calls_are_timed(); pauses_hide_copies(); }},

@@ -169,6 +169,7 @@ Trace left_early(const Trace& record, Dice& dice) {
         program.unrecorded.push_back(record.unrecorded[event.index]);
         break;
       case Trace::What::kFilled:
+      case Trace::What::kAddressed:
         break;
     }
   }
@@ -306,6 +307,28 @@ void pauses_hide_copies() {
   };
   expect(late(0) > 2, "returns are waited for");
   expect(late(1.5e-3) == 0, "what lies between operators hides them");
+}
+
+// Whoever has its address finds the bytes where they were.
+void what_is_addressed_stays() {
+  Trace trace = layers();
+  std::vector<Trace::Event> events;
+  for (const Trace::Event& event : trace.events) {
+    events.push_back(event);
+    if (events.size() == 4) events.push_back({Trace::What::kAddressed, 2});
+  }
+  trace.events = std::move(events);
+  trace.check();
+  const auto future = std::make_shared<const Future>(trace);
+  SimulationOptions options{.budget = 6 * kBytes, .check = true};
+  options.guide = std::make_shared<Guide>(
+      std::make_shared<const Trace>(trace), future,
+      Followed{std::make_shared<const Plan>(Plan{.prefers = Preference::kMoving})});
+  options.link = quick_link(/*drops=*/false);
+  Deeds deeds;
+  const Statistics found = simulate(trace, options, &deeds);
+  expect(found.moves > 4 && deeds.moved[3], "others move");
+  expect(!deeds.moved[2], "what is addressed does not");
 }
 
 // A value goes by the way that the plan says, whatever is cheaper.

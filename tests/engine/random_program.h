@@ -174,6 +174,7 @@ class Ledger {
         unrecorded_ = trace_.unrecorded[event.index];
         break;
       case Trace::What::kFilled:
+      case Trace::What::kAddressed:
       case Trace::What::kMark:
         break;
     }

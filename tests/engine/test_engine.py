@@ -17,6 +17,7 @@ TESTS = [
     "searches",
     "ahead",
     "by value",
+    "addressed",
     "word",
     "leads",
     "timings",

@@ -13,12 +13,20 @@ import io
 import pickle
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import EVERYTHING, MODES, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import (
+    EVERYTHING,
+    MODES,
+    Mode,
+    Transform,
+    assert_bitwise_equal,
+    assert_same_as_eager,
+)
 from torch import Tensor, nn
 
 import rematfn
@@ -476,8 +484,27 @@ def test_an_address_stays_good_when_an_operator_writes_there(mode: Mode) -> None
     assert_same_as_eager(run, mode)
 
 
-def test_a_record_knows_whose_address_was_asked_for() -> None:
-    """They do not go, so a simulation fits where the call does."""
+def test_an_address_stays_good_when_a_collective_has_been_waited_for() -> None:
+    """What it is given may be moved from then on, unless somebody else has the address as well."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        address = y.data_ptr()
+        torch.ops._c10d_functional.wait_tensor(y)
+        z = x
+        for _ in range(6):
+            z = z.cos()
+        ctypes.memset(address, 0, y.nbytes)
+        return y + z
+
+    x = torch.linspace(0, 1, 1 << 16)
+    for g in (rematfn.offload(f), rematfn.remat(f, 4 * x.nbytes, offload=True)):
+        for _ in range(3):
+            assert_bitwise_equal(g(x), f(x))
+
+
+def test_a_record_knows_whose_address_was_asked_for(tmp_path: Path) -> None:
+    """They do not go, neither way, so a simulation fits where the call does."""
 
     def f(x: Tensor) -> Tensor:
         made, h = [], x
@@ -489,6 +516,9 @@ def test_a_record_knows_whose_address_was_asked_for() -> None:
 
     x = torch.linspace(0, 1, 4096)
     trace = rematfn.record(f, x)
+    trace.save(tmp_path / "trace.jsonl")
+    for known in (trace, rematfn.Trace.load(tmp_path / "trace.jsonl")):
+        assert [what for what, _ in known._core.events()].count("addressed") == 8
     with pytest.raises(rematfn.BudgetError):
         rematfn.simulate(trace, 5 * x.nbytes)
     with pytest.raises(rematfn.BudgetError):
