@@ -47,7 +47,7 @@ void Program::cut_at_points(std::size_t budget) {
 void Program::foresee() {
   Plan plan;
   plan.score.horizon = Horizon::kNext;
-  plan.overhead = 0;
+  plan.overhead = plan.replayed = 0;
   const std::lock_guard guard(plans_mutex());
   followed_ = newly(std::make_shared<const Plan>(std::move(plan)));
   contest_.reset();
