@@ -103,26 +103,20 @@ class Candidate:
         exact = bench.is_exact(bench.run(self.step)[0])
         seconds: list[float] = []
         plans: list[float | None] = []
-        then = None  # eager's seconds when operators were timed
         for call in range(1, WARM_UP[self.way]):
             finish_searches()  # only calls with no search beside them are timed
             seconds.append(bench.run(self.step)[1])
             plans.append(self.foretold())
-            if self.disk is not None and call == TIMED:
-                then = _eager(bench)
             if call > TIMED + SETTLED and self.way == "hybrid" and len(set(plans[-SETTLED:])) == 1:
                 break
-        now = _eager(bench) if then else None
         finish_searches()
         results, memory = bench.count(self.step)
         exact = bench.is_exact(results) and exact
         row: Row = {"peak / budget": memory.peak / self.budget, "exact": exact}
         foretold = plans[-1]
-        if then and now and foretold is not None:
+        if self.disk is not None and foretold is not None:
             # The last calls of the warm-up: the timed rounds come minutes later, by another disk.
-            measured = statistics.median(seconds[-SETTLED:])
-            row["foretold / measured"] = foretold / measured
-            row["the same, by eager's clock"] = foretold / measured * now / then
+            row["foretold / measured"] = foretold / statistics.median(seconds[-SETTLED:])
         return row
 
     def did(self, bench: Bench, speed: DiskSpeed, eager: float, seconds: float) -> Row:
@@ -219,10 +213,6 @@ def times(
     quietest = sorted(rounds, key=lambda found: found[0])[:repeats]
     found = {name: [seconds[name] for _, seconds in quietest] for name in names}
     return found, statistics.fmean(cores for cores, _ in quietest)
-
-
-def _eager(bench: Bench) -> float:
-    return statistics.median(bench.run(bench.eager)[1] for _ in range(4))
 
 
 def _second(bench: Bench, step: Step) -> float:

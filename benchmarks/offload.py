@@ -72,9 +72,8 @@ many rounds, and all count. *Peak* is counted at the allocator. *Exposed* is wha
 eager's time and what was computed again; *bytes / bandwidth* is how long this disk takes for the
 bytes while nobody computes, as measured in the same process. *Foretold / measured* is what the plan
 says that a step takes, by what operators took in early calls, beside the median of five calls once
-the plan is settled. In between the machine's own speed changes: *by eager's clock* the same is
-multiplied by what eager takes after these calls, over what it took after those. Where a budget does
-not fit, the `BudgetError` says what it takes.
+the plan is settled; in between the machine's own speed changes, too. Where a budget does not fit,
+the `BudgetError` says what it takes.
 """
 
 
