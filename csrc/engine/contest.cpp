@@ -3,13 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace rematfn {
-
-std::mutex& feedback_mutex() {
-  static auto* const mutex = new std::mutex;  // calls may end while the process does
-  return *mutex;
-}
 
 Contest::Contest(const std::vector<Followed>& plans, std::size_t racing, std::size_t substitutes)
     : next_substitute_(racing), end_of_substitutes_(racing + substitutes) {
@@ -18,7 +14,7 @@ Contest::Contest(const std::vector<Followed>& plans, std::size_t racing, std::si
   }
 }
 
-bool Contest::is_over() const { return std::ranges::count_if(entrants_, &Entrant::takes_part) < 2; }
+bool Contest::is_decided() const { return std::ranges::count_if(entrants_, &Entrant::takes_part) < 2; }
 
 Followed Contest::next() const {
   const std::lock_guard guard(feedback_mutex());
@@ -32,7 +28,7 @@ Followed Contest::next() const {
 
 void Contest::note(const Plan& plan, double seconds) {
   const std::lock_guard guard(feedback_mutex());
-  if (is_over()) return;
+  if (is_decided()) return;
   for (Entrant& entrant : entrants_) {
     if (entrant.followed.plan.get() != &plan || !entrant.takes_part) continue;
     entrant.seconds.push_back(seconds);
@@ -78,10 +74,7 @@ double Contest::relative(const Entrant& entrant) const {
     }
     found.push_back(entrant.seconds[round] / fastest);
   }
-  // Of two the lower: what disturbs a call makes it longer.
-  const auto middle = found.begin() + static_cast<std::ptrdiff_t>((found.size() - 1) / 2);
-  std::ranges::nth_element(found, middle);
-  return *middle;
+  return median(std::move(found));
 }
 
 void Contest::exclude_slower() {

@@ -26,19 +26,13 @@
 
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <vector>
 
-#include "engine/trace.h"
+#include "engine/feedback.h"
 
 namespace rematfn {
 
-class Leads;
 struct Plan;
-
-// Of what calls have shown of plans: one for the process, held for a few instructions, also by who holds
-// plans_mutex(). A fork waits for it.
-[[nodiscard]] std::mutex& feedback_mutex();
 
 // A plan, and what has been learnt of it.
 struct Followed {
@@ -77,9 +71,8 @@ class Contest {
   // What its calls took, the fastest of each round being one.
   [[nodiscard]] double relative(const Entrant& entrant) const;
   void exclude_slower();
-  [[nodiscard]] bool is_over() const;  // fewer than two take part
-
   void enter(Entrant& entrant);
+  [[nodiscard]] bool is_decided() const;  // fewer than two take part
 
   std::vector<Entrant> entrants_;
   std::size_t next_substitute_;

@@ -2,8 +2,6 @@
 #include "engine/guide.h"
 
 #include <algorithm>
-#include <mutex>
-#include <numeric>
 #include <utility>
 
 #include "engine/domain.h"
@@ -65,117 +63,6 @@ Guide::~Guide() {
   if (is_whole) timings_->add(std::move(taken_));
 }
 
-double Leads::of(Trace::Id value) const {
-  return value < values_.size() ? values_[value].factor.load(std::memory_order_relaxed) : 1;
-}
-
-void Leads::note_late(Trace::Id value) {
-  change(value, 1.5F);
-  if (value < values_.size()) values_[value].was_late = true;
-}
-
-// To lie there costs nothing; to shrink until it is late once more would.
-void Leads::note_early(Trace::Id value) {
-  if (value < values_.size() && !values_[value].was_late) change(value, 0.9F);
-}
-
-void Leads::note_turned_back(Trace::Id value) {
-  change(value, 0.9F);
-  if (value < values_.size()) values_[value].was_late = false;
-}
-
-Leads::Factors Leads::factors() const {
-  Factors found(values_.size());
-  for (Trace::Id value = 0; value < found.size(); ++value) found[value] = static_cast<float>(of(value));
-  return found;
-}
-
-// See Note [Leads are put to the test]
-void Leads::note_call(Factors began_with, double spent, double program) {
-  constexpr double kClearly = 1.5;
-  constexpr double kOfProgram = 0.01;
-  constexpr double kForgets = 0.1;
-  const std::lock_guard guard(feedback_mutex());
-  if (spent <= least_spent_) {
-    least_spent_ = spent;
-    best_ = std::move(began_with);
-  } else if (spent > kClearly * least_spent_ + kOfProgram * program) {
-    least_spent_ += kForgets * (spent - least_spent_);
-    for (std::size_t i = 0; i < best_.size(); ++i) values_[i].factor = best_[i];
-  }
-}
-
-// Calls on several threads may lose each other's change.
-void Leads::change(Trace::Id value, float by) {
-  constexpr float kMost = 64;
-  if (value >= values_.size()) return;
-  const float changed = static_cast<float>(of(value)) * by;
-  values_[value].factor.store(std::clamp(changed, 1 / kMost, kMost), std::memory_order_relaxed);
-}
-
-namespace {
-
-double sum(const std::vector<double>& seconds) {
-  return std::accumulate(seconds.begin(), seconds.end(), 0.0);
-}
-
-double median(std::vector<double> seconds) {
-  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-  std::ranges::nth_element(seconds, middle);
-  return *middle;
-}
-
-// Operator by operator; together they come to what a call takes. They are lengthened for that: what
-// disturbs one call here and another there is in the middle nowhere, and in the time of each.
-std::vector<double> medians(const std::vector<Times>& calls, std::vector<double> Times::* what) {
-  std::vector<double> found(calls.size());
-  const auto median_of = [&](const auto& of_a_call) {
-    std::ranges::transform(calls, found.begin(), of_a_call);
-    return median(found);
-  };
-  const double total = median_of([&](const Times& call) { return sum(call.*what); });
-  std::vector<double> all;
-  for (std::size_t i = 0; i < (calls.front().*what).size(); ++i) {
-    all.push_back(median_of([&](const Times& call) { return (call.*what)[i]; }));
-  }
-  const double apart = sum(all);
-  if (apart > 0) {
-    for (double& each : all) each *= total / apart;
-  }
-  return all;
-}
-
-}  // namespace
-
-void Timings::add(Times times) {
-  constexpr double kAlike = 1.25;
-  const double total = sum(times.costs);
-  const std::lock_guard guard(feedback_mutex());
-  if (calls_.size() == kEnough) return;
-  std::erase_if(calls_, [&](const Times& call) { return sum(call.costs) > kAlike * total; });
-  for (const Times& call : calls_) {
-    if (total > kAlike * sum(call.costs)) return;
-  }
-  calls_.push_back(std::move(times));
-}
-
-std::shared_ptr<const Trace> Timings::applied_to(const Trace& trace) const {
-  std::vector<Times> calls;
-  {
-    const std::lock_guard guard(feedback_mutex());
-    if (calls_.size() < kEnough) return nullptr;
-    calls = calls_;
-  }
-  const std::vector<double> costs = medians(calls, &Times::costs);
-  const std::vector<double> pauses = medians(calls, &Times::pauses);
-  auto timed = std::make_shared<Trace>(trace);
-  for (std::size_t i = 0; i < costs.size(); ++i) {
-    timed->calls[i].cost = costs[i];
-    timed->calls[i].pause = clocked_ ? pauses[i] : 0;
-  }
-  return timed;
-}
-
 bool Guide::follow(const ObservedCall& seen) {
   const std::size_t index = next_call_++;
   if (index >= trace_->calls.size()) return false;
@@ -223,10 +110,8 @@ double Guide::cost_of_next(double observed) const {
   return next_call_ < trace_->calls.size() ? trace_->calls[next_call_].cost : observed;
 }
 
-double Guide::pause_before_next() {
-  if (next_call_ < first_not_begun_ || next_call_ >= trace_->calls.size()) return 0;
-  first_not_begun_ = next_call_ + 1;
-  return trace_->calls[next_call_].pause;
+double Guide::pause_before_next() const {
+  return next_call_ < trace_->calls.size() ? trace_->calls[next_call_].pause : 0;
 }
 
 Preference Guide::preference_for(const Version& version) const {

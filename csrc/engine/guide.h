@@ -20,7 +20,6 @@
 
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -28,6 +27,7 @@
 #include <vector>
 
 #include "engine/contest.h"
+#include "engine/feedback.h"
 #include "engine/trace.h"
 
 namespace rematfn {
@@ -74,68 +74,6 @@ struct Plan {
   bool online = false;  // the level's own policy, and no more: as a call that nothing is known of
 };
 
-// What the operators of a call have taken, and what lay between each and the one before. In seconds.
-struct Times {
-  std::vector<double> costs;
-  std::vector<double> pauses;
-};
-
-// Those of guided calls. Any thread.
-class Timings {
- public:
-  // `clocked`: the host's clock tells what lies between two operators.
-  explicit Timings(bool clocked) : clocked_(clocked) {}
-
-  // Of a whole call. One that others disturbed, so that it took longer than another, does not count.
-  void add(Times times);
-  // `trace`, by the medians of all that count; null if those are too few.
-  [[nodiscard]] std::shared_ptr<const Trace> applied_to(const Trace& trace) const;
-
- private:
-  static constexpr std::size_t kEnough = 3;
-  const bool clocked_;
-  std::vector<Times> calls_;
-};
-
-// By value: how much earlier than the plan says its return begins, as calls that followed the plan have
-// shown. See Note [What moving costs].
-//
-// Note [Leads are put to the test]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// What a late return teaches is right for its value and may be wrong for the call: a return that begins
-// earlier takes room earlier, for which others go, and come late. An LSTM in a tenth of its peak waited for
-// 0.02 s in its twelfth call and for 0.15 s in its twenty-second, and moved a seventh more. So what a call
-// spends on replays and waiting is compared with the least that a call has spent. After one that has spent
-// clearly more, the leads are again those that the best call began with. Disks change: each time that this
-// happens, the least is taken to be a little more.
-class Leads {
- public:
-  explicit Leads(std::size_t values) : values_(values) {}
-
-  [[nodiscard]] double of(Trace::Id value) const;
-  // It was waited for; it lay waiting; or it was turned back, since its room was wanted.
-  void note_late(Trace::Id value);
-  void note_early(Trace::Id value);
-  void note_turned_back(Trace::Id value);
-
-  using Factors = std::vector<float>;  // by value
-  [[nodiscard]] Factors factors() const;
-  // A call that began with these has spent so many seconds on replays and waiting; the program takes so many.
-  void note_call(Factors began_with, double spent, double program);
-
- private:
-  void change(Trace::Id value, float by);
-
-  struct Lead {
-    std::atomic<float> factor = 1;
-    std::atomic<bool> was_late = false;  // and has not been turned back since
-  };
-  std::vector<Lead> values_;
-  // Under feedback_mutex().
-  Factors best_;
-  double least_spent_ = kNever;  // with these
-};
-
 class Guide {
  public:
   // `timings`, `contest`: to be told if the program ends as was foreseen; or null.
@@ -159,8 +97,8 @@ class Guide {
   void note_taken(double observed, double overhead);
   // What the record says that it costs; `observed` if it has no such.
   [[nodiscard]] double cost_of_next(double observed) const;
-  // What it says has passed since the operator before it ended; nothing if that was asked already.
-  [[nodiscard]] double pause_before_next();
+  // What it says has passed since the operator before it ended.
+  [[nodiscard]] double pause_before_next() const;
   // What replays cost at the most where the plan holds what it promises.
   [[nodiscard]] double most_replayed() const { return 2 * plan().replayed + future_->cost / 10; }
   // They have cost more.
@@ -189,7 +127,6 @@ class Guide {
   Leads::Factors began_with_;  // leads
   bool is_broken_ = false;
   std::size_t next_call_ = 0;
-  std::size_t first_not_begun_ = 0;  // of the calls: the pause before it has not passed
   bool may_know_useless_ = false;
 };
 
