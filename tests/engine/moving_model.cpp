@@ -262,25 +262,35 @@ LinkOptions quick_link(bool drops) {
   return {{0, 5e-4 / kBytes, 5e-4 / kBytes, true}, std::size_t{1} << 30, drops};
 }
 
+Plan moving() {
+  Plan plan{.prefers = Preference::kMoving};
+  plan.score.horizon = Horizon::kNext;
+  return plan;
+}
+
+// In half of what the layers take, where nothing is dropped.
+SimulationOptions moving_by(const Plan& plan, const Trace& trace) {
+  SimulationOptions options{.budget = 6 * kBytes, .check = true};
+  options.guide = std::make_shared<Guide>(std::make_shared<const Trace>(trace),
+                                          std::make_shared<const Future>(trace),
+                                          Followed{std::make_shared<const Plan>(plan)});
+  options.link = quick_link(/*drops=*/false);
+  return options;
+}
+
 }  // namespace
 
 // What the program holds on to and never reads again makes room for what comes back; what goes early is
 // not fetched at once.
 void returns_come_ahead() {
   const Trace trace = layers();
-  const auto future = std::make_shared<const Future>(trace);
   for (const bool early : {false, true}) {
-    Plan plan{.prefers = Preference::kMoving};
-    plan.score.horizon = Horizon::kNext;
+    Plan plan = moving();
     if (early) {
       plan.moved.assign(trace.values.size(), true);
       plan.lead = 16;
     }
-    SimulationOptions options{.budget = 6 * kBytes, .check = true};
-    options.guide = std::make_shared<Guide>(std::make_shared<const Trace>(trace), future,
-                                            Followed{std::make_shared<const Plan>(plan)});
-    options.link = quick_link(/*drops=*/false);
-    const Statistics found = simulate(trace, options);
+    const Statistics found = simulate(trace, moving_by(plan, trace));
     expect(found.moves >= kLayers - 6, "values are moved");
     expect(found.moves <= kLayers, "each once, at most");
     expect(found.late_returns == 0, "none is waited for");
@@ -296,14 +306,7 @@ void pauses_hide_copies() {
       call.cost = 1e-9;
       call.pause = pause;
     }
-    const auto future = std::make_shared<const Future>(trace);
-    Plan plan{.prefers = Preference::kMoving};
-    plan.score.horizon = Horizon::kNext;
-    SimulationOptions options{.budget = 6 * kBytes, .check = true};
-    options.guide = std::make_shared<Guide>(std::make_shared<const Trace>(trace), future,
-                                            Followed{std::make_shared<const Plan>(plan)});
-    options.link = quick_link(/*drops=*/false);
-    return simulate(trace, options).late_returns;
+    return simulate(trace, moving_by(moving(), trace)).late_returns;
   };
   expect(late(0) > 2, "returns are waited for");
   expect(late(1.5e-3) == 0, "what lies between operators hides them");
@@ -319,14 +322,8 @@ void what_is_addressed_stays() {
   }
   trace.events = std::move(events);
   trace.check();
-  const auto future = std::make_shared<const Future>(trace);
-  SimulationOptions options{.budget = 6 * kBytes, .check = true};
-  options.guide = std::make_shared<Guide>(
-      std::make_shared<const Trace>(trace), future,
-      Followed{std::make_shared<const Plan>(Plan{.prefers = Preference::kMoving})});
-  options.link = quick_link(/*drops=*/false);
   Deeds deeds;
-  const Statistics found = simulate(trace, options, &deeds);
+  const Statistics found = simulate(trace, moving_by(moving(), trace), &deeds);
   expect(found.moves > 4 && deeds.moved[3], "others move");
   expect(!deeds.moved[2], "what is addressed does not");
 }
