@@ -96,6 +96,12 @@ std::vector<double> medians(const std::vector<Times>& calls, std::vector<double>
 
 void Timings::add(Times times) {
   constexpr double kAlike = 1.25;
+  const double taken = sum(times.costs) + sum(times.pauses);
+  const double alone = std::max(taken - drag_ * times.copying, taken / (1 + drag_));
+  if (taken > 0) {
+    for (double& each : times.costs) each *= alone / taken;
+    for (double& each : times.pauses) each *= alone / taken;
+  }
   const double total = sum(times.costs);
   const std::lock_guard guard(feedback_mutex());
   if (calls_.size() == kEnough) return;

@@ -25,15 +25,18 @@ namespace rematfn {
 struct Times {
   std::vector<double> costs;
   std::vector<double> pauses;
+  double copying = 0;  // that copies took meanwhile
 };
 
 // Those of guided calls. Any thread.
 class Timings {
  public:
-  // `clocked`: the host's clock tells what lies between two operators.
-  explicit Timings(bool clocked) : clocked_(clocked) {}
+  // `clocked`: the host's clock tells what lies between two operators. `drag`: so much longer operators
+  // take while something is on its way.
+  explicit Timings(bool clocked, double drag = 0) : clocked_(clocked), drag_(drag) {}
 
-  // Of a whole call. One that others disturbed, so that it took longer than another, does not count.
+  // Of a whole call. One that others disturbed, so that it took longer than another, does not count. What
+  // it took longer for its copies is taken off: other plans move other values, and their simulation adds it.
   void add(Times times);
   // `trace`, by the medians of all that count; null if those are too few.
   [[nodiscard]] std::shared_ptr<const Trace> applied_to(const Trace& trace) const;
@@ -41,6 +44,7 @@ class Timings {
  private:
   static constexpr std::size_t kEnough = 3;
   const bool clocked_;
+  const double drag_;
   std::vector<Times> calls_;
 };
 

@@ -90,7 +90,7 @@ bool Guide::follow(const ObservedCall& seen) {
 }
 
 // See Note [A guided call keeps its record's time]
-void Guide::note_taken(double observed, double overhead) {
+void Guide::note_taken(double observed, double overhead, double copying) {
   if (!timings_) return;
   const Clock::time_point now = Clock::now();
   double pause = 0;
@@ -102,6 +102,7 @@ void Guide::note_taken(double observed, double overhead) {
   }
   taken_.costs.push_back(observed);
   taken_.pauses.push_back(pause);
+  taken_.copying = copying;
   ended_ = now;
   overhead_ = overhead;
 }

@@ -92,9 +92,9 @@ class Guide {
   // Whether it moves scores.
   [[nodiscard]] bool foresees() const { return !plan().online; }
   [[nodiscard]] Leads* leads() const { return followed_.leads.get(); }  // or null
-  // The operator that is about to be followed has taken `observed` seconds. `overhead`: of replays and
-  // waiting, so far.
-  void note_taken(double observed, double overhead);
+  // The operator that is about to be followed has taken `observed` seconds. So far, replays and waiting
+  // took `overhead`, and copies `copying`.
+  void note_taken(double observed, double overhead, double copying = 0);
   // What the record says that it costs; `observed` if it has no such.
   [[nodiscard]] double cost_of_next(double observed) const;
   // What it says has passed since the operator before it ended.

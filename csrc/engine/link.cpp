@@ -50,6 +50,8 @@ double Link::lead(const Version& version) const {
   return factor * time_in(version.nbytes + queued_in());
 }
 
+void Link::note_copy(double taken) const { domain_.copying += taken; }
+
 // See Note [What moving costs]
 void Link::note_late(Trace::Id value) {
   ++domain_.root->statistics.late_returns;

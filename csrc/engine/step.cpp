@@ -186,7 +186,7 @@ void Step::account(const Outcome& outcome) {
     for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) note_need(*t, needed);
   }
   // See Note [A guided call keeps its record's time]
-  if (domain_.guide) domain_.guide->note_taken(outcome.cost, domain_.spent());
+  if (domain_.guide) domain_.guide->note_taken(outcome.cost, domain_.spent(), domain_.copying);
   const double cost = domain_.guide ? domain_.guide->cost_of_next(outcome.cost) : outcome.cost;
   domain_.clock += cost;
   domain_.thrash.note_operator(cost);

@@ -28,7 +28,7 @@ void Program::begin(std::size_t budget, std::optional<LinkOptions> link, const T
   std::swap(followed_, old);
   contest_.reset();
   budget_ = budget;
-  if (link && !timings_) timings_ = std::make_shared<Timings>(link->clocked);
+  if (link && !timings_) timings_ = std::make_shared<Timings>(link->clocked, link->figures.drag);
 }
 
 void Program::search(std::size_t budget, const SearchLimits& limits, std::optional<Score> first,

@@ -58,6 +58,7 @@ Place MoveToDisk::leave(Version& version) {
   const c10::Storage bytes = tensor(version).current_storage();
   std::unique_ptr<Disk::Copy> copy = disk_->write(bytes.data(), version.nbytes);
   if (!copy) return Place::kHere;
+  note_copy(time_out(version.nbytes));
   moved_.emplace(&version, Moved{SharedBytes(bytes), {}, std::move(copy)});
   return Place::kLeaving;
 }
@@ -120,6 +121,7 @@ Place MoveToDisk::bring_back(Version& version) {
     moved.comes_to = c10::Storage();
     throw CopyLost(error.what());
   }
+  note_copy(time_in(version.nbytes));
   return Place::kComing;
 }
 

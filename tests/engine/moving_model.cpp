@@ -436,6 +436,14 @@ void calls_are_timed() {
     expect(is_near(timed->elapsed(), clocked ? 11 : 6), "and what lies between counts");
   }
 
+  const auto beside_copies = [&](double copying) {
+    Timings timings(/*clocked=*/true, /*drag=*/0.25);
+    for (int call = 0; call < 3; ++call) timings.add({{4, 4, 4}, {0, 4, 4}, copying});
+    return timings.applied_to(*trace)->elapsed();
+  };
+  expect(is_near(beside_copies(8), 18), "what copies took is taken off");
+  expect(is_near(beside_copies(1000), 16), "but no more than while something was always on its way");
+
   using namespace std::chrono_literals;
   const auto timings = std::make_shared<Timings>(true);
   const auto future = std::make_shared<const Future>(*trace);
