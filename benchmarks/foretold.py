@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cells import Bench, Row
-from measure import RESULTS, compared, in_a_process, machine, place, table
+from measure import RESULTS, compared, machine, measured_parts, place, table
 from moving import MIB, Candidate, times
 from networks import TINY
 from offload import CASES
@@ -81,14 +81,9 @@ def main() -> None:
         for found in measure(options.part, options):
             print(json.dumps(found), flush=True)
         return
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "foretold.json"
-    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    for name in options.networks:
-        for record in in_a_process(__file__, name, sys.argv[1:]):
-            results[name] = record
-            path.write_text(json.dumps(results, indent=1) + "\n")
-            print(name, record["rows"][-1], flush=True)
+    results = measured_parts(
+        __file__, options.networks, sys.argv[1:], options.out / "foretold.json"
+    )
     print(write(options.out, results))
 
 

@@ -80,6 +80,23 @@ class OthersLoad:
         return time.perf_counter(), busy - time.process_time()
 
 
+def measured_parts(
+    script: str, parts: Sequence[str], arguments: Sequence[str], path: Path
+) -> dict[str, Any]:
+    """Measure each part in a process of its own; return the records, by part.
+
+    They are in ``path`` after each row; what is not measured stays as it was there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for part in parts:
+        for record in in_a_process(script, part, arguments):
+            results[part] = record
+            path.write_text(json.dumps(results, indent=1) + "\n")
+            print(part, record["rows"][-1], flush=True)
+    return results
+
+
 def in_a_process(script: str, part: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield what a fresh process of ``script`` finds out about a part, as far as it has come.
 

@@ -24,13 +24,14 @@ from rematfn._transform.recorded import finish_searches
 MIB = 2**20
 Way = Literal["remat", "offload", "hybrid"]
 WAYS: tuple[Way, ...] = ("remat", "offload", "hybrid")
-# A call that is recorded; three whose times are taken; one that begins the search by these times;
-# sixteen rounds of up to four plans that the clock decides between, or fewer; a few more.
-WARM_UP = {"remat": 2, "offload": 10, "hybrid": 76}
-TIMED = 4  # of those, the last whose times are taken
+# A call that is recorded; three whose times are taken; one that begins the search by these times.
+# Then calls follow a plan, the hybrid's sixteen rounds of up to four until the clock has decided.
+TIMED = 5
+WARM_UP = {"remat": 2, "offload": TIMED + 2, "hybrid": TIMED + 71}
 SETTLED = 5  # calls in a row by one plan: it is decided
 QUIET = 0.3  # cores that others may keep busy
-CLOSE = 1.03  # a hybrid that takes so much of the better of its parts is timed three times as long
+CLOSE = 1.03  # a hybrid that takes so much of the better of its parts is timed longer:
+MORE = 6  # so many times the rounds besides
 
 
 @dataclass(frozen=True)
@@ -101,23 +102,22 @@ class Candidate:
             rematfn.BudgetError: It does not fit.
         """
         exact = bench.is_exact(bench.run(self.step)[0])
-        seconds: list[float] = []
         plans: list[float | None] = []
-        for call in range(1, WARM_UP[self.way]):
-            finish_searches()  # only calls with no search beside them are timed
-            seconds.append(bench.run(self.step)[1])
+        for _ in range(1, WARM_UP[self.way]):
+            self.timed(bench)
             plans.append(self.foretold())
-            if call > TIMED + SETTLED and self.way == "hybrid" and len(set(plans[-SETTLED:])) == 1:
+            latest = plans[-SETTLED:]
+            if len(plans) >= TIMED + SETTLED and self.way == "hybrid" and len(set(latest)) == 1:
                 break
         finish_searches()
         results, memory = bench.count(self.step)
         exact = bench.is_exact(results) and exact
-        row: Row = {"peak / budget": memory.peak / self.budget, "exact": exact}
-        foretold = plans[-1]
-        if self.disk is not None and foretold is not None:
-            # The last calls of the warm-up: the timed rounds come minutes later, by another disk.
-            row["foretold / measured"] = foretold / statistics.median(seconds[-SETTLED:])
-        return row
+        return {"peak / budget": memory.peak / self.budget, "exact": exact}
+
+    def timed(self, bench: Bench) -> float:
+        """Run the step with no search beside it; return its seconds."""
+        finish_searches()
+        return bench.run(self.step)[1]
 
     def did(self, bench: Bench, speed: DiskSpeed, eager: float, seconds: float) -> Row:
         """Return what the last call did; a step took ``seconds``, and ``eager`` without a level."""
@@ -140,14 +140,17 @@ class Candidate:
             row["bytes / bandwidth, s"] = out / speed.out + back / speed.into
         return row
 
-    def foretold(self) -> float | None:
-        """Return the seconds of a step by the plan that the last call followed."""
+    def planned(self) -> rematfn._C.Program | None:
+        """Return the program whose plan the next call follows."""
         last = self.transformed.last_call
         program = None if last is None else last.forecast.program
         planned = None if program is None else program.planned
-        if planned is None or not math.isfinite(planned.overhead()):
-            return None
-        return float(planned.elapsed + planned.overhead())
+        return planned if planned is not None and math.isfinite(planned.overhead()) else None
+
+    def foretold(self) -> float | None:
+        """Return the seconds of a step by the plan that the next call follows."""
+        planned = self.planned()
+        return None if planned is None else planned.elapsed + planned.overhead()
 
 
 def measured(
@@ -166,15 +169,15 @@ def measured(
     steps: dict[str, Step] = {c.way: c.step for c in fitting}
     seconds, others = times(bench, steps, repeats)
     if beside_better(seconds).get("time / better", 0.0) > CLOSE:
-        again, meanwhile = times(bench, steps, 2 * repeats)
-        others = (others + 2 * meanwhile) / 3
+        again, meanwhile = times(bench, steps, MORE * repeats)
+        others = (others + MORE * meanwhile) / (1 + MORE)
         seconds = {name: found + again[name] for name, found in seconds.items()}
     for candidate, row in zip(candidates, rows, strict=True):
         if candidate.way in steps:
             mine, eager = seconds[candidate.way], seconds["eager"]
             row |= compared(mine, eager)
             eager_second, second = statistics.median(eager), statistics.median(mine)
-            row |= {"eager, s": eager_second, "others, cores": others}
+            row |= {"rounds": len(mine), "eager, s": eager_second, "others, cores": others}
             row |= candidate.did(bench, speed, eager_second, second)
             if candidate.way == "hybrid":
                 row |= beside_better(seconds)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from cells import Bench, Row
-from measure import RESULTS, compared, in_a_process, machine, place, table
+from measure import RESULTS, compared, machine, measured_parts, place, table
 from moving import MIB, WAYS, Candidate, DiskSpeed, below_floor, measured, times
 from networks import (
     TINY,
@@ -67,13 +67,11 @@ budget, a fraction of eager's peak. Where there is one, the last budget is one i
 again does not fit, though each operator does. *Time* is the median over rounds of the ratio to
 eager, with the least and the most; *others* is how many cores other processes kept busy meanwhile
 (rounds that were disturbed are run again). *Time / better* is the hybrid's ratio to the better of
-the other two: the median of those of a round; where that is above 1.03, there are three times as
+the other two: the median of those of a round; where that is above 1.03, there are seven times as
 many rounds, and all count. *Peak* is counted at the allocator. *Exposed* is what a step took beyond
 eager's time and what was computed again; *bytes / bandwidth* is how long this disk takes for the
-bytes while nobody computes, as measured in the same process. *Foretold / measured* is what the plan
-says that a step takes, by what operators took in early calls, beside the median of five calls once
-the plan is settled; in between the machine's own speed changes, too. Where a budget does not fit,
-the `BudgetError` says what it takes.
+bytes while nobody computes, as measured in the same process. Where a budget does not fit, the
+`BudgetError` says what it takes. What plans foretell is in [elapsed.md](elapsed.md).
 """
 
 
@@ -199,14 +197,7 @@ def main() -> None:
         for found in measure_link(options) if is_link else measure_network(options.part, options):
             print(json.dumps(found), flush=True)
         return
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "offload.json"
-    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    for part in options.parts:
-        for record in in_a_process(__file__, part, sys.argv[1:]):
-            results[part] = record
-            path.write_text(json.dumps(results, indent=1) + "\n")
-            print(part, record["rows"][-1], flush=True)
+    results = measured_parts(__file__, options.parts, sys.argv[1:], options.out / "offload.json")
     print(write(options.out, results))
 
 
