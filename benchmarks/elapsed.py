@@ -8,7 +8,6 @@ early calls; the calls after it are compared with it, each with the plan that it
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cells import Bench, Row
-from measure import RESULTS, machine, measured_parts, place, table
+from measure import RESULTS, machine, measured_parts, print_found, section, table, write_document
 from moving import MIB, TIMED, Candidate, Way, below_floor
 from networks import TINY
 from offload import BUDGETS, CASES
@@ -76,8 +75,7 @@ def compare(bench: Bench, candidate: Candidate, calls: int) -> Row:
             "foretold / measured": (planned.elapsed + overhead) / taken,
         }
         rows.append(row)
-        timed = planned.timed_anew()
-        if timed is not None and not own:
+        if not own and (timed := planned.timed_anew()) is not None:
             own = [(timed.elapsed + r["waiting foretold, s"]) / r["measured, s"] for r in rows]
     found: Row = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
     return found | ({"by the calls' own times": statistics.median(own)} if own else {})
@@ -119,10 +117,8 @@ def write(folder: Path, results: Mapping[str, Any]) -> str:
     parts = ["# A step's time, foretold and measured (`python benchmarks/elapsed.py`)"]
     parts += [ABOUT.strip(), summary(results)]
     for name, record in results.items():
-        parts += [f"## {name}", record["about"], table(record["rows"]), place(record["machine"])]
-    text = "\n\n".join(parts) + "\n"
-    (folder / "elapsed.md").write_text(text)
-    return text
+        parts += section(name, record)
+    return write_document(folder / "elapsed.md", parts)
 
 
 def main() -> None:
@@ -136,9 +132,7 @@ def main() -> None:
     parser.add_argument("--part", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
-        for found in measure(options.part, options):
-            print(json.dumps(found), flush=True)
-        return
+        return print_found(measure(options.part, options))
     results = measured_parts(__file__, options.networks, sys.argv[1:], options.out / "elapsed.json")
     print(write(options.out, results))
 

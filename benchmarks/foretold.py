@@ -8,14 +8,13 @@ budget, which take turns with eager's. Times are medians of the ratios of a roun
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cells import Bench, Row
-from measure import RESULTS, compared, machine, measured_parts, place, table
+from measure import RESULTS, compared, machine, measured_parts, print_found, section, write_document
 from moving import MIB, Candidate, times
 from networks import TINY
 from offload import CASES
@@ -62,10 +61,8 @@ def write(folder: Path, results: Mapping[str, Any]) -> str:
     parts += ["Time of a step within a budget, in multiples of eager's: what `rematfn.profile` "
               "foretells from a few calls without a budget, and what steps take."]  # fmt: skip
     for name, record in results.items():
-        parts += [f"## {name}", record["about"], table(record["rows"]), place(record["machine"])]
-    text = "\n\n".join(parts) + "\n"
-    (folder / "foretold.md").write_text(text)
-    return text
+        parts += section(name, record)
+    return write_document(folder / "foretold.md", parts)
 
 
 def main() -> None:
@@ -78,9 +75,7 @@ def main() -> None:
     parser.add_argument("--part", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
-        for found in measure(options.part, options):
-            print(json.dumps(found), flush=True)
-        return
+        return print_found(measure(options.part, options))
     results = measured_parts(
         __file__, options.networks, sys.argv[1:], options.out / "foretold.json"
     )

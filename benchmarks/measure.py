@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -112,6 +112,24 @@ def in_a_process(script: str, part: str, arguments: Sequence[str]) -> Iterator[d
             yield record
     if process.returncode:
         raise RuntimeError(f"{command} ended with status {process.returncode}")
+
+
+def print_found(found: Iterable[Mapping[str, Any]]) -> None:
+    """Print the head of a record and its rows, for :func:`in_a_process`."""
+    for line in found:
+        print(json.dumps(line), flush=True)
+
+
+def section(name: str, record: Mapping[str, Any]) -> list[str]:
+    """Return what a document says of a part."""
+    return [f"## {name}", record["about"], table(record["rows"]), place(record["machine"])]
+
+
+def write_document(path: Path, paragraphs: Sequence[str]) -> str:
+    """Write the paragraphs to ``path``; return the document."""
+    text = "\n\n".join(paragraphs) + "\n"
+    path.write_text(text)
+    return text
 
 
 def machine() -> dict[str, object]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,17 @@ from typing import Any
 
 import torch
 from cells import Bench, Row
-from measure import RESULTS, compared, machine, measured_parts, place, table
+from measure import (
+    RESULTS,
+    compared,
+    machine,
+    measured_parts,
+    place,
+    print_found,
+    section,
+    table,
+    write_document,
+)
 from moving import MIB, WAYS, Candidate, DiskSpeed, below_floor, measured, times
 from networks import (
     TINY,
@@ -165,15 +174,13 @@ def write(folder: Path, results: Mapping[str, Any]) -> str:
     parts += ["Where the hybrid takes 1.05 of the better of the two, or more:", "\n".join(lines)]
     for name, record in networks.items():
         rows = sorted(record["rows"], key=lambda row: "MiB" not in row)  # peers come last
-        parts += [f"## {name}", record["about"], table(rows), place(record["machine"])]
+        parts += section(name, {**record, "rows": rows})
     if LINK in results:
         record = results[LINK]
         draw_link(folder / "offload-link.png", record)
         parts += ["## A throttled disk", record["about"], "![A throttled disk](offload-link.png)"]
         parts += [table(record["rows"]), place(record["machine"])]
-    text = "\n\n".join(parts) + "\n"
-    (folder / "offload.md").write_text(text)
-    return text
+    return write_document(folder / "offload.md", parts)
 
 
 def main() -> None:
@@ -194,9 +201,9 @@ def main() -> None:
         options.throttled, options.fraction, options.bandwidths = TINY.name, 0.5, [1e8, 1e11]
     if options.part:
         is_link = options.part == LINK
-        for found in measure_link(options) if is_link else measure_network(options.part, options):
-            print(json.dumps(found), flush=True)
-        return
+        return print_found(
+            measure_link(options) if is_link else measure_network(options.part, options)
+        )
     results = measured_parts(__file__, options.parts, sys.argv[1:], options.out / "offload.json")
     print(write(options.out, results))
 

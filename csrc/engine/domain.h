@@ -59,7 +59,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   virtual ~Domain() = default;
 
   double clock = 0;  // See Note [Staleness is counted in program time]
-  double copying = 0;  // seconds that copies take which have begun, as their links have it
+  double copying = 0;  // seconds of copies beside which operators take longer, as their links have it
   std::uint64_t next_order = 1;
   std::size_t live_operations = 0;
   Table* root = nullptr;  // the outermost level

@@ -33,7 +33,7 @@ class Timings {
  public:
   // `clocked`: the host's clock tells what lies between two operators. `drag`: so much longer operators
   // take while something is on its way.
-  explicit Timings(bool clocked, double drag = 0) : clocked_(clocked), drag_(drag) {}
+  explicit Timings(bool clocked, double drag) : clocked_(clocked), drag_(drag) {}
 
   // Of a whole call. One that others disturbed, so that it took longer than another, does not count. What
   // it took longer for its copies is taken off: other plans move other values, and their simulation adds it.

@@ -94,7 +94,7 @@ class Guide {
   [[nodiscard]] Leads* leads() const { return followed_.leads.get(); }  // or null
   // The operator that is about to be followed has taken `observed` seconds. So far, replays and waiting
   // took `overhead`, and copies `copying`.
-  void note_taken(double observed, double overhead, double copying = 0);
+  void note_taken(double observed, double overhead, double copying);
   // What the record says that it costs; `observed` if it has no such.
   [[nodiscard]] double cost_of_next(double observed) const;
   // What it says has passed since the operator before it ended.

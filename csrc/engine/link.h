@@ -53,7 +53,7 @@ class Link : public Way {
   [[nodiscard]] virtual std::size_t queued_in() const = 0;
   [[nodiscard]] double time_out(std::size_t nbytes) const;
   [[nodiscard]] double time_in(std::size_t nbytes) const;
-  // A copy has begun that takes so many seconds.
+  // A copy has begun that takes so many seconds, and operators longer beside it.
   void note_copy(double taken) const;
   // A return was waited for; the next time it begins earlier. The value, if it is known.
   void note_late(Trace::Id value);

@@ -421,7 +421,7 @@ void calls_are_timed() {
   }
   const auto is_near = [](double a, double b) { return std::abs(a - b) < 1e-9; };
   for (const bool clocked : {true, false}) {
-    Timings timings(clocked);
+    Timings timings(clocked, /*drag=*/0);
     timings.add({{50, 50, 50}, {9, 9, 9}});  // others disturbed it
     timings.add({{1, 1, 4}, {0, 2, 0}});
     timings.add({{1, 4, 1}, {0, 2, 3}});
@@ -445,15 +445,15 @@ void calls_are_timed() {
   expect(is_near(beside_copies(1000), 16), "but no more than while something was always on its way");
 
   using namespace std::chrono_literals;
-  const auto timings = std::make_shared<Timings>(true);
+  const auto timings = std::make_shared<Timings>(/*clocked=*/true, /*drag=*/0);
   const auto future = std::make_shared<const Future>(*trace);
   for (int call = 0; call < 3; ++call) {
     Guide guide(trace, future, {std::make_shared<const Plan>()}, timings);
-    guide.note_taken(1, 0);
+    guide.note_taken(1, 0, 0);
     std::this_thread::sleep_for(30ms);
-    guide.note_taken(0.005, 0.005);
+    guide.note_taken(0.005, 0.005, 0);
     std::this_thread::sleep_for(1ms);
-    guide.note_taken(0.005, 1000);  // more has been replayed and waited for than has passed
+    guide.note_taken(0.005, 1000, 0);  // more has been replayed and waited for than has passed
   }
   const auto timed = timings->applied_to(*trace);
   expect(timed != nullptr && timed->calls[1].pause >= 0.02, "a pause is what nothing else explains");
