@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median, quantiles
 
 from rematfn import Disk
 from rematfn._inspection.stats import Stats
@@ -130,7 +131,7 @@ class Report:
             ("peak, rematted / eager", f"{self.counted_peak / self.eager_peak:.3f}", ""),
             ("replayed cost", f"{self.replayed_cost:.1%}", "of the cost of one eager step"),
             ("step, eager", f"{self.eager_seconds:.3f} s", f"median of {pairs}"),
-            ("step, rematted / eager", f"{self.time_ratio:.3f}", f"median of {pairs} pairs"),
+            ("step, rematted / eager", f"{self.time_ratio:.3f}", self._of_pairs()),
             ("bitwise eager's", "no" if self.unequal else "yes", f"{self.compared} tensors"),
             ("loss", f"{self.losses[0]:.3f} -> {self.last_loss:.3f}", f"{len(self.losses)} steps"),
         ]
@@ -138,16 +139,18 @@ class Report:
             rows += self.moved.rows()
         return "\n".join(f"{name:<26} {value:>20}  {note}".rstrip() for name, value, note in rows)
 
+    def _of_pairs(self) -> str:
+        pairs = f"median of {len(self.time_ratios)} pairs"
+        if len(self.time_ratios) < 4:
+            return pairs
+        low, _, high = quantiles(self.time_ratios, n=4, method="inclusive")
+        return f"{pairs}, the middle half {low:.3f} to {high:.3f}"
+
     def _of_eager(self, nbytes: int | None) -> str:
         return "" if nbytes is None else f"{nbytes / self.eager_peak:.3f} of eager's peak"
 
     def _against_budget(self) -> str:
         return "" if self.budget is None else f"{self.counted_peak / self.budget:.3f} of the budget"
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the middle of ``values``, the upper one of two."""
-    return sorted(values)[len(values) // 2]
 
 
 def _rise(nbytes: int | None) -> str:

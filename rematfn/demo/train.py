@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from tqdm import tqdm
 import rematfn
 from rematfn.demo.chargpt import Params
 from rematfn.demo.plot import plot_step
-from rematfn.demo.report import Moved, Report, median
+from rematfn.demo.report import Moved, Report
 from rematfn.demo.task import Gradients, Held, Step, Task
 
 
@@ -94,7 +95,7 @@ def run_demo(options: Options) -> Report:
     losses: list[float] = []
     ratios: list[float] = []
     eager_seconds: list[float] = []
-    pair_every = max(1, options.steps // 10)
+    pair_every = max(1, options.steps // 20)
     update = _adam(task.params, options.learning_rate)
     for number in (bar := tqdm(range(options.steps), unit="step", file=sys.stderr)):
         tokens = next(task.batches)

@@ -125,7 +125,14 @@ def test_memory_that_is_kept_counts_like_intermediates():
 
 def test_kept_promises_are_not_complained_about():
     assert KEPT.broken_promises() == []
+
+
+def test_the_time_of_a_step_is_the_median_of_pairs():
     assert KEPT.time_ratio == 1.2
+    assert "median of 3 pairs\n" in str(KEPT)
+    more = replace(KEPT, time_ratios=[1.5, 1.0, 1.1, 1.2])
+    assert more.time_ratio == pytest.approx(1.15)
+    assert "median of 4 pairs, the middle half 1.075 to 1.275\n" in str(more)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +164,7 @@ def test_toy_keeps_every_promise_and_draws_a_picture(tmp_path):
     assert report.budget is not None
     assert report.budget < 0.7 * report.eager_peak
     assert report.replayed_cost > 0
-    calls = 2 + 10 + 1  # the first two, ten of the training, the one that is drawn
+    calls = 2 + 20 + 1  # the first two, twenty of the training, the one that is drawn
     assert report.compared == calls * (1 + len(make_chargpt(Sizes(9, layers=2))[1]))
     assert png.read_bytes().startswith(b"\x89PNG")
 
