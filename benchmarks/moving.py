@@ -27,8 +27,7 @@ WAYS: tuple[Way, ...] = ("remat", "offload", "hybrid")
 # A call that is recorded; three whose times are taken; one that begins the search by these times.
 # Then calls follow a plan, the hybrid's sixteen rounds of up to four until the clock has decided.
 TIMED = 5
-WARM_UP = {"remat": 2, "offload": TIMED + 2, "hybrid": TIMED + 71}
-SETTLED = 5  # calls in a row by one plan: it is decided
+WARM_UP = {"remat": 2, "offload": TIMED + 2, "hybrid": TIMED + 71}  # at most
 QUIET = 0.3  # cores that others may keep busy
 CLOSE = 1.03  # a hybrid that takes so much of the better of its parts is timed longer:
 MORE = 6  # so many times the rounds besides
@@ -102,12 +101,9 @@ class Candidate:
             rematfn.BudgetError: It does not fit.
         """
         exact = bench.is_exact(bench.run(self.step)[0])
-        plans: list[float | None] = []
         for _ in range(1, WARM_UP[self.way]):
             self.timed(bench)
-            plans.append(self.foretold())
-            latest = plans[-SETTLED:]
-            if len(plans) >= TIMED + SETTLED and self.way == "hybrid" and len(set(latest)) == 1:
+            if self.way == "hybrid" and rematfn.stats(self.transformed).settled:
                 break
         finish_searches()
         results, memory = bench.count(self.step)

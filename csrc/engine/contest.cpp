@@ -14,7 +14,12 @@ Contest::Contest(const std::vector<Followed>& plans, std::size_t racing, std::si
   }
 }
 
-bool Contest::is_decided() const { return std::ranges::count_if(entrants_, &Entrant::takes_part) < 2; }
+bool Contest::goes_on() const { return std::ranges::count_if(entrants_, &Entrant::takes_part) > 1; }
+
+bool Contest::is_decided() const {
+  const std::lock_guard guard(feedback_mutex());
+  return !goes_on();
+}
 
 Followed Contest::next() const {
   const std::lock_guard guard(feedback_mutex());
@@ -28,7 +33,7 @@ Followed Contest::next() const {
 
 void Contest::note(const Plan& plan, double seconds) {
   const std::lock_guard guard(feedback_mutex());
-  if (is_decided()) return;
+  if (!goes_on()) return;
   for (Entrant& entrant : entrants_) {
     if (entrant.followed.plan.get() != &plan || !entrant.takes_part) continue;
     entrant.seconds.push_back(seconds);

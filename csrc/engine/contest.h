@@ -49,6 +49,8 @@ class Contest {
 
   // Which the next call is to follow.
   [[nodiscard]] Followed next() const;
+  // Whether that is the last word, unless it breaks.
+  [[nodiscard]] bool is_decided() const;
   // A call has followed `plan`. `seconds`: kNever if not to its end; then the plan is out.
   void note(const Plan& plan, double seconds);
   // A call that has followed `plan` replayed far more than was foretold.
@@ -72,7 +74,7 @@ class Contest {
   [[nodiscard]] double relative(const Entrant& entrant) const;
   void exclude_slower();
   void enter(Entrant& entrant);
-  [[nodiscard]] bool is_decided() const;  // fewer than two take part
+  [[nodiscard]] bool goes_on() const;  // more than one takes part
 
   std::vector<Entrant> entrants_;
   std::size_t next_substitute_;

@@ -71,9 +71,15 @@ std::uint64_t Program::follow(std::uint64_t share) {
   return search->simulated();
 }
 
-bool Program::is_settled(std::uint64_t share) const {
+bool Program::is_searched(std::uint64_t share) const {
   const std::lock_guard guard(plans_mutex());
   return !search_ || (search_->is_over() && share >= search_->simulated());
+}
+
+bool Program::is_settled(std::uint64_t share) const {
+  if (!is_searched(share)) return false;
+  const std::lock_guard guard(plans_mutex());
+  return !contest_ || contest_->is_decided();
 }
 
 Followed Program::next_plan() const { return contest_ ? contest_->next() : followed_; }

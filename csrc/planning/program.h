@@ -34,6 +34,8 @@ class Program {
   // Returns how many operators the search has simulated. See Note [A search is a sequence].
   std::uint64_t follow(std::uint64_t share);
   // Whether the search that has begun comes to its end within that share.
+  [[nodiscard]] bool is_searched(std::uint64_t share) const;
+  // And whether the clock has decided, where it is to.
   [[nodiscard]] bool is_settled(std::uint64_t share) const;
 
   // Who guides the next run, or null if no plan fits.

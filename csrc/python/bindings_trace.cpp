@@ -175,6 +175,7 @@ void bind_traces(py::module_& m) {
       .def("timed_anew", &Program::timed_anew, nogil)
       .def("foresee", &Program::foresee, nogil)
       .def("follow", &Program::follow, nogil, py::arg("share") = kAllOperators)
+      .def("is_searched", &Program::is_searched, nogil)
       .def("is_settled", &Program::is_settled, nogil)
       .def("search_later", &search_later)
       // A budget from `least` on in which it replays at most so many times its cost.

@@ -50,6 +50,8 @@ class Stats:
         call: What the call was: ``"first"``, of which nothing was known; ``"estimated"``, whose
             peak was estimated from other calls; ``"guided"`` by a recorded one; else ``"online"``.
         why: Why it was that, in words.
+        settled: Whether calls like it go on by the plan that it followed. False as long as better
+            ones are looked for, or a few are compared by the clock. None if it followed none.
     """
 
     budget: int | None = None
@@ -72,6 +74,7 @@ class Stats:
     reserved_bytes: int | None = None
     call: str | None = None
     why: str | None = None
+    settled: bool | None = None
 
     def flat(self, prefix: str = "") -> dict[str, float]:
         """Return the figures that are known, which are numbers, by name: what loggers take.
@@ -99,7 +102,7 @@ class Stats:
             f"min budget {_bytes(self.min_budget)}\n"
             f"{self._moved()}"
             f"{self._reserved()}"
-            f"call       {self.call}: {self.why}"
+            f"call       {self.call}: {self.why}{self._unsettled()}"
         )
 
     def _moved(self) -> str:
@@ -110,6 +113,9 @@ class Stats:
             f"{self.returns} back ({_bytes(self.returned_bytes)}, {self.late_returns} late)\n"
             f"waited     {self.waited:.3f} s for them\n"
         )
+
+    def _unsettled(self) -> str:
+        return "; its plan is not settled yet" if self.settled is False else ""
 
     def _reserved(self) -> str:
         if self.reserved_bytes is None:

@@ -34,6 +34,7 @@ class Forecast:
         why: The reason, in words.
         record: Whether to write it down.
         peak_bytes: The unconstrained peak to expect, if there is any reason to expect one.
+        settled: Whether calls like it go on by its plan; None where none is followed.
         is_estimate: Whether that may be another program's peak.
         gives_way: Whether a budget that is only estimated gives way to what an operator needs.
         program: What the call is expected to run, if that was recorded.
@@ -44,6 +45,7 @@ class Forecast:
     why: str
     record: bool = False
     peak_bytes: int | None = None
+    settled: bool | None = None
     is_estimate: bool = True
     gives_way: bool = True
     program: RecordedProgram | None = None
@@ -67,10 +69,11 @@ class Ran:
 
     def read(self) -> dict[str, Any]:
         """Return the figures of now."""
-        kind, why = self.forecast.kind, self.forecast.why
+        kind, why, settled = self.forecast.kind, self.forecast.why, self.forecast.settled
         if self._report.guide_lost:
-            kind, why = "online", "it took another way than the call that was recorded"
-        return {**self._report.read(), "call": kind, "why": why}
+            kind, settled = "online", None
+            why = "it took another way than the call that was recorded"
+        return {**self._report.read(), "call": kind, "why": why, "settled": settled}
 
     @property
     def peak_bytes(self) -> int:

@@ -56,7 +56,8 @@ class RecordedProgram:
         self._program: _C.Program | None = None
         self._timed_anew = False  # by the times of later calls
         self._untimed = 0  # calls
-        self._before: _C.Program | None = None  # which calls follow until that is settled
+        self._waits = False  # the search, until some have been timed
+        self._before: _C.Program | None = None  # which calls follow until that is searched
         self._planned = 0  # the budget that is searched for
         self._share = 0  # See Note [A plan goes by the number of the call]
         self._grows_by = 0
@@ -98,7 +99,7 @@ class RecordedProgram:
             moves = link is not None and isinstance(policy, Guided)
             untimed = moves and not self._timed_anew
             self._untimed += untimed
-            waits = untimed and self._untimed <= _TIMED_BY_THEN
+            waits = self._waits = untimed and self._untimed <= _TIMED_BY_THEN
             if self._fits(budget):
                 self._share += 0 if waits else self._grows_by
             else:
@@ -115,7 +116,7 @@ class RecordedProgram:
             program.search_later()
         if before is None:
             return program
-        if not program.is_settled(share):
+        if not program.is_searched(share):
             return before
         with lock:
             self._before = None
@@ -153,6 +154,14 @@ class RecordedProgram:
         """The program, if there is a plan for it."""
         program = self._program
         return program if program is not None and program.overhead() < math.inf else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether later calls go on by the plan of the next one, and no other is tried."""
+        with lock:
+            program, share = self._program, self._share
+            waits = self._waits or self._before is not None
+        return program is not None and not waits and program.is_settled(share)
 
     def note_use(self) -> None:
         """Note that a call is about to follow it; those that none follows are forgotten first."""

@@ -232,26 +232,29 @@ class Rematted(Generic[P, R]):
                 is_estimate_unguided=forecast.gives_way,
                 peak=0 if forecast.is_estimate else forecast.peak_bytes,
             )
-        if forecast.program is not None:
+        recorded = forecast.program
+        if recorded is not None:
             assert isinstance(self.policy, Planned)
-            like = None if forecast.program.planned else self._history.like(signature)
-            program = forecast.program.plan_for(
+            like = None if recorded.planned else self._history.like(signature)
+            program = recorded.plan_for(
                 options.budget, self.policy, like, self._options.tiers.link(options.drops)
             )
             options = dataclasses.replace(options, program=program)
-            planned_for = forecast.program.planned
+            planned_for = recorded.planned
             if (
                 planned_for is not None
                 and options.budget is not None
                 and self._options.judged_by_plan
             ):
-                replayed = planned_for.overhead() / forecast.program.cost
+                replayed = planned_for.overhead() / recorded.cost
                 thrash = self._thrash(replayed, options.budget)
                 if thrash is not None:
                     thrash.report("the call, by its plan,", planned_for)
-            if forecast.program.planned is None:
+            if planned_for is None:
                 why = "no plan fits its budget"
                 forecast = dataclasses.replace(forecast, kind="online", why=why)
+            else:
+                forecast = dataclasses.replace(forecast, settled=recorded.is_settled)
         return options, signature, forecast
 
     def _describe(self) -> str:

@@ -72,7 +72,9 @@ class Report:
     resident: int | None
     eager_resident: int | None  # in an eager step; None if the system does not tell
     replayed_cost: float
-    time_ratios: Sequence[float]  # rematted / eager, pairs of steps side by side
+    # Rematted / eager, pairs of steps side by side: while plans are looked for, and from then on.
+    early_ratios: Sequence[float]
+    time_ratios: Sequence[float]
     eager_seconds: float  # median
     unequal: Sequence[str]  # what differed from eager: "call 1: head.weight"
     compared: int  # tensors compared
@@ -81,8 +83,8 @@ class Report:
 
     @property
     def time_ratio(self) -> float:
-        """The median time of a rematted step, in eager steps."""
-        return median(self.time_ratios)
+        """The median time of a rematted step, in eager steps, once its plan is settled."""
+        return median(self.time_ratios or self.early_ratios)
 
     @property
     def last_loss(self) -> float:
@@ -116,7 +118,7 @@ class Report:
 
     def __str__(self) -> str:
         """Return a table for people."""
-        pairs = len(self.time_ratios)
+        pairs = len(self.early_ratios) + len(self.time_ratios)
         on_cpu = self.device.partition(":")[0] == "cpu"
         seen = "resident set" if on_cpu else "reserved"
         source = "VmHWM" if on_cpu else "max_memory_reserved"
@@ -131,7 +133,7 @@ class Report:
             ("peak, rematted / eager", f"{self.counted_peak / self.eager_peak:.3f}", ""),
             ("replayed cost", f"{self.replayed_cost:.1%}", "of the cost of one eager step"),
             ("step, eager", f"{self.eager_seconds:.3f} s", f"median of {pairs}"),
-            ("step, rematted / eager", f"{self.time_ratio:.3f}", self._of_pairs()),
+            *self._times(),
             ("bitwise eager's", "no" if self.unequal else "yes", f"{self.compared} tensors"),
             ("loss", f"{self.losses[0]:.3f} -> {self.last_loss:.3f}", f"{len(self.losses)} steps"),
         ]
@@ -139,18 +141,28 @@ class Report:
             rows += self.moved.rows()
         return "\n".join(f"{name:<26} {value:>20}  {note}".rstrip() for name, value, note in rows)
 
-    def _of_pairs(self) -> str:
-        pairs = f"median of {len(self.time_ratios)} pairs"
-        if len(self.time_ratios) < 4:
-            return pairs
-        low, _, high = quantiles(self.time_ratios, n=4, method="inclusive")
-        return f"{pairs}, the middle half {low:.3f} to {high:.3f}"
+    def _times(self) -> list[tuple[str, str, str]]:
+        early = "before its plan is settled" if self.time_ratios else "step, rematted / eager"
+        named = {"step, rematted / eager": self.time_ratios, early: self.early_ratios}
+        return [
+            (name, f"{median(ratios):.3f}", _of_pairs(ratios))
+            for name, ratios in named.items()
+            if ratios
+        ]
 
     def _of_eager(self, nbytes: int | None) -> str:
         return "" if nbytes is None else f"{nbytes / self.eager_peak:.3f} of eager's peak"
 
     def _against_budget(self) -> str:
         return "" if self.budget is None else f"{self.counted_peak / self.budget:.3f} of the budget"
+
+
+def _of_pairs(ratios: Sequence[float]) -> str:
+    pairs = f"median of {len(ratios)} pairs"
+    if len(ratios) < 4:
+        return pairs
+    low, _, high = quantiles(ratios, n=4, method="inclusive")
+    return f"{pairs}, the middle half {low:.3f} to {high:.3f}"
 
 
 def _rise(nbytes: int | None) -> str:

@@ -34,6 +34,7 @@ KEPT = Report(
     resident=1500,
     eager_resident=None,
     replayed_cost=0.1,
+    early_ratios=[1.4],
     time_ratios=[1.3, 1.1, 1.2],
     eager_seconds=0.5,
     unequal=[],
@@ -133,6 +134,11 @@ def test_the_time_of_a_step_is_the_median_of_pairs():
     more = replace(KEPT, time_ratios=[1.5, 1.0, 1.1, 1.2])
     assert more.time_ratio == pytest.approx(1.15)
     assert "median of 4 pairs, the middle half 1.075 to 1.275\n" in str(more)
+    assert re.search(r"before its plan is settled +1.400  median of 1 pairs\n", str(more))
+    unsettled = replace(KEPT, time_ratios=[])
+    assert unsettled.time_ratio == 1.4
+    assert re.search(r"step, rematted / eager +1.400  median of 1 pairs\n", str(unsettled))
+    assert "before its plan is settled" not in str(unsettled)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from helpers import described
 from torch import Tensor, nn
 
 import rematfn
+from rematfn._transform.recorded import finish_searches
 
 X = torch.linspace(-1, 1, 64)
 
@@ -28,6 +30,7 @@ OPERATORS = 9
 FIELDS = [field.name for field in dataclasses.fields(rematfn.Stats)]
 
 ON_AN_ACCELERATOR = ["reserved_bytes"]
+OF_A_PLAN = ["settled"]
 
 
 def test_what_is_not_known_is_none() -> None:
@@ -35,13 +38,73 @@ def test_what_is_not_known_is_none() -> None:
     assert [getattr(rematfn.stats(g), field) for field in FIELDS] == [None] * len(FIELDS)
     assert str(rematfn.stats(g)) == "not called yet"
     g(X)
-    known = [field for field in FIELDS if field not in ON_AN_ACCELERATOR]
+    known = [field for field in FIELDS if field not in (*ON_AN_ACCELERATOR, *OF_A_PLAN)]
     assert None not in [getattr(rematfn.stats(g), field) for field in known]
     free = rematfn.remat(wave)
     free(X)
     unknown = [field for field in known if getattr(rematfn.stats(free), field) is None]
     assert unknown == ["budget", "min_budget"]
     assert "min budget unknown" in str(rematfn.stats(free))
+
+
+def test_a_plan_is_settled_once_nothing_else_is_tried() -> None:
+    turns = [True]
+
+    def many(x: Tensor) -> Tensor:
+        for _ in range(40 if turns[0] else 41):
+            x = (x.sin() * 2).cos()
+        return x.sum()
+
+    g = rematfn.remat(many, 12 * X.nbytes)
+
+    def called() -> rematfn.Stats:
+        g(X.clone().requires_grad_()).backward()
+        return rematfn.stats(g)
+
+    assert called().settled is None
+    searched = called()
+    assert searched.call == "guided"
+    assert searched.settled is False
+    assert "its plan is not settled yet" in str(searched)
+    finish_searches()
+    settled = called()
+    assert settled.settled is True
+    assert "settled" not in str(settled)
+    assert called().replays == settled.replays
+    turns[0] = False
+    lost = called()
+    assert lost.call == "online"
+    assert lost.settled is None
+
+
+def test_a_plan_that_moves_is_settled_once_the_clock_has_decided(tmp_path: Path) -> None:
+    bytes_of = 1 << 20
+
+    def chain(x: Tensor) -> Tensor:
+        for _ in range(12):
+            x = torch.tanh(x * 1.5)
+        return x.sum()
+
+    disk = rematfn.Disk(tmp_path)
+    g = rematfn.remat(chain, 8 * bytes_of, offload=disk)
+    x = torch.linspace(-1, 1, bytes_of // 4).requires_grad_()
+
+    def settled() -> bool | None:
+        g(x).backward()
+        finish_searches()
+        return rematfn.stats(g).settled
+
+    assert settled() is None
+    assert [settled() for _ in range(4)] == [False] * 4  # times are taken first
+    assert any(settled() for _ in range(100))
+    assert [settled() for _ in range(4)] == [True] * 4
+
+
+def test_without_plans_nothing_is_settled() -> None:
+    g = rematfn.remat(wave, 4 * X.nbytes, policy=rematfn.policies.reference.LRU())
+    for _ in range(3):
+        g(X)
+        assert rematfn.stats(g).settled is None
 
 
 def test_it_is_a_frozen_look_at_one_moment() -> None:
