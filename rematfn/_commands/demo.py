@@ -43,6 +43,12 @@ def add(commands: Any) -> None:
         " FOLDER, or in the folder for temporary files",
     )
     demo.add_argument("--steps", type=positive, default=60, help="training steps")
+    demo.add_argument(
+        "--pairs",
+        type=positive,
+        default=20,
+        help="about so many of them are timed beside eager, and compared",
+    )
     demo.add_argument("--batch", type=positive, default=8, help="excerpts in a batch")
     demo.add_argument("--layers", type=positive, default=6, help="transformer blocks")
     demo.add_argument("--width", type=positive, default=384, help="channels of the model")
@@ -80,6 +86,7 @@ def _demo(options: argparse.Namespace) -> int:
             Options(
                 budget=options.budget,
                 steps=options.steps,
+                pairs=options.pairs,
                 layers=options.layers,
                 batch=options.batch,
                 width=options.width,

@@ -26,6 +26,7 @@ class Options:
 
     budget: int | float | str | None = 0.3
     steps: int = 60
+    pairs: int = 20  # of steps that eager takes as well
     layers: int = 6
     batch: int = 8
     width: int = 384
@@ -96,7 +97,7 @@ def run_demo(options: Options) -> Report:
     early_ratios: list[float] = []
     ratios: list[float] = []
     eager_seconds: list[float] = []
-    pair_every = max(1, options.steps // 20)
+    pair_every = max(1, options.steps // options.pairs)
     update = _adam(task.params, options.learning_rate)
     for number in (bar := tqdm(range(options.steps), unit="step", file=sys.stderr)):
         tokens = next(task.batches)
