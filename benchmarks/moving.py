@@ -140,8 +140,7 @@ class Candidate:
         """Return the program whose plan the next call follows."""
         last = self.transformed.last_call
         program = None if last is None else last.forecast.program
-        planned = None if program is None else program.planned
-        return planned if planned is not None and math.isfinite(planned.overhead()) else None
+        return None if program is None else program.planned
 
     def foretold(self) -> float | None:
         """Return the seconds of a step by the plan that the next call follows."""

@@ -142,13 +142,12 @@ class Report:
         return "\n".join(f"{name:<26} {value:>20}  {note}".rstrip() for name, value, note in rows)
 
     def _times(self) -> list[tuple[str, str, str]]:
-        early = "before its plan is settled" if self.time_ratios else "step, rematted / eager"
-        named = {"step, rematted / eager": self.time_ratios, early: self.early_ratios}
-        return [
-            (name, f"{median(ratios):.3f}", _of_pairs(ratios))
-            for name, ratios in named.items()
-            if ratios
-        ]
+        counted = self.time_ratios or self.early_ratios
+        rows = [("step, rematted / eager", f"{self.time_ratio:.3f}", _of_pairs(counted))]
+        if self.time_ratios and self.early_ratios:
+            early = f"{median(self.early_ratios):.3f}"
+            rows.append(("before its plan is settled", early, _of_pairs(self.early_ratios)))
+        return rows
 
     def _of_eager(self, nbytes: int | None) -> str:
         return "" if nbytes is None else f"{nbytes / self.eager_peak:.3f} of eager's peak"

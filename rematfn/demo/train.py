@@ -111,12 +111,12 @@ def run_demo(options: Options) -> Report:
                 task.run(step, tokens, number)
             runs[step] = task.run(step, tokens, number)
         results, seconds = runs[rematted]
+        stats = rematfn.stats(rematted_loss)
         if paired:
-            settled = rematfn.stats(rematted_loss).settled
-            (ratios if settled else early_ratios).append(seconds / runs[eager][1])
+            (ratios if stats.settled else early_ratios).append(seconds / runs[eager][1])
             eager_seconds.append(runs[eager][1])
             comparison.add(f"step {number}", results, runs[eager][0])
-        own_peak = max(own_peak, rematfn.stats(rematted_loss).peak_bytes or 0)
+        own_peak = max(own_peak, stats.peak_bytes or 0)
         gradients, loss = results
         update(gradients)
         losses.append(loss.item())

@@ -78,7 +78,7 @@ def test_a_plan_is_settled_once_nothing_else_is_tried() -> None:
 
 
 def test_a_plan_that_moves_is_settled_once_the_clock_has_decided(tmp_path: Path) -> None:
-    bytes_of = 1 << 20
+    unit = 1 << 20
 
     def chain(x: Tensor) -> Tensor:
         for _ in range(12):
@@ -86,8 +86,8 @@ def test_a_plan_that_moves_is_settled_once_the_clock_has_decided(tmp_path: Path)
         return x.sum()
 
     disk = rematfn.Disk(tmp_path)
-    g = rematfn.remat(chain, 8 * bytes_of, offload=disk)
-    x = torch.linspace(-1, 1, bytes_of // 4).requires_grad_()
+    g = rematfn.remat(chain, 8 * unit, offload=disk)
+    x = torch.linspace(-1, 1, unit // 4).requires_grad_()
 
     def settled() -> bool | None:
         g(x).backward()
