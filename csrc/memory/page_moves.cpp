@@ -63,7 +63,9 @@ bool PageMoves::move(Stretch from, Stretch to) {
     const auto nbytes = static_cast<std::size_t>(cut - origin) * kPage;
     const Stretch target = head(to, nbytes);
     if (!move_pages(from.begin, to.begin, nbytes)) {
-      map_anew(target);
+      // It may not be mapped any more. Its neighbours are, so this needs no more than there was; a
+      // system that refuses lacks memory for its own tables.
+      if (!map_anew(target)) std::terminate();
       give_back(from);
       return false;
     }
@@ -79,21 +81,16 @@ void PageMoves::give_back(Stretch pages) {
   if (pages.origins->cuts > 0 && !pages.origins->inherited) {
     const std::ptrdiff_t* first = pages.origins->by_page + pages.first;
     const bool moved = std::any_of(first, first + pages.nbytes / kPage, [](auto o) { return o != 0; });
-    if (moved && map_pages(pages.nbytes, pages.begin) != nullptr) {
-      want_small_pages(pages.begin, pages.nbytes);
-      set_origins(pages, [](std::size_t) { return 0; });
-      return;
-    }
+    if (moved && map_anew(pages)) return;
   }
   drop_pages(pages.begin, pages.nbytes);
 }
 
-// What has failed to become a target may not be mapped. Its neighbours are, so this needs no more than
-// there was; a system that refuses lacks memory for its own tables.
-void PageMoves::map_anew(Stretch pages) {
-  if (map_pages(pages.nbytes, pages.begin) == nullptr) std::terminate();
+bool PageMoves::map_anew(Stretch pages) {
+  if (map_pages(pages.nbytes, pages.begin) == nullptr) return false;
   want_small_pages(pages.begin, pages.nbytes);
   set_origins(pages, [](std::size_t) { return 0; });
+  return true;
 }
 
 }  // namespace rematfn

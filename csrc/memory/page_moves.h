@@ -49,12 +49,13 @@ class PageMoves {
   // Moves all pages `from` to as many addresses that have none. If it returns false, both have none.
   bool move(Stretch from, Stretch to);
   void give_back(Stretch pages);
+  // Addresses as they were at first, without pages. If it returns false nothing has changed.
+  bool map_anew(Stretch pages);
   // The range is unmapped.
   void forget(const Origins& range) { cuts_ -= range.cuts; }
   [[nodiscard]] std::size_t cuts() const { return cuts_; }
 
  private:
-  void map_anew(Stretch pages);
   template <class Origin>
   void set_origins(Stretch pages, Origin origin);
 

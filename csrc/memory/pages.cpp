@@ -31,6 +31,7 @@ void Pages::leave(Tenant& tenant) {
   if (tenant.next_ != nullptr) tenant.next_->previous_ = tenant.previous_;
   (tenant.previous_ != nullptr ? tenant.previous_->next_ : tenants_) = tenant.next_;
   --tenant_count_;
+  if (!any_lives()) spans_.renew_huge_pages();
   trim_to_tenants();
 }
 
@@ -100,23 +101,24 @@ void Pages::trim_to_tenants(std::size_t freed) {
 
 void* Pages::allocate(const Label& label, bool populated) {
   Spans::Gone gone;
-  char* block = allocate(label, populated, gone);
-  for (std::size_t i = 0; populated && i < gone.count; ++i) {
-    if (gone.parts[i].nbytes > 0) populate_pages(gone.parts[i].begin, gone.parts[i].nbytes);
+  bool huge = false;
+  char* block = nullptr;
+  {
+    if (tenant_count_.load(std::memory_order_relaxed) == 0) return nullptr;
+    const std::lock_guard guard(mutex_);
+    if (!any_lives()) return nullptr;
+    Span* span = spans_.allocate(label.nbytes, gone);
+    if (span == nullptr) return nullptr;
+    span->label = label;
+    block = span->begin;
+    if (populated && gone.count > 0) {
+      spans_.move_to(*span, gone, excess(0));
+      huge = spans_.makes_huge(gone);
+    }
+    trim_to_tenants();
   }
+  if (populated) gone.populate(huge);
   return block;
-}
-
-char* Pages::allocate(const Label& label, bool populated, Spans::Gone& gone) {
-  if (tenant_count_.load(std::memory_order_relaxed) == 0) return nullptr;
-  const std::lock_guard guard(mutex_);
-  if (!any_lives()) return nullptr;
-  Span* span = spans_.allocate(label.nbytes, gone);
-  if (span == nullptr) return nullptr;
-  span->label = label;
-  if (populated && gone.count > 0) spans_.move_to(*span, gone, excess(0));
-  trim_to_tenants();
-  return span->begin;
 }
 
 std::optional<Pages::Label> Pages::disown(void* block) {

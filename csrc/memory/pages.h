@@ -102,7 +102,6 @@ class Pages {
   void unlock_in_child();
 
  private:
-  [[nodiscard]] char* allocate(const Label& label, bool populated, Spans::Gone& gone);
   // The lock is held.
   [[nodiscard]] bool any_lives() const;
   [[nodiscard]] std::size_t left_by_tenants() const;

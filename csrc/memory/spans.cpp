@@ -74,10 +74,17 @@ Spans::Place Spans::find(std::size_t nbytes) const {
     if (hole.hole < nbytes) return false;
     const Place here = best_in(hole, nbytes, most);
     if (here.hole != nullptr) place = here;
-    if (place.hole == nullptr) place = {&hole, hole.begin};
+    if (place.hole == nullptr) place = {&hole, begin_in(hole, nbytes)};
     return ++tried >= kTried;
   });
   return place;
+}
+
+// In front, but so that huge pages fit if addresses cost nothing.
+char* Spans::begin_in(const Span& hole, std::size_t nbytes) const {
+  const std::size_t ahead = ahead_of_huge_page(hole.begin);
+  const bool aligned = cheap_addresses_ && nbytes >= huge_page() && ahead <= hole.hole - nbytes;
+  return aligned ? hole.begin + ahead : hole.begin;
 }
 
 // Bytes of [begin, begin + nbytes), which lies in `hole`, that are resident.
@@ -132,6 +139,9 @@ Span& Spans::take(const Place& place, std::size_t nbytes, Gone& gone) {
     if (&part != span) absorb_next(*span);
   }
   usage_.live += nbytes;
+  huge_.note_handed_out(nbytes);
+  Range& range = *span->range;
+  range.used = std::max(range.used, span->end());
   if (span->before != nullptr && span->before->is_free()) file_hole(first_of_hole(*span->before));
   if (span->after != nullptr && span->after->is_free()) file_hole(*span->after);
   return *span;
@@ -146,6 +156,7 @@ Span& Spans::longest_unused(std::size_t nbytes) {
 
 void Spans::give_back(Span& waiting) {
   moves_.give_back(waiting.stretch());
+  huge_.note_given_back(waiting.nbytes);
   is_gone(waiting);
 }
 
@@ -178,6 +189,48 @@ void Spans::move_to(const Span& block, Gone& gone, std::size_t excess) {
       part.nbytes -= nbytes;
       usage_.moved += nbytes;
     }
+  }
+}
+
+// See Note [Huge pages, where all of one is wanted]
+bool Spans::makes_huge(const Gone& gone) {
+  if (huge_.are_worn(usage_.live + usage_.waiting)) return false;
+  std::size_t whole = 0;
+  for (std::size_t i = 0; i < gone.count; ++i) {
+    whole += bytes_in_huge_pages(gone.parts[i].begin, gone.parts[i].nbytes);
+  }
+  huge_.note_made(whole);
+  return whole > 0;
+}
+
+void Spans::Gone::populate(bool huge) const {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (parts[i].nbytes == 0) continue;
+    (huge ? populate_with_huge_pages : populate_pages)(parts[i].begin, parts[i].nbytes);
+  }
+}
+
+void Spans::renew_huge_pages() {
+  if (!huge_.are_due(usage_.live + usage_.waiting)) return;
+  for (Range* range = ranges_; range != nullptr; range = range->next) renew(*range);
+  huge_.begin_anew();
+}
+
+void Spans::renew(Range& range) {
+  for (Span* s = range.first; s != nullptr; s = s->after) {
+    if (s->state != Span::kWaiting) continue;
+    const bool joins = s->before != nullptr && s->before->state == Span::kGone;
+    Span& whole = joins ? *s->before : *s;
+    give_back(*s);
+    s = &whole;
+  }
+  if (range.origins.inherited) return;
+  const auto huge = static_cast<std::ptrdiff_t>(huge_page());
+  // Where small pages have been the system has tables of them, as long as addresses nearby are mapped.
+  for (Span* s = range.first; s != nullptr && s->begin < range.used; s = s->after) {
+    if (s->state != Span::kGone) continue;
+    char* const end = s->end() - range.used > huge ? range.used + huge : s->end();
+    moves_.map_anew(range.stretch(s->begin, static_cast<std::size_t>(end - s->begin)));
   }
 }
 
@@ -310,7 +363,7 @@ bool Spans::map(std::size_t nbytes) {
   Span* span = std::exchange(spare_, spare_->after);
   auto* blocks = reinterpret_cast<Span**>(memory + sizeof(Range));
   const Origins origins{reinterpret_cast<std::ptrdiff_t*>(blocks + count) + 1};
-  ranges_ = new (memory) Range{begin, nbytes, blocks, span, ranges_, origins};
+  ranges_ = new (memory) Range{begin, nbytes, blocks, span, ranges_, origins, begin};
   *span = Span();
   span->begin = begin;
   span->nbytes = nbytes;
@@ -354,6 +407,7 @@ bool Spans::unmap_unused(bool waiting_too) {
     }
     range = next;
   }
+  if (is_empty()) huge_.begin_anew();
   return any;
 }
 

@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "memory/huge_pages.h"
 #include "memory/page_moves.h"
 #include "memory/shelf.h"
 
@@ -60,6 +61,7 @@ struct Range {
   Span* first;
   Range* next;
   Origins origins;
+  char* used;  // what lies beyond has never been in a block
 };
 
 class Spans {
@@ -73,6 +75,9 @@ class Spans {
   };
   // Parts of a block that are not resident; not all, if there are many.
   struct Gone {
+    // Now; with huge pages if `huge`.
+    void populate(bool huge) const;
+
     struct Part {
       char* begin;
       std::size_t nbytes;
@@ -104,6 +109,10 @@ class Spans {
   void give_back(Span& waiting);
   // Pages that have to go, of which no more than `excess` bytes, move to where the block lacks them.
   void move_to(const Span& block, Gone& gone, std::size_t excess);
+  // Whether these are to be made huge where that can be: they will be made now.
+  [[nodiscard]] bool makes_huge(const Gone& gone);
+  // Gives back all that waits if huge pages are to be made anew; nobody wants it now.
+  void renew_huge_pages();
   // Ranges that no block is in, and no resident page, unless these go too. Returns whether there were any.
   bool unmap_unused(bool waiting_too = false);
 
@@ -127,6 +136,7 @@ class Spans {
   void unmap(Range& range);
   [[nodiscard]] Range* range_of(const void* block) const;
   [[nodiscard]] Place find(std::size_t nbytes) const;
+  [[nodiscard]] char* begin_in(const Span& hole, std::size_t nbytes) const;
   [[nodiscard]] static std::size_t covered(const Span& hole, const char* begin, std::size_t nbytes);
   [[nodiscard]] static Place best_in(Span& hole, std::size_t nbytes, std::size_t& most);
   Span& take(const Place& place, std::size_t nbytes, Gone& gone);
@@ -135,6 +145,7 @@ class Spans {
   void absorb_next(Span& span);
   Span& merged(Span& span);
   void is_gone(Span& span);
+  void renew(Range& range);
   void let_wait(Span& span, Span* older);
   void end_wait(Span& span);
   [[nodiscard]] static Span& first_of_hole(Span& span);
@@ -152,6 +163,7 @@ class Spans {
   Span* spare_ = nullptr;  // linked by `after`
   Usage usage_;
   PageMoves moves_;
+  HugePages huge_;
   bool cheap_addresses_ = false;
 };
 

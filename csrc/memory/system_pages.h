@@ -11,7 +11,9 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <fstream>
+#include <string>
 
 namespace rematfn {
 
@@ -39,17 +41,51 @@ inline void* map_pages(std::size_t nbytes, void* here = nullptr) {
   return begin == MAP_FAILED ? nullptr : begin;
 }
 
-// A page of 2 MiB is not given back while anything in it is in use.
+// Neither a fault nor the system's thread that joins pages makes more resident than is asked for.
 inline void want_small_pages(void* begin, std::size_t nbytes) {
   madvise(begin, nbytes, MADV_NOHUGEPAGE);
 }
 
 inline void drop_pages(void* begin, std::size_t nbytes) { madvise(begin, nbytes, MADV_DONTNEED); }
 
+// Bytes of a huge page; 0 if the system gives none.
+inline std::size_t huge_page() {
+  static const std::size_t nbytes = [] {
+    const std::string folder = "/sys/kernel/mm/transparent_hugepage/";
+    std::string enabled;
+    std::getline(std::ifstream(folder + "enabled"), enabled);
+    std::size_t found = 0;
+    std::ifstream(folder + "hpage_pmd_size") >> found;
+    return enabled.find("[never]") == std::string::npos && found > kPage ? found : 0;
+  }();
+  return nbytes;
+}
+
+// How far it is to the next place where a huge page may begin; 0 if this is one, or there are none.
+inline std::size_t ahead_of_huge_page(const void* address) {
+  const std::size_t over = huge_page() == 0 ? 0 : reinterpret_cast<std::uintptr_t>(address) % huge_page();
+  return over == 0 ? 0 : huge_page() - over;
+}
+
+// Of these bytes, those that huge pages would hold.
+inline std::size_t bytes_in_huge_pages(const void* begin, std::size_t nbytes) {
+  const std::size_t ahead = ahead_of_huge_page(begin);
+  return huge_page() == 0 || nbytes < ahead ? 0 : (nbytes - ahead) / huge_page() * huge_page();
+}
+
 // The system has them all at once for less than one by one, as they are touched.
 inline void populate_pages(void* begin, std::size_t nbytes) {
   constexpr int kPopulateWrite = 23;  // which older headers lack
   madvise(begin, nbytes, kPopulateWrite);  // an old kernel refuses
+}
+
+// The same, with huge pages where all of one is among these.
+inline void populate_with_huge_pages(void* begin, std::size_t nbytes) {
+  const std::size_t whole = bytes_in_huge_pages(begin, nbytes);
+  void* const first = static_cast<char*>(begin) + ahead_of_huge_page(begin);
+  if (whole > 0) madvise(first, whole, MADV_HUGEPAGE);
+  populate_pages(begin, nbytes);
+  if (whole > 0) want_small_pages(first, whole);
 }
 
 // The pages at `from` lie at `to` then, in place of what was there; none are at `from`, whose addresses

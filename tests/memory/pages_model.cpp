@@ -3,6 +3,7 @@
 // The pool of pages against a model, without torch: blocks of random sizes come and go while budgets
 // change. Prints what went wrong, if anything did.
 #include "memory/pages.h"
+#include "memory/system_pages.h"
 
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -43,6 +44,7 @@ struct Budget final : rematfn::Tenant {
 };
 
 struct Block {
+  [[nodiscard]] char* end() const { return begin + nbytes; }
   char* begin;
   std::size_t nbytes;
   unsigned char filling;
@@ -105,7 +107,8 @@ void random_blocks(unsigned seed) {
     const unsigned what = random() % 100;
     freed = 0;
     if (what < 50 || blocks.empty()) {
-      const std::size_t nbytes = 1 + random() % (random() % 4 == 0 ? 300 * kPage : 20 * kPage);
+      const std::size_t most = random() % 16 == 0 ? 6 * kMiB : random() % 4 == 0 ? 300 * kPage : 20 * kPage;
+      const std::size_t nbytes = 1 + random() % most;
       const auto filling = static_cast<unsigned char>(random());
       // As a level does: what a block takes is no longer left.
       if (random() % 4 != 0) budget.left -= std::min(budget.left.load(), whole(nbytes));
@@ -299,6 +302,120 @@ void cuts_are_limited() {
   pages.leave(budget);
 }
 
+// Of the mappings that lie in [begin, begin + nbytes): bytes in huge pages, and whether any is to have
+// more of them.
+struct Huge {
+  std::size_t nbytes = 0;
+  bool wanted = false;
+};
+
+Huge huge_in(const char* begin, std::size_t nbytes) {
+  std::ifstream file("/proc/self/smaps");
+  Huge found;
+  bool inside = false;
+  for (std::string line; std::getline(file, line);) {
+    std::size_t from = 0, to = 0, kib = 0;
+    if (std::sscanf(line.c_str(), "%zx-%zx ", &from, &to) == 2) {
+      const auto first = reinterpret_cast<std::uintptr_t>(begin);
+      inside = from < first + nbytes && to > first;
+    } else if (inside && std::sscanf(line.c_str(), "AnonHugePages: %zu", &kib) == 1) {
+      found.nbytes += kib << 10;
+    } else if (inside && line.starts_with("VmFlags:")) {
+      found.wanted |= line.find(" hg") != std::string::npos;
+    }
+  }
+  return found;
+}
+
+// Whether the system has so many bytes of them now. It may have been told not to, or have none left.
+bool are_huge_pages_to_be_had(std::size_t nbytes) {
+  if (rematfn::huge_page() == 0) return false;
+  const std::size_t mapped = nbytes + rematfn::huge_page();
+  auto* memory = static_cast<char*>(rematfn::map_pages(mapped));
+  madvise(memory, mapped, MADV_HUGEPAGE);
+  std::memset(memory, 1, mapped);
+  const bool had = huge_in(memory, mapped).nbytes >= nbytes;
+  munmap(memory, mapped);
+  return had;
+}
+
+void huge_pages() {
+  const std::size_t huge = rematfn::huge_page();
+  if (!are_huge_pages_to_be_had(20 * huge)) return;
+  Pages pages;
+  Budget budget(SIZE_MAX);
+  pages.enter(budget);
+  const std::size_t nbytes = 8 * huge + 3 * kPage;
+  const Block small = allocate(pages, kMiB, 1, /*populated=*/true);
+  const Block block = allocate(pages, nbytes, 2, /*populated=*/true);
+  expect(reinterpret_cast<std::uintptr_t>(block.begin) % huge == 0, "a block begins with a huge page");
+  expect(huge_in(block.begin, nbytes).nbytes == 8 * huge, "where all of one is wanted it is made");
+  expect(resident_pages(block.begin + nbytes, huge) == 0, "and nothing beside the block");
+  const auto between = static_cast<std::size_t>(block.begin - small.end());
+  expect(between < huge && resident_pages(small.end(), between) == 0, "nor between blocks");
+  const Block sparse = allocate(pages, 2 * huge, 3);
+  expect(huge_in(block.begin, sparse.end() - block.begin).nbytes == 8 * huge,
+         "what may not be used is not made huge");
+  expect(!huge_in(small.begin, sparse.end() - small.begin).wanted, "nor later, by the system");
+  release(pages, sparse);
+  release(pages, block);
+  const std::size_t before = resident_bytes() - pages.usage().waiting;
+  budget.left = 5 * huge + 7 * kPage;
+  pages.trim();
+  const auto is_resident = [&](std::size_t expected) {
+    const std::size_t added = resident_bytes() - before;
+    return added < expected + huge / 4 && expected < added + huge / 4;
+  };
+  expect(is_resident(budget.left), "parts of them go back");
+  budget.left = nbytes;
+  const Block again = allocate(pages, nbytes, 4, /*populated=*/true);
+  budget.left = 0;
+  pages.trim();
+  expect(is_resident(nbytes), "and come again, and no more than that");
+  for (const Block& each : {small, again}) release(pages, each);
+  pages.check();
+  pages.leave(budget);
+}
+
+// A little goes back in each call, and comes again as small pages.
+void huge_pages_wear_out() {
+  const std::size_t huge = rematfn::huge_page();
+  if (!are_huge_pages_to_be_had(20 * huge)) return;
+  Pages pages;
+  const std::size_t nbytes = 4 * huge;
+  const std::size_t part = huge / 8;
+  Budget budget(SIZE_MAX);
+  pages.enter(budget);
+  const Block result = allocate(pages, kMiB, 2);  // of another call; the range stays mapped for it
+  pages.leave(budget);
+  const auto call = [&] {
+    pages.enter(budget);
+    budget.left = nbytes;
+    const Block block = allocate(pages, nbytes, 1, /*populated=*/true);
+    const std::size_t found = huge_in(block.begin, nbytes).nbytes;
+    release(pages, block);
+    budget.left = nbytes - part;
+    pages.trim();
+    pages.leave(budget);
+    pages.check();
+    return found;
+  };
+  expect(call() == nbytes, "all of a block is made huge");
+  std::size_t last = nbytes;
+  int calls = 1;
+  for (; pages.usage().waiting > 0; ++calls) {
+    expect(pages.usage().waiting == nbytes - part, "pages are kept");
+    expect(calls <= 512, "but not for ever");
+    last = call();
+  }
+  expect(last < nbytes, "what comes again does not come as huge pages");
+  expect(calls > 200, "and not before many have come");
+  expect(call() == nbytes, "then they are made anew");
+  expect(pages.usage().waiting == nbytes - part, "and kept");
+  release(pages, result);
+  pages.give_back_kept();
+}
+
 void threads() {
   Pages pages;
   Budget budget(8 * kMiB);
@@ -421,6 +538,8 @@ const std::map<std::string, std::function<void()>> kTests{
     {"oldest", the_longest_unused_goes_first},
     {"moves", pages_move},
     {"cuts", cuts_are_limited},
+    {"huge", huge_pages},
+    {"worn", huge_pages_wear_out},
     {"threads", threads},
     {"fork", a_fork},
     {"addresses", few_addresses},

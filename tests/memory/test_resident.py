@@ -26,7 +26,18 @@ MIB = 1 << 20
 SIDE = 1024  # a square of floats: 4 MiB
 SQUARE = 4 * MIB
 LINKS = 40
-MODEL = ["random", "holes", "oldest", "moves", "cuts", "threads", "fork", "addresses"]
+MODEL = [
+    "random",
+    "holes",
+    "oldest",
+    "moves",
+    "cuts",
+    "huge",
+    "worn",
+    "threads",
+    "fork",
+    "addresses",
+]
 
 # These look at pages of the pool, of which there are none then (kMayUsePages in allocator.cpp). The
 # model of the pool runs all the same.
