@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from measure import RESULTS, interleaved, save
+from measure import RESULTS, compared, interleaved, save
 
 import rematfn
 from rematfn.demo.task import Task
@@ -91,9 +90,7 @@ def measure(budget: float, rounds: int) -> dict[str, object]:
         "threads, s/GiB": found["seconds"] / (found["moved"] / GIB),
         "switches": found["switches"] / calls,
         "replayed": stats.replayed_cost,
-        "time / eager": statistics.median(
-            ours / its for ours, its in zip(seconds["moving"], seconds["eager"], strict=True)
-        ),
+        "time / eager": compared(seconds["moving"], seconds["eager"])["time / eager"],
     }
 
 

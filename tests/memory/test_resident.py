@@ -53,7 +53,7 @@ pooled = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile the pool, without torch, and a program that puts it beside a model."""
-    names = ("pages.cpp", "spans.cpp", "spans_check.cpp", "page_moves.cpp")
+    names = ("pages.cpp", "spans.cpp", "spans_check.cpp", "spans_huge.cpp", "page_moves.cpp")
     core = [CORE / "memory" / name for name in names]
     sources = [Path(__file__).with_name("pages_model.cpp"), *core]
     return compile_model(tmp_path_factory.mktemp("pages"), sources)
