@@ -10,13 +10,14 @@
 // of the time. But what is resident must be what is counted. So pages are made huge only where a block
 // will use all of one, and only while they are made: otherwise a fault beside it, or the system's
 // thread that joins pages, would make more resident than anybody asked for. Larger blocks begin where
-// a huge page does, if addresses cost nothing.
+// a huge page does, if addresses cost nothing and nothing resident lies there to be used again.
 // A part of a huge page may move, and still lies in one piece with the rest. A part may go back: it is
 // not resident any more, but until the rest has gone as well, the system has it for others only when
 // memory is short. So what goes back in parts is counted. Where that comes to a sixteenth of what is
-// resident, no more pages are made huge until all that waits has gone back, and with it what is worn.
-// That is done between tenants, and costs the next one what it takes to clear its pages: so not before
-// so many bytes have been handed out that it does not matter.
+// resident, and to more than two huge pages, no more are made until all that waits has gone back, and
+// with it what is worn, but for pages that a result lies in. That is done while no tenant lives, and
+// costs the next one what it takes to clear its pages: so not before so many bytes have been handed out
+// that it does not matter.
 
 #pragma once
 
@@ -31,9 +32,9 @@ class HugePages {
  public:
   // Pages are made so; less than all of these may have been given.
   void note_made(std::size_t nbytes) { made_ += nbytes; }
-  // Neighbouring pages have gone back. Where they are many a huge one is among them.
-  void note_given_back(std::size_t nbytes) {
-    if (nbytes < 2 * huge_page()) parts_ += nbytes;
+  // Neighbouring pages have gone back.
+  void note_given_back(const void* begin, std::size_t nbytes) {
+    parts_ += nbytes - bytes_in_huge_pages(begin, nbytes);
   }
   // In a block.
   void note_handed_out(std::size_t nbytes) { handed_out_ += nbytes; }
@@ -54,7 +55,7 @@ class HugePages {
   static constexpr std::size_t kOften = 256;
 
   std::size_t made_ = 0;   // bytes
-  std::size_t parts_ = 0;  // bytes that went back in pieces smaller than a huge page
+  std::size_t parts_ = 0;  // bytes that went back, and were not all of a huge page
   std::size_t handed_out_ = 0;
 };
 

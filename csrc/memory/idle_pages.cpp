@@ -4,8 +4,8 @@
 #include <pthread.h>
 
 #include <chrono>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 #include "base/background.h"
@@ -36,7 +36,7 @@ void work(Watch& own) {
     std::this_thread::sleep_until(until);
     lock.lock();
   }
-  pages().give_back_kept();  // nothing, if a level lives
+  pages().give_back_kept();  // if a level lives, at most addresses that are dear
   own.runs = false;
 }
 
@@ -55,15 +55,15 @@ Watch& the_watch() {
 
 void keep_pages_for_a_while() {
   if (!pages().keeps()) return;
-  Watch& own = the_watch();
-  const std::lock_guard guard(own.mutex);
-  own.until = Clock::now() + kWhile;
-  if (own.runs) return;
   try {
+    Watch& own = the_watch();
+    const std::lock_guard guard(own.mutex);
+    own.until = Clock::now() + kWhile;
+    if (own.runs) return;
     start_in_background([&own] { work(own); }).detach();
     own.runs = true;
-  } catch (const std::system_error&) {
-    pages().give_back_kept();  // no thread is to be had
+  } catch (const std::exception&) {
+    pages().give_back_kept();  // no thread is to be had, or no memory for one
   }
 }
 

@@ -48,7 +48,9 @@ void PageMoves::set_origins(Stretch pages, Origin origin) {
   std::ptrdiff_t* const first = pages.origins->by_page + pages.first;
   const std::size_t count = pages.nbytes / kPage;
   const std::size_t before = count_cuts(first, count);
-  for (std::size_t i = 0; i < count; ++i) first[i] = origin(i);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (first[i] != origin(i)) first[i] = origin(i);  // what was never written is not resident
+  }
   const std::size_t change = count_cuts(first, count) - before;  // modulo 2^64
   pages.origins->cuts += change;
   cuts_ += change;
@@ -63,9 +65,7 @@ bool PageMoves::move(Stretch from, Stretch to) {
     const auto nbytes = static_cast<std::size_t>(cut - origin) * kPage;
     const Stretch target = head(to, nbytes);
     if (!move_pages(from.begin, to.begin, nbytes)) {
-      // It may not be mapped any more. Its neighbours are, so this needs no more than there was; a
-      // system that refuses lacks memory for its own tables.
-      if (!map_anew(target)) std::terminate();
+      map_anew(target);
       give_back(from);
       return false;
     }
@@ -81,16 +81,21 @@ void PageMoves::give_back(Stretch pages) {
   if (pages.origins->cuts > 0 && !pages.origins->inherited) {
     const std::ptrdiff_t* first = pages.origins->by_page + pages.first;
     const bool moved = std::any_of(first, first + pages.nbytes / kPage, [](auto o) { return o != 0; });
-    if (moved && map_anew(pages)) return;
+    if (moved) return map_anew(pages);
   }
   drop_pages(pages.begin, pages.nbytes);
 }
 
-bool PageMoves::map_anew(Stretch pages) {
-  if (map_pages(pages.nbytes, pages.begin) == nullptr) return false;
+void PageMoves::map_anew(Stretch pages) {
+  if (map_pages(pages.nbytes, pages.begin) == nullptr) {
+    // Too many mappings are one reason, and nothing else is wrong then. But where these were not mapped
+    // any more, by a move that failed or by a system that unmaps before it looks, somebody else may get
+    // them, and would be overwritten. That takes a system without memory for its own tables.
+    if (!drop_pages(pages.begin, pages.nbytes)) std::terminate();
+    return;
+  }
   want_small_pages(pages.begin, pages.nbytes);
   set_origins(pages, [](std::size_t) { return 0; });
-  return true;
 }
 
 }  // namespace rematfn

@@ -46,11 +46,12 @@ class PageMoves {
 
   // Whether pages may move at all, and now.
   [[nodiscard]] bool may_move();
-  // Moves all pages `from` to as many addresses that have none. If it returns false, both have none.
+  // Moves all pages `from` to as many addresses that have none. If it returns false some may have moved;
+  // the others have gone back.
   bool move(Stretch from, Stretch to);
   void give_back(Stretch pages);
-  // Addresses as they were at first, without pages. If it returns false nothing has changed.
-  bool map_anew(Stretch pages);
+  // Gives back what is there; the addresses are as they were at first, unless there are too many mappings.
+  void map_anew(Stretch pages);
   // The range is unmapped.
   void forget(const Origins& range) { cuts_ -= range.cuts; }
   [[nodiscard]] std::size_t cuts() const { return cuts_; }

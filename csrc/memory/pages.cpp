@@ -21,6 +21,7 @@ Pages& pages() {
 void Pages::enter(Tenant& tenant) {
   const std::lock_guard guard(mutex_);
   tenant.next_ = tenants_;
+  tenant.previous_ = nullptr;
   if (tenants_ != nullptr) tenants_->previous_ = &tenant;
   tenants_ = &tenant;
   ++tenant_count_;
@@ -31,7 +32,6 @@ void Pages::leave(Tenant& tenant) {
   if (tenant.next_ != nullptr) tenant.next_->previous_ = tenant.previous_;
   (tenant.previous_ != nullptr ? tenant.previous_->next_ : tenants_) = tenant.next_;
   --tenant_count_;
-  if (!any_lives()) spans_.renew_huge_pages();
   trim_to_tenants();
 }
 
@@ -44,6 +44,7 @@ bool Pages::give_back_kept() {
   const std::lock_guard guard(mutex_);
   const std::size_t waiting = spans_.waiting();
   kept_ = 0;
+  spans_.notice_limits();
   trim_to_tenants();
   const bool any = spans_.waiting() < waiting;
   return (!spans_.has_cheap_addresses() && spans_.unmap_unused(/*waiting_too=*/true)) || any;
@@ -89,6 +90,7 @@ std::size_t Pages::excess(std::size_t freed) {
 }
 
 void Pages::trim_to_tenants(std::size_t freed) {
+  if (spans_.huge_pages_are_due() && !any_lives()) spans_.renew_huge_pages();
   for (std::size_t left = excess(freed); left > 0;) {
     Span& span = spans_.longest_unused(left);
     left -= std::min(left, span.nbytes);

@@ -123,8 +123,8 @@ void ScratchFile::close() {
 }
 
 void ScratchFile::go_through_cache() {
-  direct_ = false;
   fcntl(file_, F_SETFL, O_RDWR);
+  direct_ = false;  // now that it holds: other threads transfer meanwhile
   posix_fadvise(file_, 0, 0, POSIX_FADV_RANDOM);  // nothing is read ahead, into the cache
 }
 

@@ -156,7 +156,7 @@ Span& Spans::longest_unused(std::size_t nbytes) {
 
 void Spans::give_back(Span& waiting) {
   moves_.give_back(waiting.stretch());
-  huge_.note_given_back(waiting.nbytes);
+  huge_.note_given_back(waiting.begin, waiting.nbytes);
   is_gone(waiting);
 }
 
@@ -169,10 +169,12 @@ void Spans::is_gone(Span& span) {
 
 void Spans::move_to(const Span& block, Gone& gone, std::size_t excess) {
   Range& range = *block.range;
-  if (!cheap_addresses_ || range.origins.inherited || !moves_.may_move()) return;
+  notice_limits();
+  if (!cheap_addresses_ || range.origins.inherited) return;
   for (std::size_t i = 0; i < gone.count; ++i) {
     Gone::Part& part = gone.parts[i];
     while (std::min(excess, part.nbytes) >= PageMoves::kLeastPages * kPage) {
+      if (!moves_.may_move()) return;
       Span& span = longest_unused(std::min(excess, part.nbytes));
       if (span.nbytes > part.nbytes) return;  // it could not be split
       const std::size_t nbytes = span.nbytes;

@@ -20,6 +20,7 @@
 #include "memory/huge_pages.h"
 #include "memory/page_moves.h"
 #include "memory/shelf.h"
+#include "memory/system_pages.h"
 
 namespace rematfn {
 
@@ -111,13 +112,15 @@ class Spans {
   void move_to(const Span& block, Gone& gone, std::size_t excess);
   // Whether these are to be made huge where that can be: they will be made now.
   [[nodiscard]] bool makes_huge(const Gone& gone);
-  // Gives back all that waits if huge pages are to be made anew; nobody wants it now.
+  // Whether they are to be made anew when nobody wants what waits; all of that goes back then.
+  [[nodiscard]] bool huge_pages_are_due() const { return huge_.are_due(usage_.live + usage_.waiting); }
   void renew_huge_pages();
   // Ranges that no block is in, and no resident page, unless these go too. Returns whether there were any.
   bool unmap_unused(bool waiting_too = false);
 
-  // As found when addresses were asked for last: those that nobody uses cost nothing.
+  // As found when addresses were asked for last, or limits: those that nobody uses cost nothing.
   [[nodiscard]] bool has_cheap_addresses() const { return cheap_addresses_; }
+  void notice_limits() { cheap_addresses_ = cheap_addresses_ && !addresses_are_limited(); }
   [[nodiscard]] bool is_empty() const { return ranges_ == nullptr; }
   [[nodiscard]] std::size_t live() const { return usage_.live; }
   [[nodiscard]] std::size_t waiting() const { return usage_.waiting; }

@@ -21,13 +21,13 @@ bool Spans::makes_huge(const Gone& gone) {
 
 void Spans::Gone::populate(bool huge) const {
   for (std::size_t i = 0; i < count; ++i) {
-    if (parts[i].nbytes == 0) continue;
-    (huge ? populate_with_huge_pages : populate_pages)(parts[i].begin, parts[i].nbytes);
+    const auto [begin, nbytes] = parts[i];
+    if (nbytes == 0) continue;
+    huge ? populate_with_huge_pages(begin, nbytes) : populate_pages(begin, nbytes);
   }
 }
 
 void Spans::renew_huge_pages() {
-  if (!huge_.are_due(usage_.live + usage_.waiting)) return;
   for (Range* range = ranges_; range != nullptr; range = range->next) renew(*range);
   huge_.begin_anew();
 }
@@ -37,12 +37,14 @@ void Spans::renew(Range& range) {
     if (s->state != Span::kWaiting) continue;
     const bool joins = s->before != nullptr && s->before->state == Span::kGone;
     Span& whole = joins ? *s->before : *s;
-    give_back(*s);
+    if (range.origins.inherited) moves_.give_back(s->stretch());
+    is_gone(*s);
     s = &whole;
   }
   if (range.origins.inherited) return;
   const auto huge = static_cast<std::ptrdiff_t>(huge_page());
-  // Where small pages have been the system has tables of them, as long as addresses nearby are mapped.
+  // Anew, also where nothing waited: where small pages have been the system has tables of them, as long
+  // as addresses nearby are mapped.
   for (Span* s = range.first; s != nullptr && s->begin < range.used; s = s->after) {
     if (s->state != Span::kGone) continue;
     char* const end = s->end() - range.used > huge ? range.used + huge : s->end();

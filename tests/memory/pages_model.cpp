@@ -2,6 +2,7 @@
 //
 // The pool of pages against a model, without torch: blocks of random sizes come and go while budgets
 // change. Prints what went wrong, if anything did.
+#include "memory/huge_pages.h"
 #include "memory/pages.h"
 #include "memory/system_pages.h"
 
@@ -302,6 +303,50 @@ void cuts_are_limited() {
   pages.leave(budget);
 }
 
+// Blocks lie side by side, and every other one waits. Then `prevent` is called: what should move goes back.
+void nothing_moves(const std::function<std::function<void()>()>& prevent) {
+  if (!rematfn::PageMoves().may_move()) return;
+  Pages pages;
+  Budget budget(4 * kMiB);
+  pages.enter(budget);
+  const std::vector<Block> blocks = side_by_side(pages, 8);
+  for (const int i : {1, 3, 5}) release(pages, blocks[i]);
+  budget.left = kMiB / 2;
+  const std::function<void()> allow = prevent();
+  const Block block = allocate(pages, 2 * kMiB + kMiB / 2, 9, /*populated=*/true);
+  allow();
+  expect(block.begin != nullptr, "a block comes");
+  expect(pages.usage().moved == 0, "to which nothing moves");
+  expect(pages.usage().waiting == kMiB / 2, "what may stay stays, and the rest has gone");
+  expect(resident_pages(blocks[1].begin, kMiB) == 0, "as the system counts it");
+  pages.check();
+  release(pages, block);
+  for (const int i : {0, 2, 4, 6, 7}) release(pages, blocks[i]);
+  pages.check();
+  pages.leave(budget);
+}
+
+// The pool has reserved far more than that.
+std::function<void()> limit_addresses() {
+  rlimit before{};
+  getrlimit(RLIMIT_AS, &before);
+  const rlimit less{kMiB, before.rlim_max};
+  expect(setrlimit(RLIMIT_AS, &less) == 0, "setrlimit");
+  return [before] { setrlimit(RLIMIT_AS, &before); };
+}
+
+// A process may have no more mappings: of many pages every other one can be read only.
+std::function<void()> use_up_mappings() {
+  std::size_t most = 0;
+  std::ifstream("/proc/sys/vm/max_map_count") >> most;
+  const std::size_t nbytes = 2 * most * kPage;
+  auto* const many = static_cast<char*>(rematfn::map_pages(nbytes));
+  std::size_t at = 0;
+  while (at < nbytes && mprotect(many + at, kPage, PROT_READ) == 0) at += 2 * kPage;
+  expect(at < nbytes, "mappings are limited");
+  return [=] { munmap(many, nbytes); };
+}
+
 // Of the mappings that lie in [begin, begin + nbytes): bytes in huge pages, and whether any is to have
 // more of them.
 struct Huge {
@@ -377,8 +422,9 @@ void huge_pages() {
   pages.leave(budget);
 }
 
-// A little goes back in each call, and comes again as small pages.
-void huge_pages_wear_out() {
+// A little goes back in each call, and comes again as small pages. Its level leaves the pool after it, or
+// dies with its graph while the next one is there.
+void huge_pages_wear_out(bool leaves) {
   const std::size_t huge = rematfn::huge_page();
   if (!are_huge_pages_to_be_had(20 * huge)) return;
   Pages pages;
@@ -388,15 +434,19 @@ void huge_pages_wear_out() {
   pages.enter(budget);
   const Block result = allocate(pages, kMiB, 2);  // of another call; the range stays mapped for it
   pages.leave(budget);
+  bool is_in = false;
   const auto call = [&] {
-    pages.enter(budget);
+    if (!is_in) pages.enter(budget);
+    is_in = !leaves;
+    budget.alive = true;
     budget.left = nbytes;
     const Block block = allocate(pages, nbytes, 1, /*populated=*/true);
     const std::size_t found = huge_in(block.begin, nbytes).nbytes;
     release(pages, block);
     budget.left = nbytes - part;
     pages.trim();
-    pages.leave(budget);
+    budget.alive = false;
+    leaves ? pages.leave(budget) : pages.trim();
     pages.check();
     return found;
   };
@@ -414,6 +464,27 @@ void huge_pages_wear_out() {
   expect(pages.usage().waiting == nbytes - part, "and kept");
   release(pages, result);
   pages.give_back_kept();
+  if (is_in) pages.leave(budget);
+}
+
+// What is cut off at the ends of long pieces counts as well, and what is not cut off does not.
+void what_wears_is_counted() {
+  const std::size_t huge = rematfn::huge_page();
+  if (huge == 0) return;
+  const auto* const begin = reinterpret_cast<char*>(64 * huge);
+  const auto worn_by = [&](const char* from, std::size_t nbytes) {
+    rematfn::HugePages pages;
+    pages.note_made(64 * huge);
+    int times = 0;
+    while (times < 100 && !pages.are_worn(64 * huge)) {
+      pages.note_given_back(from, nbytes);
+      ++times;
+    }
+    return times;
+  };
+  expect(worn_by(begin, 4 * huge + huge / 2) == 9, "a half page, where four may be worn");
+  expect(worn_by(begin + huge / 2, 3 * huge) == 5, "two halves");
+  expect(worn_by(begin, 4 * huge) == 100, "none");
 }
 
 void threads() {
@@ -476,19 +547,19 @@ void a_fork() {
   pages.leave(budget);
 }
 
-// A limit on addresses: ranges are small, and what they do not need is there for others.
-void few_addresses() {
+// A limit on addresses: ranges are small, and what they do not need is there for others. What counts in
+// it is the number in this place of `statm`.
+void few_addresses(int which, int place) {
   Pages pages;
   Budget budget(SIZE_MAX);
   pages.enter(budget);
   rlimit limit{};
-  getrlimit(RLIMIT_AS, &limit);
-  std::FILE* file = std::fopen("/proc/self/statm", "r");
+  getrlimit(which, &limit);
   std::size_t used = 0;
-  expect(std::fscanf(file, "%zu", &used) == 1, "statm");
-  std::fclose(file);
+  std::ifstream file("/proc/self/statm");
+  for (int i = 0; i < place; ++i) file >> used;
   const rlimit less{used * kPage + 400 * kMiB, limit.rlim_max};
-  expect(setrlimit(RLIMIT_AS, &less) == 0, "setrlimit");
+  expect(setrlimit(which, &less) == 0, "setrlimit");
   std::vector<Block> blocks;
   for (;;) {
     const Block block = allocate(pages, 10 * kMiB, 1);
@@ -511,9 +582,9 @@ void few_addresses() {
   pages.check();
   release_all();
   const auto others_take = [](std::size_t nbytes) {
-    void* all = mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (all != MAP_FAILED) munmap(all, nbytes);
-    return all != MAP_FAILED;
+    void* all = rematfn::map_pages(nbytes);
+    if (all != nullptr) munmap(all, nbytes);
+    return all != nullptr;
   };
   expect(!others_take(350 * kMiB), "what waits has its addresses");
   expect(pages.give_back_kept() && others_take(350 * kMiB), "until others need them");
@@ -529,7 +600,7 @@ void few_addresses() {
   pages.check();
   expect(others_take(350 * kMiB), "addresses go back");
   pages.leave(budget);
-  setrlimit(RLIMIT_AS, &limit);
+  setrlimit(which, &limit);
 }
 
 const std::map<std::string, std::function<void()>> kTests{
@@ -538,11 +609,16 @@ const std::map<std::string, std::function<void()>> kTests{
     {"oldest", the_longest_unused_goes_first},
     {"moves", pages_move},
     {"cuts", cuts_are_limited},
+    {"limited", [] { nothing_moves(limit_addresses); }},
+    {"mappings", [] { nothing_moves(use_up_mappings); }},
     {"huge", huge_pages},
-    {"worn", huge_pages_wear_out},
+    {"worn", [] { huge_pages_wear_out(/*leaves=*/true); }},
+    {"worn_while_others_are_there", [] { huge_pages_wear_out(/*leaves=*/false); }},
+    {"wear", what_wears_is_counted},
     {"threads", threads},
     {"fork", a_fork},
-    {"addresses", few_addresses},
+    {"addresses", [] { few_addresses(RLIMIT_AS, 1); }},
+    {"data", [] { few_addresses(RLIMIT_DATA, 6); }},
 };
 
 }  // namespace

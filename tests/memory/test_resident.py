@@ -32,11 +32,16 @@ MODEL = [
     "oldest",
     "moves",
     "cuts",
+    "limited",
+    "mappings",
     "huge",
     "worn",
+    "worn_while_others_are_there",
+    "wear",
     "threads",
     "fork",
     "addresses",
+    "data",
 ]
 
 # These look at pages of the pool, of which there are none then (kMayUsePages in allocator.cpp). The
