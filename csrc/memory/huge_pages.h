@@ -32,9 +32,10 @@ class HugePages {
  public:
   // Pages are made so; less than all of these may have been given.
   void note_made(std::size_t nbytes) { made_ += nbytes; }
-  // Neighbouring pages have gone back.
-  void note_given_back(const void* begin, std::size_t nbytes) {
-    parts_ += nbytes - bytes_in_huge_pages(begin, nbytes);
+  // Pages have gone back. Of what has no pages there, so many bytes are less than all of a huge page;
+  // `before`, so many were.
+  void note_given_back(std::size_t before, std::size_t now) {
+    if (now > before) parts_ += now - before;
   }
   // In a block.
   void note_handed_out(std::size_t nbytes) { handed_out_ += nbytes; }
@@ -55,7 +56,7 @@ class HugePages {
   static constexpr std::size_t kOften = 256;
 
   std::size_t made_ = 0;   // bytes
-  std::size_t parts_ = 0;  // bytes that went back, and were not all of a huge page
+  std::size_t parts_ = 0;  // bytes that went back, and were not all of a huge page then
   std::size_t handed_out_ = 0;
 };
 

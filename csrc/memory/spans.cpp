@@ -155,16 +155,23 @@ Span& Spans::longest_unused(std::size_t nbytes) {
 }
 
 void Spans::give_back(Span& waiting) {
+  const auto parts = [](const Span* s) {
+    if (s == nullptr || s->state != Span::kGone) return std::size_t{0};
+    return s->nbytes - bytes_in_huge_pages(s->begin, s->nbytes);
+  };
+  const std::size_t before = parts(waiting.before) + parts(waiting.after);
   moves_.give_back(waiting.stretch());
-  huge_.note_given_back(waiting.begin, waiting.nbytes);
-  is_gone(waiting);
+  huge_.note_given_back(before, parts(&is_gone(waiting)));
 }
 
-void Spans::is_gone(Span& span) {
+// Returns it, joined with its neighbours.
+Span& Spans::is_gone(Span& span) {
   unfile_hole(first_of_hole(span));
   end_wait(span);
   span.state = Span::kGone;
-  file_hole(first_of_hole(merged(span)));
+  Span& whole = merged(span);
+  file_hole(first_of_hole(whole));
+  return whole;
 }
 
 void Spans::move_to(const Span& block, Gone& gone, std::size_t excess) {

@@ -147,7 +147,7 @@ class Spans {
   Span& split(Span& span, std::size_t nbytes);
   void absorb_next(Span& span);
   Span& merged(Span& span);
-  void is_gone(Span& span);
+  Span& is_gone(Span& span);
   void renew(Range& range);
   void let_wait(Span& span, Span* older);
   void end_wait(Span& span);

@@ -35,11 +35,8 @@ void Spans::renew_huge_pages() {
 void Spans::renew(Range& range) {
   for (Span* s = range.first; s != nullptr; s = s->after) {
     if (s->state != Span::kWaiting) continue;
-    const bool joins = s->before != nullptr && s->before->state == Span::kGone;
-    Span& whole = joins ? *s->before : *s;
     if (range.origins.inherited) moves_.give_back(s->stretch());
-    is_gone(*s);
-    s = &whole;
+    s = &is_gone(*s);
   }
   if (range.origins.inherited) return;
   const auto huge = static_cast<std::ptrdiff_t>(huge_page());
