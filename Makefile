@@ -42,7 +42,7 @@ build: $(TORCH_READY)  ## build what has changed in csrc/, showing the compiler'
 # third of the time that they take without.
 test: export OMP_WAIT_POLICY := passive
 test: $(INSTALLED)  ## run all tests, doctests and notebooks included
-	$(BIN)/python -m pytest -n auto --dist worksteal --nbmake --nbmake-timeout=300 $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal --nbmake --nbmake-timeout=1200 $(ARGS)
 
 # Each in a copy of the tree and an environment of its own: some gigabytes, as pip's torch brings CUDA.
 VERSIONS ?= 2.12.1 2.13.0 2.14.1 2.15.0

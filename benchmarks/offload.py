@@ -118,10 +118,15 @@ def peer_row(bench: Bench, peer: Peer, repeats: int) -> Row:
     return row | {"eager, s": statistics.median(seconds["eager"]), "others, cores": others}
 
 
+def disk_speed(options: argparse.Namespace) -> DiskSpeed:
+    """Return what the disk carries, measured with few bytes where little is asked for."""
+    return DiskSpeed.measured(8 * MIB) if options.quick else DiskSpeed.measured()
+
+
 def measure_network(name: str, options: argparse.Namespace) -> Iterator[Row]:
     """Yield what there is to say of one network, and then its rows."""
     bench = Bench(CASES[name])
-    speed = DiskSpeed.measured()
+    speed = disk_speed(options)
     about = f"{CASES[name].about}. Eager's peak: {bench.peak / MIB:.0f} MiB. The disk: {speed}."
     yield {"about": about, "peak": bench.peak, "machine": machine()}
     for peer in (PEERS[0], *MOVERS):
@@ -140,7 +145,7 @@ def measure_link(options: argparse.Namespace) -> Iterator[Row]:
     """Yield what the hybrid does on a disk that is made slower."""
     case = CASES[options.throttled]
     bench = Bench(case)
-    speed = DiskSpeed.measured()
+    speed = disk_speed(options)
     about = (
         f"{case.about}, within {options.fraction:g} of its peak, on a disk that carries at most so"
         f" many MB/s each way; 0: computing again alone. As fast as it goes, the disk carries"

@@ -25,7 +25,7 @@ def test_a_quick_run_measures_each_way_and_the_throttled_disk(tmp_path: Path) ->
         check=True,
         capture_output=True,
         env={**os.environ, "PYTHONPATH": path},
-        timeout=300,
+        timeout=900,
     )
     results = json.loads((tmp_path / "offload.json").read_text())
     peers = [row for row in results["tiny"]["rows"] if "MiB" not in row]

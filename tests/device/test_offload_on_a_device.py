@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -63,13 +64,22 @@ def how(request: pytest.FixtureRequest) -> Iterator[Transform]:
     _C.testing.draw_link_costs(False)
 
 
+def assert_comes_empty(host: rematfn.Host) -> None:
+    """Threads of autograd let go of what they ran at some time after its end."""
+    until = time.monotonic() + 30
+    gc.collect()
+    while host.held_bytes > 0 and time.monotonic() < until:
+        time.sleep(0.001)
+        gc.collect()
+    assert host.held_bytes == 0
+
+
 @pytest.fixture(autouse=True)
 def on_the_device() -> Iterator[None]:
     with torch.device("fake"):
         yield
     torch.accelerator.synchronize()
-    gc.collect()
-    assert HOST.held_bytes == 0
+    assert_comes_empty(HOST)
 
 
 # --- exact ----------------------------------------------------------------------------------------
@@ -786,10 +796,10 @@ def test_a_guided_call_has_values_come_ahead() -> None:
     assert HOST.bandwidth_out is not None
 
 
-def test_each_way_of_this_module_moves() -> None:
+def test_each_way_of_this_module_moves(how: Transform) -> None:
     x = big()
-    for transform in HOW.values():
-        moved = HOST.bytes_out
-        transform(chain)(x)
-        torch.accelerator.synchronize()
-        assert HOST.bytes_out > moved
+    moved = HOST.bytes_out
+    for _ in range(4):
+        how(chain)(x)
+    torch.accelerator.synchronize()
+    assert HOST.bytes_out > moved

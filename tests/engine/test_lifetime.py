@@ -283,13 +283,14 @@ def test_attempts_to_trim_in_vain_cost_next_to_nothing() -> None:
             assert _C.testing.live_operations() > 0.99 * len(held)
 
         g = remat(f, 64 << 10, policy=rematfn.policies.ON(), **options)
-        start = time.perf_counter()
+        start = time.thread_time()
         with torch.no_grad():
             g(torch.ones(256))
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     seconds(100)
-    assert min(seconds(20_000, max_operations=10) for _ in range(2)) < 3 * seconds(20_000)
+    in_vain = min(seconds(20_000, max_operations=10) for _ in range(2))
+    assert in_vain < 3 * min(seconds(20_000) for _ in range(2))
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1 << 63, True, 1.5, "1000", None])

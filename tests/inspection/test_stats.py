@@ -96,8 +96,17 @@ def test_a_plan_that_moves_is_settled_once_the_clock_has_decided(tmp_path: Path)
 
     assert settled() is None
     assert [settled() for _ in range(4)] == [False] * 4  # times are taken first
-    assert any(settled() for _ in range(100))
-    assert [settled() for _ in range(4)] == [True] * 4
+    # The search begins anew when calls have been timed, which is late on a busy machine.
+    (key,) = g._history._keys.values()
+    (program,) = key.programs.values()
+    calls = 0
+    while not program._timed_anew:
+        settled()
+        assert (calls := calls + 1) < 200
+    in_a_row = 0
+    while in_a_row < 4:
+        in_a_row = in_a_row + 1 if settled() else 0
+        assert (calls := calls + 1) < 500
 
 
 def test_without_plans_nothing_is_settled() -> None:

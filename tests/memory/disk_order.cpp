@@ -2,9 +2,12 @@
 //
 // Sizes, the order of transfers, and their time.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
+#include <fstream>
+#include <iterator>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -104,6 +107,17 @@ struct Gate {
   }
 };
 
+// Until a thread of this process sleeps.
+void await_sleep(pid_t thread) {
+  const std::string path = "/proc/self/task/" + std::to_string(thread) + "/stat";
+  while (true) {
+    std::ifstream file(path);
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    if (has(text, ") S ")) return;
+    std::this_thread::yield();
+  }
+}
+
 void discarded_while_under_way() {
   for (const bool comes : {false, true}) {
     TestDisk disk(options());
@@ -112,22 +126,26 @@ void discarded_while_under_way() {
     constexpr std::size_t kBytes = 10 * kMiB;
     void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     std::atomic<unsigned> calls{0};
+    Gate gate;
     const Fault slow = [&](int, std::size_t, off_t) -> Answer {
       ++calls;
-      std::this_thread::sleep_for(milliseconds(20));
+      gate.pass();
       return {};
     };
     (comes ? on_read : on_write) = slow;
     Copy copy = disk.write(memory, kBytes);
     if (comes) copy->wait(), copy->read(memory);
-    while (calls < 2) std::this_thread::yield();
-    const auto begin = Clock::now();
+    while (gate.waiting < 2) std::this_thread::yield();
+    std::thread opener([&, waits = gettid()] {
+      await_sleep(waits);
+      gate.let_go();
+    });
     copy.reset();
     munmap(memory, kBytes);  // whoever still reads or writes there fails
-    expect(since(begin) < 1, "what has not begun is cancelled");
-    const unsigned after = calls;
+    expect(calls == 2, "what has not begun is cancelled");
+    opener.join();
     std::this_thread::sleep_for(milliseconds(60));
-    expect(calls == after && disk.trouble().empty(), "and nothing goes on");
+    expect(calls == 2 && disk.trouble().empty(), "and nothing goes on");
     expect(disk.statistics().held == Slab::rounded(10'000), "its room is free");
     expect(disk.queued_to_read() + disk.queued_to_write() == 0, "nothing is queued");
     expect(returns(other, *kept), "others are not concerned");
@@ -185,8 +203,13 @@ void what_is_awaited_overtakes() {
   std::vector<Copy> leaving;
   for (int i = 0; i < 6; ++i) leaving.push_back(write(disk, value));
   while (gate.waiting == 0) std::this_thread::yield();
-  std::thread waiter([&] { leaving[4]->wait(); });
-  std::this_thread::sleep_for(milliseconds(30));
+  std::atomic<pid_t> waits{0};
+  std::thread waiter([&] {
+    waits = gettid();
+    leaving[4]->wait();
+  });
+  while (waits == 0) std::this_thread::yield();
+  await_sleep(waits);
   gate.let_go();
   waiter.join();
   for (const Copy& copy : leaving) copy->wait();
@@ -195,16 +218,19 @@ void what_is_awaited_overtakes() {
 
 void throttled() {
   Disk::Options given = options();
-  given.bandwidth = 40e6;
+  given.bandwidth = 4e6;
   TestDisk disk(given);
   expect(disk.write_bandwidth() == 0, "not known yet");
-  Value value(8'000'000, 1);
-  Value other(8'000'000, 2);
+  Value value(800'000, 1);
+  Value other(800'000, 2);
   auto begin = Clock::now();
   const Copy copy = moved(disk, value);
   expect(since(begin) > 0.195, "a write takes its time");
-  double least = 1;  // of some, as others may keep the processor
-  for (int i = 0; i < 10 && least > 0.35; ++i) {
+  double least = 1;
+  Disk::Statistics now = disk.statistics();
+  const auto known = [&] { return std::min(now.in.bandwidth, now.out.bandwidth) > 1e6; };
+  // Some rounds, as others may keep the processor or the disk.
+  for (int i = 0; i < 50 && !(least < 0.35 && known()); ++i) {
     value.clear();
     begin = Clock::now();
     copy->read(value.begin);
@@ -214,12 +240,12 @@ void throttled() {
     const double took = since(begin);
     expect(took > 0.195, "a return does too");
     least = std::min(least, took);
+    now = disk.statistics();
   }
   expect(least < 0.35, "both directions have theirs");
   expect(value.is_whole(), "and it is what it was");
-  const auto now = disk.statistics();
   for (const double found : {now.in.bandwidth, now.out.bandwidth}) {
-    expect(found > 10e6 && found < 44e6, "bandwidths are measured: " + std::to_string(found));
+    expect(found > 1e6 && found < 4.4e6, "bandwidths are measured: " + std::to_string(found));
   }
   expect(now.in.seconds > 0.18, "and times");
 }

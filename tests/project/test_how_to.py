@@ -31,7 +31,7 @@ PAGES = [*sorted((DOCS / "how-to").glob("*.md")), DOCS / "comparison.md", DOCS /
 HOW_TOS = [page for page in PAGES if page.parent.name == "how-to" and page.stem != "index"]
 LINES = 80  # of a how-to, at most
 WIDTH = 90  # of its code; the site cuts off what is longer
-SECONDS = 120  # that a page may take, on a machine that does other things
+SECONDS = 360  # that a page may take, on a machine that does other things
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)(%?)")
 END = "\x1e"  # printed after each block

@@ -71,7 +71,7 @@ def test_it_builds_without_a_warning_and_its_links_lead_somewhere(tmp_path: Path
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert built.returncode == 0, built.stderr

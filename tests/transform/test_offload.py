@@ -205,6 +205,10 @@ def slow(x: Tensor) -> Tensor:
     return x.clone()
 
 
+slow.register_fake(torch.empty_like)
+slow.register_autograd(lambda ctx, grad: grad)
+
+
 def test_operators_are_timed_inside_of_a_level_that_moves() -> None:
     """What they cost is compared with what copies take."""
 
@@ -245,7 +249,6 @@ def test_each_plan_that_the_clock_decides_between_is_exact() -> None:
         made.append(rematfn.remat(f, 0.35, offload=True))
         return made[-1]
 
-    did = []
     for nesting, inputs in nestings:
         expected = nesting(untransformed)(layers, inputs)
         step = nesting(hybrid)
@@ -257,9 +260,42 @@ def test_each_plan_that_the_clock_decides_between_is_exact() -> None:
             finish_searches()
             stats = rematfn.stats(made[-1])
             assert call == 0 or timeline.peak_excluding_survivors <= stats.budget
-            did.append((stats.moves > 0, stats.replays > 0))
-    assert (True, False) in did
-    assert any(replays for _, replays in did)
+
+
+def deep_and_slow(layers: list[Tensor], x: Tensor) -> Tensor:
+    for weights in layers:
+        x = slow(x @ weights)
+    return x.square().mean()
+
+
+def moves_and_replays(
+    f: Callable[[list[Tensor], Tensor], Tensor], disk: rematfn.Disk
+) -> list[tuple[int, int]]:
+    """Return how much each of a few calls moved and replayed."""
+    layers = [(torch.randn(64, 64) / 8).requires_grad_() for _ in range(6)]
+    x = torch.randn(512, 64)
+
+    def step(layers: list[Tensor], x: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(f(layers, x), layers)
+
+    g = rematfn.remat(step, 0.5, offload=disk)
+    expected = step(layers, x)
+    did = []
+    for _ in range(5):
+        assert_bitwise_equal(g(layers, x), expected)
+        stats = rematfn.stats(g)
+        did.append((stats.moves, stats.replays))
+    return did
+
+
+def test_what_takes_long_to_compute_moves() -> None:
+    did = moves_and_replays(deep_and_slow, rematfn.Disk())
+    assert any(moves > 0 == replays for moves, replays in did)
+
+
+def test_what_takes_long_to_move_is_computed_again() -> None:
+    did = moves_and_replays(deep, rematfn.Disk(bandwidth=3e6))
+    assert any(replays > 0 for _, replays in did)
 
 
 # --- what cannot be replayed ----------------------------------------------------------------------

@@ -6,7 +6,6 @@ The disk is so slow that transfers are under way wherever a script ends.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -92,11 +91,16 @@ rematfn.offload(f, to=disk)(X).backward()
         """
 class Stop(Exception): pass
 def stop(*_): raise Stop
+def seconds():
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+took = min(0.06, *(seconds() for _ in range(3)))
 signal.signal(signal.SIGALRM, stop)
 stopped = 0
 for delay in range(1, 40):
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.0015 * delay)
+        signal.setitimer(signal.ITIMER_REAL, took * delay / 40)
         step()
         signal.setitimer(signal.ITIMER_REAL, 0)
     except Stop:
@@ -119,7 +123,7 @@ inside = threading.Event()
 def waits(x):
     y = f(x)
     inside.set()
-    time.sleep(60)
+    time.sleep(3600)
     return y
 threading.Thread(target=rematfn.offload(waits, to=disk), args=(X,), daemon=True).start()
 inside.wait()
@@ -237,10 +241,8 @@ def test_a_script_ends(name: str, tmp_path: Path) -> None:
     folder.mkdir()
     script = tmp_path / "script.py"
     script.write_text(PRELUDE + text + "\n")
-    before = time.monotonic()
     found = fresh(script, str(folder))
     assert found.code == code, found.err
     if said != "*":
         assert found.err.splitlines()[-1:] == ([said] if said else [])
     assert list(folder.iterdir()) == []
-    assert time.monotonic() - before < 60
