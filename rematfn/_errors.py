@@ -92,9 +92,10 @@ class OffloadError(RematError, OSError):
 
     That the tier is full, or that a write fails, is no error: the value stays where it is, and
     something else goes. What cannot be read back is computed again, if that is possible. This is
-    raised for the rest: the folder of a :class:`Disk` cannot be used; or a value that nothing can
-    compute again (a constant, a copy of an argument that was overwritten) was on a disk that fails,
-    on one whose file was damaged, or moved there by the parent of a forked process.
+    raised for the rest: the folder of a :class:`Disk` cannot be used; a :class:`Host` was asked for
+    where torch knows of no accelerator; a value is read while a stream is captured; or one that
+    nothing can compute again (a constant, a copy of an argument that was overwritten) was on a disk
+    that fails, on one whose file was damaged, or moved there by the parent of a forked process.
 
     Example:
         A folder that lies in memory saves none:

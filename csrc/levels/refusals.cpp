@@ -58,10 +58,14 @@ std::string tiers_of(const Level& level) {
     if (l->host) {
       const Host::Statistics now = l->host->statistics();
       add("on the host ", now.held, now.capacity, l->host->trouble());
+      if (!l->disk && !l->tensor_domain().streams.any()) text += "; values on a CPU go to a disk alone: rematfn.Disk()";
     }
     if (l->disk) {
       const Disk::Statistics now = l->disk->statistics();
       add("on the disk ", now.held, now.capacity, l->disk->trouble());
+      if (!l->host && l->tensor_domain().streams.any()) {
+        text += "; values on an accelerator go to the host alone: rematfn.Host()";
+      }
     }
   }
   return text;

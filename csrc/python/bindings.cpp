@@ -301,7 +301,8 @@ PYBIND11_MODULE(_C, m) {
         found["trouble"] = disk.trouble();
         return found;
       })
-      .def("link", [](const Disk& disk, bool drops) { return link_to(disk, drops); });
+      .def("link", [](Disk& disk, bool drops) { return link_to(disk, drops); },
+           py::call_guard<py::gil_scoped_release>());
   py::class_<Host, std::shared_ptr<Host>>(m, "Host")
       .def(py::init<std::size_t>())
       .def("statistics", [](Host& host) {

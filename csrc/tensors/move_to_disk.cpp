@@ -150,7 +150,8 @@ Way& way_to(TensorDomain& domain, const std::shared_ptr<Disk>& disk) {
 
 LinkFigures MoveToDisk::figures() const { return figures_of(*disk_); }
 
-LinkOptions link_to(const Disk& disk, bool drops) {
+LinkOptions link_to(Disk& disk, bool drops) {
+  if (disk.read_bandwidth() == 0) disk.probe();
   return {figures_of(disk), disk.statistics().capacity, drops, /*clocked=*/true};
 }
 

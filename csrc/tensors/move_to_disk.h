@@ -49,7 +49,7 @@ class MoveToDisk final : public Link {
 };
 
 // As measured of late; for a level that may drop its versions as well, or not.
-[[nodiscard]] LinkOptions link_to(const Disk& disk, bool drops);
+[[nodiscard]] LinkOptions link_to(Disk& disk, bool drops);
 // That of all levels of `domain`.
 [[nodiscard]] Way& way_to(TensorDomain& domain, const std::shared_ptr<Disk>& disk);
 

@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from importlib import metadata
 from typing import Any
 
@@ -100,8 +99,9 @@ def _disk() -> list[tuple[str, str]]:
         "unknown" if rate is None else f"{rate / 1e6:,.0f} MB/s"
         for rate in (disk.bandwidth_out, disk.bandwidth_in)
     ]
-    free = shutil.disk_usage(tempfile.gettempdir()).free
+    folder = disk.folder
+    assert folder is not None, "it has moved values"
     return [
-        ("disk tier", f"{carried[0]} out, {carried[1]} in, in {tempfile.gettempdir()}"),
-        ("free there", format_bytes(free)),
+        ("disk tier", f"{carried[0]} out, {carried[1]} in, in {folder}"),
+        ("free there", format_bytes(shutil.disk_usage(folder).free)),
     ]

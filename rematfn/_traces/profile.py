@@ -308,7 +308,7 @@ def profile(
     checked = [policy_of(policy, f"{name}, policies=...") for policy in policies]
     limits = [parse_budget(budget, "profile(f, budgets=[{}])") for budget in budgets]
     given = dict(kwargs or {})
-    link = tiers_of(offload, f"{name}, offload=...").link(drops=True) if offload else None
+    link = tiers_of(offload, f"{name}, offload=...").link(True, (args, given)) if offload else None
     is_measured = not on_shapes((args, given))
     cells = len(limits) * len(checked) * (1 if link is None else 2)
     bar = Progress(runs(calls) * is_measured + cells, "profile", progress)

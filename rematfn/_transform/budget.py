@@ -151,6 +151,9 @@ class _MeaninglessError(Exception):
         self.told_as = told_as
 
 
+_NO_FRACTION: Final = "as a fraction it must be in (0, 1]."
+
+
 def parse_budget(
     budget: BudgetLike, call: str = "remat(f, budget={})", accepted: str = _ACCEPTED
 ) -> Limit:
@@ -198,7 +201,12 @@ def _parse(budget: BudgetLike) -> Limit:
         size = operator.index(budget)  # type: ignore[arg-type]  # floats are tried next
     except TypeError:
         if isinstance(budget, numbers.Real):
-            return Limit(fraction=_parse_fraction(float(budget)))
+            number = float(budget)
+            if 1 < number < 2**63 and number.is_integer():
+                raise _MeaninglessError(
+                    f"{_NO_FRACTION} Bytes are an int: did you mean {int(number)}?"
+                ) from None
+            return Limit(fraction=_parse_fraction(number))
         raise _MeaninglessError(f"got a {type(budget).__name__}.", TypeError) from None
     if size == 1:
         raise _MeaninglessError("that is one byte. 1.0 is the whole peak.")
@@ -260,11 +268,13 @@ def _guess(text: str) -> str:
 
 def _parse_fraction(fraction: float) -> float:
     if not 0 < fraction <= 1:  # NaN is turned away too
-        raise _MeaninglessError("as a fraction it must be in (0, 1].")
+        raise _MeaninglessError(_NO_FRACTION)
     return fraction
 
 
 def _at_least_one(size: int) -> int:
     if size < 1:
         raise _MeaninglessError("it must be at least one byte.")
+    if size >= 2**63:
+        raise _MeaninglessError("it is more than any memory has.")
     return size

@@ -99,7 +99,7 @@ class _Slot:
         own: _Own = twin._rematfn_own
         if twin.__dict__ is not own.module.__dict__:
             raise TypeError(
-                f"remat({self._base.__name__}): its twin was given a `__dict__` of its own, and "
+                f"{_made_by(own)}: its twin was given a `__dict__` of its own, and "
                 "would run the module that it was made of. Transform what is to have it."
             )
         current = getattr(own.module, self._name)
@@ -143,7 +143,7 @@ class _Twin:
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise TypeError(
-            f"nn.DataParallel of remat({type(self._rematfn_own.module).__name__}): its replicas "
+            f"nn.DataParallel of {_made_by(self._rematfn_own)}: its replicas "
             "would run the module that they were made of. Use "
             "nn.parallel.DistributedDataParallel, one process for each device."
         )
@@ -161,10 +161,14 @@ class _Twin:
         own = self._rematfn_own
         if type(self) is not own.twin_class:
             raise TypeError(
-                f"remat({type(own.module).__name__}) cannot be pickled: its class has been made "
+                f"{_made_by(own)} cannot be pickled: its class has been made "
                 f"{type(self).__name__} since. Save its state_dict()."
             )
         return remat_module, (own.module, own.options)
+
+
+def _made_by(own: _Own) -> str:
+    return f"{own.options.name}({type(own.module).__name__})"
 
 
 def _twin_like(twin: _Twin, module: nn.Module) -> Any:

@@ -89,8 +89,9 @@ def offload(
     Raises:
         TypeError: ``f`` is not callable, or an option is of the wrong type.
         ValueError: The budget means nothing, or ``to`` is no folder.
-        OffloadError: (from a call) the folder cannot be used; (from a call or its backward) a value
-            that cannot be computed again was lost with the disk.
+        OffloadError: (from a call) the folder cannot be used, or there is no accelerator for a
+            :class:`Host`; (from a call or its backward) a value that cannot be computed again was
+            lost with the disk or by a fork, or is read while a stream is captured.
         BudgetError: (from a call or its backward) one operator needs more than the budget at once,
             or the tier is too small for what would have to go.
 

@@ -209,7 +209,7 @@ class Rematted(Generic[P, R]):
         if fraction is None and not (planned and outermost):
             why = (
                 "there is no budget"
-                if options.budget is None
+                if options.budget is None and not planned
                 else "its budget is shared"
                 if shared is not None
                 else "it runs inside another level"
@@ -237,7 +237,10 @@ class Rematted(Generic[P, R]):
             assert isinstance(self.policy, Planned)
             like = None if recorded.planned else self._history.like(signature)
             program = recorded.plan_for(
-                options.budget, self.policy, like, self._options.tiers.link(options.drops)
+                options.budget,
+                self.policy,
+                like,
+                self._options.tiers.link(options.drops, (args, kwargs)),
             )
             options = dataclasses.replace(options, program=program)
             planned_for = recorded.planned
@@ -259,7 +262,8 @@ class Rematted(Generic[P, R]):
 
     def _describe(self) -> str:
         name = self._options.of or name_of(self._f)
-        return f"{self._options.name}({name}, budget={self.budget}{self._options.tiers})"
+        tiers = self._options.tiers.as_option(self._options.name)
+        return f"{self._options.name}({name}, budget={self.budget}{tiers})"
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
         """Bind where `f` would: functions do, and neither bound methods nor most objects."""
@@ -346,8 +350,8 @@ def rematted_of(g: Any, call: str) -> tuple[Rematted[..., Any], tuple[Any, ...],
         inside = next((x for n in names if (x := getattr(inside, n, None)) is not None), None)
         if inside is None or id(inside) in seen:
             raise TypeError(
-                f"{call}(g): what remat() returned is needed, got {g!r}, which wraps no such "
-                f"function that can be found. Keep what remat() returned, and pass that: "
+                f"{call}(g): what remat() or offload() returned is needed, got {g!r}, which "
+                f"wraps no such function that can be found. Keep what they return, and pass that: "
                 f"g = remat(f, ...), rematfn.{call}(g). Of a module inside of another one, pass "
                 f"the one inside."
             )

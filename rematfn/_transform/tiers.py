@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, SupportsIndex, TypeAlias, TypeVar
 
@@ -16,19 +18,26 @@ import torch
 
 from .. import _C
 from .._errors import OffloadError
+from .._interop.pytrees import tensors_of
 from .budget import BYTES, parse_budget
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_ACCEPTED: Final = """
-A tier is one of
-  None                       the host's memory for an accelerator, a disk for a CPU
+_DEFAULT: Final = "the host's memory for an accelerator, a disk for a CPU"
+_TIERS: Final = """
   "disk"                     a file in the folder for temporary files
   "/scratch", Path("/scratch")  a file in that folder
   rematfn.Disk("/scratch", "64GiB")  the same, with a cap
   "host"                     pinned memory of the host, for values on an accelerator
   rematfn.Host("16GiB")      the same, with a cap"""
+_ACCEPTED: Final = f"""
+A tier is one of
+  None                       {_DEFAULT}{_TIERS}"""
+_ACCEPTED_BESIDE_REPLAYS: Final = f"""
+It is one of
+  False, None                nowhere: what does not fit is computed again
+  True                       {_DEFAULT}{_TIERS}"""
 
 Opened = TypeVar("Opened", _C.Disk, _C.Host)
 
@@ -52,7 +61,7 @@ class _Tier(Generic[Opened]):
         self._opened: Opened | None = None
 
     def open(self) -> Opened:
-        """Return what the core moves to, made the first time."""
+        """Return what the core moves to; the first time it is made, and its folder looked at."""
         with _opening:
             if self._opened is None:
                 self._opened = self._make()
@@ -109,15 +118,16 @@ class Disk(_Tier[_C.Disk]):
     """A file that values on the CPU are moved to, and come back from.
 
     The file has no name, so that nothing of it is left when the process ends, however it ends; only
-    this process can read it. It is written and read past the page cache where the file system can
-    do that, since what lies in the page cache is memory that is not saved. Functions that were
-    given the same object share its file, its budget and its threads; a copy of a model
-    (:func:`copy.deepcopy`) is such another function.
+    this process can read it. It stays as long as it has become until then, or until this object and
+    all functions and values that use it have gone. It is written and read past the page cache where
+    the file system can do that, since what lies in the page cache is memory that is not saved.
+    Functions that were given the same object share its file, its budget and its threads; a copy of
+    a model (:func:`copy.deepcopy`) is such another function.
 
     Args:
         path: An existing folder, on a disk: one that lies in memory (tmpfs) is refused. None: the
             folder for temporary files, or else ``/var/tmp`` or the current one, whichever is the
-            first on a disk.
+            first on a disk; :attr:`folder` tells.
         budget: The most bytes that may lie there at once, as :func:`remat` takes them: ``4096``,
             ``"64GiB"``. A hard cap: what does not fit stays where it is. Values are kept in units
             of 4 KiB. None: half of what is free when a function with this tier is first called.
@@ -152,11 +162,14 @@ class Disk(_Tier[_C.Disk]):
     ) -> None:
         if path is not None and not isinstance(path, str | os.PathLike):
             raise TypeError(f"Disk(path): a folder or None is needed, got {path!r}.")
+        if path == "":
+            raise ValueError("Disk(path): a folder or None is needed, got an empty name.")
         super().__init__(budget)
         if not isinstance(verify, bool):
             raise TypeError(f"Disk(verify=...): True or False is needed, got {verify!r}.")
-        is_number = isinstance(bandwidth, int | float) and not isinstance(bandwidth, bool)
-        if not (bandwidth is None or is_number):
+        given: Any = bandwidth
+        is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
+        if not (given is None or is_number):
             raise TypeError(
                 f"Disk(bandwidth=...): bytes per second as a number are needed, got {bandwidth!r}."
             )
@@ -164,27 +177,37 @@ class Disk(_Tier[_C.Disk]):
             raise ValueError(
                 f"Disk(bandwidth=...): bytes per second above 0 are needed, got {bandwidth!r}."
             )
-        self.path = None if path is None else os.fspath(path)
+        # The file is made later, when the current folder may be another one.
+        self.path = None if path is None else os.path.abspath(os.fsdecode(path))
         self.verify = verify
-        self.bandwidth = bandwidth
+        self.bandwidth = None if bandwidth is None else float(bandwidth)
+        self._folder = self.path
+
+    @property
+    def folder(self) -> str | None:
+        """The folder that the file lies in; None until one has been chosen."""
+        return self._folder
 
     def _make(self) -> _C.Disk:
-        given = self.path is not None
-        folders = [self.path] if self.path is not None else _default_folders()
-        for last, folder in enumerate(folders, start=1 - len(folders)):
+        bandwidth = math.inf if self.bandwidth is None else self.bandwidth
+        refused: list[OSError] = []
+        given = self.path
+        for find in _DEFAULT_FOLDERS if given is None else [lambda: given]:
             try:
+                folder: str = find()
                 budget = self.budget
                 if budget is None:
                     budget = shutil.disk_usage(folder).free // 2
-                bandwidth = math.inf if self.bandwidth is None else self.bandwidth
-                return _C.Disk(folder, budget, True, self.verify, bandwidth)
+                made = _C.Disk(folder, budget, True, self.verify, bandwidth)
             except OSError as error:
-                if last != 0:
-                    continue
-                if isinstance(error, OffloadError):
-                    raise
-                raise OffloadError(f"{self!r}: {folder} cannot be used: {error}") from error
-        raise AssertionError(given)
+                refused.append(error)
+                continue
+            self._folder = folder
+            return made
+        if len(refused) == 1 and isinstance(refused[0], OffloadError):
+            raise refused[0]
+        reasons = "".join(f"\n  {error}" for error in refused)
+        raise OffloadError(f"{self!r}: no folder can be used:{reasons}") from refused[-1]
 
     def __repr__(self) -> str:
         given = [] if self.path is None else [repr(self.path)]
@@ -208,7 +231,7 @@ class Host(_Tier[_C.Host]):
         budget: The most bytes that may be pinned, as :func:`remat` takes them: ``4096``,
             ``"16GiB"``. A hard cap: what does not fit stays where it is. Values are kept in units
             of 4 KiB. None: half of the host's memory that is free when a function with this tier is
-            first called.
+            first called. Where several processes use one machine, give each of them a number.
 
     Raises:
         ValueError: The budget means nothing.
@@ -274,43 +297,62 @@ class Tiers:
                     raise
         return opened
 
-    def link(self, drops: bool) -> _C.Link | None:
-        """Return what is planned for: the way to the host, if that is used."""
-        if self.host and self.host.bytes_out > 0:
-            return self.host.open().link(drops)
-        if self.disk and "disk" in (opened := self.open()):
-            disk: _C.Disk = opened["disk"]
-            return disk.link(drops)
-        return self.host.open().link(drops) if self.host else None
+    def link(self, drops: bool, values: object = ()) -> _C.Link | None:
+        """Return what is planned for: the way to the host, if that is used.
+
+        Args:
+            drops: Whether values may be dropped as well.
+            values: What the function is called with. Where nothing has moved yet, these tell
+                whether it works on an accelerator.
+        """
+        opened = self.open()
+        host: _C.Host | None = opened.get("host")
+        disk: _C.Disk | None = opened.get("disk")
+        if host and disk and self.host and self.disk:
+            nothing_moved = self.host.bytes_out == self.disk.bytes_out == 0
+            if self.host.bytes_out > 0 or (nothing_moved and _on_an_accelerator(values)):
+                disk = None
+        link = disk or host
+        return link.link(drops) if link else None
 
     def __bool__(self) -> bool:
         return self.disk is not None or self.host is not None
 
-    def __str__(self) -> str:
+    def as_option(self, transform: str) -> str:
+        """Return what one writes for these in a call of `remat` or `offload`, after the budget."""
         if self.as_there_are:
-            return f", {self.disk!r}"
-        return "".join(f", {tier!r}" for tier in (self.host, self.disk) if tier is not None)
+            return ", offload=True" if transform == "remat" else ""
+        name = "offload" if transform == "remat" else "to"
+        return "".join(f", {name}={tier!r}" for tier in (self.host, self.disk) if tier is not None)
 
 
 def tiers_of(offload: object, call: str) -> Tiers:
     """Return the tiers that an option says, which may be True or False."""
     if offload is False or offload is None:
         return Tiers()
-    return parse_tiers(None if offload is True else offload, call)
+    return parse_tiers(None if offload is True else offload, call, _ACCEPTED_BESIDE_REPLAYS)
+
+
+def _on_an_accelerator(values: object) -> bool:
+    device = torch.accelerator.current_accelerator()
+    return device is not None and any(x.device.type == device.type for x in tensors_of(values))
 
 
 def _disk(path: str | None, budget: int | None, verify: bool, bandwidth: float | None) -> Disk:
     return Disk(path, budget, verify=verify, bandwidth=bandwidth)
 
 
-def _default_folders() -> list[str]:
-    return [tempfile.gettempdir(), "/var/tmp", os.getcwd()]
+_DEFAULT_FOLDERS: Final[list[Callable[[], str]]] = [
+    tempfile.gettempdir,
+    lambda: "/var/tmp",
+    os.getcwd,
+]
 
 
 TierLike: TypeAlias = Disk | Host | str | os.PathLike[str] | None
 
 
-def parse_tiers(to: object, call: str) -> Tiers:
+def parse_tiers(to: object, call: str, accepted: str = _ACCEPTED) -> Tiers:
     """Return the tiers that ``to`` means; ``call`` is what it was given to, for messages.
 
     Raises:
@@ -328,7 +370,7 @@ def parse_tiers(to: object, call: str) -> Tiers:
     if isinstance(to, Host):
         return Tiers(host=to)
     if not isinstance(to, str | os.PathLike):
-        raise TypeError(f"{call}: a tier is needed, got {to!r}.{_ACCEPTED}")
-    if not Path(to).is_dir():
-        raise ValueError(f"{call}: {os.fspath(to)!r} is no folder that exists.{_ACCEPTED}")
+        raise TypeError(f"{call}: a tier is needed, got {to!r}.{accepted}")
+    if os.fspath(to) in ("", b"") or not Path(os.fsdecode(to)).is_dir():
+        raise ValueError(f"{call}: {os.fspath(to)!r} is no folder that exists.{accepted}")
     return Tiers(Disk(to))

@@ -39,6 +39,7 @@ from torch import Tensor, func
 
 import rematfn
 from rematfn import _C
+from rematfn._transform.tiers import parse_tiers
 from rematfn.testing import EvictEverything, MemoryTimeline
 
 # torch has fused cells for devices, and the CPU no kernel for them; a generator of the CPU draws
@@ -780,8 +781,16 @@ def test_the_word_host_is_a_host() -> None:
 
 
 def test_a_disk_is_no_tier_for_an_accelerator() -> None:
-    with pytest.raises(rematfn.BudgetError, match="on the disk 0 B"):
+    with pytest.raises(rematfn.BudgetError, match=r"on the disk 0 B.*accelerator go to the host"):
         rematfn.offload(chain, 3 * ONE, to="disk")(big())
+
+
+def test_what_is_planned_for_is_where_values_will_go() -> None:
+    for x, is_measured in ((big(), False), (big().cpu(), True)):
+        tiers = parse_tiers(None, "offload(f)")
+        assert tiers.link(drops=True, values=([x], {})) is not None
+        assert tiers.disk is not None
+        assert (tiers.disk.bandwidth_in is not None) == is_measured
 
 
 def test_a_guided_call_has_values_come_ahead() -> None:

@@ -136,6 +136,15 @@ def test_a_policy_that_plans_nothing_is_foretold_to_move() -> None:
     assert rematfn.stats(moving).moves
 
 
+def test_a_disk_that_nobody_has_used_is_measured() -> None:
+    disk = rematfn.Disk(bandwidth=4e6)
+    rematfn.profile(STEP, X, budgets=[0.5], offload=disk)
+    assert disk.bandwidth_out is not None
+    assert disk.bandwidth_in is not None
+    assert max(disk.bandwidth_out, disk.bandwidth_in) < 8e6
+    assert disk.bytes_out == 0
+
+
 def test_the_text_and_the_curve() -> None:
     found = rematfn.profile(STEP, X, budgets=[0.5, 64])
     text = str(found)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import (
@@ -30,6 +31,7 @@ from torch import Tensor, func, nn
 
 import rematfn
 from rematfn import _C
+from rematfn._transform import tiers as _tiers
 from rematfn._transform.recorded import finish_searches
 from rematfn.testing import EvictEverything, MemoryTimeline
 
@@ -374,11 +376,15 @@ def test_functions_share_a_disk() -> None:
 
 @pytest.mark.parametrize(
     ("to", "error"),
-    [(3, TypeError), ("/no/such/folder", ValueError), (b"/tmp", TypeError)],
+    [(3, TypeError), ("/no/such/folder", ValueError), ("", ValueError), (b"/tmp", TypeError)],
 )
 def test_what_is_no_tier_is_refused(to: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"(?s)offload\(f, to=...\).*A tier is one of"):
+    with pytest.raises(
+        error, match=r"(?s)offload\(f, to=...\).*A tier is one of\n  None  .*host's"
+    ):
         rematfn.offload(chain, to=to)
+    with pytest.raises(error, match=r"(?s)offload=.*False, None  .*nowhere.*\n  True  .*host's"):
+        rematfn.remat(chain, 0.5, offload=to)
 
 
 @pytest.mark.parametrize(
@@ -415,6 +421,35 @@ def test_a_folder_in_memory_is_refused() -> None:
     g = rematfn.offload(chain, to="/dev/shm")
     with pytest.raises(rematfn.OffloadError, match="/dev/shm"):
         g(leaf())
+
+
+def test_if_no_folder_can_be_taken_it_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> str:
+        raise FileNotFoundError("no current folder")
+
+    folders = [lambda: "/dev/shm", lambda: "/no/such/folder", gone]
+    monkeypatch.setattr(_tiers, "_DEFAULT_FOLDERS", folders)
+    with pytest.raises(rematfn.OffloadError) as caught:
+        rematfn.offload(chain)(leaf())
+    for reason in ("/dev/shm", "/no/such/folder", "no current folder"):
+        assert reason in str(caught.value)
+
+
+def test_a_folder_stays_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.chdir(tmp_path)
+    disk = rematfn.Disk("scratch")
+    monkeypatch.chdir("/")
+    rematfn.offload(chain, to=disk, policy=EvictEverything())(leaf()).backward()
+    assert disk.folder == str(tmp_path / "scratch")
+
+
+def test_a_folder_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tiers, "_DEFAULT_FOLDERS", [lambda: "/dev/shm", lambda: str(tmp_path)])
+    disk = rematfn.Disk(bandwidth=np.float32(1e9))
+    assert disk.folder is None
+    rematfn.offload(chain, to=disk)(leaf())
+    assert disk.folder == str(tmp_path)
 
 
 def test_a_folder_is_taken(tmp_path: Path) -> None:
@@ -463,6 +498,33 @@ def test_all_its_spellings() -> None:
     twin = rematfn.offload(module)
     assert isinstance(twin, nn.Sequential)
     assert_bitwise_equal(twin(torch.ones(2, 4)), module(torch.ones(2, 4)))
+
+
+def test_it_is_shown_as_it_was_written() -> None:
+    disk = rematfn.Disk("/var/tmp")
+    for g, shown in (
+        (rematfn.offload(chain, "1MiB"), "offload(chain, budget=1 MiB)"),
+        (
+            rematfn.offload(chain, "1MiB", to=disk),
+            "offload(chain, budget=1 MiB, to=Disk('/var/tmp'))",
+        ),
+        (rematfn.remat(chain, "1MiB", offload=True), "remat(chain, budget=1 MiB, offload=True)"),
+        (
+            rematfn.remat(chain, "2MiB", offload=disk),
+            "remat(chain, budget=2 MiB, offload=Disk('/var/tmp'))",
+        ),
+    ):
+        with pytest.raises(TypeError, match=re.escape(shown)):
+            torch.jit.script(g)
+    twin = rematfn.offload(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"nn.DataParallel of offload\(Linear\)"):
+        twin._replicate_for_data_parallel()
+
+
+def test_without_a_budget_another_level_is_why_nothing_is_planned() -> None:
+    g = rematfn.offload(chain)
+    rematfn.remat(lambda x: g(x) * 2)(leaf())
+    assert rematfn.stats(g).why == "it runs inside another level"
 
 
 def test_no_function_is_refused() -> None:
