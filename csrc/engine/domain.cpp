@@ -160,21 +160,21 @@ void Domain::expect_use(Version& version) {
 void Domain::begin_to_fetch(Version& version) {
   for (;;) {
     try {
-      return start_to_fetch(version);
+      return start_to_fetch(version, /*wanted=*/true);
     } catch (const c10::OutOfMemoryError&) {
       if (!evict_after_failure(version.nbytes)) throw;
     }
   }
 }
 
-void Domain::start_to_fetch(Version& version) {
+void Domain::start_to_fetch(Version& version, bool wanted) {
   expected_.erase(Use(version));
   version.table->charge(version.nbytes);
   try {
     version.place = version.copied_by->bring_back(version);
   } catch (const CopyLost& why) {
     version.table->discharge(version.nbytes);
-    return lose_copy(version, why);
+    return lose_copy(version, why, wanted);
   } catch (...) {
     version.table->discharge(version.nbytes);
     expect_use(version);
@@ -188,7 +188,7 @@ void Domain::start_to_fetch(Version& version) {
   version.table->coming_bytes += version.nbytes;
 }
 
-void Domain::let_come(Version& version) {
+void Domain::let_come(Version& version, bool wanted) {
   try {
     std::ignore = version.copied_by->wait(version);
   } catch (const CopyLost& why) {
@@ -196,7 +196,7 @@ void Domain::let_come(Version& version) {
     version.place = Place::kAway;
     version.table->discharge(version.nbytes);
     if (journal) journal->note(Journal::What::kTurnedBack, version);
-    return lose_copy(version, why);
+    return lose_copy(version, why, wanted);
   }
   stop_coming(version);
   finish_coming(version);
@@ -215,7 +215,9 @@ void Domain::stop_coming(Version& version) {
   version.table->coming_bytes -= version.nbytes;
 }
 
-void Domain::lose_copy(Version& version, const CopyLost& why) {
+// What nothing can compute again is an error for whoever wants it, and for nobody before.
+void Domain::lose_copy(Version& version, const CopyLost& why, bool wanted) {
+  if (!version.producer && !wanted) return;
   if (!version.producer) raise(ErrorKind::kOffload, why.what());
   discard_copy(version);
   neighbourhood.note_change(version, /*came_back=*/false, foresees());
@@ -262,7 +264,7 @@ void Domain::note_arrivals() {
   for (;;) {
     const auto here = std::ranges::find_if(coming_, arrived);
     if (here == coming_.end()) break;
-    let_come(**here);
+    let_come(**here, /*wanted=*/false);
   }
 }
 
@@ -296,11 +298,13 @@ void Domain::fetch_ahead() {
     const Use& next = *expected_.begin();
     Version& version = *next.version;
     if (!version.copied_by->is_due(version, next.when - clock) || !clear_for(version)) return;
+    const std::size_t coming = coming_.size();
     try {
-      start_to_fetch(version);
-    } catch (const c10::OutOfMemoryError&) {
-      return;  // the device has no room, whatever the budget says
+      start_to_fetch(version, /*wanted=*/false);
+    } catch (const c10::Error&) {
+      return;  // the device has no room, or the process, whatever the budget says
     }
+    if (coming_.size() <= coming) return;  // it got the room of another that came, or does not come
   }
 }
 

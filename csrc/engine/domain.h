@@ -118,8 +118,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void call_back(Version& version);
   // `version` is coming, and goes back.
   void turn_back(Version& version);
-  // `version` is coming: waits for it. If its copy is lost: as fetch().
-  void let_come(Version& version);
+  // `version` is coming: waits for it. If its copy is lost: as fetch(), but throws only if it is `wanted`.
+  void let_come(Version& version, bool wanted = true);
   // Whether something is under way.
   [[nodiscard]] bool is_moving() const { return !leaving_.empty() || !coming_.empty(); }
   // Takes note of what has arrived by now.
@@ -184,10 +184,10 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void finish_leaving(Version& version);
   void finish_coming(Version& version);
   void expect_use(Version& version);
-  void start_to_fetch(Version& version);
+  void start_to_fetch(Version& version, bool wanted);
   void stop_leaving(Version& version);
   void stop_coming(Version& version);
-  void lose_copy(Version& version, const CopyLost& why);
+  void lose_copy(Version& version, const CopyLost& why, bool wanted);
   void lose_bytes(Version& version, Journal::What how);
 
   // When a version is read next. Those that one operator reads come in the order of their values, and

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "base/background.h"
@@ -259,7 +260,7 @@ void Disk::State::finish(const Chunk& chunk, int error) {
     const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
     if (is_full && transfer.goes_out) {
       transfer.full = true;
-    } else {
+    } else if (error != ENOMEM) {  // which passes
       fail(transfer.error);
     }
   }
@@ -332,6 +333,8 @@ std::string Disk::State::describe(const Transfer& transfer, int error) const {
     case EFBIG:
       return text + describe_error(error) +
              ". Make room there, give it a smaller budget, or name another directory.";
+    case ENOMEM:
+      return text + describe_error(error) + ". Leave the process more memory, or more addresses.";
     default:
       return text + describe_error(error) + ". Name a directory on another disk.";
   }
@@ -341,6 +344,7 @@ std::string Disk::State::describe(const Transfer& transfer, int error) const {
 
 void Disk::State::work() {
   Bounce bounce;
+  std::ignore = bounce.get();  // when it is needed memory may be short
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     const Clock::time_point now = Clock::now();

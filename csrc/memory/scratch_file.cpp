@@ -123,8 +123,8 @@ void ScratchFile::close() {
 }
 
 void ScratchFile::go_through_cache() {
+  direct_ = false;  // first: whoever writes through the cache from now on will flush
   fcntl(file_, F_SETFL, O_RDWR);
-  direct_ = false;  // now that it holds: other threads transfer meanwhile
   posix_fadvise(file_, 0, 0, POSIX_FADV_RANDOM);  // nothing is read ahead, into the cache
 }
 
@@ -146,7 +146,8 @@ int ScratchFile::complete(std::size_t nbytes, int at_end, const Transfer& transf
     if (found == 0) return at_end;
     auto more = static_cast<std::size_t>(std::max<ssize_t>(found, 0));
     if (found < 0) {
-      if (errno == EINVAL && direct) {  // such a transfer is not to be had there
+      // Such a transfer is not to be had there; or another thread has found out, and is about to say so.
+      if (errno == EINVAL && tries < kTries) {
         go_through_cache();
       } else if (errno != EINTR && errno != EAGAIN) {
         return errno;
@@ -162,7 +163,19 @@ int ScratchFile::complete(std::size_t nbytes, int at_end, const Transfer& transf
 }
 
 int ScratchFile::write(const char* from, std::size_t nbytes, std::size_t offset, Bounce& bounce) {
-  const int error = complete(nbytes, EIO, [&](std::size_t done, std::size_t left) -> ssize_t {
+  if (is_direct()) {
+    const int error = write_all(from, nbytes, offset, bounce);
+    if (is_direct() || error != 0) return error;
+    // Some of it may have gone through the cache, and what became of that another thread has been told.
+  }
+  // See Note [The page cache is no saved memory]
+  const std::lock_guard guard(through_cache_);
+  const int error = write_all(from, nbytes, offset, bounce);
+  return error == 0 ? flush(offset, nbytes) : error;
+}
+
+int ScratchFile::write_all(const char* from, std::size_t nbytes, std::size_t offset, Bounce& bounce) {
+  return complete(nbytes, EIO, [&](std::size_t done, std::size_t left) -> ssize_t {
     const char* source = from + done;
     std::size_t size = part_without_bounce(source, left);
     if (size == 0) {
@@ -176,7 +189,6 @@ int ScratchFile::write(const char* from, std::size_t nbytes, std::size_t offset,
     }
     return calls_.pwrite(file_, source, size, static_cast<off_t>(offset + done));
   });
-  return error == 0 && !is_direct() ? flush(offset, nbytes) : error;
 }
 
 int ScratchFile::read(char* to, std::size_t nbytes, std::size_t offset, Bounce& bounce) {
@@ -202,9 +214,11 @@ int ScratchFile::flush(std::size_t offset, std::size_t nbytes) {
   const auto count = static_cast<off_t>(Slab::rounded(nbytes));
   constexpr unsigned kAll =
       SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
-  if (sync_file_range(file_, begin, count, kAll) != 0) {
-    // Only now does the system look for room, perhaps. Some file systems cannot be asked.
-    if (errno == ENOSPC || errno == EDQUOT || errno == EIO) return errno;
+  // Only now does the system look for room, perhaps. Some file systems cannot be asked about a range, and
+  // some about nothing.
+  const auto failed = [] { return errno == ENOSPC || errno == EDQUOT || errno == EIO; };
+  if (calls_.sync(file_, begin, count, kAll) != 0) {
+    if (failed() || (fdatasync(file_) != 0 && failed())) return errno;
   }
   posix_fadvise(file_, begin, count, POSIX_FADV_DONTNEED);
   return 0;

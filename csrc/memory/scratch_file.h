@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -28,6 +29,7 @@ struct FileCalls {
   };
   ssize_t (*pread)(int file, void* to, std::size_t nbytes, off_t offset) = ::pread;
   ssize_t (*pwrite)(int file, const void* from, std::size_t nbytes, off_t offset) = ::pwrite;
+  int (*sync)(int file, off_t offset, off_t nbytes, unsigned flags) = ::sync_file_range;
 };
 
 // Page-aligned memory that bytes pass through which lie at no such address. One for each thread.
@@ -56,7 +58,9 @@ void check_scratch_folder(const std::string& folder);
 // there. So the file is opened past the cache (O_DIRECT). Addresses, offsets and lengths must then be
 // aligned, as the file system says (statx, since Linux 6.1), else to pages; what is not goes through a
 // bounce buffer. Where a file system cannot do that, what was written is flushed and dropped from the
-// cache, chunk by chunk, and so is what was read.
+// cache, chunk by chunk, and so is what was read. That a flush has failed the system tells once for each
+// open file, to whoever asks next, whatever range they ask about. So there one thread at a time writes
+// and flushes: else one would hear of another's failure, and the other that all went well.
 class ScratchFile {
  public:
   // kTruncated: the file is shorter than what was written to it.
@@ -77,7 +81,9 @@ class ScratchFile {
   void close();
 
  private:
+  // Any thread. Transfers may be under way that have begun without it.
   void go_through_cache();
+  [[nodiscard]] int write_all(const char* from, std::size_t nbytes, std::size_t offset, Bounce& bounce);
   [[nodiscard]] std::size_t part_without_bounce(const char* memory, std::size_t nbytes) const;
   template <class Transfer>
   int complete(std::size_t nbytes, int at_end, const Transfer& transfer);
@@ -85,6 +91,7 @@ class ScratchFile {
 
   int file_ = -1;
   std::atomic<bool> direct_{false};
+  std::mutex through_cache_;  // held by who writes and flushes
   std::size_t memory_alignment_ = 0;
   const FileCalls calls_;
 };

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <thread>
 
 #include "disk_model.h"
 #include "memory/checksum.h"
@@ -57,6 +58,47 @@ void broken() {
   expect(returns(first, *kept), "nothing else is lost");
   kept.reset();
   expect(!disk.has_room(1), "it stays broken");
+}
+
+// The system tells of it once, to whoever asks next.
+void failing_flush() {
+  Disk::Options given = options();
+  given.direct = false;
+  TestDisk disk(given);
+  std::atomic<unsigned> calls{0};
+  std::atomic<bool> has_failed{false}, told{false};
+  on_write = [&](int, std::size_t, off_t) -> Answer {
+    if (calls++ > 0) return {};
+    has_failed = true;
+    const auto begin = Clock::now();  // the other may come first, if it can
+    while (!told && since(begin) < 0.2) std::this_thread::sleep_for(milliseconds(1));
+    return {};
+  };
+  on_sync = [&]() -> std::optional<int> {
+    if (!has_failed.exchange(false)) return {};
+    told = true;
+    errno = EIO;
+    return -1;
+  };
+  const Value value(50'000, 1), other(50'000, 2);
+  const Copy lost = write(disk, value);
+  while (calls == 0) std::this_thread::yield();
+  const Copy kept = write(disk, other);
+  const std::string said = error_of([&] { lost->wait(); });
+  expect(has(said, "errno 5"), "who wrote it is told: " + said);
+  expect(value.is_whole(), "what did not leave is here");
+}
+
+void short_of_memory() {
+  TestDisk disk(options());
+  Value value(300'000, 1);
+  on_write = once(1, [](int, std::size_t, off_t) { return failing(ENOMEM); });
+  Copy lost = write(disk, value);
+  const std::string said = error_of([&] { lost->wait(); });
+  expect(has(said, "more memory"), said);
+  lost.reset();
+  expect(disk.has_room(300'000) && disk.trouble().empty(), "that passes");
+  expect(returns(value, *moved(disk, value)), "and others may go");
 }
 
 void failing_return() {
@@ -231,6 +273,8 @@ Tests fault_tests() {
   return {
       {"full", full},
       {"broken", broken},
+      {"failing_flush", failing_flush},
+      {"short_of_memory", short_of_memory},
       {"failing_return", failing_return},
       {"short", short_transfers},
       {"interrupted", interrupted},

@@ -52,6 +52,7 @@ using Fault = std::function<Answer(int file, std::size_t nbytes, off_t offset)>;
 inline Fault on_write;
 inline Fault on_read;
 inline std::function<std::optional<int>(int flags)> on_open;
+inline std::function<std::optional<int>()> on_sync;
 
 inline Answer failing(int error) {
   errno = error;
@@ -73,6 +74,10 @@ inline const FileCalls kCalls{
       if (answer.instead) return *answer.instead;
       return ::pwrite(file, from, std::min(nbytes, answer.most), offset);
     },
+    .sync = [](int file, off_t offset, off_t nbytes, unsigned flags) {
+      const auto instead = on_sync ? on_sync() : std::nullopt;
+      return instead ? *instead : ::sync_file_range(file, offset, nbytes, flags);
+    },
 };
 
 // Without faults, to begin with. They may change while nothing is under way.
@@ -80,6 +85,7 @@ struct TestDisk : Disk {
   explicit TestDisk(const Options& options) : Disk(options, kCalls) {
     on_write = on_read = nullptr;
     on_open = nullptr;
+    on_sync = nullptr;
   }
 };
 

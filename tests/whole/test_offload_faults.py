@@ -212,6 +212,32 @@ def test_what_cannot_be_read_nor_replayed_is_an_error(
     assert_clean(disk)
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_what_is_lost_on_its_way_back_is_told_of_to_who_reads_it(
+    reads: bool, tmp_path: Path
+) -> None:
+    """Nothing has asked for it yet when it should have come."""
+    disk = opened(tmp_path, verify=True)
+
+    def f(x: Tensor) -> Tensor:
+        y = drawn(x)
+        assert _C.testing.evict(y)
+        _C.testing.end_moves(y)
+        corrupt(tmp_path)
+        assert _C.testing.begin_to_fetch(y)
+        wait_for(disk)
+        z = x.sin().cos()
+        if reads:
+            with pytest.raises(rematfn.OffloadError, match="not what was written"):
+                z + y
+        return z
+
+    x = argument().detach()
+    g = rematfn.offload(f, 8 * VALUE, to=disk)
+    assert_bitwise_equal(g(x), x.sin().cos())
+    assert_clean(disk)
+
+
 def test_what_can_be_read_again_is_not_lost(tmp_path: Path) -> None:
     """A read that fails once: the values that cannot be replayed are there when it works again."""
     disk = rematfn.Disk(tmp_path)
