@@ -304,7 +304,8 @@ void Domain::fetch_ahead() {
     } catch (const c10::Error&) {
       return;  // the device has no room, or the process, whatever the budget says
     }
-    if (coming_.size() <= coming) return;  // it got the room of another that came, or does not come
+    // It got the room of another that came, which would get it back, and so on.
+    if (version.place == Place::kComing && coming_.size() <= coming) return;
   }
 }
 
