@@ -55,15 +55,16 @@ std::string tiers_of(const Level& level) {
       text += "\n  " + std::string(name) + format_bytes(held) + " of " + format_bytes(capacity);
       if (!trouble.empty()) text += ": " + trouble;
     };
+    const bool on_accelerator = l->tensor_domain().streams.any();
     if (l->host) {
       const Host::Statistics now = l->host->statistics();
       add("on the host ", now.held, now.capacity, l->host->trouble());
-      if (!l->disk && !l->tensor_domain().streams.any()) text += "; values on a CPU go to a disk alone: rematfn.Disk()";
+      if (!l->disk && !on_accelerator) text += "; values on a CPU go to a disk alone: rematfn.Disk()";
     }
     if (l->disk) {
       const Disk::Statistics now = l->disk->statistics();
       add("on the disk ", now.held, now.capacity, l->disk->trouble());
-      if (!l->host && l->tensor_domain().streams.any()) {
+      if (!l->host && on_accelerator) {
         text += "; values on an accelerator go to the host alone: rematfn.Host()";
       }
     }

@@ -32,6 +32,10 @@ double seconds_per_byte(double bandwidth) {
   return 1 / (bandwidth > 0 ? bandwidth : kUnknownBandwidth);
 }
 
+void find_bandwidth(Disk& disk) {
+  if (disk.read_bandwidth() == 0) disk.probe();
+}
+
 LinkFigures figures_of(const Disk& disk) {
   return {kLatency, seconds_per_byte(disk.write_bandwidth()),
           seconds_per_byte(disk.read_bandwidth()), /*one_way_at_a_time=*/true, kDrag};
@@ -41,7 +45,7 @@ LinkFigures figures_of(const Disk& disk) {
 
 MoveToDisk::MoveToDisk(Domain& domain, std::shared_ptr<Disk> disk)
     : Link(domain), disk_(std::move(disk)) {
-  if (disk_->read_bandwidth() == 0) disk_->probe();
+  find_bandwidth(*disk_);
 }
 
 bool MoveToDisk::applies(const Version& version) const {
@@ -151,7 +155,7 @@ Way& way_to(TensorDomain& domain, const std::shared_ptr<Disk>& disk) {
 LinkFigures MoveToDisk::figures() const { return figures_of(*disk_); }
 
 LinkOptions link_to(Disk& disk, bool drops) {
-  if (disk.read_bandwidth() == 0) disk.probe();
+  find_bandwidth(disk);
   return {figures_of(disk), disk.statistics().capacity, drops, /*clocked=*/true};
 }
 
