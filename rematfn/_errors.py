@@ -183,6 +183,10 @@ class ReplayError(RematError, RuntimeError):
     (``x.untyped_storage().resize_``), a replay would give another value than the first time; it
     raises instead.
 
+    A replay runs under the settings of the first run (``torch.backends``, precisions). Where these
+    are the whole process's and have changed, and another thread runs operators meanwhile, it raises
+    and names them.
+
     With ``remat(..., verify=True)`` it is also raised when an operator, given what it was given the
     first time, computed something else. The message names the operator and the first element that
     differs. Such a kernel can be made deterministic, or tagged ``nondeterministic_seeded`` if it

@@ -18,6 +18,7 @@
 #include "levels/meter.h"
 #include "levels/pressure.h"
 #include "levels/refusals.h"
+#include "tensors/settings.h"
 
 namespace rematfn {
 namespace {
@@ -153,6 +154,7 @@ class Allocator final : public c10::Allocator {
     TORCH_CHECK(nbytes <= std::numeric_limits<std::ptrdiff_t>::max() - kAhead,
                 "an allocation of ", nbytes, " bytes: more than there are addresses");
     fail_if_told_to();
+    note_allocation();
     Asked asked(nbytes);
     void* data = place_at_last(asked.label());
     asked.granted();

@@ -17,6 +17,7 @@
 #include "tensors/move_to_disk.h"
 #include "tensors/move_to_host.h"
 #include "tensors/rng.h"
+#include "tensors/settings.h"
 
 namespace rematfn {
 namespace {
@@ -75,6 +76,7 @@ void after_fork_in_child() {
   }
   ++forks;
   forget_turns_after_fork();
+  settle_settings_after_fork();
 }
 
 std::shared_ptr<TensorDomain> make_domain() {

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "operators/call.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
-#include <c10/core/DefaultDtype.h>
 
 #include <algorithm>
 #include <optional>
@@ -24,34 +22,6 @@ namespace {
 bool may_overwrite(const TensorVersion& version) {
   return version.may_be_overwritten() && version.storage;
 }
-
-// See Note [Replay restores what a kernel can see]
-class SurroundingsScope {
- public:
-  explicit SurroundingsScope(const Surroundings& then) : grad_mode_(then.grad_mode) {
-    const Surroundings now;
-    if (now.default_dtype != then.default_dtype) {
-      dtype_ = now.default_dtype;
-      c10::set_default_dtype(c10::scalarTypeToTypeMeta(then.default_dtype));
-    }
-    if (now.deterministic != then.deterministic || now.warns_only != then.warns_only) {
-      deterministic_ = {now.deterministic, now.warns_only};
-      at::globalContext().setDeterministicAlgorithms(then.deterministic, then.warns_only);
-    }
-  }
-  ~SurroundingsScope() {
-    if (dtype_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(*dtype_));
-    if (!deterministic_) return;
-    at::globalContext().setDeterministicAlgorithms(deterministic_->first, deterministic_->second);
-  }
-  SurroundingsScope(const SurroundingsScope&) = delete;
-  SurroundingsScope& operator=(const SurroundingsScope&) = delete;
-
- private:
-  const c10::AutoGradMode grad_mode_;
-  std::optional<c10::ScalarType> dtype_;
-  std::optional<std::pair<bool, bool>> deterministic_;  // and whether it only warns
-};
 
 }  // namespace
 
@@ -179,7 +149,7 @@ void Call::replay(Domain& owner) {
   auto& domain = static_cast<TensorDomain&>(owner);
   const Profiled range("rematfn::replay", call_template->op.schema().name());
   const BackendScope backend;
-  const SurroundingsScope scope(call_template->surroundings);
+  const c10::AutoGradMode grad_mode(call_template->surroundings.grad_mode);
   std::optional<RandomTurn> turn;
   if (random) turn.emplace(domain);
   const RandomScope randomness(random);
@@ -198,7 +168,9 @@ void Call::replay(Domain& owner) {
     try {
       own = prepare_writes(domain, consumes);
       stack = filled_in(own, written);
+      SettingsScope settings(*call_template->surroundings.settings, call_template->op.schema().name());
       run_below(call_template->op, call_template->keys, call_template->selects_backend, &stack);
+      settings.end();
       break;
     } catch (const c10::OutOfMemoryError&) {
       // See Note [An operator that found no memory runs again]

@@ -11,9 +11,9 @@
 // Note [Replay restores what a kernel can see]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A kernel's result depends on more than its arguments: on the generator it draws from, on grad mode
-// (mkldnn_rnn_layer returns its workspace only with it on), on the default dtype (factories), on
-// whether deterministic algorithms are asked for. A replay puts all of these back to what they were,
-// runs below everything that interprets operators, and restores the present.
+// (mkldnn_rnn_layer returns its workspace only with it on), on the settings that choose a kernel and how
+// it calculates: see Note [Settings are compared, not watched]. A replay puts all of these back to what
+// they were, runs below everything that interprets operators, and restores the present.
 //
 // Note [A replay writes to copies]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

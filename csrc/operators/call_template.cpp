@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "operators/call_template.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/DefaultDtype.h>
 
 #include <algorithm>
 #include <bit>
@@ -52,10 +50,7 @@ c10::DispatchKeySet keys_without_ours(const c10::TensorImpl& tensor) {
 }  // namespace
 
 Surroundings::Surroundings()
-    : grad_mode(c10::GradMode::is_enabled()),
-      deterministic(at::globalContext().deterministicAlgorithms()),
-      warns_only(at::globalContext().deterministicAlgorithmsWarnOnly()),
-      default_dtype(c10::get_default_dtype_as_scalartype()) {}
+    : grad_mode(c10::GradMode::is_enabled()), settings(&Settings::present()) {}
 
 CallTemplate::CallTemplate(const Invocation& invocation, const FoundTensors& found)
     : op(invocation.op),

@@ -13,7 +13,6 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/ScalarType.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
@@ -22,6 +21,7 @@
 #include "operators/find_level.h"
 #include "operators/footprint.h"
 #include "tensors/contents.h"
+#include "tensors/settings.h"
 
 namespace rematfn {
 
@@ -45,9 +45,7 @@ struct Surroundings {
   Surroundings();
   bool operator==(const Surroundings&) const = default;
   bool grad_mode;
-  bool deterministic;
-  bool warns_only;  // where that cannot be
-  c10::ScalarType default_dtype;
+  const Settings* settings;
 };
 
 struct CallTemplate final : Node {

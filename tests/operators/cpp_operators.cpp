@@ -2,6 +2,7 @@
 //
 // Operators as an extension in C++ defines them. Their kernels read and write by pointer.
 
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty_like.h>
@@ -48,6 +49,18 @@ at::Tensor jitter(const at::Tensor& x) {
   return x + noise;
 }
 
+// What a product on a GPU asks for.
+at::Tensor marked(const at::Tensor& x) { return x + at::NoTF32Guard::should_disable_tf32(); }
+
+// As linalg_pinv does it: it decomposes into operators that see the mark.
+at::Tensor without_tf32(const at::Tensor& x) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("rematfn_cpp_tests::marked", "")
+                             .typed<at::Tensor(const at::Tensor&)>();
+  const at::NoTF32Guard without;
+  return op.call(x * 2);
+}
+
 at::Tensor wave_of_wave(const at::Tensor& x) { return wave(wave(x, 2) + x, 3); }
 
 }  // namespace
@@ -58,6 +71,8 @@ TORCH_LIBRARY(rematfn_cpp_tests, m) {
   m.def("add_to_all_(Tensor(a!)[] xs, Tensor y) -> ()");
   m.def("powers(Tensor x, int count) -> Tensor[]");
   m.def("jitter(Tensor x) -> Tensor", {at::Tag::nondeterministic_seeded});
+  m.def("marked(Tensor x) -> Tensor");
+  m.def("without_tf32(Tensor x) -> Tensor", &without_tf32);
   // It decomposes into calls that no dispatcher sees.
   m.def("wave_of_wave(Tensor x) -> Tensor", &wave_of_wave);
 }
@@ -68,4 +83,5 @@ TORCH_LIBRARY_IMPL(rematfn_cpp_tests, CPU, m) {
   m.impl("add_to_all_", &add_to_all_);
   m.impl("powers", &powers);
   m.impl("jitter", &jitter);
+  m.impl("marked", &marked);
 }

@@ -92,6 +92,12 @@ def random(ops: Any, x: Tensor) -> Tensor:
     return (y * ops.jitter(y) + torch.rand(12)).cos() * y
 
 
+def marks(ops: Any, x: Tensor) -> Tensor:
+    without = ops.without_tf32(x.sin())
+    with_it = ops.marked(without)
+    return ops.without_tf32(with_it) * ops.marked(without * with_it) * with_it
+
+
 PROGRAMS: list[Callable[[Any, Tensor], Any]] = [
     waves,
     waves_of_a_view,
@@ -99,6 +105,7 @@ PROGRAMS: list[Callable[[Any, Tensor], Any]] = [
     writes_to_all,
     several,
     random,
+    marks,
 ]
 
 

@@ -1,0 +1,475 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What chooses a kernel, or how it calculates, is for a replay what it was on the first run."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from helpers import EVERY, EVERYTHING, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import rematfn
+
+C = torch._C
+
+
+class Setting(NamedTuple):
+    """How a setting is read and written, and two values of it."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], Any]
+    values: tuple[Any, Any]
+
+
+def switch(name: str) -> Setting:
+    return Setting(getattr(C, f"_get_{name}"), getattr(C, f"_set_{name}"), (False, True))
+
+
+def attention(name: str) -> Setting:
+    return Setting(
+        getattr(C, f"_get_{name}_sdp_enabled"), getattr(C, f"_set_sdp_use_{name}"), (False, True)
+    )
+
+
+def precision(backend: str, op: str, values: tuple[str, str]) -> Setting:
+    return Setting(
+        lambda: C._get_fp32_precision_getter(backend, op),
+        lambda value: C._set_fp32_precision_setter(backend, op, value),
+        values,
+    )
+
+
+def reduction(name: str) -> Setting:
+    def put(value: Any) -> None:
+        getattr(C, f"_set_cublas_allow_{name}_reduced_precision_reduction")(*value)
+
+    get = getattr(C, f"_get_cublas_allow_{name}_reduced_precision_reduction")
+    return Setting(get, put, ((True, True), (False, False)))
+
+
+def deterministic() -> tuple[bool, bool]:
+    return C._get_deterministic_algorithms(), C._get_deterministic_algorithms_warn_only()
+
+
+SETTINGS: dict[str, Setting] = {
+    **{
+        name: switch(name)
+        for name in (
+            *("mkldnn_enabled", "mkldnn_deterministic", "nnpack_enabled"),
+            *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "miopen_immediate"),
+            "cublas_allow_fp16_accumulation",
+            *("deterministic_fill_uninitialized_memory", "math_sdp_allow_fp16_bf16_reduction"),
+        )
+    },
+    **{f"sdp_use_{n}": attention(n) for n in ("flash", "mem_efficient", "math", "cudnn", "fa3")},
+    "sdp_use_overrideable": attention("overrideable"),
+    "sdp_priority_order": Setting(
+        C._get_sdp_priority_order,
+        C._set_sdp_priority_order,
+        ([1, 2, 0, 3, 4], [0, 2, 1, 3, 4]),
+    ),
+    "cublas_allow_fp16_reduced_precision_reduction": reduction("fp16"),
+    "cublas_allow_bf16_reduced_precision_reduction": reduction("bf16"),
+    "cublas_allow_tf32": switch("cublas_allow_tf32"),
+    "cudnn_allow_tf32": switch("cudnn_allow_tf32"),
+    "float32_matmul_precision": Setting(
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+        ("highest", "medium"),
+    ),
+    "fp32_precision_setter": precision("generic", "all", ("none", "ieee")),
+    "mkldnn matmul": precision("mkldnn", "matmul", ("ieee", "bf16")),
+    "mkldnn conv": precision("mkldnn", "conv", ("ieee", "bf16")),
+    "mkldnn rnn": precision("mkldnn", "rnn", ("ieee", "bf16")),
+    "cuda conv": precision("cuda", "conv", ("ieee", "tf32")),
+    "cuda rnn": precision("cuda", "rnn", ("ieee", "tf32")),
+    "qengine": Setting(C._get_qengine, C._set_qengine, tuple(C._supported_qengines()[:2])),
+    "rocm_fa_preferred_backend": Setting(
+        C._get_rocm_fa_preferred_backend,
+        C._set_rocm_fa_preferred_backend,
+        (C._ROCmFABackend.Default, C._ROCmFABackend.AOTriton),
+    ),
+    "sm_carveout_experimental": Setting(
+        C._get_sm_carveout_experimental, C._set_sm_carveout_experimental, (None, 66)
+    ),
+    "deterministic_algorithms": Setting(
+        deterministic,
+        lambda value: C._set_deterministic_algorithms(value[0], warn_only=value[1]),
+        ((False, False), (True, True)),
+    ),
+    "default_dtype": Setting(
+        torch.get_default_dtype, C._set_default_dtype, (torch.float32, torch.float64)
+    ),
+    "num_threads": Setting(torch.get_num_threads, torch.set_num_threads, (1, 3)),
+    "flush_denormal": Setting(
+        lambda: bool(torch.tensor(1e-39) * 0.5 == 0), torch.set_flush_denormal, (False, True)
+    ),
+}
+if hasattr(C, "_get_cudnn_depthwise_kernel"):
+    SETTINGS["cudnn_depthwise_kernel"] = Setting(
+        C._get_cudnn_depthwise_kernel, C._set_cudnn_depthwise_kernel, ("auto", "native")
+    )
+
+
+# Setters of torch's whose setting no recorded kernel's result depends on.
+NOT_ASKED_BY_KERNELS = {
+    "autograd": "autograd_fallback_mode fwd_grad_enabled grad_enabled multithreading_enabled"
+    " grad_layout_enforcement_enabled view_replay_enabled warn_on_accumulate_grad_stream_mismatch"
+    " override_stale_capture_stream",  # grad mode is restored beside the settings
+    "warnings": "backcompat_broadcast_warn backcompat_keepdim_warn warnAlways"
+    " warn_deprecated_on_mutable_data_ptr print_stack_traces_on_fatal_signal",
+    "checks": "check_sparse_tensor_invariants",
+    "a tensor": "conj neg tensor_metadata throw_on_mutable_data_ptr",
+    "above the dispatcher's backends": "dispatch_mode dtensor_allow_implicit_replication"
+    " generator_metaclass meta_in_tls_dispatch_include only_lift_cpu_tensors"
+    " skip_next_torch_function torch_function_state cached_tensors_enabled default_tensor_type",
+    "TorchScript": "graph_exec_group graph_executor_optimize tracing_state value_trace"
+    " should_use_format_with_string_table",
+    "processes": "thread_name worker_pids worker_signal_handlers default_mobile_cpu_allocator",
+    "only where torch is built for it; captured like the rest": "blas_preferred_backend"
+    " linalg_preferred_backend onednn_allow_tf32 cpu_allow_fp16_reduced_precision_reduction",
+}
+
+
+def test_every_setter_of_torch_is_known() -> None:
+    setters = {name[5:] for name in dir(C) if name.startswith("_set_")}
+    others = {name for names in NOT_ASKED_BY_KERNELS.values() for name in names.split()}
+    assert setters - SETTINGS.keys() - others == set()
+
+
+def test_context_keeps_its_settings_where_we_look() -> None:
+    """All members lie between the first setting and the precisions, and hold what they say."""
+    header = Path(torch.__file__).parent / "include" / "ATen" / "Context.h"
+    text = re.sub(r"//.*", "", header.read_text(encoding="utf-8"))
+    members = text[text.index("once_flag, at::COMPILE") :]
+    members = members[: members.index("\n};")]
+    found = re.findall(r"^  (?=\S)([\w:<>, *]+?[ *])(\w+)(?: =|\{|;)", members, re.M)
+    names = [name for kind, name in found if not kind.startswith("using")]
+    first, last = names.index("enabled_cudnn"), names.index("fp32_precision")
+    assert first == 0
+    assert names[last + 1 :] == ["prev_allocator_ptr_"]
+    assert last > 30
+    plain = r"(bool|int|at::\w+|\w+(Precision|Option|Kernel)|std::(optional|atomic|array)<.*>) "
+    assert [kind for kind, _ in found[:last] if not re.fullmatch(plain, kind)] == []
+
+
+# --- a replay sees what the first run saw ---------------------------------------------------------
+
+
+@contextmanager
+def restored(setting: Setting) -> Iterator[None]:
+    precisions = [
+        (backend, op, C._get_fp32_precision_getter(backend, op))
+        for backend, op in (("generic", "all"), ("cuda", "matmul"), ("mkldnn", "matmul"))
+    ]
+    before = setting.get()
+    try:
+        yield
+    finally:
+        setting.set(before)
+        for backend, op, value in precisions:
+            C._set_fp32_precision_setter(backend, op, value)
+
+
+watched: list[Setting] = []
+
+
+@torch.library.custom_op("rematfn_tests::with_setting", mutates_args=())
+def with_setting(x: Tensor) -> Tensor:
+    return x + watched[-1].values.index(watched[-1].get()) + 1
+
+
+with_setting.register_fake(torch.empty_like)
+with_setting.register_autograd(
+    lambda ctx, gradient: gradient * ctx.saved_tensors[0],
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_replay_sees_the_setting_of_the_first_run(name: str, first: int) -> None:
+    setting = SETTINGS[name]
+    here, there = setting.values[first], setting.values[1 - first]
+
+    def f(x: Tensor) -> Tensor:
+        setting.set(here)
+        y = with_setting(x.sin())
+        setting.set(there)  # in the middle of f
+        z = with_setting(y * y)
+        setting.set(here)
+        return with_setting(y * z).cos() * z
+
+    def run(transform: Transform) -> Any:
+        x = torch.linspace(-1, 1, 64, dtype=torch.float32).requires_grad_()
+        out = transform(f)(x)
+        setting.set(there)  # between forward and backward
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+        assert setting.get() == there
+        return out, gradient
+
+    watched.append(setting)
+    with restored(setting):
+        assert_same_as_eager(run, EVERY)
+
+
+@pytest.mark.parametrize("name", ["mkldnn_enabled", "num_threads", "fp32_precision_setter"])
+def test_a_replay_that_fails_leaves_the_setting_alone(name: str) -> None:
+    setting = SETTINGS[name]
+    runs = []
+
+    def kernel(x: Tensor) -> Tensor:
+        runs.append(setting.get())
+        if len(runs) > 1:
+            raise ArithmeticError
+        return x + 1
+
+    op = torch.library.custom_op(f"rematfn_tests::fails_{name}", kernel, mutates_args=())
+    op.register_fake(torch.empty_like)
+
+    def f(x: Tensor) -> Tensor:
+        setting.set(setting.values[0])
+        y = op(x)
+        setting.set(setting.values[1])
+        return y.sin()
+
+    with restored(setting):
+        with pytest.raises(ArithmeticError):
+            EVERYTHING(f)(torch.ones(3))
+        assert len(runs) > 1
+        assert set(runs) == {setting.values[0]}
+        assert setting.get() == setting.values[1]
+
+
+# --- settings whose effect shows on a CPU ---------------------------------------------------------
+
+
+@contextmanager
+def mkldnn(enabled: bool) -> Iterator[None]:
+    before = C._get_mkldnn_enabled()
+    C._set_mkldnn_enabled(enabled)
+    try:
+        yield
+    finally:
+        C._set_mkldnn_enabled(before)
+
+
+def convolutions() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers: list[torch.nn.Module] = []
+    for _ in range(3):
+        layers += [torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.Tanh()]
+    return torch.nn.Sequential(*layers)
+
+
+def image() -> Tensor:
+    torch.manual_seed(1)
+    return torch.randn(4, 8, 16, 16)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_mkldnn_differs_between_forward_and_backward(enabled: bool, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        net = convolutions()
+        with mkldnn(enabled):
+            loss = transform(net)(image()).square().mean()
+        with mkldnn(not enabled):
+            gradients = torch.autograd.grad(loss, list(net.parameters()))
+        return loss, gradients
+
+    assert_same_as_eager(run, mode)
+
+
+def test_mkldnn_differs_between_layers(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        net = convolutions()
+
+        def f(x: Tensor) -> Tensor:
+            for i, layer in enumerate(net):
+                with mkldnn(i % 4 == 0):
+                    x = layer(x)
+            return x
+
+        loss = transform(f)(image()).square().mean()
+        return loss, torch.autograd.grad(loss, list(net.parameters()))
+
+    assert_same_as_eager(run, mode)
+
+
+def test_inside_of_transforms(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        net = convolutions()
+
+        def loss(x: Tensor) -> Tensor:
+            with mkldnn(False):
+                y = net(x)
+            return (net(y) * y).sum()
+
+        gradient = torch.func.grad(transform(loss))
+        of_gradient = transform(torch.func.vmap(torch.func.grad(transform(loss))))
+        x = image()
+        return gradient(x), of_gradient(x), torch.func.jvp(transform(loss), (x,), (x.sin(),))
+
+    assert_same_as_eager(run, mode)
+
+
+def divided(x: Tensor) -> Tensor:
+    """Return what is summed up by each thread, and over all of them."""
+    y = x * 1.01
+    return torch.stack([(y * i).exp().sum() for i in range(1, 5)])
+
+
+def test_threads_differ_between_forward_and_backward(mode: Mode) -> None:
+    x = torch.linspace(-1, 1, 200_000)
+
+    def f(x: Tensor) -> Tensor:
+        return divided(x).log().sum() * x
+
+    def run(transform: Transform) -> Any:
+        argument = x.clone().requires_grad_()
+        torch.set_num_threads(4)
+        out = transform(f)(argument)
+        torch.set_num_threads(1)
+        (gradient,) = torch.autograd.grad(out.square().sum(), argument)
+        assert torch.get_num_threads() == 1
+        return out, gradient
+
+    with restored(SETTINGS["num_threads"]):
+        assert_same_as_eager(run, mode)
+        torch.set_num_threads(4)
+        by_four = divided(x)
+        torch.set_num_threads(1)
+        assert not torch.equal(by_four, divided(x)), "the test cannot fail"
+
+
+def test_denormal_numbers_are_flushed_as_they_were(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x = torch.linspace(1e-38, 1e-37, 64, requires_grad=True)
+        torch.set_flush_denormal(True)
+        out = transform(lambda x: (x * 1e-2).exp() * (x * 0.1) * 1e30)(x)
+        torch.set_flush_denormal(False)
+        (gradient,) = torch.autograd.grad((out * out).sum(), x)
+        assert torch.tensor(1e-39) * 0.5 != 0
+        return out, gradient
+
+    with restored(SETTINGS["flush_denormal"]):
+        assert_same_as_eager(run, mode)
+
+
+def test_uninitialised_memory_is_filled_as_it_was(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+
+        def f(x: Tensor) -> Tensor:
+            y = torch.empty(8).isnan() + x.sin()
+            torch.utils.deterministic.fill_uninitialized_memory = False
+            return y.exp() * y
+
+        x = torch.linspace(-1, 1, 8).requires_grad_()
+        out = transform(f)(x)
+        return out, torch.autograd.grad(out.sum(), x)
+
+    with restored(SETTINGS["deterministic_algorithms"]):
+        assert_same_as_eager(run, mode)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+@pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def test_attention_runs_by_the_kernel_that_was_allowed(kernel: SDPBackend, mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(1, 2, 24, 8, requires_grad=True) for _ in range(3))
+
+        def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(kernel):
+                y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            return torch.nn.functional.scaled_dot_product_attention(y, k, y)
+
+        out = transform(f)(q, k, v)
+        with sdpa_kernel(SDPBackend.MATH):
+            return out, torch.autograd.grad(out.square().sum(), (q, k, v))
+
+    assert_same_as_eager(run, mode)
+
+
+# --- other threads --------------------------------------------------------------------------------
+
+
+def in_thread(f: Callable[[], Any]) -> Any:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(f()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def test_a_backward_on_another_thread(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        net = convolutions()
+        torch.set_flush_denormal(True)
+        with mkldnn(False):
+            loss = transform(net)(image() * 1e-37).square().mean()
+        torch.set_flush_denormal(False)
+        return loss, in_thread(lambda: torch.autograd.grad(loss, list(net.parameters())))
+
+    with restored(SETTINGS["flush_denormal"]):
+        assert_same_as_eager(run, mode)
+
+
+def beside(meanwhile: Callable[[], Any], name: str) -> Callable[[Tensor], Tensor]:
+    """Return a function whose replay has another thread call `meanwhile`, without mkldnn."""
+    runs = []
+
+    def kernel(x: Tensor) -> Tensor:
+        runs.append(C._get_mkldnn_enabled())
+        if len(runs) > 1:
+            in_thread(meanwhile)
+        return x + 1
+
+    op = torch.library.custom_op(f"rematfn_tests::beside_{name}", kernel, mutates_args=())
+    op.register_fake(torch.empty_like)
+
+    def f(x: Tensor) -> Tensor:
+        with mkldnn(False):
+            y = op(x)
+        z = y.sin()
+        assert runs == [False, False]
+        return z
+
+    return f
+
+
+def test_a_setting_that_another_thread_may_have_seen_is_named() -> None:
+    f = beside(lambda: torch.ones(3) + 1, "operator")
+    names = r"`torch\.backends\.mkldnn\.enabled` was False and is True"
+    with pytest.raises(rematfn.ReplayError, match=names):
+        EVERYTHING(f)(torch.ones(3))
+    assert C._get_mkldnn_enabled()
+
+
+def test_a_thread_without_operators_is_no_reason_to_refuse() -> None:
+    f = beside(lambda: sum(range(9)), "idle")
+    assert_bitwise_equal(EVERYTHING(f)(torch.ones(3)), torch.full((3,), 2.0).sin())
+
+
+def test_a_child_has_the_settings_that_the_program_has() -> None:
+    exits = []
+
+    def fork() -> None:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if C._get_mkldnn_enabled() else 1)
+        exits.append(os.waitpid(pid, 0)[1])
+
+    EVERYTHING(beside(fork, "fork"))(torch.ones(3))
+    assert set(exits) == {0}
