@@ -114,7 +114,7 @@ assert value.shape == x.shape
 # | budget | means |
 # |---|---|
 # | `4096`, `"1.5GiB"`, `"200MB"` | bytes; KiB, MiB, GiB are binary, kB, MB, GB decimal |
-# | `0.3` | a fraction of the peak without a budget; each call measures that peak |
+# | `0.3` | a fraction of the largest peak that calls have without a budget |
 # | `rematfn.Budget("8GiB")` | bytes that all functions share which are given this object |
 # | `None` | no cap: values go only if memory runs short |
 #

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -21,6 +21,17 @@ _MOST_OPERATORS = 1 << 19  # of the records of one function; a longer call is no
 _MOST_KEYS = 1024  # of one function; without a record a key is some numbers
 _MOST_PROGRAMS = 8  # of one key, by the numbers of the calls that ran them
 _MOST_PENDING = 4  # recorded calls, of one key, whose end is waited for
+_MOST_RUNNING = 16  # calls of one function whose peaks may still rise
+
+# Note [A fraction means bytes]
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A function is called to train and to validate, with full batches and with one that is not. A
+# fraction of each call's own peak would be less bytes for a call that needs less, and a pass under
+# `no_grad`, whose peak is hardly more than its largest operator, would be refused where training is
+# not. But memory that is there for one call is there for the next. So a fraction is of the largest
+# peak that is known of the function: no call is capped by less than another has been. Where only
+# calls under `no_grad` are known, that peak may be still to come, as in a trainer that validates
+# before it trains. It is an estimate then: See Note [A fraction of what is not known yet].
 
 Kind = Literal["first", "estimated", "online", "guided"]
 
@@ -34,8 +45,9 @@ class Forecast:
         why: The reason, in words.
         record: Whether to write it down.
         peak_bytes: The unconstrained peak to expect, if there is any reason to expect one.
+        largest_bytes: The largest unconstrained peak that is known of calls of the function.
         settled: Whether calls like it go on by its plan; None where none is followed.
-        is_estimate: Whether that may be another program's peak.
+        is_estimate: Whether the peak that a fraction is of may be still to come.
         gives_way: Whether a budget that is only estimated gives way to what an operator needs.
         program: What the call is expected to run, if that was recorded.
         known: The same where nothing is planned, for the figure of a BudgetError.
@@ -45,6 +57,7 @@ class Forecast:
     why: str
     record: bool = False
     peak_bytes: int | None = None
+    largest_bytes: int = 0
     settled: bool | None = None
     is_estimate: bool = True
     gives_way: bool = True
@@ -78,8 +91,13 @@ class Ran:
     @property
     def peak_bytes(self) -> int:
         """The unconstrained peak; until the call is over, at least what was expected."""
-        peak = self._report.unconstrained_bytes
+        peak = self.peak_so_far
         return peak if self.is_over() else max(peak, self.forecast.peak_bytes or 0)
+
+    @property
+    def peak_so_far(self) -> int:
+        """The unconstrained peak, as far as the call has come."""
+        return self._report.unconstrained_bytes
 
     def is_over(self) -> bool:
         """Whether the call has returned, and its backward with it. What a thread is in is not."""
@@ -127,7 +145,8 @@ class Ran:
             return False
         if self._thread != threading.get_ident() and not self.is_over():
             return False
-        return budget > max(1, int(self._fraction * self.peak_bytes))
+        peak = max(self.peak_bytes, self.forecast.largest_bytes)
+        return budget > max(1, int(self._fraction * peak))
 
 
 class _Key:
@@ -135,6 +154,7 @@ class _Key:
 
     def __init__(self, signature: Signature) -> None:
         self.around = signature.around
+        self.builds_graphs = signature.builds_graphs
         self.nbytes = signature.nbytes
         self.calls: OrderedDict[int, Ran | int] = OrderedDict()  # by numbers; latest last; or peaks
         # By numbers; the latest recorded last.
@@ -153,6 +173,8 @@ class History:
 
     def __init__(self) -> None:
         self._keys: OrderedDict[tuple[object, ...], _Key] = OrderedDict()
+        self._running: deque[Ran] = deque()  # or over, and not looked at since
+        self._largest_bytes = 0  # of calls that are over
         self.has_warned = False  # of replays
         self.advised: set[type[Warning]] = set()  # what else it was warned of
         self.lost_in_a_row = 0  # guided calls that took another way than their record
@@ -168,36 +190,47 @@ class History:
                 around.
         """
         with lock:
-            key = self._keys.get(signature.key)
-            if key is None:
-                return self._forecast_new(signature, outermost)
-            self._keys.move_to_end(signature.key)
-            self._harvest(key, guided)
-            call = key.calls.get(signature.numbers, key.latest)
-            same_numbers = signature.numbers in key.calls
-            if isinstance(call, int):
-                return Forecast("estimated", _MEASURED, outermost, call)
-            estimate = not (same_numbers and call.is_over())
-            forecast = Forecast(
-                kind="online",
-                why=_SAME if same_numbers else _OTHER_NUMBERS,
-                peak_bytes=call.peak_bytes,
-                is_estimate=estimate,
-                gives_way=not call.was_too_tight(),
+            forecast = self._forecast(signature, guided, outermost)
+            # See Note [A fraction means bytes]
+            trains = signature.builds_graphs or any(k.builds_graphs for k in self._keys.values())
+            return dataclasses.replace(
+                forecast,
+                largest_bytes=self._largest_peak(),
+                is_estimate=forecast.is_estimate or not trains,
+                gives_way=forecast.gives_way or not trains,
             )
-            if not guided:
-                return dataclasses.replace(
-                    forecast, known=key.known, record=key.known is not None and outermost
-                )
-            program = key.programs.get(signature.numbers)
-            latest = key.latest
-            if program is None and key.programs and not (isinstance(latest, Ran) and latest.lost()):
-                program = key.programs[next(reversed(key.programs))]
-            if program is None or (same_numbers and call.lost()):
-                why = _LOST if key.programs else "no record is at hand"
-                return dataclasses.replace(forecast, why=why, record=outermost, is_estimate=True)
-            program.note_use()
-            return dataclasses.replace(forecast, kind="guided", program=program)
+
+    def _forecast(self, signature: Signature, guided: bool, outermost: bool) -> Forecast:
+        key = self._keys.get(signature.key)
+        if key is None:
+            return self._forecast_new(signature, outermost)
+        self._keys.move_to_end(signature.key)
+        self._harvest(key, guided)
+        call = key.calls.get(signature.numbers, key.latest)
+        same_numbers = signature.numbers in key.calls
+        if isinstance(call, int):
+            return Forecast("estimated", _MEASURED, outermost, call)
+        estimate = not (same_numbers and call.is_over())
+        forecast = Forecast(
+            kind="online",
+            why=_SAME if same_numbers else _OTHER_NUMBERS,
+            peak_bytes=call.peak_bytes,
+            is_estimate=estimate,
+            gives_way=not call.was_too_tight(),
+        )
+        if not guided:
+            return dataclasses.replace(
+                forecast, known=key.known, record=key.known is not None and outermost
+            )
+        program = key.programs.get(signature.numbers)
+        latest = key.latest
+        if program is None and key.programs and not (isinstance(latest, Ran) and latest.lost()):
+            program = key.programs[next(reversed(key.programs))]
+        if program is None or (same_numbers and call.lost()):
+            why = _LOST if key.programs else "no record is at hand"
+            return dataclasses.replace(forecast, why=why, record=outermost, is_estimate=True)
+        program.note_use()
+        return dataclasses.replace(forecast, kind="guided", program=program)
 
     def _forecast_new(self, signature: Signature, outermost: bool) -> Forecast:
         if not self._keys:
@@ -211,6 +244,17 @@ class History:
         peak = known if isinstance(known, int) else known.peak_bytes
         why = f"{scale:.3g} times the peak of the call whose arguments are the nearest in size"
         return Forecast("estimated", why, outermost, int(peak * scale))
+
+    def _largest_peak(self) -> int:
+        """Return the largest peak that is known; of calls that are not over, as far as they are."""
+        largest = self._largest_bytes
+        for ran in list(self._running):
+            is_over = ran.is_over()  # before the peak is read: it does not rise any more
+            largest = max(largest, ran.peak_so_far)
+            if is_over:
+                self._running.remove(ran)
+                self._largest_bytes = largest
+        return largest
 
     def record_of(self, signature: Signature | None, ran: Ran, guided: bool) -> _C.Program | None:
         """Return the program that a call which is over has run, if it was recorded."""
@@ -245,6 +289,9 @@ class History:
             key.calls[signature.numbers] = ran
             while len(key.calls) > _MOST_PROGRAMS:
                 key.calls.popitem(last=False)
+            self._running.append(ran)
+            if len(self._running) > _MOST_RUNNING:
+                self._largest_bytes = max(self._largest_bytes, self._running.popleft().peak_so_far)
             if ran.forecast.record:
                 key.pending.append((signature.numbers, ran))
 
@@ -256,6 +303,8 @@ class History:
                         key.calls[signature.numbers] = before
                 if not key.calls and self._keys.get(signature.key) is key:
                     del self._keys[signature.key]
+                if ran in self._running:
+                    self._running.remove(ran)
                 key.pending = [entry for entry in key.pending if entry[1] is not ran]
 
         return fail
@@ -264,6 +313,7 @@ class History:
         """Note the peak that a call would have, though none has run."""
         with lock:
             self._key(signature).calls.setdefault(signature.numbers, peak_bytes)
+            self._largest_bytes = max(self._largest_bytes, peak_bytes)
 
     def _key(self, signature: Signature) -> _Key:
         key = self._keys.get(signature.key)

@@ -97,8 +97,8 @@ def remat(
             was overwritten count; results and gradients until they leave the function; arguments,
             parameters, captured tensors and the record of what was done (host memory) not. Bytes
             (``4096``), a string with a unit (``"1.5GiB"``, ``"200MB"``), a float in (0, 1] (that
-            fraction of the peak that the call would have without a budget, as the calls before it
-            have measured; the very first has no cap, unless :func:`warmup` has), a
+            fraction of the largest peak that its calls would have had without a budget, as those
+            before it have measured; the very first has no cap, unless :func:`warmup` has), a
             :class:`Budget` that several functions share, or None (no cap).
         policy: What to evict first. :class:`Guided` unless given, which learns from the first call
             of each signature; with :class:`ON` nothing is learnt or searched for. Within a shared

@@ -224,13 +224,14 @@ class Rematted(Generic[P, R]):
         if outermost and self._options.most_replays is not None:
             options = dataclasses.replace(options, most_replays=self._options.most_replays)
         if fraction is not None and forecast.peak_bytes is not None:
+            peak = max(forecast.peak_bytes, forecast.largest_bytes)
             options = dataclasses.replace(
                 options,
-                budget=max(1, int(fraction * forecast.peak_bytes)),
+                budget=max(1, int(fraction * peak)),
                 fraction=fraction,
                 is_estimate=forecast.is_estimate and forecast.gives_way,
                 is_estimate_unguided=forecast.gives_way,
-                peak=0 if forecast.is_estimate else forecast.peak_bytes,
+                peak=0 if forecast.is_estimate else peak,
             )
         recorded = forecast.program
         if recorded is not None:

@@ -49,12 +49,14 @@ class Signature(NamedTuple):
     Attributes:
         key: What two calls must have in common for their memory to be alike.
         around: The part of the key that is about what surrounds the call.
+        builds_graphs: Whether it runs in grad mode.
         numbers: The numbers among the arguments, as a hash.
         nbytes: The bytes of the tensors among the arguments.
     """
 
     key: tuple[Hashable, ...]
     around: tuple[Hashable, ...]
+    builds_graphs: bool
     numbers: int
     nbytes: int
 
@@ -67,9 +69,10 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], owner: Any = Non
         kwargs: Arguments by name.
         owner: A module whose ``forward`` is called, if any: it is in training mode, or it is not.
     """
+    builds_graphs = torch.is_grad_enabled()
     interpreters = torch._C._functorch.get_interpreter_stack() or []
     around = (
-        torch.is_grad_enabled(),
+        builds_graphs,
         bool(owner.__dict__.get("training")) if isinstance(owner, torch.nn.Module) else None,
         *(str(interpreter.key()) for interpreter in interpreters),
     )
@@ -84,7 +87,7 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], owner: Any = Non
         key = (*around, *map(repr, walk.key))
     if len(key) > _LONG_KEY:
         key = (*around, hashlib.blake2b(repr(key).encode("utf-8", "replace")).digest())
-    return Signature(key, around, hash(tuple(walk.numbers)), int(walk.nbytes))
+    return Signature(key, around, builds_graphs, hash(tuple(walk.numbers)), int(walk.nbytes))
 
 
 class _Walk:

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fraction means bytes: the most that it has come to, in whichever order calls come."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from torch import Tensor, nn
+
+import rematfn
+from rematfn.testing import EvictEverything, MemoryTimeline
+
+FRACTION = 0.4
+X, Y = torch.randn(512, 64), torch.randint(0, 8, (512,))
+
+# t: training, v: validation; f: a full batch, s: the smaller last one.
+TRAINS_FIRST = ["tf", "tf", "ts", "vf", "vs", "tf", "vf", "ts", "vs"]
+VALIDATES_FIRST = ["vf", "vf", "tf", "tf", "ts", "vf", "vs", "tf", "ts", "vf"]
+
+
+class Classifier(nn.Module):
+    """A pass under `no_grad` needs two layers' outputs at once, more than 0.4 of its own peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [m for _ in range(8) for m in (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1))]
+        self.net = nn.Sequential(*layers, nn.Linear(64, 8))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.net(x), y)
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def of_module(net: nn.Module, **options: Any) -> tuple[Any, Loss]:
+    g = rematfn.remat(net, FRACTION, **options)
+    return g, g
+
+
+def of_closure(net: nn.Module, **options: Any) -> tuple[Any, Loss]:
+    g = rematfn.remat(lambda x, y: net(x, y), FRACTION, **options)
+    return g, g
+
+
+def of_function(net: nn.Module, **options: Any) -> tuple[Any, Loss]:
+    g = rematfn.remat(lambda module, x, y: module(x, y), FRACTION, **options)
+    return g, lambda x, y: g(net, x, y)
+
+
+def run_batch(net: nn.Module, loss: Loss, batch: str) -> tuple[Tensor, list[Tensor]]:
+    kind, size = batch
+    rows = {"f": 512, "s": 96}[size]
+    torch.manual_seed(0)
+    net.train(kind == "t")
+    with torch.set_grad_enabled(kind == "t"):
+        found = loss(X[:rows], Y[:rows])
+    if kind == "v":
+        return found, []
+    return found.detach(), list(torch.autograd.grad(found, list(net.parameters())))
+
+
+@pytest.mark.parametrize("transformed", [of_module, of_closure, of_function])
+@pytest.mark.parametrize("order", [TRAINS_FIRST, VALIDATES_FIRST], ids=["train", "validate"])
+def test_training_and_validation_are_within_the_most_that_the_fraction_came_to(
+    transformed: Callable[..., tuple[Any, Loss]], order: list[str]
+) -> None:
+    torch.manual_seed(0)
+    net = Classifier()
+    twin = copy.deepcopy(net)
+    g, loss = transformed(net)
+    largest = 0
+    for i, batch in enumerate(order):
+        expected = run_batch(twin, twin, batch)
+        with MemoryTimeline() as timeline:
+            actual = run_batch(net, loss, batch)
+        assert_bitwise_equal(actual, expected)
+        stats = rematfn.stats(g)
+        largest = max(largest, stats.unconstrained_bytes)
+        if stats.budget is None:
+            assert i == 0
+            continue
+        assert timeline.peak_excluding_survivors <= stats.budget, batch
+        if any(b[0] == "t" for b in order[: i + 1]):
+            assert stats.budget == int(FRACTION * largest), batch
+        if batch != "tf":
+            assert stats.evictions == 0, "there is room for all of it"
+
+
+def test_the_same_with_everything_evicted() -> None:
+    torch.manual_seed(0)
+    net = Classifier()
+    twin = copy.deepcopy(net)
+    _, loss = of_module(net, policy=EvictEverything())
+    for batch in ["vs", "vs", "ts", "ts", "vs"]:
+        assert_bitwise_equal(run_batch(net, loss, batch), run_batch(twin, twin, batch))
+
+
+def deep(x: Tensor) -> Tensor:
+    for _ in range(12):
+        x = (x.sin() * x).tanh()
+    return x.square().sum(-1)
+
+
+def test_under_transforms() -> None:
+    """The forward alone, its gradient, and that of each sample are calls of one function."""
+    g = rematfn.remat(deep, FRACTION)
+
+    def per_sample(f: Callable[[Tensor], Tensor]) -> Tensor:
+        return torch.func.vmap(torch.func.grad(f))(X)
+
+    with torch.no_grad():
+        for _ in range(2):
+            assert_bitwise_equal(g(X), deep(X))
+    for _ in range(2):
+        assert_bitwise_equal(per_sample(g), per_sample(deep))
+    most = rematfn.stats(g).budget
+    with torch.no_grad():
+        assert_bitwise_equal(g(X), deep(X))
+    assert rematfn.stats(g).budget == most
+    assert rematfn.stats(g).evictions == 0
+
+
+def test_sizes_that_shrink_are_not_capped_by_less() -> None:
+    g = rematfn.remat(torch.func.grad(lambda x: deep(x).sum()), FRACTION)
+    for rows in (512, 512, 256, 64, 256, 64):
+        g(X[:rows])
+        if rows == 512:
+            largest = rematfn.stats(g).unconstrained_bytes
+            continue
+        assert rematfn.stats(g).budget == int(FRACTION * largest)
+        assert rematfn.stats(g).evictions == (0 if rows == 64 else rematfn.stats(g).evictions)
+
+
+def test_what_was_measured_on_shapes_alone_counts() -> None:
+    net = Classifier()
+    g, loss = of_module(net)
+    rematfn.warmup(g, X, Y)
+    run_batch(net, loss, "vf")
+    most = rematfn.stats(g).budget
+    run_batch(net, loss, "tf")
+    assert most == int(FRACTION * rematfn.stats(g).unconstrained_bytes)
+
+
+def test_a_call_that_needs_more_than_the_most_is_refused() -> None:
+    """What it needs itself is an estimate no more, and a larger peak is not to come."""
+    g = rematfn.remat(lambda x, twice: torch.cat([x.exp()] * 4).sum() * (1 + twice), 0.3)
+    g(X, False)
+    with torch.no_grad():
+        g(X, False)
+        with pytest.raises(rematfn.BudgetError, match="aten::cat"):
+            g(X, False)
+
+
+def test_a_call_that_failed_has_come_to_nothing() -> None:
+    def f(x: Tensor, fails: bool) -> Tensor:
+        found = deep(x.repeat(8, 1) if fails else x)
+        if fails:
+            raise ValueError("too many")
+        return found.sum()
+
+    g = rematfn.remat(torch.func.grad(f), FRACTION)
+    g(X, False)
+    with pytest.raises(ValueError, match="too many"):
+        g(X, True)
+    g(X, False)
+    assert rematfn.stats(g).budget == int(FRACTION * rematfn.stats(g).unconstrained_bytes)
