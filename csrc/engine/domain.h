@@ -27,6 +27,7 @@
 #pragma once
 
 #include <compare>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -202,8 +203,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   };
 
   bool lists_candidates_ = false;
-  std::vector<Version*> leaving_;  // the first to leave first
-  std::vector<Version*> coming_;
+  std::deque<Version*> leaving_;  // the first to leave first
+  std::deque<Version*> coming_;
   std::set<Use> expected_;  // of what has a copy and is away
   QueueLock<Released> lock_;
   bool lost_to_fork_ = false;

@@ -6,6 +6,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <deque>
+#include <iterator>
 #include <tuple>
 
 #include "base/errors.h"
@@ -18,6 +20,15 @@ bool is_within(const Version& version, const Table& table) {
   const Table* t = version.table.get();
   while (t != nullptr && t != &table) t = t->enclosing.get();
   return t != nullptr;
+}
+
+// Of the first few, or null. Copies arrive about in the order in which they began, and there may be many.
+Version* first_arrived(const std::deque<Version*>& moving) {
+  constexpr std::ptrdiff_t kFew = 8;
+  const auto end = moving.begin() + std::min<std::ptrdiff_t>(std::ssize(moving), kFew);
+  const auto found =
+      std::find_if(moving.begin(), end, [](Version* v) { return v->copied_by->has_arrived(*v); });
+  return found == end ? nullptr : *found;
 }
 
 }  // namespace
@@ -139,7 +150,7 @@ void Domain::finish_coming(Version& version) {
 }
 
 void Domain::stop_coming(Version& version) {
-  std::erase(coming_, &version);
+  coming_.erase(std::ranges::find(coming_, &version));
   version.table->coming_bytes -= version.nbytes;
 }
 
@@ -152,7 +163,7 @@ void Domain::lose_copy(Version& version, const CopyLost& why, bool wanted) {
 }
 
 void Domain::stop_leaving(Version& version) {
-  std::erase(leaving_, &version);
+  leaving_.erase(std::ranges::find(leaving_, &version));
   version.table->leaving_bytes -= version.nbytes;
 }
 
@@ -183,17 +194,8 @@ void Domain::discard_copy(Version& version) {
 }
 
 void Domain::note_arrivals() {
-  const auto arrived = [](Version* v) { return v->copied_by->has_arrived(*v); };
-  for (;;) {
-    const auto gone = std::ranges::find_if(leaving_, arrived);
-    if (gone == leaving_.end()) break;
-    finish_leaving(**gone);
-  }
-  for (;;) {
-    const auto here = std::ranges::find_if(coming_, arrived);
-    if (here == coming_.end()) break;
-    let_come(**here, /*wanted=*/false);
-  }
+  while (Version* const gone = first_arrived(leaving_)) finish_leaving(*gone);
+  while (Version* const here = first_arrived(coming_)) let_come(*here, /*wanted=*/false);
 }
 
 void Domain::let_one_leave(const Table& table) {

@@ -110,10 +110,8 @@ bool Evictor::evict_if_free(Version& version) {
   return free;
 }
 
-bool Evictor::evict_by_copy(Version& version) {
-  const bool free = version.may_go() && version.pending == 0 && !version.kept &&
-                    !domain_.store.held_elsewhere(version);
-  if (!free) return false;
+void Evictor::evict_by_copy(Version& version) {
+  if (!version.may_go() || version.pending > 0 || version.kept) return;
   const double next = version.next_use;
   const double until = next == kUnknown || next == kNever ? kNever : next - domain_.clock;
   Way* cheapest = nullptr;
@@ -121,20 +119,35 @@ bool Evictor::evict_by_copy(Version& version) {
     if (!way.keeps_copy() || !way.goes_early(version, until) || !way.has_room(version)) return;
     if (cheapest == nullptr || way.cost(version) < cheapest->cost(version)) cheapest = &way;
   });
-  if (cheapest == nullptr) return false;
+  if (cheapest == nullptr || domain_.store.held_elsewhere(version)) return;
   version.way = cheapest;
   domain_.evict(version);
-  return true;
 }
 
-// See Note [A version goes by a way], Rule 6
-void Evictor::evict_untouched(Table& table, double before) {
+// See Note [A version goes by a way], Rule 6. Each is looked at once after it was touched: to look at all
+// of them after each operator makes a program of n operators cost n^2.
+void Evictor::evict_untouched(double before) {
   domain_.list_candidates();
-  for (std::size_t i = table.candidates.size(); i-- > 0;) {
-    Version& version = *table.candidate_versions[i];
-    if (version.last_access < before) evict_by_copy(version);
+  for (std::size_t i = recent_.size(); i-- > 0;) {
+    Version& version = *recent_[i];
+    if (version.last_access >= before) continue;
+    forget(version);  // what takes its place has been looked at
+    evict_by_copy(version);
   }
-  for (Table* inner : table.inner) evict_untouched(*inner, before);
+}
+
+void Evictor::note_touched(Version& version) {
+  if (version.recent_slot != kNoSlot) return;
+  version.recent_slot = recent_.size();
+  recent_.push_back(&version);
+}
+
+void Evictor::forget(Version& version) {
+  if (version.recent_slot == kNoSlot) return;
+  recent_.back()->recent_slot = version.recent_slot;
+  recent_[version.recent_slot] = recent_.back();
+  recent_.pop_back();
+  version.recent_slot = kNoSlot;
 }
 
 void Evictor::evict_early(Version& version) {

@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include <vector>
+
 #include "engine/table.h"
 
 namespace rematfn {
@@ -27,10 +29,13 @@ class Evictor {
   void evict_all(Table& table, bool spare_kept = false);
   // Evicts `version` if it is resident and nobody needs it to stay. True if it did.
   bool evict_if_free(Version& version);
-  // What of `table` nothing has touched since `before`, by ways that keep a copy.
-  void evict_untouched(Table& table, double before);
+  // What of the tables that leave early has not been touched since `before`, by ways that keep a copy.
+  void evict_untouched(double before);
   // By a way that keeps a copy, if it is worth it before the room is wanted.
   void evict_early(Version& version);
+  // A candidate of a table that leaves early may have been touched, or is one no more.
+  void note_touched(Version& version);
+  void forget(Version& version);
 
   // For good: what can be moved is not dropped. See Note [Replay runs in program order], Rule 7.
   void move_from_now_on() { moves_all_ = true; }
@@ -42,7 +47,7 @@ class Evictor {
 
  private:
   // If that pays now; and is not kept.
-  bool evict_by_copy(Version& version);
+  void evict_by_copy(Version& version);
   // What to drop counts beside what to move costs, if a version may do both.
   [[nodiscard]] bool has_to_stay(Version& version);
   [[nodiscard]] bool may_be_missed(const Version& version) const;
@@ -62,6 +67,7 @@ class Evictor {
 
   Domain& domain_;
   bool moves_all_ = false;
+  std::vector<Version*> recent_;  // candidates of tables that leave early, till they are not touched
 };
 
 }  // namespace rematfn

@@ -143,6 +143,7 @@ struct Version : Node {
   float weight = 1;                // of the guide's plan
   std::size_t slot = kNoSlot;  // place among the table's candidates
   std::size_t batch_slot = kNoSlot;  // place in the table's batch
+  std::size_t recent_slot = kNoSlot;  // place among what the evictor is to look at soon
   // Numbers of autograd nodes; 0: none. See Note [What autograd may have saved]
   std::uint32_t first_saver = 0;
   std::uint32_t last_saver = 0;

@@ -57,9 +57,7 @@ void Step::finish() {
 
 // See Note [A version goes by a way], Rule 6
 void Step::let_go_early() {
-  for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
-    if (t->leaves_early) domain_.evictor.evict_untouched(*t, before_);
-  }
+  if (level_.leaves_early) domain_.evictor.evict_untouched(before_);
   if (domain_.guide == nullptr) return;
   if (seen_) {
     for (const ObservedCall::Read& read : seen_->reads) domain_.evictor.evict_early(*read.version);

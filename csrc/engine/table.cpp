@@ -35,6 +35,7 @@ Table::Table(std::shared_ptr<Domain> owner, Table* outer, std::size_t bytes, Pol
       budget(bytes),
       policy(std::move(asked)),
       depth(outer == nullptr ? 1 : outer->depth + 1),
+      leaves_early(outer != nullptr && outer->leaves_early),
       resident_bytes(report->resident_bytes),
       statistics(report->statistics),
       ways_{&domain->drop_and_replay},
@@ -179,7 +180,6 @@ void Table::note_peak(std::size_t in_flight) {
 // not come, Python sees at the call's end that the budget was more than its fraction, and the calls that
 // are alike do not give way.
 bool Table::give_way(std::size_t nbytes, std::size_t in_flight) {
-  if (fraction <= 0) return false;
   const std::size_t would_be = held_bytes + unrecorded_bytes + in_flight;
   if (nbytes > budget) raise_budget(fraction * static_cast<double>(would_be));
   if (nbytes > budget && is_estimate) raise_budget(static_cast<double>(nbytes));
@@ -259,6 +259,7 @@ void Table::relist(Version& version) {
 }
 
 void Table::offer(Version& version) {
+  if (leaves_early) domain->evictor.note_touched(version);
   if (batch.evictions_left == 0 || version.batch_slot != kNoSlot) return;
   if (batch.versions.size() > 2 * candidates.size()) batch.clear();  // nobody has looked for long
   batch.add(version);
@@ -275,6 +276,7 @@ void Table::delist(Version& version) {
   candidate_versions.pop_back();
   version.slot = kNoSlot;
   batch.remove(version);
+  domain->evictor.forget(version);
 }
 
 // Scores of values that matter lie within some twenty orders of magnitude.

@@ -70,8 +70,9 @@ class Table : public Node {
   std::uint32_t number = 0;  // in the domain's journal
   // Of the unconstrained peak so far, if more than `budget` was: see note_peak(). None: zero.
   double fraction = 0;
-  // What two operators have not touched goes, by a way that keeps a copy, whether or not there is room.
-  bool leaves_early = false;
+  // What is not in use goes, by a way that keeps a copy, whether or not there is room. So does what is
+  // inside. See Note [A version goes by a way], Rule 6
+  bool leaves_early;
   // The budget is of a peak that was only estimated: it gives way to what an operator needs.
   bool is_estimate = false;
   bool is_estimate_unguided = false;  // the same from when the guide is lost

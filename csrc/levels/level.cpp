@@ -260,7 +260,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
     if (options.host) ways.push_back(&way_to(*domain, options.host));
     if (options.disk) ways.push_back(&way_to(*domain, options.disk));
     level->let_go_by(std::move(ways));
-    level->leaves_early = options.leaves_early;
+    level->leaves_early |= options.leaves_early;
   }
   if (options.shared && !is_shared_around(options.shared, enclosing)) level->join(options.shared);
   if (domain->recorder && enclosing == nullptr) level->report->trace = domain->recorder->trace;

@@ -44,15 +44,6 @@ void Program::cut_at_points(std::size_t budget) {
   begin(budget, {}, [](Search& search) { search.try_cut_points(); });
 }
 
-void Program::foresee() {
-  Plan plan;
-  plan.score.horizon = Horizon::kNext;
-  plan.overhead = plan.replayed = 0;
-  const std::lock_guard guard(plans_mutex());
-  followed_ = newly(std::make_shared<const Plan>(std::move(plan)));
-  contest_.reset();
-}
-
 std::uint64_t Program::follow(std::uint64_t share) {
   std::unique_lock lock(plans_mutex());
   const std::shared_ptr<Search> search = search_;

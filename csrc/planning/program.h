@@ -25,8 +25,6 @@ class Program {
               std::optional<LinkOptions> link = {}, std::optional<Policy> online = {});
   void cut_into(std::size_t budget, std::size_t segments);
   void cut_at_points(std::size_t budget);
-  // Without a search: the plan is one that knows when values are read, and no more.
-  void foresee();
   // The same program, by the times that guided calls have taken since; null if those are too few.
   [[nodiscard]] std::shared_ptr<Program> timed_anew() const;
   // From here on the plan is the best of those that the search finds within its first `share`

@@ -173,7 +173,6 @@ void bind_traces(py::module_& m) {
       .def("cut_into", &Program::cut_into, nogil)
       .def("cut_at_points", &Program::cut_at_points, nogil)
       .def("timed_anew", &Program::timed_anew, nogil)
-      .def("foresee", &Program::foresee, nogil)
       .def("follow", &Program::follow, nogil, py::arg("share") = kAllOperators)
       .def("is_searched", &Program::is_searched, nogil)
       .def("is_settled", &Program::is_settled, nogil)

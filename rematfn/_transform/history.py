@@ -337,7 +337,7 @@ class History:
                 key.known = trace if ran.only_measured() else None
             elif trace is not None:
                 key.programs.pop(numbers, None)
-                key.programs[numbers] = RecordedProgram(trace)
+                key.programs[numbers] = RecordedProgram(trace, ran.read()["peak_bytes"])
                 while len(key.programs) > _MOST_PROGRAMS:
                     key.programs.popitem(last=False)
                 self._forget_old(key)

@@ -16,6 +16,15 @@ from .remat import DEFAULT_POLICY, policy_of, transformed
 from .rematted import Options, Rematted
 from .tiers import TierLike, parse_tiers
 
+# Note [Offload keeps to what its first call came to]
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# Without a budget what is not in use goes, and a call holds little. Where it is known what a
+# program reads, and when, that rule moves more than it has to: what is read again at once, and all
+# that lies there while memory is below its peak. So a call that is guided has the bytes for a
+# budget that the recorded one held at the most, and a plan that moves what does not fit in them.
+# Nobody has asked for that budget: it gives way to what an operator needs, and no call is refused.
+# Calls that no plan fits go on by the rule of the first.
+
 P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=nn.Module)
@@ -74,7 +83,7 @@ def offload(
             returned.
         budget: The most bytes of tensors made inside that may be resident at once, counted and
             written as for :func:`remat`. None: no cap, and what is not in use is moved, whether or
-            not there is room.
+            not there is room; calls that are guided keep to what the first one held at the most.
         to: The tier. None: the host's memory for values on an accelerator, a disk for those on a
             CPU. A :class:`Disk`, a folder, or ``"disk"`` for the folder for temporary files; a
             :class:`Host` or ``"host"``. What lies there counts against its own budget alone. Where

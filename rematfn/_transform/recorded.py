@@ -51,8 +51,9 @@ os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_
 class RecordedProgram:
     """A program that a call has run, and a search for the plan that later calls of it follow."""
 
-    def __init__(self, trace: _C.Trace) -> None:
+    def __init__(self, trace: _C.Trace, peak_bytes: int) -> None:
         self._trace: _C.Trace | None = trace
+        self.peak_bytes = peak_bytes  # what the call held at the most
         self._program: _C.Program | None = None
         self._timed_anew = False  # by the times of later calls
         self._untimed = 0  # calls
@@ -67,14 +68,12 @@ class RecordedProgram:
 
     def plan_for(
         self,
-        budget: int | None,
+        budget: int,
         policy: Planned,
         like: _C.Program | None,
         link: _C.Link | None = None,
     ) -> _C.Program | None:
         """Return the program with a plan for ``budget``, if one fits; None if there is no record.
-
-        Without a budget the plan knows when values are read, and no more.
 
         Each call counts: the next one follows a plan that more has been simulated for. The settings
         of ``like`` are tried before all others, and then one that fits will do for the first call.
@@ -93,9 +92,6 @@ class RecordedProgram:
                     self._planned, like = 0, program
                     program = self._program = timed
                     self._grows_by = int(_SHARE_PER_SECOND * timed.cost)
-            if budget is None:  # nothing has to go
-                program.foresee()
-                return program
             moves = link is not None and isinstance(policy, Guided)
             untimed = moves and not self._timed_anew
             self._untimed += untimed
@@ -122,10 +118,10 @@ class RecordedProgram:
             self._before = None
         return program
 
-    def _fits(self, budget: int | None) -> bool:
+    def _fits(self, budget: int) -> bool:
         """Return whether what is searched for is for that budget."""
         # Peaks that depend on data are never quite the same; a little more is no new budget.
-        return budget is not None and self._planned <= budget <= self._planned * _ABOUT
+        return self._planned <= budget <= self._planned * _ABOUT
 
     def program(self) -> _C.Program | None:
         """Return the program, with or without a plan; None if there is no record."""

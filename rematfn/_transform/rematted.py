@@ -236,22 +236,21 @@ class Rematted(Generic[P, R]):
         recorded = forecast.program
         if recorded is not None:
             assert isinstance(self.policy, Planned)
+            # See Note [Offload keeps to what its first call came to]
+            budget = recorded.peak_bytes if options.leaves_early else options.budget
+            assert budget is not None
             like = None if recorded.planned else self._history.like(signature)
             program = recorded.plan_for(
-                options.budget,
+                budget,
                 self.policy,
                 like,
                 self._options.tiers.link(options.drops, (args, kwargs)),
             )
             options = dataclasses.replace(options, program=program)
             planned_for = recorded.planned
-            if (
-                planned_for is not None
-                and options.budget is not None
-                and self._options.judged_by_plan
-            ):
+            if planned_for is not None and self._options.judged_by_plan:
                 replayed = planned_for.overhead() / recorded.cost
-                thrash = self._thrash(replayed, options.budget)
+                thrash = self._thrash(replayed, budget)
                 if thrash is not None:
                     thrash.report("the call, by its plan,", planned_for)
             if planned_for is None:
@@ -259,6 +258,10 @@ class Rematted(Generic[P, R]):
                 forecast = dataclasses.replace(forecast, kind="online", why=why)
             else:
                 forecast = dataclasses.replace(forecast, settled=recorded.is_settled)
+                if options.leaves_early:
+                    options = dataclasses.replace(
+                        options, budget=budget, is_estimate=True, leaves_early=False
+                    )
         return options, signature, forecast
 
     def _describe(self) -> str:

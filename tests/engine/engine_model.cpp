@@ -307,6 +307,7 @@ const std::map<std::string, std::function<void()>> kTests{
     {"moves", [] { what_replays_wait_for_may_be_moved(); moves(3000); moves_where_replays_thrash(1000); }},
     {"leave", [] { programs_that_leave_their_record(6000); }},
     {"searches", [] { searches(400); }},
+    {"early", what_is_not_in_use_leaves},
     {"ahead", returns_come_ahead},
     {"by value", plans_decide_by_value},
     {"addressed", what_is_addressed_stays},

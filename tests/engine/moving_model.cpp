@@ -222,6 +222,73 @@ void programs_that_leave_their_record(unsigned count) {
   expect(fitted > count && returns > count && replays > count, "programs are put to the test");
 }
 
+// ---- what leaves early ------------------------------------------------------------------------
+
+namespace {
+
+// It counts how often it is asked whether a version may go.
+class Asked final : public Way {
+ public:
+  explicit Asked(bool has_room) : has_room_(has_room) {}
+
+  [[nodiscard]] std::string_view name() const override { return "asked"; }
+  [[nodiscard]] bool keeps_copy() const override { return true; }
+  [[nodiscard]] bool applies(const Version&) const override { return ++times > 0; }
+  [[nodiscard]] bool has_room(const Version&) const override { return has_room_; }
+  [[nodiscard]] bool goes_early(const Version&, double) const override { return true; }
+  [[nodiscard]] double cost(const Version&) const override { return 1; }
+  Place leave(Version&) override { return Place::kAway; }
+  Place bring_back(Version&) override { return Place::kHere; }
+  void discard(Version&) override {}
+
+  mutable std::size_t times = 0;
+
+ private:
+  const bool has_room_;
+};
+
+// Each operator reads what the last one made; one of them reads what the first made, too.
+Trace held_to_the_end(std::size_t operators) {
+  Trace trace;
+  std::vector<Trace::Id> made{trace.add_value(1, /*counted=*/false)};
+  for (std::size_t i = 0; i < operators; ++i) {
+    Trace::Call call("next", {.cost = 1, .output_bytes = 1});
+    call.reads = {{made.back()}};
+    if (i == operators / 2) call.reads.push_back({made[1]});
+    made.push_back(trace.add_value(1, true));
+    call.makes = {{made.back()}};
+    trace.add_call(std::move(call));
+  }
+  for (const Trace::Id value : made) trace.add_release(value);
+  trace.check();
+  return trace;
+}
+
+}  // namespace
+
+// What two operators have not touched goes, also after it has come back. What stays since there is no room
+// is not looked at by each operator that comes.
+void what_is_not_in_use_leaves() {
+  const auto run_with = [](Asked& way, std::size_t operators) {
+    SimulationOptions options;
+    options.ways = {&way};
+    options.leaves_early = true;
+    return simulate(held_to_the_end(operators), options);
+  };
+  Asked roomy(/*has_room=*/true);
+  const Statistics moved = run_with(roomy, 100);
+  expect(moved.peak_bytes <= 5, "what is in use stays, and no more");
+  expect(moved.returns == 1 && moved.moves == 98, "each goes once, and twice what came back");
+
+  std::size_t asked = 0;
+  for (const std::size_t operators : {1000, 2000}) {
+    Asked full(/*has_room=*/false);
+    expect(run_with(full, operators).moves == 0, "nothing goes where there is no room");
+    expect(asked == 0 || full.times <= 2 * asked + 10, "twice as many operators ask twice as often");
+    asked = full.times;
+  }
+}
+
 // ---- plans over a link ---------------------------------------------------------------------------
 
 namespace {

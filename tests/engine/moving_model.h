@@ -9,6 +9,7 @@ namespace rematfn {
 void moves_where_replays_thrash(unsigned count);
 void moves(unsigned count);
 void programs_that_leave_their_record(unsigned count);
+void what_is_not_in_use_leaves();
 void returns_come_ahead();
 void plans_decide_by_value();
 void plans_that_break_their_word(unsigned count);

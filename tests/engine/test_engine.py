@@ -15,6 +15,7 @@ TESTS = [
     "moves",
     "leave",
     "searches",
+    "early",
     "ahead",
     "by value",
     "addressed",

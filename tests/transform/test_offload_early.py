@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`offload` without a budget: what is not in use goes; guided calls keep to what that came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from torch import Tensor, nn
+
+import rematfn
+from rematfn.testing import EvictEverything, MemoryTimeline
+
+X = torch.randn(512, 128)  # 256 KiB: large enough to be moved
+
+
+def layers(x: Tensor, weights: list[Tensor]) -> Tensor:
+    for w in weights:
+        x = torch.tanh(x @ w / 12)
+    return x.square().mean()
+
+
+def gradients(f: Callable[[], Tensor], of: list[Tensor]) -> list[Tensor]:
+    return list(torch.autograd.grad(f(), of))
+
+
+def peaks_of(f: Callable[[], list[Tensor]], calls: int) -> list[int]:
+    """What they hold at the most, but for results: these are to leave in any case."""
+    found = []
+    for _ in range(calls):
+        with MemoryTimeline() as timeline:
+            results = f()
+        found.append(timeline.peak_excluding_survivors)
+        del results
+    return found
+
+
+def backward(g: Callable[..., Tensor], weights: list[Tensor]) -> list[Tensor]:
+    return gradients(lambda: g(X, weights), weights)
+
+
+def functional(g: Callable[..., Tensor], weights: list[Tensor]) -> list[Tensor]:
+    """Its graph holds all to its end."""
+    return torch.func.grad(g, argnums=1)(X, [w.detach() for w in weights])
+
+
+@pytest.mark.parametrize("gradients_by", [backward, functional])
+def test_guided_calls_keep_to_what_the_first_came_to(gradients_by: Any) -> None:
+    weights = [torch.randn(128, 128, requires_grad=True) for _ in range(16)]
+    expected = gradients_by(layers, weights)
+    g = rematfn.offload(layers)
+    kinds, held = [], []
+
+    def call() -> list[Tensor]:
+        actual = gradients_by(g, weights)
+        assert_bitwise_equal(actual, expected)
+        stats = rematfn.stats(g)
+        assert stats.moves > 0
+        assert stats.replays == 0
+        kinds.append(stats.call)
+        held.append(stats.peak_bytes)
+        return actual
+
+    (eager,) = peaks_of(lambda: gradients_by(layers, weights), 1)
+    peaks = peaks_of(call, 6)
+    assert kinds == ["first"] + ["guided"] * 5
+    assert max(held) == held[0]
+    assert max(peaks) <= 1.05 * peaks[0] < 0.8 * eager
+
+
+def test_nothing_moves_where_all_is_small() -> None:
+    k = torch.randn(8, 32, 16, requires_grad=True)
+
+    def scan() -> Tensor:
+        a, out = torch.zeros(8, 16), []
+        for t in range(32):
+            a = torch.exp(-a) * k[:, t] + torch.exp(k[:, t] * 0.1)
+            out.append(a / (a.square() + 1))
+        return torch.stack(out).square().mean()
+
+    expected = gradients(scan, [k])
+    g = rematfn.offload(scan)
+    for _ in range(4):
+        assert_bitwise_equal(gradients(g, [k]), expected)
+        assert rematfn.stats(g).moves == 0
+
+
+def test_what_a_guided_call_does_not_need_to_move_stays() -> None:
+    """A value that lies there while little else does is read again at once, and not at the peak."""
+    w = torch.randn(128, 128, requires_grad=True)
+
+    def f() -> Tensor:
+        early = X @ w
+        for _ in range(4):  # small, and long enough for it to be moved
+            w.sum().sin()
+        large = torch.cat([torch.tanh(early)] * 16)
+        return large.mean()
+
+    g = rematfn.offload(f)
+    expected = gradients(f, [w])
+    moves = []
+    for _ in range(4):
+        assert_bitwise_equal(gradients(g, [w]), expected)
+        moves.append(rematfn.stats(g).moves)
+    assert moves[0] > max(moves[1:])
+
+
+def test_no_call_is_refused_for_more_than_the_first_came_to() -> None:
+    """Another way through the function, of the same signature, needs more at once."""
+    w = torch.randn(128, 128, requires_grad=True)
+
+    def f(way: list[float]) -> Tensor:
+        h = layers(X, [w] * 6)
+        return torch.cat([X * h] * int(way[0])).square().mean()
+
+    g = rematfn.offload(f)
+    for times in (1.0, 1.0, 40.0, 1.0, 60.0):
+        actual = gradients(lambda times=times: g([times]), [w])
+        assert_bitwise_equal(actual, gradients(lambda times=times: f([times]), [w]))
+
+
+def test_levels_within_and_around() -> None:
+    weights = [torch.randn(128, 128, requires_grad=True) for _ in range(8)]
+    expected = backward(layers, weights)
+    inner = rematfn.remat(layers, "1MiB")
+    for g in (
+        rematfn.offload(inner),
+        rematfn.offload(rematfn.offload(layers)),
+        rematfn.remat(rematfn.offload(layers), "2MiB"),
+        rematfn.offload(layers, policy=EvictEverything()),
+        rematfn.offload(layers, to=rematfn.Disk(budget="512KiB")),
+    ):
+        for _ in range(4):
+            assert_bitwise_equal(backward(g, weights), expected)
+
+
+class Loss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(*[m for _ in range(8) for m in (nn.Linear(128, 128), nn.GELU())])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).square().mean()
+
+
+def test_a_module() -> None:
+    torch.manual_seed(0)
+    net = Loss()
+    parameters = list(net.parameters())
+    expected = gradients(lambda: net(X), parameters)
+    (eager,) = peaks_of(lambda: gradients(lambda: net(X), parameters), 1)
+    g = rematfn.offload(net)
+    peaks = peaks_of(lambda: gradients(lambda: g(X), parameters), 4)
+    assert_bitwise_equal(gradients(lambda: g(X), parameters), expected)
+    assert max(peaks) <= 1.05 * peaks[0] < 0.8 * eager
