@@ -13,6 +13,7 @@
 
 #include "engine/guide.h"
 #include "levels/allocator.h"
+#include "levels/interpreter_end.h"
 #include "memory/idle_pages.h"
 #include "tensors/move_to_disk.h"
 #include "tensors/move_to_host.h"
@@ -77,6 +78,17 @@ void after_fork_in_child() {
   ++forks;
   forget_turns_after_fork();
   settle_settings_after_fork();
+}
+
+// Those that are not lost to a fork.
+std::vector<std::shared_ptr<TensorDomain>> live_domains() {
+  std::vector<std::shared_ptr<TensorDomain>> live;
+  const std::lock_guard guard(registry().mutex);
+  for (const auto& entry : registry().domains) {
+    auto domain = entry.lock();
+    if (domain && !domain->lost_to_fork()) live.push_back(std::move(domain));
+  }
+  return live;
 }
 
 std::shared_ptr<TensorDomain> make_domain() {
@@ -305,12 +317,8 @@ std::string pop_level(LevelHandle& handle) {
 }
 
 std::vector<std::shared_ptr<TensorDomain>> domains_held() {
-  std::vector<std::shared_ptr<TensorDomain>> held;
-  const std::lock_guard guard(registry().mutex);
-  for (const auto& entry : registry().domains) {
-    auto domain = entry.lock();
-    if (domain && domain->is_held_here()) held.push_back(std::move(domain));
-  }
+  auto held = live_domains();
+  std::erase_if(held, [](const auto& domain) { return !domain->is_held_here(); });
   return held;
 }
 
@@ -332,17 +340,16 @@ void notice_unrecorded(Level& level) {
 }
 
 void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit, const Domain* but) {
-  std::vector<std::weak_ptr<TensorDomain>> domains;
-  {
-    const std::lock_guard guard(registry().mutex);
-    domains = registry().domains;
-  }
-  for (const auto& entry : domains) {
-    const auto domain = entry.lock();
-    if (!domain || domain.get() == but || domain->lost_to_fork()) continue;
+  for (const auto& domain : live_domains()) {
+    if (domain.get() == but) continue;
     const DomainLock lock(domain);
     visit(*domain);
   }
+}
+
+// See Note [Levels outlive the interpreter]
+void hold_all_levels() {
+  for (const auto& domain : live_domains()) new DomainLock(domain, std::try_to_lock);
 }
 
 bool is_over(const Report& report) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -54,9 +55,60 @@ bool has_no_nameless_files(int error) {
   return error == EOPNOTSUPP || error == EISDIR || error == EINVAL || error == ENOENT;
 }
 
+// Of the character that `text`, which is not empty, begins with; zero if it is none of UTF-8's.
+std::size_t length_of_first(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
+  const std::uint8_t first = byte(0);
+  if (first < 0x80) return 1;
+  const std::size_t length = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+  if (first < 0xC2 || first > 0xF4 || length > text.size()) return 0;
+  std::uint32_t point = first & (0x7FU >> length);
+  for (std::size_t i = 1; i < length; ++i) {
+    if (byte(i) >> 6 != 2) return 0;
+    point = point << 6 | (byte(i) & 0x3FU);
+  }
+  const bool is_surrogate = point >> 11 == 0x1B;
+  const bool is_too_long = point < (length == 2 ? 0x80U : length == 3 ? 0x800U : 0x10000U);
+  return is_surrogate || is_too_long || point > 0x10FFFF ? 0 : length;
+}
+
+// A name may be any bytes; a message is UTF-8.
+std::string as_text(std::string_view name) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  while (!name.empty()) {
+    const std::size_t length = length_of_first(name);
+    if (length > 0) {
+      text += name.substr(0, length);
+    } else {
+      const auto byte = static_cast<std::uint8_t>(name[0]);
+      text += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 0xF]};
+    }
+    name.remove_prefix(std::max<std::size_t>(length, 1));
+  }
+  return text;
+}
+
+// A file without a name there, or with one no longer. Throws DiskError.
+int make_file(const std::string& folder, const FileCalls& calls) {
+  int file = calls.open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR);
+  if (file < 0 && has_no_nameless_files(errno)) {
+    std::string path = folder + "/.rematfn-XXXXXX";
+    file = mkostemp(path.data(), O_CLOEXEC);  // for its owner alone
+    if (file >= 0) unlink(path.c_str());
+  }
+  if (file < 0) {
+    refuse(folder, "could not make a file: " + describe_error(errno) +
+                       ". Name another directory, on a disk, or make room in that one.");
+  }
+  return file;
+}
+
 }  // namespace
 
-std::string said_of(const std::string& folder) { return "the disk tier in \"" + folder + "\": "; }
+std::string said_of(const std::string& folder) {
+  return "the disk tier in \"" + as_text(folder) + "\": ";
+}
 
 std::string describe_error(int error) {
   return std::generic_category().message(error) + " (errno " + std::to_string(error) + ")";
@@ -75,6 +127,15 @@ void check_scratch_folder(const std::string& folder) {
   }
   if (is_memory(folder)) {
     refuse(folder, "lies in memory (a tmpfs), so nothing would be saved. Name a directory on a disk.");
+  }
+  const int file = make_file(folder, FileCalls{});
+  const char byte = 0;
+  const bool holds_bytes = pwrite(file, &byte, 1, 0) == 1 || errno == ENOSPC || errno == EDQUOT;
+  const int error = errno;
+  ::close(file);
+  if (!holds_bytes) {
+    refuse(folder, "could not write to a file: " + describe_error(error) +
+                       ". Name another directory, on a disk.");
   }
 }
 
@@ -101,16 +162,7 @@ char* Bounce::get() {
 ScratchFile::ScratchFile(const std::string& folder, bool direct, const FileCalls& calls)
     : calls_(calls) {
   check_scratch_folder(folder);
-  file_ = calls_.open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR);
-  if (file_ < 0 && has_no_nameless_files(errno)) {
-    std::string path = folder + "/.rematfn-XXXXXX";
-    file_ = mkostemp(path.data(), O_CLOEXEC);  // for its owner alone
-    if (file_ >= 0) unlink(path.c_str());
-  }
-  if (file_ < 0) {
-    refuse(folder, "could not make a file: " + describe_error(errno) +
-                       ". Name another directory, or make room in that one.");
-  }
+  file_ = make_file(folder, calls_);
   memory_alignment_ = direct ? direct_alignment(file_) : 0;
   direct_ = memory_alignment_ != 0 && fcntl(file_, F_SETFL, O_RDWR | O_DIRECT) == 0;
   if (!is_direct()) go_through_cache();

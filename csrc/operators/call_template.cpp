@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "tensors/stack_utils.h"
+
 namespace rematfn {
 namespace {
 
@@ -33,12 +35,8 @@ bool are_same(const c10::IValue& a, const c10::IValue& b) {
 // With the same tensors found in both, in the same places.
 bool have_same_places(const c10::IValue& now, const c10::IValue& then) {
   if (now.isTensor()) return then.isTensor();
-  if (now.isTensorList()) {
-    return then.isTensorList() && now.toTensorList().size() == then.toTensorList().size();
-  }
-  if (now.isOptionalTensorList()) {
-    return then.isOptionalTensorList() &&
-           now.toOptionalTensorList().size() == then.toOptionalTensorList().size();
+  if (is_tensor_list(now)) {
+    return is_tensor_list(then) && now.toListRef().size() == then.toListRef().size();
   }
   return are_same(now, then);
 }
@@ -75,7 +73,7 @@ void CallTemplate::take_arguments(c10::ArrayRef<c10::IValue> from) {
       c10::List<at::Tensor> list;
       list.resize(value.toListRef().size());
       arguments.emplace_back(std::move(list));
-    } else if (value.isOptionalTensorList()) {
+    } else if (is_tensor_list(value)) {
       c10::List<std::optional<at::Tensor>> list;
       list.resize(value.toListRef().size());
       arguments.emplace_back(std::move(list));

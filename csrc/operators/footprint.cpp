@@ -75,7 +75,7 @@ struct Hash {
       for (const std::int64_t item : list) add(static_cast<std::uint64_t>(item));
       return;
     }
-    if (value.isTensor() || value.isTensorList() || value.isOptionalTensorList()) {
+    if (value.isTensor() || is_tensor_list(value)) {
       add_kind('T');
       add(value.isList() ? value.toListRef().size() : std::size_t{1});
       for_each_tensor(value, [&](const at::Tensor& tensor, int index) {
@@ -169,10 +169,10 @@ class MetaArguments {
       }
       return list;
     }
-    if (value.isOptionalTensorList()) {
+    if (is_tensor_list(value)) {
       c10::List<std::optional<at::Tensor>> list;
-      for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
-        list.push_back(tensor.has_value() && tensor->defined() ? convert(*tensor) : tensor);
+      for (const c10::IValue& each : value.toListRef()) {
+        list.push_back(convert(each).toOptional<at::Tensor>());
       }
       return list;
     }

@@ -9,6 +9,23 @@
 #include "tensors/stack_utils.h"
 
 namespace rematfn {
+namespace {
+
+// Note [Some tensors are objects]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// torch hands out C++ objects as tensors: the handle of `_record_function_enter`, weights that fbgemm has
+// packed. What such a storage has instead of bytes is the object, with a deleter that tells its type. A copy
+// of the bytes would be none, and another such object, of a replay, not the one that was handed out. So it
+// stays what an operator keeps: no level's.
+bool is_object(const c10::StorageImpl& storage) {
+  const c10::Allocator* allocator = storage.allocator();
+  const c10::DeleterFnPtr plain = allocator == nullptr ? nullptr : allocator->raw_deleter();
+  const c10::DataPtr& bytes = storage.data_ptr();
+  const bool is_foreign = plain != nullptr && bytes.get_deleter() != plain;
+  return is_foreign && bytes.get() != nullptr && bytes.get() == bytes.get_context();
+}
+
+}  // namespace
 
 // Puts handles on results that stand on an argument's storage; the others are fresh. Whether an
 // output aliases an argument is read off the storage, never off the schema.
@@ -108,8 +125,9 @@ void LevelCall::take_results() {
   for (std::size_t i = 0; writes_ && i < found_.size(); ++i) {
     if (found_[i].written && found_[i].cell != nullptr) record_write(i);
   }
-  for (const Fresh& fresh : fresh_) {
-    if (fresh.tensor->unsafe_storage().use_count() == owners(fresh)) {
+  for (const Fresh& fresh : fresh_) {  // See Note [Some tensors are objects]
+    const c10::Storage& storage = fresh.tensor->unsafe_storage();
+    if (storage.use_count() == owners(fresh) && !is_object(*storage.unsafeGetStorageImpl())) {
       record_fresh(*fresh.tensor, fresh.place);
     }
   }

@@ -8,6 +8,7 @@
 #include "base/errors.h"
 #include "base/interpreter.h"
 #include "levels/boundary.h"
+#include "levels/interpreter_end.h"
 #include "levels/level.h"
 #include "levels/pressure.h"
 #include "levels/weight_cache.h"
@@ -210,6 +211,9 @@ PYBIND11_MODULE(_C, m) {
 
   set_interpreter({&let_go_of_interpreter, &take_interpreter_back, &serve_signals,
                    &asks_to_stop, &current_place, &describe});
+  // See Note [Levels outlive the interpreter]
+  py::module_::import("atexit").attr("register")(py::cpp_function(&empty_ready_queue));
+  Py_AtExit(&hold_all_levels);
   m.attr("built_torch_version") = REMATFN_BUILT_TORCH;
   m.attr("dispatch_key") = c10::toString(kLevelKey);
   py::register_exception_translator([](std::exception_ptr error) {

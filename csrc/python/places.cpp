@@ -38,8 +38,13 @@ Places& places() {
 
 thread_local std::vector<std::uint32_t> modules_around;
 
+// A path may have bytes that are no characters, which no other encoding takes.
+std::string text_of(const py::object& text) {
+  return py::cast<std::string>(text.attr("encode")("utf-8", "backslashreplace"));
+}
+
 std::string text_of(PyObject* owner, const char* name) {
-  return py::cast<std::string>(py::handle(owner).attr(name));
+  return text_of(py::handle(owner).attr(name));
 }
 
 bool is_users(PyObject* code) {
@@ -97,8 +102,9 @@ std::string describe(std::uint32_t number) {
 }
 
 void bind_places(py::module_& m) {
-  m.def("set_libraries", [](std::vector<std::string> folders) {
-    places().libraries = std::move(folders);
+  m.def("set_libraries", [](const std::vector<py::str>& folders) {
+    places().libraries.clear();
+    for (const py::str& folder : folders) places().libraries.push_back(text_of(folder));
     places().is_users.clear();
   });
   m.def("enter_module", [](const std::string& path) {

@@ -6,6 +6,12 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A tensor list on the stack may be the very list the caller holds. We read lists in place, and
 // write only to copies.
+//
+// Note [TorchScript has lists of its own]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The indices of `x[i]` are a list whose elements may be none. What TorchScript makes for them has another
+// type object than C++ has for the same type, and `isOptionalTensorList` compares the objects: it says no.
+// So lists are told by the kinds of their elements.
 
 #pragma once
 
@@ -13,9 +19,17 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
-#include <optional>
-
 namespace rematfn {
+
+[[nodiscard]] inline bool is_tensor(const c10::Type& type) {
+  const bool is_optional = type.kind() == c10::TypeKind::OptionalType;
+  return (is_optional ? *type.containedType(0) : type).kind() == c10::TypeKind::TensorType;
+}
+
+// `Tensor[]`, or `Tensor?[]`. See Note [TorchScript has lists of its own]
+[[nodiscard]] inline bool is_tensor_list(const c10::IValue& value) {
+  return value.isList() && is_tensor(*value.toList().elementType());
+}
 
 // Calls visit(const at::Tensor&, index) for each defined tensor in `value`; index is -1 for a lone
 // tensor, else its place in the list. False if `value` holds tensors in a form we cannot take apart.
@@ -26,23 +40,16 @@ bool for_each_tensor(const c10::IValue& value, Visit&& visit) {
     return true;
   }
   if (!value.isList()) return !value.isGenericDict() && !value.isTuple();
-  if (value.isTensorList()) {
-    const auto list = value.toTensorList();
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      if (const at::Tensor tensor = list[i]; tensor.defined()) visit(tensor, static_cast<int>(i));
-    }
-    return true;
+  const c10::TypePtr element = value.toList().elementType();
+  if (!is_tensor(*element)) {
+    return element->kind() != c10::TypeKind::ListType && element->kind() != c10::TypeKind::AnyType;
   }
-  if (value.isOptionalTensorList()) {
-    const auto list = value.toOptionalTensorList();
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      const std::optional<at::Tensor> tensor = list[i];
-      if (tensor.has_value() && tensor->defined()) visit(*tensor, static_cast<int>(i));
-    }
-    return true;
+  int index = 0;
+  for (const c10::IValue& each : value.toListRef()) {
+    if (each.isTensor() && each.toTensor().defined()) visit(each.toTensor(), index);
+    ++index;
   }
-  const auto kind = value.type()->containedType(0)->kind();
-  return kind != c10::TypeKind::ListType && kind != c10::TypeKind::AnyType;
+  return true;
 }
 
 }  // namespace rematfn

@@ -16,9 +16,15 @@ namespace rematfn {
 namespace {
 
 constexpr const char* kEvicted =
-    "This tensor was evicted by rematfn.remat and its bytes were asked for outside of the "
-    "dispatcher. Call rematfn.materialize(x) first, or return the tensor from the transformed "
-    "function.";
+    "This tensor was evicted by rematfn and its bytes were asked for outside of the dispatcher. Call "
+    "rematfn.materialize(x) first, or return the tensor from the transformed function.";
+constexpr const char* kMoved =
+    "This tensor was moved away by rematfn (offload) and its bytes were asked for outside of the "
+    "dispatcher. Call rematfn.materialize(x) first, or return the tensor from the transformed function.";
+
+const char* said_of(const Version& version) {
+  return version.copied_by != nullptr ? kMoved : kEvicted;
+}
 
 // Note [The engine asks for bytes that have gone]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -49,13 +55,13 @@ c10::DataPtr instead_of_bytes(c10::intrusive_ptr<Cell> cell, c10::Device device)
 // address of what is evicted gives null, and only to ask for one to write to is an error. It is not
 // so at all times: what reads past the dispatcher would find null instead of a message.
 void refuse_write(c10::StorageImpl* storage) {
-  (void)storage;
-  TORCH_CHECK(false, kEvicted);
+  const Cell* cell = cell_evicted_from(*storage);
+  TORCH_CHECK(false, cell == nullptr ? kEvicted : said_of(*cell->version));
 }
 
-void forbid(c10::StorageImpl& storage) {
+void forbid(c10::StorageImpl& storage, const Version& version) {
   if (at::hasCallbacks() && forbid_writes(storage, &refuse_write)) return;
-  forbid_access(storage, kEvicted);
+  forbid_access(storage, said_of(version));
 }
 
 // A constant that lineage reads, and the program too.
@@ -90,7 +96,7 @@ void TensorStore::drop(Version& version) {
   if (!storage) return;  // See Note [A handle may outlive its storage]
   storage->set_data_ptr_noswap(instead_of_bytes(v.own_cell(), storage->device()));
   // See Note [The engine asks for bytes that have gone]. See Note [A profiler asks for addresses].
-  if (!engine_may_ask(v, *storage)) forbid(*storage);
+  if (!engine_may_ask(v, *storage)) forbid(*storage, v);
 }
 
 bool TensorStore::held_elsewhere(const Version& version) {

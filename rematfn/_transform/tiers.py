@@ -162,8 +162,8 @@ class Disk(_Tier[_C.Disk]):
     ) -> None:
         if path is not None and not isinstance(path, str | os.PathLike):
             raise TypeError(f"Disk(path): a folder or None is needed, got {path!r}.")
-        if path == "":
-            raise ValueError("Disk(path): a folder or None is needed, got an empty name.")
+        if path is not None and not _is_name(path):
+            raise ValueError(f"Disk(path): the name of a folder or None is needed, got {path!r}.")
         super().__init__(budget)
         if not isinstance(verify, bool):
             raise TypeError(f"Disk(verify=...): True or False is needed, got {verify!r}.")
@@ -198,7 +198,7 @@ class Disk(_Tier[_C.Disk]):
                 budget = self.budget
                 if budget is None:
                     budget = shutil.disk_usage(folder).free // 2
-                made = _C.Disk(folder, budget, True, self.verify, bandwidth)
+                made = _C.Disk(os.fsencode(folder), budget, True, self.verify, bandwidth)
             except OSError as error:
                 refused.append(error)
                 continue
@@ -338,6 +338,15 @@ def _on_an_accelerator(values: object) -> bool:
     return device is not None and any(x.device.type == device.type for x in tensors_of(values))
 
 
+def _is_name(path: str | os.PathLike[str]) -> bool:
+    """Return whether a folder could have this name."""
+    try:
+        name = os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return name != b"" and b"\0" not in name
+
+
 def _disk(path: str | None, budget: int | None, verify: bool, bandwidth: float | None) -> Disk:
     return Disk(path, budget, verify=verify, bandwidth=bandwidth)
 
@@ -371,6 +380,6 @@ def parse_tiers(to: object, call: str, accepted: str = _ACCEPTED) -> Tiers:
         return Tiers(host=to)
     if not isinstance(to, str | os.PathLike):
         raise TypeError(f"{call}: a tier is needed, got {to!r}.{accepted}")
-    if os.fspath(to) in ("", b"") or not Path(os.fsdecode(to)).is_dir():
+    if not _is_name(to) or not Path(os.fsdecode(to)).is_dir():
         raise ValueError(f"{call}: {os.fspath(to)!r} is no folder that exists.{accepted}")
     return Tiers(Disk(to))

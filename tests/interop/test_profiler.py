@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal
+from helpers import Transform, assert_bitwise_equal
 from processes import Ended, fresh, in_a_process
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -260,3 +260,19 @@ def test_each_replay_is_a_range() -> None:
         g(x).backward()
     ranges = [event for event in taken.events() if event.name.startswith("rematfn::replay ")]
     assert len(ranges) == rematfn.stats(g).replays > 0
+
+
+@pytest.mark.parametrize("transform", [rematfn.remat, rematfn.offload])
+@pytest.mark.parametrize("enter", ["_record_function_enter", "_record_function_enter_new"])
+def test_the_handle_of_a_range_stays_what_it_is(transform: Transform, enter: str) -> None:
+    """See Note [Some tensors are objects]."""
+
+    def f(x: Tensor) -> Tensor:
+        handle = getattr(torch.ops.profiler, enter)("range", None)
+        y = x.sin().cos()
+        torch.ops.profiler._record_function_exit(handle)
+        return y.exp().sum()
+
+    x = torch.linspace(-1, 1, 64)
+    g = transform(f, policy=EvictEverything())
+    assert_bitwise_equal(torch.func.grad(g)(x), torch.func.grad(f)(x))

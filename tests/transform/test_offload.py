@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import pickle
 import re
 import time
@@ -421,6 +422,35 @@ def test_a_folder_in_memory_is_refused() -> None:
     g = rematfn.offload(chain, to="/dev/shm")
     with pytest.raises(rematfn.OffloadError, match="/dev/shm"):
         g(leaf())
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/sys", "/dev/fd"])
+@pytest.mark.parametrize("budget", [None, "64MiB"])
+def test_a_folder_that_holds_no_files_is_refused(folder: str, budget: str | None) -> None:
+    g = rematfn.offload(chain, to=rematfn.Disk(folder, budget))
+    with pytest.raises(rematfn.OffloadError, match=f'"{folder}": .*Name another directory'):
+        g(leaf())
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + "/gr\u00f6\u00dfe-".encode() + b"\xff\xed\xa0\x80")
+    os.mkdir(name)
+    for to in (name, Path(name), rematfn.Disk(name)):
+        g = rematfn.offload(chain, to=to, policy=EvictEverything())
+        g(leaf()).backward()
+        assert rematfn.stats(g).moves > 0
+    os.rmdir(name)
+    with pytest.raises(rematfn.OffloadError) as caught:
+        rematfn.offload(chain, to=rematfn.Disk(name, "1MiB"))(leaf())
+    assert "/gr\u00f6\u00dfe-\\xff\\xed\\xa0\\x80" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_a_name_that_no_folder_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"Disk\(path\)"):
+        rematfn.Disk(name)
+    with pytest.raises(ValueError, match=r"offload\(f, to=...\)"):
+        rematfn.offload(chain, to=name)
 
 
 def test_if_no_folder_can_be_taken_it_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
