@@ -14,8 +14,9 @@ Note [An address that was asked for stays good]
 `tensor.data_ptr()` is asked by what launches kernels of its own (Triton does), to read there and
 to write. A replay would undo such a write without a word: no operator has made it. So what is
 asked for its address becomes resident, and stays where it is with what it holds, as long as the
-program has it; so does what `torch.autograd.graph.allow_mutation_on_saved_tensors` asks about,
-which tells tensors apart by their addresses. To ask whether a tensor is pinned is the operator
+program has it; so does what `apply_`, `map_` and `map2_` read and write element by element, and
+what `torch.autograd.graph.allow_mutation_on_saved_tensors` asks about, which tells tensors apart by
+their addresses. To ask whether a tensor is pinned is the operator
 that does all that: Note [What is asked before bytes are read]. Code in C++ asks nobody, and gets
 an error where a tensor is evicted.
 
@@ -67,21 +68,32 @@ def watch() -> None:
     for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
         _tell(storage, name, _C.materialize_storage, _C.note_move)
     _tell(torch.Tensor, "data_ptr", _keep)
+    for name in ("apply_", "map_", "map2_"):
+        _tell(torch.Tensor, name, _keep, of_all=True)
     _tell(torch.Tensor, "numpy", then=_note_array)
     for name in ("_get_tid", "_get_sid"):
         _tell(torch.autograd.graph, name, _keep)
 
 
 def _tell(
-    owner: Any, name: str, *first: Callable[[Any], None], then: Callable[[Any], None] | None = None
+    owner: Any,
+    name: str,
+    *first: Callable[[Any], None],
+    then: Callable[[Any], None] | None = None,
+    of_all: bool = False,
 ) -> None:
-    """Have a method, or a function, tell of its first argument, before it runs and after."""
+    """Have a method, or a function, tell of its first argument, before it runs and after.
+
+    Before it runs of all tensors among them, if `of_all`.
+    """
     method = getattr(owner, name)
 
     @functools.wraps(method)
     def told(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for tell in first:
-            tell(self)
+        others = (x for x in args if of_all and isinstance(x, torch.Tensor))
+        for given in (self, *others):
+            for tell in first:
+                tell(given)
         result = method(self, *args, **kwargs)
         if then is not None:
             then(self)
