@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import optree
 import torch
@@ -26,6 +26,7 @@ from rematfn import _C
 from rematfn._transform.budget import format_bytes, parse_budget
 
 Transform = Callable[..., Any]
+Result = TypeVar("Result")
 Run = Callable[[Transform], Any]
 
 
@@ -159,6 +160,18 @@ def assert_nothing_left(before: dict[str, int]) -> None:
 
 
 # --- the ways to transform ------------------------------------------------------------------------
+
+
+def watched(run: Callable[[], Result]) -> Result:
+    """Return what `run` does; assert that contents changed by recorded writes alone meanwhile."""
+    _C.testing.watch_contents(True)
+    try:
+        result = run()
+        found = _C.testing.changed_contents()
+    finally:
+        _C.testing.watch_contents(False)
+    assert not found, "\n".join(found)
+    return result
 
 
 def untransformed(f: Transform) -> Transform:

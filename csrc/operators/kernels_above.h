@@ -15,8 +15,15 @@
 //      know what to do: `tensor_split(x, indices)`, `ctc_loss` with tensors of lengths, an LSTM over
 //      a packed sequence. Integers among their arguments are made resident and are held until they
 //      are done; and so are those they make meanwhile (`lengths.to(long)`).
-//   3. max_pool1d decomposes, and then does all the work itself if no derivative is wanted. In that
-//      case it is one operator of the level, as it is one kernel.
+//   3. Others are composite in name only: they clone or allocate, take the addresses, and do all the work
+//      themselves, as Sobol engines do. What they write no operator tells of, and a replay would not
+//      write it. Each of them is one operator of the level, as it is one kernel; unless a derivative is
+//      wanted, or somebody above would not see what it decomposes into. max_pool1d then is made of
+//      operators that need nothing. fbgemm's linear layers have a derivative by their bias, and hold
+//      what they read by address; what the others are given, and make, stays as in 4.
+//   4. Some pack a matrix for fbgemm. Their result is an object of C++'s in the place of bytes, which
+//      may refer to the arguments: none of these is evicted, moved, or made again.
+// `watch_contents` finds those that no list has: Note [Contents change by operators alone].
 
 #pragma once
 

@@ -22,6 +22,7 @@
 #include "levels/refusals.h"
 #include "levels/weight_cache.h"
 #include "operators/device_time.h"
+#include "operators/races.h"
 #include "tensors/stack_utils.h"
 #include "tensors/thread_keys.h"
 
@@ -65,7 +66,8 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
       level_(level),
       domain_(level.tensor_domain()),
       found_(found),
-      recordable_(!opaque && !facts_.never_replayed && !empties(invocation)) {
+      recordable_(!opaque && (!facts_.never_replayed || !may_differ(invocation)) &&
+                  !empties(invocation)) {
   nature_.raw = facts_.leaves_raw;
   nature_.communicated = facts_.communicates && !facts_.ends_work;
   nature_.work = facts_.work;

@@ -30,7 +30,7 @@ struct HiddenWrite {
   int training_argument;
 };
 constexpr std::string_view kResize = "inductor::resize_storage_bytes_";
-constexpr std::array<HiddenWrite, 9> kHiddenWrites{{
+constexpr std::array<HiddenWrite, 10> kHiddenWrites{{
     {"aten::native_batch_norm", {3, 4}, 5},
     {"aten::cudnn_batch_norm", {3, 4}, 5},
     {"aten::miopen_batch_norm", {3, 4}, 5},
@@ -39,6 +39,7 @@ constexpr std::array<HiddenWrite, 9> kHiddenWrites{{
     {"aten::batch_norm_update_stats", {1, 2}, -1},
     {"aten::batch_norm_gather_stats", {3, 4}, -1},
     {"aten::batch_norm_gather_stats_with_counts", {3, 4}, -1},
+    {"aten::_saturate_weight_to_fp16", {0, 0}, -1},
     {kResize, {0, 0}, -1},
 }};
 
@@ -78,6 +79,16 @@ constexpr Exception kExceptions[] = {
     // A second run of these is not the first one's twin, bit for bit.
     {"aten::_ctc_loss", &OperatorFacts::never_replayed},
     {"aten::linalg_lstsq", &OperatorFacts::never_replayed},
+    // Nor of these, where threads race. See Note [Writes that race]
+    {"aten::index_put", &OperatorFacts::never_replayed},
+    {"aten::index_put_", &OperatorFacts::never_replayed},
+    {"aten::_index_put_impl", &OperatorFacts::never_replayed},
+    {"aten::_index_put_impl_", &OperatorFacts::never_replayed},
+    {"aten::_unsafe_index_put", &OperatorFacts::never_replayed},
+    {"aten::put", &OperatorFacts::never_replayed},
+    {"aten::put_", &OperatorFacts::never_replayed},
+    {"aten::index_copy", &OperatorFacts::never_replayed},
+    {"aten::index_copy_", &OperatorFacts::never_replayed},
     // See Note [What is asked before bytes are read]
     {"aten::detach", &OperatorFacts::announces_read},
     {"aten::is_pinned", &OperatorFacts::announces_read},
@@ -111,26 +122,38 @@ DataBound bound_of(std::string_view name) {
   return DataBound::kArgument;
 }
 
-// Workspaces that a forward kernel leaves for its backward, and does not fill. The first is what the
-// zoo found on a CPU; the others are results that the schemas call reserve, rng_state and the like.
-struct Workspace {
+// Results whose bytes no kernel, or not that of every backend, fills in every case. Workspaces that a
+// forward leaves for its backward: the first is what the zoo found on a CPU; the others are results that
+// the schemas call reserve, rng_state and the like. And what some arguments leave without a meaning: the
+// seed and the offset of an attention without dropout, the total weight of a loss that is not reduced,
+// sizes and maxima of bags that are summed.
+struct Unspecified {
   std::string_view name;
   std::uint32_t results;
 };
-constexpr std::array<Workspace, 7> kWorkspaces{{
+constexpr std::array<Unspecified, 16> kUnspecified{{
     {"aten::mkldnn_rnn_layer", 1U << 3U},
     {"aten::_cudnn_rnn", 1U << 3U},
+    {"aten::miopen_rnn", 1U << 3U},
     {"aten::cudnn_batch_norm", 1U << 3U},
+    {"aten::_batch_norm_with_update", 1U << 3U},
     {"aten::_scaled_dot_product_flash_attention", 7U << 6U},
     {"aten::_scaled_dot_product_cudnn_attention", 7U << 6U},
+    {"aten::_scaled_dot_product_fused_attention_overrideable", 7U << 6U},
     {"aten::_scaled_dot_product_efficient_attention", 3U << 2U},
     {"aten::_flash_attention_forward", 7U << 2U},
+    {"aten::_cudnn_attention_forward", 7U << 6U},
+    {"aten::_efficient_attention_forward", 3U << 2U},
+    {"aten::_embedding_bag", 7U << 1U},
+    {"aten::_embedding_bag_forward_only", 7U << 1U},
+    {"aten::nll_loss_forward", 1U << 1U},
+    {"aten::nll_loss2d_forward", 1U << 1U},
 }};
 
 std::uint32_t unspecified_results(std::string_view name, bool leaves_raw) {
   if (leaves_raw || name.starts_with("aten::resize") || name == kResize) return ~0U;
-  for (const Workspace& workspace : kWorkspaces) {
-    if (workspace.name == name) return workspace.results;
+  for (const Unspecified& entry : kUnspecified) {
+    if (entry.name == name) return entry.results;
   }
   return 0;
 }

@@ -8,6 +8,7 @@
 #include "engine/domain.h"
 #include "levels/allocator.h"
 #include "levels/boundary.h"
+#include "levels/contents_watch.h"
 #include "levels/level.h"
 #include "levels/pressure.h"
 #include "planning/program.h"
@@ -56,6 +57,9 @@ void bind_testing(py::module_& core) {
   m.def("is_searching", &is_searching);
   m.def("kept", [](const Program& program) { return program.plan().kept; });
   m.def("last_message", &last_message);
+  // See Note [Contents change by operators alone]
+  m.def("watch_contents", &watch_contents, nogil);
+  m.def("changed_contents", &changed_contents, nogil);
 
   // What is to happen.
   m.def("evict", [](const at::Tensor& tensor) {

@@ -9,8 +9,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import EVERYTHING, Mode, Transform, assert_same_as_eager
+from helpers import (
+    EVERYTHING,
+    Mode,
+    Transform,
+    assert_same_as_eager,
+    loss_of,
+    watched,
+    world,
+)
+from programs import Program
 from torch import Tensor, nn
+from torch.quasirandom import SobolEngine
+from torch.utils.flop_counter import FlopCounterMode
 
 import rematfn
 
@@ -212,6 +223,208 @@ def test_an_operator_that_the_cpu_has_a_kernel_for_does_not_decompose(f: Any, mo
         return torch.autograd.grad(transform(lambda x: f(x * 1.1))(x).sum(), x)
 
     assert_same_as_eager(run, mode)
+
+
+# --- operators that are composite in name only ----------------------------------------------------
+
+
+def points(engine: SobolEngine, w: Tensor) -> Tensor:
+    first = engine.draw(6) @ w
+    h = w.sin() * 2
+    engine.fast_forward(3)
+    second = engine.draw(2, dtype=torch.float64).to(w) @ w
+    engine.reset()
+    return (first.square().sum() + 10 * second.square().sum() + engine.draw(1).sum()) * h
+
+
+def points_of_an_engine_made_inside(x: Tensor) -> Tensor:
+    return points(SobolEngine(4, scramble=True, seed=7), x)
+
+
+def prune(x: Tensor) -> Any:
+    kept, places = torch._rowwise_prune(x.sin(), torch.arange(4) * 1 != 2, torch.int32)
+    return kept * 2, places * 2
+
+
+def choose(x: Tensor) -> Any:
+    low, high = torch.choose_qparams_optimized(x.sin(), x.numel(), 200, 0.16, 8)
+    return low * 2, high * 2
+
+
+def saturate(x: Tensor) -> Any:
+    w = x * 1e6
+    old = w * 2
+    saturated = torch._saturate_weight_to_fp16(w)
+    return saturated.cos(), w.exp(), old + 1
+
+
+def linear_in_int8(x: Tensor) -> Any:
+    weight, offsets, scale, zero = torch.fbgemm_linear_quantize_weight(x.sin())
+    packed = torch.fbgemm_pack_quantized_matrix(weight)
+    rest = packed, offsets, scale, zero, torch.ones(4) * 2
+    out = torch.fbgemm_linear_int8_weight_fp32_activation(x.t().cos(), weight, *rest)
+    return out * 2, weight + 1, offsets * 2, torch.fbgemm_linear_int8_weight(out, weight, *rest)
+
+
+def linear_in_fp16(x: Tensor) -> Any:
+    packed = torch.fbgemm_pack_gemm_matrix_fp16((x * 1.5).t())
+    out = torch.fbgemm_linear_fp16_weight(x.t().cos(), packed, x[0].detach() * 2)
+    return torch.fbgemm_linear_fp16_weight_fp32_activation(out.sin(), packed, x[1] * 3) * 2
+
+
+BY_ADDRESS = [
+    points_of_an_engine_made_inside,
+    prune,
+    choose,
+    saturate,
+    linear_in_int8,
+    linear_in_fp16,
+]
+
+
+@pytest.mark.filterwarnings("ignore:(fbgemm|FOUND weight)")
+@pytest.mark.parametrize("f", BY_ADDRESS, ids=lambda f: f.__name__)
+def test_an_operator_that_works_by_address_is_replayed(f: Callable[..., Any], mode: Mode) -> None:
+    with torch.no_grad():
+        assert_same_as_eager(lambda transform: transform(f)(matrix()), mode)
+
+
+def test_points_of_an_engine_that_outlives_the_level(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        engine, w = SobolEngine(4, scramble=True, seed=7), matrix().requires_grad_()
+        g = transform(lambda w: points(engine, w))
+        found = [torch.autograd.grad(g(w).sum(), w) for _ in range(2)]
+        return found, engine.quasi, engine.sobolstate, engine.draw(2)
+
+    assert_same_as_eager(run, mode)
+
+
+def test_what_an_engine_overwrites_has_been_read(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        engine = SobolEngine(4)
+        engine.draw(2)
+        x = torch.linspace(0, 1, 512).requires_grad_()
+
+        def f(x: Tensor) -> Tensor:
+            h = x * engine.quasi.float().mul(2**-30).sum()
+            engine.fast_forward(5)
+            return (h.sin() * engine.quasi.float().mul(2**-30).sum()).exp().sum()
+
+        loss = transform(f)(x)
+        engine.fast_forward(5)  # where no level sees it
+        return torch.autograd.grad(loss, x), engine.quasi
+
+    assert_same_as_eager(run, mode)
+
+
+def test_a_draw_is_one_operator() -> None:
+    engine = SobolEngine(4)
+    engine.draw(1)
+    g = rematfn.remat(lambda: engine.draw(3))
+    g()
+    assert rematfn.stats(g).operators == 1
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_points_under_vmap(mode: Mode) -> None:
+    state = SobolEngine(4).sobolstate
+
+    def draw(quasi: Tensor) -> Tensor:
+        return torch._sobol_engine_draw(quasi * 1, 3, state, 4, 0, torch.float32)[0] * 2
+
+    def run(transform: Transform) -> Any:
+        return transform(torch.vmap(draw))(torch.arange(8).view(2, 4))
+
+    assert_same_as_eager(run, mode)
+
+
+def test_points_below_a_dispatch_mode(mode: Mode) -> None:
+    """A mode is shown what a draw decomposes into, as it is without a level."""
+
+    def run(transform: Transform) -> Any:
+        with FlopCounterMode(display=False), torch.no_grad():
+            return transform(points_of_an_engine_made_inside)(matrix())
+
+    assert_same_as_eager(run, mode)
+
+
+def test_gradients_of_a_bias_that_is_added_to_what_was_made_by_address(mode: Mode) -> None:
+    def f(x: Tensor, bias: Tensor) -> Tensor:
+        packed = torch.fbgemm_pack_gemm_matrix_fp16(x.sin())
+        out = torch.fbgemm_linear_fp16_weight_fp32_activation(x.t().cos(), packed, bias * 2)
+        return out.sin() * 2
+
+    def run(transform: Transform) -> Any:
+        bias = torch.ones(4, requires_grad=True)
+        out = transform(f)(matrix(), bias)
+        return out, torch.autograd.grad(out.sum(), bias)
+
+    assert_same_as_eager(run, mode)
+
+
+def test_invariants_of_a_sparse_tensor_are_checked(mode: Mode) -> None:
+    def f(x: Tensor) -> Tensor:
+        indices = torch.stack([torch.arange(4), torch.arange(4)]) * 1
+        whole = torch.sparse_coo_tensor(indices, x[0].sin(), (4, 4), check_invariants=True)
+        return whole.to_dense() + indices.sum()
+
+    assert_same_as_eager(lambda transform: transform(f)(matrix()), mode)
+
+
+def test_shapes_of_what_works_by_address_are_refused() -> None:
+    """A pointer to nothing would be followed."""
+    quasi, state = (torch.zeros(s, dtype=torch.long, device="meta") for s in (4, (4, 30)))
+    with pytest.raises(NotImplementedError, match="_sobol_engine_draw"):
+        torch._sobol_engine_draw(quasi, 3, state, 4, 0, torch.float32)
+
+
+# --- a composite kernel that no list has ----------------------------------------------------------
+
+
+def decomposed(x: Tensor) -> Tensor:
+    """Draw past our kernel of the operator: by the one that torch decomposes it by."""
+    engine = SobolEngine(4)
+    draw = torch.ops.aten._sobol_engine_draw.default
+    return draw.decompose(engine.quasi * 1, 3, engine.sobolstate, 4, 0, torch.float32)[1] * 2
+
+
+def test_the_watch_finds_what_is_written_by_address() -> None:
+    with pytest.raises(
+        AssertionError, match=r"made by `aten::clone`.* before the beginning of `aten::mul_`"
+    ):
+        watched(lambda: rematfn.remat(decomposed)(matrix()))
+
+
+def test_the_watch_names_the_operator_that_wrote() -> None:
+    def write(x: Tensor) -> None:
+        """Write without a word, as an operator whose schema is wrong does."""
+        x.apply_(lambda v: v + 1)
+
+    with torch.library._scoped_library("silent", "DEF") as library:
+        library.define("write(Tensor x) -> ()")
+        library.impl("write", write, "CPU")
+
+        def f(x: Tensor) -> Tensor:
+            y = x.sin()
+            torch.ops.silent.write(y)
+            return y * 2
+
+        with pytest.raises(
+            AssertionError, match=r"made by `aten::sin`.* inside of `silent::write`"
+        ):
+            watched(lambda: rematfn.remat(f)(matrix()))
+
+
+def test_the_watch_finds_nothing_in_the_zoo(
+    program: Program, request: pytest.FixtureRequest
+) -> None:
+    if program.name == "lstm":
+        why = "mkldnn_rnn_layer_backward writes its forward's workspace, of which no schema speaks"
+        request.applymarker(pytest.mark.xfail(reason=why, strict=True))
+    watched(lambda: world(program, rematfn.remat))
+    if program.differentiable:
+        case = program.make()
+        watched(lambda: loss_of(case, rematfn.remat).backward())
 
 
 # --- written in training only --------------------------------------------------------------------

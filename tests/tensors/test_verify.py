@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -206,6 +207,71 @@ def test_uninitialised_memory_may_be_read_by_copies_that_are_overwritten() -> No
 
     x = torch.linspace(-1, 1, 900).view(30, 30)
     assert_bitwise_equal(VERIFIED(f)(x), f(x))
+
+
+# What a backend may leave unfilled, by arguments that ask for it to be left out.
+UNSPECIFIED: dict[str, tuple[set[int], Callable[[Tensor], Any]]] = {
+    "_embedding_bag": (
+        {1, 2, 3},
+        lambda x: torch._embedding_bag(x, torch.arange(3), torch.tensor([0, 2])),
+    ),
+    "_embedding_bag_forward_only": (
+        {1, 2, 3},
+        lambda x: torch.ops.aten._embedding_bag_forward_only(
+            x, torch.arange(3), torch.tensor([0, 2])
+        ),
+    ),
+    "nll_loss_forward": (
+        {1},
+        lambda x: torch.ops.aten.nll_loss_forward(x, torch.arange(3), None, 0, -100),
+    ),
+    "nll_loss2d_forward": (
+        {1},
+        lambda x: torch.ops.aten.nll_loss2d_forward(
+            x.view(1, 3, 2, 2), torch.ones(1, 2, 2, dtype=torch.long), None, 0, -100
+        ),
+    ),
+    "_efficient_attention_forward": (
+        {2, 3},
+        lambda x: torch.ops.aten._efficient_attention_forward(
+            *[x.view(1, 3, 1, 4)] * 3, None, None, None, None, None, 0.0, 0, True
+        ),
+    ),
+}
+
+
+def backend_that_leaves_garbage(name: str, unspecified: set[int]) -> Callable[..., Any]:
+    """Return a kernel whose results are the first argument's sums, and these the run's number."""
+    returns = getattr(torch.ops.aten, name).default._schema.returns
+    runs = itertools.count()
+
+    def kernel(x: Tensor, *_: Any, **__: Any) -> Any:
+        run = next(runs)
+        values = (
+            torch.full((2,), float(run) if i in unspecified else 1.0) for i in itertools.count()
+        )
+        return tuple(next(values) if str(r.type) == "Tensor" else 1 for r in returns)
+
+    return kernel
+
+
+@pytest.mark.parametrize("name", UNSPECIFIED)
+@pytest.mark.parametrize("spoiled", ["unspecified", "the first"])
+def test_a_result_that_no_kernel_need_fill_is_not_verified(name: str, spoiled: str) -> None:
+    unspecified, call = UNSPECIFIED[name]
+    garbage = unspecified if spoiled == "unspecified" else {0}
+
+    def f(x: Tensor) -> Any:
+        return [r for r in call(x.sin()) if isinstance(r, Tensor)]  # evicted, and replayed to leave
+
+    with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of a kernel that takes another's place
+        library.impl(name, backend_that_leaves_garbage(name, garbage), "CPU")
+        if spoiled == "unspecified":
+            VERIFIED(f)(X)
+        else:
+            with pytest.raises(rematfn.ReplayError, match=name):
+                VERIFIED(f)(X)
 
 
 def test_the_option_is_checked() -> None:
