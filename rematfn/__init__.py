@@ -2,6 +2,7 @@
 """Memory budgets for PyTorch, as function transforms."""
 
 from ._errors import BudgetError as BudgetError
+from ._errors import DeferredWarning as DeferredWarning
 from ._errors import FloorWarning as FloorWarning
 from ._errors import NotGuidedWarning as NotGuidedWarning
 from ._errors import OffloadError as OffloadError
@@ -47,6 +48,7 @@ from ._transform.where import where as where  # noqa: E402
 __all__ = [
     "Budget",
     "BudgetError",
+    "DeferredWarning",
     "Disk",
     "Explanation",
     "FloorWarning",

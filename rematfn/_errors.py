@@ -173,6 +173,35 @@ class FloorWarning(RuntimeWarning):
     __module__ = "rematfn"
 
 
+class DeferredWarning(RuntimeWarning):
+    """A call has returned what is computed with later, where no budget is.
+
+    A budget governs the operators that run while the function does, and in the backward of what it
+    returns. What is returned may be an object that holds a module, or a function that closes over
+    one: a lazy distribution, a flow, a covariance that is evaluated when it is asked for. What that
+    computes later, it computes as if nothing had been transformed. Neither has a budget any effect
+    on a call that runs no operator. The first call of each function is looked at.
+
+    Example:
+        >>> import rematfn, torch
+        >>> net = torch.nn.Linear(4, 4)
+        >>> def conditioned(c):
+        ...     return lambda x: net(x + c).square().sum()
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     _ = rematfn.remat(conditioned, budget="1MiB")(torch.ones(4))
+        >>> caught[0].category.__name__
+        'DeferredWarning'
+
+    The fix:
+        Transform what computes: ``remat(lambda c, x: conditioned(c)(x), budget)``. Methods of a
+        module can be named: ``remat(module, budget, methods=["log_prob"])``.
+    """
+
+    __module__ = "rematfn"
+
+
 class ReplayError(RematError, RuntimeError):
     """A value is needed again, and what it was computed from is no longer there.
 

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function is told of, once, whose calls cost more than they need to."""
+"""What a function is told of, once, whose calls cost more than they need to, or gain nothing."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
-from .._errors import FloorWarning, NotGuidedWarning
+from .._errors import DeferredWarning, FloorWarning, NotGuidedWarning
+from .._interop.pytrees import tensors_of
 from .budget import format_bytes
+from .deferred import module_held_by
 from .history import History, Ran
 
 _LOST = 3  # guided calls in a row
@@ -49,3 +53,28 @@ def advise(call: str, ran: Ran, history: History) -> None:
         FloorWarning,
         stacklevel=4,
     )
+
+
+def advise_of_deferred(
+    call: str, instead: str, result: Any, given: Sequence[Any], ran: Ran
+) -> None:
+    """Warn if a call has returned what is going to compute, and not what it was ``given``."""
+    if any(result is it for it in given):
+        return
+    found = module_held_by(result, given)
+    if found is not None:
+        holder, module = found
+        name = getattr(holder, "__qualname__", type(holder).__qualname__)
+        what = (
+            f"it has returned {name}, which holds {type(module).__name__}; what that computes "
+            "later, it computes outside of the budget"
+        )
+    elif not ran.read()["operators"] and not tensors_of(result):
+        what = (
+            f"the call has run no operator, and returned {type(result).__qualname__}; the budget "
+            "has had no effect"
+        )
+    else:
+        return
+    text = f"{call}: {what}. Transform a function that computes all: for example, {instead}."
+    warnings.warn(text, DeferredWarning, stacklevel=5)

@@ -177,6 +177,7 @@ class History:
         self._largest_bytes = 0  # of calls that are over
         self.has_warned = False  # of replays
         self.advised: set[type[Warning]] = set()  # what else it was warned of
+        self.result_seen = False  # and whether a result was looked at for that
         self.lost_in_a_row = 0  # guided calls that took another way than their record
 
     def forecast(self, signature: Signature, *, guided: bool, outermost: bool) -> Forecast:

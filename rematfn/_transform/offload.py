@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from torch import nn
@@ -12,6 +12,7 @@ from torch import nn
 from ..policies import Policy
 from ..policies._custom import Scorer
 from .budget import BudgetLike, parse_budget
+from .modules import parse_methods
 from .remat import DEFAULT_POLICY, policy_of, transformed
 from .rematted import Options, Rematted
 from .tiers import TierLike, parse_tiers
@@ -38,6 +39,7 @@ def offload(  # type: ignore[overload-overlap]  # a module is callable, and stay
     to: TierLike = None,
     policy: Policy | Scorer = DEFAULT_POLICY,
     where: bool = False,
+    methods: Sequence[str] = ("forward",),
 ) -> M: ...
 @overload
 def offload(
@@ -64,6 +66,7 @@ def offload(
     to: TierLike = None,
     policy: Policy | Scorer = DEFAULT_POLICY,
     where: bool = False,
+    methods: Sequence[str] = ("forward",),
 ) -> Any:
     """Return a function equal to ``f`` whose intermediates are moved to a tier when room is needed.
 
@@ -90,6 +93,7 @@ def offload(
             it is full, values stay and something else goes.
         policy: What goes first, as for :func:`remat`.
         where: Write down what each call does, and where in the program, as for :func:`remat`.
+        methods: Of a module: the methods that are transformed, as for :func:`remat`.
 
     Returns:
         A function with the signature of ``f``, or for a module a twin that shares its state, as of
@@ -114,7 +118,9 @@ def offload(
         True
     """
     if f is None:
-        return functools.partial(offload, budget=budget, to=to, policy=policy, where=where)
+        return functools.partial(
+            offload, budget=budget, to=to, policy=policy, where=where, methods=methods
+        )
     options = Options(
         parse_budget(budget, "offload(f, budget={})"),
         policy_of(policy, "offload(f, policy=...)"),
@@ -124,5 +130,6 @@ def offload(
         tiers=parse_tiers(to, "offload(f, to=...)"),
         drops=False,
         where=where,
+        methods=parse_methods(methods, "offload"),
     )
     return transformed(f, options)

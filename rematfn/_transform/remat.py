@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from torch import nn
@@ -15,7 +15,7 @@ from ..policies._custom import Scorer
 from .budget import BudgetLike, parse_budget
 from .deferred import refuse_deferred
 from .level import MAX_OPERATIONS
-from .modules import remat_module
+from .modules import parse_methods, remat_module
 from .rematted import Cost, Options, Rematted
 from .thrash import parse_most_replays
 from .tiers import TierLike, tiers_of
@@ -39,6 +39,7 @@ def remat(  # type: ignore[overload-overlap]  # a module is callable, and stays 
     most_replays: float | None = None,
     offload: bool | TierLike = False,
     where: bool = False,
+    methods: Sequence[str] = ("forward",),
 ) -> M: ...
 @overload
 def remat(
@@ -77,6 +78,7 @@ def remat(
     most_replays: float | None = None,
     offload: bool | TierLike = False,
     where: bool = False,
+    methods: Sequence[str] = ("forward",),
 ) -> Any:
     """Return a function equal to ``f`` whose intermediates occupy at most ``budget`` bytes.
 
@@ -133,18 +135,23 @@ def remat(
         where: Write down what each call does to memory, at which line and in which module of the
             program, for :func:`explain` and :func:`timeline`; a BudgetError then names the line.
             :func:`where` does it for a block.
+        methods: Of a module: the names of the methods that are transformed, each with what it knows
+            of its own calls. For a module whose ``forward`` returns what computes later, or that
+            has none: ``remat(flow, budget, methods=["log_prob"])``.
 
     Returns:
         A function with the signature of ``f``; or, for a module, one of the same class that shares
         all of its state with ``f`` (parameters, buffers, submodules, hooks, mode), whose
-        ``forward`` alone is transformed. :func:`stats` says what its last call did.
+        ``forward`` alone, or ``methods``, are transformed. :func:`stats` says what its last call
+        did.
 
     Raises:
         TypeError: ``f`` is not callable, or an option is of the wrong type; or ``f`` is a generator
             function or an async function, whose body runs after the call, outside of every budget;
             or a lazy module whose parameters have no shape yet.
             (from a call) ``f`` has returned a generator, a coroutine or another awaitable.
-        ValueError: The budget or ``cost`` means nothing, or ``offload`` is no folder.
+        ValueError: The budget or ``cost`` means nothing, ``offload`` is no folder, or the module
+            has no such methods.
         BudgetError: (from a call or its backward) one operator needs more than the budget at once;
             or (from a call) its replays cost more than ``most_replays``. The message says from
             which budget on they do not, if the call was recorded.
@@ -173,6 +180,7 @@ def remat(
             most_replays=most_replays,
             offload=offload,
             where=where,
+            methods=methods,
         )
     options = Options(
         parse_budget(budget),
@@ -183,6 +191,7 @@ def remat(
         tiers=tiers_of(offload, "remat(f, offload=...)"),
         most_replays=parse_most_replays(most_replays, "remat"),
         where=where,
+        methods=parse_methods(methods, "remat"),
     )
     return transformed(f, options)
 
@@ -213,6 +222,8 @@ def transformed(f: Any, options: Options) -> Any:
         raise TypeError(f"{name}(f, max_operations=...): an int is needed, got {most!r}.")
     if not 1 <= most < 1 << 63:
         raise ValueError(f"{name}(f, max_operations=...): it must be at least 1, got {most!r}.")
+    if options.methods != Options.methods and not isinstance(f, nn.Module):
+        raise TypeError(f"{name}(f, methods=...): these are methods of an nn.Module, got {f!r}.")
     refuse_deferred(f, f"{name}(f)")
     if isinstance(f, staticmethod | classmethod):
         refuse_deferred(f.__func__, f"{name}(f)")

@@ -20,7 +20,7 @@ from .. import _C
 from .._interop.opaque import not_compiled, refuse_symbolic_trace, watch_compiler
 from ..policies import Policy
 from ..policies._planned import Planned
-from .advice import advise
+from .advice import advise, advise_of_deferred
 from .budget import Limit
 from .history import Forecast, History, Ran
 from .level import MAX_OPERATIONS, LevelOptions, call
@@ -49,6 +49,7 @@ class Options:
     drops: bool = True  # they may be dropped, and replayed
     most_replays: float | None = None  # in multiples of the program's cost; None: not said
     where: bool = False  # what a call does is written down, with its place in the program
+    methods: tuple[str, ...] = ("forward",)  # of a module
 
     @property
     def limit(self) -> float:
@@ -135,7 +136,22 @@ class Rematted(Generic[P, R]):
         for ran in begun:
             self._judge(ran, of_the_last=False)
             advise(self._describe(), ran, self._history)
+            if not self._history.result_seen:
+                self._history.result_seen = True
+                self._look_at(result, (*args, *kwargs.values()), ran)
         return result
+
+    def _look_at(self, result: Any, given: tuple[Any, ...], ran: Ran) -> None:
+        """Say so if a call has returned what computes later."""
+        if self.budget == Limit() and not self._options.tiers:
+            return
+        transform, of_module = self._options.name, bool(self._options.of)
+        f = "module" if of_module else name_of(self._f).replace("<lambda>", "f")
+        instead = f"{transform}(lambda c, x: {f}(c).log_prob(x), budget)"
+        if of_module:
+            instead += f', or methods by name, {transform}(module, budget, methods=["log_prob"])'
+        owner = getattr(self._f, "__self__", self._f)
+        advise_of_deferred(self._describe(), instead, result, (*given, owner), ran)
 
     def _judge(self, ran: Ran, of_the_last: bool) -> None:
         """Say so if a call that is over, its backward included, has replayed too much."""

@@ -44,6 +44,7 @@ PUBLIC = {
     "ThrashingWarning",
     "NotGuidedWarning",
     "FloorWarning",
+    "DeferredWarning",
 }
 PARTS = {
     "rematfn.policies": {
