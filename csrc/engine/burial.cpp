@@ -26,11 +26,12 @@ void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
                      domain_.store.retain(*version, hold());
   if (stays) domain_.list_candidates();
   retains_ |= stays;
+  if (version->table && !version->producer) domain_.free_dropped(*version);
+  const bool goes = !stays && domain_.store.forget(*version);
+  if (version->table) version->table->let_go(*version);
   // Of a constant that lineage reads, what is coming is all that there is.
   const bool is_needed = version->place == Place::kComing && !version->producer && version->readers;
-  const bool goes = !stays && domain_.store.forget(*version) && !is_needed;
-  if (version->table && (stays || goes)) version->table->let_go(*version);
-  if (goes && version->table && version->has_bytes()) domain_.leave(*version);
+  if (goes && !is_needed && version->table && version->has_bytes()) domain_.leave(*version);
   if (retains_) let_go_of_kept_for(*version);
 }
 

@@ -91,7 +91,7 @@ Table* Domain::snapshot(Version& version, Table& level) {
     home->expel(version);
   }
   version.has_tensor = false;
-  level.admit(version);
+  level.admit(version, /*held=*/false);
   if (home != nullptr) home->charge_original(version.nbytes);
   return home;
 }
@@ -100,7 +100,7 @@ void Domain::cut(Version& version) {
   if (version.table) version.table->delist(version);
   auto& outputs = version.producer->outputs;
   std::replace(outputs.begin(), outputs.end(), &version, static_cast<Version*>(nullptr));
-  store.keep_alive(version);
+  if (version.has_bytes()) store.keep_alive(version);
   version.producer.reset();
   if (journal) journal->note_cut(version);
   if (version.table && version.place == Place::kHere) version.table->enlist(version);
@@ -136,6 +136,10 @@ void Domain::note_call(const ObservedCall& call) {
     lose_guide();
   }
   if (journal) journal->note_reads(call);
+  // What has been written has other contents now, which are another value.
+  for (const ObservedCall::Read& read : call.reads) {
+    if (read.written && !read.version->table) read.version->value = kNoValue;
+  }
 }
 
 // See Note [Guided, never trusted]

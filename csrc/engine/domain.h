@@ -135,6 +135,11 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // Keeps a copy of a constant or outside version that is about to be overwritten, as `level`'s. Returns
   // the table in which the original counts from then on, until that is told otherwise; null if nowhere.
   Table* snapshot(Version& version, Table& level);
+  // overwriting.cpp. A constant or outside version is about to be overwritten: whether nothing will be
+  // replayed from it, or need not be from now on. Else it is to be copied.
+  [[nodiscard]] bool free_of_readers(Version& version, const Table& level);
+  // The program has dropped a constant: the same, if that takes no replay, nor more than it is worth.
+  void free_dropped(const Version& version);
   // `version` becomes a constant: it keeps its bytes and forgets how it was made.
   void cut(Version& version);
   // Somebody outside may read or fill `version` by address, beyond the next operator; or a collective may, or
@@ -190,6 +195,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   void stop_coming(Version& version);
   void lose_copy(Version& version, const CopyLost& why, bool wanted);
   void lose_bytes(Version& version, Journal::What how);
+  bool bring_back_for_good(const Version& version, const std::vector<Version*>& dependents,
+                           const Table& level);
 
   // When a version is read next. Those that one operator reads come in the order of their values, and
   // not of their addresses: a plan costs what it costs in whatever process it is simulated.

@@ -23,6 +23,7 @@ void Step::run() {
   if (domain_.journal) domain_.journal->begin(operator_name(), site(), level_, nature_.backward);
   if (is_metered_) require_room();
   prepare();
+  is_recorded_ = nature_.replayable && (nature_.makes_fresh || is_worth_recording());
   try {
     if (writes_) save_what_is_overwritten();
     bring_back();
@@ -101,13 +102,29 @@ std::size_t Step::input_bytes_in(const Table& table) const {
   return sum;
 }
 
+bool Step::is_worth_recording() const {
+  constexpr std::size_t kManyTimes = 8;
+  bool is_replayable = false;
+  std::size_t replayable = 0;
+  std::size_t copied = 0;
+  for (const Operand& operand : operands_) {
+    if (!operand.written) continue;
+    const bool has_producer = operand.version != nullptr && operand.version->producer;
+    is_replayable |= has_producer;
+    (has_producer ? replayable : copied) += operand.nbytes;
+  }
+  return is_replayable && kManyTimes * copied <= replayable;
+}
+
 // See Note [Mutation is a new version]
 void Step::save_what_is_overwritten() {
   for (std::size_t i = 0; i < operands_.size(); ++i) {
     if (!operands_[i].written) continue;
     const Ref<Version> version = find_overwritten(i);
-    if (!version || version->producer || is_saved(*version)) continue;
-    if (!is_recorded_ && version->readers == nullptr) {
+    if (!version) continue;
+    if (operands_[i].version == nullptr) overwritten_.emplace_back(i, version);
+    if (version->producer || is_saved(*version)) continue;
+    if (!is_recorded_ && domain_.free_of_readers(*version, level_)) {
       note_not_copied(i);
       continue;
     }
@@ -211,6 +228,16 @@ void Step::account(const Outcome& outcome) {
   }
 }
 
+// What the operator reads or overwrites, if that is to be written down: null if it neither counts nor is
+// replayed from. Which operators are recorded differs from call to call.
+Ref<Version> Step::observed(std::size_t operand) {
+  if (operation_) return operation_->inputs[operand].version;
+  if (operands_[operand].version != nullptr) return Ref<Version>(operands_[operand].version);
+  const auto found = std::ranges::find(overwritten_, operand, [](const auto& o) { return o.first; });
+  if (found != overwritten_.end()) return found->second;
+  return nature_.replayable ? find_outside(operand) : Ref<Version>();
+}
+
 // What was read is taken down before writes put other versions in its place.
 void Step::observe(const Outcome& outcome) {
   seen_.emplace(operator_name(), CallFacts{.cost = outcome.cost,
@@ -218,15 +245,15 @@ void Step::observe(const Outcome& outcome) {
                                  .flops = outcome.flops,
                                  .output_bytes = outcome.output_bytes,
                                  .scratch_bytes = outcome.scratch_bytes,
-                                 .replayable = static_cast<bool>(operation_),
+                                 .replayable = nature_.replayable,
                                  .raw = nature_.raw,
                                  .backward = nature_.backward});
   read_of_.assign(operands_.size(), -1);
   for (std::size_t i = 0; i < operands_.size(); ++i) {
-    Version* version = operation_ ? operation_->inputs[i].version.get() : operands_[i].version;
-    if (version == nullptr) continue;  // neither counted nor replayed from
+    Ref<Version> version = observed(i);
+    if (!version) continue;
     read_of_[i] = static_cast<std::int32_t>(seen_->reads.size());
-    seen_->reads.push_back({Ref<Version>(version), operands_[i].written});
+    seen_->reads.push_back({std::move(version), operands_[i].written});
   }
 }
 

@@ -20,8 +20,12 @@
 // After h = x.sin(); x.add_(1) a replay of the sine must see the old x. For a level's own value that
 // costs nothing: the old version stays as lineage and can be replayed into a storage of its own. But
 // the contents of an argument, of a parameter or of anything else that cannot be replayed are gone
-// once overwritten. If recorded operations have read them, this very call included, they are copied
-// first and the copy takes the version's place.
+// once overwritten. Where they will be needed, by this very call or by Note [What an old value is needed
+// for], they are copied first and the copy takes the version's place.
+//
+// An operator that only writes, such as a fused optimiser's, may overwrite parameters and, in a first
+// call, states that could be replayed. To record it takes copies of the parameters. It is recorded if
+// what it lets be evicted is many times as large as what is to be copied for that.
 
 #pragma once
 
@@ -31,6 +35,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "engine/journal.h"
 #include "engine/table.h"
@@ -50,6 +55,7 @@ class Step {
     Version* version = nullptr;  // null: no level knows of it yet
     Table* home = nullptr;       // the level that its contents belong to; null: the caller's
     bool written = false;
+    std::size_t nbytes = 0;
   };
   // What the operator will allocate.
   struct Need {
@@ -72,6 +78,8 @@ class Step {
     bool backward = false;
     Work work = Work::kBytes;
     bool communicated = false;  // filled by a collective
+    bool replayable = true;
+    bool makes_fresh = true;  // beside what it overwrites
   };
   static constexpr std::int32_t kFresh = -1;
 
@@ -85,8 +93,8 @@ class Step {
   // Nothing is pinned any more: what was not foreseen is made good.
   void finish();
 
-  void set_operand(std::size_t i, Version* version, Table* home, bool written) {
-    operands_[i] = {version, home, written};
+  void set_operand(std::size_t i, Version* version, Table* home, bool written, std::size_t nbytes) {
+    operands_[i] = {version, home, written, nbytes};
     writes_ |= written;
   }
   void bring_back();
@@ -121,10 +129,12 @@ class Step {
   [[nodiscard]] virtual Site site() const { return {}; }  // for a journal
   // In the order in which they are called.
   [[nodiscard]] virtual Need foresee() = 0;  // if metered
-  // The last chance to say what the operands are, and whether the operator is recorded.
+  // The last chance to say what the operands are.
   virtual void prepare() {}
   // What is about to be overwritten, if that is known, and if it would be asked for.
   [[nodiscard]] virtual Ref<Version> find_overwritten(std::size_t operand) = 0;
+  // What no level knows of yet, to be written down by an observer; not what is about to be overwritten.
+  [[nodiscard]] virtual Ref<Version> find_outside(std::size_t /*operand*/) { return {}; }
   // It has been copied; or there was no need.
   virtual void note_copied(std::size_t /*operand*/, Version&) {}
   virtual void note_not_copied(std::size_t /*operand*/) {}
@@ -149,6 +159,8 @@ class Step {
   [[nodiscard]] bool is_saved(const Version& version) const;
   void abandon_writes();
   void discharge_original(const Version& version);
+  [[nodiscard]] bool is_worth_recording() const;
+  [[nodiscard]] Ref<Version> observed(std::size_t operand);
   void make_room();
   void let_go_early();
   void observe(const Outcome& outcome);
@@ -158,6 +170,7 @@ class Step {
   double before_ = 0;  // program time
   c10::SmallVector<Ref<Version>, 6> pinned_;
   c10::SmallVector<Saved, 1> saved_;
+  c10::SmallVector<std::pair<std::size_t, Ref<Version>>, 1> overwritten_;  // by operand
   std::optional<ObservedCall> seen_;           // if somebody records or guides
   c10::SmallVector<std::int32_t, 6> read_of_;  // where in seen_.reads an operand stands
 };

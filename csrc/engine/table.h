@@ -7,10 +7,10 @@
 // A fraction is one of the peak that the call has without a budget, and most calls have one. So beside
 // the bytes that are resident a table counts those that would be, were nothing ever evicted: of each
 // version from when it is made until the program drops it, writes over it or takes it away, evicted
-// or not. A snapshot counts until its lineage goes. What replays make for a while does not count. With
-// what the running operator allocates, and the bytes beside operators, the highest such sum is the
-// peak of the same call without a budget, to the byte; a test compares the two. What a policy keeps
-// although the program has dropped it is not in it.
+// or not. What replays make for a while does not count. With what the running operator allocates, and
+// the bytes beside operators, the highest such sum is the peak of the function itself, to the byte; a
+// test compares the two. Snapshots are not in it, nor what a policy keeps although the program has
+// dropped it.
 
 #pragma once
 

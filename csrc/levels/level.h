@@ -105,6 +105,9 @@ class Level final : public Table, public Tenant {
   // Null if nobody asks: neither this level nor one around it has a budget or is recorded.
   const c10::intrusive_ptr<UnrecordedBytes> unrecorded;
 
+  // Of an outermost level: what its operators have written that is the caller's.
+  std::unordered_set<const c10::StorageImpl*> written_outside;
+
   // boundary.cpp and gradient_edges.cpp
   // A result leads back into the level's part of the autograd graph, and that is still there.
   bool graph_leaves = false;

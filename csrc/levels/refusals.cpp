@@ -107,6 +107,15 @@ std::string place_of(const Level& level) {
   return (backward ? ", in the backward of " : ", at ") + describe_place(place) + ",";
 }
 
+// What the call has changed that the caller has, and will find changed.
+std::string changes_of(const Level& level) {
+  const auto& outermost = static_cast<const Level&>(*level.domain->root);
+  const std::size_t count = outermost.written_outside.size();
+  if (count == 0) return "";
+  return "\nThe call had written to " + std::to_string(count) + (count == 1 ? " tensor" : " tensors") +
+         " of the caller's by then (parameters, buffers, states, gradients): what it updates is half updated.";
+}
+
 std::string in_multiples(double number) {
   std::ostringstream text;
   text << std::setprecision(3) << number;
@@ -138,7 +147,7 @@ void stop_if_thrashing(Level& level) {
             in_multiples(statistics.replayed_cost / cost) + " times what the program costs within " +
             format_bytes(outermost.budget, outermost.wording) + ", most_replays allows " +
             in_multiples(outermost.most_replays) + " times. Raise the budget" + raise_it +
-            " Or give most_replays a larger number.");
+            " Or give most_replays a larger number." + changes_of(outermost));
 }
 
 void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused) {
@@ -160,7 +169,7 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
                 (level.has_tier() ? ", pinned, or with no room where it would go" : ", pinned or not replayable") +
                 holders + tiers_of(level) +
                 "\n  to allocate " + written(why.smallest_budget - why.unevictable) + raise_it;
-  raise(ErrorKind::kBudget, message);
+  raise(ErrorKind::kBudget, message + changes_of(level));
 }
 
 void materialize_for(Level& level, c10::ArrayRef<Version*> wanted, const std::string& what) {

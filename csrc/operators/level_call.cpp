@@ -69,6 +69,8 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
       recordable_(!opaque && (!facts_.never_replayed || !may_differ(invocation)) &&
                   !empties(invocation)) {
   nature_.raw = facts_.leaves_raw;
+  nature_.replayable = recordable_;
+  nature_.makes_fresh = facts_.makes_fresh;
   nature_.communicated = facts_.communicates && !facts_.ends_work;
   nature_.work = facts_.work;
   // Found out where something may be evicted or kept, or is recorded.
@@ -87,7 +89,7 @@ void LevelCall::run() {
     const FoundTensor& f = found_[i];
     const bool known = f.cell != nullptr;
     set_operand(i, known ? f.cell->version.get() : nullptr, known ? f.cell->level.get() : nullptr,
-                f.written);
+                f.written, f.storage->nbytes());
     if (!is_on_cpu(f)) enter_stream(f.tensor->device());
   }
   const std::uint64_t thread = at::RecordFunction::currentThreadId();
@@ -226,12 +228,6 @@ LevelCall::Need LevelCall::foresee() {
 
 void LevelCall::prepare() {
   note_filled_memory();
-  const auto is_replayable_write = [](const FoundTensor& f) {
-    return f.written && f.cell != nullptr && f.cell->version->producer;
-  };
-  is_recorded_ = recordable_ && (facts_.makes_fresh ||
-                                 (writes_ && std::any_of(found_.begin(), found_.end(),
-                                                         is_replayable_write)));
 }
 
 Ref<Version> LevelCall::find_overwritten(std::size_t operand) {
@@ -242,10 +238,20 @@ Ref<Version> LevelCall::find_overwritten(std::size_t operand) {
   }
   TensorVersion* known =
       domain_.outside.known(*f.storage, bumps_so_far(invocation_, found_, *f.storage));
-  if (known == nullptr && f.cell == nullptr && is_recorded_) {
+  const bool is_observed = domain_.recorder || domain_.guide || domain_.journal;
+  if (known == nullptr && f.cell == nullptr && (is_recorded_ || is_observed)) {
     return domain_.outside.version_of(*f.tensor);
   }
   return Ref<Version>(known);
+}
+
+Ref<Version> LevelCall::find_outside(std::size_t operand) {
+  const FoundTensor& f = found_[operand];
+  for (const Copied& copied : copied_) {
+    if (copied.storage == f.storage) return Ref<Version>(copied.version);
+  }
+  if (f.tensor->is_wrapped_number()) return number_version(*f.tensor);
+  return domain_.outside.version_of(*f.tensor);
 }
 
 void LevelCall::note_copied(std::size_t operand, Version& version) {
@@ -288,7 +294,11 @@ void LevelCall::run_kernel() {
   }
   for (const FoundTensor& f : found_) {
     input_bytes_ += view_bytes(*f.tensor);
-    if (f.written) domain_.outside.expect_bump(*f.tensor);
+    if (!f.written) continue;
+    domain_.outside.expect_bump(*f.tensor);
+    if (is_bounded_ && (f.cell == nullptr || f.cell->version->outside != nullptr)) {
+      static_cast<Level&>(*domain_.root).written_outside.insert(f.storage);
+    }
   }
   if (on_accelerator_) {
     for (const FoundTensor& f : found_) domain_.streams.note_use(*f.storage);

@@ -61,6 +61,7 @@ class LevelCall final : private Step {
   [[nodiscard]] Need foresee() override;
   void prepare() override;
   [[nodiscard]] Ref<Version> find_overwritten(std::size_t operand) override;
+  [[nodiscard]] Ref<Version> find_outside(std::size_t operand) override;
   void note_copied(std::size_t operand, Version& version) override;
   void note_not_copied(std::size_t operand) override;
   void note_not_written(std::size_t operand) override;

@@ -17,9 +17,16 @@ void save_in(TensorDomain& domain, const c10::StorageImpl& storage, const Operat
              std::uint32_t bumps) {
   if (facts.resizes_storage) return domain.outside.note_resize(storage);
   TensorVersion* version = domain.outside.known(storage, bumps);
-  if (version == nullptr) return;
-  if (version->readers == nullptr) return domain.outside.note_write(storage);
-  domain.snapshot(*version, static_cast<Level&>(*version->readers->reader->table));
+  if (version != nullptr && version->readers != nullptr) {
+    const Ref<TensorVersion> stays(version);
+    const Ref<Table> level = version->readers->reader->table;
+    if (!domain.free_of_readers(*version, *level)) {
+      domain.snapshot(*version, *level);
+      return;
+    }
+    version->value = kNoValue;
+  }
+  domain.outside.note_write(storage);
 }
 
 // Or goes without.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "planning/program.h"
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
 
@@ -98,6 +99,14 @@ std::shared_ptr<Program> Program::timed_anew() const {
 
 double Program::cost() const { return trace->cost(); }
 double Program::elapsed() const { return trace->elapsed(); }
+
+bool Program::writes_outside() const {
+  return std::ranges::any_of(trace->calls, [&](const Trace::Call& call) {
+    return std::ranges::any_of(call.reads, [&](const Trace::Read& read) {
+      return read.written && !trace->values[read.value].counted;
+    });
+  });
+}
 
 Plan Program::plan() const {
   const std::lock_guard guard(plans_mutex());

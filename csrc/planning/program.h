@@ -43,6 +43,8 @@ class Program {
   // known.
   [[nodiscard]] double cost() const;
   [[nodiscard]] double elapsed() const;
+  // Whether it overwrites what it has not made.
+  [[nodiscard]] bool writes_outside() const;
   // The search that has begun, or null. Under plans_mutex().
   [[nodiscard]] const std::shared_ptr<Search>& begun() const { return search_; }
 

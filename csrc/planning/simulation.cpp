@@ -96,6 +96,13 @@ struct SimulatedOperation final : Operation, Pooled<SimulatedOperation> {
 
 using Versions = std::vector<Ref<Version>>;
 
+Ref<Version> outside_version(std::size_t nbytes) {
+  Ref<Version> version(new SimulatedVersion);
+  version->nbytes = nbytes;
+  version->has_tensor = true;
+  return version;
+}
+
 // See Note [One journey for tensors and numbers]
 class SimulatedStep final : private Step {
  public:
@@ -104,12 +111,16 @@ class SimulatedStep final : private Step {
       : Step(domain, level), trace_(trace), versions_(versions), call_(call) {
     domain.note_effort();
     is_metered_ = true;
-    is_recorded_ = call.replayable;
-    nature_ = {call.raw, call.backward, work_of(call.name)};
+    const auto is_fresh = [](const Trace::Made& made) { return made.over < 0; };
+    nature_ = {.raw = call.raw,
+               .backward = call.backward,
+               .work = work_of(call.name),
+               .replayable = call.replayable,
+               .makes_fresh = std::ranges::any_of(call.makes, is_fresh)};
     operands_.resize(call.reads.size());
     for (std::size_t i = 0; i < call.reads.size(); ++i) {
       Version* version = versions[call.reads[i].value].get();
-      set_operand(i, version, version->table.get(), call.reads[i].written);
+      set_operand(i, version, version->table.get(), call.reads[i].written, version->nbytes);
     }
   }
 
@@ -154,6 +165,10 @@ class SimulatedStep final : private Step {
       // The old contents live on only as lineage, if at all.
       if (made.over >= 0) versions_[call_.reads[made.over].value].reset();
     }
+    for (const Trace::Read& read : call_.reads) {
+      const Trace::Value& value = trace_.values[read.value];
+      if (read.written && !value.counted) versions_[read.value] = outside_version(value.nbytes);
+    }
   }
 
   const Trace& trace_;
@@ -185,10 +200,7 @@ class Simulation {
 
   Statistics run() {
     for (std::size_t i = 0; i < versions_.size(); ++i) {
-      if (trace_.values[i].counted) continue;
-      versions_[i] = Ref<Version>(new SimulatedVersion);
-      versions_[i]->nbytes = trace_.values[i].nbytes;
-      versions_[i]->has_tensor = true;
+      if (!trace_.values[i].counted) versions_[i] = outside_version(trace_.values[i].nbytes);
     }
     for (const Trace::Event& event : trace_.events) {
       const DomainLock lock(domain_);

@@ -191,6 +191,7 @@ void bind_traces(py::module_& m) {
           },
           nogil, py::arg("policy"), py::arg("least"), py::arg("most_replays"),
           py::arg("link") = nullptr)
+      .def_property_readonly("writes_outside", &Program::writes_outside)
       .def_property_readonly("cost", &Program::cost)
       .def_property_readonly("elapsed", &Program::elapsed)
       .def("overhead", [](const Program& program) { return program.plan().overhead; });

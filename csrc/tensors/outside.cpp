@@ -18,6 +18,7 @@ Ref<TensorVersion> OutsideContents::version_of(c10::TensorImpl& tensor, bool rea
     entry.version->storage = storage;
     entry.version->nbytes = storage.nbytes();
     entry.version->outside = &domain_;
+    take_name(*entry.version);
     update_count();
     // functionalize bumps the counters of tensors it does not write.
     const bool counts =
@@ -116,6 +117,7 @@ void OutsideContents::forget(const c10::StorageImpl& storage, bool for_want_of_r
 }
 
 void OutsideContents::note_write(const c10::StorageImpl& storage) {
+  names_.erase(&storage);
   const auto found = by_storage_.find(&storage);
   if (found == by_storage_.end() || found->second.version->readers != nullptr) return;
   TensorVersion& version = *found->second.version;
@@ -138,6 +140,24 @@ void OutsideContents::erase(TensorVersion& version) {
   const auto found = by_storage_.find(version.storage.unsafeGetStorageImpl());
   if (found != by_storage_.end() && found->second.version == &version) by_storage_.erase(found);
   update_count();
+}
+
+void OutsideContents::bury(TensorVersion& version) {
+  if (version.value != kNoValue && (domain_.recorder || domain_.guide)) {
+    const c10::StorageImpl* storage = version.storage.unsafeGetStorageImpl();
+    const auto found = by_storage_.find(storage);
+    if (found != by_storage_.end() && found->second.version == &version) {
+      names_[storage] = {version.storage.getWeakStorageImpl(), version.value};
+    }
+  }
+  erase(version);
+}
+
+void OutsideContents::take_name(TensorVersion& version) {
+  const auto found = names_.find(version.storage.unsafeGetStorageImpl());
+  if (found == names_.end()) return;
+  if (!found->second.storage.expired()) version.value = found->second.value;
+  names_.erase(found);
 }
 
 namespace {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budgets: how they are written, what they mean, how they print."""
 
+import math
 import numbers
 import operator
 import re
@@ -132,6 +133,14 @@ class Limit:
     def __post_init__(self) -> None:
         if self.bytes is not None and self.fraction is not None:
             raise ValueError(f"a budget is bytes or a fraction, not both: got {self!r}")
+
+    def in_its_terms(self, nbytes: int, budget: int) -> str:
+        """Return ``nbytes`` as text, of a call in which this budget comes to ``budget`` bytes."""
+        text = format_bytes(nbytes, self.unit)
+        if self.fraction is None:
+            return text
+        least = math.ceil(100 * self.fraction * nbytes / budget) / 100
+        return f"{min(least, 1.0):g} of the peak, {text}"
 
     def __str__(self) -> str:
         if self.shared is not None:

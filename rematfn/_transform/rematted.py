@@ -17,11 +17,12 @@ from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar
 import torch
 
 from .. import _C
+from .._errors import BudgetError
 from .._interop.opaque import not_compiled, refuse_symbolic_trace, watch_compiler
 from ..policies import Policy
 from ..policies._planned import Planned
 from .advice import advise, advise_of_deferred
-from .budget import Limit
+from .budget import Limit, format_bytes
 from .history import Forecast, History, Ran
 from .level import MAX_OPERATIONS, LevelOptions, call
 from .signature import Signature, signature_of
@@ -188,6 +189,24 @@ class Rematted(Generic[P, R]):
             history=self._history,
         )
 
+    def _refuse(self, program: _C.Program, options: LevelOptions) -> NoReturn:
+        """Raise before a call begins that would be refused when it has changed what it updates.
+
+        Raises:
+            BudgetError: Always.
+        """
+        assert isinstance(self.policy, Planned)
+        assert options.budget is not None
+        link = self._options.tiers.link(self._options.drops)
+        enough = program.enough_for(self.policy.first.core(), options.budget, math.inf, link)
+        raise BudgetError(
+            f"{self._describe()}: a call like this one was recorded, and does not fit in "
+            f"{format_bytes(options.budget)}. It updates tensors of the caller's (parameters, "
+            "buffers, states), so it is refused before it begins; nothing has been changed. Raise "
+            f"the budget to {self.budget.in_its_terms(enough, options.budget)}, in which the whole "
+            "call fits."
+        )
+
     def know(self, args: tuple[Any, ...], kwargs: dict[str, Any], peak_bytes: int) -> None:
         """Note the unconstrained peak of calls with these arguments."""
         self._history.know(self._signature(args, kwargs), peak_bytes)
@@ -270,6 +289,9 @@ class Rematted(Generic[P, R]):
                 if thrash is not None:
                     thrash.report("the call, by its plan,", planned_for)
             if planned_for is None:
+                is_known = program is not None and not forecast.is_estimate
+                if is_known and program.writes_outside and not recorded.makes_state():
+                    self._refuse(program, options)
                 why = "no plan fits its budget"
                 forecast = dataclasses.replace(forecast, kind="online", why=why)
             else:

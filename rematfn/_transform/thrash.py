@@ -23,7 +23,6 @@ comes then, and not while the call runs.
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
 from typing import Final
 
@@ -31,7 +30,7 @@ from .. import _C
 from .._errors import BudgetError, ThrashingWarning
 from ..policies import Custom, Policy
 from ..policies._planned import Guided, Planned
-from .budget import format_bytes
+from .budget import Limit, format_bytes
 from .history import History
 
 DEFAULT_MOST: Final = 4.0
@@ -110,7 +109,5 @@ class Thrash:
         text = format_bytes(enough)
         if text == format_bytes(self.budget):  # times have decided what went, and how
             return " By its record it need not; later calls are likely to replay less." + allow
-        if self.fraction is not None:
-            least = math.ceil(100 * self.fraction * enough / self.budget) / 100
-            text = f"{min(least, 1.0):g} of the peak, {text}"
+        text = Limit(fraction=self.fraction).in_its_terms(enough, self.budget)
         return f" Raise the budget to at least {text}, in which it does not." + allow

@@ -143,7 +143,7 @@ class Ledger {
     expect(most_bytes_ <= found.peak_bytes, "the peak is the most that there ever was");
     expect(need_ <= found.min_budget, "no operator needs more than it says");
     expect(need_ <= options_.budget, "an operator runs only if it fits");
-    expect(unconstrained_ <= found.unconstrained_bytes, "what would be held is counted");
+    expect(unconstrained_ == found.unconstrained_bytes, "what would be held is counted");
     const bool only_theirs = !evicts() && dead_bytes_ == 0;
     expect(!only_theirs || found.peak_bytes == unconstrained_, "and nothing else");
   }

@@ -42,14 +42,25 @@ def test_the_peak_that_a_capped_call_would_have_is_that_of_an_uncapped_one(
         return world(program, transform)
 
     free = [rematfn.stats(g) for g in traced(run, UNCAPPED)]
-    expected = [stats.peak_bytes for stats in free]
-    assert [stats.unconstrained_bytes for stats in free] == expected
+    expected = [stats.unconstrained_bytes for stats in free]
+    peaks = [stats.peak_bytes for stats in free]
+    if any(overwrites(record) for record in records_of(program, UNCAPPED)):  # copies are ours
+        assert all(peak >= nbytes for peak, nbytes in zip(peaks, expected, strict=True))
+    else:
+        assert peaks == expected
     budgets = iter(smallest_budgets(run))
     tight = traced(run, lambda f: rematfn.remat(f, next(budgets), policy=ON()))
     assert [rematfn.stats(g).unconstrained_bytes for g in tight] == expected
     everything = traced(run, functools.partial(EVERYTHING, budget=NO_LIMIT))
     assert [rematfn.stats(g).unconstrained_bytes for g in everything] == expected
     assert any(rematfn.stats(g).evictions for g in everything) or not any(expected)
+
+
+def overwrites(record: Any) -> bool:
+    """Return whether a call overwrites what was not made inside."""
+    counted = [counted for _, counted in record.values()]
+    calls = [data for kind, data in record.events() if kind == "call"]
+    return any(written and not counted[value] for *_, reads, _ in calls for value, written in reads)
 
 
 def records_of(program: Program, transform: Any) -> list[Any]:

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Note [What an old value is needed for]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A step that ends with its optimiser writes each parameter, and all that forward and backward have
+// made was made from it. To copy whatever operations have read would hold every parameter twice. But
+// most of what was made is gone, and nobody asks for it any more. What the program still has of it (a
+// logit, a gradient, what a graph that is not released has saved) are its dependents: those that are
+// found first on the ways from the value, past what is lineage alone.
+//   1. A dependent that is here becomes a constant. It cannot be dropped any more, but the function
+//      itself would hold it as well; and the lineage before it goes.
+//   2. One that is away would be replayed from the old value. Where all that are away come to no more
+//      than the value, or there is no room for a copy of it, they are brought back first, if they fit.
+//      So they are where a gradient is among them: who writes a parameter by its gradient goes on with
+//      the others, reads theirs, and would have all parameters copied.
+//   3. Else the value is copied, and all stays as it was.
+//   4. What has a copy elsewhere needs no replay.
+// A constant that the program drops has lost its bytes in just the same way, but that lineage may keep
+// them: it does, where a dependent is away, or where there is a budget and the dependents are larger.
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <vector>
+
+#include "base/interpreter.h"
+#include "engine/domain.h"
+
+namespace rematfn {
+namespace {
+
+// False if they are not to be found by `most` operations. See Note [What an old value is needed for]
+bool find_dependents(const Version& version, std::size_t most, Walks& walks,
+                     std::vector<Version*>& found) {
+  Walk walk(walks);
+  walk.visit_readers(version, most);
+  for (std::size_t i = 0; i < walk.size(); ++i) {
+    if (walk.size() >= most) return false;
+    for (Version* output : walk[i].outputs) {
+      if (output == nullptr) continue;
+      if (output->has_tensor) {
+        found.push_back(output);
+      } else {
+        walk.visit_readers(*output, most);
+      }
+    }
+  }
+  return true;
+}
+
+bool is_away(const Version* version) { return version->must_be_replayed(); }
+bool goes_or_is_away(const Version* version) { return version->may_go() || is_away(version); }
+
+std::size_t bytes_of(const std::vector<Version*>& versions, bool (*counts)(const Version*)) {
+  std::size_t sum = 0;
+  for (const Version* version : versions) sum += counts(version) ? version->nbytes : 0;
+  return sum;
+}
+
+bool is_bounded(const Table* table) {
+  while (table != nullptr && table->budget == kNoBudget) table = table->enclosing.get();
+  return table != nullptr;
+}
+
+}  // namespace
+
+bool Domain::free_of_readers(Version& version, const Table& level) {
+  if (version.readers == nullptr) return true;
+  std::vector<Version*> dependents;
+  find_dependents(version, kNoCap, walks, dependents);
+  if (std::ranges::any_of(dependents, is_away) && !bring_back_for_good(version, dependents, level)) {
+    return false;
+  }
+  for (Version* dependent : dependents) cut(*dependent);
+  return version.readers == nullptr;
+}
+
+// Rule 2
+bool Domain::bring_back_for_good(const Version& version, const std::vector<Version*>& dependents,
+                                 const Table& level) {
+  const auto is_missed = [](const Version* v) { return is_away(v) && v->backward; };
+  const bool is_larger = bytes_of(dependents, is_away) > version.nbytes;
+  if (is_larger && std::ranges::none_of(dependents, is_missed) &&
+      could_make_room(level, version.nbytes)) {
+    return false;
+  }
+  if (!could_make_room(level, bytes_of(dependents, goes_or_is_away))) return false;
+  std::vector<Version*> wanted;
+  std::ranges::copy_if(dependents, std::back_inserter(wanted),
+                       [](const Version* v) { return v->copied_by == nullptr; });
+  try {
+    materialize(wanted);
+  } catch (const NoRoom&) {
+    return false;
+  } catch (const std::exception& error) {  // nobody has asked for it yet
+    if (is_stop(error)) throw;
+    return false;
+  }
+  return std::ranges::none_of(dependents, is_away);
+}
+
+void Domain::free_dropped(const Version& version) {
+  if (version.readers == nullptr) return;
+  const bool bounded = is_bounded(version.table.get());
+  std::vector<Version*> dependents;
+  if (!find_dependents(version, bounded ? kWalkCap : kNoCap, walks, dependents)) return;
+  if (std::ranges::any_of(dependents, is_away)) return;
+  if (bounded && bytes_of(dependents, goes_or_is_away) > version.nbytes) return;
+  for (Version* dependent : dependents) cut(*dependent);
+}
+
+}  // namespace rematfn

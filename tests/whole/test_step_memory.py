@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training steps with their optimiser inside take the memory that they take without us.
+
+What an optimiser overwrites was read by all of forward and backward; it is not copied for what
+nobody has any more. Bytes are counted at the allocator.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from test_optimisers import OPTIMISERS, Build, held
+from torch import Tensor, nn, optim
+
+import rematfn
+from rematfn.testing import EvictEverything, MemoryTimeline
+
+CALLS = 2  # an optimiser makes its state in the first
+Step = Callable[[], Any]
+MakeStep = Callable[[], tuple[Step, list[Any]]]  # the step, and what has its state
+
+
+def deep() -> nn.Module:
+    """Return a network whose gradients are most of what a step holds."""
+    layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())]
+    return nn.Sequential(*layers)
+
+
+def plain(build: Build) -> tuple[Step, list[Any]]:
+    torch.manual_seed(3)
+    net, x = deep(), torch.randn(16, 64)
+    optimiser = build(list(net.parameters()))
+
+    def step() -> None:
+        optimiser.zero_grad()
+        net(x).square().mean().backward()
+        optimiser.step()
+
+    return step, [net, optimiser]
+
+
+def peaks_of(step: Step) -> list[int]:
+    found = []
+    for _ in range(CALLS):
+        with MemoryTimeline() as timeline:
+            kept = step()
+        found.append(timeline.peak)
+        del kept
+    return found
+
+
+def assert_takes_no_more(make: MakeStep) -> None:
+    step, state = make()
+    expected = peaks_of(step)
+    once, other = make()
+    assert all(a <= 1.05 * b for a, b in zip(peaks_of(rematfn.remat(once)), expected, strict=True))
+    assert_bitwise_equal(held(other[0], *other[1:]), held(state[0], *state[1:]))
+    bounded, other = make()
+    budget = max(expected)
+    assert max(peaks_of(rematfn.remat(bounded, budget))) <= budget
+    assert_bitwise_equal(held(other[0], *other[1:]), held(state[0], *state[1:]))
+    rematfn.testing.check()
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMISERS if "maximise" not in name])
+def test_a_step_with_its_optimiser_inside(name: str) -> None:
+    assert_takes_no_more(functools.partial(plain, OPTIMISERS[name]))
+
+
+def lbfgs() -> tuple[Step, list[Any]]:
+    torch.manual_seed(3)
+    net, x = deep(), torch.randn(16, 64)
+    optimiser = optim.LBFGS(net.parameters(), lr=0.1, max_iter=3, history_size=2)
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        return loss
+
+    return lambda: optimiser.step(closure), [net]
+
+
+def microbatches(build: Build, to_none: bool) -> tuple[Step, list[Any]]:
+    torch.manual_seed(3)
+    net, xs = deep(), torch.randn(5, 16, 64)
+    optimiser = build(list(net.parameters()))
+
+    def step() -> Tensor:
+        optimiser.zero_grad(set_to_none=to_none)
+        total = torch.zeros(())
+        for x in xs:
+            loss = net(x).square().mean()
+            loss.backward()
+            total = total + loss.detach()
+        optimiser.step()
+        return total
+
+    return step, [net, optimiser]
+
+
+def clipped_and_averaged(build: Build, module: bool) -> tuple[Step, list[Any]]:
+    torch.manual_seed(3)
+    net, x = deep(), torch.randn(16, 64)
+    optimiser = build(list(net.parameters()))
+    average = optim.swa_utils.AveragedModel(net) if module else deep()
+
+    def step() -> Tensor:
+        optimiser.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        optimiser.step()
+        if isinstance(average, optim.swa_utils.AveragedModel):
+            average.update_parameters(net)
+        else:
+            with torch.no_grad():
+                for a, p in zip(average.parameters(), net.parameters(), strict=True):
+                    a.lerp_(p, 0.1)
+        return norm
+
+    return step, [nn.ModuleList([net, average]), optimiser]
+
+
+def scaled(build: Build) -> tuple[Step, list[Any]]:
+    torch.manual_seed(3)
+    net, x = deep(), torch.randn(16, 64)
+    optimiser = build(list(net.parameters()))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+
+    def step() -> Tensor:
+        optimiser.zero_grad()
+        loss = net(x).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimiser)
+        scaler.update()
+        return loss.detach()
+
+    return step, [net, optimiser]
+
+
+def two_in_turn(build: Build) -> tuple[Step, list[Any]]:
+    """Two networks take their steps in one call; of the first's gradients a figure is held."""
+    torch.manual_seed(3)
+    first, second, x = deep(), deep(), torch.randn(16, 64)
+    one, other = build(list(first.parameters())), build(list(second.parameters()))
+
+    def step() -> Any:
+        figures = []
+        for net, optimiser in ((first, one), (second, other)):
+            logits = net(x)
+            logits.square().mean().backward()
+            figures += [p.grad.norm() for p in net.parameters() if p.grad is not None]
+            optimiser.step()
+            optimiser.zero_grad()
+            figures.append(logits.detach())
+        return figures
+
+    return step, [nn.ModuleList([first, second]), one, other]
+
+
+STEPS: dict[str, Callable[[Build], tuple[Step, list[Any]]]] = {
+    "microbatches": lambda build: microbatches(build, to_none=True),
+    "microbatches, zeroed": lambda build: microbatches(build, to_none=False),
+    "clipped, averaged by hand": lambda build: clipped_and_averaged(build, module=False),
+    "clipped, averaged": lambda build: clipped_and_averaged(build, module=True),
+    "scaled": scaled,
+    "two in turn": two_in_turn,
+}
+
+
+@pytest.mark.parametrize("make", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize("name", ["SGD, momentum, foreach", "AdamW, fused", "Adam"])
+def test_a_step_of_another_kind(name: str, make: Callable[[Build], Any]) -> None:
+    assert_takes_no_more(functools.partial(make, OPTIMISERS[name]))
+
+
+def test_a_step_that_evaluates_several_times() -> None:
+    assert_takes_no_more(lbfgs)
+
+
+# --- what an old value is needed for --------------------------------------------------------------
+
+
+def test_a_fraction_is_one_of_what_the_function_holds() -> None:
+    """A copy is ours: it is not in the peak that fractions are of."""
+    step, _ = plain(OPTIMISERS["SGD"])
+    expected = peaks_of(step)[-1]
+    step = rematfn.remat(plain(OPTIMISERS["SGD"])[0], policy=EvictEverything())
+    peaks_of(step)
+    assert rematfn.stats(step).unconstrained_bytes == expected
+
+
+@pytest.mark.parametrize("retain", [False, True], ids=["freed", "retained"])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        rematfn.remat,
+        functools.partial(rematfn.remat, policy=EvictEverything(), verify=True),
+        functools.partial(rematfn.remat, budget="160KiB"),
+    ],
+    ids=["plain", "everything", "tight"],
+)
+def test_what_is_held_of_an_old_value_stays_as_it_was(transform: Any, retain: bool) -> None:
+    """Logits, a view, a figure and a graph, all made from parameters that are overwritten."""
+
+    def run(transform: Any) -> Any:
+        torch.manual_seed(3)
+        net, x = deep(), torch.randn(16, 64, requires_grad=True)
+        optimiser = OPTIMISERS["SGD"](list(net.parameters()))
+        frozen = nn.Linear(64, 64)
+
+        def step() -> Any:
+            optimiser.zero_grad()
+            logits = net(x)
+            hidden = frozen(logits).tanh()
+            loss = hidden.square().mean()
+            figure = net[0].weight.detach().t()[1:3] * 2
+            loss.backward(retain_graph=retain)
+            optimiser.step()
+            again = net(x).sum()
+            with torch.no_grad():
+                frozen.bias.mul_(2)
+            extra = torch.autograd.grad(again, x)[0]
+            return logits.detach() * 2, hidden.detach()[2:], figure + 1, loss.detach(), extra
+
+        step = transform(step)
+        return [[t.clone() for t in step()] for _ in range(CALLS)], held(net, optimiser)
+
+    expected = run(lambda f: f)
+    actual = run(transform)
+    rematfn.testing.check()
+    assert_bitwise_equal(actual, expected)
+
+
+def test_a_constant_goes_when_the_program_drops_it() -> None:
+    """It is kept for nothing: what was made from it is here."""
+    w, x = torch.randn(1 << 16), torch.randn(1 << 16)
+
+    def f() -> Tensor:
+        gradient = x * w
+        figure = gradient.norm()
+        w.add_(1)  # the product is a constant from now on
+        del gradient
+        return figure + (x * 2).norm() + (x.sin() * 2).norm()
+
+    def peak(f: Callable[[], Tensor]) -> int:
+        with MemoryTimeline() as timeline:
+            f()
+        return timeline.peak
+
+    assert peak(rematfn.remat(f)) == peak(f)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def test_a_refusal_after_writes_says_so() -> None:
+    step = rematfn.remat(plain(OPTIMISERS["SGD"])[0], "6KiB")
+    with pytest.raises(rematfn.BudgetError) as caught:
+        step()
+    assert "of the caller's" not in str(caught.value), "nothing had been written"
+    del caught
+    net, x = nn.Linear(64, 64), torch.randn(64, 64)
+
+    def writes_and_needs() -> Tensor:
+        with torch.no_grad():
+            net.bias.add_(1)
+            net.weight.add_(1)
+        a = x + 1
+        return a @ a @ (a @ a)
+
+    with pytest.raises(rematfn.BudgetError, match=r"had written to 2 tensors of the caller's"):
+        rematfn.remat(writes_and_needs, "34KiB")()
+
+
+def test_a_recorded_call_that_does_not_fit_is_refused_before_it_begins() -> None:
+    torch.manual_seed(3)
+    step, (net, _) = microbatches(OPTIMISERS["SGD"], to_none=True)
+    step = rematfn.remat(step, 0.5)
+    step()  # is measured
+    before = [p.detach().clone() for p in net.parameters()]
+    with pytest.raises(rematfn.BudgetError, match=r"refused before it begins") as caught:
+        step()
+    assert all(torch.equal(a, p) for a, p in zip(before, net.parameters(), strict=True))
+    assert "of the peak" in str(caught.value)
+
+
+def test_a_recorded_call_that_writes_nothing_is_still_tried() -> None:
+    x = torch.randn(1 << 12)
+
+    def f() -> Tensor:
+        a, b = x.sin(), x.cos()
+        return (a + b) * (a - b)
+
+    g = rematfn.remat(f, 0.3)
+    g()
+    with pytest.raises(rematfn.BudgetError, match="needs"):
+        g()
