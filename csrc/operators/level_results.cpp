@@ -126,8 +126,8 @@ void LevelCall::take_results() {
     if (found_[i].written && found_[i].cell != nullptr) record_write(i);
   }
   for (const Fresh& fresh : fresh_) {  // See Note [Some tensors are objects]
-    const c10::Storage& storage = fresh.tensor->unsafe_storage();
-    if (storage.use_count() == owners(fresh) && !is_object(*storage.unsafeGetStorageImpl())) {
+    const c10::StorageImpl& storage = *fresh.tensor->unsafe_storage().unsafeGetStorageImpl();
+    if (holders_of(storage) == owners(fresh) && !is_object(storage)) {
       record_fresh(*fresh.tensor, fresh.place);
     }
   }

@@ -11,6 +11,7 @@
 #include "base/interpreter.h"
 #include "tensors/thread_keys.h"
 #include "tensors/torch_compat.h"
+#include "tensors/torch_layout.h"
 
 namespace rematfn {
 namespace {
@@ -102,14 +103,14 @@ void TensorStore::drop(Version& version) {
 bool TensorStore::held_elsewhere(const Version& version) {
   const auto& v = static_cast<const TensorVersion&>(version);
   const bool is_shared = is_shared_with_cell(v);
-  if (v.storage && !is_shared) return v.storage.use_count() > 1;
+  if (v.storage && !is_shared) return holders_of(*v.storage.unsafeGetStorageImpl()) > 1;
   const auto storage = v.cell()->storage.lock();
   // tensor.numpy() leaves the storage unresizable: an array may stand on its bytes.
   if (!storage) return false;
   const auto tensors = c10::raw::intrusive_ptr::use_count(v.cell());
   const auto queue = tensors == 0 ? 1 : 0;  // the program let go of it while the lock was held
   const auto ours = 1 + is_shared;
-  return !storage->resizable() || storage.use_count() - ours > tensors + queue;
+  return !storage->resizable() || holders_of(*storage) - ours > tensors + queue;
 }
 
 // See Note [A handle may outlive its storage]

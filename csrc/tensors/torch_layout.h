@@ -10,9 +10,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 
 namespace torch::autograd {
@@ -47,6 +49,17 @@ inline const void* address_of(const c10::VariableVersion& counter) {
 inline c10::IValue borrow(const at::Tensor& tensor) {
   using Pointer = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   return at::Tensor(Pointer::reclaim(tensor.unsafeGetTensorImpl()));
+}
+
+// How many hold the storage, but for the Python object that torch keeps for it once somebody has asked a
+// question of `tensor.untyped_storage()`: that has a reference to the storage, and nobody one to it but
+// torch. Whoever asks again is given that object, and reads by methods that tell us first: Note [A storage
+// that is read comes back]. Assumes that the object's one reference is then the storage's own. Were torch
+// to keep more of them, what was asked about would stay: tests/interop/test_storage_questions.py fails.
+inline std::size_t holders_of(const c10::StorageImpl& storage) {
+  auto* counted = const_cast<c10::StorageImpl*>(&storage);  // the getter is not const
+  const std::size_t references = c10::raw::intrusive_ptr::use_count(counted);
+  return references - (references > 1 && storage.pyobj_slot()->has_unique_reference() ? 1 : 0);
 }
 
 // The backward that this thread is in. Where it begins can be asked for nowhere. torch hands out the

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions about a storage: who has asked one holds nothing, who keeps the storage does."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import Mode, Transform, assert_bitwise_equal, assert_same_as_eager, untransformed
+from torch import Tensor, nn
+
+import rematfn
+from rematfn.testing import MemoryTimeline
+
+ROWS, WIDTH, DEPTH = 256, 16, 6
+
+QUESTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "size": lambda x: x.untyped_storage().size(),
+    "nbytes": lambda x: x.untyped_storage().nbytes(),
+    "len": lambda x: len(x.untyped_storage()),
+    "device": lambda x: x.untyped_storage().device,
+    "resizable": lambda x: x.untyped_storage().resizable(),
+    "_cdata": lambda x: x.untyped_storage()._cdata != 0,
+    "_weak_ref": lambda x: x.untyped_storage()._weak_ref() != 0,
+    "of a view": lambda x: x[1:].t().untyped_storage().nbytes(),
+    "asked twice": lambda x: x.untyped_storage().size() - x.untyped_storage().size(),
+    "a typed storage": lambda x: x.storage().size(),
+    "a weak reference": lambda x: weakref.ref(x.untyped_storage())().nbytes(),  # type: ignore[union-attr]
+    "data_ptr": lambda x: x.untyped_storage().data_ptr() != 0,
+    "clone": lambda x: x.untyped_storage().clone()[5],
+}
+
+
+def inputs() -> tuple[Tensor, list[Tensor]]:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(ROWS, WIDTH, generator=draw), [
+        torch.randn(WIDTH, WIDTH, generator=draw) / WIDTH**0.5 for _ in range(DEPTH)
+    ]
+
+
+def layers(ask: Callable[[Tensor], Any]) -> Callable[[Tensor, list[Tensor]], Any]:
+    """Return a function that holds all its layers to the end, and asks about each."""
+
+    def held(x: Tensor, weights: list[Tensor]) -> Any:
+        hs, answers = [x], []
+        for w in weights:
+            hs.append(torch.tanh(hs[-1] @ w))
+            answers.append(ask(hs[-1]))
+        return sum(h.sum() for h in hs), answers
+
+    return held
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
+@pytest.mark.parametrize("ask", QUESTIONS.values(), ids=QUESTIONS.keys())
+def test_a_question_pins_nothing(ask: Callable[[Tensor], Any]) -> None:
+    x, weights = inputs()
+    expected = layers(ask)(x, weights)
+    g = rematfn.remat(layers(ask), 0.5)
+    for _ in range(2):
+        assert_bitwise_equal(g(x, weights), expected)
+    assert rematfn.stats(g).evictions > 0
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
+def test_gradients_of_what_was_asked_about(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        x, weights = inputs()
+        f = layers(lambda h: [ask(h) for ask in QUESTIONS.values()])
+        total, answers = transform(f)(x.requires_grad_(), weights)
+        return answers, torch.autograd.grad(total, x)
+
+    assert_same_as_eager(run, mode)
+
+
+def test_a_storage_that_is_held_stays_where_it_is() -> None:
+    def f(x: Tensor, weights: list[Tensor]) -> Any:
+        y = x @ weights[0]
+        storage = y.untyped_storage()
+        address = torch._C.StorageBase.data_ptr(storage)
+        z = layers(lambda h: h.untyped_storage().size())(y, weights)
+        assert torch._C.StorageBase.data_ptr(storage) == address  # nobody is told
+        return z, storage.tolist()
+
+    x, weights = inputs()
+    g = rematfn.remat(f, 0.6)
+    for _ in range(2):
+        assert_bitwise_equal(g(x, weights), f(x, weights))
+    assert rematfn.stats(g).evictions > 0
+
+
+def test_a_storage_that_was_let_go_of_is_asked_again(mode: Mode) -> None:
+    """The same object comes back, and with it the bytes."""
+
+    def f(x: Tensor, weights: list[Tensor]) -> Any:
+        y = x @ weights[0]
+        storage = y.untyped_storage()
+        storage.mark = "ours"  # type: ignore[attr-defined]
+        del storage
+        z, _ = layers(lambda h: h.untyped_storage().size())(y, weights)
+        again = y.untyped_storage()
+        return z, again.tolist(), again.mark  # type: ignore[attr-defined]
+
+    assert_same_as_eager(lambda transform: transform(f)(*inputs()), mode)
+
+
+def test_the_storage_outlives_its_tensor(mode: Mode) -> None:
+    def f(x: Tensor, weights: list[Tensor]) -> Any:
+        storage = (x @ weights[0]).untyped_storage()
+        z, _ = layers(lambda h: h.untyped_storage().size())(x, weights)
+        return z, storage.tolist()
+
+    assert_same_as_eager(lambda transform: transform(f)(*inputs()), mode)
+
+
+def test_a_result_of_an_operator_that_asks_is_the_levels() -> None:
+    """An operator of Python's asks about its own result before it returns it."""
+
+    @torch.library.custom_op("rematfn_tests::asks", mutates_args=())
+    def asks(x: Tensor) -> Tensor:
+        y = x.sin()
+        assert y.untyped_storage().nbytes() > 0
+        return y
+
+    def f(x: Tensor) -> Tensor:
+        hs = [x]
+        for _ in range(DEPTH):
+            hs.append(asks(hs[-1]))
+        return torch.stack([h.sum() for h in hs]).sum()
+
+    x, _ = inputs()
+    g = rematfn.remat(f, 0.5)
+    for _ in range(2):
+        assert_bitwise_equal(g(x), f(x))
+    assert rematfn.stats(g).evictions > 0
+
+
+# --- jagged tensors, each of which asks about its values when it is made --------------------------
+
+
+class Network(nn.Module):
+    def __init__(self, jagged: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH))
+        self.jagged = jagged
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x * 1
+        if self.jagged:
+            h = torch.nested.nested_tensor_from_jagged(h, torch.tensor([0, 30, 50, ROWS]))
+        for layer in self.layers:
+            h = torch.tanh(layer(h))
+        return (h.values() if self.jagged else h).square().mean()
+
+
+def trained(jagged: bool, transform: Transform) -> tuple[list[Tensor], int]:
+    """Return the gradients of a step, and the most bytes that it had allocated."""
+    torch.manual_seed(0)
+    x, _ = inputs()
+    network = Network(jagged)
+    g = transform(network)
+    for _ in range(3):
+        network.zero_grad()
+        with MemoryTimeline() as timeline:
+            g(x).backward()
+    return [p.grad for p in network.parameters() if p.grad is not None], timeline.peak
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.3])
+def test_a_jagged_network_fits_where_the_plain_one_does(fraction: float) -> None:
+    def in_part(f: Callable[..., Any]) -> Callable[..., Any]:
+        return rematfn.remat(f, fraction)
+
+    expected, peak = trained(jagged=True, transform=untransformed)
+    ours, bounded = trained(jagged=True, transform=in_part)
+    assert_bitwise_equal(ours, expected)
+    _, plain_peak = trained(jagged=False, transform=untransformed)
+    _, plain_bounded = trained(jagged=False, transform=in_part)
+    assert bounded - plain_bounded <= peak - plain_peak
