@@ -157,6 +157,28 @@ def test_gradients_through_wrapper_subclasses(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
+def test_what_a_result_has_as_attributes_leaves_with_it(mode: Mode) -> None:
+    """Nothing of it is replayed, not though the argument that it was made from has been written."""
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        named: Any = x.sin().as_subclass(Named)
+        named.scale, named.others = x.exp(), {"of the scale": [x.cos()]}
+        wrapper: Any = Scaled(x.tanh(), torch.full((), 0.5))
+        wrapper.offset, wrapper.itself = x * 3, wrapper
+        return named, wrapper
+
+    def run(transform: Transform) -> Any:
+        x = start().requires_grad_() * 1
+        named, wrapper = transform(f)(x)
+        with torch.no_grad():
+            x.zero_()
+        held = [named.scale, named.others["of the scale"][0], wrapper.offset]
+        assert not any(map(_C.has_key, held))
+        return unscaled(wrapper), [t.detach().numpy().tolist() for t in held], named.label
+
+    assert_same_as_eager(run, mode)
+
+
 def test_a_module_with_parameters_of_a_class_of_its_own(mode: Mode) -> None:
     def run(transform: Transform) -> Any:
         torch.manual_seed(3)
