@@ -126,6 +126,17 @@ void materialize(const c10::Storage& storage) {
   materialize(bytes);
 }
 
+void keep_bytes(const c10::Storage& storage) {
+  at::Tensor bytes;
+  for_each_live_domain([&](TensorDomain& domain) {
+    Cell* cell = bytes.defined() ? nullptr : domain.cell_on(*storage.unsafeGetStorageImpl());
+    if (cell == nullptr) return;
+    bytes = bytes_of(storage);
+    attach(*bytes.unsafeGetTensorImpl(), c10::intrusive_ptr<Cell>::reclaim_copy(cell));
+  });
+  if (bytes.defined()) keep_bytes({&bytes, 1}, "a storage that is written", /*addressed=*/true);
+}
+
 // See Note [What is asked before bytes are read]
 void register_announcements(std::vector<c10::RegistrationHandleRAII>& handles) {
   const auto add = [&]<class R, class... Args>(const char* name, const char* overload,

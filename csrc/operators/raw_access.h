@@ -43,6 +43,8 @@ void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader,
 
 // The same of a storage, if a level has evicted it.
 void materialize(const c10::Storage& storage);
+// The same of a storage that some level has: somebody writes there by no operator, or has the address.
+void keep_bytes(const c10::Storage& storage);
 
 // Somebody has an array of a level tensor. See Note [Arrays are seldom written]
 void note_array(const at::Tensor& tensor);

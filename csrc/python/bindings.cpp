@@ -364,6 +364,7 @@ PYBIND11_MODULE(_C, m) {
         [](LevelHandle& handle) { seal_cached_casts(handle.level()); }, nogil);
   m.def("materialize", [](const at::Tensor& tensor) { materialize(tensor); }, nogil);
   m.def("materialize_storage", [](const c10::Storage& storage) { materialize(storage); }, nogil);
+  m.def("keep_storage", [](const c10::Storage& storage) { keep_bytes(storage); }, nogil);
   m.def("materialize_together",
         [](const std::vector<at::Tensor>& tensors, const std::string& reader) {
           materialize(tensors, reader);

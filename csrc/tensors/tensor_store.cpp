@@ -3,6 +3,7 @@
 
 #include <ATen/ops/clone.h>
 #include <ATen/record_function.h>
+#include <libshm.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <utility>
@@ -72,6 +73,12 @@ bool is_shared_with_cell(const TensorVersion& version) {
          cell->storage._unsafe_get_target() == version.storage.unsafeGetStorageImpl();
 }
 
+// Other processes may have them. torch leaves no other mark when it moves a storage's bytes there.
+bool are_in_shared_memory(const c10::DataPtr& bytes) {
+  return at::MapAllocator::fromDataPtr(bytes) != nullptr ||
+         THManagedMapAllocator::fromDataPtr(bytes) != nullptr;
+}
+
 }  // namespace
 
 constinit TensorStore tensor_store;
@@ -110,7 +117,8 @@ bool TensorStore::held_elsewhere(const Version& version) {
   const auto tensors = c10::raw::intrusive_ptr::use_count(v.cell());
   const auto queue = tensors == 0 ? 1 : 0;  // the program let go of it while the lock was held
   const auto ours = 1 + is_shared;
-  return !storage->resizable() || holders_of(*storage) - ours > tensors + queue;
+  return !storage->resizable() || holders_of(*storage) - ours > tensors + queue ||
+         are_in_shared_memory(storage->_mutable_data_ptr_no_checks());
 }
 
 // See Note [A handle may outlive its storage]

@@ -6,8 +6,11 @@ Why of resizes, the core says: Note [Resizes are operators].
 Note [A storage that is read comes back]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 `copy.deepcopy`, `pickle` and `torch.save` of a tensor take its storage, ask for the address and
-read. So these methods make the bytes resident first. They stay while the storage object lives,
+read. So these methods make the bytes resident first. They stay while the storage object is held,
 since what more than its tensors hold is not evicted; `torch.save` holds all until it has written.
+A question (`y.untyped_storage().nbytes()`) holds nothing any more once it is answered. What an
+object writes, or a tensor that is made over it where no level sees that, no replay makes again:
+such a write has the bytes stay from then on, as has the address.
 
 Note [An address that was asked for stays good]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -56,23 +59,40 @@ def watch() -> None:
 
     @functools.wraps(copy)
     def copy_(self: torch.UntypedStorage, source: Any, *args: Any, **kwargs: Any) -> Any:
+        _C.keep_storage(self)
         if isinstance(source, torch.UntypedStorage):
             _C.materialize_storage(source)
         return copy(self, source, *args, **kwargs)
 
     storage.resize_ = resize_
     storage.copy_ = copy_
-    for name in ("data_ptr", "is_shared", "_write_file"):
+    for name in ("is_shared", "_write_file"):
         _tell(storage, name, _C.materialize_storage)
+    for name in ("data_ptr", "fill_", "__setitem__", "byteswap", "_set_from_file"):
+        _tell(storage, name, _C.keep_storage)
     # These move the bytes to shared memory.
     for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
         _tell(storage, name, _C.materialize_storage, _C.note_move)
+    _watch_tensors_over_storages()
     _tell(torch.Tensor, "data_ptr", _keep)
     for name in ("apply_", "map_", "map2_"):
         _tell(torch.Tensor, name, _keep, of_all=True)
     _tell(torch.Tensor, "numpy", then=_note_array)
     for name in ("_get_tid", "_get_sid"):
         _tell(torch.autograd.graph, name, _keep)
+
+
+def _watch_tensors_over_storages() -> None:
+    method: Any = torch.Tensor.set_
+
+    @functools.wraps(method)
+    def set_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        source = getattr(args[0], "_untyped_storage", args[0]) if args else None
+        if isinstance(source, torch.UntypedStorage) and not _C.is_intercepting():
+            _C.keep_storage(source)
+        return method(self, *args, **kwargs)
+
+    torch.Tensor.set_ = set_  # type: ignore[method-assign]
 
 
 def _tell(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +30,6 @@ QUESTIONS: dict[str, Callable[[Tensor], Any]] = {
     "asked twice": lambda x: x.untyped_storage().size() - x.untyped_storage().size(),
     "a typed storage": lambda x: x.storage().size(),
     "a weak reference": lambda x: weakref.ref(x.untyped_storage())().nbytes(),  # type: ignore[union-attr]
-    "data_ptr": lambda x: x.untyped_storage().data_ptr() != 0,
     "clone": lambda x: x.untyped_storage().clone()[5],
 }
 
@@ -136,6 +136,62 @@ def test_a_result_of_an_operator_that_asks_is_the_levels() -> None:
     for _ in range(2):
         assert_bitwise_equal(g(x), f(x))
     assert rematfn.stats(g).evictions > 0
+
+
+# --- writes ---------------------------------------------------------------------------------------
+
+
+def written_by_address(x: Tensor) -> None:
+    storage = x.untyped_storage()
+    ctypes.memset(storage.data_ptr(), 0, storage.nbytes())
+
+
+def written_by_a_tensor(x: Tensor) -> None:
+    torch.empty(0).set_(x.untyped_storage()).fill_(2)
+
+
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "fill_": lambda x: x.untyped_storage().fill_(0),
+    "setitem": lambda x: x.untyped_storage().__setitem__(2, 0),
+    "copy_": lambda x: x.untyped_storage().copy_(torch.ones_like(x).untyped_storage()),
+    "byteswap": lambda x: x.untyped_storage().byteswap(torch.float32),
+    "by address": written_by_address,
+    "by a tensor": written_by_a_tensor,
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+def test_what_is_written_through_a_storage_is_not_lost(
+    write: Callable[[Tensor], Any], mode: Mode
+) -> None:
+    def f(x: Tensor, weights: list[Tensor]) -> Any:
+        y = x @ weights[0]
+        write(y)
+        z, _ = layers(lambda h: h.untyped_storage().size())(x, weights)
+        return z, y + 1
+
+    assert_same_as_eager(lambda transform: transform(f)(*inputs()), mode)
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+def test_nor_is_what_is_written_before_the_backward(
+    write: Callable[[Tensor], Any], mode: Mode
+) -> None:
+    kept: list[Tensor] = []
+
+    def f(x: Tensor, weights: list[Tensor]) -> Any:
+        kept.append((x @ weights[0]).detach())
+        return layers(lambda h: h.untyped_storage().size())(x, weights)[0]
+
+    def run(transform: Transform) -> Any:
+        kept.clear()
+        x, weights = inputs()
+        total = transform(f)(x.requires_grad_(), weights)
+        write(kept[0])
+        (gradient,) = torch.autograd.grad(total, x)
+        return gradient, kept[0] + 1
+
+    assert_same_as_eager(run, mode)
 
 
 # --- jagged tensors, each of which asks about its values when it is made --------------------------

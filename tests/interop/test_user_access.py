@@ -265,8 +265,12 @@ def test_printing_under_torch_func_shows_the_wrapped_value(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-def test_a_tensor_in_shared_memory_stays_there(mode: Mode) -> None:
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+def test_a_tensor_in_shared_memory_stays_there(
+    strategy: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What another process may write is not evicted any more."""
+    monkeypatch.setattr(torch.multiprocessing, "_sharing_strategy", strategy)
 
     def run(transform: Transform) -> Any:
         def f(x: Tensor) -> Any:
