@@ -80,7 +80,9 @@ void seal(const at::Tensor& tensor, Level& level) {
   });
   const std::vector<at::Tensor> held = held_by_subclass(inner);
   for (const at::Tensor& part : held) seal(part, level);
-  if (held.empty()) seal_cell(*inner.unsafeGetTensorImpl(), level);
+  if (!held.empty()) return;
+  seal_cell(*inner.unsafeGetTensorImpl(), level);
+  for_each_part(inner, [&](const at::Tensor& part) { seal_cell(*part.unsafeGetTensorImpl(), level); });
 }
 
 void note_leaf(Level& level, c10::TensorImpl& tensor) {

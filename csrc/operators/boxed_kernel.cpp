@@ -117,7 +117,7 @@ void govern(Invocation& invocation) {
   const BelowLevels below;
   if (registrations().any_pending.load(std::memory_order_relaxed)) register_new_operators();
   FoundTensors found;
-  Arguments kind = find_tensors(invocation.arguments(), found);
+  Arguments kind = find_tensors(invocation, found);
   {
     // See Note [Another thread may seal a tensor]
     const FoundDomain domain = find_domain(found);

@@ -8,6 +8,7 @@
 
 #include "levels/boundary.h"
 #include "levels/gradient_edges.h"
+#include "tensors/layers.h"
 #include "tensors/stack_utils.h"
 
 namespace rematfn {
@@ -52,6 +53,18 @@ void find_nested(const c10::IValue& value, std::size_t position, FoundTensors& f
   }
 }
 
+// See Note [Kernels above a level]
+void find_parts(Invocation& invocation, const at::Tensor& tensor, std::size_t position, int index,
+                FoundTensors& found) {
+  // It has the version counter of its views.
+  if (tensor.is_nested()) add(found, *tensor.unsafeGetTensorImpl(), position, index);
+  for_each_part(tensor, [&](const at::Tensor& part) {
+    if (!part.defined() || !is_plain(*part.unsafeGetTensorImpl())) return;
+    add(found, *part.unsafeGetTensorImpl(), position, index);
+    invocation.keep(part);
+  });
+}
+
 void find_storages(Invocation& invocation, const Level& level, FoundTensors& found) {
   const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -85,7 +98,8 @@ Level* level_of_thread() {
 
 }  // namespace
 
-Arguments find_tensors(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found) {
+Arguments find_tensors(Invocation& invocation, FoundTensors& found) {
+  const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();
   Arguments kind = Arguments::kPlain;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& value = arguments[i];
@@ -95,6 +109,7 @@ Arguments find_tensors(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found
       if (is_plain(impl)) {
         add(found, impl, i, index);
       } else {
+        find_parts(invocation, tensor, i, index, found);
         kind = std::max(kind, is_abstract(impl) ? Arguments::kAbstract : Arguments::kOpaque);
       }
     });

@@ -40,8 +40,8 @@ enum class Arguments {
   kAbstract,  // tensors without bytes, and no level tensor among them
 };
 
-// The tensors with bytes of their own among the arguments, and what the rest is like.
-[[nodiscard]] Arguments find_tensors(c10::ArrayRef<c10::IValue> arguments, FoundTensors& found);
+// The tensors with bytes of their own among the arguments, the parts of others, and what the rest is like.
+[[nodiscard]] Arguments find_tensors(Invocation& invocation, FoundTensors& found);
 
 // The domain that an operator belongs to: the one of this thread's levels, which is alive while
 // they run, else that of its level tensors, or none.

@@ -48,11 +48,13 @@ struct Hash {
         static_cast<std::uint64_t>(tensor.is_wrapped_number()) << 16U |
         static_cast<std::uint64_t>(tensor.key_set().has_backend(c10::BackendComponent::CPUBit))
             << 17U);
-    if (tensor.has_symbolic_sizes_strides() || tensor.layout() != c10::kStrided) return;
+    if (tensor.has_symbolic_sizes_strides()) return;
+    if (tensor.has_storage()) add(tensor.unsafe_storage().nbytes());
+    if (tensor.is_nested()) return;  // its sizes differ: to ask for them throws
     add(tensor.sizes());
+    if (tensor.layout() != c10::kStrided) return;
     add(tensor.strides());
     add(static_cast<std::uint64_t>(tensor.storage_offset()));
-    if (tensor.has_storage()) add(tensor.unsafe_storage().nbytes());
   }
   void add_kind(char kind) { add(static_cast<std::uint64_t>(kind)); }
   // An integer, a truth value and a float of the same bits give results of other types.
@@ -202,6 +204,7 @@ bool has_mask(Arguments arguments) {
 std::size_t bound_of(DataBound bound, Arguments arguments) {
   if (arguments.empty() || !arguments[0].isTensor() || !arguments[0].toTensor().defined()) return 0;
   const at::Tensor& self = arguments[0].toTensor();
+  if (!is_plain(*self.unsafeGetTensorImpl())) return 0;
   const auto elements = static_cast<std::size_t>(self.numel());
   switch (bound) {
     case DataBound::kIndices:
@@ -278,7 +281,7 @@ Flops flops_of(const OperatorFacts& facts, Arguments arguments) {
   // The kernel will refuse what has not the dimensions that it needs, in words of its own.
   const auto extent = [](const at::Tensor& t, std::int64_t dimension) {
     const bool has = t.dim() >= (dimension < 0 ? -dimension : dimension + 1);
-    return has ? static_cast<double>(t.size(dimension)) : 1.0;
+    return has && !t.is_nested() ? static_cast<double>(t.size(dimension)) : 1.0;
   };
   const auto per_channel = [&](const at::Tensor& weight) {
     return static_cast<double>(weight.numel()) / std::max(extent(weight, 0), 1.0);

@@ -214,6 +214,12 @@ class Quiet final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
+// See Note [Kernels above a level]
+bool asks_for_metadata(const c10::OperatorName& name) {
+  return name.name == "aten::_nested_tensor_size" || name.name == "aten::_nested_tensor_strides" ||
+         name.name == "aten::_nested_tensor_storage_offsets";
+}
+
 constexpr std::array kKeysAbove{
     DispatchKey::MkldnnCPU,     DispatchKey::SparseCPU,       DispatchKey::SparseCUDA,
     DispatchKey::SparseCsrCPU,  DispatchKey::SparseCsrCUDA,   DispatchKey::NestedTensorCPU,
@@ -231,7 +237,7 @@ void register_kernels_above(Handles& handles) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
-    if (!op.has_value() || !op->hasSchema()) continue;
+    if (!op.has_value() || !op->hasSchema() || asks_for_metadata(name)) continue;
     for (const DispatchKey key : kKeysAbove) {
       if (op->hasKernelForDispatchKey(key)) put_around<Governed>(*op, key, handles);
     }

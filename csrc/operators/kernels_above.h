@@ -9,8 +9,11 @@
 //   1. Sparse, nested and mkldnn tensors have keys above ours. `torch.mm(a, x)` with a sparse `a`
 //      reads the dense x, `x.add_(a)` writes it. Theirs then is to the level what the kernel below
 //      is otherwise: an operator with an argument that is no plain tensor, whose results are kept.
-//      A level tensor that becomes part of a sparse one (`torch.sparse_coo_tensor(indices, x)`)
-//      is given away, since the sparse one cannot be asked to bring it back.
+//      The tensors that such an argument consists of are operands. A level tensor that becomes part of
+//      one (`torch.sparse_coo_tensor(indices, x)`, the scales of a quantised tensor) is given away: much
+//      reads a part without an operator, as torch does the sizes of a nested tensor. So is one that a
+//      script object may have taken in, which cannot be asked what it consists of.
+//      To ask a nested tensor for its sizes is no operator: autograd does where it may not throw.
 //   2. A few operators decompose, which happens above us, and on the way read an integer tensor to
 //      know what to do: `tensor_split(x, indices)`, `ctc_loss` with tensors of lengths, an LSTM over
 //      a packed sequence. Integers among their arguments are made resident and are held until they
@@ -27,8 +30,6 @@
 
 #pragma once
 
-#include <ATen/SparseCsrTensorImpl.h>
-#include <ATen/SparseTensorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <vector>
@@ -46,20 +47,5 @@ void pin_kernel(const c10::OperatorHandle& op, c10::DispatchKey key, Handles& ha
 
 // Called for each result that a level records, with the domain's lock held.
 void hold_if_asked(const Ref<TensorVersion>& version, caffe2::TypeMeta dtype);
-
-// Visits the dense tensors that a sparse one consists of.
-template <class Visit>
-void for_each_part(const at::Tensor& tensor, Visit&& visit) {
-  if (tensor.is_sparse()) {
-    const auto* impl = static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
-    visit(impl->indices());
-    visit(impl->values());
-  } else if (tensor.key_set().has(c10::DispatchKey::SparseCsr)) {
-    const auto* impl = static_cast<at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl());
-    visit(impl->compressed_indices());
-    visit(impl->plain_indices());
-    visit(impl->values());
-  }
-}
 
 }  // namespace rematfn

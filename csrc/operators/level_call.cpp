@@ -103,6 +103,7 @@ void LevelCall::run() {
     if (is_bounded_) stop_if_thrashing(level_);
     if (facts_.is_view || facts_.announces_address || facts_.changes_metadata) {
       pass();
+      give_away_parts();
       return keep_for_hooks();
     }
     Step::run();

@@ -50,6 +50,7 @@ class LevelCall final : private Step {
   void sort_results();
   bool put_handle_on(c10::TensorImpl& tensor);
   void give_away_parts();
+  void give_away(Cell& cell, c10::TensorImpl& tensor);
   void record_write(std::size_t argument);
   void note_failed_write();
   void record_fresh(c10::TensorImpl& tensor, OutputPlace place);
@@ -97,6 +98,7 @@ class LevelCall final : private Step {
   c10::SmallVector<Fresh, 4> fresh_;
   bool on_accelerator_ = false;  // some operand is
   bool has_parts_ = false;  // some result is no plain tensor, and perhaps made of some that are
+  bool has_objects_ = false;  // or is no value that can be looked into
   FootprintKey footprint_key_ = 0;  // once it has been asked for
   Footprint foreseen_;
   std::size_t peak_ = 0;     // what the kernel allocated at once

@@ -6,6 +6,7 @@
 
 #include "operators/kernels_above.h"
 #include "operators/level_call.h"
+#include "tensors/layers.h"
 #include "tensors/stack_utils.h"
 
 namespace rematfn {
@@ -43,6 +44,7 @@ void LevelCall::sort_results() {
       c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
       if (!is_plain(*impl)) {
         has_parts_ = true;
+        if (has_level_key(*impl)) detach(*impl);
         return;
       }
       if (put_handle_on(*impl)) return;
@@ -52,24 +54,41 @@ void LevelCall::sort_results() {
       fresh.place.index = index;
       fresh.place.written = false;
     });
+    if (all[i].isTensor()) continue;
+    has_objects_ |= all[i].isObject() || all[i].isCapsule() || all[i].isPyObject();
+    has_parts_ |= has_objects_;
   }
 }
 
-// Level tensors that have become parts of a sparse one. The last step: with its part an argument's
-// cell may go. See Note [Kernels above a level]
+// Level tensors that have become parts of a result. The last step: with its part an argument's cell
+// may go. See Note [Kernels above a level]
 void LevelCall::give_away_parts() {
   if (!has_parts_) return;
-  const auto give_away = [&](const at::Tensor& part) {
-    Cell* cell = cell_of(*part.unsafeGetTensorImpl());
-    if (cell == nullptr) return;
-    Version* version = cell->version.get();
-    domain_.materialize({&version, 1});
-    domain_.make_outside(*cell->version);
-    detach(*part.unsafeGetTensorImpl());
+  if (has_objects_ && !facts_.communicates) {
+    for (const FoundTensor& f : found_) {
+      if (Cell* cell = cell_of(*f.tensor)) give_away(*cell, *f.tensor);
+    }
+  }
+  const auto visit = [&](const at::Tensor& part) {
+    if (!part.defined() || !is_plain(*part.unsafeGetTensorImpl())) return;
+    c10::TensorImpl& impl = *part.unsafeGetTensorImpl();
+    Cell* cell = cell_of(impl);
+    for (const FoundTensor& f : found_) {  // a nested tensor's buffer has no handle
+      const bool is_its = f.storage == impl.unsafe_storage().unsafeGetStorageImpl();
+      if (cell == nullptr && is_its) cell = cell_of(*f.tensor);
+    }
+    if (cell != nullptr) give_away(*cell, impl);
   };
   for (const c10::IValue& value : results()) {
-    for_each_tensor(value, [&](const at::Tensor& tensor, int) { for_each_part(tensor, give_away); });
+    for_each_tensor(value, [&](const at::Tensor& tensor, int) { for_each_part(tensor, visit); });
   }
+}
+
+void LevelCall::give_away(Cell& cell, c10::TensorImpl& tensor) {
+  Version* version = cell.version.get();
+  domain_.materialize({&version, 1});
+  domain_.make_outside(*cell.version);
+  detach(tensor);
 }
 
 bool LevelCall::put_handle_on(c10::TensorImpl& tensor) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// layers.h: the tensors inside a tensor: behind functorch's wrappers, in subclasses of Python's.
+// layers.h: the tensors inside a tensor: behind functorch's wrappers, in subclasses of Python's, and those
+// that one without plain bytes consists of.
 
 #pragma once
 
@@ -31,7 +32,10 @@ at::Tensor for_each_layer(const at::Tensor& tensor, Visit&& visit) {
 [[nodiscard]] at::Tensor innermost(const at::Tensor& tensor);
 // A wrapper subclass has no bytes of its own: what a level sees are the tensors that it holds.
 [[nodiscard]] std::vector<at::Tensor> held_by_subclass(const at::Tensor& tensor);
-// Visits the innermost tensor or, if that is a subclass of Python's, those that it holds.
+// Visits the tensors with plain bytes that another kind of tensor consists of: the indices and values of
+// a sparse one, the buffer, sizes, strides and offsets of a nested one, scales and zero points.
+void for_each_part(const at::Tensor& tensor, const std::function<void(const at::Tensor&)>& visit);
+// Visits the innermost tensor and its parts or, if it is a subclass of Python's, those that it holds.
 void for_each_innermost(const at::Tensor& tensor,
                         const std::function<void(const at::Tensor&)>& visit);
 // Says which tensors a subclass of Python's holds. bindings.cpp sets it.
