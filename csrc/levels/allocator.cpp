@@ -13,7 +13,7 @@
 #include <mutex>
 #include <utility>
 
-#include "levels/gradient_edges.h"
+#include "levels/governed_nodes.h"
 #include "levels/level.h"
 #include "levels/meter.h"
 #include "levels/pressure.h"

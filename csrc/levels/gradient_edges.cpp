@@ -9,15 +9,14 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <mutex>
-#include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "levels/allocator.h"
 #include "levels/boundary.h"
+#include "levels/governed_nodes.h"
 #include "tensors/layers.h"
 #include "tensors/thread_keys.h"
 #include "tensors/torch_compat.h"
@@ -28,10 +27,6 @@ namespace {
 using torch::autograd::Edge;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
-
-// AccumulateGrad nodes have the greatest number of all, so that they run as early as they can. They
-// are in nobody's region, whoever made their leaf.
-constexpr std::uint64_t kAccumulator = std::numeric_limits<std::uint64_t>::max();
 
 // Where a node was made, and when.
 struct Birth {
@@ -69,8 +64,9 @@ bool is_seal(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook);
 
 // A gradient that no level made, where one leaves. See Note [The operators of a node are its level's]
 void leave_count(const at::Tensor& gradient) {
-  if (current_level() != nullptr || !is_plain(*gradient.unsafeGetTensorImpl())) return;
-  count_no_more(*gradient.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  c10::TensorImpl& impl = *gradient.unsafeGetTensorImpl();
+  if (current_level() != nullptr || is_backward_governed() || !is_plain(impl)) return;
+  count_no_more(*impl.unsafe_storage().unsafeGetStorageImpl());
 }
 
 // Note [Hooks may write parameters]
@@ -86,6 +82,11 @@ bool has_hooks(const at::Tensor& leaf) {
   const auto& hooks = torch::autograd::impl::hooks(leaf);
   return torch::autograd::impl::post_acc_grad_hooks(leaf) != nullptr ||
          !std::all_of(hooks.begin(), hooks.end(), is_seal);
+}
+
+// A leaf that a level has made. See Note [The operators of a node are its level's], Rule 2
+bool is_made_with_hooks(const at::Tensor& leaf) {
+  return leaf.is_leaf() && leaf.requires_grad() && has_key(leaf) && has_hooks(leaf);
 }
 
 void see_operators_of_hooks() {
@@ -147,9 +148,10 @@ class SealHook final : public torch::autograd::FunctionPreHook {
   }
 
   // What arrives at the target leaves each level up to the one whose region the target is in. A leaf
-  // has none: a level that still runs keeps what arrives there.
+  // has none: a level that still runs, or whose node has begun the backward, keeps what arrives there.
   [[nodiscard]] bool stays_in(const Level& level) const {
-    return target_.is_accumulator() ? level.active.load() : in_region(target_, level);
+    if (!target_.is_accumulator()) return in_region(target_, level);
+    return level.active || is_backward_governed_by(level);
   }
 
   const Birth target_;
@@ -231,38 +233,6 @@ void watch_again(const WatchedLeaves& leaves) {
   }
 }
 
-// Note [The operators of a node are its level's]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// A backward after `f` reads much that is no level tensor: the gradient that autograd feeds to an
-// output, for a mean as large as its input; the cosine of an argument; the zeros that a formula
-// starts from; all of matrix_exp's, which works on a block matrix of its own. The engine restores
-// the thread's state for each node, so each node of the region that a backward can reach from
-// outside has a hook that lets its operators come to us, and says whose they are. What is allocated
-// there beside operators counts for that level too, until it is freed, or until the gradient leaves
-// (SealHook). A node whose graph nested levels share has a hook of each; the innermost governs. A
-// backward that runs within a node begins with that node's state, so that our key is included in its
-// own nodes too. These have no hook: they were made just now, and belong where that node does.
-thread_local std::weak_ptr<LevelHandle> level_of_last_node;
-
-class NodeHook final : public torch::autograd::FunctionPreHook {
- public:
-  explicit NodeHook(std::shared_ptr<LevelHandle> level) : level_(std::move(level)) {}
-
-  variable_list operator()(const variable_list& gradients) override {
-    if (current_level() == nullptr) {
-      see_operators();
-      level_of_last_node = level_;
-    }
-    return gradients;
-  }
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
-
-  [[nodiscard]] Level& level() const { return level_->level(); }
-
- private:
-  const std::shared_ptr<LevelHandle> level_;
-};
-
 // On the node of an output: where a backward begins that enters the level.
 class EntryHook final : public torch::autograd::FunctionPreHook {
  public:
@@ -324,24 +294,6 @@ Node* root_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-Level* level_of_running_node() {
-  const auto node = torch::autograd::get_current_node();
-  if (!node) return nullptr;
-  Level* innermost = nullptr;
-  for (const auto& hook : node->pre_hooks()) {
-    const torch::autograd::FunctionPreHook& any = *hook;
-    if (typeid(any) != typeid(NodeHook)) continue;
-    Level& level = static_cast<const NodeHook&>(any).level();
-    if (innermost == nullptr || level.depth > innermost->depth) innermost = &level;
-  }
-  if (innermost != nullptr || node->sequence_nr() == kAccumulator ||
-      !c10::impl::tls_is_dispatch_key_included(kLevelKey)) {
-    return innermost;
-  }
-  const auto handle = level_of_last_node.lock();
-  return handle ? &handle->level() : nullptr;
-}
-
 void remember_leaf(const at::Tensor& leaf, WatchedLeaves& leaves) {
   // A weak reference keeps a tensor from being destroyed, and with it its handle and our lineage;
   // or, if it is a wrapper of functorch's, the tensor inside.
@@ -353,25 +305,30 @@ void remember_leaf(const at::Tensor& leaf, WatchedLeaves& leaves) {
 void cut_graph(const at::Tensor& tensor, Level& level) {
   using torch::autograd::Node;
   Node* root = root_of(tensor);  // See Note [Reading a graph must not change it]
-  if (root == nullptr) return;
+  const bool has_own_hooks = root == nullptr && is_made_with_hooks(tensor);
+  if (root == nullptr && !has_own_hooks) return;
   const DomainLock lock(level.domain);
-  if (!in_region(Birth(*root), level)) return;
+  if (root != nullptr && !in_region(Birth(*root), level)) return;
   const Savers& savers = level.tensor_domain().savers;
   auto leaves = level.watched_leaves.lock();
   if (!leaves) level.watched_leaves = leaves = std::make_shared<WatchedLeaves>();
   const auto handle = std::make_shared<LevelHandle>(level);
-  if (level.visited_nodes.insert(~name_of(*root)).second) {
-    root->add_tensor_pre_hook(std::make_unique<OutputSealHook>(*root));
-    root->add_pre_hook(std::make_unique<EntryHook>(handle, leaves));
+  if (has_own_hooks) {
+    govern_hooks(tensor, handle, std::make_unique<EntryHook>(handle, leaves));
+    return;
   }
   std::vector<Node*> todo;
   const auto visit = [&](Node& node) {
     if (!level.visited_nodes.insert(name_of(node)).second) return;
-    node.add_pre_hook(std::make_unique<NodeHook>(handle));
+    govern(node, handle);
     level.graph_leaves = level.graph_leaves || !savers.has_let_go(node);
     todo.push_back(&node);
   };
   visit(*root);
+  if (level.visited_nodes.insert(~name_of(*root)).second) {
+    root->add_tensor_pre_hook(std::make_unique<OutputSealHook>(*root));
+    root->add_pre_hook(std::make_unique<EntryHook>(handle, leaves));
+  }
   while (!todo.empty()) {
     Node& node = *todo.back();
     todo.pop_back();
@@ -383,7 +340,9 @@ void cut_graph(const at::Tensor& tensor, Level& level) {
         watch(edge.function);  // See Note [Seals are hooks on the target]
         const auto* leaf =
             dynamic_cast<const torch::autograd::AccumulateGrad*>(edge.function.get());
-        if (leaf != nullptr && leaf->variable.defined()) remember_leaf(leaf->variable, *leaves);
+        if (leaf == nullptr || !leaf->variable.defined()) continue;
+        remember_leaf(leaf->variable, *leaves);
+        if (is_made_with_hooks(leaf->variable)) govern_hooks(leaf->variable, handle);
       }
     }
   }

@@ -19,8 +19,4 @@ void cut_graph(const at::Tensor& tensor, Level& level);
 // A backward that enters the level looks at the hooks of `leaf` again. The level's domain is locked.
 void remember_leaf(const at::Tensor& leaf, WatchedLeaves& leaves);
 
-// The level in whose region the node lies that a backward runs on this thread, which keeps it alive;
-// null if there is none. See Note [The operators of a node are its level's]
-[[nodiscard]] Level* level_of_running_node();
-
 }  // namespace rematfn

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "levels/boundary.h"
-#include "levels/gradient_edges.h"
+#include "levels/governed_nodes.h"
 #include "tensors/layers.h"
 #include "tensors/stack_utils.h"
 
@@ -82,12 +82,14 @@ bool is_abstract(const c10::TensorImpl& tensor) {
   return keys.has_backend(c10::BackendComponent::MetaBit);
 }
 
-// A leaf's gradient is accumulated at the end of a backward: what arrives there has left it.
+// A leaf's gradient is accumulated at the end of a backward: what arrives there has left it. The leaf's
+// own hooks may be a level's.
 bool is_outside_of_backward() {
   const auto node = torch::autograd::get_current_node();
   if (!node) return true;
   const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
-  return leaf != nullptr && leaf->variable.defined() && !has_key(leaf->variable);
+  return leaf != nullptr && leaf->variable.defined() && !has_key(leaf->variable) &&
+         level_of_running_node() == nullptr;
 }
 
 // See Note [The operators of a node are its level's]

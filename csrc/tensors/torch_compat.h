@@ -6,11 +6,13 @@
 
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/version.h>
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 #define REMATFN_TORCH_AT_LEAST(minor) \
@@ -62,6 +64,18 @@ inline bool is_capturing(const c10::impl::DeviceGuardImplInterface& guard, const
   (void)stream;
   return false;
 #endif
+}
+
+// A slot of our own in the state of a thread that torch hands on to the backwards begun there. Slots were
+// numbered once.
+inline constexpr std::string_view kOwnSlot = "REMATFN_LEVEL";
+template <class Kind = c10::DebugInfoKind>
+Kind own_slot() {
+  if constexpr (std::is_enum_v<Kind>) {
+    return static_cast<Kind>(0x72);
+  } else {
+    return Kind(&kOwnSlot);
+  }
 }
 
 // Nodes were held by shared_ptr once.

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
+from torch import Tensor
+
 from .. import _C
 from .._errors import RematError
 from .._interop import distributed, storages
@@ -102,12 +104,29 @@ def call(
         if _KEY_WITHOUT_DEVICE in str(error):
             raise RuntimeError(f"{options.name}: {_LEGACY_CONSTRUCTOR}") from error
         raise
-    _C.hand_over(level, False)  # what makes room for the rest
-    seal(level, (result, args, kwargs))  # `x.set_(y)` makes an argument the level's
-    _C.hand_over(level, True)
+    leaving = tensors_of((result, args, kwargs))  # `x.set_(y)` makes an argument the level's
+    if any(map(_computes_again, leaving)):
+        seal(level, leaving)
+        _C.bring_survivors_back(level)
+    else:
+        _C.hand_over(level, False)  # what makes room for the rest
+        seal(level, leaving)
+        _C.hand_over(level, True)
     if options.discards:
         level.discard()
     return result
+
+
+def _computes_again(tensor: Tensor) -> bool:
+    """Return whether a leaf that the level has made has hooks.
+
+    They go on with the call, in its backward, and what the function has stored away may be there
+    for them alone: it stays the level's until then.
+    See Note [What is stored away outlives what it was made of].
+    """
+    if not (tensor.requires_grad and tensor.is_leaf and _C.has_key(tensor)):
+        return False
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def _raise_own(error: RuntimeError) -> None:
@@ -120,9 +139,9 @@ def _raise_own(error: RuntimeError) -> None:
         raise own from error
 
 
-def seal(level: _C.Level, leaving: Any) -> None:
-    """Make the tensors of the pytree ``leaving`` the caller's: ``level`` has ended."""
-    for tensor in tensors_of(leaving):
+def seal(level: _C.Level, leaving: list[Tensor]) -> None:
+    """Make the tensors ``leaving`` the caller's: ``level`` has ended."""
+    for tensor in leaving:
         _C.seal(tensor, level)
     _C.seal_leaf_gradients(level)  # by now it is known whether a graph leads to the leaves
     _C.seal_cached_casts(level)

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "levels/governed_nodes.h"
+
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "tensors/thread_keys.h"
+#include "tensors/torch_compat.h"
+
+namespace rematfn {
+namespace {
+
+using torch::autograd::FunctionPreHook;
+using GraphNode = torch::autograd::Node;
+using torch::autograd::PostAccumulateGradHook;
+using torch::autograd::variable_list;
+
+// Lies in the state of a thread. See Note [The operators of a node are its level's], Rule 3
+struct Governor final : c10::DebugInfoBase {
+  Governor(std::shared_ptr<LevelHandle> by, const GraphNode* of) : level(std::move(by)), node(of) {}
+
+  const std::shared_ptr<LevelHandle> level;  // null: nobody's, from here on
+  const GraphNode* const node;
+};
+
+const Governor* governor() {
+  return static_cast<const Governor*>(c10::ThreadLocalDebugInfo::get(own_slot()));
+}
+
+void begin_to_govern(const std::shared_ptr<LevelHandle>& level) {
+  if (current_level() != nullptr) return;
+  const GraphNode* node = torch::autograd::get_current_node().get();
+  const Governor* now = governor();
+  if (now != nullptr && now->node == node && now->level &&
+      now->level->level().depth >= level->level().depth) {
+    return;  // Rule 1
+  }
+  see_operators();
+  c10::ThreadLocalDebugInfo::_push(own_slot(), std::make_shared<Governor>(level, node));
+}
+
+// See Note [The operators of a node are its level's], Rule 4
+void end_to_govern() {
+  const GraphNode* node = torch::autograd::get_current_node().get();
+  c10::ThreadLocalDebugInfo::_push(own_slot(), std::make_shared<Governor>(nullptr, node));
+}
+
+class NodeHook final : public FunctionPreHook {
+ public:
+  explicit NodeHook(std::shared_ptr<LevelHandle> level) : level_(std::move(level)) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    begin_to_govern(level_);
+    return gradients;
+  }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+
+  [[nodiscard]] bool is_of(const Level& level) const { return &level_->level() == &level; }
+
+ private:
+  const std::shared_ptr<LevelHandle> level_;
+};
+
+// After the hooks of a leaf.
+class EndHook final : public FunctionPreHook {
+ public:
+  variable_list operator()(const variable_list& gradients) override {
+    end_to_govern();
+    return gradients;
+  }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+};
+
+// Around those that run when its gradient is there.
+class GovernedPostHook final : public PostAccumulateGradHook {
+ public:
+  GovernedPostHook(std::shared_ptr<LevelHandle> level, std::unique_ptr<PostAccumulateGradHook> inner)
+      : level_(std::move(level)), inner_(std::move(inner)) {}
+
+  void operator()(const at::Tensor& leaf) override {
+    begin_to_govern(level_);
+    (*inner_)(leaf);
+    end_to_govern();
+  }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    inner_->compiled_args(args);
+  }
+  void apply_with_saved(at::Tensor& leaf,
+                        torch::dynamo::autograd::SwapSavedVariables& saved) override {
+    inner_->apply_with_saved(leaf, saved);
+  }
+
+ private:
+  const std::shared_ptr<LevelHandle> level_;
+  const std::unique_ptr<PostAccumulateGradHook> inner_;
+};
+
+}  // namespace
+
+Level* level_of_running_node() {
+  if (!c10::impl::tls_is_dispatch_key_included(kLevelKey)) return nullptr;
+  const Governor* now = governor();
+  if (now == nullptr || !now->level) return nullptr;
+  const auto node = torch::autograd::get_current_node();
+  if (!node || (node->sequence_nr() == kAccumulator && node.get() != now->node)) return nullptr;
+  return &now->level->level();
+}
+
+bool is_backward_governed() {
+  const Governor* now = governor();
+  return now != nullptr && now->level && now->node != torch::autograd::get_current_node().get();
+}
+
+bool is_backward_governed_by(const Level& level) {
+  if (!is_backward_governed()) return false;
+  const Level* l = &governor()->level->level();
+  while (l != nullptr && l != &level) l = l->enclosing_level();
+  return l != nullptr;
+}
+
+void govern(GraphNode& node, const std::shared_ptr<LevelHandle>& level) {
+  auto& hooks = node.tensor_pre_hooks().empty() ? node.pre_hooks() : node.tensor_pre_hooks();
+  hooks.insert(hooks.begin(), std::make_unique<NodeHook>(level));
+}
+
+void govern_hooks(const at::Tensor& leaf, const std::shared_ptr<LevelHandle>& level,
+                  std::unique_ptr<FunctionPreHook> first) {
+  auto& hooks = torch::autograd::impl::hooks(leaf);
+  const auto is_ours = [&](const std::unique_ptr<FunctionPreHook>& hook) {
+    const auto* ours = dynamic_cast<const NodeHook*>(hook.get());
+    return ours != nullptr && ours->is_of(level->level());
+  };
+  if (std::any_of(hooks.begin(), hooks.end(), is_ours)) return;
+  if (first) hooks.insert(hooks.begin(), std::move(first));
+  hooks.insert(hooks.begin(), std::make_unique<NodeHook>(level));
+  hooks.push_back(std::make_unique<EndHook>());
+  if (auto& after = torch::autograd::impl::post_acc_grad_hooks(leaf)) {
+    after = std::make_unique<GovernedPostHook>(level, std::move(after));
+  }
+}
+
+}  // namespace rematfn

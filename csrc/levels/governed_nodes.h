@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// governed_nodes.h: whose the operators are that a node of autograd's runs, and its hooks.
+//
+// Note [The operators of a node are its level's]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A backward after `f` reads much that is no level tensor: the gradient that autograd feeds to an
+// output, for a mean as large as its input; the cosine of an argument; the zeros that a formula
+// starts from; all of matrix_exp's, which works on a block matrix of its own; parameters, where a hook
+// or an autograd.Function computes anew. So each node of the region that a backward can reach from
+// outside has a hook that lets its operators come to us, and says whose they are. The engine restores
+// the thread's state for each node. What is allocated there beside operators counts for that level too,
+// until it is freed, or until the gradient leaves (SealHook).
+//   1. A node whose graph nested levels share has a hook of each; the innermost governs.
+//   2. Hooks that the node has when `f` returns are part of `f`: ours comes before them. So do those of
+//      a leaf that was made in `f`. What registers later, on a result, is the caller's.
+//   3. A backward that runs within a node begins with that node's state, on whatever thread it runs. Its
+//      own nodes have no hook of ours: they were made just now, and belong where that node does. So do
+//      the gradients that it gives back, of leaves from outside too: what is computed of them is the
+//      level's, and if they were sealed, its lineage would hold them all. Where it accumulates one,
+//      AccumulateGrad is nobody's, and the gradient has left.
+//   4. Neither is a leaf's own gradient the level's: the hooks of a leaf are, and not what comes after.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+
+#include "levels/level.h"
+
+namespace rematfn {
+
+// AccumulateGrad nodes have the greatest number of all, so that they run as early as they can. They
+// are in nobody's region, whoever made their leaf.
+inline constexpr std::uint64_t kAccumulator = std::numeric_limits<std::uint64_t>::max();
+
+// The level whose the operators are of the node that a backward runs on this thread; null if there is
+// none.
+[[nodiscard]] Level* level_of_running_node();
+// Whether a node of some level, of `level` or of one inside it, has begun the running backward.
+[[nodiscard]] bool is_backward_governed();
+[[nodiscard]] bool is_backward_governed_by(const Level& level);
+
+// From now on the operators of `node` are the level's, and those of the hooks that it has.
+void govern(torch::autograd::Node& node, const std::shared_ptr<LevelHandle>& level);
+// The same for the hooks that a leaf has, which begin with `first`.
+void govern_hooks(const at::Tensor& leaf, const std::shared_ptr<LevelHandle>& level,
+                  std::unique_ptr<torch::autograd::FunctionPreHook> first = nullptr);
+
+}  // namespace rematfn
