@@ -12,11 +12,12 @@
 //   2. One that is away would be replayed from the old value. Where all that are away come to no more
 //      than the value, or there is no room for a copy of it, they are brought back first, if they fit.
 //      So they are where a gradient is among them: who writes a parameter by its gradient goes on with
-//      the others, reads theirs, and would have all parameters copied.
+//      the others, reads theirs, and would have all parameters copied. What will not be read again, as
+//      far as a guide knows, is not brought back for the sake of fewer bytes.
 //   3. Else the value is copied, and all stays as it was.
 //   4. What has a copy elsewhere needs no replay.
 // A constant that the program drops has lost its bytes in just the same way, but that lineage may keep
-// them: it does, where a dependent is away, or where there is a budget and the dependents are larger.
+// them: it does where a dependent is away.
 #include <algorithm>
 #include <exception>
 #include <iterator>
@@ -28,23 +29,22 @@
 namespace rematfn {
 namespace {
 
-// False if they are not to be found by `most` operations. See Note [What an old value is needed for]
-bool find_dependents(const Version& version, std::size_t most, Walks& walks,
-                     std::vector<Version*>& found) {
+// See Note [What an old value is needed for]
+std::vector<Version*> find_dependents(const Version& version, Walks& walks) {
+  std::vector<Version*> found;
   Walk walk(walks);
-  walk.visit_readers(version, most);
+  walk.visit_readers(version, kNoCap);
   for (std::size_t i = 0; i < walk.size(); ++i) {
-    if (walk.size() >= most) return false;
     for (Version* output : walk[i].outputs) {
       if (output == nullptr) continue;
       if (output->has_tensor) {
         found.push_back(output);
       } else {
-        walk.visit_readers(*output, most);
+        walk.visit_readers(*output, kNoCap);
       }
     }
   }
-  return true;
+  return found;
 }
 
 bool is_away(const Version* version) { return version->must_be_replayed(); }
@@ -56,17 +56,11 @@ std::size_t bytes_of(const std::vector<Version*>& versions, bool (*counts)(const
   return sum;
 }
 
-bool is_bounded(const Table* table) {
-  while (table != nullptr && table->budget == kNoBudget) table = table->enclosing.get();
-  return table != nullptr;
-}
-
 }  // namespace
 
 bool Domain::free_of_readers(Version& version, const Table& level) {
   if (version.readers == nullptr) return true;
-  std::vector<Version*> dependents;
-  find_dependents(version, kNoCap, walks, dependents);
+  const std::vector<Version*> dependents = find_dependents(version, walks);
   if (std::ranges::any_of(dependents, is_away) && !bring_back_for_good(version, dependents, level)) {
     return false;
   }
@@ -77,9 +71,13 @@ bool Domain::free_of_readers(Version& version, const Table& level) {
 // Rule 2
 bool Domain::bring_back_for_good(const Version& version, const std::vector<Version*>& dependents,
                                  const Table& level) {
-  const auto is_missed = [](const Version* v) { return is_away(v) && v->backward; };
-  const bool is_larger = bytes_of(dependents, is_away) > version.nbytes;
-  if (is_larger && std::ranges::none_of(dependents, is_missed) &&
+  const auto is_useless = [](const Version* v) { return is_away(v) && v->next_use == kNever; };
+  const auto is_missed = [](const Version* v) {
+    return is_away(v) && v->backward && v->next_use != kNever;
+  };
+  const bool costs_more = bytes_of(dependents, is_away) > version.nbytes ||
+                          std::ranges::any_of(dependents, is_useless);
+  if (costs_more && std::ranges::none_of(dependents, is_missed) &&
       could_make_room(level, version.nbytes)) {
     return false;
   }
@@ -100,11 +98,8 @@ bool Domain::bring_back_for_good(const Version& version, const std::vector<Versi
 
 void Domain::free_dropped(const Version& version) {
   if (version.readers == nullptr) return;
-  const bool bounded = is_bounded(version.table.get());
-  std::vector<Version*> dependents;
-  if (!find_dependents(version, bounded ? kWalkCap : kNoCap, walks, dependents)) return;
+  const std::vector<Version*> dependents = find_dependents(version, walks);
   if (std::ranges::any_of(dependents, is_away)) return;
-  if (bounded && bytes_of(dependents, goes_or_is_away) > version.nbytes) return;
   for (Version* dependent : dependents) cut(*dependent);
 }
 

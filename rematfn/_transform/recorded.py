@@ -172,8 +172,8 @@ class RecordedProgram:
         calls = [data for kind, data in events if kind == "call"]
         made_backward = {value: call[7] for call in calls for value, _ in call[9]}
         left = {value for kind, value in events if kind == "seal" and value in made_backward}
-        gradients = sum(values[value][0] for value in left if made_backward[value])
-        others = sum(values[value][0] for value in left if not made_backward[value])
+        gradients: int = sum(values[value][0] for value in left if made_backward[value])
+        others: int = sum(values[value][0] for value in left if not made_backward[value])
         return 2 * others > gradients
 
     def note_use(self) -> None:

@@ -189,13 +189,14 @@ class Rematted(Generic[P, R]):
             history=self._history,
         )
 
-    def _refuse(self, program: _C.Program, options: LevelOptions) -> NoReturn:
+    def _refuse(self, program: _C.Program | None, options: LevelOptions) -> NoReturn:
         """Raise before a call begins that would be refused when it has changed what it updates.
 
         Raises:
             BudgetError: Always.
         """
         assert isinstance(self.policy, Planned)
+        assert program is not None
         assert options.budget is not None
         link = self._options.tiers.link(self._options.drops)
         enough = program.enough_for(self.policy.first.core(), options.budget, math.inf, link)
@@ -289,8 +290,8 @@ class Rematted(Generic[P, R]):
                 if thrash is not None:
                     thrash.report("the call, by its plan,", planned_for)
             if planned_for is None:
-                is_known = program is not None and not forecast.is_estimate
-                if is_known and program.writes_outside and not recorded.makes_state():
+                updates = program is not None and program.writes_outside
+                if updates and not forecast.is_estimate and not recorded.makes_state():
                     self._refuse(program, options)
                 why = "no plan fits its budget"
                 forecast = dataclasses.replace(forecast, kind="online", why=why)
