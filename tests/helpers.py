@@ -162,12 +162,16 @@ def assert_nothing_left(before: dict[str, int]) -> None:
 # --- the ways to transform ------------------------------------------------------------------------
 
 
+# The backward works in its forward's workspace, and leaves there what no result depends on.
+_WORKSPACE = re.compile(r"by `aten::mkldnn_rnn_layer` .* of `aten::mkldnn_rnn_layer_backward`$")
+
+
 def watched(run: Callable[[], Result]) -> Result:
     """Return what `run` does; assert that contents changed by recorded writes alone meanwhile."""
     _C.testing.watch_contents(True)
     try:
         result = run()
-        found = _C.testing.changed_contents()
+        found = [c for c in _C.testing.changed_contents() if not _WORKSPACE.search(c)]
     finally:
         _C.testing.watch_contents(False)
     assert not found, "\n".join(found)
@@ -187,7 +191,7 @@ ROUNDS = 20
 
 def asked_for(error: rematfn.BudgetError) -> int:
     """Return the bytes that a BudgetError advises."""
-    advice = r"Raise the budget to (?:at least )?(?:.*?\((\d+) bytes\)|([\d.]+ [A-Za-z]+))"
+    advice = r"Raise the budget to (?:at least |about )?(?:.*?\((\d+) bytes\)|([\d.]+ [A-Za-z]+))"
     found = re.search(advice, str(error))
     assert found, f"no advice in: {error}"
     exact = parse_budget(found[1] or found[2]).bytes

@@ -26,7 +26,7 @@ void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
                      domain_.store.retain(*version, hold());
   if (stays) domain_.list_candidates();
   retains_ |= stays;
-  if (version->table && !version->producer) domain_.free_dropped(*version);
+  if (version->table && !version->producer && !version->trimmed) domain_.free_dropped(*version);
   const bool goes = !stays && domain_.store.forget(*version);
   if (version->table) version->table->let_go(*version);
   // Of a constant that lineage reads, what is coming is all that there is.

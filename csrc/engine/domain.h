@@ -138,7 +138,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // overwriting.cpp. A constant or outside version is about to be overwritten: whether nothing will be
   // replayed from it, or need not be from now on. Else it is to be copied.
   [[nodiscard]] bool free_of_readers(Version& version, const Table& level);
-  // The program has dropped a constant: nothing is replayed from it any more, if all made from it is here.
+  // The program has dropped a constant: the same, if that takes no replay, nor more than it is worth.
   void free_dropped(const Version& version);
   // `version` becomes a constant: it keeps its bytes and forgets how it was made.
   void cut(Version& version);

@@ -8,7 +8,9 @@
 // logit, a gradient, what a graph that is not released has saved) are its dependents: those that are
 // found first on the ways from the value, past what is lineage alone.
 //   1. A dependent that is here becomes a constant. It cannot be dropped any more, but the function
-//      itself would hold it as well; and the lineage before it goes.
+//      itself would hold it as well; and the lineage before it goes. But where something has had to go and
+//      values of the forward are among them that are larger than the old one, they may have to go, too: FSDP
+//      gathers parameters over those that a unit has read, long before the backward. It is copied then.
 //   2. One that is away would be replayed from the old value. Where all that are away come to no more
 //      than the value, or there is no room for a copy of it, they are brought back first, if they fit.
 //      So they are where a gradient is among them: who writes a parameter by its gradient goes on with
@@ -17,7 +19,7 @@
 //   3. Else the value is copied, and all stays as it was.
 //   4. What has a copy elsewhere needs no replay.
 // A constant that the program drops has lost its bytes in just the same way, but that lineage may keep
-// them: it does where a dependent is away.
+// them: it does where a dependent is away, or where something has had to go and the dependents are larger.
 #include <algorithm>
 #include <exception>
 #include <iterator>
@@ -50,6 +52,10 @@ std::vector<Version*> find_dependents(const Version& version, Walks& walks) {
 bool is_away(const Version* version) { return version->must_be_replayed(); }
 bool goes_or_is_away(const Version* version) { return version->may_go() || is_away(version); }
 
+bool waits_for_backward(const Version* version) {
+  return version->may_go() && !version->backward && version->next_use != kNever;
+}
+
 std::size_t bytes_of(const std::vector<Version*>& versions, bool (*counts)(const Version*)) {
   std::size_t sum = 0;
   for (const Version* version : versions) sum += counts(version) ? version->nbytes : 0;
@@ -61,7 +67,10 @@ std::size_t bytes_of(const std::vector<Version*>& versions, bool (*counts)(const
 bool Domain::free_of_readers(Version& version, const Table& level) {
   if (version.readers == nullptr) return true;
   const std::vector<Version*> dependents = find_dependents(version, walks);
-  if (std::ranges::any_of(dependents, is_away) && !bring_back_for_good(version, dependents, level)) {
+  if (std::ranges::any_of(dependents, is_away)) {
+    if (!bring_back_for_good(version, dependents, level)) return false;
+  } else if (lists_candidates() && bytes_of(dependents, waits_for_backward) > version.nbytes &&
+             could_make_room(level, version.nbytes)) {
     return false;
   }
   for (Version* dependent : dependents) cut(*dependent);
@@ -100,6 +109,8 @@ void Domain::free_dropped(const Version& version) {
   if (version.readers == nullptr) return;
   const std::vector<Version*> dependents = find_dependents(version, walks);
   if (std::ranges::any_of(dependents, is_away)) return;
+  const bool is_larger = bytes_of(dependents, goes_or_is_away) > version.nbytes;
+  if (is_larger && lists_candidates()) return;
   for (Version* dependent : dependents) cut(*dependent);
 }
 

@@ -232,11 +232,11 @@ std::string Advice::in_words() const {
     case Covers::kNothing:
       break;
     case Covers::kSoFar:
-      return "at least " + figure.text + ", in which all fits up to here";
+      return "about " + figure.text + ", in which all fits up to here";
     case Covers::kAndBack:
-      return "at least " + figure.text + ", in which all fits up to here, and a backward from here";
+      return "about " + figure.text + ", in which all fits up to here, and a backward from here";
     case Covers::kAndRest:
-      return "at least " + figure.text +
+      return "about " + figure.text +
              ", in which all fits up to here, and the rest of the backward";
     case Covers::kAll:
       return figure.text + ", in which the whole call fits";

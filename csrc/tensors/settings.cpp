@@ -93,7 +93,6 @@ bool Settings::are_of_same_process(const Settings& other) const {
 }
 
 const Settings& Settings::find_present() {
-  static_cast<void>(at::get_num_threads());  // a new thread is told it first, as by its first parallel loop
   static std::atomic<const Settings*> newest{nullptr};
   const Settings* first = newest;
   for (const Settings* known = first; known != nullptr; known = known->older_) {

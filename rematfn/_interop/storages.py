@@ -66,7 +66,7 @@ def watch() -> None:
 
     storage.resize_ = resize_
     storage.copy_ = copy_
-    for name in ("is_shared", "_write_file"):
+    for name in ("is_shared", "_write_file", "__getitem__"):
         _tell(storage, name, _C.materialize_storage)
     for name in ("data_ptr", "fill_", "__setitem__", "byteswap", "_set_from_file"):
         _tell(storage, name, _C.keep_storage)

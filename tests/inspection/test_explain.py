@@ -13,6 +13,7 @@ from test_journal import Net, chain, line_of
 from torch import Tensor
 
 import rematfn
+from rematfn import _C
 from rematfn._inspection.tables import Table
 
 KIB = 1024
@@ -70,9 +71,10 @@ def test_a_call_that_was_refused_is_explained_too() -> None:
 
 def test_what_cannot_go_and_why() -> None:
     def f(x: Tensor, counter: Tensor) -> Tensor:
-        y = x * counter
-        counter.add_(1)  # what it was is copied first
-        return y.sin().exp() + y
+        y, z = x * counter, x + counter
+        assert all(map(_C.testing.evict, (y, z)))
+        counter.add_(1)  # what it was is copied first: the two are larger
+        return y.sin().exp() + z
 
     why = explained(f, "1MiB", torch.ones(KIB), torch.ones(KIB))
     reasons = {s.reason: s.nbytes for s in why.stayed}

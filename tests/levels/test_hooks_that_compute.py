@@ -113,7 +113,7 @@ def module_hook(net: nn.Module, xs: list[Tensor]) -> Tensor:
     nn.init.ones_(layer.weight)
     nn.init.ones_(layer.bias)
     layer.register_full_backward_hook(lambda module, ins, outs: hook(outs[0]))
-    return layer(torch.ones(1, 1)).sum()
+    return layer(torch.ones(1, 1, requires_grad=True)).sum()
 
 
 class Adjoint(torch.autograd.Function):

@@ -415,12 +415,7 @@ def test_the_watch_names_the_operator_that_wrote() -> None:
             watched(lambda: rematfn.remat(f)(matrix()))
 
 
-def test_the_watch_finds_nothing_in_the_zoo(
-    program: Program, request: pytest.FixtureRequest
-) -> None:
-    if program.name == "lstm":
-        why = "mkldnn_rnn_layer_backward writes its forward's workspace, of which no schema speaks"
-        request.applymarker(pytest.mark.xfail(reason=why, strict=True))
+def test_the_watch_finds_nothing_in_the_zoo(program: Program) -> None:
     watched(lambda: world(program, rematfn.remat))
     if program.differentiable:
         case = program.make()

@@ -287,7 +287,7 @@ def test_in_a_first_calls_backward_the_figure_allows_for_the_rest(
             error = refusal_of(lambda: program.run(bounded))  # noqa: B023
         if not program.turned:
             continue
-        assert "at least" in str(error)
+        assert "about" in str(error)
         assert "up to here, and the rest of the backward" in str(error)
         enough = rematfn.remat(program.f, asked_for(error), policy=policy)
         assert_bitwise_equal(program.run(enough), expected)
@@ -306,6 +306,47 @@ def test_no_budget_below_the_largest_need_is_enough_and_none_is_advised() -> Non
     g = rematfn.remat(deep, asked_for(error), policy=ON())
     g(x)
     assert rematfn.stats(g).min_budget == least
+
+
+def quantiser() -> Callable[[], list[Tensor]]:
+    """Return a step of a residual vector quantiser, whose codebooks follow what they encode."""
+    torch.manual_seed(0)
+    books = [torch.randn(64, 32) for _ in range(6)]
+    weight = torch.randn(32, 32, requires_grad=True)
+    x = torch.randn(128, 32)
+
+    def step() -> list[Tensor]:
+        rest = encoded = x @ weight
+        chosen: list[Tensor] = []
+        for book in books:
+            nearest = torch.cdist(rest.detach(), book).argmin(-1)
+            found = rest + (book[nearest] - rest).detach()
+            ones = nn.functional.one_hot(nearest, 64).float()
+            book.data.lerp_(ones.T @ rest.detach(), 0.1)
+            chosen.append(found)
+            rest = torch.tanh(rest - found.detach() * 0.5)
+        loss = (torch.stack(chosen).sum(0) - x).square().mean() + (rest - encoded).square().mean()
+        return list(torch.autograd.grad(loss, [weight]))
+
+    return step
+
+
+def test_the_figure_allows_for_copies_of_what_is_overwritten() -> None:
+    """Of buffers of the caller's, which a call has read and then overwrites beside autograd."""
+    trace = rematfn.record(quantiser())
+    real = rematfn.remat(quantiser(), "1GiB", policy=ON())
+    real()
+    assert trace.peak_bytes == rematfn.stats(real).peak_bytes
+    figures = set()
+    for budget in range(trace.peak_bytes // 4, trace.peak_bytes, trace.peak_bytes // 16):
+        try:
+            figures.add(rematfn.simulate(trace, budget, ON()).budget)
+        except rematfn.BudgetError as error:
+            figures.add(asked_for(error))
+    for figure in figures:
+        enough = rematfn.remat(quantiser(), figure, policy=ON())
+        assert_bitwise_equal(enough(), quantiser()())
+        assert rematfn.stats(enough).peak_bytes <= figure
 
 
 def recurrent(x: Tensor) -> Tensor:
