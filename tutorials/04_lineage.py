@@ -502,7 +502,7 @@ assert verdict(chain_of_five, "rematfn") == "same bits"
 
 # %%
 FILE = "csrc/tensors/tensor_store.cpp"
-quote(FILE, "storage->set_data_ptr_noswap(instead_of", "forbid(*storage)")
+quote(FILE, "storage->set_data_ptr_noswap(instead_of", "forbid(*storage")
 quote(FILE, "allow_access(*storage);", "storage->device())));")
 
 
@@ -1112,7 +1112,7 @@ class Storages(Seeded):
 for program in aliases:
     assert verdict(program, Storages()) == verdict(program, "rematfn") == "same bits"
 quote("csrc/operators/level_results.cpp", "// Puts handles on results", "never off the schema.")
-quote("csrc/tensors/tensor_store.cpp", "// tensor.numpy() leaves", "tensors + queue;")
+quote("csrc/tensors/tensor_store.cpp", "// tensor.numpy() leaves", "tensors + queue ||")
 
 # %% [markdown]
 # The last line of the C++ finds more than NumPy. It compares how many hold the storage with how
