@@ -134,7 +134,8 @@ def test_sizes_that_shrink_are_not_capped_by_less() -> None:
             largest = rematfn.stats(g).unconstrained_bytes
             continue
         assert rematfn.stats(g).budget == int(FRACTION * largest)
-        assert rematfn.stats(g).evictions == (0 if rows == 64 else rematfn.stats(g).evictions)
+        if rows == 64:
+            assert rematfn.stats(g).evictions == 0
 
 
 def test_what_was_measured_on_shapes_alone_counts() -> None:
