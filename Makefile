@@ -35,7 +35,7 @@ venv: setup
 setup: $(INSTALLED)  ## make .venv, install torch and the rest, build the extension
 
 build: $(TORCH_READY)  ## build what has changed in csrc/, showing the compiler's output
-	$(BIN)/python setup.py --quiet build_ext --inplace
+	REMATFN_SEPARATE=1 $(BIN)/python setup.py --quiet build_ext --inplace
 
 # One process for each core; ARGS="-n 0" runs all in one.
 # Processes share the cores here: a thread of OpenMP that waits is not to spin on another's. Notebooks take a

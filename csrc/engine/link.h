@@ -34,6 +34,11 @@ struct LinkFigures {
   double drag = 0;  // so much longer operators take while something is on its way
 };
 
+// `unknown` stands for a bandwidth that has not been measured. Bytes per second.
+inline double seconds_per_byte(double bandwidth, double unknown) {
+  return 1 / (bandwidth > 0 ? bandwidth : unknown);
+}
+
 class Link : public Way {
  public:
   explicit Link(Domain& domain) : domain_(domain) {}

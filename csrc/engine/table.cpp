@@ -2,8 +2,8 @@
 #include "engine/table.h"
 
 #include <algorithm>
-#include <stdexcept>
 
+#include "base/invariant.h"
 #include "engine/domain.h"
 
 namespace rematfn {
@@ -327,17 +327,6 @@ void touch(Version& version, double now) {
   }
 }
 
-namespace {
-
-void require(bool holds, const char* invariant) {
-  if (!holds) {
-    throw std::logic_error(std::string("rematfn: invariant broken, please report it: ") +
-                           invariant);
-  }
-}
-
-}  // namespace
-
 void Table::check() const {
   std::size_t own = 0;
   std::size_t held = 0;
@@ -347,17 +336,17 @@ void Table::check() const {
   std::size_t coming = 0;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Version& v = *candidate_versions[i];
-    require(v.slot == i && v.table.get() == this, "L2: a candidate is listed by its table");
-    require(v.place == Place::kHere && v.nbytes > 0 && v.way != nullptr && v.way->applies(v),
+    require_invariant(v.slot == i && v.table.get() == this, "L2: a candidate is listed by its table");
+    require_invariant(v.place == Place::kHere && v.nbytes > 0 && v.way != nullptr && v.way->applies(v),
             "L2: a candidate can go");
-    require(candidates[i].pinned == (v.pins > 0), "L4: a candidate knows its pins");
+    require_invariant(candidates[i].pinned == (v.pins > 0), "L4: a candidate knows its pins");
     if (v.pins == 0) loose += v.nbytes;
   }
   for (const Version* v = oldest; v != nullptr; v = v->next) {
-    require(!v->must_be_replayed() || v->producer, "L1: what is away has a copy or a producer");
-    require((v->place == Place::kHere) == (v->copied_by == nullptr) || v->must_be_replayed(),
+    require_invariant(!v->must_be_replayed() || v->producer, "L1: what is away has a copy or a producer");
+    require_invariant((v->place == Place::kHere) == (v->copied_by == nullptr) || v->must_be_replayed(),
             "L1: what is here has no copy");
-    require(v->pins == 0 || v->place == Place::kHere, "L4: pins imply that it is here");
+    require_invariant(v->pins == 0 || v->place == Place::kHere, "L4: pins imply that it is here");
     if (v->has_bytes()) own += v->nbytes;
     if (v->has_bytes() && v->trimmed) trimmed += v->nbytes;
     if (v->place == Place::kLeaving) leaving += v->nbytes;
@@ -365,18 +354,18 @@ void Table::check() const {
     if (v->held) held += v->nbytes;
     for (const Input* use = v->readers; use != nullptr; use = use->next) {
       const auto& inputs = use->reader->inputs;
-      require(use->version.get() == v && inputs.begin() <= use && use < inputs.end(),
+      require_invariant(use->version.get() == v && inputs.begin() <= use && use < inputs.end(),
               "L6: readers mirror inputs");
-      require((use->previous == nullptr ? v->readers : use->previous->next) == use,
+      require_invariant((use->previous == nullptr ? v->readers : use->previous->next) == use,
               "L6: readers are linked");
     }
     if (v->producer) {
       const auto& outputs = v->producer->outputs;
-      require(std::find(outputs.begin(), outputs.end(), v) != outputs.end(),
+      require_invariant(std::find(outputs.begin(), outputs.end(), v) != outputs.end(),
               "L6: outputs mirror producers");
       for (const Input& input : v->producer->inputs) {
         const Operation* earlier = input.version->producer.get();
-        require(earlier == nullptr || earlier->order < v->producer->order,
+        require_invariant(earlier == nullptr || earlier->order < v->producer->order,
                 "L3: inputs come before their readers");
       }
     }
@@ -386,12 +375,12 @@ void Table::check() const {
     held += table->held_bytes;
     trimmed += table->trimmed_bytes;
   }
-  require(loose == loose_bytes, "L5: loose bytes are the sum over unpinned candidates");
-  require(leaving == leaving_bytes, "L5: leaving bytes are the sum over what is leaving");
-  require(coming == coming_bytes, "L5: coming bytes are the sum over what is coming");
-  require(trimmed == trimmed_bytes, "L5: trimmed bytes are the sum over what was trimmed");
-  require(held == held_bytes, "L7: unconstrained bytes are the sum over held versions");
-  require(own == resident_bytes, "L5: bytes are the sum over resident versions");
+  require_invariant(loose == loose_bytes, "L5: loose bytes are the sum over unpinned candidates");
+  require_invariant(leaving == leaving_bytes, "L5: leaving bytes are the sum over what is leaving");
+  require_invariant(coming == coming_bytes, "L5: coming bytes are the sum over what is coming");
+  require_invariant(trimmed == trimmed_bytes, "L5: trimmed bytes are the sum over what was trimmed");
+  require_invariant(held == held_bytes, "L7: unconstrained bytes are the sum over held versions");
+  require_invariant(own == resident_bytes, "L5: bytes are the sum over resident versions");
 }
 
 }  // namespace rematfn

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/golden_ratio.h"
 #include "levels/allocator.h"
 #include "levels/boundary.h"
 #include "levels/governed_nodes.h"
@@ -273,7 +274,7 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
 
 // Numbers are a thread's own; the pair is unique while the process lasts.
 std::uint64_t name_of(const Node& node) {
-  return node.sequence_nr() * 0x9E3779B97F4A7C15ULL ^ node.thread_id();
+  return node.sequence_nr() * kGoldenRatio ^ node.thread_id();
 }
 
 // Note [Reading a graph must not change it]

@@ -9,13 +9,15 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/golden_ratio.h"
+
 namespace rematfn {
 
 // Against accidents, not against anybody. Each step is a bijection of what it has so far, and of the
 // word that comes in, so no change of a single word goes unseen. Four words at once, for speed.
 [[nodiscard]] inline std::uint64_t checksum(const char* bytes, std::size_t nbytes) {
   const auto step = [](std::uint64_t so_far, std::uint64_t word) {
-    so_far = (so_far ^ word) * 0x9E3779B97F4A7C15ULL;
+    so_far = (so_far ^ word) * kGoldenRatio;
     return (so_far ^ so_far >> 32) * 0xD6E8FEB86659FD93ULL;  // else the highest bits stay alone
   };
   std::array<std::uint64_t, 4> lanes{1, 2, 3, 4};

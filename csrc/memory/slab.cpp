@@ -3,16 +3,10 @@
 
 #include <algorithm>
 #include <iterator>
-#include <stdexcept>
+
+#include "base/invariant.h"
 
 namespace rematfn {
-namespace {
-
-void require(bool holds, const char* invariant) {
-  if (!holds) throw std::logic_error(invariant);
-}
-
-}  // namespace
 
 std::size_t Slab::rounded(std::size_t nbytes) {
   if (nbytes > SIZE_MAX - kAlignment) return SIZE_MAX / kAlignment * kAlignment;  // no room for it
@@ -92,20 +86,20 @@ std::size_t Slab::hole_at_end() const {
 }
 
 void Slab::check() const {
-  require(holes_.size() == by_size_.size(), "each hole is filed by its size");
+  require_invariant(holes_.size() == by_size_.size(), "each hole is filed by its size");
   std::size_t free = 0;
   std::size_t end = 0;
   bool first = true;
   for (const auto& [offset, nbytes] : holes_) {
-    require(nbytes > 0 && offset % kAlignment == 0 && nbytes % kAlignment == 0, "holes are whole");
-    require(first || offset > end, "no two holes touch");
-    require(by_size_.contains({nbytes, offset}), "each hole is filed by its size");
+    require_invariant(nbytes > 0 && offset % kAlignment == 0 && nbytes % kAlignment == 0, "holes are whole");
+    require_invariant(first || offset > end, "no two holes touch");
+    require_invariant(by_size_.contains({nbytes, offset}), "each hole is filed by its size");
     end = offset + nbytes;
     free += nbytes;
     first = false;
   }
-  require(end <= extent_, "holes lie where something has been");
-  require(held_ + free == extent_, "what is no hole is held");
+  require_invariant(end <= extent_, "holes lie where something has been");
+  require_invariant(held_ + free == extent_, "what is no hole is held");
 }
 
 }  // namespace rematfn

@@ -117,7 +117,7 @@ void govern(Invocation& invocation) {
   const BelowLevels below;
   if (registrations().any_pending.load(std::memory_order_relaxed)) register_new_operators();
   FoundTensors found;
-  Arguments kind = find_tensors(invocation, found);
+  ArgumentKind kind = find_tensors(invocation, found);
   {
     // See Note [Another thread may seal a tensor]
     const FoundDomain domain = find_domain(found);
@@ -135,11 +135,11 @@ void govern(Invocation& invocation) {
     std::optional<DomainLock> lock;
     if (domain.domain != nullptr) lock.emplace(*domain.domain);
     if (Level* level = find_level(invocation, domain.level, found, kind)) {
-      LevelCall(invocation, *level, found, kind == Arguments::kOpaque).run();
+      LevelCall(invocation, *level, found, kind == ArgumentKind::kOpaque).run();
       return;
     }
   }
-  if (kind == Arguments::kAbstract) {
+  if (kind == ArgumentKind::kAbstract) {
     invocation.call_again();
     return;
   }

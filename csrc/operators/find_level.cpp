@@ -100,9 +100,9 @@ Level* level_of_thread() {
 
 }  // namespace
 
-Arguments find_tensors(Invocation& invocation, FoundTensors& found) {
+ArgumentKind find_tensors(Invocation& invocation, FoundTensors& found) {
   const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();
-  Arguments kind = Arguments::kPlain;
+  ArgumentKind kind = ArgumentKind::kPlain;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& value = arguments[i];
     if (value.isScalar() || value.isNone()) continue;
@@ -112,14 +112,14 @@ Arguments find_tensors(Invocation& invocation, FoundTensors& found) {
         add(found, impl, i, index);
       } else {
         find_parts(invocation, tensor, i, index, found);
-        kind = std::max(kind, is_abstract(impl) ? Arguments::kAbstract : Arguments::kOpaque);
+        kind = std::max(kind, is_abstract(impl) ? ArgumentKind::kAbstract : ArgumentKind::kOpaque);
       }
     });
     if (value.isTensor()) continue;
     if (!readable) find_nested(value, i, found);
     if (!readable || value.isStorage() || value.isObject() || value.isCapsule() ||
         value.isPyObject()) {
-      kind = std::max(kind, Arguments::kOpaque);
+      kind = std::max(kind, ArgumentKind::kOpaque);
     }
   }
   return kind;
@@ -148,8 +148,8 @@ FoundDomain find_domain(const FoundTensors& found) {
   return ours;
 }
 
-Level* find_level(Invocation& invocation, Level* level, FoundTensors& found, Arguments& kind) {
-  if (kind != Arguments::kPlain && level != nullptr) find_storages(invocation, *level, found);
+Level* find_level(Invocation& invocation, Level* level, FoundTensors& found, ArgumentKind& kind) {
+  if (kind != ArgumentKind::kPlain && level != nullptr) find_storages(invocation, *level, found);
   for (FoundTensor& f : found) {
     f.cell = cell_of(*f.tensor);
     // See Note [Why the backward finds its level again]
@@ -162,9 +162,9 @@ Level* find_level(Invocation& invocation, Level* level, FoundTensors& found, Arg
     }
   }
   const auto is_ours = [](const FoundTensor& f) { return f.cell != nullptr; };
-  if (kind != Arguments::kAbstract) return level;
+  if (kind != ArgumentKind::kAbstract) return level;
   if (std::none_of(found.begin(), found.end(), is_ours)) return nullptr;
-  kind = Arguments::kOpaque;
+  kind = ArgumentKind::kOpaque;
   return level;
 }
 

@@ -34,14 +34,14 @@ using FoundTensors = c10::SmallVector<FoundTensor, 6>;
 // program would get a graph for these sizes alone. So such an operator is under no level. It is
 // called again, not redispatched: the Python dispatcher, where the shape functions of symbols are,
 // stands above us and has to have its turn.
-enum class Arguments {
+enum class ArgumentKind {
   kPlain,
   kOpaque,    // some argument is no plain tensor or plain value
   kAbstract,  // tensors without bytes, and no level tensor among them
 };
 
 // The tensors with bytes of their own among the arguments, the parts of others, and what the rest is like.
-[[nodiscard]] Arguments find_tensors(Invocation& invocation, FoundTensors& found);
+[[nodiscard]] ArgumentKind find_tensors(Invocation& invocation, FoundTensors& found);
 
 // The domain that an operator belongs to: the one of this thread's levels, which is alive while
 // they run, else that of its level tensors, or none.
@@ -59,7 +59,7 @@ struct FoundDomain {
 // Note [Why the backward finds its level again]. The lock of the operator's domain is held, if any.
 // With a level tensor among them, arguments are not abstract.
 [[nodiscard]] Level* find_level(Invocation& invocation, Level* level, FoundTensors& found,
-                               Arguments& kind);
+                               ArgumentKind& kind);
 
 // How often the operator may have moved the version counters of tensors on `storage` by now.
 [[nodiscard]] std::uint32_t bumps_so_far(const Invocation& invocation, const FoundTensors& found,

@@ -12,6 +12,7 @@
 #include <optional>
 #include <sstream>
 
+#include "base/golden_ratio.h"
 #include "base/interpreter.h"
 #include "operators/shapes.h"
 #include "tensors/level_tensor.h"
@@ -36,7 +37,7 @@ struct Hash {
   std::uint64_t state = 0x243F6A8885A308D3ULL;
 
   void add(std::uint64_t value) {
-    state = (state ^ value) * 0x9E3779B97F4A7C15ULL;
+    state = (state ^ value) * kGoldenRatio;
     state ^= state >> 32U;
   }
   void add(c10::IntArrayRef values) {

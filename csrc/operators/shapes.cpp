@@ -132,19 +132,19 @@ Bytes new_of_size(Arguments arguments) {
 }
 
 // What is computed in wider numbers than it is given is left to torch.
-bool is_plain(const at::Tensor& t) {
+bool is_float_or_double(const at::Tensor& t) {
   return t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble;
 }
 
 Bytes times_scalar(Arguments arguments) {
   const at::Tensor& self = tensor(arguments, 0);
-  if (!is_plain(self) || arguments[1].isComplexDouble()) return {};
+  if (!is_float_or_double(self) || arguments[1].isComplexDouble()) return {};
   return bytes_like(self);
 }
 
 Bytes absolute(Arguments arguments) {
   const at::Tensor& self = tensor(arguments, 0);
-  return is_plain(self) ? Bytes{bytes_like(self)} : Bytes{};
+  return is_float_or_double(self) ? Bytes{bytes_like(self)} : Bytes{};
 }
 
 Bytes masked_fill(Arguments arguments) {
@@ -224,14 +224,14 @@ Bytes convolution_backward(Arguments arguments) {
 Bytes layer_norm(Arguments arguments) {
   const at::Tensor& input = tensor(arguments, 0);
   const std::size_t width = product(arguments[1].toDimVector());
-  if (!is_plain(input) || width == 0) return {};
+  if (!is_float_or_double(input) || width == 0) return {};
   return bytes_like(input) + 2 * count(input) / width * input.itemsize();
 }
 
 // (grad, input, normalized_shape, mean, rstd, weight, bias, mask)
 Bytes layer_norm_backward(Arguments arguments) {
   const at::Tensor& input = tensor(arguments, 1);
-  if (!is_plain(input)) return {};
+  if (!is_float_or_double(input)) return {};
   const std::size_t affine = product(arguments[2].toDimVector()) * input.itemsize();
   return masked(arguments.back(), {bytes_like(input), affine, affine});
 }
@@ -239,7 +239,7 @@ Bytes layer_norm_backward(Arguments arguments) {
 // (input, weight, bias, running_mean, running_var, training, momentum, eps)
 Bytes batch_norm(Arguments arguments) {
   const at::Tensor& input = tensor(arguments, 0);
-  if (!is_plain(input) || input.dim() < 2) return {};
+  if (!is_float_or_double(input) || input.dim() < 2) return {};
   const auto channels = static_cast<std::size_t>(input.size(1));
   return bytes_like(input) + (arguments[5].toBool() ? 2 * channels * input.itemsize() : 0);
 }
@@ -247,7 +247,7 @@ Bytes batch_norm(Arguments arguments) {
 // (grad, input, weight, ..., mask)
 Bytes batch_norm_backward(Arguments arguments) {
   const at::Tensor& input = tensor(arguments, 1);
-  if (!is_plain(input) || input.dim() < 2) return {};
+  if (!is_float_or_double(input) || input.dim() < 2) return {};
   const std::size_t affine = static_cast<std::size_t>(input.size(1)) * input.itemsize();
   return masked(arguments.back(), {bytes_like(input), affine, affine});
 }
@@ -255,7 +255,7 @@ Bytes batch_norm_backward(Arguments arguments) {
 // (input, weight, bias, N, C, HxW, group, eps)
 Bytes group_norm(Arguments arguments) {
   const at::Tensor& input = tensor(arguments, 0);
-  if (!is_plain(input)) return {};
+  if (!is_float_or_double(input)) return {};
   const auto groups = static_cast<std::size_t>(arguments[3].toInt() * arguments[6].toInt());
   return bytes_like(input) + 2 * groups * input.itemsize();
 }
@@ -278,7 +278,7 @@ Bytes embedding_backward(Arguments arguments) {
 // (query, key, value, ...): the result, and a number for each query.
 Bytes attention(Arguments arguments) {
   const at::Tensor& query = tensor(arguments, 0);
-  if (!is_plain(query) || query.dim() != 4 || query.size(3) == 0) return {};
+  if (!is_float_or_double(query) || query.dim() != 4 || query.size(3) == 0) return {};
   return bytes_like(query) +
          count(query) / static_cast<std::size_t>(query.size(3)) * query.itemsize();
 }

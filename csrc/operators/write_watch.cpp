@@ -46,7 +46,7 @@ const Domain* domain_that_sees() {
 }
 
 template <class Visit>
-void for_each_storage(const c10::IValue& value, const Visit& visit) {
+void for_each_written(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
     if (!value.toTensor().defined()) return;
     for_each_innermost(value.toTensor(), [&](const at::Tensor& inner) {
@@ -54,7 +54,7 @@ void for_each_storage(const c10::IValue& value, const Visit& visit) {
       if (is_plain(impl)) visit(*impl.unsafe_storage().unsafeGetStorageImpl());
     });
   } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) for_each_storage(element, visit);
+    for (const c10::IValue& element : value.toListRef()) for_each_written(element, visit);
   }
 }
 
@@ -64,7 +64,7 @@ void save_what_is_written(const c10::OperatorHandle& op, const torch::jit::Stack
   const std::size_t first = stack.size() - op.schema().arguments().size();
   const auto visit = [&](TensorDomain& domain) {
     const auto save = [&](std::uint8_t position) {
-      for_each_storage(stack[first + position], [&](const c10::StorageImpl& storage) {
+      for_each_written(stack[first + position], [&](const c10::StorageImpl& storage) {
         save_or_forget_in(domain, storage, *facts, /*bumps=*/0);
       });
     };

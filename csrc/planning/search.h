@@ -27,6 +27,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -73,7 +74,7 @@ class Search {
   // Nothing is left to try.
   [[nodiscard]] bool is_over() const { return over_; }
   // Whether something is left to try that the first `share` operators begin with.
-  [[nodiscard]] bool goes_on(std::uint64_t share);
+  [[nodiscard]] bool goes_on(std::uint64_t share = std::numeric_limits<std::uint64_t>::max());
   // The best plan of those, or the policy as it is; null if none fits. Those that were found before
   // are forgotten.
   [[nodiscard]] std::shared_ptr<const Plan> best_within(std::uint64_t share);

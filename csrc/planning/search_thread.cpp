@@ -10,7 +10,6 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
-#include <limits>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -23,8 +22,6 @@ namespace {
 
 constexpr std::size_t kMostWaiting = 256;  // beyond, those that have waited longest are forgotten
 constexpr int kNicer = 10;
-
-constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
 
 using Searches = std::vector<const Search*>;
 
@@ -127,7 +124,7 @@ void search_ahead(Searcher& own, const std::shared_ptr<Program>& program,
   try {
     while (!own.ended && program.use_count() > 1) {
       const std::shared_ptr<Search> search = program->begun();
-      if (!search->goes_on(kAll)) break;
+      if (!search->goes_on()) break;
       if (has(own.awaited, search.get())) {
         own.changed.wait(lock);  // calls go first, and are not slowed down by our priority
       } else {
@@ -191,7 +188,7 @@ void search_later(const std::shared_ptr<Program>& program) {
   Searcher& own = the_searcher();
   const std::lock_guard guard(own.mutex);
   if (own.ended || own.searched == program.get()) return;
-  if (!program->begun() || !program->begun()->goes_on(kAll)) return;
+  if (!program->begun() || !program->begun()->goes_on()) return;
   const bool asked = std::any_of(own.waiting.begin(), own.waiting.end(), [&](const auto& other) {
     return !other.owner_before(program) && !program.owner_before(other);
   });

@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace rematfn {
 namespace {
 
-struct Place {
+struct SourcePlace {
   std::string file;
   std::string function;
   int line;
@@ -26,7 +26,7 @@ struct Places {
   std::vector<std::string> libraries;          // folders whose frames are passed over
   std::unordered_map<PyObject*, bool> is_users;  // by code object, which is kept
   std::map<std::tuple<PyObject*, int, std::uint32_t>, std::uint32_t> numbers;
-  std::vector<Place> all{{}};
+  std::vector<SourcePlace> all{{}};
   std::vector<std::string> modules{""};
   std::map<std::string, std::uint32_t> modules_by_path{{"", 0}};
 };
@@ -95,7 +95,7 @@ std::uint32_t current_place() {
 
 std::string describe(std::uint32_t number) {
   const py::gil_scoped_acquire gil;
-  const Place& place = places().all.at(number);
+  const SourcePlace& place = places().all.at(number);
   std::string text = place.file + ":" + std::to_string(place.line) + " in " + place.function;
   const std::string& module = places().modules[place.module];
   return module.empty() ? text : text + " (" + module + ")";
@@ -119,7 +119,7 @@ void bind_places(py::module_& m) {
   });
   // (file, line, function, module path)
   m.def("place", [](std::uint32_t number) {
-    const Place& place = places().all.at(number);
+    const SourcePlace& place = places().all.at(number);
     return py::make_tuple(place.file, place.line, place.function, places().modules[place.module]);
   });
 }

@@ -5,19 +5,19 @@
 #include <bit>
 #include <cstring>
 
+#include "base/golden_ratio.h"
 #include "tensors/level_tensor.h"
 #include "tensors/thread_keys.h"
 
 namespace rematfn {
 namespace {
 
-constexpr std::uint64_t kMix = 0x9E3779B97F4A7C15ULL;
 constexpr std::int64_t kElements = 32;  // of a sample
 constexpr std::size_t kMostViews = 64;  // of one storage; those beyond go without
 constexpr std::size_t kMostReadings = 4096;  // of one version; the oldest go without
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t bits) {
-  return std::rotl((hash ^ bits) * kMix, 29);
+  return std::rotl((hash ^ bits) * kGoldenRatio, 29);
 }
 
 struct Dimension {
@@ -78,7 +78,7 @@ void for_each_sampled(const Dimensions& dimensions, std::int64_t last, const Vis
 
 template <class Element>
 std::uint64_t hash_sampled(const Dimensions& dimensions, std::int64_t last, const char* first) {
-  std::uint64_t hash = kMix;
+  std::uint64_t hash = kGoldenRatio;
   for_each_sampled(dimensions, last, [&](std::int64_t place) {
     Element element;
     std::memcpy(&element, first + place * static_cast<std::int64_t>(sizeof(Element)),

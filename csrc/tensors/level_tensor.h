@@ -136,6 +136,11 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   c10::weak_intrusive_ptr<Cell> cell_{c10::intrusive_ptr<Cell>()};
 };
 
+inline TensorVersion& tensor_version(Version& version) { return static_cast<TensorVersion&>(version); }
+inline const TensorVersion& tensor_version(const Version& version) {
+  return static_cast<const TensorVersion&>(version);
+}
+
 struct TensorOperation : Operation {
   // How it saw its i-th input; nothing if it read the shape alone.
   [[nodiscard]] virtual std::optional<View> read_by(std::size_t input) const = 0;

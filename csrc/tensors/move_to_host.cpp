@@ -14,20 +14,12 @@
 namespace rematfn {
 namespace {
 
-constexpr double kLatency = 2e-5;  // seconds: of a transfer, however small
-constexpr double kUnknownBandwidth = 1e10;  // bytes per second
-
-TensorVersion& tensor(Version& version) { return static_cast<TensorVersion&>(version); }
-const TensorVersion& tensor(const Version& version) {
-  return static_cast<const TensorVersion&>(version);
-}
-
-double seconds_per_byte(double bandwidth) {
-  return 1 / (bandwidth > 0 ? bandwidth : kUnknownBandwidth);
-}
+constexpr double kHostLatency = 2e-5;  // seconds: of a transfer, however small
+constexpr double kUnknownHostBandwidth = 1e10;  // bytes per second
 
 LinkFigures figures_of(const Host& host) {
-  return {kLatency, seconds_per_byte(host.bandwidth_out()), seconds_per_byte(host.bandwidth_in()),
+  return {kHostLatency, seconds_per_byte(host.bandwidth_out(), kUnknownHostBandwidth),
+          seconds_per_byte(host.bandwidth_in(), kUnknownHostBandwidth),
           /*one_way_at_a_time=*/false, /*drag=*/0};
 }
 
@@ -54,7 +46,7 @@ c10::Stream MoveToHost::enter(c10::Device device) const {
 
 bool MoveToHost::applies(const Version& version) const {
   if (tensor_store.lost(version)) return true;  // has_room() knows
-  const c10::DeviceType type = tensor(version).current_storage().device_type();
+  const c10::DeviceType type = tensor_version(version).current_storage().device_type();
   return type != c10::kCPU && type != c10::kMeta;
 }
 
@@ -63,13 +55,13 @@ bool MoveToHost::has_room(const Version& version) const {
   if (version.nbytes == 0 || !host_->has_room(version.nbytes) || tensor_store.lost(version)) {
     return false;
   }
-  return !Host::is_captured(tensor(version).current_storage().device());
+  return !Host::is_captured(tensor_version(version).current_storage().device());
 }
 
 Place MoveToHost::leave(Version& version) {
   const Profiled range("rematfn::move", "to the host");
   learn_of_waits();
-  const c10::Storage bytes = tensor(version).current_storage();
+  const c10::Storage bytes = tensor_version(version).current_storage();
   const c10::Device device = bytes.device();
   std::unique_ptr<Host::Copy> copy = host_->copy_out(bytes, enter(device));
   if (!copy) return Place::kHere;
@@ -101,7 +93,7 @@ Place MoveToHost::wait(Version& version) {
   if (moved.copy->is_done()) note_early(version);
   moved.copy->precede(now, waits_, version.value);
   const BackendScope scope;
-  refill(tensor(version), moved.copy->take());
+  refill(tensor_version(version), moved.copy->take());
   coming_ -= version.nbytes;
   moved_.erase(&version);
   return Place::kHere;

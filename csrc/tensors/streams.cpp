@@ -10,7 +10,7 @@ namespace rematfn {
 namespace {
 
 // Null for a device without streams.
-const c10::impl::DeviceGuardImplInterface* guard_of(c10::Device device) {
+const c10::impl::DeviceGuardImplInterface* guard_if_any(c10::Device device) {
   if (device.is_meta() || !c10::impl::hasDeviceGuardImpl(device.type())) return nullptr;
   return c10::impl::getDeviceGuardImpl(device.type());
 }
@@ -25,7 +25,7 @@ void wait_for(const c10::Stream& first, const c10::Stream& then) {
 
 // See Note [A level's work is in one order]
 void Streams::enter_current(c10::Device device) {
-  const auto* guard = guard_of(device);
+  const auto* guard = guard_if_any(device);
   if (guard == nullptr) return;
   const c10::Stream now = guard->getStream(device);
   const auto used = std::find_if(used_.begin(), used_.end(), [&](const Used& u) {
@@ -54,7 +54,7 @@ std::vector<c10::Device> Streams::devices() const {
 
 void Streams::tell_allocator(const c10::DataPtr& bytes) {
   if (bytes.device().is_cpu() || bytes.get() == nullptr) return;
-  const auto* guard = guard_of(bytes.device());
+  const auto* guard = guard_if_any(bytes.device());
   if (guard == nullptr) return;
   guard->recordDataPtrOnStream(bytes, guard->getStream(bytes.device()));
 }

@@ -8,13 +8,13 @@
 #include <cstring>
 #include <sstream>
 
+#include "base/golden_ratio.h"
 #include "tensors/level_tensor.h"
 #include "tensors/thread_keys.h"
 
 namespace rematfn {
 namespace {
 
-constexpr std::uint64_t kMix = 0x9E3779B97F4A7C15ULL;
 
 std::uint64_t bits_of(const char* element, std::size_t size) {
   std::uint64_t bits = 0;
@@ -22,7 +22,7 @@ std::uint64_t bits_of(const char* element, std::size_t size) {
   if (size > sizeof(bits)) {
     std::uint64_t rest = 0;
     std::memcpy(&rest, element + sizeof(bits), size - sizeof(bits));
-    bits ^= (rest ^ (rest >> 31U)) * kMix;
+    bits ^= (rest ^ (rest >> 31U)) * kGoldenRatio;
   }
   return bits;
 }
@@ -70,8 +70,8 @@ Fingerprint::Fingerprint(const at::Tensor& tensor) {
   const at::Tensor here = readable(tensor);
   elements_.reserve(static_cast<std::size_t>(here.numel()));
   for_each_element(here, [&](const char* element) {
-    const std::uint64_t mixed = bits_of(element, here.itemsize()) * kMix;
-    whole_ = (whole_ ^ mixed ^ (mixed >> 29U)) * kMix + 1;
+    const std::uint64_t mixed = bits_of(element, here.itemsize()) * kGoldenRatio;
+    whole_ = (whole_ ^ mixed ^ (mixed >> 29U)) * kGoldenRatio + 1;
     elements_.push_back(static_cast<std::uint16_t>(mixed >> 48U));
   });
 }
