@@ -74,7 +74,9 @@ def units() -> list[str]:
         return [path.as_posix() for path in sources]
     written = []
     for folder in sorted({path.parent for path in sources}):
-        lines = [f'#include "{path.relative_to("csrc")}"\n' for path in sources if path.parent == folder]
+        lines = [
+            f'#include "{path.relative_to("csrc")}"\n' for path in sources if path.parent == folder
+        ]
         unit = Path("build/units", f"{folder.name}.cpp")
         unit.parent.mkdir(parents=True, exist_ok=True)
         if not unit.exists() or unit.read_text() != "".join(lines):

@@ -1,35 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory budgets for PyTorch, as function transforms."""
 
-from ._errors import BudgetError as BudgetError
-from ._errors import DeferredWarning as DeferredWarning
-from ._errors import FloorWarning as FloorWarning
-from ._errors import NotGuidedWarning as NotGuidedWarning
-from ._errors import OffloadError as OffloadError
-from ._errors import RematError as RematError
-from ._errors import ReplayError as ReplayError
-from ._errors import ThrashingWarning as ThrashingWarning
+__version__ = "0.1.0"
+
+from . import errors as errors
 from ._interop.compat import load_extension as _load_extension
+from .errors import BudgetError as BudgetError
+from .errors import ReplayError as ReplayError
 
 _C = _load_extension()
 
 from ._interop.subclasses import inner_tensors as _inner_tensors  # noqa: E402  (needs torch)
 
-_C.set_errors(BudgetError, ReplayError, OffloadError)
+_C.set_errors(BudgetError, ReplayError, errors.OffloadError)
 _C.set_inner_tensors(_inner_tensors)
 _C.register_kernels()
 
 from . import policies as policies  # noqa: E402  (needs the extension)
 from . import testing as testing  # noqa: E402
-from ._inspection.explain import Explanation as Explanation  # noqa: E402
 from ._inspection.explain import explain as explain  # noqa: E402
-from ._inspection.stats import Stats as Stats  # noqa: E402
 from ._inspection.stats import stats as stats  # noqa: E402
-from ._inspection.timeline import Timeline as Timeline  # noqa: E402
 from ._inspection.timeline import timeline as timeline  # noqa: E402
 from ._interop.materialize import materialize as materialize  # noqa: E402
 from ._interop.opaque import opaque as opaque  # noqa: E402
-from ._traces.profile import Profile as Profile  # noqa: E402
 from ._traces.profile import profile as profile  # noqa: E402
 from ._traces.trace import Trace as Trace  # noqa: E402
 from ._traces.trace import record as record  # noqa: E402
@@ -48,22 +41,13 @@ from ._transform.where import where as where  # noqa: E402
 __all__ = [
     "Budget",
     "BudgetError",
-    "DeferredWarning",
     "Disk",
-    "Explanation",
-    "FloorWarning",
     "Host",
-    "NotGuidedWarning",
-    "OffloadError",
-    "Profile",
-    "RematError",
     "ReplayError",
-    "Stats",
-    "ThrashingWarning",
-    "Timeline",
     "Trace",
     "checkpoint",
     "checkpoint_sequential",
+    "errors",
     "explain",
     "keep",
     "materialize",

@@ -115,6 +115,8 @@ class Governed final : public Around {
   using Around::Around;
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    // A part of another operator, as `to_padded_tensor` is of a nested `matmul`: what it makes is scratch.
+    if (is_below_levels()) return Around::operator()(op, keys, stack);
     govern(op, keys, stack, &theirs_);
   }
 };

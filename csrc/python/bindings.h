@@ -10,7 +10,7 @@
 
 namespace rematfn {
 
-// The fields of rematfn.Stats.
+// The fields of Stats.
 [[nodiscard]] pybind11::dict record_of(const Statistics& statistics, std::size_t budget,
                                        std::size_t resident_bytes);
 

@@ -17,6 +17,10 @@ void set_intercepting(bool on);
   const auto keys = c10::impl::tls_local_dispatch_key_set();
   return (keys.included_ - keys.excluded_).has(kLevelKey);
 }
+// Whether a kernel or a replay of ours runs on this thread: what its operators read is in place.
+[[nodiscard]] inline bool is_below_levels() {
+  return c10::impl::tls_local_dispatch_key_set().excluded_.has(kLevelKey);
+}
 
 // Until the thread's state is restored, as it is for each node of autograd's, operators come to us
 // though no level runs; unless the node stays outside.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rematfn._errors import RematError
+from rematfn.errors import RematError
 
 from .arguments import budget, device, folder, positive, writable
 

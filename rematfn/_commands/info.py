@@ -15,8 +15,8 @@ import torch
 
 import rematfn
 from rematfn import _C
-from rematfn._errors import RematError
 from rematfn._transform.budget import format_bytes
+from rematfn.errors import RematError
 
 _BESIDE = ("optree", "numpy", "functorch", "matplotlib", "plotly", "rich")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import rematfn
-from rematfn._errors import RematError
 from rematfn._inspection.progress import Progress
 from rematfn._transform.where import called_here
+from rematfn.errors import RematError
 
 from .arguments import budget, folder, nbytes, positive, writable_as
 from .targets import HELP, TargetError, function_of, run_script

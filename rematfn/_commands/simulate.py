@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import rematfn
-from rematfn._errors import RematError
 from rematfn._inspection.progress import Progress
+from rematfn.errors import RematError
 
 from .arguments import budget
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import _C
-from .._errors import BudgetError
 from .._inspection.stats import Stats
 from .._transform.budget import BudgetLike, Limit, format_bytes, parse_budget
 from .._transform.deferred import refuse_deferred
 from .._transform.level import LevelOptions, call
 from .._transform.remat import DEFAULT_POLICY
 from .._transform.rematted import rematted_of
+from ..errors import BudgetError
 from ..policies import Custom, Policy
 from ..policies._custom import Scorer
 from ..policies._planned import Planned

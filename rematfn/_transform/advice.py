@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from .._errors import DeferredWarning, FloorWarning, NotGuidedWarning
 from .._interop.pytrees import tensors_of
+from ..errors import DeferredWarning, FloorWarning, NotGuidedWarning
 from .budget import format_bytes
 from .deferred import module_held_by
 from .history import History, Ran

@@ -11,9 +11,9 @@ from typing import Any, Final
 from torch import Tensor
 
 from .. import _C
-from .._errors import RematError
 from .._interop import distributed, storages
 from .._interop.pytrees import tensors_of
+from ..errors import RematError
 from .deferred import refuse_deferred_result
 
 # What torch says when a legacy constructor reads the device off a key set that has our key in it.

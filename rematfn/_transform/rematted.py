@@ -17,8 +17,8 @@ from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar
 import torch
 
 from .. import _C
-from .._errors import BudgetError
 from .._interop.opaque import not_compiled, refuse_symbolic_trace, watch_compiler
+from ..errors import BudgetError
 from ..policies import Policy
 from ..policies._planned import Planned
 from .advice import advise, advise_of_deferred

@@ -27,7 +27,7 @@ import warnings
 from typing import Final
 
 from .. import _C
-from .._errors import BudgetError, ThrashingWarning
+from ..errors import BudgetError, ThrashingWarning
 from ..policies import Custom, Policy
 from ..policies._planned import Guided, Planned
 from .budget import Limit, format_bytes

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, SupportsIndex, TypeAlias,
 import torch
 
 from .. import _C
-from .._errors import OffloadError
 from .._interop.pytrees import tensors_of
+from ..errors import OffloadError
 from .budget import BYTES, parse_budget
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ from torch import Tensor
 
 import rematfn
 from rematfn import _C
+from rematfn._inspection.explain import Explanation
 from rematfn._inspection.tables import Table
 
 KIB = 1024
 
 
-def explained(f: Any, budget: Any, *args: Any, **options: Any) -> rematfn.Explanation:
+def explained(f: Any, budget: Any, *args: Any, **options: Any) -> Explanation:
     g = rematfn.remat(f, budget, where=True, **options)
     g(*args)
     return rematfn.explain(g)

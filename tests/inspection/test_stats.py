@@ -15,6 +15,7 @@ from helpers import described
 from torch import Tensor, nn
 
 import rematfn
+from rematfn._inspection.stats import Stats
 from rematfn._transform.recorded import finish_searches
 
 X = torch.linspace(-1, 1, 64)
@@ -27,7 +28,7 @@ def wave(x: Tensor) -> Tensor:
 
 
 OPERATORS = 9
-FIELDS = [field.name for field in dataclasses.fields(rematfn.Stats)]
+FIELDS = [field.name for field in dataclasses.fields(Stats)]
 
 ON_AN_ACCELERATOR = ["reserved_bytes"]
 OF_A_PLAN = ["settled"]
@@ -57,7 +58,7 @@ def test_a_plan_is_settled_once_nothing_else_is_tried() -> None:
 
     g = rematfn.remat(many, 12 * X.nbytes)
 
-    def called() -> rematfn.Stats:
+    def called() -> Stats:
         g(X.clone().requires_grad_()).backward()
         return rematfn.stats(g)
 

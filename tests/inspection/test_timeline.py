@@ -16,12 +16,13 @@ from test_journal import Net, chain
 from torch.profiler import ProfilerActivity, profile
 
 import rematfn
+from rematfn._inspection.timeline import Timeline
 
 KIB = 1024
 
 
 @pytest.fixture(params=["remat", "hybrid", "no budget"])
-def shown(request: Any, tmp_path: Path) -> rematfn.Timeline:
+def shown(request: Any, tmp_path: Path) -> Timeline:
     options: Any = {
         "remat": {"budget": "12KiB"},
         "hybrid": {"budget": "12KiB", "offload": tmp_path},
@@ -34,7 +35,7 @@ def shown(request: Any, tmp_path: Path) -> rematfn.Timeline:
     return rematfn.timeline(g)
 
 
-def test_points_are_within_the_budget_and_reach_the_peak(shown: rematfn.Timeline) -> None:
+def test_points_are_within_the_budget_and_reach_the_peak(shown: Timeline) -> None:
     used = [point.used for point in shown.points]
     assert max(used) == shown.peak_bytes
     assert shown.budget is None or max(used) <= shown.budget
@@ -64,14 +65,14 @@ def test_marks_are_the_replays_and_the_transfers(tmp_path: Path) -> None:
     assert max(point.moved for point in shown.points) > 0
 
 
-def test_the_tallest_are_named(shown: rematfn.Timeline) -> None:
+def test_the_tallest_are_named(shown: Timeline) -> None:
     sizes = [tall.nbytes for tall in shown.tallest]
     assert sizes == sorted(sizes, reverse=True)
     assert all(tall.place.file.endswith("test_journal.py") for tall in shown.tallest)
 
 
 @pytest.mark.parametrize("over", ["operators", "time"])
-def test_the_picture(shown: rematfn.Timeline, over: Any, tmp_path: Path) -> None:
+def test_the_picture(shown: Timeline, over: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure = shown.figure(over)
     axes, rug, listed = figure.axes
@@ -93,7 +94,7 @@ def test_the_picture(shown: rematfn.Timeline, over: Any, tmp_path: Path) -> None
         assert (tmp_path / f"picture.{ending}").stat().st_size > 1000
 
 
-def test_the_page_stands_alone(shown: rematfn.Timeline, tmp_path: Path) -> None:
+def test_the_page_stands_alone(shown: Timeline, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     shown.save(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -158,7 +159,7 @@ def test_names_on_the_page_are_text(tmp_path: Path) -> None:
     assert "&lt;lambda&gt;" in body
 
 
-def test_the_chrome_trace(shown: rematfn.Timeline, tmp_path: Path) -> None:
+def test_the_chrome_trace(shown: Timeline, tmp_path: Path) -> None:
     trace = shown.chrome_trace()
     events = trace["traceEvents"]
     operators = [e for e in events if e["ph"] == "X" and e["tid"] == 0]

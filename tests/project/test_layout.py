@@ -76,7 +76,7 @@ PACKAGE = ROOT / "rematfn"
 BUILT = "_built_with.py"  # by setup.py
 # `rematfn` is the package's own `__init__`: the public names.
 PYTHON_PARTS = [
-    *("_C", "_errors", "_interop", "policies", "_transform", "_inspection", "_traces", "testing"),
+    *("_C", "errors", "_interop", "policies", "_transform", "_inspection", "_traces", "testing"),
     *("rematfn", "demo", "_commands", "__main__"),
 ]
 

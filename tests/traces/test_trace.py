@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import rematfn
 from rematfn import Trace
+from rematfn._inspection.stats import Stats
 from rematfn.policies import ON, Manual, Policy, Speed
 from rematfn.policies.reference import DTR, LRU, MSPS, Eq, Local
 from rematfn.testing import EvictEverything
@@ -29,17 +30,17 @@ COUNTED = ("operators", "evictions", "replays", "replayed_cost", "replayed_flops
 COUNTED += ("peak_bytes", "min_budget")
 
 
-def counts(stats: rematfn.Stats) -> dict[str, Any]:
+def counts(stats: Stats) -> dict[str, Any]:
     return {field: getattr(stats, field) for field in COUNTED}
 
 
-def stats_of(g: Any, args: tuple[Any, ...]) -> rematfn.Stats:
+def stats_of(g: Any, args: tuple[Any, ...]) -> Stats:
     g(*args)
-    stats: rematfn.Stats = rematfn.stats(g)
+    stats: Stats = rematfn.stats(g)
     return stats
 
 
-def outcome(run: Callable[[], rematfn.Stats]) -> Any:
+def outcome(run: Callable[[], Stats]) -> Any:
     try:
         return counts(run())
     except rematfn.BudgetError:

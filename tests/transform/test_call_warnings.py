@@ -38,7 +38,7 @@ def wandering() -> Callable[[Tensor], Tensor]:
 
 def test_calls_that_never_follow_their_record() -> None:
     g = rematfn.remat(wandering(), "1MiB")
-    with caught_of(rematfn.NotGuidedWarning) as found:
+    with caught_of(rematfn.errors.NotGuidedWarning) as found:
         for _ in range(20):
             g(torch.ones(4))
     (message,) = found
@@ -63,7 +63,7 @@ def test_nobody_else_is_told(policy: Any) -> None:
 
     g = rematfn.remat(f if isinstance(policy, rematfn.policies.Guided) else wandering(), "1MiB",
                       policy=policy)  # fmt: skip
-    with caught_of(rematfn.NotGuidedWarning) as found:
+    with caught_of(rematfn.errors.NotGuidedWarning) as found:
         for _ in range(12):
             g(torch.ones(4))
     assert found == []
@@ -76,7 +76,7 @@ def test_a_call_that_is_guided_between_ends_the_row() -> None:
         return wander(x) if next(steady) % 6 == 5 else x.sin().sum()
 
     g = rematfn.remat(f, "1MiB")
-    with caught_of(rematfn.NotGuidedWarning) as found:
+    with caught_of(rematfn.errors.NotGuidedWarning) as found:
         for _ in range(40):
             g(torch.ones(4))
     assert found == []
@@ -94,13 +94,13 @@ WIDE = 64 * 64 * 4
 def test_an_operator_that_needs_all_of_the_budget() -> None:
     step, x = torch.func.grad(wide), torch.linspace(0, 1, 64)
     g = rematfn.remat(step, 3 * WIDE + 1024)
-    with caught_of(rematfn.FloorWarning) as found:
+    with caught_of(rematfn.errors.FloorWarning) as found:
         for _ in range(3):
             assert torch.equal(g(x), step(x))
     (message,) = found
     assert "`aten::mul.Tensor`" in message or "`aten::mul`" in message
     assert "work in smaller pieces" in message
-    with caught_of(rematfn.FloorWarning) as found:
+    with caught_of(rematfn.errors.FloorWarning) as found:
         for budget in (6 * WIDE, None):
             rematfn.remat(step, budget)(x)
     assert found == []
@@ -109,6 +109,6 @@ def test_an_operator_that_needs_all_of_the_budget() -> None:
 def test_what_is_there_to_replay_is_not_warned_of() -> None:
     step, x = torch.func.grad(wide), torch.linspace(0, 1, 64)
     g = rematfn.remat(step, 3 * WIDE + 1024, policy=rematfn.testing.EvictEverything())
-    with caught_of(rematfn.FloorWarning) as found:
+    with caught_of(rematfn.errors.FloorWarning) as found:
         g(x)
     assert found == []

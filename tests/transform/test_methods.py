@@ -189,7 +189,7 @@ def warned(g: Callable[..., Any], *args: Any) -> list[str]:
         warnings.simplefilter("always")
         for _ in range(3):
             g(*args)
-    found = [w for w in caught if w.category is rematfn.DeferredWarning]
+    found = [w for w in caught if w.category is rematfn.errors.DeferredWarning]
     assert {w.filename for w in found} <= {__file__, nn.modules.module.__file__}
     return [str(w.message) for w in found]
 

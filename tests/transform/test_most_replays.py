@@ -170,7 +170,7 @@ def test_a_budget_a_little_too_small_is_warned_of_with_one_that_is_not(case: str
     expected = f(*args)
     peak = rematfn.record(f, *args).peak_bytes
     tight = rematfn.remat(f, int(fraction * peak))
-    with pytest.warns(rematfn.ThrashingWarning, match="allows 4 times by default") as caught:
+    with pytest.warns(rematfn.errors.ThrashingWarning, match="allows 4 times by default") as caught:
         assert_bitwise_equal(tight(*args), expected)
     assert len(caught) == 1
     assert rematfn.stats(tight).replayed_cost > 4
@@ -178,13 +178,13 @@ def test_a_budget_a_little_too_small_is_warned_of_with_one_that_is_not(case: str
     assert fraction * peak < enough < peak
     ample = rematfn.remat(f, enough)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", rematfn.ThrashingWarning)
+        warnings.simplefilter("error", rematfn.errors.ThrashingWarning)
         for _ in range(3):
             assert_bitwise_equal(ample(*args), expected)
             assert_bitwise_equal(tight(*args), expected)  # it has been said
 
 
-@pytest.mark.filterwarnings("error::rematfn.ThrashingWarning")
+@pytest.mark.filterwarnings("error::rematfn.errors.ThrashingWarning")
 def test_who_sets_a_limit_or_evicts_everything_is_not_warned() -> None:
     for options in ({"most_replays": float("inf")}, {"policy": rematfn.testing.EvictEverything()}):
         g = rematfn.remat(GRADIENT, TIGHT, **options)
@@ -197,7 +197,7 @@ def test_a_guided_call_is_warned_of_before_it_runs() -> None:
     fraction = 0.4
     g = rematfn.remat(f, fraction, policy=PLANNED)
     g(*args)  # has no cap yet
-    with pytest.warns(rematfn.ThrashingWarning, match="the call, by its plan") as caught:
+    with pytest.warns(rematfn.errors.ThrashingWarning, match="the call, by its plan") as caught:
         assert_bitwise_equal(g(*args), f(*args))
     found = re.search(r"at least ([\d.]+) of the peak", str(caught[0].message))
     assert found
@@ -258,7 +258,7 @@ def test_a_backward_that_comes_after_the_call_is_judged_at_the_next_call() -> No
     expected, x.grad = x.grad, None
     chain(x).backward()
     assert_bitwise_equal(x.grad, expected)
-    with pytest.warns(rematfn.ThrashingWarning, match="the last call replays") as caught:
+    with pytest.warns(rematfn.errors.ThrashingWarning, match="the last call replays") as caught:
         g(x)
     assert bytes_in(str(caught[0].message)) > TIGHT
 
@@ -295,6 +295,6 @@ def test_a_budget_in_which_the_record_does_not_thrash_is_not_to_be_raised() -> N
     history: Any = types.SimpleNamespace(has_warned=False)
     thrash = Thrash("remat(f)", 4.2, TIGHT, 4.0, True, None, ON(), None, history)
     likely = "later calls are likely to replay less"
-    with pytest.warns(rematfn.ThrashingWarning, match=likely) as told:
+    with pytest.warns(rematfn.errors.ThrashingWarning, match=likely) as told:
         thrash.report("the last call", program, done=True)
     assert "Raise the budget" not in str(told[0].message)

@@ -420,7 +420,7 @@ def test_a_budget_that_means_nothing_is_told_of_as_it_was_written(make: Any, cal
 
 def test_a_folder_in_memory_is_refused() -> None:
     g = rematfn.offload(chain, to="/dev/shm")
-    with pytest.raises(rematfn.OffloadError, match="/dev/shm"):
+    with pytest.raises(rematfn.errors.OffloadError, match="/dev/shm"):
         g(leaf())
 
 
@@ -428,7 +428,7 @@ def test_a_folder_in_memory_is_refused() -> None:
 @pytest.mark.parametrize("budget", [None, "64MiB"])
 def test_a_folder_that_holds_no_files_is_refused(folder: str, budget: str | None) -> None:
     g = rematfn.offload(chain, to=rematfn.Disk(folder, budget))
-    with pytest.raises(rematfn.OffloadError, match=f'"{folder}": .*Name another directory'):
+    with pytest.raises(rematfn.errors.OffloadError, match=f'"{folder}": .*Name another directory'):
         g(leaf())
 
 
@@ -440,7 +440,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
         g(leaf()).backward()
         assert rematfn.stats(g).moves > 0
     os.rmdir(name)
-    with pytest.raises(rematfn.OffloadError) as caught:
+    with pytest.raises(rematfn.errors.OffloadError) as caught:
         rematfn.offload(chain, to=rematfn.Disk(name, "1MiB"))(leaf())
     assert "/gr\u00f6\u00dfe-\\xff\\xed\\xa0\\x80" in str(caught.value)
 
@@ -459,7 +459,7 @@ def test_if_no_folder_can_be_taken_it_is_told_why(monkeypatch: pytest.MonkeyPatc
 
     folders = [lambda: "/dev/shm", lambda: "/no/such/folder", gone]
     monkeypatch.setattr(_tiers, "_DEFAULT_FOLDERS", folders)
-    with pytest.raises(rematfn.OffloadError) as caught:
+    with pytest.raises(rematfn.errors.OffloadError) as caught:
         rematfn.offload(chain)(leaf())
     for reason in ("/dev/shm", "/no/such/folder", "no current folder"):
         assert reason in str(caught.value)

@@ -204,7 +204,7 @@ def test_what_cannot_be_read_nor_replayed_is_an_error(
     x.sin()
     spoil(tmp_path)
     for _ in range(2):  # it is tried again, and fails again
-        with pytest.raises(rematfn.OffloadError, match="directory") as raised:
+        with pytest.raises(rematfn.errors.OffloadError, match="directory") as raised:
             loss.backward(retain_graph=True)
         assert str(tmp_path) in str(raised.value)
         rematfn.testing.check()
@@ -228,7 +228,7 @@ def test_what_is_lost_on_its_way_back_is_told_of_to_who_reads_it(
         wait_for(disk)
         z = x.sin().cos()
         if reads:
-            with pytest.raises(rematfn.OffloadError, match="not what was written"):
+            with pytest.raises(rematfn.errors.OffloadError, match="not what was written"):
                 z + y
         return z
 
@@ -244,7 +244,7 @@ def test_what_can_be_read_again_is_not_lost(tmp_path: Path) -> None:
     x = argument()
     loss = rematfn.offload(not_replayable, to=disk, policy=EVICTING)(x)
     wait_for(disk)
-    with replaced(tmp_path, "/dev/null", os.O_WRONLY), pytest.raises(rematfn.OffloadError):
+    with replaced(tmp_path, "/dev/null", os.O_WRONLY), pytest.raises(rematfn.errors.OffloadError):
         loss.backward(retain_graph=True)
     loss.backward()
     assert_bitwise_equal(x.grad, gradient(not_replayable))

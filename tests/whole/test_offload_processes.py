@@ -220,7 +220,7 @@ child = os.fork()
 if child == 0:
     try:
         loss.backward()
-    except rematfn.OffloadError as error:
+    except rematfn.errors.OffloadError as error:
         assert sys.argv[1] in str(error) and "fork" in str(error), error
         sys.exit(14)
     sys.exit(15)

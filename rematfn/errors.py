@@ -1,6 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What rematfn raises, and warns of. Each docstring is its class's page in the documentation."""
 
+__all__ = [
+    "BudgetError",
+    "DeferredWarning",
+    "FloorWarning",
+    "NotGuidedWarning",
+    "OffloadError",
+    "RematError",
+    "ReplayError",
+    "ThrashingWarning",
+]
+
 
 class RematError(Exception):
     """The base of every error of rematfn's own.
@@ -10,10 +21,8 @@ class RematError(Exception):
     :class:`TypeError`, and the message shows the accepted forms.
     """
 
-    __module__ = "rematfn"
-
     def __str__(self) -> str:
-        return f"{super().__str__()}\nSee help(rematfn.{type(self).__name__})."
+        return f"{super().__str__()}\nSee help({type(self).__module__}.{type(self).__name__})."
 
 
 class BudgetError(RematError, MemoryError):
@@ -85,8 +94,6 @@ class ThrashingWarning(RuntimeWarning):
         ``most_replays=float("inf")``, and nothing is said.
     """
 
-    __module__ = "rematfn"
-
 
 class OffloadError(RematError, OSError):
     """A value could not be moved to a tier, or cannot be had back from it.
@@ -105,13 +112,11 @@ class OffloadError(RematError, OSError):
         >>> g = rematfn.offload(torch.sin, to=rematfn.Disk("/dev/shm"))
         >>> g(torch.ones(4))
         Traceback (most recent call last):
-        rematfn.OffloadError: ...
+        rematfn.errors.OffloadError: ...
 
     The fix:
         Name a folder on a disk that has room: ``rematfn.Disk("/scratch")``.
     """
-
-    __module__ = "rematfn"
 
 
 class NotGuidedWarning(RuntimeWarning):
@@ -143,8 +148,6 @@ class NotGuidedWarning(RuntimeWarning):
         apart. Where that cannot be, ``policy=rematfn.policies.ON()`` records nothing.
     """
 
-    __module__ = "rematfn"
-
 
 class FloorWarning(RuntimeWarning):
     """One operator needs almost the whole budget, and what is replayed for that costs much.
@@ -170,8 +173,6 @@ class FloorWarning(RuntimeWarning):
         Have the operator work in smaller pieces, of a batch or of a sequence; or raise the budget.
         :func:`rematfn.explain` names the line.
     """
-
-    __module__ = "rematfn"
 
 
 class DeferredWarning(RuntimeWarning):
@@ -199,8 +200,6 @@ class DeferredWarning(RuntimeWarning):
         Transform what computes: ``remat(lambda c, x: conditioned(c)(x), budget)``. Methods of a
         module can be named: ``remat(module, budget, methods=["log_prob"])``.
     """
-
-    __module__ = "rematfn"
 
 
 class ReplayError(RematError, RuntimeError):
