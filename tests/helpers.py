@@ -200,13 +200,16 @@ def asked_for(error: rematfn.BudgetError) -> int:
 
 
 def smallest_budgets(
-    run: Run, fraction: float = 0.0, policy: rematfn.policies.Policy | None = None
+    run: Run,
+    fraction: float = 0.0,
+    policy: rematfn.policies.Policy | None = None,
+    look: Callable[[str, Any], None] = lambda name, result: None,
 ) -> list[int]:
     """Return, for each function that `run` transforms, about the smallest budget that does.
 
     The largest need of a single operator is where to start, or a fraction of the unconstrained
     peak if that is more. Two inputs of one operator may not fit together while the second one is
-    replayed; then a BudgetError says what would.
+    replayed; then a BudgetError says what would. `look` sees what the measuring runs give.
     """
     transformed: list[Any] = []
 
@@ -214,10 +217,11 @@ def smallest_budgets(
         transformed.append(how(f))
         return transformed[-1]
 
-    run(lambda f: probe(f, functools.partial(EVERYTHING, budget=NO_LIMIT)))
+    everything = functools.partial(EVERYTHING, budget=NO_LIMIT)
+    look("everything", run(lambda f: probe(f, everything)))
     needs = [rematfn.stats(g).min_budget for g in transformed]
     transformed.clear()
-    run(lambda f: probe(f, rematfn.remat))
+    look("plain", run(lambda f: probe(f, rematfn.remat)))
     peaks = [int(fraction * rematfn.stats(g).peak_bytes) for g in transformed]
     transformed.clear()
     budgets = [max(2, need, peak) for need, peak in zip(needs, peaks, strict=True)]
@@ -274,7 +278,7 @@ class Mode:
 
 
 PLAIN, TIGHT, EVERY = Mode("plain"), Mode("tight"), Mode("everything")
-MODES = [PLAIN, TIGHT, EVERY]
+EACH = Mode("each")  # the three in turn: the runs that measure for the tight one are the other two
 # For hundreds of operators: the smallest budget of all would cost them far too many replays.
 SNUG = Mode("snug", 0.3)
 
@@ -282,10 +286,18 @@ SNUG = Mode("snug", 0.3)
 def assert_same_as_eager(run: Run, mode: Mode) -> Any:
     """Assert that `run` under `mode` is bitwise the untransformed run; return what it gave."""
     expected = run(untransformed)
-    actual = mode(run)
-    assert_nothing_keyed(actual)
-    assert_bitwise_equal(actual, expected)
-    return actual
+
+    def compare(name: str, actual: Any) -> Any:
+        assert_nothing_keyed(actual)
+        try:
+            assert_bitwise_equal(actual, expected)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+        return actual
+
+    if mode.name != "each":
+        return compare(mode.name, mode(run))
+    return compare("tight", run(within(smallest_budgets(run, mode.fraction, look=compare))))
 
 
 def world(program: Program, transform: Transform, calls: int = 1) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers import (
     EVERYTHING,
-    MODES,
     Mode,
     Transform,
     assert_bitwise_equal,
@@ -81,7 +80,6 @@ def step(transform: Transform, program: Program) -> Any:
 
 
 @pytest.mark.parametrize("name", CONTROL_FLOW)
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_control_flow_runs_operator_by_operator(name: str, mode: Mode) -> None:
     torch._dynamo.reset()
     assert_same_as_eager(lambda transform: step(transform, CONTROL_FLOW[name]), mode)
@@ -109,7 +107,6 @@ def test_flex_attention() -> None:
         assert torch.equal(g(q, k, v), expected)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_torchscript(mode: Mode) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

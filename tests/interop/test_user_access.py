@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import EVERYTHING, MODES, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import EVERYTHING, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
 from torch import Tensor, nn
 
 import rematfn
@@ -267,7 +267,6 @@ def test_with_grad_a_tensor_prints_its_node(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_printing_under_torch_func_shows_the_wrapped_value(mode: Mode) -> None:
     shown: list[str] = []
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import MODES, Mode, Transform, assert_nothing_keyed, assert_same_as_eager
+from helpers import Mode, Transform, assert_nothing_keyed, assert_same_as_eager
 from torch import Tensor
 
 import rematfn
@@ -64,7 +64,6 @@ class OfAnotherBackward(OfTheArgument):
 FUNCTIONS = [OfTheArgument, OfAnotherBackward]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_values(function: Any, mode: Mode) -> None:
     def run(transform: Transform) -> Any:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from helpers import (
     EVERY,
-    MODES,
     PLAIN,
     SNUG,
     Mode,
@@ -225,7 +224,6 @@ def test_checkpoint_around_and_inside(order: str, mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_gradcheck_is_content(mode: Mode) -> None:
     def run(transform: Transform) -> Any:
         x = torch.linspace(0.2, 1.0, 4, dtype=torch.float64, requires_grad=True)

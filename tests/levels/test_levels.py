@@ -11,7 +11,6 @@ import pytest
 import torch
 from helpers import (
     EVERYTHING,
-    MODES,
     UNIT,
     Mode,
     Transform,
@@ -103,7 +102,6 @@ def test_a_gradient_between_two_levels(around: Transform, within: Transform) -> 
         assert timeline.peak_excluding_survivors <= budget
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_three_levels_and_a_level_that_calls_itself(mode: Mode) -> None:
     def run(transform: Transform) -> Any:
         x = leaf()

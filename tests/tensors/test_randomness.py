@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import MODES, Mode, Transform, assert_same_as_eager
+from helpers import Mode, Transform, assert_same_as_eager
 from torch import Tensor, nn
 
 Draw = Callable[[Tensor, torch.Generator, torch.Generator], Any]
@@ -133,7 +133,6 @@ NESTINGS: dict[str, Wrap] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
 @pytest.mark.parametrize("wrap", NESTINGS.values(), ids=NESTINGS.keys())
 def test_dropout_in_every_nesting(wrap: Wrap, inside: bool, mode: Mode) -> None:
