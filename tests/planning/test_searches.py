@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal
+from processes import Ended, forked
 from torch import Tensor
 
 import rematfn
@@ -52,6 +52,8 @@ _, status = os.waitpid(pid, 0)
 assert status == 0, status
 """
 
+DEFAULT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
 ENDS = {
     "the-end": ("", 0),
     "sys.exit": ("sys.exit(3)", 3),
@@ -77,9 +79,8 @@ ENDS = {
 def start(script: str) -> subprocess.Popen[str]:
     package = Path(rematfn.__file__).parent.parent
     env = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + script
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code],
+        [sys.executable, "-W", "ignore", "-c", DEFAULT + script],
         cwd=Path(__file__).parent,
         env=env,
         text=True,
@@ -88,18 +89,23 @@ def start(script: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    jobs = {end: (DEFAULT + BEGUN + script, "") for end, (script, _) in ENDS.items()}
+    return forked(tmp_path_factory.mktemp("scripts"), jobs)
+
+
+@pytest.mark.forking
 @pytest.mark.parametrize("end", ENDS)
-def test_a_process_ends_as_it_would_without_a_search(end: str) -> None:
+def test_a_process_ends_as_it_would_without_a_search(end: str, ended: dict[str, Ended]) -> None:
     script, code = ENDS[end]
-    process = start(BEGUN + script)
-    out, err = process.communicate(timeout=120)
-    if process.returncode != code:  # what torch does at its exit may hide an interrupt
+    if ended[end].code != code:  # what torch does at its exit may hide an interrupt
         none = BEGUN.replace("1 << 40", "0").replace("assert _C.testing.is_searching()", "")
         oracle = start(none + script)
         oracle.communicate(timeout=120)
         code = oracle.returncode
-    assert process.returncode == code, out + err
-    assert "terminate called" not in err
+    assert ended[end].code == code, ended[end].err
+    assert "terminate called" not in ended[end].err
 
 
 def test_ctrl_c_reaches_the_program_and_not_the_search() -> None:
@@ -179,36 +185,6 @@ def test_what_a_search_finds_is_the_same_each_time() -> None:
     assert not _C.testing.is_searching(), "it has been searched for"
 
 
-def test_one_search_runs_at_a_time_and_the_others_wait() -> None:
-    def threads() -> set[str]:
-        tasks = Path("/proc/self/task")
-        return {t.name for t in tasks.iterdir()}
-
-    trace = rematfn.record(torch.func.grad(chain), X)
-    programs = [_C.Program(trace._core) for _ in range(5)]
-    wait_for_searches()
-    before = threads()
-    for program in programs:
-        program.search(100_000, 20_000, 200_000)
-        program.search_later()
-    assert len(threads() - before) <= 1
-    wait_for_searches()
-    for program in programs:
-        program.follow()
-    assert len({program.overhead() for program in programs}) == 1
-    assert programs[0].overhead() < float("inf")
-
-
-def test_nobody_searches_for_a_program_that_is_gone() -> None:
-    trace = rematfn.record(torch.func.grad(chain), X)
-    program = _C.Program(trace._core)
-    program.search(100_000, 1 << 40, 1 << 40)
-    program.search_later()
-    assert _C.testing.is_searching()
-    del program
-    wait_for_searches()
-
-
 def test_a_search_gives_way_to_the_program() -> None:
     trace = rematfn.record(torch.func.grad(chain), X)
     program = _C.Program(trace._core)
@@ -227,20 +203,6 @@ def test_a_search_gives_way_to_the_program() -> None:
     else:
         raise AssertionError("every thread has the program's priority")
     del program
-    wait_for_searches()
-
-
-def test_another_size_begins_with_the_settings_found_for_the_first() -> None:
-    """What is simulated at once is one plan, and not ten."""
-    small = X[:1024].clone()
-    g = rematfn.remat(torch.func.grad(chain), 0.3, policy=Guided(search=50_000))
-    for _ in range(3):
-        g(small)
-    wait_for_searches()
-    for _ in range(2):
-        assert_bitwise_equal(g(X), torch.func.grad(chain)(X))
-    assert rematfn.stats(g).call == "guided"
-    assert rematfn.stats(g).replays > 0
     wait_for_searches()
 
 
