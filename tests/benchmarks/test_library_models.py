@@ -68,10 +68,3 @@ def test_what_breaks_a_promise_is_listed(row: dict[str, Any]) -> None:
         "a peak above the budget",
         "slower than its library's own checkpointing",
     ]
-
-
-def test_the_document_has_a_table_and_a_picture(row: dict[str, Any], tmp_path: Path) -> None:
-    text = library_models.write(tmp_path, [row], {"cpu": "any"})
-    assert "| toy | torch |" in text
-    assert (tmp_path / "library_models.md").read_text() == text
-    assert (tmp_path / "library_models.png").stat().st_size > 5000

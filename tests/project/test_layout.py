@@ -54,14 +54,6 @@ def test_an_include_that_runs_up_is_a_fault() -> None:
     assert faults("tensors", "#include <ATen/Tensor.h>\n") == []
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_each_part_says_what_it_is(part: str) -> None:
-    text = (CORE / part / "README.md").read_text(encoding="utf-8")
-    assert text.startswith(f"# {part}\n")
-    for start in re.findall(r"`(\w+\.(?:h|cpp))`", text):
-        assert (CORE / part / start).exists(), start
-
-
 def test_the_table_of_files_is_complete() -> None:
     text = (CORE / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(\w+\.(?:h|cpp))`", text))
@@ -175,10 +167,6 @@ def test_hooks_for_tests_lie_apart_and_are_used_by_tests_alone() -> None:
     assert set(names_of_the_core()) - used == {"testing"}
 
 
-def test_every_folder_of_modules_is_a_package() -> None:
-    assert {p.parent for p in MODULES.values() if not (p.parent / "__init__.py").exists()} == set()
-
-
 def test_the_tables_of_modules_are_complete() -> None:
     text = (PACKAGE / "README.md").read_text(encoding="utf-8")
     assert " < ".join(PYTHON_PARTS) in " ".join(text.split())
@@ -189,20 +177,6 @@ def test_the_tables_of_modules_are_complete() -> None:
     assert re.findall(r"^\*\*`(\w+)/?`\*\*", text, re.M) == [
         part for part in PYTHON_PARTS if part not in ("_C", "rematfn", "__main__")
     ]
-
-
-# --- the tests ------------------------------------------------------------------------------------
-
-
-def test_tests_lie_in_folders_named_after_what_they_test() -> None:
-    """`whole` is for what no part could promise alone, `project` for the project itself.
-
-    `device` is for what needs one.
-    """
-    parts = {*PARTS, *(part.strip("_") for part in PYTHON_PARTS)}
-    parts |= {"benchmarks", "whole", "device", "project", "tutorials"}
-    found = {path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
-    assert {path for path in found if len(path.parts) != 2 or path.parts[0] not in parts} == set()
 
 
 # --- the prose ------------------------------------------------------------------------------------
