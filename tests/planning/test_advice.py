@@ -36,14 +36,6 @@ def refused(run: Callable[[], Any]) -> rematfn.BudgetError:
     return caught.value
 
 
-@pytest.mark.parametrize("times", [1.0, 1.3, 1.6, 2.0])
-def test_the_simulators_figure_is_enough_at_once(times: float) -> None:
-    trace = rematfn.record(deep, torch.randn(4, 16, 16))
-    largest = rematfn.simulate(trace, None, ON()).min_budget
-    error = refused(lambda: rematfn.simulate(trace, int(times * largest), ON()))
-    rematfn.simulate(trace, asked_for(error), ON())
-
-
 def test_with_a_record_of_the_whole_call_its_figure_is_enough_at_once() -> None:
     x = torch.randn(4, 16, 16)
     expected = deep(x)
@@ -114,48 +106,6 @@ def test_in_a_forward_the_figure_allows_for_its_backward(
     assert 24 * x.nbytes <= asked_for(error) < 26 * x.nbytes
     enough = rematfn.remat(spread, asked_for(error), policy=policy)
     assert_bitwise_equal(gradient(enough, x), gradient(spread, x))
-
-
-@pytest.mark.parametrize("policy", [ON(), rematfn.policies.Guided(search=0)], ids=["on", "guided"])
-@pytest.mark.parametrize("gradient", [with_autograd, with_grad, with_vjp, with_vmap])
-def test_so_it_does_for_a_gradient_inside(
-    gradient: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor],
-    policy: rematfn.policies.Policy,
-) -> None:
-    def f(x: Tensor) -> Tensor:
-        return gradient(spread, x)
-
-    x = torch.linspace(-1, 1, 4096)
-    error = refused(lambda: rematfn.remat(f, 10 * x.nbytes, policy=policy)(x.clone()))
-    assert "up to here, and a backward from here" in str(error)
-    assert 24 * x.nbytes <= asked_for(error) < 26 * x.nbytes
-    enough = rematfn.remat(f, asked_for(error), policy=policy)
-    assert_bitwise_equal(enough(x.clone()), f(x.clone()))
-
-
-def test_where_a_transform_takes_no_gradients_the_figure_is_for_the_forward() -> None:
-    x = torch.linspace(-1, 1, 4096)
-    f = rematfn.remat(spread, 10 * x.nbytes)
-    error = refused(lambda: torch.func.jvp(f, (x,), (x,)))
-    assert "in which all fits up to here" in str(error)
-    assert "backward" not in str(error)
-
-
-def test_a_policy_that_learns_nothing_records_a_signatures_first_call_alone() -> None:
-    """For the figure; a later call that is refused has a lower bound to offer."""
-    x = torch.linspace(-1, 1, 4096)
-    sizes = [16]
-
-    def f(x: Tensor) -> Tensor:
-        return x.repeat(sizes[-1]).exp().sum()
-
-    g = rematfn.remat(f, 10 * x.nbytes, policy=ON())
-    assert "in which all fits up to here" in str(refused(lambda: g(x)))
-    sizes.append(1)
-    for _ in range(2):
-        assert_bitwise_equal(g(x), f(x))
-    sizes.append(16)
-    assert "fits" not in str(refused(lambda: g(x)))
 
 
 @pytest.mark.parametrize(
@@ -293,19 +243,6 @@ def test_in_a_first_calls_backward_the_figure_allows_for_the_rest(
         assert_bitwise_equal(program.run(enough), expected)
         followed += 1
     assert followed >= 30
-
-
-def test_no_budget_below_the_largest_need_is_enough_and_none_is_advised() -> None:
-    """`min_budget` and the figure agree, whoever is asked."""
-    x = torch.randn(4, 16, 16)
-    trace = rematfn.record(deep, x)
-    least = rematfn.simulate(trace, None, ON()).min_budget
-    error = refused(lambda: rematfn.simulate(trace, least - 1, ON()))
-    assert asked_for(error) >= least
-    assert rematfn.simulate(trace, asked_for(error), ON()).min_budget == least
-    g = rematfn.remat(deep, asked_for(error), policy=ON())
-    g(x)
-    assert rematfn.stats(g).min_budget == least
 
 
 def quantiser() -> Callable[[], list[Tensor]]:

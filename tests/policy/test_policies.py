@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -92,19 +91,6 @@ def test_a_plan_takes_the_whole_of_the_policy_it_begins_with() -> None:
 
 
 # --- as values ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [Sqrt(segments=3), Memory(), Speed(), Manual(only=("a", "b")), Custom(by_density)],
-    ids=described,
-)
-def test_a_policy_prints_compares_and_hashes(policy: Policy) -> None:
-    same = dataclasses.replace(policy)
-    assert same == policy
-    assert hash(same) == hash(policy)
-    assert repr(policy).startswith(type(policy).__name__ + "(")
-    assert policy not in [p for p in (Sqrt(), rematfn.policies.ON(), Manual()) if p is not policy]
 
 
 @pytest.mark.parametrize(

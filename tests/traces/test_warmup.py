@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_bitwise_equal
-from processes import in_a_process
 from torch import Tensor, nn
 
 import rematfn
@@ -140,34 +139,6 @@ def test_warming_up_leaves_no_trace_in_the_program() -> None:
     assert timeline.peak < 8192 < x.nbytes, "nothing was computed; the generator was saved"
 
 
-def test_functions_methods_and_modules_are_warmed_up_alike() -> None:
-    class Model(nn.Module):
-        warmup = 3  # a name of its own
-
-        @rematfn.remat(budget=0.5)
-        def loss(self, x: Tensor) -> Tensor:
-            return chain(x)
-
-    model = Model()
-    x = X.clone().requires_grad_()
-    peaks = [
-        rematfn.warmup(g, x).peak_bytes
-        for g in (rematfn.remat(chain, 0.5), model.loss, rematfn.remat(Loss(nn.Tanh()), 0.5))
-    ]
-    assert peaks[0] == peaks[1] > peaks[2] > 0
-    with pytest.raises(TypeError, match="what remat"):
-        rematfn.warmup(chain, x)
-
-
-def test_a_warmup_serves_calls_under_transforms_and_of_other_sizes() -> None:
-    g = rematfn.remat(chain, 0.5, policy=AT_ONCE)
-    rematfn.warmup(g, X)
-    small = X[:2048].clone()
-    assert_bitwise_equal(torch.func.grad(g)(small), torch.func.grad(chain)(small))
-    assert rematfn.stats(g).call == "estimated"
-    assert rematfn.stats(g).peak_bytes <= rematfn.stats(g).budget
-
-
 def test_what_shapes_cannot_tell_is_said() -> None:
     g = rematfn.remat(lambda x: x * (1 if x.sum().item() > 0 else 2), 0.5)
     with pytest.raises(RuntimeError, match="contents of a tensor"):
@@ -202,18 +173,6 @@ def test_a_call_on_fake_tensors_teaches_nothing() -> None:
         g(fakes.from_tensor(X))
     g(X)
     assert rematfn.stats(g).call == "guided"
-
-
-def nothing_is_imported() -> None:
-    import sys
-
-    g = rematfn.remat(chain, 0.5)
-    g(X)
-    assert "rematfn._traces.shapes" not in sys.modules
-
-
-def test_who_does_not_warm_up_imports_nothing_for_it() -> None:
-    in_a_process(nothing_is_imported)
 
 
 class Masked(torch.nn.Module):

@@ -173,26 +173,6 @@ def test_what_is_overwritten_before_the_backward_is_an_error() -> None:
         peers.overwritten(ours)
 
 
-TRANSFORMS = {
-    **peers.REFUSED,
-    "grad of vmap": lambda f: torch.func.grad(lambda x: torch.func.vmap(f)(x).sum()),
-    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x.cos(),)),
-    "jacfwd": torch.func.jacfwd,
-    "vmap": torch.func.vmap,
-}
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
-def test_transforms_of_torch_func(transform: Callable[..., Any]) -> None:
-    def f(checkpoint: Checkpoint) -> Callable[[Tensor], Tensor]:
-        return lambda x: checkpoint(lambda x: checkpoint(torch.sin, x).exp() * x, x.cos()).prod()
-
-    x = torch.linspace(0.1, 1, 12).view(3, 4)
-    found = transform(f(rematfn.checkpoint))(x)
-    assert_nothing_keyed(found)
-    assert_bitwise_equal(found, transform(f(call))(x))
-
-
 # --- around and inside of other things ------------------------------------------------------------
 
 
@@ -213,48 +193,6 @@ def test_checkpoints_inside_of_remat(mode: Mode) -> None:
         return out, x.grad, [p.grad for p in net.parameters()], torch.rand(2)
 
     assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_under_grad_modes(context: Callable[[], Any]) -> None:
-    x = torch.linspace(-1, 1, 12)
-    with context():
-        found = rematfn.checkpoint(lambda x: x.sin().exp(), x)
-        expected = x.sin().exp()
-    assert_bitwise_equal(found, expected)
-
-
-def test_under_autocast() -> None:
-    def run(checkpoint: Checkpoint) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            return trained(checkpoint)
-
-    assert_bitwise_equal(run(rematfn.checkpoint), run(call))
-    assert_bitwise_equal(run(rematfn.checkpoint), run(torchs))
-
-
-def test_second_derivatives() -> None:
-    def run(checkpoint: Checkpoint) -> Any:
-        x = torch.linspace(-1, 1, 12).requires_grad_()
-        out = checkpoint(lambda x: checkpoint(torch.sin, x).exp() * x, x.cos())
-        (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-        first.square().sum().backward()
-        return first, x.grad
-
-    assert_bitwise_equal(run(rematfn.checkpoint), run(torchs))
-
-
-def test_what_the_function_marks_stays() -> None:
-    x = torch.linspace(-1, 1, 1024).requires_grad_()
-
-    def f(x: Tensor) -> Tensor:
-        return rematfn.keep(x.sin().exp()).tanh().square().sum()
-
-    with MemoryTimeline() as timeline:
-        out = rematfn.checkpoint(f, x)
-    assert 4096 <= timeline.final < 2 * 4096
-    out.backward()
-    assert_bitwise_equal(x.grad, torch.autograd.grad(f(x), x)[0])
 
 
 # --- bytes ----------------------------------------------------------------------------------------
@@ -293,23 +231,6 @@ def test_a_sequence_in_segments_needs_no_more_bytes_than_torchs(segments: int) -
     assert_bitwise_equal(found, eager)
     assert most < unsaved
     assert peak <= most
-
-
-@pytest.mark.parametrize("units", [8, 12, 20])
-def test_with_a_budget_no_segments_are_needed(units: int) -> None:
-    eager, unsaved, _ = sequential_step(call)
-    found, peak, final = sequential_step(
-        lambda net, x: rematfn.checkpoint(net, x, budget=units * UNIT)
-    )
-    assert_bitwise_equal(found, eager)
-    outside = final + 3 * UNIT  # gradients; the result, its square and their gradient
-    assert peak <= units * UNIT + outside < unsaved
-    for segments in (1, 3):
-        again, peak, _ = sequential_step(
-            lambda net, x, n=segments: rematfn.checkpoint_sequential(net, n, x, budget=units * UNIT)
-        )
-        assert_bitwise_equal(again, eager)
-        assert peak <= units * UNIT + outside
 
 
 @pytest.mark.parametrize("depth", [1, 4, DEPTH])
@@ -368,29 +289,6 @@ def test_with_a_budget_the_second_call_is_guided(run: Any) -> None:
     assert 0 < after <= before
 
 
-def test_a_list_of_functions_is_remembered_by_its_functions() -> None:
-    def block(x: Tensor) -> Tensor:
-        return (x.sin() * x).exp().tanh()
-
-    x = torch.linspace(-1, 1, 4096).requires_grad_()
-    for _ in range(2):
-        rematfn.checkpoint_sequential([block] * 6, 2, x, budget=150_000).sum().backward()
-    assert [kind for kind, _ in kinds(block)] == ["guided"]
-
-
-def test_each_budget_is_remembered_by_itself_and_so_is_the_mode() -> None:
-    net = nn.Sequential(*(Layer() for _ in range(4)))
-    x = torch.randn(WIDTH, WIDTH)
-    for budget in (12 * UNIT, 16 * UNIT) * 2:
-        rematfn.checkpoint(net, x, budget=budget)
-    assert [kind for kind, _ in kinds(net)] == ["guided", "guided"]
-    rematfn.checkpoint(net.eval(), x, budget=16 * UNIT)
-    assert len(kinds(net)) == 3
-    for units in range(20, 40):
-        rematfn.checkpoint(net, x, budget=units * UNIT)
-    assert len(kinds(net)) == 8
-
-
 def test_what_is_remembered_keeps_no_function_alive_and_goes_with_it() -> None:
     net: nn.Module | None = Layer()
     name, alive = id(net), weakref.ref(net)
@@ -402,36 +300,7 @@ def test_what_is_remembered_keeps_no_function_alive_and_goes_with_it() -> None:
     assert name not in checkpoints._histories
 
 
-def test_what_cannot_be_referred_to_weakly_is_not_remembered() -> None:
-    class Slotted:
-        __slots__ = ()
-
-        def __call__(self, x: Tensor) -> Tensor:
-            return x.sin()
-
-    x = torch.ones(3)
-    before = len(checkpoints._histories)
-    assert_bitwise_equal(rematfn.checkpoint(Slotted(), x, budget="1MiB"), x.sin())
-    assert len(checkpoints._histories) == before
-
-
 @pytest.mark.parametrize("segments", [0, -1, 5, 1.5, True])
 def test_a_number_of_segments_that_cannot_be_is_refused(segments: Any) -> None:
     with pytest.raises(ValueError, match=r"segments.*from 1 to 4"):
         rematfn.checkpoint_sequential([torch.sin] * 4, segments, torch.ones(3))
-
-
-@pytest.mark.parametrize("segments", [1, 2, 3, 5, 7])
-def test_functions_in_a_list_and_segments_that_do_not_divide_them(segments: int) -> None:
-    steps = [torch.sin, torch.cos, torch.exp, torch.tanh, torch.sin, torch.square, torch.sum]
-
-    def run(sequential: Checkpoint) -> Any:
-        x = torch.linspace(-1, 1, 12).requires_grad_()
-        out = sequential(steps, segments, x)
-        out.backward()
-        return out, x.grad
-
-    found = run(rematfn.checkpoint_sequential)
-    assert_bitwise_equal(
-        found, run(lambda *args: theirs.checkpoint_sequential(*args, use_reentrant=False))
-    )

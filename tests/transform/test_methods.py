@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import pickle
@@ -129,25 +128,6 @@ def test_methods_compose() -> None:
     assert rematfn.stats(offloaded).operators
 
 
-def test_what_is_not_named_is_the_modules_own() -> None:
-    flow, (c, x) = Flow(), inputs()
-    g = rematfn.remat(flow, "1MiB", methods=["log_prob"])
-    assert_bitwise_equal(g.sample(c).shape, flow.sample(c).shape)
-    assert rematfn.stats(g).operators is None  # of the first that is named
-    g.log_prob(c, x)
-    assert rematfn.stats(g).operators
-    assert type(rematfn.remat(flow, "1MiB")) is not type(g)
-    assert type(rematfn.remat(Flow(), "2MiB", methods=["log_prob"])) is type(g)
-
-
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-def test_copies_have_the_same_methods(copied: Callable[[Any], Any]) -> None:
-    g = copied(rematfn.remat(Flow(), "1MiB", methods=["log_prob"]))
-    c, x = inputs()
-    g.log_prob(c, x)
-    assert rematfn.stats(g.log_prob).operators
-
-
 def test_they_can_be_pickled() -> None:
     g = pickle.loads(pickle.dumps(rematfn.remat(Flow(), "1MiB", methods=["log_prob"])))
     c, x = inputs()
@@ -174,11 +154,6 @@ def test_what_cannot_be_named_is_refused(name: str, transform: Any) -> None:
     with pytest.raises(kind, match=message) as caught:
         transform(Flow(), "1MiB", methods=methods)
     assert str(caught.value).startswith(f"{transform.__name__}(")
-
-
-def test_a_function_has_no_methods() -> None:
-    with pytest.raises(TypeError, match=r"remat\(f, methods=...\): these are methods of an nn.Mod"):
-        rematfn.remat(torch.sin, "1MiB", methods=["forward", "log_prob"])
 
 
 # --- results that compute later -------------------------------------------------------------------
@@ -246,15 +221,6 @@ def test_a_result_that_computes_later_is_told_once(kind: str) -> None:
     assert len(warned(rematfn.offload(LATER[kind]), c.detach())) == 1
 
 
-def test_a_module_is_told_of_its_methods() -> None:
-    (message,) = warned(rematfn.remat(Flow(), "1MiB"), inputs()[0])
-    assert message.startswith(
-        "remat(Flow, budget=1 MiB): it has returned Density, which holds Flow"
-    )
-    assert 'remat(module, budget, methods=["log_prob"])' in message
-    assert "remat(lambda c, x: module(c).log_prob(x), budget)" in message
-
-
 @dataclasses.dataclass
 class Output(OrderedDict):  # type: ignore[type-arg]
     logits: Tensor
@@ -290,21 +256,3 @@ NOW: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("kind", NOW)
 def test_nobody_else_is_told(kind: str) -> None:
     assert warned(rematfn.remat(NOW[kind], "1MiB"), inputs()[0].detach()) == []
-
-
-def test_what_was_given_may_be_given_back() -> None:
-    trainer = Trainer()
-    assert warned(rematfn.remat(trainer.fit, "1MiB"), inputs()[0]) == []
-    assert warned(rematfn.remat(lambda number, c: number, "1MiB"), 3, inputs()[0]) == []
-    state = Lazy({"net": FLOW.net})
-    assert warned(rematfn.remat(lambda s, c: (s, c.sin()), "1MiB"), state, inputs()[0]) == []
-
-
-def test_what_is_advised_has_an_effect() -> None:
-    c, x = inputs()
-    flow = Flow()
-    step = rematfn.remat(lambda c, x: flow(c).log_prob(x), TIGHT)
-    with MemoryTimeline() as timeline:
-        step(c, x).mean().backward()
-    assert timeline.peak_excluding_survivors <= TIGHT + 64
-    assert rematfn.stats(step).evictions > 0

@@ -95,15 +95,6 @@ def waving(forward: Any) -> Any:
     return lambda x: forward(x).sin()
 
 
-def test_a_forward_set_before() -> None:
-    net = network()
-    net.forward = waving(net.forward)
-    g = remat(net, "1MiB")
-    assert operators(g) == LAYERS + 1
-    assert_bitwise_equal(g(BATCH).detach(), net(BATCH).detach())
-    assert_bitwise_equal(g.forward(BATCH).detach(), net(BATCH).detach())
-
-
 @pytest.mark.parametrize("on_twin", [False, True])
 def test_a_forward_set_afterwards_put_back_and_deleted(on_twin: bool) -> None:
     net = network()
@@ -123,13 +114,6 @@ def test_a_forward_set_afterwards_put_back_and_deleted(on_twin: bool) -> None:
     assert operators(g) == LAYERS
     with pytest.raises(AttributeError):
         del patched.forward
-
-
-def test_a_method_of_the_twin_set_as_its_forward() -> None:
-    g = remat(network(), "1MiB")
-    g.forward = types.MethodType(lambda self, x: self[0](x).cos(), g)
-    assert operators(g) == 2
-    assert_bitwise_equal(g(BATCH).detach(), g[0](BATCH).cos().detach())
 
 
 def prepared(net: nn.Module) -> nn.Module:
@@ -190,19 +174,6 @@ def test_a_copy_of_what_mixed_precision_prepared_runs_its_own_weights() -> None:
             p.zero_()
     assert made(BATCH).std() > 0
     assert rematfn.stats(made).operators > LAYERS
-
-
-def test_what_mixed_precision_did_is_undone() -> None:
-    """As accelerate's `unwrap_model` does it: down to the function below all wrappers."""
-    g = remat(network(), "1MiB")
-    expected = g(BATCH).detach()
-    accelerated(g)
-    inside = g.forward
-    while hasattr(inside, "__wrapped__"):
-        inside = inside.__wrapped__
-    g.forward = types.MethodType(inside, g)
-    assert_bitwise_equal(g(BATCH).detach(), expected)
-    assert rematfn.stats(g).operators == LAYERS
 
 
 # --- what tells modules by their class ------------------------------------------------------------
@@ -276,74 +247,6 @@ def test_a_lazy_module_is_refused_until_it_has_shapes() -> None:
     assert operators(remat(net, "1MiB")) == 1
 
 
-def test_a_graph_module_that_is_compiled_anew() -> None:
-    g = remat(torch.fx.symbolic_trace(network()), "1MiB")
-    assert operators(g) == LAYERS
-    output = next(n for n in g.graph.nodes if n.op == "output")
-    with g.graph.inserting_before(output):
-        output.replace_input_with(output.args[0], g.graph.call_function(torch.sin, output.args))
-    g.recompile()
-    assert operators(g) == LAYERS + 1
-    assert_bitwise_equal(g(BATCH).detach(), network()(BATCH).sin().detach())
-
-
-def test_a_symbolic_trace_of_a_twin_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"symbolic_trace of remat\(Sequential"):
-        torch.fx.symbolic_trace(remat(network(), "1MiB"))
-
-
-def test_a_forward_that_is_set_for_each_call_is_guided() -> None:
-    """Lightning does so, to send `training_step` through what wraps the module."""
-    net = network()
-    g = remat(net, "1MiB")
-
-    def redirected(x: Tensor) -> str:
-        before = g.forward
-
-        def instead(x: Tensor) -> Tensor:
-            g.forward = before
-            return before(x).sin()
-
-        g.forward = instead
-        called = g.forward
-        g(x).sum().backward()
-        return rematfn.stats(called).call
-
-    assert [redirected(BATCH) for _ in range(3)] == ["first", "guided", "guided"]
-
-
-def test_a_wrapper_within_another_of_the_same_code() -> None:
-    """Each knows its own calls: the inner one's are others."""
-    g = remat(network(), 1.0)
-    expected = g(BATCH).sin().sin().detach()
-    for _ in range(2):
-        g.forward = waving(g.forward)
-    for _ in range(3):
-        assert_bitwise_equal(g(BATCH).detach(), expected)
-    assert rematfn.stats(g).call == "guided"
-
-
-def test_a_twin_among_the_arguments_of_another_function() -> None:
-    """What calls of it have come to is no part of what makes two calls alike."""
-    inner = remat(network(), "1MiB")
-    step = remat(lambda net, x: net(x).sum(), "1MiB")
-    kinds = []
-    for _ in range(3):
-        step(inner, BATCH).backward()
-        kinds.append(rematfn.stats(step).call)
-        inner(BATCH)
-    assert kinds == ["first", "guided", "guided"]
-
-
-def test_hooks_run_around_the_level() -> None:
-    net, depths = network(), []
-    net.register_forward_pre_hook(lambda module, args: depths.append(_C.stack_depth()))
-    net.register_forward_hook(lambda module, args, out: depths.append(_C.stack_depth()))
-    net.forward = waving(net.forward)
-    remat(net)(BATCH)
-    assert depths == [0, 0]
-
-
 class Called(nn.Module):
     """A module that has no forward at all."""
 
@@ -360,17 +263,6 @@ def test_a_module_with_a_call_of_its_own() -> None:
     g = remat(net, "1MiB")
     assert operators(g) == 2
     assert_bitwise_equal(g(BATCH).detach(), net(BATCH).detach())
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
-def test_a_copy_of_a_twin_whose_forward_was_set(copied: Any) -> None:
-    g = remat(network(), "1MiB")
-    g.forward = functools.partial(g[0].forward)
-    made = copied(g)
-    assert operators(made) == 1
-    with torch.no_grad():
-        g[0].weight.zero_()
-    assert made(BATCH).sin().std() > 0
 
 
 @pytest.mark.parametrize(

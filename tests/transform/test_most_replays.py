@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import types
 import warnings
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 import rematfn
 from rematfn import _C
-from rematfn._transform.thrash import Thrash
 from rematfn.policies import ON, Guided
 
 X = torch.linspace(-1, 1, 4096)
@@ -223,31 +221,6 @@ def test_a_first_call_that_thrashes_is_stopped_while_it_runs() -> None:
     assert_bitwise_equal(again(*args), f(*args))
 
 
-def test_a_guided_call_is_judged_before_it_runs() -> None:
-    by_plan = replayed(TIGHT, PLANNED, calls=2)
-    ran = []
-
-    def f(x: Tensor) -> Tensor:
-        ran.append(x)
-        return chain(x)
-
-    fraction = TIGHT / rematfn.record(GRADIENT, X).peak_bytes
-    g = rematfn.remat(torch.func.grad(f), fraction, policy=PLANNED, most_replays=0.9 * by_plan)
-    g(X)  # has no cap yet
-    for _ in range(2):
-        with pytest.raises(rematfn.BudgetError, match="by its plan"):
-            g(X)
-    assert len(ran) == 1
-    assert _C.stack_depth() == 0
-
-
-def test_a_limit_above_is_no_limit() -> None:
-    most = 1.01 * replayed(TIGHT, PLANNED)
-    g = rematfn.remat(GRADIENT, TIGHT, policy=PLANNED, most_replays=most)
-    for _ in range(3):
-        assert_bitwise_equal(g(X), GRADIENT(X))
-
-
 def test_a_backward_that_comes_after_the_call_is_judged_at_the_next_call() -> None:
     x = X.clone().requires_grad_()
     g = rematfn.remat(chain, TIGHT, policy=ON(), most_replays=float("inf"))
@@ -263,38 +236,7 @@ def test_a_backward_that_comes_after_the_call_is_judged_at_the_next_call() -> No
     assert bytes_in(str(caught[0].message)) > TIGHT
 
 
-def test_a_fraction_is_answered_by_a_fraction() -> None:
-    g = rematfn.remat(GRADIENT, 0.3, policy=PLANNED, most_replays=0.01)
-    g(X)  # has no cap yet
-    with pytest.raises(rematfn.BudgetError, match=r"at least (0\.\d+|1) of the peak") as error:
-        g(X)
-    found = re.search(r"at least ([\d.]+) of the peak", str(error.value))
-    assert found
-    fraction = float(found[1])
-    assert 0.3 < fraction <= 1
-    h = rematfn.remat(GRADIENT, fraction, policy=PLANNED, most_replays=0.01)
-    for _ in range(3):
-        assert_bitwise_equal(h(X), GRADIENT(X))
-
-
-@pytest.mark.parametrize("wrong", [True, "4", [4]])
-def test_a_limit_of_the_wrong_type_is_refused(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"most_replays=.*a number is needed"):
-        rematfn.remat(chain, TIGHT, most_replays=wrong)
-
-
 @pytest.mark.parametrize("wrong", [0, -1.0, float("nan")])
 def test_a_limit_that_means_nothing_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="above 0"):
         rematfn.remat(chain, TIGHT, most_replays=wrong)
-
-
-def test_a_budget_in_which_the_record_does_not_thrash_is_not_to_be_raised() -> None:
-    """Where values move, times decide what goes: a call may thrash, and its record not."""
-    program: Any = types.SimpleNamespace(enough_for=lambda policy, least, most, link: least)
-    history: Any = types.SimpleNamespace(has_warned=False)
-    thrash = Thrash("remat(f)", 4.2, TIGHT, 4.0, True, None, ON(), None, history)
-    likely = "later calls are likely to replay less"
-    with pytest.warns(rematfn.ThrashingWarning, match=likely) as told:
-        thrash.report("the last call", program, done=True)
-    assert "Raise the budget" not in str(told[0].message)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import optree
@@ -68,44 +67,6 @@ def test_every_spelling_gives_the_same_function(form: Transform) -> None:
         assert_bitwise_equal(x.grad, y.grad)
 
 
-def test_the_function_keeps_its_name_and_its_text() -> None:
-    g = remat(wave, 4096)
-    assert g.__wrapped__ is wave
-    assert (g.__name__, g.__doc__, g.__module__) == ("wave", "Return a wave.", __name__)
-    assert_bitwise_equal(g(X, scale=3.0), wave(X, scale=3.0))
-    assert_bitwise_equal(g(x=X), wave(X))
-
-
-def test_what_has_no_name_is_taken_too() -> None:
-    class Callable:
-        def __call__(self, x: Tensor) -> Tensor:
-            return wave(x)
-
-    for f in (functools.partial(wave, scale=3.0), Callable(), torch.sin, torch.nn.functional.gelu):
-        assert_bitwise_equal(remat(f)(X), f(X))  # type: ignore[operator]
-
-
-class Model:
-    def __init__(self) -> None:
-        self.w = torch.ones(64) * 3
-
-    @remat
-    def bare(self, x: Tensor) -> Tensor:
-        return wave(x) * self.w
-
-    @remat(budget="4KiB")
-    def capped(self, x: Tensor, *, scale: float) -> Tensor:
-        return wave(x, scale) * self.w
-
-
-def test_methods_are_bound_to_their_object() -> None:
-    model = Model()
-    assert_bitwise_equal(model.bare(X), wave(X) * model.w)
-    assert_bitwise_equal(model.capped(X, scale=4.0), wave(X, 4.0) * model.w)
-    assert_bitwise_equal(Model.bare(model, X), wave(X) * model.w)
-    assert_bitwise_equal(remat(model.bare)(X), wave(X) * model.w)
-
-
 # --- pytrees --------------------------------------------------------------------------------------
 
 
@@ -156,11 +117,6 @@ def test_results_in_a_dataclass_nobody_registered_are_sealed_too() -> None:
     assert_bitwise_equal(out.value["y"], X.sin())
 
 
-def test_no_tensors_at_all() -> None:
-    assert remat(lambda n: n + 1)(2) == 3
-    assert remat(lambda: None)() is None
-
-
 # --- statistics -----------------------------------------------------------------------------------
 
 
@@ -201,20 +157,6 @@ def test_statistics_print_readably() -> None:
 
 
 # --- saying no ------------------------------------------------------------------------------------
-
-MALFORMED: list[tuple[Any, type[Exception]]] = [
-    *[(value, ValueError) for value in ("lots", "12 parsecs", "-4KiB", "", "0", 0, -1)],
-    *[(value, ValueError) for value in (0.0, -0.5, 1.5, float("nan"), float("inf"))],
-    *[(value, TypeError) for value in (True, [4096], b"4KiB", object(), 1j)],
-]
-
-
-@pytest.mark.parametrize(("budget", "error"), MALFORMED, ids=lambda value: repr(value)[:20])
-def test_a_malformed_budget_shows_the_accepted_forms(budget: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"1\.5GiB") as caught:
-        remat(wave, budget)
-    assert "4096" in str(caught.value)
-    assert "0.3" in str(caught.value)
 
 
 def test_other_arguments_are_checked_when_they_are_given() -> None:
