@@ -240,50 +240,6 @@ def test_the_error_says_what_has_become_of_the_bytes(transform: Any, what: str) 
         transform(f, policy=EvictEverything())(start())
 
 
-LEGACY: dict[str, Access] = {
-    "new_tensor": lambda x: x.new_tensor([1.0, 2.0]),
-    "new": lambda x: x.new(2, 3),
-    "new of a list": lambda x: x.new([1.0, 2.0]),
-}
-
-
-@pytest.mark.parametrize("access", LEGACY.values(), ids=LEGACY.keys())
-def test_legacy_constructors_say_what_to_write_instead(access: Access) -> None:
-    with pytest.raises(
-        RuntimeError, match=r"budget=no cap\): x.new_tensor.*\nWrite torch.tensor\("
-    ):
-        inside(access, rematfn.remat)
-
-
-def test_with_grad_a_tensor_prints_its_node(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Any:
-            y = x.sin()
-            z = y.cos()
-            return repr(y), f"{z}", y.tolist(), y.detach().numpy().tolist(), y * z
-
-        return transform(f)(start().requires_grad_())
-
-    assert_same_as_eager(run, mode)
-
-
-def test_printing_under_torch_func_shows_the_wrapped_value(mode: Mode) -> None:
-    shown: list[str] = []
-
-    def run(transform: Transform) -> Any:
-        shown.clear()
-
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            z = y.cos()
-            shown.append(repr(y))
-            return (y * z).sum()
-
-        return torch.func.grad(transform(f))(start()), list(shown)
-
-    assert_same_as_eager(run, mode)
-
-
 @pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
 def test_a_tensor_in_shared_memory_stays_there(
     strategy: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
@@ -495,12 +451,6 @@ def test_an_array_that_is_looked_at_costs_nothing() -> None:
         return x.grad
 
     assert_bitwise_equal(run(lambda h: h.detach().numpy().mean()), run(lambda h: None))
-
-
-def test_methods_that_tell_levels_can_be_pickled() -> None:
-    assert rematfn.remat(torch.sin)(torch.zeros(1)) == 0  # from then on they do
-    for method in (torch.Tensor.numpy, torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr):
-        assert pickle.loads(pickle.dumps(method)) is method
 
 
 def test_an_address_stays_good_when_an_operator_writes_there(mode: Mode) -> None:

@@ -63,21 +63,6 @@ def test_a_tensor_hook_inside_replaces_the_gradient(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-def test_what_a_hook_keeps_is_an_ordinary_tensor_once_it_is_used(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, kept = torch.linspace(0.2, 1, 6, requires_grad=True), []
-
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            y.register_hook(kept.append)
-            return (y * x).exp() * y
-
-        transform(f)(x).sum().backward()
-        return x.grad, [t * 2 for t in kept], [t.clone() for t in kept]
-
-    assert_same_as_eager(run, mode)
-
-
 @pytest.mark.parametrize("capture", [False, True], ids=["backward", "grad"])
 def test_hooks_on_a_leaf_that_are_registered_afterwards(capture: bool, mode: Mode) -> None:
     """The first one makes torch drop the hooks the leaf had, ours among them."""
@@ -91,37 +76,6 @@ def test_hooks_on_a_leaf_that_are_registered_afterwards(capture: bool, mode: Mod
             return torch.autograd.grad(out.sum(), x), seen
         out.sum().backward()
         return x.grad, seen
-
-    assert_same_as_eager(run, mode)
-
-
-def test_a_hook_outside_that_uses_what_f_stored_away(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, stored = torch.linspace(0.2, 1, 6, requires_grad=True), []
-        x.register_hook(lambda grad: grad * stored[0])
-
-        def f(x: Tensor) -> Tensor:
-            stored.append(x.detach().cos())
-            return (x.sin() * x).exp()
-
-        transform(f)(x).sum().backward()
-        return x.grad
-
-    assert_same_as_eager(run, mode)
-
-
-def test_a_hook_may_run_a_transform_of_its_own(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = torch.linspace(0.2, 1, 6, requires_grad=True)
-        damp = transform(lambda grad: (grad.sin() * grad).exp().cos())
-
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            y.register_hook(damp)
-            return (y * x).exp() * y
-
-        transform(f)(x).sum().backward()
-        return x.grad
 
     assert_same_as_eager(run, mode)
 
@@ -146,24 +100,6 @@ def test_hooks_on_arguments_captured_tensors_and_results(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-def test_retain_grad_inside(mode: Mode) -> None:
-    """The gradient of an intermediate, held by the caller's list."""
-
-    def run(transform: Transform) -> Any:
-        x, kept = torch.linspace(0.2, 1, 6, requires_grad=True), []
-
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            y.retain_grad()
-            kept.append(y)
-            return (y * x).exp() * y
-
-        transform(f)(x).sum().backward()
-        return x.grad, [t.grad + 0 for t in kept]
-
-    assert_same_as_eager(run, mode)
-
-
 def test_post_accumulate_hooks_step_an_optimiser_in_the_backward(mode: Mode) -> None:
     """The idiom that frees each gradient as soon as it is there."""
 
@@ -182,57 +118,6 @@ def test_post_accumulate_hooks_step_an_optimiser_in_the_backward(mode: Mode) -> 
             outs.append(transform(lambda x: net(x).square())(torch.ones(2, 4)))
             outs[-1].sum().backward()
         return outs, list(net.parameters())
-
-    assert_same_as_eager(run, mode)
-
-
-def test_hooks_on_nodes_of_parameters_step_an_optimiser(mode: Mode) -> None:
-    """As torch.distributed.optim._apply_optimizer_in_backward does it."""
-
-    def run(transform: Transform) -> Any:
-        net = model()
-        nodes = []
-
-        def step(p: nn.Parameter, optimiser: torch.optim.Optimizer) -> Callable[..., None]:
-            def hook(*_: Any) -> None:
-                optimiser.step()
-                p.grad = None
-
-            return hook
-
-        for p in net.parameters():
-            node = p.view_as(p).grad_fn.next_functions[0][0]
-            node.register_hook(step(p, torch.optim.SGD([p], lr=0.05)))
-            nodes.append(node)
-        outs = []
-        for _ in range(3):
-            outs.append(transform(lambda x: net(x.sin()).square())(torch.ones(2, 4)))
-            outs[-1].sum().backward()
-        return outs, list(net.parameters())
-
-    assert_same_as_eager(run, mode)
-
-
-def test_hooks_on_parameters_write_them(mode: Mode) -> None:
-    """Before the gradient is accumulated, while the layers below wait for theirs."""
-
-    def run(transform: Transform) -> Any:
-        net = model()
-
-        def descend(p: Tensor) -> Callable[[Tensor], None]:
-            def hook(grad: Tensor) -> None:
-                with torch.no_grad():
-                    p.sub_(grad * 0.05)
-
-            return hook
-
-        for p in net.parameters():
-            p.register_hook(descend(p))
-        outs = []
-        for _ in range(2):
-            outs.append(transform(lambda x: net(x.sin()).square())(torch.ones(2, 4)))
-            outs[-1].sum().backward()
-        return outs, list(net.parameters()), [p.grad for p in net.parameters()]
 
     assert_same_as_eager(run, mode)
 
@@ -379,40 +264,6 @@ def test_hooks_on_modules(hook: Any, whole: bool, mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-def test_hooks_on_all_modules(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net, seen = model(), []
-        handles = [
-            nn.modules.module.register_module_forward_hook(
-                lambda module, args, out: out * 1.01 if isinstance(module, nn.Linear) else None
-            ),
-            nn.modules.module.register_module_full_backward_hook(
-                lambda module, ins, outs: seen.append(type(module).__name__)
-            ),
-        ]
-        try:
-            return trained(transform(net), net.parameters()), seen
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    assert_same_as_eager(run, mode)
-
-
-def test_features_taken_by_a_forward_hook(mode: Mode) -> None:
-    """The usual way to look at an inner layer: a hook keeps its output for later."""
-
-    def run(transform: Transform) -> Any:
-        net, features = model(), []
-        net[0].first.register_forward_hook(lambda module, args, out: features.append(out))
-        out = transform(net)(torch.ones(3, 4))
-        penalty = features[0].square().sum()
-        (out.sum() + penalty).backward()
-        return out, features[0] * 1, [p.grad for p in net.parameters()]
-
-    assert_same_as_eager(run, mode)
-
-
 # --- hooks on what autograd saves -----------------------------------------------------------------
 
 
@@ -478,16 +329,6 @@ def _quiet() -> Any:
         warnings.filterwarnings("ignore", "Anomaly Detection has been enabled")
         warnings.filterwarnings("ignore", "Error detected in")
         yield
-
-
-@pytest.mark.usefixtures("_quiet")
-def test_anomaly_mode_finds_nothing_where_nothing_is(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = model()
-        with torch.autograd.detect_anomaly(check_nan=True):
-            return trained(transform(net), net.parameters())
-
-    assert_same_as_eager(run, mode)
 
 
 @pytest.mark.usefixtures("_quiet")

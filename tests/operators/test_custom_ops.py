@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 from helpers import (
-    EVERYTHING,
     Mode,
     Transform,
-    assert_bitwise_equal,
     assert_same_as_eager,
     wave_backward,
     wave_setup,
@@ -68,39 +66,6 @@ def test_a_python_operator_is_replayed_and_differentiated(
         return out, first, second
 
     assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("when", ["before", "inside"])
-def test_the_kernel_runs_again_when_its_result_was_evicted(when: str) -> None:
-    calls: list[int] = []
-    wave = define_wave(calls=calls) if when == "before" else None
-
-    def f(x: Tensor) -> Tensor:
-        used = wave or define_wave(calls=calls)
-        y = used(x, 2.0)
-        return y.cos() * y
-
-    x = torch.linspace(-1, 1, 12)
-    assert_bitwise_equal(rematfn.remat(f)(x), f(x))
-    assert len(calls) == 2, "once in the level, once without"
-    EVERYTHING(f)(x)
-    if when == "before":  # else the level sees what the kernel calls, and replays that
-        assert len(calls) > 3, "once to begin with, and again for the product"
-
-
-def test_an_operator_is_one_operation_however_many_its_kernel_calls() -> None:
-    wave = define_wave()
-    g = rematfn.remat(lambda x: wave(x, 2.0))
-    g(torch.ones(12))
-    assert rematfn.stats(g).operators == 1
-
-
-def test_a_kernel_does_not_run_when_its_result_does_not_fit() -> None:
-    calls: list[int] = []
-    wave = define_wave(calls=calls)
-    with pytest.raises(rematfn.BudgetError, match=NAMESPACE):
-        rematfn.remat(lambda x: wave(x, 2.0), budget=32)(torch.ones(12))
-    assert calls == []
 
 
 def test_an_operator_that_draws_numbers_draws_them_again(mode: Mode) -> None:
@@ -172,33 +137,6 @@ def test_an_operator_that_writes_to_a_list(style: str, mode: Mode) -> None:
 
     with torch.no_grad():
         assert_same_as_eager(run, mode)
-
-
-def test_a_triton_operator(mode: Mode) -> None:
-    """On a CPU its body cannot launch a kernel, but it is torch's to call as any other."""
-    calls: list[int] = []
-
-    @torch.library.triton_op(f"{NAMESPACE}::{fresh_name()}", mutates_args={})
-    def wave(x: Tensor) -> Tensor:
-        calls.append(1)
-        out = torch.empty_like(x)
-        torch.sin(x, out=out)  # where a kernel would be launched
-        return out
-
-    wave.register_autograd(
-        lambda ctx, grad: grad * ctx.saved_tensors[0].cos(),
-        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-    )
-
-    def run(transform: Transform) -> Any:
-        x = torch.linspace(-1, 1, 12, requires_grad=True)
-        out = transform(lambda x: (wave(x.exp()) * wave(x)).cos())(x)
-        return out, torch.autograd.grad(out.sum(), x)
-
-    assert_same_as_eager(run, mode)
-    g = rematfn.remat(lambda x: wave(x))
-    g(torch.ones(12))
-    assert rematfn.stats(g).operators == 1
 
 
 KERNELS: dict[str, tuple[str, Callable[..., Any], str]] = {
@@ -273,19 +211,6 @@ def test_what_was_known_of_an_operator_goes_with_it() -> None:
     first = need(*writes), need(*makes)
     assert first[0] != first[1]
     assert [(need(*writes), need(*makes)) for _ in range(30)] == [first] * 30
-
-
-def test_vmap_over_an_operator(mode: Mode) -> None:
-    wave = define_wave()
-    wave.register_vmap(lambda info, dims, x, scale: (wave(x, scale), dims[0]))  # type: ignore[attr-defined]
-
-    def run(transform: Transform) -> Any:
-        x = torch.linspace(-1, 1, 12).view(3, 4)
-        inside = transform(torch.func.vmap(lambda x: wave(x.exp(), 2.0) * x))
-        around = torch.func.vmap(transform(lambda x: wave(x.exp(), 2.0) * x))
-        return inside(x), around(x)
-
-    assert_same_as_eager(run, mode)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::scaled_like", mutates_args=())

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from helpers import Mode, Transform, assert_same_as_eager, scalar
@@ -441,27 +440,6 @@ def test_complex(f: Body, mode: Mode) -> None:
     assert_same_as_eager(lambda transform: transform(f)(leaf(torch.complex64)), mode)
 
 
-REFUSED: dict[str, Body] = {
-    "a write into an expanded tensor": lambda x: x.sin()[:, :1].expand(4, 6).mul_(2),
-    "a write into one of several views": lambda x: x.sin().unbind(0)[0].mul_(2),
-    "a write into a leaf": lambda x: x.mul_(2),
-    "out= that requires grad": lambda x: torch.mul(x, 2, out=x.sin()),
-}
-
-
-@pytest.mark.parametrize("f", REFUSED.values(), ids=REFUSED.keys())
-def test_what_torch_refuses_is_refused_alike(f: Body, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = leaf().requires_grad_()
-        try:
-            transform(f)(x).sum().backward()
-        except RuntimeError as error:
-            return type(error).__name__, str(error).split(";")[0][:80]
-        raise AssertionError("not refused")
-
-    assert_same_as_eager(run, mode)
-
-
 def test_a_write_into_what_autograd_saved_is_refused_in_the_backward(mode: Mode) -> None:
     def run(transform: Transform) -> Any:
         def f(x: Tensor) -> Tensor:
@@ -479,22 +457,6 @@ def test_a_write_into_what_autograd_saved_is_refused_in_the_backward(mode: Mode)
 
 
 # --- storages shared with the outside -------------------------------------------------------------
-
-
-def test_an_argument_that_shares_its_bytes_with_an_array(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        array = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
-
-        def f(x: Tensor) -> Any:
-            old = x.sin()
-            x.mul_(2)
-            late = old + 1
-            x[0].zero_()
-            return late, x.cos()
-
-        return transform(f)(torch.from_numpy(array)), array.tolist()
-
-    assert_same_as_eager(run, mode)
 
 
 def test_a_parameter_that_is_read_and_written_through_its_aliases(mode: Mode) -> None:
@@ -586,19 +548,6 @@ def test_old_contents_outlive_a_change_of_data_and_what_is_done_next(
             return y.exp(), x * 1
 
         return transform(f)(x), x, other
-
-    assert_same_as_eager(run, mode)
-
-
-def test_parameters_made_on_the_first_call(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        net = nn.Sequential(nn.LazyLinear(5), nn.SiLU(), nn.LazyLinear(2))
-        g, x = transform(lambda x: net(x).square().sum()), torch.randn(3, 4)
-        for _ in range(2):
-            g(x).backward()
-        with torch.no_grad():
-            return [p * 1 for p in net.parameters()], [p.grad * 1 for p in net.parameters()]
 
     assert_same_as_eager(run, mode)
 
