@@ -295,17 +295,6 @@ def test_a_budget_error_says_what_ails_the_disk(
 
 
 @broken
-def test_the_hybrid_goes_on_by_dropping(breaks: Callable[[Path], object], tmp_path: Path) -> None:
-    disk = opened(tmp_path)
-    g = rematfn.remat(chain, 5 * VALUE, offload=disk)
-    right = gradient(chain)
-    with breaks(tmp_path):  # type: ignore[attr-defined]
-        for _ in range(3):
-            assert_bitwise_equal(gradient(g), right)
-    assert_clean(disk)
-
-
-@broken
 @transforms
 def test_it_breaks_in_the_middle(
     breaks: Callable[[Path], object], how: Callable[[rematfn.Disk], Transform], tmp_path: Path
@@ -425,20 +414,6 @@ def test_what_lineage_alone_holds_is_freed_while_it_is_written() -> None:
 
 
 # --- threads --------------------------------------------------------------------------------------
-
-
-@transforms
-def test_threads_share_a_disk(how: Callable[[rematfn.Disk], Transform], tmp_path: Path) -> None:
-    disk = rematfn.Disk(tmp_path, budget=100 * VALUE, verify=True)
-    right = gradient(chain)
-    g = how(disk)(chain)
-
-    def work() -> None:
-        for _ in range(4):
-            assert_bitwise_equal(gradient(g), right)
-
-    together(*[work] * 4)
-    assert_clean(disk)
 
 
 def test_threads_share_a_budget_and_a_disk(tmp_path: Path) -> None:

@@ -170,14 +170,6 @@ def test_a_step_inside_that_returns_its_loss(build: Build, transform: Transform)
     assert_as_eager(functools.partial(train, build, RETURNS["the loss"]), transform)
 
 
-@pytest.mark.parametrize("returned", RETURNS.values(), ids=RETURNS.keys())
-@pytest.mark.parametrize("name", SOME)
-def test_a_step_inside_may_return(
-    name: str, returned: Callable[[Tensor, Tensor], Any], transform: Transform
-) -> None:
-    assert_as_eager(functools.partial(train, OPTIMISERS[name], returned), transform)
-
-
 # --- where the optimiser steps --------------------------------------------------------------------
 
 
@@ -519,57 +511,6 @@ def test_a_functional_optimiser(transform: Transform) -> None:
         step = transform(train_step)
         seen = [step(x, y).clone() for x, y in batches()]
         return seen, [{k: v.clone() for k, v in d.items()} for d in (parameters, moments, squares)]
-
-    assert_as_eager(run, transform)
-
-
-# --- graphs that do leave -------------------------------------------------------------------------
-
-
-def test_a_graph_that_is_still_there_is_told_apart(transform: Transform) -> None:
-    """One of two losses is left for the caller; moments of a step inside are there all the same."""
-
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        net, other = network(), network()
-        optimiser = optim.Adam(net.parameters(), lr=0.01, amsgrad=True)
-        second = optim.RMSprop(other.parameters(), lr=0.01, centered=True)
-
-        def train_step(x: Tensor, y: Tensor) -> Tensor:
-            optimiser.zero_grad()
-            loss, _ = loss_of(net, x, y)
-            left, _ = loss_of(other, x.tanh(), y)
-            loss.backward()
-            optimiser.step()
-            return left
-
-        step, seen = transform(train_step), []
-        for x, y in batches():
-            left = step(x, y)
-            second.zero_grad()
-            left.backward()
-            second.step()
-            seen.append(left.detach().clone())
-        return seen, held(net, optimiser), held(other, second)
-
-    assert_as_eager(run, transform)
-
-
-@pytest.mark.parametrize("create", [False, True], ids=["kept", "created"])
-def test_the_gradient_may_be_taken_again_outside(create: bool, transform: Transform) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        net = network()
-        x = torch.randn(64, 8, requires_grad=True)
-
-        def f(x: Tensor) -> Tensor:
-            loss, _ = loss_of(net, x, torch.zeros(64, 4))
-            (g,) = torch.autograd.grad(loss, x, retain_graph=True, create_graph=create)
-            return loss + g.square().sum() if create else loss
-
-        out = transform(f)(x)
-        first = torch.autograd.grad(out, x, retain_graph=True)[0]
-        return first, torch.autograd.grad(out, x)[0]
 
     assert_as_eager(run, transform)
 

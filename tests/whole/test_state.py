@@ -77,14 +77,6 @@ def test_a_module_with_state(build: Callable[[], nn.Module], training: bool, mod
     assert_same_as_eager(lambda transform: call_and_train(build, transform, training), mode)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
-def test_weight_norm_as_a_hook(mode: Mode) -> None:
-    def build() -> nn.Module:
-        return Old.weight_norm(nn.Linear(5, 5))
-
-    assert_same_as_eager(lambda transform: call_and_train(build, transform, True), mode)
-
-
 def test_the_statistics_of_synchronised_batch_norm(mode: Mode) -> None:
     """SyncBatchNorm itself refuses CPU tensors; this is its operator that writes unannounced."""
 
@@ -148,28 +140,3 @@ def test_what_is_written_before_the_backward_is_right_or_refused(
     assert_bitwise_equal(mutated(write, rematfn.remat), expected)
     with pytest.raises(rematfn.ReplayError, match="overwritten"):
         mutated(write, EVERYTHING)
-
-
-def test_a_write_into_what_no_replay_reads_is_right(mode: Mode) -> None:
-    assert_same_as_eager(
-        lambda transform: mutated(lambda x, c, net: net[0].bias.mul_(2), transform), mode
-    )
-
-
-def test_python_side_effects_happen_once(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        log: list[Any] = []
-
-        def f(x: Tensor) -> Tensor:
-            log.append(len(log))
-            for k in range(3):
-                x = x.sin()
-                log.append((k, round(x.sum().item(), 3)))
-                x.register_hook(lambda g: log.append("hook"))
-            return x
-
-        x = torch.linspace(0, 1, 12).requires_grad_()
-        transform(f)(x).sum().backward()
-        return log, x.grad
-
-    assert_same_as_eager(run, mode)
