@@ -17,6 +17,7 @@ from helpers import (
     EACH,
     EVERY,
     EVERYTHING,
+    EXHAUSTIVE,
     PLAIN,
     Mode,
     Transform,
@@ -67,7 +68,7 @@ def opaque(backend: str) -> Any:
 
 @pytest.mark.parametrize(
     ("backend", "mode"),
-    [("eager", EACH), ("aot_eager", EACH), ("inductor", EVERY)],
+    [("eager", EACH), ("aot_eager", EACH), *([("inductor", EVERY)] if EXHAUSTIVE else [])],
     ids=lambda p: getattr(p, "name", p),
 )
 def test_a_compiled_function_inside(backend: str, mode: Mode) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import threading
@@ -211,29 +210,6 @@ def test_what_a_budget_does_not_leave_goes_back(usage: None) -> None:
     assert 8 * SQUARE < most <= budget + SQUARE
     assert live() == SQUARE, "the gradient is the caller's"
     assert_bitwise_equal(found, gradient(None))
-
-
-@pooled
-def test_pages_wait_between_forward_and_backward_and_go_with_the_graph(usage: None) -> None:
-    x = square().requires_grad_()
-    loss = rematfn.remat(deep, 10 * SQUARE)(x)
-    assert live() > 0, "residuals"
-    assert live() + waiting() <= 10 * SQUARE + SQUARE
-    del loss
-    gc.collect()
-    assert live() == 0
-    assert waiting() <= 10 * SQUARE
-    give_back()
-    assert _C.testing.pages() == (0, 0, 0)
-
-
-def test_levels_without_a_budget_leave_blocks_to_the_c_library(usage: None) -> None:
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        assert live() == 0
-        return y.cos()
-
-    rematfn.remat(f)(square())
 
 
 @pooled

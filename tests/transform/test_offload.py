@@ -44,17 +44,10 @@ HOW: dict[str, Transform] = {
 }
 
 
-@pytest.fixture(params=HOW)
-def how(request: pytest.FixtureRequest) -> Iterator[Transform]:
-    """Move all that is not in use; all after every operator; move it or drop it, at random."""
-    _C.testing.draw_link_costs(request.param == "move or drop")
-    yield HOW[request.param]
-    _C.testing.draw_link_costs(False)
-
-
 @pytest.fixture
-def costs_as_they_are() -> Iterator[None]:
-    """Whatever the test says of them, afterwards."""
+def costs_at_random() -> Iterator[None]:
+    """What may be moved or dropped is one or the other, at random."""
+    _C.testing.draw_link_costs(True)
     yield
     _C.testing.draw_link_costs(False)
 
@@ -62,22 +55,21 @@ def costs_as_they_are() -> Iterator[None]:
 # --- exact ----------------------------------------------------------------------------------------
 
 
-def test_values_are_eager_s(program: Program, how: Transform) -> None:
-    found = world(program, how, calls=2)
-    assert_nothing_keyed(found)
-    assert_bitwise_equal(found, world(program, untransformed, calls=2))
-
-
-def test_gradients_are_eager_s(differentiable: Program, how: Transform) -> None:
+@pytest.mark.usefixtures("costs_at_random")
+def test_a_program_and_its_gradients_are_eager_s(program: Program) -> None:
     def run(transform: Transform) -> Any:
-        case = differentiable.make()
+        if not program.differentiable:
+            return world(program, transform, calls=2)
+        case = program.make()
         loss = loss_of(case, transform)
         loss.backward()
         return loss, case.args, case.held, [t.grad for t in case.leaves()], torch.rand(2)
 
-    found = run(how)
-    assert_nothing_keyed(found)
-    assert_bitwise_equal(found, run(untransformed))
+    expected = run(untransformed)
+    for how in HOW.values():
+        found = run(how)
+        assert_nothing_keyed(found)
+        assert_bitwise_equal(found, expected)
 
 
 def chain(x: Tensor) -> Tensor:
@@ -107,7 +99,7 @@ def test_a_tight_budget_holds_without_a_replay(units: int) -> None:
 
 
 @pytest.mark.parametrize("units", [5, 8])
-def test_the_hybrid_keeps_its_budget(units: int, costs_as_they_are: None) -> None:
+def test_the_hybrid_keeps_its_budget(units: int, costs_at_random: None) -> None:
     budget = units * UNIT + 64
     x, z = leaf(), leaf()
     g = rematfn.remat(chain, budget, offload=True)
@@ -155,12 +147,15 @@ WORDS: dict[str, Callable[[Transform], Callable[[Tensor], Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("costs_at_random")
 @pytest.mark.parametrize("word", WORDS)
-def test_transforms_nest(word: str, how: Transform) -> None:
+def test_transforms_nest(word: str) -> None:
     x = leaf().detach()
-    f = WORDS[word](how)
-    for _ in range(2):
-        assert_bitwise_equal(f(x), WORDS[word](untransformed)(x))
+    expected = WORDS[word](untransformed)(x)
+    for how in HOW.values():
+        f = WORDS[word](how)
+        for _ in range(2):
+            assert_bitwise_equal(f(x), expected)
 
 
 @torch.library.custom_op("rematfn_tests::slow", mutates_args=())

@@ -70,27 +70,29 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_and_layout_comes_back(dtype: torch.dtype, layout: str, how: Transform) -> None:
+def test_every_dtype_and_layout_comes_back(dtype: torch.dtype, how: Transform) -> None:
     bits = torch.arange(2 * 3 * 4 * 6 * dtype.itemsize).mul(37).to(torch.uint8)
     if dtype == torch.bool:
         bits = bits % 2
 
-    def f(given: Tensor) -> tuple[Tensor, ...]:
-        made = given.clone().view(dtype) if dtype != torch.bool else given == 1
-        seen = LAYOUTS[layout](made.view(2, 3, 4, 6))
-        copied = seen.clone()
-        alone = torch.empty_like(seen).copy_(seen)
-        moved_and_back(made)
-        return seen, copied, alone, made
+    def f(given: Tensor) -> list[tuple[Tensor, ...]]:
+        found = []
+        for layout in LAYOUTS.values():
+            made = given.clone().view(dtype) if dtype != torch.bool else given == 1
+            seen = layout(made.view(2, 3, 4, 6))
+            copied = seen.clone()
+            alone = torch.empty_like(seen).copy_(seen)
+            moved_and_back(made)
+            found.append((seen, copied, alone, made))
+        return found
 
     found = how(f)(bits)
     assert_nothing_keyed(found)
     assert_bitwise_equal(found, f(bits))
 
 
-@pytest.mark.parametrize("nbytes", [(4 << 20) - 4, 4 << 20, (4 << 20) + 4, (9 << 20) + 12])
+@pytest.mark.parametrize("nbytes", [4 << 20, (4 << 20) + 4])
 def test_values_of_several_chunks_come_back(nbytes: int, how: Transform) -> None:
     def f(x: Tensor) -> Tensor:
         y = x * 1.5
