@@ -7,7 +7,7 @@ import gc
 import time
 import tracemalloc
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -142,26 +142,6 @@ def test_a_loop_with_two_states_keeps_a_bounded_lineage(budget: str | None) -> N
     assert most // 2 < peak <= most + 4
 
 
-def test_a_window_over_a_loop_keeps_a_bounded_lineage() -> None:
-    """The states in the window do not all fit; what has left it needs no record."""
-    most, peak = 2_000, 0
-
-    def f(h: Tensor) -> list[Tensor]:
-        nonlocal peak
-        window = deque([h], maxlen=60)
-        for _ in range(8_000):
-            h = h.sin()
-            window.append(h)
-            peak = max(peak, _C.testing.live_operations())
-        return list(window)
-
-    x = torch.arange(256.0)
-    g = remat(f, "40KiB", policy=rematfn.policies.ON(), max_operations=most)
-    with torch.no_grad():
-        assert_bitwise_equal(g(x), f(x))
-    assert most // 2 < peak <= 4 * most
-
-
 def test_a_loop_whose_states_may_move_keeps_a_bounded_lineage() -> None:
     """What is cut can still go to the disk, so it takes no room for good."""
     most, peak = 500, 0
@@ -213,26 +193,6 @@ def eager_sum(count: int) -> Tensor:
     return total
 
 
-def test_what_is_trimmed_leaves_the_budget_workable() -> None:
-    """States that are cut, again and again, while results that are held press for room."""
-    budget, count = 64 << 10, 1_000
-
-    def f(x: Tensor) -> tuple[Tensor, Tensor]:
-        held, h = [], x
-        for k in range(count):
-            for _ in range(10):
-                h = h.cos()
-            if k % 10 == 0:
-                held.append(h * k)
-        return h, torch.stack([t.sum() for t in held])
-
-    x = torch.arange(256.0)
-    g = remat(f, budget, policy=rematfn.policies.ON(), max_operations=500)
-    with torch.no_grad():
-        assert_bitwise_equal(g(x), f(x))
-    assert rematfn.stats(g).peak_bytes <= budget
-
-
 def test_attempts_to_trim_in_vain_cost_next_to_nothing() -> None:
     """An attempt walks over all that is held; it is made when the record has grown by a quarter."""
 
@@ -250,28 +210,6 @@ def test_attempts_to_trim_in_vain_cost_next_to_nothing() -> None:
     seconds(100)
     in_vain = min(seconds(10_000, max_operations=10) for _ in range(2))
     assert in_vain < 3 * min(seconds(10_000) for _ in range(2))
-
-
-def test_of_nested_calls_the_outermost_says_how_long_a_record_may_be() -> None:
-    peak = 0
-
-    def step(h: Tensor) -> Tensor:
-        nonlocal peak
-        for _ in range(10):
-            h = h.sin()
-        peak = max(peak, _C.testing.live_operations())
-        return h
-
-    inner = remat(step, max_operations=10)
-
-    def f(h: Tensor) -> Tensor:
-        for _ in range(300):
-            h = inner(h)
-        return h
-
-    with torch.no_grad():
-        remat(f, max_operations=1_000)(torch.arange(256.0))
-    assert 500 < peak <= 1_000
 
 
 class Keeper(nn.Module):

@@ -81,32 +81,6 @@ def test_eight_blocks_hold_together_what_one_function_might(units: int) -> None:
     assert remains() == NOTHING
 
 
-def test_the_oldest_blocks_give_first_in_a_forward() -> None:
-    """A backward reads them last. Their levels' clocks stand still, but not the members' time."""
-    ws, x = weights(8), torch.ones(64, 64)
-    shared = Budget(24 * BYTES)
-    blocks, y = [remat(block, shared, policy=rematfn.policies.ON()) for _ in ws], x
-    for f, w in zip(blocks, ws, strict=True):
-        y = f(y, w)
-    held = [rematfn.stats(f).resident_bytes for f in blocks]
-    assert sum(held) == shared.resident_bytes > 20 * BYTES
-    assert held == sorted(held)
-    assert held[0] <= held[-1] / 2
-    del y
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [rematfn.testing.EvictEverything(), rematfn.policies.reference.DTR(), rematfn.policies.Speed()],
-)
-def test_policies_share(policy: rematfn.policies.Policy) -> None:
-    ws, x = weights(6), torch.ones(64, 64)
-    shared = Budget(8 * BYTES)
-    blocks = [remat(block, shared, policy=policy, verify=True) for _ in ws]
-    assert_bitwise_equal(chained(blocks, ws, x), in_eager(ws, x))
-    assert shared.peak_bytes <= shared.bytes
-
-
 def test_a_budget_error_gives_all_back_and_says_who_holds_what() -> None:
     x, shared = torch.ones(1024), Budget("16KiB")
 
@@ -154,51 +128,6 @@ def test_what_is_allocated_beside_operators_is_given_back_when_it_is_freed() -> 
 
 
 # --- nested ---------------------------------------------------------------------------------------
-
-
-def transformed(how: str, f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
-    x = torch.linspace(0, 1, 32)
-    return {
-        "grad": lambda: func.grad(lambda t: f(t).sum())(x),
-        "vmap": lambda: func.vmap(f)(torch.stack([x, x * 2])),
-        "jvp": lambda: func.jvp(f, (x,), (x.cos(),)),
-        "grad-of-grad": lambda: func.grad(
-            lambda t: func.grad(lambda u: f(u).sum())(t).square().sum()
-        )(x),
-        "vmap-of-grad": lambda: func.vmap(func.grad(lambda t: f(t).sum()))(torch.stack([x, x + 1])),
-        "jacrev": lambda: func.jacrev(f)(x),
-    }[how]()
-
-
-@pytest.mark.parametrize("how", ["grad", "vmap", "jvp", "grad-of-grad", "vmap-of-grad", "jacrev"])
-@pytest.mark.parametrize("policy", [rematfn.policies.Guided(), rematfn.testing.EvictEverything()])
-def test_transforms_around_and_inside(how: str, policy: rematfn.policies.Policy) -> None:
-    def f(transform: Any) -> Callable[[Tensor], Tensor]:
-        first, second = transform(lambda x: x.sin() * x), transform(lambda x: (x * x).cos().exp())
-
-        def g(x: Tensor) -> Tensor:
-            slopes = func.vjp(first, x)[1](x)[0]
-            return second(first(x)) * slopes
-
-        return transform(g)
-
-    shared = Budget("64KiB")
-    ours = transformed(how, f(partial(remat, budget=shared, policy=policy)))
-    assert_bitwise_equal(ours, transformed(how, f(untransformed)))
-    assert shared.peak_bytes <= shared.bytes
-
-
-def test_levels_in_each_other_count_once() -> None:
-    shared, seen = Budget("1MiB"), []
-
-    def within(x: Tensor) -> Tensor:
-        h = x.sin()
-        seen.append(shared.resident_bytes)
-        return h.cos()
-
-    x = torch.ones(1024)
-    remat(remat(within, shared), shared)(x)
-    assert seen == [4096]
 
 
 def test_a_replay_keeps_no_claim() -> None:
@@ -295,26 +224,6 @@ def test_threads_that_do_not_fit_together_end_with_an_error_and_leave_nothing() 
     assert "done" in outcomes
     assert shared.peak_bytes <= shared.bytes
     assert shared.resident_bytes == 0
-
-
-@pytest.mark.parametrize("budget", [None, 8 * BYTES, "shared"])
-def test_one_function_on_many_threads(budget: Any) -> None:
-    """Concurrent calls of one transformed function, with and without a budget that they share."""
-    threads, x = 3, torch.ones(64, 64)
-    shared = Budget(10 * threads * BYTES)
-    f = remat(block, shared if budget == "shared" else budget)
-    expected = in_eager(weights(2), x)
-
-    def work() -> list[list[Tensor]]:
-        return steps([f, f], weights(2), x, 10)
-
-    for results in together(*[work] * threads):
-        for result in results:
-            assert_bitwise_equal(result, expected)
-    assert rematfn.stats(f).budget == (shared.bytes if budget == "shared" else budget)
-    assert budget is None or rematfn.stats(f).peak_bytes <= rematfn.stats(f).budget
-    assert shared.peak_bytes <= shared.bytes
-    assert (shared.peak_bytes > 0) == (budget == "shared")
 
 
 def test_dropout_on_threads_that_wait_for_room() -> None:

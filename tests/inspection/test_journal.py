@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import gc
-import threading
-import weakref
 from collections import Counter
 from typing import Any
 
@@ -163,52 +160,6 @@ def test_the_block_form_serves_every_function_inside_and_its_backward() -> None:
     net(x)
     with pytest.raises(ValueError, match=r"with rematfn\.where\(\):"):
         journal_of(net.blocks[0], "test")
-
-
-def test_paths_after_an_interrupt_inside_of_a_module() -> None:
-    """Torch's hooks do not run then."""
-
-    class Interrupted(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise KeyboardInterrupt
-
-    net = nn.Sequential(nn.Tanh(), Interrupted())
-    inside = weakref.ref(net[1])
-    with pytest.raises(KeyboardInterrupt):
-        rematfn.remat(net, where=True)(torch.ones(2))
-    del net
-    gc.collect()
-    assert inside() is None
-    found = rematfn.remat(nn.Tanh(), where=True)
-    found(torch.ones(2))
-    assert "Tanh" in str(rematfn.explain(found))
-
-
-def test_threads_write_for_themselves() -> None:
-    net, x = Net(), torch.randn(8, 16)
-    asked = rematfn.remat(net, "16KiB")
-    other = rematfn.remat(net, "16KiB")
-    with rematfn.where():
-        thread = threading.Thread(target=lambda: other(x))
-        thread.start()
-        thread.join()
-        asked(x)
-    assert journal_of(asked, "test").calls
-    with pytest.raises(ValueError, match="nothing down"):
-        journal_of(other, "test")
-
-
-def test_levels_inside_each_other() -> None:
-    net = Net()
-    inner = rematfn.remat(net.blocks[1], "12KiB")
-    net.blocks[1] = inner  # type: ignore[assignment]
-    g = rematfn.remat(net, "16KiB", where=True)
-    x = torch.randn(8, 16)
-    expected = Net.forward(net, x)
-    assert_bitwise_equal(g(x), expected)
-    outer = journal_of(g, "test")
-    assert {call.level for call in outer.calls} == {0, 1}
-    assert len(journal_of(inner, "test").calls) == len(outer.calls)
 
 
 def test_a_budget_error_names_the_line() -> None:

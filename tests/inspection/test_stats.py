@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,38 +74,6 @@ def test_a_plan_is_settled_once_nothing_else_is_tried() -> None:
     lost = called()
     assert lost.call == "online"
     assert lost.settled is None
-
-
-def test_a_plan_that_moves_is_settled_once_the_clock_has_decided(tmp_path: Path) -> None:
-    unit = 1 << 20
-
-    def chain(x: Tensor) -> Tensor:
-        for _ in range(12):
-            x = torch.tanh(x * 1.5)
-        return x.sum()
-
-    disk = rematfn.Disk(tmp_path)
-    g = rematfn.remat(chain, 8 * unit, offload=disk)
-    x = torch.linspace(-1, 1, unit // 4).requires_grad_()
-
-    def settled() -> bool | None:
-        g(x).backward()
-        finish_searches()
-        return rematfn.stats(g).settled
-
-    assert settled() is None
-    assert [settled() for _ in range(4)] == [False] * 4  # times are taken first
-    # The search begins anew when calls have been timed, which is late on a busy machine.
-    (key,) = g._history._keys.values()
-    (program,) = key.programs.values()
-    calls = 0
-    while not program._timed_anew:
-        settled()
-        assert (calls := calls + 1) < 200
-    in_a_row = 0
-    while in_a_row < 4:
-        in_a_row = in_a_row + 1 if settled() else 0
-        assert (calls := calls + 1) < 500
 
 
 def test_it_is_a_frozen_look_at_one_moment() -> None:

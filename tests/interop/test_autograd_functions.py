@@ -240,15 +240,6 @@ def test_a_backward_pass_reads_what_was_saved(f: Unary, mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-@pytest.mark.parametrize("f", FUNCTIONS.values(), ids=FUNCTIONS.keys())
-def test_a_gradient_within_the_function(f: Unary, mode: Mode) -> None:
-    def gradient(x: Tensor) -> Any:
-        y = middle(f)(x)
-        return torch.autograd.grad(y.sum(), x, retain_graph=True), y
-
-    assert_same_as_eager(lambda transform: transform(gradient)(start().requires_grad_()), mode)
-
-
 @pytest.mark.parametrize("name", TWICE)
 def test_a_second_derivative(name: str, mode: Mode) -> None:
     def run(transform: Transform) -> Any:
@@ -315,18 +306,6 @@ def test_functions_under_transforms(nest: Any, name: str, mode: Mode) -> None:
 def test_functions_with_a_jvp_under_forward_transforms(nest: Any, mode: Mode) -> None:
     def run(transform: Transform) -> Any:
         return nest(middle(FUNCTIONS["new-style"]), transform)(batch())
-
-    assert_same_as_eager(run, mode)
-
-
-def test_a_jvp_of_a_function_by_dual_numbers(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = start()
-        with torch.autograd.forward_ad.dual_level():
-            dual = torch.autograd.forward_ad.make_dual(x, x.cos())
-            out = transform(middle(FUNCTIONS["new-style"]))(dual)
-            primal, tangent = torch.autograd.forward_ad.unpack_dual(out)
-            return primal.clone(), tangent.clone()
 
     assert_same_as_eager(run, mode)
 

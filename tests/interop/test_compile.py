@@ -88,49 +88,6 @@ def test_a_compiled_function_inside(backend: str, mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
-def test_a_gradient_of_a_compiled_function_within_the_function(mode: Mode) -> None:
-    compiled = opaque("aot_eager")
-
-    def gradient(x: Tensor, w: Tensor) -> Any:
-        out = compiled(x.sin(), w.exp())
-        return out.cos(), torch.autograd.grad(out.exp().sum(), [x, w])
-
-    assert_same_as_eager(lambda transform: transform(gradient)(*leaves()), mode)
-
-
-def test_a_compiled_module_inside(mode: Mode) -> None:
-    torch.manual_seed(3)
-    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
-    initial = {name: t.clone() for name, t in net.state_dict().items()}
-    compiled = rematfn.opaque(torch.compile(net, backend="aot_eager"))
-
-    def run(transform: Transform) -> Any:
-        net.load_state_dict(initial)
-        net.zero_grad()
-        x, _ = leaves()
-        out = transform(lambda x: compiled(x.sin()).exp())(x)
-        out.sum().backward()
-        state = {name: t.clone() for name, t in net.state_dict().items()}
-        return out, x.grad, state, [p.grad for p in net.parameters()]
-
-    assert_same_as_eager(run, mode)
-
-
-def test_results_that_are_views_of_arguments(mode: Mode) -> None:
-    compiled = rematfn.opaque(torch.compile(lambda x: (x.t(), x[1:] * 2), backend="aot_eager"))
-
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Any:
-            y = x.exp()
-            turned, tail = compiled(y)
-            return turned.sin() * y, tail, turned
-
-        return transform(f)(leaves()[0].detach())
-
-    assert_same_as_eager(run, mode)
-
-
 def test_opaque_code_may_take_addresses(mode: Mode) -> None:
     root = rematfn.opaque(lambda x: torch.from_numpy(x.numpy() ** 0.5))
 
@@ -244,14 +201,6 @@ def test_what_is_transformed_may_be_compiled_itself(way: Transform) -> None:
         return out, x.grad, w.grad
 
     assert_bitwise_equal(run(way), run(untransformed))
-
-
-def test_torch_fx_is_told_what_to_write() -> None:
-    g = rematfn.remat(torch.sin, "1MiB")
-    with pytest.raises(TypeError, match=r"remat\(torch\.fx\.symbolic_trace\(f\), budget\)"):
-        torch.fx.symbolic_trace(g)
-    traced = rematfn.remat(torch.fx.symbolic_trace(body), "1MiB")
-    assert_bitwise_equal(traced(*leaves()), body(*leaves()))
 
 
 PLAINLY_COMPILED = """

@@ -76,21 +76,6 @@ def test_the_weight_cache_keeps_no_level_tensors(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-def test_a_cached_cast_is_used_though_its_weight_has_changed(mode: Mode) -> None:
-    """As in eager code, for better or worse."""
-
-    def run(transform: Transform) -> Any:
-        net, x = model(), batch()
-        with autocast():
-            first = transform(net)(x).detach()
-            with torch.no_grad():
-                net[0].weight.mul_(2)
-            second = transform(net)(x).detach()
-            return first, second, net(x).detach()
-
-    assert_same_as_eager(run, mode)
-
-
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_weight_cache_does_not_hold_lineage(depth: int) -> None:
     net = model()
@@ -101,22 +86,6 @@ def test_the_weight_cache_does_not_hold_lineage(depth: int) -> None:
         f(batch())
         assert _C.testing.live_operations() == 0
         rematfn.testing.check()
-
-
-def test_casts_by_the_weight_cache_obey_the_budget(mode: Mode) -> None:
-    """The cache belongs to the outermost autocast, which may be far inside of the function."""
-
-    def run(transform: Transform) -> Any:
-        net, x = model(), batch()
-
-        def gradient(x: Tensor) -> Any:
-            with autocast():
-                loss = sum(net(x * k).float().square().sum() for k in range(3))
-            return torch.autograd.grad(loss, list(net.parameters())), loss
-
-        return transform(gradient)(x), transform(gradient)(x)
-
-    assert_same_as_eager(run, mode)
 
 
 @pytest.mark.parametrize("order", ["grad-remat", "remat-grad", "vmap-grad-remat"])
@@ -165,41 +134,6 @@ def test_switching_grad_mode_inside(mode: Mode) -> None:
 
 
 # --- inference mode -------------------------------------------------------------------------------
-
-
-def test_inference_mode_inside(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net, x = model(), batch().requires_grad_()
-
-        def f(x: Tensor) -> Any:
-            with torch.inference_mode():
-                y = net(x).sin()
-                y.mul_(2)
-                with torch.inference_mode(False):
-                    z = x.exp() * 3
-            return y, z, net(x) + y.clone().sum()
-
-        y, z, out = transform(f)(x)
-        out.sum().backward()
-        return y, z, out, x.grad, [p.grad for p in net.parameters()]
-
-    assert_same_as_eager(run, mode)
-
-
-def test_inference_tensors_made_inside_used_outside(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, w = batch(), torch.ones(4, requires_grad=True)
-        with torch.inference_mode():
-            y = transform(lambda x: (x.sin() * 2).exp())(x)
-        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
-            y * w
-        with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside"):
-            y.add_(1)
-        with torch.inference_mode():
-            y.add_(1)
-        return y, y * 2, (y.clone() * w).sin()
-
-    assert_same_as_eager(run, mode)
 
 
 def test_inference_tensors_from_outside_are_read_and_written(mode: Mode) -> None:

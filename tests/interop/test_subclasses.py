@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 from helpers import EVERY, PLAIN, Mode, Transform, assert_same_as_eager, untransformed
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.flop_counter import FlopCounterMode
 
 import rematfn
 from rematfn import _C
@@ -206,26 +205,6 @@ def test_a_dispatch_mode_sees_the_program_and_no_replays(where: str, mode: Mode)
     assert_same_as_eager(run, mode)
 
 
-@pytest.mark.parametrize("where", ["inside", "around"])
-def test_flops_are_counted_once(where: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, w = leaves()
-        if where == "inside":
-
-            def f(x: Tensor, w: Tensor) -> Any:
-                with FlopCounterMode(display=False) as counter:
-                    return gradient(x, w), counter.get_total_flops()
-
-            return transform(f)(x, w)
-        with FlopCounterMode(display=False) as counter:
-            out = transform(body)(x, w)
-            out.sum().backward()
-        return out, x.grad, w.grad, counter.get_total_flops()
-
-    *_, flops = assert_same_as_eager(run, mode)
-    assert flops > 0
-
-
 # --- fake tensors ---------------------------------------------------------------------------------
 
 
@@ -259,23 +238,5 @@ def test_make_fx_traces_the_function_itself(tracing: str, mode: Mode) -> None:
         x, w = leaves()
         graph = make_fx(transform(gradient), tracing_mode=tracing)(x, w)
         return graph.code, graph(x, w)
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("strict", [False])
-@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
-def test_export_of_a_transformed_module(strict: bool, mode: Mode) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(weight())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return body(x, self.w)
-
-    def run(transform: Transform) -> Any:
-        program = torch.export.export(transform(Net()), (start(),), strict=strict)
-        return program.graph_module.print_readable(False), program.module()(start())
 
     assert_same_as_eager(run, mode)

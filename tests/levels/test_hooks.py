@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import EVERY, PLAIN, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook, save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import rematfn
@@ -100,28 +100,6 @@ def test_hooks_on_arguments_captured_tensors_and_results(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-def test_post_accumulate_hooks_step_an_optimiser_in_the_backward(mode: Mode) -> None:
-    """The idiom that frees each gradient as soon as it is there."""
-
-    def run(transform: Transform) -> Any:
-        net = model()
-        optimisers = {p: torch.optim.AdamW([p], lr=0.05) for p in net.parameters()}
-
-        def step(p: Tensor) -> None:
-            optimisers[p].step()
-            p.grad = None
-
-        for p in net.parameters():
-            p.register_post_accumulate_grad_hook(step)
-        outs = []
-        for _ in range(3):
-            outs.append(transform(lambda x: net(x).square())(torch.ones(2, 4)))
-            outs[-1].sum().backward()
-        return outs, list(net.parameters())
-
-    assert_same_as_eager(run, mode)
-
-
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("order", ["inside", "around"])
 def test_an_optimiser_is_stepped_from_within_a_reentrant_checkpoint(
@@ -154,31 +132,6 @@ def test_an_optimiser_is_stepped_from_within_a_reentrant_checkpoint(
             outs[-1].sum().backward()
             grads.append(x.grad)
         return outs, grads, list(net.parameters())
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("kind", ["all", "any"])
-@pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
-def test_multi_grad_hooks(kind: str, inside: bool, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, seen = torch.linspace(0.2, 1, 6, requires_grad=True), []
-
-        def note(grads: Any) -> None:
-            grads = [grads] if isinstance(grads, Tensor) else grads
-            seen.append([None if g is None else g.exp().sum().item() for g in grads])
-
-        def f(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            y, z = x.sin(), x.exp()
-            if inside:
-                register_multi_grad_hook([y, z], note, mode=kind)
-            return y, z, (y * z).cos() * y
-
-        y, z, out = transform(f)(x)
-        if not inside:
-            register_multi_grad_hook([y, z], note, mode=kind)
-        out.sum().backward()
-        return x.grad, seen
 
     assert_same_as_eager(run, mode)
 

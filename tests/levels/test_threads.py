@@ -75,24 +75,6 @@ def test_two_backwards_at_once(levels: int, transform: Transform) -> None:
     assert_same(run, transform)
 
 
-def test_a_backward_on_a_thread_with_a_level_of_its_own() -> None:
-    x, y = leaf(), leaf()
-    loss = EVERYTHING(inner)(x).sum()
-    seen: list[Tensor] = []
-
-    def f(z: Tensor) -> Tensor:
-        h = z.sin()
-        loss.backward()
-        seen.append(x.grad)
-        return h.cos() * h
-
-    z = leaf().detach()
-    (found,) = together(lambda: EVERYTHING(f)(z))
-    inner(y).sum().backward()
-    assert_bitwise_equal([found, x.grad], [z.sin().cos() * z.sin(), y.grad])
-    assert_nothing_keyed([x, seen])
-
-
 def test_a_graph_of_another_thread_lies_outside() -> None:
     """Its nodes have higher numbers than a fresh thread's, which say nothing."""
     x = leaf()
@@ -187,24 +169,6 @@ def test_dropout_on_many_threads_is_replayed_from_its_own_draw() -> None:
 
 
 # --- one level's tensors elsewhere ----------------------------------------------------------------
-
-
-@parallel
-def test_tensors_of_a_level_are_read_on_other_threads(transform: Transform) -> None:
-    """A pool inside the function: its threads have no level, its operators have."""
-
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Tensor:
-            h = [x.sin(), x.cos(), x.exp()]
-            h.append(h[0] * h[1])
-            with ThreadPoolExecutor(4) as pool:
-                made = list(pool.map(lambda t: (t * t).sum(), h * 2))
-            return torch.stack(made) * h[2].sum()
-
-        # No gradients: autograd adds them up in the order of the threads' node numbers.
-        return transform(f)(leaf().detach())
-
-    assert_same(run, transform)
 
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["in-one-level", "in-two"])

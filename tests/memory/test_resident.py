@@ -158,33 +158,6 @@ def test_pages_are_kept_for_the_next_call(usage: None) -> None:
 
 
 @pooled
-def test_pages_of_results_are_kept_for_the_next_call(usage: None) -> None:
-    """Where the call is known to hand out as much; no longer, for one that is not."""
-    budget, count = 10 * SQUARE, 6
-    inputs = tuple(square() for _ in range(count))
-    f = rematfn.remat(lambda *inputs: sum(deep(x) for x in inputs), budget)
-    gradients = torch.func.grad(f, argnums=tuple(range(count)))
-
-    def call() -> int:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        found = gradients(*inputs)
-        assert live() == count * SQUARE
-        assert waiting() <= budget
-        del found
-        assert budget < waiting() <= budget + count * SQUARE
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    for _ in range(3):
-        faults = call()
-    assert faults < SQUARE // resource.getpagesize(), "the last call has cleared few anew"
-
-    rematfn.remat(deep, budget)(inputs[0])  # nobody knows what it hands out
-    assert waiting() <= budget
-    give_back()
-    assert _C.testing.pages() == (0, 0, 0)
-
-
-@pooled
 def test_what_a_budget_does_not_leave_goes_back(usage: None) -> None:
     """Live and waiting, together never more than the budget and one block of the caller's."""
     budget = 10 * SQUARE

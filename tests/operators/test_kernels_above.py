@@ -104,19 +104,6 @@ def test_a_sparse_result_is_used_after_the_level(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-@pytest.mark.parametrize("around", [True, False], ids=["grad-remat", "remat-grad"])
-def test_sparse_gradients_of_an_embedding(around: bool, mode: Mode) -> None:
-    def loss(weight: Tensor) -> Tensor:
-        rows = F.embedding(torch.tensor([0, 2, 2]) * 1, weight.sin() * 2, sparse=True)
-        return (rows * rows.exp()).sum()
-
-    def run(transform: Transform) -> Any:
-        grad = torch.func.grad
-        return (grad(transform(loss)) if around else transform(grad(loss)))(matrix())
-
-    assert_same_as_eager(run, mode)
-
-
 # --- operators that decompose, and read on the way ------------------------------------------------
 
 

@@ -144,21 +144,6 @@ def test_an_argument_is_emptied_and_given_other_values(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-@pytest.mark.parametrize("elements", [0, 16, 4096, 10_000])
-def test_an_argument_is_left_at_another_size(elements: int, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor, w: Tensor) -> Tensor:
-            h = (x + w).sin()
-            resize(w, elements)
-            return h.exp().cos()
-
-        x, w = torch.linspace(-1, 1, 4096).requires_grad_(), torch.linspace(0.5, 1.5, 4096)
-        loss = transform(f)(x, w).sum()
-        return loss, torch.autograd.grad(loss, x), torch.tensor(w.untyped_storage().nbytes())
-
-    assert_same_as_eager(run, mode)
-
-
 def by_method(t: Tensor, elements: int) -> None:
     resize(t, elements)
 

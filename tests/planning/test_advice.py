@@ -108,22 +108,6 @@ def test_in_a_forward_the_figure_allows_for_its_backward(
     assert_bitwise_equal(gradient(enough, x), gradient(spread, x))
 
 
-@pytest.mark.parametrize(
-    ("f", "grad_mode", "asks"),
-    [(spread, False, True), (spread, True, False), (lambda x: x.repeat(16), True, True)],
-    ids=["no-grad", "no-leaf", "nothing-held"],
-)
-def test_where_no_backward_is_to_be_expected_the_figure_is_for_the_forward(
-    f: Callable[[Tensor], Tensor], grad_mode: bool, asks: bool
-) -> None:
-    x = torch.linspace(-1, 1, 4096).requires_grad_(asks)
-    with torch.set_grad_enabled(grad_mode):
-        error = refused(lambda: rematfn.remat(f, 10 * x.nbytes)(x))
-    assert "in which all fits up to here" in str(error)
-    assert "backward" not in str(error)
-    assert asked_for(error) < 17 * x.nbytes
-
-
 POLICIES: list[rematfn.policies.Policy] = [
     rematfn.policies.Guided(search=0),
     rematfn.policies.Guided(search=20_000),

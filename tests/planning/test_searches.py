@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -185,27 +183,6 @@ def test_what_a_search_finds_is_the_same_each_time() -> None:
     assert not _C.testing.is_searching(), "it has been searched for"
 
 
-def test_a_search_gives_way_to_the_program() -> None:
-    trace = rematfn.record(torch.func.grad(chain), X)
-    program = _C.Program(trace._core)
-    mine = os.getpriority(os.PRIO_PROCESS, 0)
-    program.search(100_000, 1 << 40, 1 << 40)
-    program.search_later()
-    end = time.monotonic() + 10
-    found = [mine]
-    while time.monotonic() < end:
-        tasks = [int(p.name) for p in Path("/proc/self/task").iterdir()]
-        for task in tasks:
-            with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
-                found.append(os.getpriority(os.PRIO_PROCESS, task))
-        if max(found) > mine:
-            break
-    else:
-        raise AssertionError("every thread has the program's priority")
-    del program
-    wait_for_searches()
-
-
 # --- plans go by the number of the call -----------------------------------------------------------
 
 CALLED = """
@@ -280,36 +257,6 @@ def test_a_call_has_the_best_plan_of_its_share(ahead: bool) -> None:
         assert ahead == (simulated >= SHARES[-1]) or share == SHARES[-1]
         found.append(program.overhead())
     assert found == expected
-
-
-def test_calls_on_several_threads_go_on_with_one_search() -> None:
-    trace = rematfn.record(torch.func.grad(chain), X)
-    program = _C.Program(trace._core)
-    program.search(100_000, MANY, 10 * SHARES[-1])
-    program.search_later()
-    with ThreadPoolExecutor(4) as pool:
-        simulated = list(pool.map(program.follow, [SHARES[-1]] * 8))
-    assert min(simulated) >= SHARES[-1]
-    wait_for_searches()
-    program.follow()
-    alone = _C.Program(trace._core)
-    alone.search(100_000, MANY, 10 * SHARES[-1])
-    alone.follow()
-    assert program.overhead() == alone.overhead()
-
-
-def test_a_call_waits_for_no_search_but_its_own() -> None:
-    trace = rematfn.record(torch.func.grad(chain), X)
-    endless, quick = (_C.Program(trace._core) for _ in range(2))
-    endless.search(100_000, MANY, MANY)
-    endless.search_later()
-    quick.search(100_000, MANY, MANY)
-    quick.search_later()
-    assert quick.follow(20_000) < 40_000
-    assert quick.overhead() < float("inf")
-    assert _C.testing.is_searching()
-    del endless, quick
-    wait_for_searches()
 
 
 def test_a_child_goes_on_where_its_parent_was() -> None:

@@ -47,16 +47,6 @@ def test_a_score_in_python_evicts_what_the_same_score_of_the_core_does(
     assert counted[0][1] > 0
 
 
-def test_the_simulator_takes_it_and_does_what_the_engine_does() -> None:
-    trace = rematfn.record(GRAD, X)
-    for scorer, _ in ALIKE:
-        g = rematfn.remat(GRAD, 60_000, policy=scorer)
-        g(X)
-        stats = rematfn.simulate(trace, 60_000, scorer)
-        actual = rematfn.stats(g)
-        assert (stats.evictions, stats.replays) == (actual.evictions, actual.replays)
-
-
 def test_a_candidate_is_what_it_says() -> None:
     seen: list[Candidate] = []
 
@@ -103,21 +93,3 @@ def test_its_errors_are_the_operators_and_lose_nothing(
     rematfn.testing.check()
     wrong[0] = False
     assert_bitwise_equal(g(X), GRAD(X))
-
-
-def test_an_error_in_the_backward_leaves_the_graph_as_it_was() -> None:
-    wrong = [False]
-
-    def score(c: Candidate) -> float:
-        return raising(c) if wrong[0] else -c.age
-
-    x, y = (X.clone().requires_grad_() for _ in range(2))
-    chain(y).backward()
-    out = rematfn.remat(chain, 60_000, policy=score)(x)
-    wrong[0] = True
-    with pytest.raises(LookupError, match="no idea"):
-        out.backward(retain_graph=True)
-    assert x.grad is None
-    wrong[0] = False
-    out.backward()
-    assert_bitwise_equal(x.grad, y.grad)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,40 +179,6 @@ def test_keep_finds_the_innermost_tensor_of_any_transform(
     assert set(marks) == {"s"}
 
 
-def test_the_innermost_function_decides_what_a_mark_means() -> None:
-    x = X.clone().requires_grad_()
-
-    def inner(x: Tensor) -> Tensor:
-        return keep(x.sin(), "a").exp()
-
-    def resident(outer: Policy, policy: Policy) -> int:
-        def f(x: Tensor) -> Tensor:
-            return rematfn.remat(inner, policy=policy)(x).tanh().sum()
-
-        g = rematfn.remat(f, policy=outer)
-        held.append(g(x))
-        return int(rematfn.stats(g).resident_bytes)
-
-    held: list[Tensor] = []
-    nobody, a = Manual(only=("nobody",)), Manual(only=("a",))
-    assert resident(nobody, nobody) == 0
-    assert resident(nobody, ON()) == UNIT
-    assert resident(a, ON()) == UNIT
-    assert resident(a, Manual(but=("a",))) == 0
-    assert resident(nobody, a) == UNIT
-    assert resident(a, nobody) == 0
-
-
-def test_marks_are_saved_with_a_trace(tmp_path: Path) -> None:
-    trace = rematfn.record(step, weights(), X)
-    trace.save(tmp_path / "trace.jsonl")
-    loaded = Trace.load(tmp_path / "trace.jsonl")
-    for policy in (Manual(), Manual(only=("act",)), Manual(drop=("act",))):
-        ours, theirs = (rematfn.simulate(t, 0.6, policy) for t in (trace, loaded))
-        assert (ours.evictions, ours.replays) == (theirs.evictions, theirs.replays)
-    assert [e for e in loaded._core.events() if e[0] == "mark"]
-
-
 # --- under every policy ---------------------------------------------------------------------------
 
 HEEDING: list[Policy] = [
@@ -283,51 +248,12 @@ def test_the_budget_comes_before_marks(policy: Policy) -> None:
         assert rematfn.stats(g).replays > 0
 
 
-def test_a_mark_outlives_the_guide_that_is_lost() -> None:
-    """The call leaves its record; what a plan kept is kept no more, what is marked is."""
-    extra = [False]
-
-    def f(x: Tensor) -> Tensor:
-        for i in range(12):
-            x = x.sin() * x
-            if i == 3:
-                x = keep(x)
-            if extra[0] and i == 8:
-                x = x.cos()
-        return x.sum()
-
-    g = rematfn.remat(f, 10 * UNIT, policy=Guided(search=0))
-    for extra[0] in (False, False, True):
-        x = X.clone().requires_grad_()
-        g(x).backward()
-        y = X.clone().requires_grad_()
-        f(y).backward()
-        assert_bitwise_equal(x.grad, y.grad)
-        assert rematfn.stats(g).replays > 0
-    assert rematfn.stats(g).why.startswith("it took another way")
-
-
 @pytest.mark.parametrize("policy", [ON(), Guided(), LRU()], ids=repr)
 def test_marks_cost_nothing_in_a_budget_that_is_enough_without_them(policy: Policy) -> None:
     trace = rematfn.record(step, weights(), X)
     assert marked(trace, ("up", "act", "down"))
     stats = rematfn.simulate(trace, trace.peak_bytes, policy)
     assert (stats.evictions, stats.replays, stats.peak_bytes) == (0, 0, trace.peak_bytes)
-
-
-@pytest.mark.parametrize("policy", [ON(), Guided(), LRU()], ids=repr)
-def test_without_a_budget_a_mark_holds_no_more_than_without_rematfn(policy: Policy) -> None:
-    x = X.clone().requires_grad_()
-
-    def f(x: Tensor) -> Tensor:
-        for _ in range(4):
-            x = keep(x * 2).tanh()  # nobody saves the product
-        return x.sum()
-
-    g = rematfn.remat(f, policy=policy)
-    out = g(x)
-    assert rematfn.stats(g).resident_bytes == 4 * UNIT
-    out.backward()
 
 
 def test_everything_means_marked_values_too() -> None:

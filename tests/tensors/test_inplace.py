@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +14,10 @@ from helpers import (
     PLAIN,
     Mode,
     Transform,
-    asked_for,
     assert_bitwise_equal,
     assert_same_as_eager,
 )
-from torch import Tensor, func, nn
+from torch import Tensor, nn
 
 import rematfn
 from rematfn import _C
@@ -192,51 +190,3 @@ def test_what_is_overwritten_counts_beside_its_copy(
             results.append(rematfn.remat(f, budget, policy=policy)(x))
         assert timeline.peak <= budget
     assert_bitwise_equal(results[-1], f(x))
-
-
-def test_the_figure_of_a_refused_write_counts_all_that_is_copied() -> None:
-    def f(x: Tensor) -> Tensor:
-        ys = [torch.tensor(x.tolist()) for _ in range(4)]
-        hs = [y.sin() for y in ys]
-        torch._foreach_add_(ys, 1.0)
-        return torch.stack([h * y for h, y in zip(hs, ys, strict=True)]).sum(0)
-
-    x = torch.linspace(0, 1, 1024)
-    with pytest.raises(rematfn.BudgetError) as refused:
-        rematfn.remat(f, 6 * x.nbytes, policy=EvictEverything())(x)
-    assert asked_for(refused.value) >= 8 * x.nbytes
-
-
-NESTED: dict[str, Callable[[Transform, Any], Any]] = {
-    "grad-remat": lambda remat, f: func.grad(remat(f)),
-    "remat-grad": lambda remat, f: remat(func.grad(f)),
-    "vmap-remat": lambda remat, f: lambda x: func.vmap(remat(f))(torch.stack([x, x * 2])),
-    "remat-vmap": lambda remat, f: lambda x: remat(func.vmap(f))(torch.stack([x, x * 2])),
-}
-
-
-# Under func.grad torch gives no array.
-@pytest.mark.parametrize(
-    ("nesting", "by"),
-    [(n, "address") for n in NESTED] + [(n, "array") for n in NESTED if "vmap" in n],
-)
-def test_constants_that_are_written_under_transforms(nesting: str, by: str, mode: Mode) -> None:
-    """By an operator, once they have been read, and by their address or an array."""
-
-    def f(x: Tensor) -> Tensor:
-        y, z = torch.linspace(1, 2, 16), torch.linspace(2, 3, 16).sin()
-        h = y.sin() * x
-        y.add_(1)
-        below = z
-        while torch._C._functorch.is_functorch_wrapped_tensor(below):
-            below = torch._C._functorch.get_unwrapped(below)
-        if by == "address":
-            ctypes.memset(below.data_ptr(), 0, z.nbytes // 2)
-        else:
-            below.numpy()[1] = 0
-        return (h * y.cos() + z.cos() * x.exp()).sum()
-
-    def run(transform: Transform) -> Any:
-        return NESTED[nesting](transform, f)(torch.linspace(0, 1, 16))
-
-    assert_same_as_eager(run, mode)

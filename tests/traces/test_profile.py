@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from time import sleep
-from typing import Any
 
 import pytest
 import torch
@@ -67,24 +66,6 @@ def test_budget_for() -> None:
     assert found.budget_for(math.inf) == found.min_budget
     with pytest.raises(ValueError, match="foretold to take 1 of its time already"):
         found.budget_for(0.9)
-
-
-def test_policies_and_a_tier(tmp_path: Any) -> None:
-    p = rematfn.policies
-    policies = [p.Guided(), p.Guided(search=7, first=p.ON(unread=1.0)), p.ON(), p.Sqrt(segments=3)]
-    found = rematfn.profile(STEP, X, budgets=[0.5, 0.25], policies=policies, offload=tmp_path)
-    names = ["Guided()", "Guided(first=ON(unread=1.0), search=7)", "ON()", "Sqrt(segments=3)"]
-    shown = [cost.policy for cost in found.costs[::2]]
-    assert shown == [text for name in names for text in (name, f"offload, {name}")]
-    assert found.predict(0.5).policy == "offload, Guided()"
-    assert found.predict(0.5, p.ON()) == found.costs[10]
-    pytest.importorskip("matplotlib")
-    figure = found.figure()
-    figure.canvas.draw()
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    for text in figure.legends[0].get_texts():
-        box = text.get_window_extent(renderer)
-        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, text.get_text()
 
 
 @torch.library.custom_op("rematfn_tests::dear", mutates_args=())
@@ -172,23 +153,3 @@ def test_what_wraps_a_transformed_function_is_profiled_too() -> None:
         assert found.peak_bytes == plain.peak_bytes
     method = rematfn.profile(Waves().method, X, kwargs={"scale": 2.0})
     assert method.trace.operators == rematfn.record(lambda x: chain(x * 2.0), X).operators
-
-
-def test_the_times_of_several_calls() -> None:
-    seen = []
-
-    def f(x: Tensor) -> Tensor:
-        seen.append(x)
-        return STEP(x)
-
-    once, thrice = rematfn.profile(f, X), rematfn.profile(f, X, calls=3)
-    assert len(seen) == 1 + (2 * 3 + 3)
-    assert thrice.peak_bytes == once.peak_bytes
-    assert thrice.seconds > 0
-    assert thrice.predict(thrice.peak_bytes).time > 0
-    assert thrice.predict(thrice.min_budget).time > thrice.predict(thrice.peak_bytes).time
-    capped = rematfn.profile(f, X, calls=2, cap=once.peak_bytes // 2)
-    assert capped.peak_bytes == once.peak_bytes
-    assert capped.predict(capped.peak_bytes).time == 1
-    with pytest.raises(ValueError, match="calls=0"):
-        rematfn.profile(f, X, calls=0)

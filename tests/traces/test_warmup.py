@@ -19,19 +19,6 @@ AT_ONCE = Guided(search=0)
 X = torch.linspace(-1, 1, 4096)
 
 
-def fake_mode(**options: Any) -> Any:
-    """Return a mode whose import takes long."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode(**options)
-
-
-def chain(x: Tensor) -> Tensor:
-    for _ in range(12):
-        x = (x.sin() * x).exp().tanh()
-    return x.square().sum()
-
-
 class Loss(nn.Module):
     """A network and the mean of its squares."""
 
@@ -144,35 +131,6 @@ def test_what_shapes_cannot_tell_is_said() -> None:
     with pytest.raises(RuntimeError, match="contents of a tensor"):
         rematfn.warmup(g, X)
     assert_bitwise_equal(g(X), X * 2 if X.sum() <= 0 else X)
-
-
-@pytest.mark.parametrize("how", ["arguments", "mode", "both"])
-def test_record_on_fake_tensors_is_the_trace_of_real_ones(how: str) -> None:
-    expected = rematfn.record(torch.func.grad(chain), X)
-    fakes = fake_mode(allow_non_fake_inputs=True)
-    x = X if how == "mode" else fakes.from_tensor(X)
-    if how == "arguments":
-        found = rematfn.record(torch.func.grad(chain), x)
-    else:
-        with fakes:
-            found = rematfn.record(torch.func.grad(chain), x)
-    assert found.peak_bytes == expected.peak_bytes
-    assert found.operators == expected.operators
-    assert found.cost == pytest.approx(expected.cost)
-    tight = rematfn.simulate(found, 0.3, AT_ONCE)
-    assert tight.replays == rematfn.simulate(expected, 0.3, AT_ONCE).replays > 0
-
-
-def test_a_call_on_fake_tensors_teaches_nothing() -> None:
-    g = rematfn.remat(torch.func.grad(chain), 0.5, policy=AT_ONCE)
-    with fake_mode() as fakes:
-        g(fakes.from_tensor(X))
-    g(X)
-    assert rematfn.stats(g).call == "first"
-    with fake_mode() as fakes:
-        g(fakes.from_tensor(X))
-    g(X)
-    assert rematfn.stats(g).call == "guided"
 
 
 class Masked(torch.nn.Module):

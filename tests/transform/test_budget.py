@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import optree
@@ -156,27 +155,3 @@ def test_an_error_speaks_in_the_unit_that_the_budget_was_given_in() -> None:
     bytes_alone = re.search(r"to about [\d.]+ KiB \((\d+) bytes\),", str(refusal(18 * KIB)))
     assert bytes_alone
     assert int(bytes_alone[1]) >= 24 * KIB
-
-
-@pytest.mark.parametrize("fraction", [0.01, 0.3])
-def test_a_fraction_is_answered_by_a_fraction(fraction: float) -> None:
-    """Of the peak that the first call measured: the next one with it is not refused."""
-
-    def run(g: Callable[[Tensor], Tensor]) -> Tensor:
-        x = torch.linspace(-1, 1, KIB).view(32, 32).requires_grad_()
-        return torch.autograd.grad(g(x), x)[0]
-
-    g = rematfn.remat(product, fraction)
-    expected = run(g)
-    with pytest.raises(rematfn.BudgetError) as caught:
-        run(g)
-    found = re.search(
-        r"to (0\.\d+) of the unconstrained peak \((\d+) bytes\), in", str(caught.value)
-    )
-    assert found, str(caught.value)
-    enough = rematfn.remat(product, float(found[1]))
-    for _ in range(2):
-        assert_bitwise_equal(run(enough), expected)
-    assert rematfn.stats(enough).budget == int(found[2])
-    assert rematfn.stats(g).min_budget <= int(found[2])
-    assert rematfn.stats(enough).peak_bytes <= int(found[2])

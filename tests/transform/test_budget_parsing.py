@@ -139,28 +139,6 @@ def assert_shows_the_accepted_forms(message, budget):
         assert form in message
 
 
-@pytest.mark.parametrize(
-    ("n", "text"),
-    [
-        (0, "0 B"),
-        (1, "1 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (1025, "1.01 KiB"),  # 1.00098 rounded up
-        (1536, "1.5 KiB"),
-        (100_000, "97.66 KiB"),
-        (10 * 2**20, "10 MiB"),
-        (2**20 - 1, "1 MiB"),  # not "1024 KiB"
-        (2**30, "1 GiB"),
-        (3 * 2**40, "3 TiB"),
-        (5000 * 2**40, "5000 TiB"),
-        (-1536, "-1.5 KiB"),
-    ],
-)
-def test_bytes_print_in_the_largest_unit_that_fits(n, text):
-    assert format_bytes(n) == text
-
-
 @always_the_same
 @given(st.integers(min_value=1, max_value=2**50))
 def test_what_is_printed_is_enough_and_close(n):

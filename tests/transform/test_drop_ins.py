@@ -14,11 +14,9 @@ import test_peers as peers
 import torch
 import torch.utils.checkpoint as theirs
 from helpers import (
-    Mode,
     Transform,
     assert_bitwise_equal,
     assert_nothing_keyed,
-    assert_same_as_eager,
     described,
     loss_of,
     untransformed,
@@ -59,56 +57,6 @@ def test_any_program_and_its_gradients_are_bitwise_eager(differentiable: Program
     found = run(ours)
     assert_nothing_keyed(found)
     assert_bitwise_equal(found, run(untransformed))
-
-
-class Block(nn.Module):
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.dropout = nn.Dropout(0.3)
-
-    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        h: Tensor = self.second(self.dropout(torch.tanh(self.first(x))))
-        return x + scale * h.exp().cos()
-
-
-def trained(checkpoint: Checkpoint, blocks: int = 4, **kwargs: Any) -> Any:
-    torch.manual_seed(3)
-    net = nn.Sequential(*(Block() for _ in range(blocks)))
-    x = torch.randn(6, 8, requires_grad=True)
-    h = x
-    for block in net:
-        h = checkpoint(block, h, **kwargs)
-    h.square().sum().backward()
-    return h, x.grad, [p.grad for p in net.parameters()], torch.rand(2)
-
-
-@pytest.mark.parametrize(
-    "kwargs", [{}, {"scale": 0.5}, {"preserve_rng_state": True}], ids=described
-)
-def test_modules_in_a_row_are_trained_as_with_torchs(kwargs: dict[str, Any]) -> None:
-    with_torchs = trained(torchs, **kwargs)
-    assert_bitwise_equal(trained(rematfn.checkpoint, **kwargs), with_torchs)
-    kwargs.pop("preserve_rng_state", None)
-    assert_bitwise_equal(trained(call, **kwargs), with_torchs)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"use_reentrant": True},
-        {"use_reentrant": False},
-        {"preserve_rng_state": False},
-        {"determinism_check": "none"},
-        {"early_stop": False},
-        {"context_fn": theirs.noop_context_fn},
-        {"debug": False},
-        {"respect_saved_tensors_hooks": True},
-    ],
-    ids=described,
-)
-def test_options_that_make_no_difference_are_taken(option: dict[str, Any]) -> None:
-    assert_bitwise_equal(trained(rematfn.checkpoint, **option), trained(call))
 
 
 @pytest.mark.parametrize(
@@ -171,28 +119,6 @@ def test_hazards_of_running_again(hazard: Callable[[Transform], list[Any]]) -> N
 def test_what_is_overwritten_before_the_backward_is_an_error() -> None:
     with pytest.raises(rematfn.ReplayError, match="overwritten"):
         peers.overwritten(ours)
-
-
-# --- around and inside of other things ------------------------------------------------------------
-
-
-def test_checkpoints_inside_of_remat(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        checkpoint = call if transform is untransformed else rematfn.checkpoint
-        torch.manual_seed(3)
-        net = nn.Sequential(*(Block() for _ in range(3)))
-
-        def f(x: Tensor) -> Tensor:
-            for block in net:
-                x = checkpoint(lambda x, b=block: checkpoint(b, x.sin()), x)
-            return x
-
-        x = torch.randn(6, 8, requires_grad=True)
-        out = transform(f)(x)
-        out.square().sum().backward()
-        return out, x.grad, [p.grad for p in net.parameters()], torch.rand(2)
-
-    assert_same_as_eager(run, mode)
 
 
 # --- bytes ----------------------------------------------------------------------------------------

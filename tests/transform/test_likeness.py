@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import inspect
 import pickle
 import typing
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 import torch
 from helpers import assert_bitwise_equal
 from processes import in_a_process
-from torch import Tensor, multiprocessing, nn
+from torch import Tensor, multiprocessing
 
 import rematfn
 
@@ -148,22 +146,6 @@ def of_tensor(x: Tensor) -> Tensor:
     return wave(x)
 
 
-def test_it_can_be_referred_to_weakly() -> None:
-    g = remat(lambda x: x.sin(), "1MiB")
-    g(X)
-    gone = weakref.ref(g)
-    assert gone() is g
-    del g
-    gc.collect()
-    assert gone() is None
-
-
-@pytest.mark.parametrize("wrap", [property, functools.cached_property, functools.partialmethod])
-def test_a_descriptor_is_refused_with_what_to_write(wrap: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match=f"write @remat below @{wrap.__name__}"):
-        remat(wrap(wave))  # type: ignore[call-overload]
-
-
 # --- copies ---------------------------------------------------------------------------------------
 
 
@@ -204,19 +186,6 @@ def test_else_a_copy_has_the_options_and_no_memory_of_calls(copied: Callable[...
         assert rematfn.stats(made).operators is None
         assert_bitwise_equal(made(X), wave(X))
         assert made.__name__ == "wave"
-
-
-@eachway
-def test_a_copy_of_a_module_that_has_been_called(copied: Callable[..., Any]) -> None:
-    net = remat(nn.Linear(4, 4), 1.0)
-    x = torch.randn(2, 4)
-    for _ in range(3):
-        net(x)
-    made = copied(net)
-    assert rematfn.stats(made).operators is None
-    assert_bitwise_equal(made(x).detach(), net(x).detach())
-    assert rematfn.stats(made).operators is not None
-    assert (made.weight is net.weight) == (copied is copy.copy)
 
 
 def spawned_worker(functions: list[Any], queue: Any) -> None:

@@ -221,21 +221,6 @@ def test_a_first_call_that_thrashes_is_stopped_while_it_runs() -> None:
     assert_bitwise_equal(again(*args), f(*args))
 
 
-def test_a_backward_that_comes_after_the_call_is_judged_at_the_next_call() -> None:
-    x = X.clone().requires_grad_()
-    g = rematfn.remat(chain, TIGHT, policy=ON(), most_replays=float("inf"))
-    g(x).backward()
-    x.grad = None
-    g = rematfn.remat(chain, TIGHT, policy=ON(), most_replays=0.99 * rematfn.stats(g).replayed_cost)
-    g(x).backward()
-    expected, x.grad = x.grad, None
-    chain(x).backward()
-    assert_bitwise_equal(x.grad, expected)
-    with pytest.warns(rematfn.ThrashingWarning, match="the last call replays") as caught:
-        g(x)
-    assert bytes_in(str(caught[0].message)) > TIGHT
-
-
 @pytest.mark.parametrize("wrong", [0, -1.0, float("nan")])
 def test_a_limit_that_means_nothing_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="above 0"):

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import os
-import pickle
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -27,11 +25,10 @@ from helpers import (
     world,
 )
 from programs import Program
-from torch import Tensor, func, nn
+from torch import Tensor, func
 
 import rematfn
 from rematfn import _C
-from rematfn._transform import tiers as _tiers
 from rematfn._transform.recorded import finish_searches
 from rematfn.testing import EvictEverything, MemoryTimeline
 
@@ -271,19 +268,6 @@ def test_a_tier_makes_room_where_nothing_can_be_replayed() -> None:
         assert rematfn.stats(g).moves > 0
 
 
-def test_copies_of_overwritten_arguments_move() -> None:
-    def written(x: Tensor) -> Tensor:
-        total = x.sin()
-        for _ in range(6):
-            total = total + (x * 1.0).cos()
-            x.mul_(0.5)
-        return total
-
-    a, b = leaf().detach(), leaf().detach()
-    with_tier = rematfn.remat(written, offload=True, policy=EvictEverything())
-    assert_bitwise_equal([with_tier(a), a], [written(b), b])
-
-
 # --- the tier -------------------------------------------------------------------------------------
 
 
@@ -355,54 +339,3 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     with pytest.raises(rematfn.OffloadError) as caught:
         rematfn.offload(chain, to=rematfn.Disk(name, "1MiB"))(leaf())
     assert "/gr\u00f6\u00dfe-\\xff\\xed\\xa0\\x80" in str(caught.value)
-
-
-def test_if_no_folder_can_be_taken_it_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone() -> str:
-        raise FileNotFoundError("no current folder")
-
-    folders = [lambda: "/dev/shm", lambda: "/no/such/folder", gone]
-    monkeypatch.setattr(_tiers, "_DEFAULT_FOLDERS", folders)
-    with pytest.raises(rematfn.OffloadError) as caught:
-        rematfn.offload(chain)(leaf())
-    for reason in ("/dev/shm", "/no/such/folder", "no current folder"):
-        assert reason in str(caught.value)
-
-
-def test_copies_of_a_function_share_its_disk_and_pickles_do_not() -> None:
-    disk = rematfn.Disk(budget=1 << 20, verify=True)
-    g = rematfn.offload(nn.Linear(2, 2), to=disk)
-    assert copy.deepcopy(disk) is disk is copy.copy(disk)
-    again = pickle.loads(pickle.dumps(disk))
-    assert (again.budget, again.verify, again is disk) == (1 << 20, True, False)
-    assert torch.equal(pickle.loads(pickle.dumps(g))(torch.ones(1, 2)), g(torch.ones(1, 2)))
-
-
-# --- what it looks like ---------------------------------------------------------------------------
-
-
-def test_all_its_spellings() -> None:
-    @rematfn.offload
-    def plain(x: Tensor) -> Tensor:
-        """Its text."""
-        return chain(x)
-
-    @rematfn.offload(budget="1MiB")
-    def decorated(x: Tensor) -> Tensor:
-        return chain(x)
-
-    class Thing:
-        @rematfn.offload
-        def method(self, x: Tensor) -> Tensor:
-            return chain(x)
-
-    x = leaf()
-    expected = chain(x)
-    assert plain.__doc__ == "Its text."
-    assert repr(plain).startswith("<offload(")
-    for g in (plain, decorated, Thing().method):
-        assert_bitwise_equal(g(x), expected)
-    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    twin = rematfn.offload(module)
-    assert isinstance(twin, nn.Sequential)
-    assert_bitwise_equal(twin(torch.ones(2, 4)), module(torch.ones(2, 4)))

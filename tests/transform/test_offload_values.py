@@ -329,20 +329,6 @@ def value_and_gradient(f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     return y.detach(), torch.autograd.grad(y.sin().sum(), x)[0]
 
 
-@nested
-def test_a_constant_whose_address_is_kept_stays(nesting: str, how: Transform) -> None:
-    def f(x: Tensor) -> Tensor:
-        constant = torch.tensor([1.5] * SIZE)
-        moved_and_back(constant)
-        kept = torch.from_dlpack(constant)
-        moved_and_back(constant)
-        assert address_of(constant) == address_of(kept)
-        return x * constant * kept
-
-    found = value_and_gradient(NESTED[nesting](how, f))
-    assert_bitwise_equal(found, value_and_gradient(f))
-
-
 @moving
 @nested
 def test_what_is_written_where_an_address_is_kept_stays(nesting: str, way: str) -> None:

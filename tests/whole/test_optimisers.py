@@ -351,43 +351,6 @@ def test_sparse_adam(transform: Transform) -> None:
     assert_as_eager(sparse, transform)
 
 
-@pytest.mark.parametrize("name", ["Adam, amsgrad", "SGD, momentum", "RMSprop, centred, foreach"])
-def test_a_recipe(name: str, transform: Transform) -> None:
-    """Clipping, a schedule, weight averaging, a teacher, two batches accumulated for a step."""
-
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        net, teacher = network(), network()
-        average = torch.optim.swa_utils.AveragedModel(net)
-        optimiser = OPTIMISERS[name](list(net.parameters()))
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 10)
-        calls = 0
-
-        def train_step(x: Tensor, y: Tensor) -> Tensor:
-            nonlocal calls
-            with torch.no_grad():
-                soft = teacher(x)
-            loss, logits = loss_of(net, x, y)
-            loss = loss + 0.1 * (logits - soft).square().mean()
-            (loss / 2).backward()
-            calls += 1
-            if calls % 2 == 0:
-                nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-                optimiser.step()
-                schedule.step()
-                average.update_parameters(net)
-                for p, q in zip(teacher.parameters(), net.parameters(), strict=True):
-                    p.data.lerp_(q.data, 0.1)
-                optimiser.zero_grad(set_to_none=calls % 4 == 0)
-            return loss
-
-        step = transform(train_step)
-        seen = [step(x, y).detach().clone() for x, y in batches(8)]
-        return seen, held(net, optimiser), held(teacher), held(average)
-
-    assert_as_eager(run, transform)
-
-
 # --- what else is stored away ---------------------------------------------------------------------
 
 
@@ -483,34 +446,6 @@ def test_what_a_graph_that_was_dropped_leaves_behind(transform: Transform) -> No
                     p.mul_(0.99)
         assert net.state is not None
         return seen, [t.clone() for t in net.state], net.mean.clone()
-
-    assert_as_eager(run, transform)
-
-
-def test_a_functional_optimiser(transform: Transform) -> None:
-    """`torch.func.grad_and_value` inside the step, its state in a dictionary."""
-
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        net = network()
-        parameters = {k: p.detach().clone() for k, p in net.named_parameters()}
-        moments = {k: torch.zeros_like(p) for k, p in parameters.items()}
-        squares = {k: torch.zeros_like(p) for k, p in parameters.items()}
-
-        def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return (torch.func.functional_call(net, parameters, (x,)) - y).square().mean()
-
-        def train_step(x: Tensor, y: Tensor) -> Tensor:
-            gradients, value = torch.func.grad_and_value(loss)(parameters, x, y)
-            for k, g in gradients.items():
-                moments[k] = 0.9 * moments[k] + 0.1 * g
-                squares[k] = 0.99 * squares[k] + 0.01 * g * g
-                parameters[k] = parameters[k] - 0.01 * moments[k] / (squares[k].sqrt() + 1e-8)
-            return value
-
-        step = transform(train_step)
-        seen = [step(x, y).clone() for x, y in batches()]
-        return seen, [{k: v.clone() for k, v in d.items()} for d in (parameters, moments, squares)]
 
     assert_as_eager(run, transform)
 
