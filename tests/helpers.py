@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -308,6 +309,22 @@ def assert_same_as_eager(run: Run, mode: Mode) -> Any:
     if mode.name != "each":
         return compare(mode.name, mode(run))
     return compare("tight", run(within(smallest_budgets(run, mode.fraction, look=compare))))
+
+
+def same_as_eager(program: Callable[..., Any]) -> Callable[..., None]:
+    """Make a test of a program that takes `transform`: in each mode it gives what eager gives.
+
+    What else the program takes, the test takes.
+    """
+
+    @functools.wraps(program)
+    def test(**arguments: Any) -> None:
+        assert_same_as_eager(lambda transform: program(transform=transform, **arguments), EACH)
+
+    signature = inspect.signature(program)
+    others = [p for name, p in signature.parameters.items() if name != "transform"]
+    test.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+    return test
 
 
 def world(program: Program, transform: Transform, calls: int = 1) -> dict[str, Any]:

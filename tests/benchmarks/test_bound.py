@@ -10,46 +10,12 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
 import rematfn
 from rematfn import _C
-from rematfn.policies import Guided
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from bound import lower_bound
-
-
-def chain(length: int) -> rematfn.Trace:
-    """Operators forward, and as many backward, each of which reads what one forward made."""
-    core = _C.Trace()
-    last = core.add_value(1, False)
-    saved = []
-    for _ in range(length):
-        value = core.add_value(1, True)
-        core.add_call("f", 1.0, 0.0, 1, 0, True, False, False, [(last, False)], [(value, -1)])
-        saved.append(last := value)
-    for value in reversed(saved):
-        gradient = core.add_value(1, True)
-        reads = [(last, False), (value, False)] if last != value else [(value, False)]
-        core.add_call("b", 1.0, 0.0, 1, 0, True, False, True, reads, [(gradient, -1)])
-        core.add_release(value)
-        if last != value:
-            core.add_release(last)
-        last = gradient
-    core.add_seal(last)
-    return rematfn.Trace(core)
-
-
-@pytest.mark.parametrize("fraction", [0.7, 0.5, 0.3])
-def test_a_chain_in_a_fraction_of_its_peak_replays_what_does_not_fit(fraction: float) -> None:
-    """Each of n values that does not fit is replayed once, of 2 n operators: (1 - f) / 2."""
-    trace = chain(100)
-    bound = lower_bound(trace, int(fraction * trace.peak_bytes))
-    assert bound == pytest.approx((1 - fraction) / 2, abs=0.02)
-    found = rematfn.simulate(trace, fraction, Guided(search=200_000)).replayed_cost
-    assert bound <= found <= bound + 0.04
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager
+from helpers import Transform, same_as_eager
 from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -84,46 +84,40 @@ def trained(f: Callable[[Tensor], Tensor], net: nn.Module) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-def test_checkpoint_inside(kind: Wrap, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = model()
+@same_as_eager
+def test_checkpoint_inside(transform: Transform, kind: Wrap) -> Any:
+    net = model()
 
-        def f(x: Tensor) -> Tensor:
-            for block in net:
-                x = kind(block, x.sin())
-            return x
+    def f(x: Tensor) -> Tensor:
+        for block in net:
+            x = kind(block, x.sin())
+        return x
 
-        return trained(transform(f), net)
-
-    assert_same_as_eager(run, mode)
+    return trained(transform(f), net)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-def test_checkpoint_between_two_levels(kind: Wrap, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = model()
-        blocks = [transform(block) for block in net]
+@same_as_eager
+def test_checkpoint_between_two_levels(transform: Transform, kind: Wrap) -> Any:
+    net = model()
+    blocks = [transform(block) for block in net]
 
-        def f(x: Tensor) -> Tensor:
-            for block in blocks:
-                x = kind(block, x.sin())
-            return x.exp()
+    def f(x: Tensor) -> Tensor:
+        for block in blocks:
+            x = kind(block, x.sin())
+        return x.exp()
 
-        return trained(transform(f), net)
-
-    assert_same_as_eager(run, mode)
+    return trained(transform(f), net)
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "reentrant"])
-def test_a_gradient_of_checkpoints_within_the_function(name: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = model()
+@same_as_eager
+def test_a_gradient_of_checkpoints_within_the_function(transform: Transform, name: str) -> Any:
+    net = model()
 
-        def gradient(x: Tensor) -> Any:
-            out = KINDS[name](net, x.sin())
-            return out, torch.autograd.grad(out.square().sum(), [x, *net.parameters()])
+    def gradient(x: Tensor) -> Any:
+        out = KINDS[name](net, x.sin())
+        return out, torch.autograd.grad(out.square().sum(), [x, *net.parameters()])
 
-        torch.manual_seed(5)
-        return transform(gradient)(start()), torch.rand(2)
-
-    assert_same_as_eager(run, mode)
+    torch.manual_seed(5)
+    return transform(gradient)(start()), torch.rand(2)

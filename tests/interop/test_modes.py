@@ -10,10 +10,9 @@ import pytest
 import torch
 from helpers import (
     EVERYTHING,
-    Mode,
     Transform,
     assert_bitwise_equal,
-    assert_same_as_eager,
+    same_as_eager,
     untransformed,
 )
 from torch import Tensor, func, nn
@@ -41,39 +40,35 @@ def autocast(**options: Any) -> Any:
 
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("where", ["inside", "around", "around-the-backward-too"])
-def test_autocast(where: str, cache: bool, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net, x = model(), batch().requires_grad_()
+@same_as_eager
+def test_autocast(transform: Transform, where: str, cache: bool) -> Any:
+    net, x = model(), batch().requires_grad_()
 
-        def f(x: Tensor) -> Tensor:
-            with autocast(cache_enabled=cache) if where == "inside" else nullcontext():
-                return net(x) * net(x.sin())  # each weight is cast once, or twice
+    def f(x: Tensor) -> Tensor:
+        with autocast(cache_enabled=cache) if where == "inside" else nullcontext():
+            return net(x) * net(x.sin())  # each weight is cast once, or twice
 
-        g = transform(f)
-        with autocast(cache_enabled=cache) if where != "inside" else nullcontext():
-            out = g(x)
-            if where == "around-the-backward-too":
-                out.float().sum().backward()
-        if where != "around-the-backward-too":
+    g = transform(f)
+    with autocast(cache_enabled=cache) if where != "inside" else nullcontext():
+        out = g(x)
+        if where == "around-the-backward-too":
             out.float().sum().backward()
-        return out, x.grad, [p.grad for p in net.parameters()]
+    if where != "around-the-backward-too":
+        out.float().sum().backward()
+    return out, x.grad, [p.grad for p in net.parameters()]
 
-    assert_same_as_eager(run, mode)
 
-
-def test_the_weight_cache_keeps_no_level_tensors(mode: Mode) -> None:
+@same_as_eager
+def test_the_weight_cache_keeps_no_level_tensors(transform: Transform) -> Any:
     """A weight cast inside one call is read again by the next, and by eager code after it."""
 
-    def run(transform: Transform) -> Any:
-        net, x = model(), batch()
-        with autocast():
-            first = transform(net)(x)
-            second = transform(net)(x * 2)
-            third = net(x * 3)
-            (first + second + third).float().sum().backward()
-        return first, second, third, [p.grad for p in net.parameters()]
-
-    assert_same_as_eager(run, mode)
+    net, x = model(), batch()
+    with autocast():
+        first = transform(net)(x)
+        second = transform(net)(x * 2)
+        third = net(x * 3)
+        (first + second + third).float().sum().backward()
+    return first, second, third, [p.grad for p in net.parameters()]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -89,22 +84,20 @@ def test_the_weight_cache_does_not_hold_lineage(depth: int) -> None:
 
 
 @pytest.mark.parametrize("order", ["grad-remat", "remat-grad", "vmap-grad-remat"])
-def test_autocast_under_transforms(order: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net, x = model(), batch()
-        params = dict(net.named_parameters())
+@same_as_eager
+def test_autocast_under_transforms(transform: Transform, order: str) -> Any:
+    net, x = model(), batch()
+    params = dict(net.named_parameters())
 
-        def loss(params: Any, x: Tensor) -> Tensor:
-            with autocast():
-                return func.functional_call(net, params, (x,)).float().square().mean()
+    def loss(params: Any, x: Tensor) -> Tensor:
+        with autocast():
+            return func.functional_call(net, params, (x,)).float().square().mean()
 
-        if order == "grad-remat":
-            return func.grad(transform(loss))(params, x)
-        if order == "remat-grad":
-            return transform(func.grad(loss))(params, x)
-        return func.vmap(func.grad(transform(loss)), in_dims=(None, 0))(params, x)
-
-    assert_same_as_eager(run, mode)
+    if order == "grad-remat":
+        return func.grad(transform(loss))(params, x)
+    if order == "remat-grad":
+        return transform(func.grad(loss))(params, x)
+    return func.vmap(func.grad(transform(loss)), in_dims=(None, 0))(params, x)
 
 
 # --- grad mode ------------------------------------------------------------------------------------
@@ -123,35 +116,31 @@ def mixed(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return u.exp(), v, z, y.detach() * 2
 
 
-def test_switching_grad_mode_inside(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, w = batch().requires_grad_(), batch().exp().requires_grad_()
-        outs = transform(mixed)(x, w)
-        outs[0].sum().backward()
-        return outs, x.grad, w.grad
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_switching_grad_mode_inside(transform: Transform) -> Any:
+    x, w = batch().requires_grad_(), batch().exp().requires_grad_()
+    outs = transform(mixed)(x, w)
+    outs[0].sum().backward()
+    return outs, x.grad, w.grad
 
 
 # --- inference mode -------------------------------------------------------------------------------
 
 
-def test_inference_tensors_from_outside_are_read_and_written(mode: Mode) -> None:
+@same_as_eager
+def test_inference_tensors_from_outside_are_read_and_written(transform: Transform) -> Any:
     """They have no version counter to compare."""
 
-    def run(transform: Transform) -> Any:
-        with torch.inference_mode():
-            state = torch.ones(3, 4)
+    with torch.inference_mode():
+        state = torch.ones(3, 4)
 
-            def f(x: Tensor) -> Tensor:
-                y = (x * state).sin()
-                state.mul_(0.5)
-                return (y.exp() * state).cos()
+        def f(x: Tensor) -> Tensor:
+            y = (x * state).sin()
+            state.mul_(0.5)
+            return (y.exp() * state).cos()
 
-            out = transform(f)(batch())
-        return out, state
-
-    assert_same_as_eager(run, mode)
+        out = transform(f)(batch())
+    return out, state
 
 
 # --- defaults -------------------------------------------------------------------------------------

@@ -84,8 +84,8 @@ from torch.profiler import ProfilerActivity, profile
 import rematfn
 
 torch.manual_seed(0)
-layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(8)]
-model, x = nn.Sequential(*layers), torch.randn(256, 64)
+layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(4)]
+model, x = nn.Sequential(*layers), torch.randn(64, 64)
 how = sys.argv[1]
 f = lambda x: model(x).square().mean()
 if how == "moves":

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERY, PLAIN, Mode, Transform, assert_same_as_eager, untransformed
+from helpers import (
+    EVERY,
+    PLAIN,
+    Mode,
+    Transform,
+    assert_same_as_eager,
+    same_as_eager,
+    untransformed,
+)
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -92,17 +100,15 @@ class Scaled(Tensor):
 
 
 @pytest.mark.parametrize("where", ["argument", "captured"])
-def test_torch_function_subclasses_keep_their_class(where: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, w = start().as_subclass(Named), weight()
-        out = (
-            transform(lambda x: body(x, w))(x)
-            if where == "argument"
-            else transform(lambda w: body(x, w))(w)
-        )
-        return out.label, out, out.as_subclass(Tensor)
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_torch_function_subclasses_keep_their_class(transform: Transform, where: str) -> Any:
+    x, w = start().as_subclass(Named), weight()
+    out = (
+        transform(lambda x: body(x, w))(x)
+        if where == "argument"
+        else transform(lambda w: body(x, w))(w)
+    )
+    return out.label, out, out.as_subclass(Tensor)
 
 
 def unscaled(tree: Any) -> Any:
@@ -110,34 +116,28 @@ def unscaled(tree: Any) -> Any:
     return tree_map_only(Scaled, lambda t: [t.value, t.scale], tree)
 
 
-def test_wrapper_subclasses_as_arguments(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, w = Scaled(start(), torch.tensor(1.5)), weight()
-        return unscaled(transform(body)(x, w))
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_wrapper_subclasses_as_arguments(transform: Transform) -> Any:
+    x, w = Scaled(start(), torch.tensor(1.5)), weight()
+    return unscaled(transform(body)(x, w))
 
 
-def test_wrapper_subclasses_made_inside(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor, w: Tensor) -> Any:
-            wrapped = Scaled(x.exp(), x.mean())
-            return body(wrapped, w), wrapped.plain().cos(), wrapped
+@same_as_eager
+def test_wrapper_subclasses_made_inside(transform: Transform) -> Any:
+    def f(x: Tensor, w: Tensor) -> Any:
+        wrapped = Scaled(x.exp(), x.mean())
+        return body(wrapped, w), wrapped.plain().cos(), wrapped
 
-        return unscaled(transform(f)(start(), weight()))
-
-    assert_same_as_eager(run, mode)
+    return unscaled(transform(f)(start(), weight()))
 
 
-def test_gradients_through_wrapper_subclasses(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = Scaled(start(), torch.tensor(1.5)).requires_grad_()
-        w = weight().requires_grad_()
-        out = transform(body)(x, w)
-        out.sum().backward()
-        return unscaled([out.detach(), x.grad, w.grad])
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_gradients_through_wrapper_subclasses(transform: Transform) -> Any:
+    x = Scaled(start(), torch.tensor(1.5)).requires_grad_()
+    w = weight().requires_grad_()
+    out = transform(body)(x, w)
+    out.sum().backward()
+    return unscaled([out.detach(), x.grad, w.grad])
 
 
 def test_what_a_result_has_as_attributes_leaves_with_it(mode: Mode) -> None:
@@ -188,21 +188,19 @@ def leaves() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("where", ["inside", "around"])
-def test_a_dispatch_mode_sees_the_program_and_no_replays(where: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        log = Log()
+@same_as_eager
+def test_a_dispatch_mode_sees_the_program_and_no_replays(transform: Transform, where: str) -> Any:
+    log = Log()
 
-        def logged(f: Any) -> Any:
-            def within(*args: Any) -> Any:
-                with log:
-                    return f(*args)
+    def logged(f: Any) -> Any:
+        def within(*args: Any) -> Any:
+            with log:
+                return f(*args)
 
-            return within
+        return within
 
-        g = transform(logged(gradient)) if where == "inside" else logged(transform(gradient))
-        return g(*leaves()), log.lines
-
-    assert_same_as_eager(run, mode)
+    g = transform(logged(gradient)) if where == "inside" else logged(transform(gradient))
+    return g(*leaves()), log.lines
 
 
 # --- fake tensors ---------------------------------------------------------------------------------

@@ -19,7 +19,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import EVERYTHING, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import (
+    EVERYTHING,
+    Mode,
+    Transform,
+    assert_bitwise_equal,
+    assert_same_as_eager,
+    same_as_eager,
+)
 from torch import Tensor, nn
 
 import rematfn
@@ -300,23 +307,21 @@ def test_mutation_on_saved_tensors(around: bool, mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-def test_what_is_written_by_address_stays(mode: Mode) -> None:
+@same_as_eager
+def test_what_is_written_by_address_stays(transform: Transform) -> Any:
     """As a kernel does that somebody else launches: no operator, and a replay would undo it."""
 
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            numbers = (ctypes.c_float * y.numel()).from_address(y.data_ptr())
-            for i in range(len(numbers)):
-                numbers[i] *= 2
-            return y.exp().sum() + y.cos().sum()
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        numbers = (ctypes.c_float * y.numel()).from_address(y.data_ptr())
+        for i in range(len(numbers)):
+            numbers[i] *= 2
+        return y.exp().sum() + y.cos().sum()
 
-        x = start().requires_grad_()
-        loss = transform(f)(x)
-        loss.backward()
-        return loss, x.grad
-
-    assert_same_as_eager(run, mode)
+    x = start().requires_grad_()
+    loss = transform(f)(x)
+    loss.backward()
+    return loss, x.grad
 
 
 BY_ELEMENT: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
@@ -327,16 +332,16 @@ BY_ELEMENT: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
 
 
 @pytest.mark.parametrize("write", BY_ELEMENT.values(), ids=BY_ELEMENT.keys())
-def test_what_is_written_element_by_element_stays(write: Callable[..., Any], mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Any:
-            y, a, b = x.sin(), x.cos(), x.exp()
-            write(y, a, b)
-            return y + 1, y * 2, a * 2, b * 2
+@same_as_eager
+def test_what_is_written_element_by_element_stays(
+    transform: Transform, write: Callable[..., Any]
+) -> Any:
+    def f(x: Tensor) -> Any:
+        y, a, b = x.sin(), x.cos(), x.exp()
+        write(y, a, b)
+        return y + 1, y * 2, a * 2, b * 2
 
-        return transform(f)(start())
-
-    assert_same_as_eager(run, mode)
+    return transform(f)(start())
 
 
 ADDRESSES: dict[str, Callable[[Tensor], Callable[[], object]]] = {
@@ -374,28 +379,26 @@ def test_what_was_read_before_a_write_by_address_is_not_replayed_from_it(
         EVERYTHING(f)(x, True)
 
 
-def test_what_an_array_writes_stays(mode: Mode) -> None:
+@same_as_eager
+def test_what_an_array_writes_stays(transform: Transform) -> Any:
     """One element that no sample holds; before an operator reads, or another array is made."""
 
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Tensor:
-            y, z = x.sin(), x + 1
-            array = y.detach().numpy()
-            array.reshape(-1)[5] = 7
-            y.mul_(2)
-            array.reshape(-1)[7] = 8
-            w = y.cos()
-            z.detach().numpy().reshape(-1)[5] = 8
-            z.detach().numpy().reshape(-1)[6] = 9
-            del array, y
-            return (w.sin() * z.mul_(2)).exp().sum()
+    def f(x: Tensor) -> Tensor:
+        y, z = x.sin(), x + 1
+        array = y.detach().numpy()
+        array.reshape(-1)[5] = 7
+        y.mul_(2)
+        array.reshape(-1)[7] = 8
+        w = y.cos()
+        z.detach().numpy().reshape(-1)[5] = 8
+        z.detach().numpy().reshape(-1)[6] = 9
+        del array, y
+        return (w.sin() * z.mul_(2)).exp().sum()
 
-        x = torch.linspace(0, 1, 1000).requires_grad_()
-        loss = transform(f)(x)
-        (gradient,) = torch.autograd.grad(loss, x)
-        return loss, gradient
-
-    assert_same_as_eager(run, mode)
+    x = torch.linspace(0, 1, 1000).requires_grad_()
+    loss = transform(f)(x)
+    (gradient,) = torch.autograd.grad(loss, x)
+    return loss, gradient
 
 
 def test_an_array_that_is_looked_at_costs_nothing() -> None:
@@ -420,21 +423,19 @@ def test_an_array_that_is_looked_at_costs_nothing() -> None:
     assert_bitwise_equal(run(lambda h: h.detach().numpy().mean()), run(lambda h: None))
 
 
-def test_an_address_stays_good_when_an_operator_writes_there(mode: Mode) -> None:
+@same_as_eager
+def test_an_address_stays_good_when_an_operator_writes_there(transform: Transform) -> Any:
     """The operator is recorded, since it writes elsewhere too: what it made there is kept."""
 
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Tensor:
-            y, z = x.sin(), x.cos()
-            address = y.data_ptr()
-            torch._foreach_mul_([y, z], 2.0)
-            w = x.exp().cos()
-            ctypes.memset(address, 0, y.nbytes)
-            return (y + w) * z
+    def f(x: Tensor) -> Tensor:
+        y, z = x.sin(), x.cos()
+        address = y.data_ptr()
+        torch._foreach_mul_([y, z], 2.0)
+        w = x.exp().cos()
+        ctypes.memset(address, 0, y.nbytes)
+        return (y + w) * z
 
-        return transform(f)(start())
-
-    assert_same_as_eager(run, mode)
+    return transform(f)(start())
 
 
 def test_an_address_stays_good_when_a_collective_has_been_waited_for(mode: Mode) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERYTHING, Mode, Transform, assert_same_as_eager
+from helpers import EVERYTHING, Transform, same_as_eager
 from torch import Tensor, nn
 
 from rematfn import _C
@@ -79,48 +79,44 @@ LATER: dict[str, Later] = {
 
 
 @pytest.mark.parametrize("later", LATER.values(), ids=LATER.keys())
-def test_a_tensor_that_was_stored_away_is(later: Later, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        x, box = torch.randn(4, 6, requires_grad=True), []
+@same_as_eager
+def test_a_tensor_that_was_stored_away_is(transform: Transform, later: Later) -> Any:
+    torch.manual_seed(3)
+    x, box = torch.randn(4, 6, requires_grad=True), []
 
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            box.append(y)
-            z = (y.exp() * x).cos()
-            return (z @ z.t()).tanh()
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        box.append(y)
+        z = (y.exp() * x).cos()
+        return (z @ z.t()).tanh()
 
-        out = transform(f)(x)
-        return later(box[0], out, x, transform), out.detach(), x.grad
-
-    assert_same_as_eager(run, mode)
+    out = transform(f)(x)
+    return later(box[0], out, x, transform), out.detach(), x.grad
 
 
 # --- state from call to call ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("preallocated", [False, True])
-def test_a_cache_grows_from_call_to_call(preallocated: bool, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        cache: dict[str, Tensor] = {}
-        w = torch.randn(3, 3)
+@same_as_eager
+def test_a_cache_grows_from_call_to_call(transform: Transform, preallocated: bool) -> Any:
+    torch.manual_seed(3)
+    cache: dict[str, Tensor] = {}
+    w = torch.randn(3, 3)
 
-        def f(x: Tensor, step: int) -> Tensor:
-            key = (x @ w).cos()
-            if preallocated:
-                cache.setdefault("k", torch.zeros(12, 3))[3 * step : 3 * step + 3] = key
-            else:
-                cache["k"] = torch.cat([cache["k"], key]) if cache else key
-            return (cache["k"][: 3 * step + 3].softmax(-1) @ x).sin()
+    def f(x: Tensor, step: int) -> Tensor:
+        key = (x @ w).cos()
+        if preallocated:
+            cache.setdefault("k", torch.zeros(12, 3))[3 * step : 3 * step + 3] = key
+        else:
+            cache["k"] = torch.cat([cache["k"], key]) if cache else key
+        return (cache["k"][: 3 * step + 3].softmax(-1) @ x).sin()
 
-        g, outs = transform(f), []
-        for step in range(4):
-            outs.append(g(torch.randn(3, 3), step))
-            w.mul_(0.9)  # what is in the cache was computed from the old contents
-        return outs, cache["k"] * 1
-
-    assert_same_as_eager(run, mode)
+    g, outs = transform(f), []
+    for step in range(4):
+        outs.append(g(torch.randn(3, 3), step))
+        w.mul_(0.9)  # what is in the cache was computed from the old contents
+    return outs, cache["k"] * 1
 
 
 class Losing(nn.Module):
@@ -137,43 +133,39 @@ class Losing(nn.Module):
 
 
 @pytest.mark.parametrize("calls", [1, 2], ids=["once", "two-and-added"])
-def test_a_loss_that_is_kept_and_not_returned(calls: int, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        module, x = Losing(), torch.randn(5, 4, requires_grad=True)
-        g, losses = transform(module), []
-        for k in range(calls):
-            assert g(x * (k + 1)) is None
-            losses.append(module.loss)
-        if calls == 1:
-            losses[0].backward()
-        else:
-            sum(losses).backward()
-        return [x.grad, [p.grad for p in module.parameters()], [t.detach() for t in losses]]
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_a_loss_that_is_kept_and_not_returned(transform: Transform, calls: int) -> Any:
+    torch.manual_seed(3)
+    module, x = Losing(), torch.randn(5, 4, requires_grad=True)
+    g, losses = transform(module), []
+    for k in range(calls):
+        assert g(x * (k + 1)) is None
+        losses.append(module.loss)
+    if calls == 1:
+        losses[0].backward()
+    else:
+        sum(losses).backward()
+    return [x.grad, [p.grad for p in module.parameters()], [t.detach() for t in losses]]
 
 
 # --- whole training steps ------------------------------------------------------------------------
 
 
-def test_gradients_are_accumulated_read_and_written_inside(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        layer = nn.Linear(4, 4)
+@same_as_eager
+def test_gradients_are_accumulated_read_and_written_inside(transform: Transform) -> Any:
+    torch.manual_seed(3)
+    layer = nn.Linear(4, 4)
 
-        def f(x: Tensor) -> Any:
-            for k in range(3):
-                (layer(x) * k).sin().sum().backward()
-            assert layer.weight.grad is not None
-            seen = layer.weight.grad.clone()
-            layer.weight.grad.mul_(0.5)[0] = 1
-            return seen, layer.weight.grad.sum()
+    def f(x: Tensor) -> Any:
+        for k in range(3):
+            (layer(x) * k).sin().sum().backward()
+        assert layer.weight.grad is not None
+        seen = layer.weight.grad.clone()
+        layer.weight.grad.mul_(0.5)[0] = 1
+        return seen, layer.weight.grad.sum()
 
-        g = transform(f)
-        return [g(torch.randn(2, 4)) for _ in range(2)], [p.grad for p in layer.parameters()]
-
-    assert_same_as_eager(run, mode)
+    g = transform(f)
+    return [g(torch.randn(2, 4)) for _ in range(2)], [p.grad for p in layer.parameters()]
 
 
 @pytest.mark.parametrize("graph", [False, True], ids=["no-graph", "a-graph"])

@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import (
-    EVERY,
-    Mode,
-    Transform,
-    assert_same_as_eager,
-    loss_of,
-    scalar,
-)
+from helpers import EVERY, Mode, Transform, assert_same_as_eager, loss_of, same_as_eager, scalar
 from programs import ZOO, Program
 from torch import Tensor
 
@@ -27,14 +20,14 @@ def gradients(loss: Tensor, leaves: list[Tensor], **options: Any) -> list[Tensor
     return list(torch.autograd.grad(loss, leaves, allow_unused=True, **options))
 
 
-def test_backward_fills_grad_with_the_bits_of_eager(differentiable: Program, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        case = differentiable.make()
-        loss = loss_of(case, transform)
-        loss.backward()
-        return loss.detach(), [t.grad for t in case.leaves()], case.held, torch.rand(2)
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_backward_fills_grad_with_the_bits_of_eager(
+    transform: Transform, differentiable: Program
+) -> Any:
+    case = differentiable.make()
+    loss = loss_of(case, transform)
+    loss.backward()
+    return loss.detach(), [t.grad for t in case.leaves()], case.held, torch.rand(2)
 
 
 def test_a_retained_graph_gives_the_same_again(differentiable: Program, mode: Mode) -> None:
@@ -50,14 +43,12 @@ def test_a_retained_graph_gives_the_same_again(differentiable: Program, mode: Mo
 
 
 @pytest.mark.parametrize("twice", TWICE, ids=lambda p: p.name)
-def test_second_derivatives_are_those_of_eager(twice: Program, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        case = twice.make()
-        first = gradients(loss_of(case, transform), case.leaves(), create_graph=True)
-        second = gradients(scalar(first).sin(), case.leaves())
-        return [g.detach() for g in first if g is not None], second
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_second_derivatives_are_those_of_eager(transform: Transform, twice: Program) -> Any:
+    case = twice.make()
+    first = gradients(loss_of(case, transform), case.leaves(), create_graph=True)
+    second = gradients(scalar(first).sin(), case.leaves())
+    return [g.detach() for g in first if g is not None], second
 
 
 @pytest.mark.parametrize("program", [p for p in ZOO if p.not_twice], ids=lambda p: p.name)
@@ -68,43 +59,39 @@ def test_torch_itself_refuses_the_second_derivative(program: Program) -> None:
         gradients(scalar(first), case.leaves())
 
 
-def test_gradients_reach_what_was_made_before_the_call(mode: Mode) -> None:
+@same_as_eager
+def test_gradients_reach_what_was_made_before_the_call(transform: Transform) -> Any:
     """The argument is no leaf: its gradient leaves the level, and goes on through eager code."""
 
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        leaf = torch.randn(4, 3, requires_grad=True)
-        x, captured = leaf.exp(), leaf.sin()
-        for t in (x, captured):
-            t.retain_grad()
-        seen: list[Tensor] = []
-        x.register_hook(lambda grad: seen.append(grad))
-        out = transform(lambda x: (x * captured).cos() + x[:1])(x)
-        out.retain_grad()
-        out.square().sum().backward()
-        return leaf.grad, x.grad, captured.grad, out.grad, seen
-
-    assert_same_as_eager(run, mode)
+    torch.manual_seed(3)
+    leaf = torch.randn(4, 3, requires_grad=True)
+    x, captured = leaf.exp(), leaf.sin()
+    for t in (x, captured):
+        t.retain_grad()
+    seen: list[Tensor] = []
+    x.register_hook(lambda grad: seen.append(grad))
+    out = transform(lambda x: (x * captured).cos() + x[:1])(x)
+    out.retain_grad()
+    out.square().sum().backward()
+    return leaf.grad, x.grad, captured.grad, out.grad, seen
 
 
-def test_a_gradient_from_one_output_to_another_belongs_to_no_level(mode: Mode) -> None:
+@same_as_eager
+def test_a_gradient_from_one_output_to_another_belongs_to_no_level(transform: Transform) -> Any:
     """Such a gradient never crosses an edge that leaves the region."""
 
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        x = torch.randn(4, 3, requires_grad=True)
+    torch.manual_seed(3)
+    x = torch.randn(4, 3, requires_grad=True)
 
-        def f(x: Tensor) -> tuple[Tensor, Tensor]:
-            y = x.sin()
-            return y, (y.exp() * 2).cos()
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin()
+        return y, (y.exp() * 2).cos()
 
-        y, z = transform(f)(x)
-        y.retain_grad()
-        (between,) = torch.autograd.grad(z.sum(), y, retain_graph=True)
-        z.sum().backward()
-        return between, x.grad, y.grad
-
-    assert_same_as_eager(run, mode)
+    y, z = transform(f)(x)
+    y.retain_grad()
+    (between,) = torch.autograd.grad(z.sum(), y, retain_graph=True)
+    z.sum().backward()
+    return between, x.grad, y.grad
 
 
 def test_nothing_of_the_level_is_alive_after_the_backward() -> None:

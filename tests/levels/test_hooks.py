@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERY, PLAIN, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import (
+    EVERY,
+    PLAIN,
+    Mode,
+    Transform,
+    assert_bitwise_equal,
+    assert_same_as_eager,
+    same_as_eager,
+)
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
@@ -44,117 +52,107 @@ def trained(net: Callable[[Tensor], Tensor], parameters: Any) -> Any:
 # --- hooks on tensors -----------------------------------------------------------------------------
 
 
-def test_a_tensor_hook_inside_replaces_the_gradient(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, seen = torch.linspace(0.2, 1, 6, requires_grad=True), []
+@same_as_eager
+def test_a_tensor_hook_inside_replaces_the_gradient(transform: Transform) -> Any:
+    x, seen = torch.linspace(0.2, 1, 6, requires_grad=True), []
 
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            weights = y.detach().cos()  # a hook that held y itself would be a cycle
-            y.register_hook(lambda grad: seen.append(grad.sum().item()))
-            y.register_hook(lambda grad: grad * weights)
-            z = (y * x).exp()
-            z.register_hook(lambda grad: grad + 1)
-            return z * y
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        weights = y.detach().cos()  # a hook that held y itself would be a cycle
+        y.register_hook(lambda grad: seen.append(grad.sum().item()))
+        y.register_hook(lambda grad: grad * weights)
+        z = (y * x).exp()
+        z.register_hook(lambda grad: grad + 1)
+        return z * y
 
-        transform(f)(x).sum().backward()
-        return x.grad, seen
-
-    assert_same_as_eager(run, mode)
+    transform(f)(x).sum().backward()
+    return x.grad, seen
 
 
 @pytest.mark.parametrize("capture", [False, True], ids=["backward", "grad"])
-def test_hooks_on_a_leaf_that_are_registered_afterwards(capture: bool, mode: Mode) -> None:
+@same_as_eager
+def test_hooks_on_a_leaf_that_are_registered_afterwards(transform: Transform, capture: bool) -> Any:
     """The first one makes torch drop the hooks the leaf had, ours among them."""
 
-    def run(transform: Transform) -> Any:
-        x, seen = torch.linspace(0.2, 1, 6, requires_grad=True), []
-        out = transform(lambda x: (x.sin() * x).exp())(x)
-        x.register_hook(lambda grad: seen.append(grad))
-        x.register_hook(lambda grad: grad * 2)
-        if capture:
-            return torch.autograd.grad(out.sum(), x), seen
-        out.sum().backward()
-        return x.grad, seen
-
-    assert_same_as_eager(run, mode)
+    x, seen = torch.linspace(0.2, 1, 6, requires_grad=True), []
+    out = transform(lambda x: (x.sin() * x).exp())(x)
+    x.register_hook(lambda grad: seen.append(grad))
+    x.register_hook(lambda grad: grad * 2)
+    if capture:
+        return torch.autograd.grad(out.sum(), x), seen
+    out.sum().backward()
+    return x.grad, seen
 
 
-def test_hooks_on_arguments_captured_tensors_and_results(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        leaf = torch.linspace(0.2, 1, 6, requires_grad=True)
-        x, captured = leaf.exp(), leaf.cos()
-        seen: list[Tensor] = []
-        leaf.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
-        for t in (x, captured):
-            t.retain_grad()
-            t.register_hook(lambda grad: seen.append(grad))
-            t.register_hook(lambda grad: grad.clamp(-2, 2))
-        y, z = transform(lambda x: ((x * captured).sin() * x, x.exp()))(x)
-        for t in (y, z):
-            t.retain_grad()
-            t.register_hook(lambda grad: grad * 3)
-        (y * z).sum().backward()
-        return leaf.grad, x.grad, captured.grad, y.grad, z.grad, seen
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_hooks_on_arguments_captured_tensors_and_results(transform: Transform) -> Any:
+    leaf = torch.linspace(0.2, 1, 6, requires_grad=True)
+    x, captured = leaf.exp(), leaf.cos()
+    seen: list[Tensor] = []
+    leaf.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    for t in (x, captured):
+        t.retain_grad()
+        t.register_hook(lambda grad: seen.append(grad))
+        t.register_hook(lambda grad: grad.clamp(-2, 2))
+    y, z = transform(lambda x: ((x * captured).sin() * x, x.exp()))(x)
+    for t in (y, z):
+        t.retain_grad()
+        t.register_hook(lambda grad: grad * 3)
+    (y * z).sum().backward()
+    return leaf.grad, x.grad, captured.grad, y.grad, z.grad, seen
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("order", ["inside", "around"])
+@same_as_eager
 def test_an_optimiser_is_stepped_from_within_a_reentrant_checkpoint(
-    order: str, fused: bool, mode: Mode
-) -> None:
+    transform: Transform, order: str, fused: bool
+) -> Any:
     """The parameters' gradients arrive in a backward that runs within the backward."""
 
-    def run(transform: Transform) -> Any:
-        net = model()
-        optimisers = {p: torch.optim.SGD([p], lr=0.05, fused=fused) for p in net.parameters()}
+    net = model()
+    optimisers = {p: torch.optim.SGD([p], lr=0.05, fused=fused) for p in net.parameters()}
 
-        def step(p: Tensor) -> None:
-            optimisers[p].step()
-            p.grad = None
+    def step(p: Tensor) -> None:
+        optimisers[p].step()
+        p.grad = None
 
-        for p in net.parameters():
-            p.register_post_accumulate_grad_hook(step)
-        blocks = [transform(block) for block in net] if order == "around" else list(net)
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    blocks = [transform(block) for block in net] if order == "around" else list(net)
 
-        def f(x: Tensor) -> Tensor:
-            for block in blocks:
-                x = checkpoint(block, x.sin(), use_reentrant=True)
-            return x.square()
+    def f(x: Tensor) -> Tensor:
+        for block in blocks:
+            x = checkpoint(block, x.sin(), use_reentrant=True)
+        return x.square()
 
-        g = transform(f) if order == "inside" else f
-        outs, grads = [], []
-        for _ in range(2):
-            x = torch.linspace(-1, 1, 8).view(2, 4).requires_grad_()
-            outs.append(g(x))
-            outs[-1].sum().backward()
-            grads.append(x.grad)
-        return outs, grads, list(net.parameters())
-
-    assert_same_as_eager(run, mode)
+    g = transform(f) if order == "inside" else f
+    outs, grads = [], []
+    for _ in range(2):
+        x = torch.linspace(-1, 1, 8).view(2, 4).requires_grad_()
+        outs.append(g(x))
+        outs[-1].sum().backward()
+        grads.append(x.grad)
+    return outs, grads, list(net.parameters())
 
 
-def test_hooks_on_nodes(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, seen = torch.linspace(0.2, 1, 6, requires_grad=True), []
+@same_as_eager
+def test_hooks_on_nodes(transform: Transform) -> Any:
+    x, seen = torch.linspace(0.2, 1, 6, requires_grad=True), []
 
-        def f(x: Tensor) -> Tensor:
-            y = (x.sin() * x).exp()
-            node = y.grad_fn
-            assert node is not None
-            node.register_prehook(lambda grads: tuple(g * 2 for g in grads))
-            node.register_hook(lambda ins, outs: seen.append([g.sum().item() for g in ins + outs]))
-            return y.cos() * y
+    def f(x: Tensor) -> Tensor:
+        y = (x.sin() * x).exp()
+        node = y.grad_fn
+        assert node is not None
+        node.register_prehook(lambda grads: tuple(g * 2 for g in grads))
+        node.register_hook(lambda ins, outs: seen.append([g.sum().item() for g in ins + outs]))
+        return y.cos() * y
 
-        out = transform(f)(x)
-        assert out.grad_fn is not None
-        out.grad_fn.register_prehook(lambda grads: tuple(g + 1 for g in grads))
-        out.sum().backward()
-        return x.grad, seen
-
-    assert_same_as_eager(run, mode)
+    out = transform(f)(x)
+    assert out.grad_fn is not None
+    out.grad_fn.register_prehook(lambda grads: tuple(g + 1 for g in grads))
+    out.sum().backward()
+    return x.grad, seen
 
 
 # --- hooks on modules -----------------------------------------------------------------------------
@@ -206,15 +204,13 @@ HOOKS = [
 @pytest.mark.filterwarnings("ignore:Using (a )?non-full backward hook:FutureWarning")
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.__name__)
 @pytest.mark.parametrize("whole", [False, True], ids=["a-part", "the-whole"])
-def test_hooks_on_modules(hook: Any, whole: bool, mode: Mode) -> None:
+@same_as_eager
+def test_hooks_on_modules(transform: Transform, hook: Any, whole: bool) -> Any:
     """On a module inside the function, and on the transformed module itself."""
 
-    def run(transform: Transform) -> Any:
-        net, seen = model(), []
-        hook(seen, net if whole else net[0])
-        return trained(transform(net), net.parameters()), seen
-
-    assert_same_as_eager(run, mode)
+    net, seen = model(), []
+    hook(seen, net if whole else net[0])
+    return trained(transform(net), net.parameters()), seen
 
 
 # --- hooks on what autograd saves -----------------------------------------------------------------
@@ -285,16 +281,14 @@ def _quiet() -> Any:
 
 
 @pytest.mark.usefixtures("_quiet")
-def test_anomaly_mode_names_the_operator_that_made_a_nan(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = torch.linspace(-1, 1, 5, requires_grad=True)
-        with torch.autograd.detect_anomaly(check_nan=True):
-            out = transform(lambda x: ((x * 2).sqrt() + x.exp()).sum())(x)
-            with pytest.raises(RuntimeError, match=r"SqrtBackward0.*nan"):
-                out.backward()
-        return out
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_anomaly_mode_names_the_operator_that_made_a_nan(transform: Transform) -> Any:
+    x = torch.linspace(-1, 1, 5, requires_grad=True)
+    with torch.autograd.detect_anomaly(check_nan=True):
+        out = transform(lambda x: ((x * 2).sqrt() + x.exp()).sum())(x)
+        with pytest.raises(RuntimeError, match=r"SqrtBackward0.*nan"):
+            out.backward()
+    return out
 
 
 def test_what_hooks_pack_counts_and_may_go() -> None:

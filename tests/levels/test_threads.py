@@ -145,29 +145,6 @@ def test_levels_of_many_threads_keep_to_their_budgets() -> None:
         assert budget is None or budget > 30_000 or stats.replays > 0
 
 
-def test_dropout_on_many_threads_is_replayed_from_its_own_draw() -> None:
-    """The numbers are anybody's, but a mask is the same in forward and backward."""
-
-    def work() -> None:
-        for _ in range(30):
-            x = torch.ones(64, requires_grad=True)
-            dropped: list[Tensor] = []
-
-            def f(x: Tensor, dropped: list[Tensor] = dropped) -> Tensor:
-                y = nn.functional.dropout(x * 2, 0.5)
-                dropped.append(y.detach().clone())
-                return (y * y).sin()
-
-            loss = EVERYTHING(f)(x).sum()
-            mask = dropped[0].clone()
-            loss.backward()
-            expected = mask.square().cos() * 2 * mask * (mask / 2) * 2
-            assert torch.equal(x.grad == 0, expected == 0)
-            torch.testing.assert_close(x.grad, expected)
-
-    together(*[work] * 4)
-
-
 # --- one level's tensors elsewhere ----------------------------------------------------------------
 
 

@@ -14,10 +14,9 @@ import pytest
 import torch
 from helpers import (
     EVERYTHING,
-    Mode,
     Transform,
     assert_bitwise_equal,
-    assert_same_as_eager,
+    same_as_eager,
     wave_backward,
     wave_setup,
 )
@@ -110,23 +109,19 @@ PROGRAMS: list[Callable[[Any, Tensor], Any]] = [
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_operators_of_an_extension(operators: Any, program: Any, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(7)
-        x = line()
-        return transform(lambda x: program(operators, x))(x), x, torch.rand(3)
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_operators_of_an_extension(transform: Transform, operators: Any, program: Any) -> Any:
+    torch.manual_seed(7)
+    x = line()
+    return transform(lambda x: program(operators, x))(x), x, torch.rand(3)
 
 
-def test_gradients_of_an_operator_of_an_extension(operators: Any, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = line().requires_grad_()
-        out = transform(lambda x: waves(operators, x))(x)
-        (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        return out, first, torch.autograd.grad(first.sum(), x)
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_gradients_of_an_operator_of_an_extension(transform: Transform, operators: Any) -> Any:
+    x = line().requires_grad_()
+    out = transform(lambda x: waves(operators, x))(x)
+    (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    return out, first, torch.autograd.grad(first.sum(), x)
 
 
 def test_an_operator_of_an_extension_is_one_operator(operators: Any) -> None:

@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import (
-    Mode,
-    Transform,
-    assert_same_as_eager,
-    wave_backward,
-    wave_setup,
-)
+from helpers import Mode, Transform, assert_same_as_eager, same_as_eager, wave_backward, wave_setup
 from torch import Tensor
 
 import rematfn
@@ -48,24 +42,22 @@ def define_wave(with_fake: bool = True, calls: list[int] | None = None) -> Calla
 
 @pytest.mark.parametrize("with_fake", [True, False], ids=["with-fake", "without-fake"])
 @pytest.mark.parametrize("when", ["before", "inside"])
+@same_as_eager
 def test_a_python_operator_is_replayed_and_differentiated(
-    when: str, with_fake: bool, mode: Mode
-) -> None:
-    def run(transform: Transform) -> Any:
-        wave = define_wave(with_fake) if when == "before" else None
+    transform: Transform, when: str, with_fake: bool
+) -> Any:
+    wave = define_wave(with_fake) if when == "before" else None
 
-        def f(x: Tensor) -> Tensor:
-            used = wave or define_wave(with_fake)
-            y = used(x.exp(), 2.0)
-            return (used(y * x, 3.0) * y).cos()
+    def f(x: Tensor) -> Tensor:
+        used = wave or define_wave(with_fake)
+        y = used(x.exp(), 2.0)
+        return (used(y * x, 3.0) * y).cos()
 
-        x = torch.linspace(-1, 1, 12, requires_grad=True)
-        out = transform(f)(x)
-        (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        (second,) = torch.autograd.grad(first.sum(), x)
-        return out, first, second
-
-    assert_same_as_eager(run, mode)
+    x = torch.linspace(-1, 1, 12, requires_grad=True)
+    out = transform(f)(x)
+    (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    return out, first, second
 
 
 def test_an_operator_that_draws_numbers_draws_them_again(mode: Mode) -> None:

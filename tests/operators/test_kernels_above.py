@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import (
-    Mode,
-    Transform,
-    assert_same_as_eager,
-    loss_of,
-    watched,
-    world,
-)
+from helpers import Mode, Transform, assert_same_as_eager, loss_of, same_as_eager, watched, world
 from programs import Program
 from torch import Tensor, nn
 from torch.quasirandom import SobolEngine
@@ -96,12 +89,10 @@ def test_sparse_kernels_find_level_tensors_bytes(f: Callable[..., Any], mode: Mo
         assert_same_as_eager(lambda transform: transform(f)(matrix()), mode)
 
 
-def test_a_sparse_result_is_used_after_the_level(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        a, *_ = transform(sparse_results)(matrix())
-        return torch.sparse.mm(a, matrix()), a.coalesce().values() * 2
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_a_sparse_result_is_used_after_the_level(transform: Transform) -> Any:
+    a, *_ = transform(sparse_results)(matrix())
+    return torch.sparse.mm(a, matrix()), a.coalesce().values() * 2
 
 
 # --- operators that decompose, and read on the way ------------------------------------------------
@@ -142,14 +133,14 @@ READERS = [
 
 
 @pytest.mark.parametrize("f", READERS, ids=lambda f: f.__name__)
-def test_integers_that_an_operator_reads_are_resident(f: Callable[..., Any], mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = matrix().requires_grad_()
-        out = transform(f)(x)
-        loss = sum(part.sum() for part in out) if isinstance(out, list) else out.sum()
-        return out, torch.autograd.grad(loss, x)
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_integers_that_an_operator_reads_are_resident(
+    transform: Transform, f: Callable[..., Any]
+) -> Any:
+    x = matrix().requires_grad_()
+    out = transform(f)(x)
+    loss = sum(part.sum() for part in out) if isinstance(out, list) else out.sum()
+    return out, torch.autograd.grad(loss, x)
 
 
 # --- kernels that decompose under some key only ---------------------------------------------------
@@ -165,12 +156,12 @@ def pool_across(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("inference", [True, False], ids=["inference", "no-grad"])
 @pytest.mark.parametrize("f", [pool, pool_across], ids=["contiguous", "transposed"])
-def test_max_pool1d_without_gradient_is_replayed(f: Any, inference: bool, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        with torch.inference_mode(inference), torch.no_grad():
-            return transform(f)(matrix())
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_max_pool1d_without_gradient_is_replayed(
+    transform: Transform, f: Any, inference: bool
+) -> Any:
+    with torch.inference_mode(inference), torch.no_grad():
+        return transform(f)(matrix())
 
 
 # --- operators that are composite in name only ----------------------------------------------------
@@ -237,32 +228,28 @@ def test_an_operator_that_works_by_address_is_replayed(f: Callable[..., Any], mo
         assert_same_as_eager(lambda transform: transform(f)(matrix()), mode)
 
 
-def test_points_of_an_engine_that_outlives_the_level(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        engine, w = SobolEngine(4, scramble=True, seed=7), matrix().requires_grad_()
-        g = transform(lambda w: points(engine, w))
-        found = [torch.autograd.grad(g(w).sum(), w) for _ in range(2)]
-        return found, engine.quasi, engine.sobolstate, engine.draw(2)
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_points_of_an_engine_that_outlives_the_level(transform: Transform) -> Any:
+    engine, w = SobolEngine(4, scramble=True, seed=7), matrix().requires_grad_()
+    g = transform(lambda w: points(engine, w))
+    found = [torch.autograd.grad(g(w).sum(), w) for _ in range(2)]
+    return found, engine.quasi, engine.sobolstate, engine.draw(2)
 
 
-def test_what_an_engine_overwrites_has_been_read(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        engine = SobolEngine(4)
-        engine.draw(2)
-        x = torch.linspace(0, 1, 512).requires_grad_()
+@same_as_eager
+def test_what_an_engine_overwrites_has_been_read(transform: Transform) -> Any:
+    engine = SobolEngine(4)
+    engine.draw(2)
+    x = torch.linspace(0, 1, 512).requires_grad_()
 
-        def f(x: Tensor) -> Tensor:
-            h = x * engine.quasi.float().mul(2**-30).sum()
-            engine.fast_forward(5)
-            return (h.sin() * engine.quasi.float().mul(2**-30).sum()).exp().sum()
+    def f(x: Tensor) -> Tensor:
+        h = x * engine.quasi.float().mul(2**-30).sum()
+        engine.fast_forward(5)
+        return (h.sin() * engine.quasi.float().mul(2**-30).sum()).exp().sum()
 
-        loss = transform(f)(x)
-        engine.fast_forward(5)  # where no level sees it
-        return torch.autograd.grad(loss, x), engine.quasi
-
-    assert_same_as_eager(run, mode)
+    loss = transform(f)(x)
+    engine.fast_forward(5)  # where no level sees it
+    return torch.autograd.grad(loss, x), engine.quasi
 
 
 def test_invariants_of_a_sparse_tensor_are_checked(mode: Mode) -> None:

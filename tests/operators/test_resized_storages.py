@@ -16,6 +16,7 @@ from helpers import (
     Transform,
     assert_bitwise_equal,
     assert_same_as_eager,
+    same_as_eager,
     untransformed,
 )
 from processes import in_a_process
@@ -129,19 +130,17 @@ def test_contents_that_are_still_there(do: Write, mode: Mode) -> None:
 # --- inside the function --------------------------------------------------------------------------
 
 
-def test_an_argument_is_emptied_and_given_other_values(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor, w: Tensor) -> Tensor:
-            h = (x + w).sin()
-            with torch.no_grad():
-                refill(w, lambda t: t.copy_, torch.ones(4096))
-            return (h.exp() * w).sum()
+@same_as_eager
+def test_an_argument_is_emptied_and_given_other_values(transform: Transform) -> Any:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        h = (x + w).sin()
+        with torch.no_grad():
+            refill(w, lambda t: t.copy_, torch.ones(4096))
+        return (h.exp() * w).sum()
 
-        x, w = torch.linspace(-1, 1, 4096).requires_grad_(), torch.linspace(0.5, 1.5, 4096)
-        loss = transform(f)(x, w)
-        return loss, w, torch.autograd.grad(loss, x)
-
-    assert_same_as_eager(run, mode)
+    x, w = torch.linspace(-1, 1, 4096).requires_grad_(), torch.linspace(0.5, 1.5, 4096)
+    loss = transform(f)(x, w)
+    return loss, w, torch.autograd.grad(loss, x)
 
 
 def by_method(t: Tensor, elements: int) -> None:
@@ -154,25 +153,23 @@ def by_operator(t: Tensor, elements: int) -> None:
 
 @pytest.mark.parametrize("by", [by_method, by_operator])
 @pytest.mark.parametrize("elements", [0, 16, 4096, 10_000])
+@same_as_eager
 def test_an_intermediate_is_resized(
-    by: Callable[[Tensor, int], None], elements: int, mode: Mode
-) -> None:
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Tensor:
-            h = x.sin()
-            y = (h * 2).exp()
-            with torch.no_grad():
-                late = h.detach() + 1
-                by(h, elements)
-                z = late.cos()
-                by(h, 4096)
-                h.detach().fill_(3)
-                return y * z, late * h.detach()
+    transform: Transform, by: Callable[[Tensor, int], None], elements: int
+) -> Any:
+    def f(x: Tensor) -> Tensor:
+        h = x.sin()
+        y = (h * 2).exp()
+        with torch.no_grad():
+            late = h.detach() + 1
+            by(h, elements)
+            z = late.cos()
+            by(h, 4096)
+            h.detach().fill_(3)
+            return y * z, late * h.detach()
 
-        out = transform(f)(torch.linspace(-1, 1, 4096).requires_grad_())
-        return out
-
-    assert_same_as_eager(run, mode)
+    out = transform(f)(torch.linspace(-1, 1, 4096).requires_grad_())
+    return out
 
 
 def test_what_it_is_grown_by_counts() -> None:
@@ -188,32 +185,30 @@ def test_what_it_is_grown_by_counts() -> None:
     assert 1 << 20 < rematfn.stats(g).peak_bytes < 2 << 20
 
 
-def test_freed_and_recomputed_in_a_hook(mode: Mode) -> None:
+@same_as_eager
+def test_freed_and_recomputed_in_a_hook(transform: Transform) -> Any:
     """As Megatron does: an output is freed after the forward, and made again in the backward."""
 
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor, w: Tensor) -> Tensor:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = (x * w).sin()
+        h.requires_grad_()
+        y = (h * w).exp() * h
+        n = h.numel()
+        resize(h, 0)
+
+        def again(grad: Tensor) -> None:
             with torch.no_grad():
-                h = (x * w).sin()
-            h.requires_grad_()
-            y = (h * w).exp() * h
-            n = h.numel()
-            resize(h, 0)
+                resize(h, n)
+                h.data.copy_((x * w).sin())
 
-            def again(grad: Tensor) -> None:
-                with torch.no_grad():
-                    resize(h, n)
-                    h.data.copy_((x * w).sin())
+        y.register_hook(again)
+        return y
 
-            y.register_hook(again)
-            return y
-
-        x = torch.linspace(-1, 1, 4096)
-        w = torch.linspace(0.5, 1.5, 4096).requires_grad_()
-        y = transform(f)(x, w)
-        return torch.autograd.grad(y.sum(), w)
-
-    assert_same_as_eager(run, mode)
+    x = torch.linspace(-1, 1, 4096)
+    w = torch.linspace(0.5, 1.5, 4096).requires_grad_()
+    y = transform(f)(x, w)
+    return torch.autograd.grad(y.sum(), w)
 
 
 # --- parameters that are there only while they are needed -----------------------------------------

@@ -17,6 +17,7 @@ from helpers import (
     Transform,
     assert_bitwise_equal,
     assert_same_as_eager,
+    same_as_eager,
     untransformed,
 )
 from processes import in_a_process
@@ -223,28 +224,26 @@ def test_a_result_that_the_caller_overwrites() -> None:
 # --- what must go on working ----------------------------------------------------------------------
 
 
-def test_what_operators_wrote_since_is_what_was_read(mode: Mode) -> None:
+@same_as_eager
+def test_what_operators_wrote_since_is_what_was_read(transform: Transform) -> Any:
     """Reads and counted writes in turn, of one tensor, inside and outside."""
 
-    def run(transform: Transform) -> Any:
-        x, w = torch.linspace(-1, 1, 512).requires_grad_(), torch.linspace(1, 2, 512)
+    x, w = torch.linspace(-1, 1, 512).requires_grad_(), torch.linspace(1, 2, 512)
 
-        def f(x: Tensor) -> Tensor:
-            for k in range(3):
-                x = (x + w).sin()
-                w.mul_(1.5)
-                x = (x + w[k:].sum()).cos()
-                w[k] = 7
-            return x
+    def f(x: Tensor) -> Tensor:
+        for k in range(3):
+            x = (x + w).sin()
+            w.mul_(1.5)
+            x = (x + w[k:].sum()).cos()
+            w[k] = 7
+        return x
 
-        found = []
-        for _ in range(3):
-            found += torch.autograd.grad(transform(f)(x).sum(), x)
-            w.add_(1)
-            fused(torch.optim.SGD)(w)
-        return found, w
-
-    assert_same_as_eager(run, mode)
+    found = []
+    for _ in range(3):
+        found += torch.autograd.grad(transform(f)(x).sum(), x)
+        w.add_(1)
+        fused(torch.optim.SGD)(w)
+    return found, w
 
 
 # --- collectives ----------------------------------------------------------------------------------

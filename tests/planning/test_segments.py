@@ -52,13 +52,6 @@ def test_twice_the_root_of_a_chain_is_enough_to_run_each_operator_twice(
     assert stats.peak_bytes <= budget
 
 
-@pytest.mark.parametrize("segments", [5, 10, 20])
-def test_so_many_segments_keep_so_many_values_and_replay_the_rest_once(segments: int) -> None:
-    n = 100
-    budget = segments + n // segments + 3
-    assert rematfn.simulate(chain(n), budget, Sqrt(segments=segments)).replays <= n - segments
-
-
 def test_the_engine_does_so_from_the_second_call_on() -> None:
     n = 64
 

@@ -18,7 +18,6 @@ from rematfn import _C, Trace, keep
 from rematfn._transform.recorded import finish_searches
 from rematfn.policies import ON, Custom, Guided, Manual, Memory, Policy, Speed, Sqrt
 from rematfn.policies.reference import DTR, LRU, MSPS, Eq, Largest, Local
-from rematfn.testing import EvictEverything
 
 PRODUCTS = ("aten::mm", "aten::convolution", "aten::convolution_backward")
 
@@ -98,16 +97,6 @@ def test_only_what_is_not_kept_is_replayed(
     those, others = counts(trace, budget, policy)
     assert those == 0
     assert others > 0
-
-
-@pytest.mark.parametrize("policy", [Speed(), Manual(), Manual(drop=("act",))], ids=repr)
-def test_the_budget_comes_before_what_is_kept(policy: Policy) -> None:
-    """All that is kept does not fit: some of it goes, in the engine and in the simulator."""
-    ws = weights()
-    g = rematfn.remat(step, 8 * UNIT, policy=policy)
-    assert_bitwise_equal(g(ws, X), step(ws, X))
-    assert rematfn.stats(g).peak_bytes <= 8 * UNIT
-    assert rematfn.stats(g).evictions > 0
 
 
 RESIDENT = {
@@ -254,20 +243,6 @@ def test_marks_cost_nothing_in_a_budget_that_is_enough_without_them(policy: Poli
     assert marked(trace, ("up", "act", "down"))
     stats = rematfn.simulate(trace, trace.peak_bytes, policy)
     assert (stats.evictions, stats.replays, stats.peak_bytes) == (0, 0, trace.peak_bytes)
-
-
-def test_everything_means_marked_values_too() -> None:
-    leaf = X.clone().requires_grad_()
-
-    def f(x: Tensor) -> Any:
-        y = keep(x.sin())
-        return torch.autograd.grad((y.exp() * y).sum(), x)
-
-    g = rematfn.remat(f, policy=EvictEverything())
-    assert_bitwise_equal(g(leaf), f(leaf))
-    with_mark = rematfn.stats(g).evictions
-    trace = rematfn.record(f, leaf)
-    assert rematfn.simulate(trace, policy=EvictEverything()).evictions == with_mark > 2
 
 
 def test_what_an_inner_level_could_evict_goes_before_what_is_marked_outside() -> None:

@@ -54,14 +54,6 @@ def test_an_include_that_runs_up_is_a_fault() -> None:
     assert faults("tensors", "#include <ATen/Tensor.h>\n") == []
 
 
-def test_the_table_of_files_is_complete() -> None:
-    text = (CORE / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`(\w+\.(?:h|cpp))`", text))
-    headers = {path.name for path in sources() if path.suffix == ".h"}
-    assert headers - named == set()
-    assert {n for n in named if n not in {path.name for path in sources()}} == set()
-
-
 # --- the Python side ------------------------------------------------------------------------------
 
 PACKAGE = ROOT / "rematfn"
@@ -165,18 +157,6 @@ def test_hooks_for_tests_lie_apart_and_are_used_by_tests_alone() -> None:
     assert "testing" not in used
     # That torch is the one it was built with is looked at before the core is loaded.
     assert set(names_of_the_core()) - used == {"testing"}
-
-
-def test_the_tables_of_modules_are_complete() -> None:
-    text = (PACKAGE / "README.md").read_text(encoding="utf-8")
-    assert " < ".join(PYTHON_PARTS) in " ".join(text.split())
-    rows = set(re.findall(r"^\| `(\w+\.py)` \|", text, re.M))
-    nested = {p.name for p in MODULES.values() if p.parent != PACKAGE and p.name != "__init__.py"}
-    assert rows == nested
-    assert set(re.findall(r"`(\w+\.pyi?)`", text)) <= {p.name for p in MODULES.values()}
-    assert re.findall(r"^\*\*`(\w+)/?`\*\*", text, re.M) == [
-        part for part in PYTHON_PARTS if part not in ("_C", "rematfn", "__main__")
-    ]
 
 
 # --- the prose ------------------------------------------------------------------------------------

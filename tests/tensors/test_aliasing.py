@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager, scalar
+from helpers import Mode, Transform, assert_same_as_eager, same_as_eager, scalar
 from torch import Tensor, nn
 
 import rematfn
@@ -415,24 +415,20 @@ def leaf(dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @pytest.mark.parametrize("f", RECORDED.values(), ids=RECORDED.keys())
-def test_with_gradients(f: Body, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = leaf().requires_grad_()
-        torch.manual_seed(7)
-        out = transform(f)(x)
-        return out, torch.autograd.grad(scalar(out), x), torch.rand(2)
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_with_gradients(transform: Transform, f: Body) -> Any:
+    x = leaf().requires_grad_()
+    torch.manual_seed(7)
+    out = transform(f)(x)
+    return out, torch.autograd.grad(scalar(out), x), torch.rand(2)
 
 
 @pytest.mark.parametrize("f", UNRECORDED.values(), ids=UNRECORDED.keys())
-def test_without_gradients(f: Body, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = leaf()
-        torch.manual_seed(7)
-        return transform(f)(x), x, torch.rand(2)
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_without_gradients(transform: Transform, f: Body) -> Any:
+    x = leaf()
+    torch.manual_seed(7)
+    return transform(f)(x), x, torch.rand(2)
 
 
 @pytest.mark.parametrize("f", COMPLEX.values(), ids=COMPLEX.keys())
@@ -440,75 +436,69 @@ def test_complex(f: Body, mode: Mode) -> None:
     assert_same_as_eager(lambda transform: transform(f)(leaf(torch.complex64)), mode)
 
 
-def test_a_write_into_what_autograd_saved_is_refused_in_the_backward(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Tensor:
-            y = x.exp()
-            z = y * y
-            y.add_(1)
-            return z
+@same_as_eager
+def test_a_write_into_what_autograd_saved_is_refused_in_the_backward(transform: Transform) -> Any:
+    def f(x: Tensor) -> Tensor:
+        y = x.exp()
+        z = y * y
+        y.add_(1)
+        return z
 
-        x = leaf().requires_grad_()
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            transform(f)(x).sum().backward()
-        return x.grad
-
-    assert_same_as_eager(run, mode)
+    x = leaf().requires_grad_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        transform(f)(x).sum().backward()
+    return x.grad
 
 
 # --- storages shared with the outside -------------------------------------------------------------
 
 
-def test_a_parameter_that_is_read_and_written_through_its_aliases(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        layer = nn.Linear(4, 4)
-        tied, flat = layer.weight.detach(), layer.weight.view(-1)
+@same_as_eager
+def test_a_parameter_that_is_read_and_written_through_its_aliases(transform: Transform) -> Any:
+    torch.manual_seed(3)
+    layer = nn.Linear(4, 4)
+    tied, flat = layer.weight.detach(), layer.weight.view(-1)
 
-        def f(x: Tensor) -> Any:
-            old = (layer.weight * 2).detach()
-            before = layer(x).detach()
-            with torch.no_grad():
-                tied.mul_(0.5)
-                layer.weight[0] += 1
-                layer.weight.data[1] = 0
-                flat[-1] = 9
-                layer.bias.copy_(x[0])
-            return before, old + 1, layer(x).detach(), tied * 1
+    def f(x: Tensor) -> Any:
+        old = (layer.weight * 2).detach()
+        before = layer(x).detach()
+        with torch.no_grad():
+            tied.mul_(0.5)
+            layer.weight[0] += 1
+            layer.weight.data[1] = 0
+            flat[-1] = 9
+            layer.bias.copy_(x[0])
+        return before, old + 1, layer(x).detach(), tied * 1
 
-        return transform(f)(torch.randn(2, 4)), list(layer.parameters()), tied
-
-    assert_same_as_eager(run, mode)
+    return transform(f)(torch.randn(2, 4)), list(layer.parameters()), tied
 
 
 @pytest.mark.parametrize("made_inside", [False, True])
 @pytest.mark.parametrize("then", ["mul_", "resize_", "squeeze_", "set_"])
+@same_as_eager
 def test_old_contents_outlive_a_change_of_data_and_what_is_done_next(
-    mode: Mode, then: str, made_inside: bool
-) -> None:
+    transform: Transform, then: str, made_inside: bool
+) -> Any:
     """The counter that says that the old contents were overwritten goes along with the tensor."""
 
-    def run(transform: Transform) -> Any:
-        x, other = torch.linspace(-1, 1, 6), torch.ones(4, 1)
+    x, other = torch.linspace(-1, 1, 6), torch.ones(4, 1)
 
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            x.data = other * 2 if made_inside else other
-            if then == "mul_":
-                x.mul_(2)
-            elif then == "resize_":
-                x.resize_(2)
-            elif then == "squeeze_":
-                x.squeeze_()
-            else:
-                x.set_(torch.zeros(3))
-                x.add_(1)
-            _C.testing.evict(y)
-            return y.exp(), x * 1
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        x.data = other * 2 if made_inside else other
+        if then == "mul_":
+            x.mul_(2)
+        elif then == "resize_":
+            x.resize_(2)
+        elif then == "squeeze_":
+            x.squeeze_()
+        else:
+            x.set_(torch.zeros(3))
+            x.add_(1)
+        _C.testing.evict(y)
+        return y.exp(), x * 1
 
-        return transform(f)(x), x, other
-
-    assert_same_as_eager(run, mode)
+    return transform(f)(x), x, other
 
 
 def test_a_storage_that_others_are_set_to_is_still_watched() -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +25,6 @@ from torch import Tensor, nn
 
 import rematfn
 from rematfn._transform import checkpoint as checkpoints
-from rematfn._transform.history import Ran
 from rematfn.testing import MemoryTimeline
 
 Checkpoint = Callable[..., Any]
@@ -80,23 +78,6 @@ def test_options_that_cannot_be_meant_are_refused_with_the_way_out(
         rematfn.checkpoint(torch.sin, torch.ones(3), **option)
 
 
-def test_the_signatures_are_torchs() -> None:
-    for name in ("checkpoint", "checkpoint_sequential"):
-        torchs = inspect.signature(getattr(theirs, name)).parameters
-        mine = inspect.signature(getattr(rematfn, name)).parameters
-        for parameter in torchs.values():
-            if parameter.kind is not parameter.VAR_KEYWORD:
-                assert mine[parameter.name].kind is parameter.kind, parameter.name
-        assert {"preserve_rng_state", "budget"} <= set(mine)
-    with pytest.raises(TypeError, match="function"):
-        rematfn.checkpoint(3)  # type: ignore[arg-type]
-    x = torch.ones(3)
-    with pytest.raises(TypeError, match=r"segments, \(a, b\)"):  # not taken for use_reentrant
-        rematfn.checkpoint_sequential([torch.add], 1, x, x)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="surprise"):
-        rematfn.checkpoint_sequential([torch.sin], 1, torch.ones(3), surprise=1)  # type: ignore[call-arg]
-
-
 # --- where torch's goes wrong, or refuses ---------------------------------------------------------
 
 HAZARDS = [
@@ -124,7 +105,6 @@ def test_what_is_overwritten_before_the_backward_is_an_error() -> None:
 # --- bytes ----------------------------------------------------------------------------------------
 
 WIDTH, DEPTH = 64, 16
-UNIT = 4 * WIDTH * WIDTH
 
 
 class Layer(nn.Module):
@@ -181,38 +161,6 @@ def test_without_a_budget_nothing_is_kept_as_with_torchs(depth: int) -> None:
 
 
 # --- what a budget remembers ----------------------------------------------------------------------
-
-
-def kinds(anchor: Any) -> list[tuple[str, int]]:
-    """Return what the last call for each budget was, and how much it has replayed."""
-    _, histories = checkpoints._histories[id(anchor)]
-    runs = [k.latest for history in histories.values() for k in history._keys.values()]
-    return [(run.read()["call"], run.read()["replays"]) for run in runs if isinstance(run, Ran)]
-
-
-def steps_of(run: Callable[[nn.Sequential, Tensor], Tensor], calls: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    net = nn.Sequential(*(Layer() for _ in range(DEPTH)))
-    for _ in range(calls):
-        x = torch.randn(WIDTH, WIDTH, requires_grad=True)
-        found = torch.autograd.grad(run(net, x).sum(), [x, *net.parameters()])
-        assert_bitwise_equal(found, torch.autograd.grad(net(x).sum(), [x, *net.parameters()]))
-    return net
-
-
-WITH_A_BUDGET: dict[str, Callable[[nn.Sequential, Tensor], Tensor]] = {
-    "module": lambda net, x: rematfn.checkpoint(net, x, budget=12 * UNIT),
-    "method": lambda net, x: rematfn.checkpoint(net.forward, x, budget=12 * UNIT),
-    "sequential": lambda net, x: rematfn.checkpoint_sequential(net, 2, x, budget=12 * UNIT),
-}
-
-
-@pytest.mark.parametrize("run", WITH_A_BUDGET.values(), ids=WITH_A_BUDGET.keys())
-def test_with_a_budget_the_second_call_is_guided(run: Any) -> None:
-    once, twice = steps_of(run, 1), steps_of(run, 2)
-    ((first, before),), ((second, after),) = map(kinds, (once, twice))
-    assert (first, second) == ("first", "guided")
-    assert 0 < after <= before
 
 
 def test_what_is_remembered_keeps_no_function_alive_and_goes_with_it() -> None:

@@ -112,18 +112,6 @@ def test_under_transforms() -> None:
     assert rematfn.stats(g).evictions == 0
 
 
-def test_sizes_that_shrink_are_not_capped_by_less() -> None:
-    g = rematfn.remat(torch.func.grad(lambda x: deep(x).sum()), FRACTION)
-    for rows in (512, 512, 256, 64, 256, 64):
-        g(X[:rows])
-        if rows == 512:
-            largest = rematfn.stats(g).unconstrained_bytes
-            continue
-        assert rematfn.stats(g).budget == int(FRACTION * largest)
-        if rows == 64:
-            assert rematfn.stats(g).evictions == 0
-
-
 def test_a_call_that_needs_more_than_the_most_is_refused() -> None:
     """What it needs itself is an estimate no more, and a larger peak is not to come."""
     g = rematfn.remat(lambda x, twice: torch.cat([x.exp()] * 4).sum() * (1 + twice), 0.3)

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_bitwise_equal
-from processes import in_a_process
-from torch import Tensor, multiprocessing
+from torch import Tensor
 
 import rematfn
 
@@ -186,35 +185,3 @@ def test_else_a_copy_has_the_options_and_no_memory_of_calls(copied: Callable[...
         assert rematfn.stats(made).operators is None
         assert_bitwise_equal(made(X), wave(X))
         assert made.__name__ == "wave"
-
-
-def spawned_worker(functions: list[Any], queue: Any) -> None:
-    assert functions[0] is decorated
-    for g, scale in zip(functions, SCALES, strict=True):
-        expected = torch.func.grad(lambda x, scale=scale: wave(x, scale).sum())(X)
-        for _ in range(3):
-            assert_bitwise_equal(torch.func.grad(lambda x, g=g: g(x).sum())(X), expected)
-    queue.put(rematfn.stats(decorated).operators)
-
-
-SCALES = (2.0, 2.0, 3.0)
-
-
-def spawn_workers() -> None:
-    functions = [decorated, rematted, Waves().method]
-    for g in functions:
-        for _ in range(3):
-            g(X)
-    context = multiprocessing.get_context("spawn")
-    queue = context.SimpleQueue()
-    workers = [context.Process(target=spawned_worker, args=(functions, queue)) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert [worker.exitcode for worker in workers] == [0, 0]
-    assert all(queue.get() > 0 for _ in workers)
-
-
-def test_spawned_workers_are_given_functions_that_have_been_called() -> None:
-    in_a_process(spawn_workers)

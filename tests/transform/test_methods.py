@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -192,40 +191,3 @@ def test_a_result_that_computes_later_is_told_once(kind: str) -> None:
     assert expected in message
     assert warned(rematfn.remat(LATER[kind]), c.detach()) == [], "there is no budget"
     assert len(warned(rematfn.offload(LATER[kind]), c.detach())) == 1
-
-
-@dataclasses.dataclass
-class Output(OrderedDict):  # type: ignore[type-arg]
-    logits: Tensor
-    cache: Any = None
-
-
-class Trainer:
-    """Its method returns itself, as those of estimators do."""
-
-    def __init__(self) -> None:
-        self.net = nn.Linear(4, 4)
-
-    def fit(self, c: Tensor) -> Trainer:
-        self.net(c[:4]).sum().backward()
-        return self
-
-
-NOW: dict[str, Callable[[Tensor], Any]] = {
-    "a distribution": lambda c: Normal(c.sin(), c.exp()),
-    "distributions": lambda c: TransformedDistribution(
-        Normal(c.sin(), c.exp()), [AffineTransform(c.cos(), 2.0)]
-    ),
-    "a dataclass": lambda c: Output(c.sin(), [Lazy({"keys": c.cos()})]),
-    "a module": lambda c: (FLOW.net(c), FLOW),
-    "itself": lambda c: Trainer().fit(c) and Trainer.fit,
-    "no parameters": lambda c: (c.sin(), Density(nn.Tanh())),
-    "a view": lambda c: c.view(-1, 2),
-    "an argument": lambda c: c,
-    "a function": lambda c: torch.func.vjp(FLOW.net, c),
-}
-
-
-@pytest.mark.parametrize("kind", NOW)
-def test_nobody_else_is_told(kind: str) -> None:
-    assert warned(rematfn.remat(NOW[kind], "1MiB"), inputs()[0].detach()) == []

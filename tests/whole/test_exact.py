@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager, world
+from helpers import Mode, Transform, assert_same_as_eager, same_as_eager, world
 from programs import Program, mlp, transformer
 from torch import Tensor, nn
 
@@ -41,49 +41,45 @@ CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS.keys())
 @pytest.mark.parametrize("build", [mlp, transformer])
+@same_as_eager
 def test_contexts_around_the_call_are_respected(
-    context: Callable[[], AbstractContextManager[Any]], build: Callable[[], Any], mode: Mode
-) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        case = build()
-        g = transform(case.f)
-        torch.manual_seed(7)
-        with context():
-            return g(*case.args)
-
-    assert_same_as_eager(run, mode)
-
-
-def test_a_view_of_an_argument_comes_back_as_a_view_of_it(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
-        g = transform(lambda x: (x, x.t(), x[1:], x.sin(), x.detach()))
-        outputs = g(x)
-        outputs[1].mul_(2)  # writes into x, seen by its other views
-        return x, outputs, outputs[0] is x
-
-    assert_same_as_eager(run, mode)
+    transform: Transform,
+    context: Callable[[], AbstractContextManager[Any]],
+    build: Callable[[], Any],
+) -> Any:
+    torch.manual_seed(3)
+    case = build()
+    g = transform(case.f)
+    torch.manual_seed(7)
+    with context():
+        return g(*case.args)
 
 
-def test_outputs_may_be_written_after_they_left(mode: Mode) -> None:
+@same_as_eager
+def test_a_view_of_an_argument_comes_back_as_a_view_of_it(transform: Transform) -> Any:
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+    g = transform(lambda x: (x, x.t(), x[1:], x.sin(), x.detach()))
+    outputs = g(x)
+    outputs[1].mul_(2)  # writes into x, seen by its other views
+    return x, outputs, outputs[0] is x
+
+
+@same_as_eager
+def test_outputs_may_be_written_after_they_left(transform: Transform) -> Any:
     """A result is the caller's: to write into it changes nothing that a replay reads."""
 
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        x = torch.randn(4, 3, requires_grad=True)
+    torch.manual_seed(3)
+    x = torch.randn(4, 3, requires_grad=True)
 
-        def f(x: Tensor) -> tuple[Tensor, Tensor]:
-            y = x.sin()
-            z = y.detach() * 2
-            return (y * z).cos(), z.clone()
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin()
+        z = y.detach() * 2
+        return (y * z).cos(), z.clone()
 
-        out, copy = transform(f)(x)
-        copy.fill_(100.0)
-        out.sum().backward()
-        return out, copy, x.grad
-
-    assert_same_as_eager(run, mode)
+    out, copy = transform(f)(x)
+    copy.fill_(100.0)
+    out.sum().backward()
+    return out, copy, x.grad
 
 
 def test_results_are_the_same_with_two_threads(mode: Mode) -> None:

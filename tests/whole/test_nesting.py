@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SNUG, Mode, Transform, assert_same_as_eager, some, untransformed
+from helpers import SNUG, Mode, Transform, assert_same_as_eager, same_as_eager, some, untransformed
 from nesting import LETTERS, REFUSED, Function, possible, program_of, total
 from torch import Tensor, func, nn
 
@@ -61,37 +61,33 @@ def test_dropout_under_vmap_draws_what_eager_draws(order: str, randomness: str, 
     assert_same_as_eager(run, mode)
 
 
-def test_axes_and_auxiliary_outputs_pass_through(mode: Mode) -> None:
+@same_as_eager
+def test_axes_and_auxiliary_outputs_pass_through(transform: Transform) -> Any:
     """The arguments that transforms take about their own inputs and outputs."""
 
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        x, w = torch.randn(3, 4), torch.randn(4)
-        f = transform(lambda x, w: ((x * w).sin().prod(0), {"aux": x.exp() * w}))
-        one = func.vmap(f, in_dims=(1, 0), out_dims=(0, {"aux": -1}))
-        g = transform(lambda x, w: ((x @ w).sin().sum(), (x.cos(), x.exp())))
-        two = func.grad(g, argnums=(0, 1), has_aux=True)
-        three = func.vmap(func.vmap(transform(torch.atan2), (0, None)), (None, 0))
-        four = func.grad_and_value(lambda x: g(x, w)[0])
-        loss, pull, aux = func.vjp(lambda w: g(x, w), w, has_aux=True)
-        found = [one(x, w), two(x, w), three(x[0], w), four(x)]
-        return found, loss, pull(torch.ones(())), aux
-
-    assert_same_as_eager(run, mode)
+    torch.manual_seed(3)
+    x, w = torch.randn(3, 4), torch.randn(4)
+    f = transform(lambda x, w: ((x * w).sin().prod(0), {"aux": x.exp() * w}))
+    one = func.vmap(f, in_dims=(1, 0), out_dims=(0, {"aux": -1}))
+    g = transform(lambda x, w: ((x @ w).sin().sum(), (x.cos(), x.exp())))
+    two = func.grad(g, argnums=(0, 1), has_aux=True)
+    three = func.vmap(func.vmap(transform(torch.atan2), (0, None)), (None, 0))
+    four = func.grad_and_value(lambda x: g(x, w)[0])
+    loss, pull, aux = func.vjp(lambda w: g(x, w), w, has_aux=True)
+    found = [one(x, w), two(x, w), three(x[0], w), four(x)]
+    return found, loss, pull(torch.ones(())), aux
 
 
-def test_an_ensemble_of_modules_is_trained_at_once(mode: Mode) -> None:
+@same_as_eager
+def test_an_ensemble_of_modules_is_trained_at_once(transform: Transform) -> Any:
     """The idiom of torch.func: vmap over stacked parameters, of a gradient of a functional call."""
 
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        nets = [nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)) for _ in range(3)]
-        params, buffers = func.stack_module_state(nets)  # type: ignore[arg-type]
+    torch.manual_seed(3)
+    nets = [nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)) for _ in range(3)]
+    params, buffers = func.stack_module_state(nets)  # type: ignore[arg-type]
 
-        def loss(params: Any, buffers: Any, x: Tensor) -> Tensor:
-            return func.functional_call(nets[0], (params, buffers), (x,)).square().mean()
+    def loss(params: Any, buffers: Any, x: Tensor) -> Tensor:
+        return func.functional_call(nets[0], (params, buffers), (x,)).square().mean()
 
-        step = func.vmap(func.grad(transform(loss)), in_dims=(0, 0, None))
-        return step(params, buffers, torch.randn(6, 3))
-
-    assert_same_as_eager(run, mode)
+    step = func.vmap(func.grad(transform(loss)), in_dims=(0, 0, None))
+    return step(params, buffers, torch.randn(6, 3))

@@ -329,28 +329,6 @@ def test_lbfgs_with_a_closure(search: str | None, transform: Transform) -> None:
     assert_as_eager(functools.partial(lbfgs, search), transform)
 
 
-def sparse(transform: Transform) -> Any:
-    torch.manual_seed(3)
-    table = nn.Embedding(20, 8, sparse=True)
-    optimiser = optim.SparseAdam(table.parameters(), lr=0.1)
-
-    def train_step(indices: Tensor) -> Tensor:
-        optimiser.zero_grad()
-        loss = table(indices).sin().square().mean()
-        loss.backward()
-        optimiser.step()
-        return loss
-
-    step, seen = transform(train_step), []
-    for _ in range(CALLS):
-        seen.append(step(torch.randint(0, 20, (12,))).detach().clone())
-    return seen, held(table, optimiser)
-
-
-def test_sparse_adam(transform: Transform) -> None:
-    assert_as_eager(sparse, transform)
-
-
 # --- what else is stored away ---------------------------------------------------------------------
 
 
