@@ -109,12 +109,6 @@ def test_command_line_shows_the_table_and_fails_if_nothing_was_learnt(tmp_path):
     assert png.exists()
 
 
-def test_budget_too_small_to_run_is_reported_without_a_traceback(tmp_path, capsys):
-    png = str(tmp_path / "step.png")
-    assert main([*TWO_STEPS, "--budget", "1KiB", "--png", png]) == 1
-    assert "BudgetError" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

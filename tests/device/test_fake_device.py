@@ -3,72 +3,22 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from fake_device import delays, memory_limit
 from helpers import assert_bitwise_equal
-from programs import Block
 from torch import Tensor, nn
 
 DEVICE = "fake"
 
 
 # --- what it computes -----------------------------------------------------------------------------
-
-
-class Gpt(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
-        self.block = Block(8, 2)
-        self.block.drop.p = 0.0
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.block(self.embed(tokens)))
-
-
-def convnet() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)),
-        *(nn.MaxPool2d(2), nn.Conv2d(4, 6, 3), nn.SiLU(), nn.Flatten(), nn.Linear(24, 3)),
-    )
-
-
-@pytest.mark.parametrize(
-    ("make", "inputs"),
-    [
-        (lambda: nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)), (8, 16)),
-        (convnet, (4, 3, 8, 8)),
-        (Gpt, None),
-    ],
-    ids=["mlp", "convnet", "gpt"],
-)
-def test_networks_give_the_bits_of_the_cpu(
-    make: Callable[[], nn.Module], inputs: tuple[int, ...] | None
-) -> None:
-    net = make()
-    x = torch.randint(0, 11, (2, 6)) if inputs is None else torch.randn(inputs)
-
-    def trained(net: nn.Module, x: Tensor) -> list[Tensor]:
-        optimizer = torch.optim.Adam(net.parameters(), 0.1)
-        for _ in range(2):
-            optimizer.zero_grad()
-            net(x).square().mean().backward()
-            optimizer.step()
-        tensors = [*net.parameters(), *(p.grad for p in net.parameters()), *net.buffers()]
-        return [t.detach().cpu() for t in tensors]
-
-    with delays(seed=1):
-        on_device = trained(copy.deepcopy(net).to(DEVICE), x.to(DEVICE))
-    assert_bitwise_equal(on_device, trained(net, x))
 
 
 def test_random_numbers_follow_the_generator_of_the_device() -> None:

@@ -340,30 +340,6 @@ def test_what_goes_out_may_be_written_on_the_way() -> None:
     assert_no_race(f, argument)
 
 
-def test_a_transposed_square_comes_back_as_it_was() -> None:
-    """Two values with one address and shape are taken for one (ms-swift, pull request 10157)."""
-
-    def f(x: Tensor) -> Tensor:
-        y = (x[:576].reshape(24, 24) * 2).sin()
-        t = y.mT
-        gone(y)
-        return t.contiguous() + y.cumsum(0)
-
-    assert_no_race(f, argument)
-
-
-def test_what_was_made_in_inference_mode_comes_back() -> None:
-    """Buffers born in inference mode (unsloth-zoo, pull request 805)."""
-
-    def f(x: Tensor) -> Tensor:
-        with torch.inference_mode():
-            y = x.sin()
-            gone(y)
-            return y * 2 + y
-
-    assert_no_race(f, argument)
-
-
 def test_a_side_stream_reads_what_has_come_back() -> None:
     """Side streams beside it (torchtune, issue 2683)."""
     side = torch.Stream("fake")
@@ -500,29 +476,6 @@ def test_a_device_that_is_full_lets_values_go_and_come() -> None:
 
 
 # --- what is left behind --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("after", [5, 14])
-def test_an_exception_leaves_nothing_behind(after: int) -> None:
-    host = rematfn.Host("16MiB")
-    made = 0
-
-    def f(x: Tensor) -> Tensor:
-        nonlocal made
-        kept = []
-        for _ in range(8):
-            for op in (torch.sin, torch.cos):
-                x = op(x)
-                kept.append(x)
-                made += 1
-                if made == after:
-                    raise ValueError("on purpose")
-        return sum(kept)
-
-    with delays(seed=after), pytest.raises(ValueError, match="on purpose"):
-        rematfn.offload(f, 3 * ONE, to=host)(big())
-    gc.collect()
-    assert host.held_bytes == 0
 
 
 def test_pinned_memory_goes_with_the_tier() -> None:

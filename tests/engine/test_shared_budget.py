@@ -22,7 +22,7 @@ from helpers import (
     remains,
     untransformed,
 )
-from processes import forking, in_a_child, in_a_process, together
+from processes import forking, in_a_child, together
 from torch import Tensor, func, nn
 
 import rematfn
@@ -309,40 +309,6 @@ def test_a_forked_child_goes_on_with_its_share() -> None:
     assert in_a_child(child) == 0
     assert_bitwise_equal(chained(blocks, ws, x), expected)
     del y
-
-
-def fork_while_another_thread_holds_a_part() -> None:
-    """What the other thread's level holds is lost to the child, and so it has all of the budget."""
-    entered, leave = threading.Event(), threading.Event()
-
-    @torch.library.custom_op("rematfn_tests::holding", mutates_args=())
-    def holding(x: Tensor) -> Tensor:
-        entered.set()
-        leave.wait(60)
-        return x.clone()
-
-    shared, x = Budget(6 * BYTES), torch.ones(64, 64)
-    work = remat(lambda x: holding(x.sin() * x).cos(), shared)
-    thread = threading.Thread(target=lambda: work(x))
-    thread.start()
-    entered.wait(60)
-    assert shared.resident_bytes >= BYTES
-
-    def child() -> None:
-        assert shared.resident_bytes == 0
-        ws = weights(2)
-        blocks = [remat(block, shared) for _ in ws]
-        assert_bitwise_equal(chained(blocks, ws, x), in_eager(ws, x))
-
-    assert in_a_child(child) == 0
-    leave.set()
-    thread.join()
-    assert shared.resident_bytes == 0
-
-
-@forking
-def test_a_fork_while_another_thread_holds_a_part() -> None:
-    in_a_process(fork_while_another_thread_holds_a_part)
 
 
 def test_a_budget_is_what_it_is() -> None:

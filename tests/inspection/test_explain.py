@@ -55,18 +55,6 @@ def test_the_operator_that_sets_the_floor() -> None:
     assert why.needs[1].input_bytes == 8 * 4 * KIB
 
 
-def test_a_call_that_was_refused_is_explained_too() -> None:
-    def f(x: Tensor) -> Tensor:
-        return x.sin().repeat(8)
-
-    g = rematfn.remat(f, "8KiB", where=True)
-    with pytest.raises(rematfn.BudgetError):
-        g(torch.ones(KIB))
-    why = rematfn.explain(g)
-    assert not why.needs[0].ran
-    assert "did not run" in str(why)
-
-
 def test_what_cannot_go_and_why() -> None:
     def f(x: Tensor, counter: Tensor) -> Tensor:
         y, z = x * counter, x + counter

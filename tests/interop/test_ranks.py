@@ -199,19 +199,6 @@ def asynchronous(transform: Transform) -> Any:
     return transform(f)(batch(0))
 
 
-def padded(transform: Transform) -> Any:
-    """What is read of a bucket includes memory that nobody has written, and nobody looks at."""
-
-    def f(x: Tensor) -> Tensor:
-        bucket = torch.empty(x.numel() + 24)
-        bucket[: x.numel()].copy_(x.sin().flatten())
-        before = bucket * 0.5
-        distributed.all_reduce(bucket)
-        return (bucket - before)[: x.numel()]
-
-    return transform(f)(batch(0))
-
-
 def differentiable(transform: Transform) -> Any:
     def f(x: Tensor) -> Tensor:
         y = collectives.all_gather_tensor_autograd(x.cos(), 0, distributed.group.WORLD)
@@ -298,7 +285,6 @@ def shards() -> None:
 def communicating() -> None:
     assert_same_and_bounded(tensor_parallel)
     assert_same_and_bounded(asynchronous, fraction=0.92)
-    assert_same_and_bounded(padded, fraction=None)
     assert_same_and_bounded(differentiable, fraction=None)  # a collective is its peak
 
 

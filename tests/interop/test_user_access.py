@@ -324,26 +324,6 @@ def test_what_is_written_by_address_stays(transform: Transform) -> Any:
     return loss, x.grad
 
 
-BY_ELEMENT: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
-    "apply_": lambda y, a, b: y.apply_(lambda v: v * 2),
-    "map_": lambda y, a, b: y.map_(a, lambda v, w: v + w),
-    "map2_": lambda y, a, b: y.map2_(a, b, lambda u, v, w: u + v * w),
-}
-
-
-@pytest.mark.parametrize("write", BY_ELEMENT.values(), ids=BY_ELEMENT.keys())
-@same_as_eager
-def test_what_is_written_element_by_element_stays(
-    transform: Transform, write: Callable[..., Any]
-) -> Any:
-    def f(x: Tensor) -> Any:
-        y, a, b = x.sin(), x.cos(), x.exp()
-        write(y, a, b)
-        return y + 1, y * 2, a * 2, b * 2
-
-    return transform(f)(start())
-
-
 ADDRESSES: dict[str, Callable[[Tensor], Callable[[], object]]] = {
     "data_ptr": lambda y: functools.partial(ctypes.memset, y.data_ptr(), 0, y.nbytes),
     "numpy": lambda y: functools.partial(y.numpy().fill, 0),

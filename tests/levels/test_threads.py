@@ -19,11 +19,9 @@ from helpers import (
     Transform,
     assert_bitwise_equal,
     assert_nothing_keyed,
-    assert_nothing_left,
     doubling,
     inner,
     leaf,
-    remains,
     untransformed,
 )
 from processes import forking, in_a_child, in_a_process, together
@@ -73,24 +71,6 @@ def test_two_backwards_at_once(levels: int, transform: Transform) -> None:
         return losses, x.grad, y.grad
 
     assert_same(run, transform)
-
-
-def test_a_graph_of_another_thread_lies_outside() -> None:
-    """Its nodes have higher numbers than a fresh thread's, which say nothing."""
-    x = leaf()
-    shared = x
-    for _ in range(100):
-        shared = shared.sin()
-
-    expected = torch.autograd.grad(inner(shared).sum(), [shared, x], retain_graph=True)
-    before = remains()
-    for _ in range(3):
-        (out,) = together(lambda: EVERYTHING(lambda: inner(shared))())
-        found = torch.autograd.grad(out.sum(), [shared, x], retain_graph=True)
-        assert_nothing_keyed(found)
-        assert_bitwise_equal(found, expected)
-        del out, found
-        assert_nothing_left(before)
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["one level", "two levels"])

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import os
-import resource
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -124,37 +122,6 @@ def test_blocks_come_from_the_pool_while_a_budget_lives(usage: None) -> None:
     give_back()
     assert _C.testing.pages() == (0, 0, 0)
     del other
-
-
-@pooled
-def test_pages_are_kept_for_the_next_call(usage: None) -> None:
-    """No more than the budget, until no call has come for a while."""
-    budget = 10 * SQUARE
-    f = rematfn.remat(deep, budget)
-
-    def call() -> int:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.func.grad(f)(x)
-        assert live() == 0
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    x = square()
-    for _ in range(3):
-        faults = call()
-    assert 8 * SQUARE < waiting() <= budget
-    assert faults < 2 * SQUARE // resource.getpagesize(), "the last call has cleared few anew"
-    rematfn.remat(deep, 5 * SQUARE)(x)
-    assert waiting() <= 5 * SQUARE, "as much as the last one to live would have left"
-    until = time.monotonic() + 60
-    while _C.testing.pages() != (0, 0, 0) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert _C.testing.pages() == (0, 0, 0), "nobody comes any more"
-    held = f(x)
-    assert live() == 0, "a number is too small"
-    held = rematfn.remat(torch.sin, budget)(x)
-    give_back()
-    del held
-    assert _C.testing.pages() == (0, 0, 0), "nor does what comes back later stay"
 
 
 @pooled

@@ -89,12 +89,6 @@ def test_sparse_kernels_find_level_tensors_bytes(f: Callable[..., Any], mode: Mo
         assert_same_as_eager(lambda transform: transform(f)(matrix()), mode)
 
 
-@same_as_eager
-def test_a_sparse_result_is_used_after_the_level(transform: Transform) -> Any:
-    a, *_ = transform(sparse_results)(matrix())
-    return torch.sparse.mm(a, matrix()), a.coalesce().values() * 2
-
-
 # --- operators that decompose, and read on the way ------------------------------------------------
 
 

@@ -130,19 +130,6 @@ def test_contents_that_are_still_there(do: Write, mode: Mode) -> None:
 # --- inside the function --------------------------------------------------------------------------
 
 
-@same_as_eager
-def test_an_argument_is_emptied_and_given_other_values(transform: Transform) -> Any:
-    def f(x: Tensor, w: Tensor) -> Tensor:
-        h = (x + w).sin()
-        with torch.no_grad():
-            refill(w, lambda t: t.copy_, torch.ones(4096))
-        return (h.exp() * w).sum()
-
-    x, w = torch.linspace(-1, 1, 4096).requires_grad_(), torch.linspace(0.5, 1.5, 4096)
-    loss = transform(f)(x, w)
-    return loss, w, torch.autograd.grad(loss, x)
-
-
 def by_method(t: Tensor, elements: int) -> None:
     resize(t, elements)
 

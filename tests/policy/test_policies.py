@@ -13,7 +13,6 @@ from helpers import (
     assert_bitwise_equal,
     assert_nothing_keyed,
     described,
-    loss_of,
     smallest_budgets,
     untransformed,
 )
@@ -63,21 +62,6 @@ def test_any_program_is_bitwise_eager_and_within_the_budget(
     assert_bitwise_equal(found, run(untransformed))
     for g in made:
         assert rematfn.stats(g).peak_bytes <= rematfn.stats(g).budget
-
-
-@pytest.mark.parametrize("policy", [p for p in POLICIES if p.discards], ids=described)
-def test_what_is_not_kept_goes_after_the_forward_and_the_gradients_are_those_of_eager(
-    differentiable: Program, policy: Policy
-) -> None:
-    def run(transform: Transform) -> Any:
-        case = differentiable.make()
-        loss = loss_of(case, transform)
-        loss.backward()
-        return loss, case.args, case.held, [t.grad for t in case.leaves()], torch.rand(2)
-
-    found = run(lambda f: rematfn.remat(f, policy=policy))
-    assert_nothing_keyed(found)
-    assert_bitwise_equal(found, run(untransformed))
 
 
 def test_a_plan_takes_the_whole_of_the_policy_it_begins_with() -> None:

@@ -39,12 +39,6 @@ def body(table: dict[str, Body]) -> Callable[[Body], Body]:
 
 
 @body(RECORDED)
-def views_of_views(x: Tensor) -> Any:
-    a = x.sin().view(2, 12).t()[2:8].unsqueeze(0).expand(3, 6, 2)[1].t()
-    return a[0].cos(), a.flatten()[::3].exp()
-
-
-@body(RECORDED)
 def write_into_a_view_of_an_evicted_base(x: Tensor) -> Any:
     base = x * 3
     z = (x.cos() @ x.t()).sum()  # base is evicted meanwhile
@@ -115,16 +109,6 @@ def views_that_outlive_their_base(x: Tensor) -> Any:
 
 
 @body(RECORDED)
-def assignment_to_slices(x: Tensor) -> Any:
-    y = x.sin()
-    y.select(0, 1).fill_(3.0)
-    y[2] = y[0]
-    y.diagonal().mul_(2)
-    y[:, ::2] = x[:, 1::2]
-    return y * x
-
-
-@body(RECORDED)
 def overlapping_strides_are_read(x: Tensor) -> Any:
     y = x.sin()
     wide, strided, windows = y.expand(3, 4, 6), y.as_strided((4, 4), (6, 1), 2), y.unfold(1, 3, 1)
@@ -168,21 +152,6 @@ def conj_and_neg_views(z: Tensor) -> Any:
 
 
 @body(UNRECORDED)
-def out_arguments(x: Tensor) -> Any:
-    y = x.sin()
-    old = y * 2
-    torch.cumsum(y, 0, out=y)
-    torch.neg(y[:2].t().contiguous(), out=y[:2].t())
-    wide = torch.ones(4, 6, dtype=torch.float64)
-    torch.add(x, 1, out=wide)
-    base = torch.zeros(6, 8)
-    torch.sin(x, out=base[1:5, 1:7])
-    seen = base * 2
-    torch.cos(x, out=base[1:5, 2:8])
-    return y, old + 1, wide, seen, base
-
-
-@body(UNRECORDED)
 def out_arguments_that_are_resized(x: Tensor) -> Any:
     out, values, indices = torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.long)
     torch.mul(x, 2, out=out)
@@ -192,23 +161,6 @@ def out_arguments_that_are_resized(x: Tensor) -> Any:
     drawn = torch.rand(4, out=torch.empty(0))
     torch.arange(5, out=(numbers := torch.empty(0)))
     return old + 1, out, values, indices, drawn * 2, numbers
-
-
-@body(UNRECORDED)
-def lists_of_tensors(x: Tensor) -> Any:
-    y = [x.sin(), x.cos(), x[0].exp()]
-    old = [t * 2 for t in y]
-    torch._foreach_add_(y, 1.0)
-    torch._foreach_mul_(y, [1.0, 2.0, 3.0])
-    torch._foreach_addcdiv_(y, old, [t.abs() + 1 for t in old], 0.5)
-    norms = torch._foreach_norm(y)
-    torch._foreach_sqrt_([t.abs_() for t in y])
-    torch._foreach_copy_(old[:2], y[:2])
-    torch._foreach_clamp_min_(y, 0.3)
-    torch._foreach_add_(y, torch.tensor(2.0))
-    torch._foreach_lerp_(y, [t + 1 for t in y], 0.5)
-    torch._foreach_zero_(y[:1])
-    return y, old, norms
 
 
 @body(UNRECORDED)
@@ -237,27 +189,7 @@ def writers_of_all_kinds(x: Tensor) -> Any:
     return y, old + 1, kept, whole, (whole > 3).logical_not_()
 
 
-@body(RECORDED)
-def activations_in_place(x: Tensor) -> Any:
-    f = nn.functional
-    y = f.relu(x.sin() + 0.5, inplace=True)
-    z = f.dropout(y * 2, 0.5, inplace=True)
-    w = f.leaky_relu_(z * x)
-    return y, z, w, f.silu(w * 2, inplace=True), f.hardtanh_(w * 3)
-
-
 # --- metadata and storages that change under a tensor ----------------------------------------
-
-
-@body(RECORDED)
-def metadata_in_place(x: Tensor) -> Any:
-    y = x * 3
-    old = y * 2
-    a = y.unsqueeze_(0) + 1
-    b = y.squeeze_(0).t_() * 5
-    c = y.transpose_(0, 1).swapdims_(0, 1) * 1
-    y.swapaxes_(0, 1)
-    return old, a, b, c, y
 
 
 @body(UNRECORDED)
@@ -364,17 +296,6 @@ def detach_in_place_and_require_again(x: Tensor) -> Any:
     return z, w, g, y.detach()
 
 
-@body(RECORDED)
-def leaves_made_inside(x: Tensor) -> Any:
-    y = x.sin().detach().requires_grad_()
-    (y * y).sum().backward()
-    g, y.grad = y.grad, None
-    kept = x.sin()
-    kept.retain_grad()
-    (kept * kept).sum().backward(retain_graph=True)
-    return (y.cos() * x).sum(), g, g * 2, kept.grad * 2
-
-
 @body(UNRECORDED)
 def swap_tensors(x: Tensor) -> Any:
     a, b, made_outside = x.sin(), x.cos(), x.clone()
@@ -385,29 +306,6 @@ def swap_tensors(x: Tensor) -> Any:
     torch.utils.swap_tensors(x, made_outside)
     x.mul_(3)
     return a, b, late, old, x + 1, made_outside
-
-
-# --- unusual tensors --------------------------------------------------------------------------
-
-
-@body(RECORDED)
-def numbers_of_no_dimension(x: Tensor) -> Any:
-    y = x.sin()
-    total, double, whole = y.sum(), torch.tensor(2.0, dtype=torch.float64), torch.tensor(3)
-    products = y * total, y * double, whole * 0.5 * y, total * double, y + True, y.half() * double
-    powers = y**2, 2**y, torch.where(y > 0, 1.0, 0)
-    integers = (y * 100).to(torch.int8), (y * 100).int()
-    return products, powers, [(i * 2.5, i / 2, i // torch.tensor(2.0), 1 - i) for i in integers]
-
-
-@body(RECORDED)
-def tensors_of_no_elements(x: Tensor) -> Any:
-    none = x[:0].sin()
-    none.mul_(2)
-    all_of_it = torch.cat([none, x.cos()])
-    grown = torch.empty(0).resize_(2).fill_(1)
-    (x * 2)[:, 6:].copy_(x[:, 6:])
-    return none, all_of_it, none.sum(0), none.view(0, 3, 2), grown, none.t() @ none
 
 
 def leaf(dtype: torch.dtype = torch.float32) -> Tensor:

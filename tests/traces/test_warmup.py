@@ -133,27 +133,6 @@ def test_what_shapes_cannot_tell_is_said() -> None:
     assert_bitwise_equal(g(X), X * 2 if X.sum() <= 0 else X)
 
 
-class Masked(torch.nn.Module):
-    """A module that caches what it makes in its first call."""
-
-    mask: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.mask is None:
-            self.mask = torch.ones_like(x)
-            self.register_buffer("scale", torch.full((), 2.0))
-        return (x * self.mask).exp().sum() * self.scale
-
-
-def test_a_module_keeps_nothing_of_a_warm_up() -> None:
-    net, x = Masked(), torch.linspace(0, 1, 64)
-    g = rematfn.remat(net, 0.9)
-    rematfn.warmup(g, x)
-    assert net.mask is None
-    assert "scale" not in dict(net.named_buffers())
-    assert torch.equal(g(x), Masked()(x))
-
-
 def test_a_lazy_module_is_not_warmed_up() -> None:
     net = torch.nn.Sequential(torch.nn.LazyLinear(3))
     with pytest.raises(RuntimeError, match=r"Sequential is lazy: `0.weight` has no shape yet"):

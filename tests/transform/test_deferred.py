@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -102,28 +100,6 @@ def test_a_function_that_turns_out_to_return_one_is_refused(kind: str) -> None:
     refused(lambda: rematfn.checkpoint(f, X), "remat(<lambda>", returned)
     refused(lambda: rematfn.record(f, X), "record: ", returned)
     assert_nothing_left(before)
-
-
-def test_what_they_call_may_be_transformed() -> None:
-    step = rematfn.remat(lambda x: x.sin().cos(), "1MiB")
-    expected = X.sin().cos()
-
-    async def several() -> list[Tensor]:
-        async def one() -> Tensor:
-            await asyncio.sleep(0)
-            return step(X)
-
-        return list(await asyncio.gather(one(), one()))
-
-    for found in asyncio.run(several()):
-        assert_bitwise_equal(found, expected)
-
-    @contextlib.contextmanager  # a generator function inside, and a function to its callers
-    def around() -> Iterator[Tensor]:
-        yield step(X)
-
-    with rematfn.remat(around)() as found:
-        assert_bitwise_equal(found, expected)
 
 
 # --- calls that are interleaved -------------------------------------------------------------------

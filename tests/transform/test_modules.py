@@ -161,31 +161,6 @@ def test_a_twin_frees_its_parameters_at_once(called: bool) -> None:
         gc.enable()
 
 
-def test_a_parametrized_twin() -> None:
-    torch.manual_seed(0)
-    plain = nn.Linear(4, 4)
-    net = copy.deepcopy(plain)
-    g = nn.utils.parametrizations.weight_norm(remat(net, "1MiB"))
-    nn.utils.parametrizations.weight_norm(plain)
-    made = copy.deepcopy(g)
-    for module in (g, made):
-        assert_bitwise_equal(module(BATCH).detach(), plain(BATCH).detach())
-        assert rematfn.stats(module).operators > 1
-        assert rematfn.stats(module).budget == 1 << 20
-    with pytest.raises(TypeError, match=r"its class has been made ParametrizedLinear.*state_dict"):
-        pickle.dumps(g)
-    nn.utils.parametrize.remove_parametrizations(g, "weight")
-    assert_bitwise_equal(g(BATCH).detach(), plain(BATCH).detach())
-
-
-def test_a_lazy_module_is_refused_until_it_has_shapes() -> None:
-    net = nn.LazyLinear(4)
-    with pytest.raises(TypeError, match=r"remat\(LazyLinear\): its parameters have no shape yet"):
-        remat(net)
-    net(BATCH)
-    assert operators(remat(net, "1MiB")) == 1
-
-
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -106,17 +106,3 @@ def test_what_a_guided_call_does_not_need_to_move_stays() -> None:
         assert_bitwise_equal(gradients(g, [w]), expected)
         moves.append(rematfn.stats(g).moves)
     assert moves[0] > max(moves[1:])
-
-
-def test_no_call_is_refused_for_more_than_the_first_came_to() -> None:
-    """Another way through the function, of the same signature, needs more at once."""
-    w = torch.randn(128, 128, requires_grad=True)
-
-    def f(way: list[float]) -> Tensor:
-        h = layers(X, [w] * 6)
-        return torch.cat([X * h] * int(way[0])).square().mean()
-
-    g = rematfn.offload(f)
-    for times in (1.0, 1.0, 40.0, 1.0, 60.0):
-        actual = gradients(lambda times=times: g([times]), [w])
-        assert_bitwise_equal(actual, gradients(lambda times=times: f([times]), [w]))

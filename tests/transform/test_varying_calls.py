@@ -18,7 +18,6 @@ from helpers import assert_bitwise_equal
 from torch import Tensor, nn
 
 import rematfn
-from rematfn._transform import history, recorded
 from rematfn._transform.signature import signature_of
 from rematfn.policies import Guided
 from rematfn.testing import MemoryTimeline
@@ -241,29 +240,6 @@ def test_a_cycle_ends_and_what_is_deep_or_long_is_cut_off() -> None:
 
 
 # --- what is remembered is bounded ----------------------------------------------------------------
-
-
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "_MOST_OPERATORS", 300)
-    monkeypatch.setattr(history, "_MOST_KEYS", 20)
-
-    def records(g: Any) -> int:
-        return sum(w.operators for k in g._history._keys.values() for w in k.programs.values())
-
-    g = rematfn.remat(gradient, FRACTION, policy=AT_ONCE)
-    for n in [*range(1000, 1030), *range(1010, 1030)]:
-        g(X[:n])
-    assert 0 < records(g) <= 300
-    assert len(g._history._keys) == 20
-    g(X[:1029])
-    assert rematfn.stats(g).call == "guided", "what was used last is what is kept"
-    monkeypatch.setattr(recorded, "_MOST_OPERATORS_IN_ALL", 400)
-    others = [rematfn.remat(gradient, FRACTION, policy=AT_ONCE) for _ in range(4)]
-    for other in others:
-        other(X)
-        other(X)
-        assert rematfn.stats(other).call == "guided"
-    assert sum(map(records, [g, *others])) <= 400
 
 
 def test_a_call_that_another_thread_is_in_is_not_too_tight() -> None:
