@@ -175,7 +175,9 @@ exec(_source)
 """
 
 
-def forked(folder: Path, jobs: Mapping[str, tuple[str, str]]) -> dict[str, Ended]:
+def forked(
+    folder: Path, jobs: Mapping[str, tuple[str, str]], variables: Mapping[str, str] | None = None
+) -> dict[str, Ended]:
     """Run scripts, each with an argument, in children of one process; return how each ended.
 
     That process has imported torch and done nothing else; its children end by the interpreter's
@@ -188,7 +190,7 @@ def forked(folder: Path, jobs: Mapping[str, tuple[str, str]]) -> dict[str, Ended
     (folder / "jobs").write_text(json.dumps(listed))
     subprocess.run(
         [sys.executable, "-c", _ZYGOTE, str(folder / "jobs"), str(folder / "codes")],
-        env=environment(),
+        env=variables or environment(),
         timeout=10 * SECONDS,
         check=True,
     )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import builtins
 import gzip
 import json
 import re
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_journal import Net, chain
+from test_journal import Net
 
 import rematfn
 
@@ -102,18 +101,3 @@ def test_the_chrome_trace(shown: rematfn.Timeline, tmp_path: Path) -> None:
     shown.save(tmp_path / "trace.json.gz")
     assert json.loads((tmp_path / "trace.json").read_text()) == trace
     assert json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes())) == trace
-
-
-def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    g = rematfn.remat(chain, where=True)
-    g(torch.ones(4))
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("plotly"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ModuleNotFoundError, match="pip install plotly"):
-        rematfn.timeline(g).html()

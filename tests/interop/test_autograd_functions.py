@@ -249,16 +249,6 @@ def test_a_second_derivative(transform: Transform, name: str) -> Any:
     return first, x.grad
 
 
-@same_as_eager
-def test_once_differentiable_stays_so(transform: Transform) -> Any:
-    x = start().requires_grad_()
-    y = transform(middle(FUNCTIONS["once-only"]))(x)
-    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
-    return y
-
-
 def total(f: Unary) -> Unary:
     return lambda x: f(x).sum()
 

@@ -144,24 +144,3 @@ def test_what_is_written_through_a_storage_is_not_lost(
         return z, y + 1
 
     assert_same_as_eager(lambda transform: transform(f)(*inputs()), mode)
-
-
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
-def test_nor_is_what_is_written_before_the_backward(
-    write: Callable[[Tensor], Any], mode: Mode
-) -> None:
-    kept: list[Tensor] = []
-
-    def f(x: Tensor, weights: list[Tensor]) -> Any:
-        kept.append((x @ weights[0]).detach())
-        return layers(lambda h: h.untyped_storage().size())(x, weights)[0]
-
-    def run(transform: Transform) -> Any:
-        kept.clear()
-        x, weights = inputs()
-        total = transform(f)(x.requires_grad_(), weights)
-        write(kept[0])
-        (gradient,) = torch.autograd.grad(total, x)
-        return gradient, kept[0] + 1
-
-    assert_same_as_eager(run, mode)

@@ -18,15 +18,12 @@ from helpers import (
     Transform,
     assert_same_as_eager,
     same_as_eager,
-    untransformed,
 )
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-import rematfn
 from rematfn import _C
 
 
@@ -201,29 +198,6 @@ def test_a_dispatch_mode_sees_the_program_and_no_replays(transform: Transform, w
 
     g = transform(logged(gradient)) if where == "inside" else logged(transform(gradient))
     return g(*leaves()), log.lines
-
-
-# --- fake tensors ---------------------------------------------------------------------------------
-
-
-def shapes(tree: Any) -> Any:
-    return tree_map_only(
-        Tensor, lambda t: (type(t).__name__, tuple(t.shape), t.stride(), str(t.device)), tree
-    )
-
-
-@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
-def test_fake_tensors_around_pass_through(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        with FakeTensorMode() as fake:
-            x, w = (fake.from_tensor(t) for t in leaves())
-            g = transform(gradient)
-            out = g(x, w)
-        if transform is not untransformed:
-            assert rematfn.stats(g).peak_bytes == 0, "nothing of a fake tensor is counted"
-        return shapes(out)
-
-    assert_same_as_eager(run, mode)
 
 
 # --- tracing --------------------------------------------------------------------------------------

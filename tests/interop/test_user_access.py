@@ -403,21 +403,6 @@ def test_an_array_that_is_looked_at_costs_nothing() -> None:
     assert_bitwise_equal(run(lambda h: h.detach().numpy().mean()), run(lambda h: None))
 
 
-@same_as_eager
-def test_an_address_stays_good_when_an_operator_writes_there(transform: Transform) -> Any:
-    """The operator is recorded, since it writes elsewhere too: what it made there is kept."""
-
-    def f(x: Tensor) -> Tensor:
-        y, z = x.sin(), x.cos()
-        address = y.data_ptr()
-        torch._foreach_mul_([y, z], 2.0)
-        w = x.exp().cos()
-        ctypes.memset(address, 0, y.nbytes)
-        return (y + w) * z
-
-    return transform(f)(start())
-
-
 def test_an_address_stays_good_when_a_collective_has_been_waited_for(mode: Mode) -> None:
     """What it is given may be moved from then on, unless somebody else has the address as well."""
 

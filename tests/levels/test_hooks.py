@@ -69,21 +69,6 @@ def test_a_tensor_hook_inside_replaces_the_gradient(transform: Transform) -> Any
     return x.grad, seen
 
 
-@pytest.mark.parametrize("capture", [False, True], ids=["backward", "grad"])
-@same_as_eager
-def test_hooks_on_a_leaf_that_are_registered_afterwards(transform: Transform, capture: bool) -> Any:
-    """The first one makes torch drop the hooks the leaf had, ours among them."""
-
-    x, seen = torch.linspace(0.2, 1, 6, requires_grad=True), []
-    out = transform(lambda x: (x.sin() * x).exp())(x)
-    x.register_hook(lambda grad: seen.append(grad))
-    x.register_hook(lambda grad: grad * 2)
-    if capture:
-        return torch.autograd.grad(out.sum(), x), seen
-    out.sum().backward()
-    return x.grad, seen
-
-
 @same_as_eager
 def test_hooks_on_arguments_captured_tensors_and_results(transform: Transform) -> Any:
     leaf = torch.linspace(0.2, 1, 6, requires_grad=True)

@@ -21,7 +21,6 @@ from helpers import (
 from torch import Tensor
 
 import rematfn
-from rematfn import _C
 from rematfn.testing import MemoryTimeline
 
 remat = rematfn.remat
@@ -121,38 +120,6 @@ def test_outputs_of_an_inner_level_can_be_evicted_by_the_outer() -> None:
     assert sum(s.replays for s in counted) >= 7
     made.clear()
     assert_bitwise_equal(out, f(x, lambda f: f))
-
-
-def test_levels_belong_to_their_thread() -> None:
-    """Two threads at once, each within its own level; a third sees neither."""
-    barrier, found, depths = threading.Barrier(3, timeout=60), {}, []
-
-    def f(x: Tensor) -> Tensor:
-        barrier.wait()
-        y = inner(x)
-        barrier.wait()
-        return y.sum()
-
-    def work(k: int) -> None:
-        x = leaf()
-        EVERYTHING(lambda x: f(x * k))(x).backward()
-        found[k] = x.grad
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in (1, 2)]
-    for thread in threads:
-        thread.start()
-    barrier.wait()
-    depths.append(_C.stack_depth())
-    outside = torch.ones(3).sin()
-    barrier.wait()
-    for thread in threads:
-        thread.join()
-    assert depths == [0]
-    assert not _C.has_key(outside)
-    for k in (1, 2):
-        x = leaf()
-        inner(x * k).sum().backward()
-        assert_bitwise_equal(found[k], x.grad)
 
 
 def test_a_backward_on_another_thread_finds_its_level() -> None:

@@ -230,22 +230,6 @@ def test_points_of_an_engine_that_outlives_the_level(transform: Transform) -> An
     return found, engine.quasi, engine.sobolstate, engine.draw(2)
 
 
-@same_as_eager
-def test_what_an_engine_overwrites_has_been_read(transform: Transform) -> Any:
-    engine = SobolEngine(4)
-    engine.draw(2)
-    x = torch.linspace(0, 1, 512).requires_grad_()
-
-    def f(x: Tensor) -> Tensor:
-        h = x * engine.quasi.float().mul(2**-30).sum()
-        engine.fast_forward(5)
-        return (h.sin() * engine.quasi.float().mul(2**-30).sum()).exp().sum()
-
-    loss = transform(f)(x)
-    engine.fast_forward(5)  # where no level sees it
-    return torch.autograd.grad(loss, x), engine.quasi
-
-
 def test_invariants_of_a_sparse_tensor_are_checked(mode: Mode) -> None:
     def f(x: Tensor) -> Tensor:
         indices = torch.stack([torch.arange(4), torch.arange(4)]) * 1

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import EVERYTHING, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
-from torch import Tensor, nn
+from torch import Tensor
 
 import rematfn
 
@@ -288,11 +288,6 @@ def test_a_kind_of_tensor_within_the_least_budget(make: Make, mode: Mode) -> Non
     assert_same_as_eager(lambda transform: transform(f)(start()), mode)
 
 
-@pytest.mark.parametrize("make", [nested, jagged, per_channel], ids=lambda make: make.__name__)
-def test_a_kind_of_tensor_is_profiled(make: Make) -> None:
-    rematfn.profile(program(make, KINDS[make]["made"]), start())
-
-
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 def test_a_kind_of_tensor_that_leaves(make: Make) -> None:
     """Its parts leave with it, and it may be written from then on."""
@@ -335,24 +330,6 @@ def test_gradients_through_nested_tensors(make: Make, mode: Mode) -> None:
 
     assert_same_as_eager(run, mode)
     assert_bitwise_equal(run(WAYS["all offloaded"]), run(lambda f: f))
-
-
-def encoder() -> tuple[nn.Module, Tensor]:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    return nn.TransformerEncoder(layer, 2).eval(), torch.tensor([[0, 0, 1], [0, 1, 1]]) > 0
-
-
-def test_an_encoder_that_packs_its_padding_away(mode: Mode) -> None:
-    network, padding = encoder()
-
-    def f(x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return network(x * 1, src_key_padding_mask=padding)
-
-    x = start()[:6].view(2, 3, 8)
-    assert_same_as_eager(lambda transform: transform(f)(x), mode)
-    assert_bitwise_equal(WAYS["all offloaded"](f)(x), f(x))
 
 
 # --- what holds its arguments ---------------------------------------------------------------------

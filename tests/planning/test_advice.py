@@ -20,53 +20,10 @@ import rematfn
 from rematfn.policies import ON, reference
 
 
-def deep(x: Tensor) -> Tensor:
-    torch.manual_seed(0)
-    layer = {"d_model": 16, "nhead": 2, "dim_feedforward": 32, "dropout": 0.1}
-    net = nn.Sequential(
-        *(nn.TransformerEncoderLayer(**layer, batch_first=True, norm_first=True) for _ in range(4))
-    )
-    loss = net(x).square().mean()
-    return torch.autograd.grad(loss, list(net.parameters()))  # type: ignore[return-value]
-
-
 def refused(run: Callable[[], Any]) -> rematfn.BudgetError:
     with pytest.raises(rematfn.BudgetError) as caught:
         run()
     return caught.value
-
-
-def test_with_a_record_of_the_whole_call_its_figure_is_enough_at_once() -> None:
-    x = torch.randn(4, 16, 16)
-    expected = deep(x)
-    g = rematfn.remat(deep, 0.03, policy=rematfn.policies.Guided(search=0))
-    g(x)  # measures
-    error = refused(lambda: g(x))
-    assert "in which the whole call fits" in str(error)
-    enough = rematfn.remat(deep, asked_for(error))
-    assert_bitwise_equal(enough(x), expected)
-    assert rematfn.stats(enough).peak_bytes <= asked_for(error)
-
-
-def test_the_first_calls_figure_gets_past_the_operator_that_was_refused() -> None:
-    """What comes after it is not known, and the message says so."""
-    x = torch.randn(4, 16, 16)
-    budget, operators = 2, -1
-    while (error := shortage((g := rematfn.remat(deep, budget)), x)) is not None:
-        assert operators < 0 or "in which all fits up to here" in str(error)
-        assert asked_for(error) > budget
-        assert rematfn.stats(g).operators > operators, "it stopped where it had stopped before"
-        budget, operators = asked_for(error), rematfn.stats(g).operators
-    assert_bitwise_equal(g(x), deep(x))
-    assert rematfn.stats(g).peak_bytes <= budget
-
-
-def shortage(g: Callable[[Tensor], Any], x: Tensor) -> rematfn.BudgetError | None:
-    try:
-        g(x)
-    except rematfn.BudgetError as error:
-        return error.with_traceback(None)
-    return None
 
 
 def spread(x: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ def loss(params, x):
     for w in params:
         x = torch.nn.functional.gelu(x @ w)
     return x.square().mean()
-params = [torch.randn(64, 64) / 8 for _ in range(24)]
-x = torch.randn(128, 64)
+params = [torch.randn(64, 64) / 8 for _ in range(12)]
+x = torch.randn(64, 64)
 g = torch.func.grad(rematfn.remat(loss, 0.2, policy=rematfn.policies.Guided(search=1 << 40)))
 expected = torch.func.grad(loss)(params, x)
 def call():
@@ -53,14 +53,11 @@ DEFAULT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handle
 
 ENDS = {
     "the-end": ("", 0),
-    "sys.exit": ("sys.exit(3)", 3),
     "os._exit": ("os._exit(4)", 4),
     "exception": ("raise LookupError", 1),
     "exit-in-a-thread": ("threading.Thread(target=lambda: (call(), sys.exit(5))).start()", 0),
-    "exception-in-a-thread": ("threading.Thread(target=lambda: 1 / 0).start()", 0),
     "ctrl-c": ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
     "term": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
-    "quick": ("import ctypes; ctypes.CDLL(None).exit(6)", 6),
     "at-exit": ("import atexit; atexit.register(call)", 0),
     "fork": (FORKED, 0),
     "fork-child-exits": ("pid = os.fork()\ncall()\nif pid: os.waitpid(pid, 0)", 0),

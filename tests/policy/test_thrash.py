@@ -27,20 +27,6 @@ def on_without_detector(c: rematfn.policies.Candidate) -> float:
     return fresh * (c.cost + c.ancestors / 2) / (c.nbytes * (c.age + 5e-6) ** 0.6)
 
 
-@pytest.mark.parametrize(("fraction", "thrashes"), [(0.7, False), (0.3, True)])
-def test_where_a_backward_thrashes_the_score_looks_ahead(fraction: float, thrashes: bool) -> None:
-    """See Note [A backward reads in reverse]."""
-    x, w = torch.ones(32, 64), torch.eye(64) / 2
-    trace = rematfn.record(torch.func.grad(unrolled, argnums=1), x, w)
-    budget = int(fraction * trace.peak_bytes)
-    cost, plain = (
-        rematfn.simulate(trace, budget, policy).replayed_cost
-        for policy in (rematfn.policies.ON(), rematfn.policies.Custom(on_without_detector))
-    )
-    assert plain > (1 if thrashes else 0)
-    assert cost < plain / 2 if thrashes else cost == plain
-
-
 @pytest.mark.parametrize("per_sample", [False, True], ids=["grad", "vmap-of-grad"])
 def test_what_thrashes_is_still_exact_and_bounded(per_sample: bool) -> None:
     x, w = torch.linspace(-1, 1, 32 * 64).reshape(32, 64), torch.eye(64) / 2

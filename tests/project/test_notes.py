@@ -59,9 +59,3 @@ def test_a_citation_of_nothing_is_found():
 
 def test_a_note_that_nobody_cites_is_found():
     assert faults([CPP]) == ["written but never cited: Pin before you evict"]
-
-
-def test_a_note_written_twice_is_found():
-    assert faults([CPP, CPP, "See Note [Pin before you evict]"]) == [
-        "written 2 times: Pin before you evict"
-    ]

@@ -143,15 +143,6 @@ def write(path: Path, lines: list[Any]) -> Path:
     return path
 
 
-def test_the_format_of_the_dtr_simulator_is_read(tmp_path: Path) -> None:
-    trace = Trace.load(write(tmp_path / "trace.jsonl", HAND_WRITTEN))
-    assert trace.operators == 4, "the view makes no bytes"
-    assert trace.constant_bytes == 100
-    # a and d are alive together; COPY_FROM lets go of a before e is made.
-    assert trace.peak_bytes == 10 + 20
-    assert trace.cost == pytest.approx(5e-6)
-
-
 @pytest.mark.parametrize(
     ("line", "names"),
     [

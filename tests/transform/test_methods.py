@@ -89,24 +89,6 @@ def test_methods_compute_what_they_compute(way: str) -> None:
     assert_bitwise_equal(found, trained(other.log_prob, other))
 
 
-def test_methods_compose() -> None:
-    flow, (c, x) = Flow(), inputs()
-    c = c.detach()
-    g = rematfn.remat(flow, 12 * UNIT, methods=["log_prob", "sample"])
-    for h in (lambda m: torch.func.grad(lambda c: m.log_prob(c, x).sum())(c),
-              lambda m: torch.func.vmap(lambda c: m.log_prob(c, x[:8]))(torch.stack([c, c + 1])),
-              lambda m: torch.func.jvp(lambda c: m.log_prob(c, x), (c,), (c,)),
-              lambda m: rematfn.remat(lambda c: m.log_prob(c, x), 1 << 20)(c)):  # fmt: skip
-        assert_bitwise_equal(h(g), h(flow))
-    torch.manual_seed(1)
-    expected = flow.sample(c, scale=2.0)
-    torch.manual_seed(1)
-    assert_bitwise_equal(g.sample(c, scale=2.0), expected)
-    offloaded = rematfn.offload(flow, 12 * UNIT, methods=["log_prob"])
-    assert_bitwise_equal(offloaded.log_prob(c, x), flow.log_prob(c, x))
-    assert rematfn.stats(offloaded).operators
-
-
 WRONG = {
     "unknown": (["log_probs"], ValueError, "it has no such method. What can be named: forward,"),
     "of every module": (["state_dict"], ValueError, "every nn.Module has that"),

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import pickle
-import types
 import weakref
 from typing import Any
 
@@ -112,32 +110,6 @@ def test_a_forward_set_afterwards_put_back_and_deleted(on_twin: bool) -> None:
     assert operators(g) == LAYERS
     with pytest.raises(AttributeError):
         del patched.forward
-
-
-def accelerated(net: nn.Module) -> nn.Module:
-    """Do to a module what accelerate's `prepare` does: it takes methods apart."""
-
-    def converted(f: Any) -> Any:
-        return functools.wraps(f)(lambda *args: f(*args).float())
-
-    for wrapped in (torch.autocast("cpu", torch.bfloat16), converted):
-        has_function = hasattr(net.forward, "__func__")
-        if has_function:
-            net.forward = types.MethodType(wrapped(net.forward.__func__), net)
-        else:
-            net.forward = wrapped(net.forward)
-    return net
-
-
-def test_a_copy_of_what_mixed_precision_prepared_runs_its_own_weights() -> None:
-    g = accelerated(remat(network(), "1MiB"))
-    assert_bitwise_equal(g(BATCH).detach(), accelerated(network())(BATCH).detach())
-    made = copy.deepcopy(g)
-    with torch.no_grad():
-        for p in g.parameters():
-            p.zero_()
-    assert made(BATCH).std() > 0
-    assert rematfn.stats(made).operators > LAYERS
 
 
 # --- what tells modules by their class ------------------------------------------------------------

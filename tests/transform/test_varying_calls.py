@@ -134,28 +134,6 @@ def test_forty_shapes_are_capped_at_once_and_guided_the_second_time() -> None:
     assert again == ["guided"] * 40
 
 
-def test_text_and_booleans_are_part_of_the_key() -> None:
-    def f(x: Tensor, mode: str, twice: bool) -> Tensor:
-        return gradient(x, {"short": 4, "long": 12}[mode] * (1 + twice))
-
-    calls = [(X, mode, twice) for mode in ("long", "short") for twice in (False, True)]
-    assert kinds(f, calls * 2) == ["first"] + ["estimated"] * 3 + ["guided"] * 4
-
-
-def test_the_cap_of_a_larger_call_rises_with_what_it_would_hold() -> None:
-    """The arguments say nothing of how long the loop is."""
-    g = rematfn.remat(gradient, FRACTION, policy=AT_ONCE)
-    g(X, 3)
-    with MemoryTimeline() as timeline:
-        actual = g(X, 40)
-    assert_bitwise_equal(actual, gradient(X, 40))
-    stats = rematfn.stats(g)
-    assert stats.unconstrained_bytes > 5 * 3 * 4 * X.nbytes
-    assert timeline.peak_excluding_survivors <= stats.budget
-    assert stats.budget <= FRACTION * stats.unconstrained_bytes
-    assert stats.evictions > 0
-
-
 class Holder:
     __hash__ = None  # type: ignore[assignment]
 

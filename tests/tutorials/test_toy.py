@@ -164,24 +164,3 @@ def test_the_budget_holds(order: str) -> None:
     assert budget - one < f.level.peak <= budget
     assert f.level.evictions > 0
     assert f.level.replays > 0
-
-
-@pytest.mark.parametrize("transform", [toy.vmap, toy.grad], ids=["vmap", "grad"])
-def test_a_dead_wrapper(transform: Callable) -> None:
-    kept = []
-
-    def keeps(x: Any) -> Any:
-        kept.append(ops.sin(x))
-        return kept[-1].sum()
-
-    transform(keeps)(toy.Array(numbers(3)))
-    with pytest.raises(RuntimeError, match="cos: an argument is of a level that has ended"):
-        ops.cos(kept[0])
-    with pytest.raises(RuntimeError, match="of a level that has ended"):
-        transform(lambda x: (x * kept[0]).sum())(toy.Array(numbers(3)))
-
-
-def test_each_level_has_its_own_derivative() -> None:
-    """x times the derivative of x * y by y, which is x: derived by x that is 2 x."""
-    f = toy.grad(lambda x: x * toy.grad(lambda y: x * y)(toy.Array(5.0)))
-    assert f(toy.Array(3.0)).data == 6.0

@@ -76,18 +76,3 @@ def test_axes_and_auxiliary_outputs_pass_through(transform: Transform) -> Any:
     loss, pull, aux = func.vjp(lambda w: g(x, w), w, has_aux=True)
     found = [one(x, w), two(x, w), three(x[0], w), four(x)]
     return found, loss, pull(torch.ones(())), aux
-
-
-@same_as_eager
-def test_an_ensemble_of_modules_is_trained_at_once(transform: Transform) -> Any:
-    """The idiom of torch.func: vmap over stacked parameters, of a gradient of a functional call."""
-
-    torch.manual_seed(3)
-    nets = [nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)) for _ in range(3)]
-    params, buffers = func.stack_module_state(nets)  # type: ignore[arg-type]
-
-    def loss(params: Any, buffers: Any, x: Tensor) -> Tensor:
-        return func.functional_call(nets[0], (params, buffers), (x,)).square().mean()
-
-    step = func.vmap(func.grad(transform(loss)), in_dims=(0, 0, None))
-    return step(params, buffers, torch.randn(6, 3))
