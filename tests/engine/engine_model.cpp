@@ -2,7 +2,6 @@
 //
 // The engine without tensors: long chains, and random programs by sizes whose every event leaves the
 // tables in order. Prints what went wrong, if anything did. What moves is in moving_model.cpp.
-#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <map>
@@ -300,22 +299,19 @@ void searches(unsigned count) {
   expect(found > count / 4, "searches are put to the test");
 }
 
-// Of so many random programs one is run; all are by `make test-exhaustive`.
-unsigned share() { return std::getenv("REMATFN_EXHAUSTIVE") == nullptr ? 4 : 1; }
-
 const std::map<std::string, std::function<void()>> kTests{
     {"chain", a_chain_dies},
-    {"programs", [] { random_programs(0, 4000 / share()); }},
-    {"moves", [] { what_replays_wait_for_may_be_moved(); moves(3000 / share()); moves_where_replays_thrash(1000 / share()); }},
-    {"leave", [] { programs_that_leave_their_record(6000 / share()); }},
-    {"searches", [] { searches(400 / share()); }},
+    {"programs", [] { random_programs(0, 4000); }},
+    {"moves", [] { what_replays_wait_for_may_be_moved(); moves(3000); moves_where_replays_thrash(1000); }},
+    {"leave", [] { programs_that_leave_their_record(6000); }},
+    {"searches", [] { searches(400); }},
     {"early", what_is_not_in_use_leaves},
     {"ahead", returns_come_ahead},
     {"by value", plans_decide_by_value},
     {"addressed", what_is_addressed_stays},
-    {"word", [] { plans_that_break_their_word(400 / share()); }},
+    {"word", [] { plans_that_break_their_word(400); }},
     {"timings", [] { calls_are_timed(); pauses_hide_copies(); }},
-    {"contest", [] { a_contest(); contests(200 / share()); }},
+    {"contest", [] { a_contest(); contests(200); }},
 };
 
 }  // namespace

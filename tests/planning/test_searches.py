@@ -27,8 +27,8 @@ def loss(params, x):
     for w in params:
         x = torch.nn.functional.gelu(x @ w)
     return x.square().mean()
-params = [torch.randn(64, 64) / 8 for _ in range(12)]
-x = torch.randn(64, 64)
+params = [torch.randn(64, 64) / 8 for _ in range(24)]
+x = torch.randn(128, 64)
 g = torch.func.grad(rematfn.remat(loss, 0.2, policy=rematfn.policies.Guided(search=1 << 40)))
 expected = torch.func.grad(loss)(params, x)
 def call():
