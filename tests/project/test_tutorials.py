@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each notebook is its source, executed without an error. That they run, nbmake sees to."""
+"""Each notebook is its source, executed without an error; `make test-exhaustive` executes it again."""
 
 from __future__ import annotations
 

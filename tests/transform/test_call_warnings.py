@@ -7,9 +7,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -45,19 +43,6 @@ def test_calls_that_never_follow_their_record() -> None:
     assert "3 calls in a row" in message
     assert "`aten::sin`" in message
     assert "policy=rematfn.policies.ON()" in message
-
-
-@pytest.mark.parametrize("policy", [rematfn.policies.ON(), rematfn.policies.Guided()])
-def test_nobody_else_is_told(policy: Any) -> None:
-    def f(x: Tensor) -> Tensor:
-        return x.sin().cos().sum()
-
-    g = rematfn.remat(f if isinstance(policy, rematfn.policies.Guided) else wandering(), "1MiB",
-                      policy=policy)  # fmt: skip
-    with caught_of(rematfn.NotGuidedWarning) as found:
-        for _ in range(12):
-            g(torch.ones(4))
-    assert found == []
 
 
 def wide(x: Tensor) -> Tensor:

@@ -101,20 +101,6 @@ def test_every_kind_of_method() -> None:
             assert rematfn.stats(of_class).operators == 6
 
 
-def test_a_bound_method_is_one() -> None:
-    waves = Waves()
-    assert inspect.ismethod(waves.method)
-    assert waves.method.__self__ is waves
-    assert waves.method.__func__ is Waves.method
-    assert waves.method == waves.method
-    assert (waves.method.__name__, waves.method.__qualname__) == ("method", "Waves.method")
-    assert waves.method.__code__ is Waves.method.__wrapped__.__code__
-    assert list(inspect.signature(waves.method).parameters) == ["x", "extra"]
-    assert list(inspect.signature(Waves.method).parameters) == ["self", "x", "extra"]
-    restored = pickle.loads(pickle.dumps(waves.method))
-    assert_bitwise_equal(restored(X), waves.method(X))
-
-
 def test_what_inspect_functools_and_typing_ask_for() -> None:
     for name in ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__"):
         assert getattr(rematted, name) == getattr(wave, name)
