@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each notebook is its source, executed without an error; `make test-exhaustive` executes it again."""
+"""Each notebook is its source, executed without an error: anew by `make test-exhaustive`."""
 
 from __future__ import annotations
 
