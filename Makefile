@@ -25,7 +25,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test test-frameworks test-versions sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-models bench-offload bench-overhead docs lint notebooks clean
+.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-models bench-offload bench-overhead docs lint notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,8 +41,13 @@ build: $(TORCH_READY)  ## build what has changed in csrc/, showing the compiler'
 # Processes share the cores here: a thread of OpenMP that waits is not to spin on another's. Notebooks take a
 # third of the time that they take without.
 test: export OMP_WAIT_POLICY := passive
-test: $(INSTALLED)  ## run all tests, doctests and notebooks included
-	$(BIN)/python -m pytest -n auto --dist worksteal --nbmake --nbmake-timeout=1200 $(ARGS)
+LEFT_OUT = --ignore-glob='tutorials/0[1-9]*.ipynb'
+test: $(INSTALLED)  ## run the tests and doctests, and the first notebook
+	$(BIN)/python -m pytest -n auto --dist worksteal --nbmake --nbmake-timeout=1200 $(LEFT_OUT) $(ARGS)
+
+test-exhaustive: export REMATFN_EXHAUSTIVE := 1
+test-exhaustive: LEFT_OUT =
+test-exhaustive: test  ## the same with all notebooks, and all that `make test` takes samples of: hours
 
 # Each in a copy of the tree and an environment of its own: some gigabytes, as pip's torch brings CUDA.
 VERSIONS ?= 2.12.1 2.13.0 2.14.1 2.15.0

@@ -9,8 +9,7 @@ there for it load it.
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import hashlib
+import gc
 import os
 import shlex
 import shutil
@@ -23,11 +22,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from models import ENVIRONMENT, SANITIZE
+from models import ENVIRONMENT, SANITIZE, TORCH, built_once
 
 SOURCES = Path(__file__).with_name("device")
-BUILT = Path(__file__).parents[1] / "build" / "fake_device"
-TORCH = Path(torch.__file__).parent
 
 _library: Any = None
 
@@ -42,30 +39,20 @@ def built() -> Path:
 
     As one unit: most of the time goes into torch's headers.
     """
-    parts = sorted(SOURCES.glob("*.cpp"))
     abi = int(torch.compiled_with_cxx11_abi())
     options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno-unused-parameter"]
     options += [f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-isystem{TORCH / 'include'}", f"-I{SOURCES}"]
     options += [f"-L{TORCH / 'lib'}", f"-Wl,-rpath,{TORCH / 'lib'}"]
     options += SANITIZE
     libraries = ["-ltorch_cpu", "-lc10", "-pthread"]
-    sources = [path.read_text(encoding="utf-8") for path in sorted(SOURCES.glob("*.[ch]*"))]
-    known = "\n".join([torch.__version__, str(compiler()), *options, *sources])
-    name = hashlib.sha256(known.encode()).hexdigest()[:16]
-    BUILT.mkdir(parents=True, exist_ok=True)
-    library = BUILT / f"{name}.so"
-    with (BUILT / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.exists():
-            for old in BUILT.glob("*.so"):
-                old.unlink()
-            unit = "".join(f'#include "{path}"\n' for path in parts)
-            made = BUILT / f"{name}.part"
-            command = [*shlex.split(os.environ.get("CXX", "c++")), *options, "-x", "c++", "-"]
-            command += ["-x", "none", *libraries, "-o", str(made)]
-            subprocess.run(command, input=unit, text=True, check=True, env=ENVIRONMENT)
-            made.rename(library)
-    return library
+
+    def make(library: Path) -> None:
+        unit = "".join(f'#include "{path}"\n' for path in sorted(SOURCES.glob("*.cpp")))
+        command = [*shlex.split(os.environ.get("CXX", "c++")), *options, "-x", "c++", "-"]
+        command += ["-x", "none", *libraries, "-o", str(library)]
+        subprocess.run(command, input=unit, text=True, check=True, env=ENVIRONMENT)
+
+    return built_once("fake_device", options, sorted(SOURCES.glob("*.[ch]*")), make)
 
 
 def load() -> None:
@@ -125,6 +112,16 @@ class _Module(ModuleType):
 def generator() -> torch.Generator:
     """Return the device's default generator."""
     return torch.ops.fake_device.default_generator()
+
+
+def assert_comes_empty(host: Any) -> None:
+    """Threads of autograd let go of what they ran at some time after its end."""
+    until = time.monotonic() + 30
+    gc.collect()
+    while host.held_bytes > 0 and time.monotonic() < until:
+        time.sleep(0.001)
+        gc.collect()
+    assert host.held_bytes == 0
 
 
 # --- what only a fake device can do ---------------------------------------------------------------

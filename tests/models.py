@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-CORE = Path(__file__).parents[1] / "csrc"
+HERE = Path(__file__).parent
+CORE = HERE.parent / "csrc"
 TORCH = Path(torch.__file__).parent
+BUILT = HERE.parent / "build" / "tests"
 # `make sanitize` and `make sanitize-threads` say which. The program is instrumented as a whole.
 SANITIZERS = os.environ.get("REMATFN_SANITIZE")
 SANITIZE = ["-g1", f"-fsanitize={SANITIZERS}"] if SANITIZERS else []
@@ -22,29 +26,59 @@ SANITIZE = ["-g1", f"-fsanitize={SANITIZERS}"] if SANITIZERS else []
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
 
 
-def compile_model(folder: Path, sources: Iterable[Path], *, with_c10: bool = False) -> Path:
-    """Compile a program into ``folder``; nothing of torch is linked but its ``c10``, if at all."""
+Make = Callable[[Path], None]
+
+
+def built_once(name: str, options: Iterable[str], sources: Iterable[Path], make: Make) -> Path:
+    """Return the file that ``make`` makes, anew where options, sources or torch are others."""
+    texts = [path.read_text(encoding="utf-8") for path in sources]
+    compiler = os.environ.get("CXX", "c++")
+    known = "\n".join([torch.__version__, compiler, *options, *texts])
+    found = BUILT / f"{name}-{hashlib.sha256(known.encode()).hexdigest()[:16]}"
+    BUILT.mkdir(parents=True, exist_ok=True)
+    with (BUILT / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not found.exists():
+            for old in BUILT.glob(f"{name}-*"):
+                old.unlink()
+            part = found.with_name(f"{name}.part")
+            make(part)
+            part.rename(found)
+    return found
+
+
+def compile_model(name: str, sources: Iterable[Path], *, with_c10: bool = False) -> Path:
+    """Compile a program; nothing of torch is linked but its ``c10``, if at all."""
     compiler = os.environ.get("CXX", "c++")
     if not shutil.which(compiler):
         pytest.skip("needs a C++ compiler")
-    flags = ["-std=c++20", "-O1", *SANITIZE, f"-I{CORE}"]
+    flags = ["-std=c++20", "-O1", *SANITIZE, f"-I{CORE}", f"-isystem{TORCH / 'include'}"]
     libraries = ["-pthread"]
     if with_c10:
-        flags.append(f"-isystem{TORCH / 'include'}")
         libraries += [f"-L{TORCH / 'lib'}", "-lc10", f"-Wl,-rpath,{TORCH / 'lib'}"]
+    sources = list(sources)
 
-    def compiled(source: Path) -> str:
-        found = folder / f"{source.parent.name}-{source.stem}.o"
-        command = [compiler, *flags, "-c", str(source), "-o", str(found)]
+    # The core in a unit for each folder, as it is installed: most of the time goes into headers.
+    units: dict[Path, list[Path]] = {}
+    for source in sources:
+        units.setdefault(source.parent if CORE in source.parents else source, []).append(source)
+
+    def make(program: Path) -> None:
+        def compiled(name: Path) -> str:
+            unit = "".join(f'#include "{source}"\n' for source in units[name])
+            command = [compiler, *flags, "-c", "-x", "c++", "-", "-o", f"{program}-{name.stem}.o"]
+            subprocess.run(command, input=unit, text=True, check=True, env=ENVIRONMENT)
+            return command[-1]
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compiled, units))
+        command = [compiler, *SANITIZE, *objects, *libraries, "-o", str(program)]
         subprocess.run(command, check=True, env=ENVIRONMENT)
-        return str(found)
+        for found in objects:
+            Path(found).unlink()
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compiled, sources))
-    program = folder / "model"
-    command = [compiler, *SANITIZE, *objects, *libraries, "-o", str(program)]
-    subprocess.run(command, check=True, env=ENVIRONMENT)
-    return program
+    headers = sorted([*CORE.rglob("*.h"), *{h for s in sources for h in s.parent.glob("*.h")}])
+    return built_once(name, [*flags, *libraries], [*sources, *headers], make)
 
 
 def run_model(program: Path, *arguments: str, timeout: float = 300) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -143,6 +144,63 @@ def fresh(script: Path, argument: str) -> Ended:
         if not aborted_by_torch(ended):
             break
     return ended
+
+
+_ZYGOTE = """
+import json, os, signal, sys
+import torch, rematfn
+jobs, mine, codes, running = json.load(open(sys.argv[1])), None, {}, {}
+while jobs or running:
+    while jobs and len(running) < 2:
+        job = jobs.pop()
+        child = os.fork()
+        if child == 0:
+            mine = job
+            break
+        running[child] = job
+    if mine is not None:
+        break
+    child, status = os.wait()
+    codes[running.pop(child)[0]] = os.waitstatus_to_exitcode(status)
+if mine is None:
+    json.dump(codes, open(sys.argv[2], "w"))
+    sys.exit()
+for name, stream in (("out", 1), ("err", 2)):
+    os.dup2(os.open(f"{mine[0]}.{name}", os.O_WRONLY | os.O_CREAT), stream)
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+sys.argv = mine[1:]
+_source = compile(open(sys.argv[0]).read(), sys.argv[0], "exec")
+del json, jobs, running, codes, job, child
+exec(_source)
+"""
+
+
+def forked(
+    folder: Path, jobs: Mapping[str, tuple[str, str]], variables: Mapping[str, str] | None = None
+) -> dict[str, Ended]:
+    """Run scripts, each with an argument, in children of one process; return how each ended.
+
+    That process has imported torch and done nothing else; its children end by the interpreter's
+    usual way out.
+    """
+    scripts = {name: folder / f"{number}.py" for number, name in enumerate(jobs)}
+    for name, script in scripts.items():
+        script.write_text(jobs[name][0])
+    listed = [[str(script), str(script), jobs[name][1]] for name, script in scripts.items()]
+    (folder / "jobs").write_text(json.dumps(listed))
+    subprocess.run(
+        [sys.executable, "-c", _ZYGOTE, str(folder / "jobs"), str(folder / "codes")],
+        env=variables or environment(),
+        timeout=10 * SECONDS,
+        check=True,
+    )
+    codes = json.loads((folder / "codes").read_text())
+    found = {}
+    for name, script in scripts.items():
+        out, err = (Path(f"{script}.{end}").read_text() for end in ("out", "err"))
+        ended = Ended(codes[str(script)], out, err)
+        found[name] = fresh(script, jobs[name][1]) if aborted_by_torch(ended) else ended
+    return found
 
 
 def aborted_by_torch(ended: Ended) -> bool:

@@ -46,15 +46,6 @@ def test_the_suite_measures_a_network(folder: Path) -> None:
         assert row["time ratio"] > 0
 
 
-def test_the_suite_writes_a_document_with_a_picture(folder: Path) -> None:
-    text = (folder / "bench.md").read_text()
-    assert "**Promises broken:** none." in text
-    for column in ("budget", "peak / budget", "exact", "replayed cost", "time ratio"):
-        assert f" {column} |" in text
-    assert "![tiny](bench-tiny.png)" in text
-    assert (folder / "bench-tiny.png").stat().st_size > 5000
-
-
 def cell(budget: float, cost: float, **more: Any) -> dict[str, Any]:
     nbytes = int(1000 * budget)
     row = {"budget": budget, "bytes": nbytes, "policy": "online", "peak": nbytes, "exact": True}
@@ -80,26 +71,3 @@ def test_a_broken_promise_is_seen() -> None:
     assert "guided beside other" in broken
     (broken,) = broken_promises(record(cell(0.5, 0.1), simulated="3 replays, not 4"))
     assert "3 replays" in broken
-
-
-def test_a_smaller_budget_that_costs_less_is_seen() -> None:
-    from report import not_monotone
-
-    assert not_monotone(record(cell(0.4, 0.2), cell(0.5, 0.1))) == []
-    (found,) = not_monotone(record(cell(0.5, 0.3), cell(0.4, 0.2)))
-    assert "falls from 0.300 to 0.200" in found
-    (found,) = not_monotone(record(cell(0.5, 0.1, peak=350), cell(0.4, 0.2)))
-    assert "peak rises" in found
-
-
-def test_a_target_stands_beside_what_nobody_can_go_below(tmp_path: Path) -> None:
-    from report import above_targets, lower_bounds
-
-    assert lower_bounds(tmp_path) == {}
-    rows = [{"network": "gpt", "budget": 0.5, "lower bound": 1.09, "guided": 1.1}]
-    (tmp_path / "bound.json").write_text(json.dumps({"rows": rows}))
-    guided = {"gpt": record(cell(0.5, 0.1, policy="guided"))["net"]}
-    (row,) = above_targets(guided, lower_bounds(tmp_path))
-    assert (row["lower bound"], row["overhead"], row["within"]) == (1.09, 1.1, False)
-    (row,) = above_targets(guided, {})
-    assert row["lower bound"] is None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fake_device import delays
-from helpers import Transform, assert_bitwise_equal, untransformed
+from helpers import EXHAUSTIVE, Transform, assert_bitwise_equal, untransformed
 from sweep.kinds import KINDS, Kind
 from sweep.samples import DTYPES, Sample, dtypes_of, operators, samples
 from sweep.verdicts import filled_memory
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about its oper
 
 HOST = rematfn.Host("64MiB")
 MOVED: list[str] = []
-EVERY = 6  # of so many operators one
+EVERY = 5 if EXHAUSTIVE else 25  # of so many operators one
 
 
 def moving(f: Any) -> Any:

@@ -148,27 +148,6 @@ def test_backward_runs_on_the_streams_of_forward() -> None:
     assert_no_race(run, functools.partial(rematfn.remat, budget=5 * 2400))
 
 
-def test_materialize_on_a_side_stream_serves_all() -> None:
-    side = torch.Stream("fake")
-
-    def run(transform: Transform) -> Any:
-        kept: list[Tensor] = []
-
-        def f(x: Tensor) -> Tensor:
-            kept.append(x.sin())
-            side.wait_stream(main())  # within `side`, that would be the current stream
-            with side:
-                z = kept[0].cos()
-                rematfn.materialize(kept[0])
-            main().wait_stream(side)
-            z.record_stream(main())
-            return kept[0] * z
-
-        return transform(f)(argument())
-
-    assert_no_race(run)
-
-
 def test_record_stream_is_no_write() -> None:
     def f(x: Tensor) -> Tensor:
         y = x.sin()
@@ -198,21 +177,3 @@ def test_record_stream_finds_bytes_of_the_allocators() -> None:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True):
         actual = rematfn.remat(f)(argument())
     assert_bitwise_equal(actual, f(argument()))
-
-
-def test_one_stream_needs_no_event() -> None:
-    """A level on one stream, wherever that is, adds nothing to what the stream runs."""
-    x = argument().detach()
-
-    def f(x: Tensor) -> Tensor:
-        return x.sin().cos()
-
-    for stream in (main(), torch.Stream("fake")):
-        torch.accelerator.synchronize()
-        with stream, stopped(stream):
-            y = rematfn.remat(f)(x)
-            before = torch.accelerator.memory_stats()["active_bytes.all.current"]
-            assert before == torch.accelerator.memory_allocated()
-        y.record_stream(main())
-        torch.accelerator.synchronize()
-        assert_bitwise_equal(y, f(x))

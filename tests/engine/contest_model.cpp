@@ -9,7 +9,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -138,90 +137,6 @@ void contests(unsigned count) {
     }
   }
   expect(held > count / 10, "contests are put to the test");
-}
-
-namespace {
-
-using Overheads = std::map<Preference, double>;  // in seconds, of a program that takes one
-
-// A search whose plans cost so much, by what they prefer; each has moved what `moved` says.
-class Pretended {
- public:
-  explicit Pretended(const Overheads& overheads, std::vector<bool> moved = {}) : overheads_(overheads) {
-    constexpr std::size_t kCalls = 16;
-    Trace trace;
-    for (std::size_t i = 0; i < kCalls; ++i) {
-      Trace::Call call("aten::mm", {.cost = 1.0 / kCalls, .output_bytes = 8});
-      call.makes = {{trace.add_value(8, true)}};
-      trace.add_call(std::move(call));
-    }
-    moved.resize(kCalls);
-    moved_ = std::move(moved);
-    const auto recorded = std::make_shared<const Trace>(std::move(trace));
-    search_.emplace(recorded, std::make_shared<const Future>(*recorded), std::size_t{1}, kLink);
-    search_->try_settings({.in_vain = kAll, .in_all = kAll, .plans = 1000}, {});
-    while (const auto plan = search_->next()) {
-      plans.push_back(*plan);
-      search_->note_result({.overhead = overheads_.at(plan->prefers), .moved = moved_}, 1);
-    }
-  }
-
-  [[nodiscard]] std::multiset<Preference> contestants() {
-    const Search::Contestants found = search_->contestants();
-    standing_by = found.plans.size() - found.racing;
-    std::multiset<Preference> racing;
-    for (std::size_t i = 0; i < found.racing; ++i) racing.insert(found.plans[i]->prefers);
-    return racing;
-  }
-
-  std::vector<Plan> plans;  // that were tried
-  std::size_t standing_by = 0;
-
- private:
-  const Overheads overheads_;
-  std::vector<bool> moved_;
-  std::optional<Search> search_;
-};
-
-}  // namespace
-
-// The best plan does, or what is as good and decided by value; and the best of each other kind that is
-// not clearly slower.
-void who_takes_part() {
-  using enum Preference;
-  const auto contestants = [](double cheaper, double moving, double dropping, double by_value) {
-    Pretended search({{kCheaper, cheaper}, {kMoving, moving}, {kDropping, dropping}, {kByValue, by_value}});
-    const auto racing = search.contestants();
-    expect(racing.size() + search.standing_by == kPreferences, "the others stand by");
-    return racing;
-  };
-  using Kinds = std::multiset<Preference>;
-  expect(contestants(0.3, 0.5, 0.9, 0.31) == Kinds{kMoving, kByValue}, "decided by value in its place");
-  expect(contestants(0.3, 0.5, 0.4, 0.5) == Kinds{kCheaper, kMoving, kDropping, kByValue}, "or beside it");
-  expect(contestants(0.3, 0.9, 0.9, 0.9) == Kinds{kCheaper}, "the best alone");
-  expect(contestants(0.4, 0.9, 0.3, 0.9) == Kinds{kCheaper, kDropping}, "the best drops");
-}
-
-// A search neither gives up a kind of plans for another that is better, nor forgets what is kept.
-void every_kind_is_searched() {
-  using enum Preference;
-  std::vector<bool> moved(16);
-  moved[3] = moved[7] = true;
-  for (const Preference best : {kCheaper, kMoving, kDropping, kByValue}) {
-    Overheads overheads{{kCheaper, 0.5}, {kMoving, 0.5}, {kDropping, 0.5}, {kByValue, 0.5}};
-    overheads[best] = 0.1;
-    const Pretended search(overheads, moved);
-    for (const Preference kind : {kCheaper, kMoving, kDropping, kByValue}) {
-      const auto tried = std::ranges::count(search.plans, kind, &Plan::prefers);
-      expect(tried > std::ssize(search.plans) / 20, "plans of every kind are changed");
-    }
-    const auto is_decided = [&](const Plan& plan) { return plan.prefers == kByValue && plan.moved == moved; };
-    expect(std::ranges::any_of(search.plans, is_decided), "what a plan has moved is decided by value");
-    for (const Preference kind : {kCheaper, kDropping}) {
-      const auto keeps = [&](const Plan& plan) { return plan.prefers == kind && !plan.kept.empty(); };
-      expect(std::ranges::any_of(search.plans, keeps), "products are kept");
-    }
-  }
 }
 
 }  // namespace rematfn

@@ -8,7 +8,5 @@ namespace rematfn {
 
 void a_contest();
 void contests(unsigned count);
-void who_takes_part();
-void every_kind_is_searched();
 
 }  // namespace rematfn

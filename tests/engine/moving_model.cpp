@@ -448,34 +448,6 @@ void plans_that_break_their_word(unsigned count) {
   expect(replays[0] < replays[1], "so that less is replayed");
 }
 
-// What was late once does not shrink until it is late again.
-void leads_settle() {
-  Leads leads(2);
-  expect(leads.of(0) == 1 && leads.of(7) == 1, "as the plan says");
-  leads.note_early(0);
-  expect(leads.of(0) < 1, "what lies waiting begins later");
-  leads.note_late(0);
-  const double found = leads.of(0);
-  expect(found > 1, "what is late begins earlier");
-  for (int i = 0; i < 10; ++i) leads.note_early(0);
-  expect(leads.of(0) == found, "and goes on so, though it lies waiting");
-  leads.note_turned_back(0);
-  expect(leads.of(0) < found, "unless its room was wanted");
-  for (int i = 0; i < 200; ++i) leads.note_late(0);
-  expect(leads.of(0) == 64, "within bounds");
-  expect(leads.of(1) == 1, "each value for itself");
-
-  const auto call = [&](double spent) {
-    const Leads::Factors began_with = leads.factors();
-    leads.note_late(1);
-    leads.note_call(began_with, spent, /*program=*/1);
-    return leads.of(1);
-  };
-  expect(call(0.2) == 1.5 && call(0.1) == 2.25, "they go on while calls take less");
-  expect(call(0.1) > 3 && call(0.14) > 5, "or about as much");
-  expect(call(0.17) == 2.25, "where they took too much, to what took least");
-}
-
 // Operators take the medians of three calls, lengthened to what a call takes; what lies between them counts
 // where the clock tells it, replays and waiting aside.
 void calls_are_timed() {

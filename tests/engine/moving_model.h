@@ -15,7 +15,6 @@ void plans_decide_by_value();
 void plans_that_break_their_word(unsigned count);
 void what_is_addressed_stays();
 void pauses_hide_copies();
-void leads_settle();
 void calls_are_timed();
 
 }  // namespace rematfn

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing grows: not over a thousand steps of training, nor in a loop that never ends."""
+"""Nothing grows: not over many steps of training, nor in a loop that never ends."""
 
 from __future__ import annotations
 
 import gc
-import sys
-import time
 import tracemalloc
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from helpers import EVERYTHING, Transform, assert_bitwise_equal, remains, untransformed
+from helpers import EVERYTHING, EXHAUSTIVE, Transform, assert_bitwise_equal, remains, untransformed
 from torch import Tensor, nn
 
 import rematfn
@@ -96,11 +94,11 @@ def live_objects() -> Counter[str]:
 
 @steps
 @transforms
-def test_a_thousand_steps_leave_nothing(
+def test_many_steps_leave_nothing(
     make: Callable[[Transform], Callable[[], Tensor]], transform: Transform
 ) -> None:
     live_objects()  # abstract classes note down what they are asked about: `Counter` asks
-    step, count = make(transform), 1000 if transform is remat else 250
+    step, count = make(transform), 1000 if EXHAUSTIVE else 100
     losses = [step() for _ in range(10)]
     before, bytes_before = live_objects(), None
     tracemalloc.start(1)
@@ -124,46 +122,6 @@ def test_a_thousand_steps_leave_nothing(
     assert_bitwise_equal(losses, [twin() for _ in range(held)])
 
 
-@steps
-@transforms
-def test_tensors_of_a_step_are_freed_in_it(
-    make: Callable[[Transform], Callable[[], Tensor]], transform: Transform
-) -> None:
-    """Counted at the allocator: what is allocated after a step is what was before it."""
-    step = make(transform)
-    for _ in range(3):
-        step()
-    with MemoryTimeline() as timeline:
-        for _ in range(20):
-            step()
-    # Gradients, or the parameters of a functional step, are new, and as large as what they replace.
-    replaced = 8 * 8 + 8 if make is functional_steps else sum(p.numel() for p in Net().parameters())
-    assert timeline.final == 4 * replaced
-
-
-def test_an_endless_loop_keeps_a_bounded_lineage() -> None:
-    """Past 2**18 operations the oldest resident versions become constants."""
-    steps, most, peaks = 350_000, 1 << 18, []
-
-    def f(h: Tensor) -> Tensor:
-        for k in range(steps):
-            h = h.mul(0.5)
-            if k % 50_000 == 0:
-                peaks.append(_C.testing.live_operations())
-        peaks.append(_C.testing.live_operations())
-        assert _C.testing.evict(h)
-        return h + 1  # replays what is left of the lineage
-
-    x = torch.arange(256.0)
-    g = remat(f)
-    with torch.no_grad():
-        assert_bitwise_equal(g(x), f_of_a_loop(x, steps) + 1)
-    assert max(peaks) <= most + 1
-    assert peaks[-1] < steps, "it was cut"
-    assert rematfn.stats(g).replays <= most + 1
-    assert remains() == NOTHING
-
-
 @pytest.mark.parametrize("budget", [None, "16KiB"])
 def test_a_loop_with_two_states_keeps_a_bounded_lineage(budget: str | None) -> None:
     """Each state is needed to replay the other: to cut one alone would free next to nothing."""
@@ -183,26 +141,6 @@ def test_a_loop_with_two_states_keeps_a_bounded_lineage(budget: str | None) -> N
     assert most // 2 < peak <= most + 4
 
 
-def test_a_window_over_a_loop_keeps_a_bounded_lineage() -> None:
-    """The states in the window do not all fit; what has left it needs no record."""
-    most, peak = 2_000, 0
-
-    def f(h: Tensor) -> list[Tensor]:
-        nonlocal peak
-        window = deque([h], maxlen=60)
-        for _ in range(20_000):
-            h = h.sin()
-            window.append(h)
-            peak = max(peak, _C.testing.live_operations())
-        return list(window)
-
-    x = torch.arange(256.0)
-    g = remat(f, "40KiB", policy=rematfn.policies.ON(), max_operations=most)
-    with torch.no_grad():
-        assert_bitwise_equal(g(x), f(x))
-    assert most // 2 < peak <= 4 * most
-
-
 def test_a_loop_whose_states_may_move_keeps_a_bounded_lineage() -> None:
     """What is cut can still go to the disk, so it takes no room for good."""
     most, peak = 500, 0
@@ -210,7 +148,7 @@ def test_a_loop_whose_states_may_move_keeps_a_bounded_lineage() -> None:
     def f(x: Tensor) -> Tensor:
         nonlocal peak
         states = [x + k for k in range(40)]
-        for k in range(8_000):
+        for k in range(3_000):
             states[k % 40] = states[k % 40].sin()
             peak = max(peak, _C.testing.live_operations())
         total = states[0]
@@ -254,79 +192,6 @@ def eager_sum(count: int) -> Tensor:
     return total
 
 
-def test_what_is_trimmed_leaves_the_budget_workable() -> None:
-    """States that are cut, again and again, while results that are held press for room."""
-    budget, count = 64 << 10, 3_000
-
-    def f(x: Tensor) -> tuple[Tensor, Tensor]:
-        held, h = [], x
-        for k in range(count):
-            for _ in range(10):
-                h = h.cos()
-            if k % 10 == 0:
-                held.append(h * k)
-        return h, torch.stack([t.sum() for t in held])
-
-    x = torch.arange(256.0)
-    g = remat(f, budget, policy=rematfn.policies.ON(), max_operations=500)
-    with torch.no_grad():
-        assert_bitwise_equal(g(x), f(x))
-    assert rematfn.stats(g).peak_bytes <= budget
-
-
-def test_attempts_to_trim_in_vain_cost_next_to_nothing() -> None:
-    """An attempt walks over all that is held; it is made when the record has grown by a quarter."""
-
-    def seconds(count: int, **options: Any) -> float:
-        def f(x: Tensor) -> None:
-            held = [x.sin() for _ in range(count)]
-            assert _C.testing.live_operations() > 0.99 * len(held)
-
-        g = remat(f, 64 << 10, policy=rematfn.policies.ON(), **options)
-        start = time.thread_time()
-        with torch.no_grad():
-            g(torch.ones(256))
-        return time.thread_time() - start
-
-    seconds(100)
-    in_vain = min(seconds(20_000, max_operations=10) for _ in range(2))
-    assert in_vain < 3 * min(seconds(20_000) for _ in range(2))
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 1 << 63, True, 1.5, "1000", None])
-def test_how_long_a_record_may_be_is_a_count(wrong: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"remat\(f, max_operations=\.\.\.\): .* got"):
-        remat(torch.sin, max_operations=wrong)
-
-
-def test_of_nested_calls_the_outermost_says_how_long_a_record_may_be() -> None:
-    peak = 0
-
-    def step(h: Tensor) -> Tensor:
-        nonlocal peak
-        for _ in range(10):
-            h = h.sin()
-        peak = max(peak, _C.testing.live_operations())
-        return h
-
-    inner = remat(step, max_operations=10)
-
-    def f(h: Tensor) -> Tensor:
-        for _ in range(300):
-            h = inner(h)
-        return h
-
-    with torch.no_grad():
-        remat(f, max_operations=1_000)(torch.arange(256.0))
-    assert 500 < peak <= 1_000
-
-
-def f_of_a_loop(h: Tensor, steps: int) -> Tensor:
-    for _ in range(steps):
-        h = h.mul(0.5)
-    return h
-
-
 class Keeper(nn.Module):
     """A module that holds its own output, and with it the graph that leads to itself."""
 
@@ -355,47 +220,3 @@ def test_a_module_that_holds_its_output_is_collected(
     gc.collect()
     assert gone() is None
     assert remains() == NOTHING
-
-
-@transforms
-def test_a_traceback_that_is_held_holds_no_more_than_its_frames(transform: Transform) -> None:
-    held = []
-
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        raise ValueError(y.shape)
-
-    for _ in range(3):
-        try:
-            transform(f)(torch.rand(4))
-        except ValueError as error:
-            held.append(error)
-    assert _C.testing.live_levels() <= 3
-    held.clear()
-    gc.collect()
-    assert remains() == NOTHING
-
-
-def main(steps: int) -> None:
-    """Run the endless loop for long, and print what it keeps."""
-    import resource
-    import time
-
-    started = time.monotonic()
-
-    def f(h: Tensor) -> Tensor:
-        for k in range(steps):
-            h = h.mul(0.5)
-            if k % (steps // 10) == 0:
-                rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-                seconds = time.monotonic() - started
-                live = _C.testing.live_operations()
-                print(f"{k:>9} {live:>7} operations {rss} MiB {seconds:.1f} s")
-        return h
-
-    with torch.no_grad():
-        remat(f)(torch.arange(4.0))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

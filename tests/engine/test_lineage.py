@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from typing import Any
 
 import pytest
 import torch
-from helpers import EVERYTHING, assert_bitwise_equal, untransformed
+from helpers import EVERYTHING, EXHAUSTIVE, assert_bitwise_equal, untransformed
 from torch import Tensor
 
 import rematfn
@@ -29,7 +28,7 @@ def read_in_reverse(x: Tensor, n: int) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize("n", [1_000, 10_000, 100_000])
+@pytest.mark.parametrize("n", [1_000, 100_000 if EXHAUSTIVE else 20_000])
 def test_a_chain_in_two_square_roots_of_its_length(n: int) -> None:
     """No stack overflows, and no link is replayed again and again."""
     x = torch.arange(4.0)
@@ -97,35 +96,8 @@ def test_long_lineage_is_destroyed_without_recursion() -> None:
     assert _C.testing.live_operations() == 0
 
 
-def test_long_lineage_of_a_saved_value_goes_with_its_graph() -> None:
-    def f(x: Tensor) -> Tensor:
-        with torch.no_grad():
-            y = x.detach()
-            for _ in range(20_000):
-                y = y + 1.0
-        return (x * y).sum()  # saves y, whose producers are 20,000 operators
-
-    def work() -> None:
-        x = torch.arange(4.0, requires_grad=True)
-        loss = rematfn.remat(f, budget=8 * UNIT)(x)
-        del loss
-
-    in_a_small_thread(work)
-    gc.collect()
-    assert _C.testing.live_operations() == 0
-
-
 def saved(x: Tensor) -> Tensor:
     return (x.sin().exp() * x).cos()
-
-
-@pytest.mark.parametrize("transform", [rematfn.remat, EVERYTHING], ids=["plain", "everything"])
-def test_without_a_graph_nothing_outlives_the_call(transform: Any) -> None:
-    x = torch.arange(4.0)
-    out = transform(saved)(x)
-    assert _C.testing.live_operations() == 0
-    assert _C.testing.live_levels() == 0
-    assert_bitwise_equal(out, saved(x))
 
 
 @pytest.mark.parametrize("transform", [rematfn.remat, EVERYTHING], ids=["plain", "everything"])
@@ -142,48 +114,3 @@ def test_lineage_lives_as_long_as_the_graph(transform: Any) -> None:
     out.sum().backward()  # frees what was saved, though out is still held
     assert _C.testing.live_operations() == 0
     assert_bitwise_equal(out, untransformed(saved)(x))
-
-
-def test_a_graph_that_is_differentiated_again_keeps_its_lineage_until_then() -> None:
-    x = torch.linspace(0, 1, 4, requires_grad=True)
-    loss = EVERYTHING(saved)(x).sum()
-    (first,) = torch.autograd.grad(loss, x, create_graph=True)
-    del loss
-    assert _C.testing.live_operations() > 0
-    (second,) = torch.autograd.grad(first.sum(), x)
-    del first
-    assert _C.testing.live_operations() == 0
-    (expected,) = torch.autograd.grad(saved(x).sum(), x, create_graph=True)
-    assert_bitwise_equal(second, torch.autograd.grad(expected.sum(), x)[0])
-
-
-def test_what_the_program_drops_costs_nothing_even_while_it_runs() -> None:
-    """A value that nobody can read again keeps neither its bytes nor its lineage."""
-    seen = []
-
-    def f(x: Tensor) -> Tensor:
-        kept = x * 2
-        for _ in range(50):
-            (kept + 1).sin()
-        seen.append(_C.testing.live_operations())
-        return kept + 1
-
-    with torch.no_grad():
-        g = rematfn.remat(f)
-        g(torch.ones(4))
-    assert seen[0] <= 2
-    assert rematfn.stats(g).peak_bytes <= 3 * UNIT
-
-
-def test_a_loop_that_carries_a_value_does_not_grow_without_end() -> None:
-    """Bytes stay flat when every step drops the one before, whatever lineage is kept."""
-
-    def f(h: Tensor) -> Tensor:
-        for _ in range(30_000):
-            h = (h * 0.5).add_(1.0)
-        return h
-
-    x = torch.arange(4.0)
-    g = rematfn.remat(f, budget=6 * UNIT)
-    assert_bitwise_equal(g(x), f(x))
-    assert _C.testing.live_operations() == 0

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from helpers import (
-    UNIT,
     address_of,
     assert_bitwise_equal,
     assert_nothing_keyed,
@@ -23,7 +22,7 @@ from helpers import (
     remains,
     untransformed,
 )
-from processes import forking, in_a_child, in_a_process, together
+from processes import forking, in_a_child, together
 from torch import Tensor, func, nn
 
 import rematfn
@@ -82,77 +81,6 @@ def test_eight_blocks_hold_together_what_one_function_might(units: int) -> None:
     assert remains() == NOTHING
 
 
-def test_what_blocks_with_a_budget_each_may_take_is_not_bounded() -> None:
-    """The contrast: the same bytes for each of eight."""
-    ws, x, nbytes = weights(8), torch.ones(64, 64), 10 * BYTES
-    with MemoryTimeline() as apart:
-        chained([remat(block, nbytes) for _ in ws], ws, x)
-    shared = Budget(nbytes)
-    with MemoryTimeline() as together:
-        chained([remat(block, shared) for _ in ws], ws, x)
-    assert together.peak_excluding_survivors < apart.peak_excluding_survivors / 2
-
-
-def test_the_oldest_blocks_give_first_in_a_forward() -> None:
-    """A backward reads them last. Their levels' clocks stand still, but not the members' time."""
-    ws, x = weights(8), torch.ones(64, 64)
-    shared = Budget(24 * BYTES)
-    blocks, y = [remat(block, shared, policy=rematfn.policies.ON()) for _ in ws], x
-    for f, w in zip(blocks, ws, strict=True):
-        y = f(y, w)
-    held = [rematfn.stats(f).resident_bytes for f in blocks]
-    assert sum(held) == shared.resident_bytes > 20 * BYTES
-    assert held == sorted(held)
-    assert held[0] <= held[-1] / 2
-    del y
-
-
-def test_several_microbatches_are_alive_at_once() -> None:
-    ws, xs = weights(4), [torch.full((64, 64), 0.1 * k) for k in range(5)]
-    shared = Budget(12 * BYTES)
-    blocks = [remat(block, shared) for _ in ws]
-
-    def run(blocks: list[Any]) -> list[Tensor]:
-        losses = []
-        for x in xs:
-            for f, w in zip(blocks, ws, strict=True):
-                x = f(x, w)
-            losses.append(x.sum())
-        return [g for loss in losses for g in torch.autograd.grad(loss, ws)]
-
-    assert_bitwise_equal(run(blocks), run([block] * 4))
-    assert shared.peak_bytes <= shared.bytes
-    assert shared.resident_bytes == 0
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [rematfn.testing.EvictEverything(), rematfn.policies.reference.DTR(), rematfn.policies.Speed()],
-)
-def test_policies_share(policy: rematfn.policies.Policy) -> None:
-    ws, x = weights(6), torch.ones(64, 64)
-    shared = Budget(8 * BYTES)
-    blocks = [remat(block, shared, policy=policy, verify=True) for _ in ws]
-    assert_bitwise_equal(chained(blocks, ws, x), in_eager(ws, x))
-    assert shared.peak_bytes <= shared.bytes
-
-
-def test_a_score_written_in_python_names_the_victims_of_its_own_level() -> None:
-    ws, x = weights(6), torch.ones(64, 64)
-    shared = Budget(8 * BYTES)
-    blocks = [remat(block, shared, policy=lambda c: c.cost / c.nbytes) for _ in ws]
-    assert_bitwise_equal(chained(blocks, ws, x), in_eager(ws, x))
-    assert shared.peak_bytes <= shared.bytes
-
-
-def test_a_call_whose_graph_is_gone_gives_all_back() -> None:
-    shared = Budget(100 * UNIT)
-    y = remat(inner, shared)(leaf())
-    assert 0 < shared.resident_bytes <= shared.peak_bytes
-    del y
-    assert shared.resident_bytes == 0
-
-
 def test_a_budget_error_gives_all_back_and_says_who_holds_what() -> None:
     x, shared = torch.ones(1024), Budget("16KiB")
 
@@ -200,51 +128,6 @@ def test_what_is_allocated_beside_operators_is_given_back_when_it_is_freed() -> 
 
 
 # --- nested ---------------------------------------------------------------------------------------
-
-
-def transformed(how: str, f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
-    x = torch.linspace(0, 1, 32)
-    return {
-        "grad": lambda: func.grad(lambda t: f(t).sum())(x),
-        "vmap": lambda: func.vmap(f)(torch.stack([x, x * 2])),
-        "jvp": lambda: func.jvp(f, (x,), (x.cos(),)),
-        "grad-of-grad": lambda: func.grad(
-            lambda t: func.grad(lambda u: f(u).sum())(t).square().sum()
-        )(x),
-        "vmap-of-grad": lambda: func.vmap(func.grad(lambda t: f(t).sum()))(torch.stack([x, x + 1])),
-        "jacrev": lambda: func.jacrev(f)(x),
-    }[how]()
-
-
-@pytest.mark.parametrize("how", ["grad", "vmap", "jvp", "grad-of-grad", "vmap-of-grad", "jacrev"])
-@pytest.mark.parametrize("policy", [rematfn.policies.Guided(), rematfn.testing.EvictEverything()])
-def test_transforms_around_and_inside(how: str, policy: rematfn.policies.Policy) -> None:
-    def f(transform: Any) -> Callable[[Tensor], Tensor]:
-        first, second = transform(lambda x: x.sin() * x), transform(lambda x: (x * x).cos().exp())
-
-        def g(x: Tensor) -> Tensor:
-            slopes = func.vjp(first, x)[1](x)[0]
-            return second(first(x)) * slopes
-
-        return transform(g)
-
-    shared = Budget("64KiB")
-    ours = transformed(how, f(partial(remat, budget=shared, policy=policy)))
-    assert_bitwise_equal(ours, transformed(how, f(untransformed)))
-    assert shared.peak_bytes <= shared.bytes
-
-
-def test_levels_in_each_other_count_once() -> None:
-    shared, seen = Budget("1MiB"), []
-
-    def within(x: Tensor) -> Tensor:
-        h = x.sin()
-        seen.append(shared.resident_bytes)
-        return h.cos()
-
-    x = torch.ones(1024)
-    remat(remat(within, shared), shared)(x)
-    assert seen == [4096]
 
 
 def test_a_replay_keeps_no_claim() -> None:
@@ -343,26 +226,6 @@ def test_threads_that_do_not_fit_together_end_with_an_error_and_leave_nothing() 
     assert shared.resident_bytes == 0
 
 
-@pytest.mark.parametrize("budget", [None, 8 * BYTES, "shared"])
-def test_one_function_on_many_threads(budget: Any) -> None:
-    """Concurrent calls of one transformed function, with and without a budget that they share."""
-    threads, x = 3, torch.ones(64, 64)
-    shared = Budget(10 * threads * BYTES)
-    f = remat(block, shared if budget == "shared" else budget)
-    expected = in_eager(weights(2), x)
-
-    def work() -> list[list[Tensor]]:
-        return steps([f, f], weights(2), x, 10)
-
-    for results in together(*[work] * threads):
-        for result in results:
-            assert_bitwise_equal(result, expected)
-    assert rematfn.stats(f).budget == (shared.bytes if budget == "shared" else budget)
-    assert budget is None or rematfn.stats(f).peak_bytes <= rematfn.stats(f).budget
-    assert shared.peak_bytes <= shared.bytes
-    assert (shared.peak_bytes > 0) == (budget == "shared")
-
-
 def test_dropout_on_threads_that_wait_for_room() -> None:
     """Who waits for its turn to draw lends what it holds, or who has the turn would wait for it."""
     shared = Budget(16 * BYTES)
@@ -448,40 +311,6 @@ def test_a_forked_child_goes_on_with_its_share() -> None:
     del y
 
 
-def fork_while_another_thread_holds_a_part() -> None:
-    """What the other thread's level holds is lost to the child, and so it has all of the budget."""
-    entered, leave = threading.Event(), threading.Event()
-
-    @torch.library.custom_op("rematfn_tests::holding", mutates_args=())
-    def holding(x: Tensor) -> Tensor:
-        entered.set()
-        leave.wait(60)
-        return x.clone()
-
-    shared, x = Budget(6 * BYTES), torch.ones(64, 64)
-    work = remat(lambda x: holding(x.sin() * x).cos(), shared)
-    thread = threading.Thread(target=lambda: work(x))
-    thread.start()
-    entered.wait(60)
-    assert shared.resident_bytes >= BYTES
-
-    def child() -> None:
-        assert shared.resident_bytes == 0
-        ws = weights(2)
-        blocks = [remat(block, shared) for _ in ws]
-        assert_bitwise_equal(chained(blocks, ws, x), in_eager(ws, x))
-
-    assert in_a_child(child) == 0
-    leave.set()
-    thread.join()
-    assert shared.resident_bytes == 0
-
-
-@forking
-def test_a_fork_while_another_thread_holds_a_part() -> None:
-    in_a_process(fork_while_another_thread_holds_a_part)
-
-
 def test_a_budget_is_what_it_is() -> None:
     shared = Budget("1.5GiB")
     assert (shared.bytes, shared.resident_bytes, shared.peak_bytes) == (3 << 29, 0, 0)
@@ -494,17 +323,3 @@ def test_a_budget_is_what_it_is() -> None:
     g = remat(inner, shared)
     assert "remat(inner, budget=Budget('1.5 GiB'))" in repr(g)
     assert g.budget.shared is shared
-
-
-def test_a_copied_model_shares_its_budget() -> None:
-    shared = Budget("1MiB")
-    model = nn.Sequential(*(remat(nn.Linear(4, 4), shared) for _ in range(2)))
-    twin = copy.deepcopy(model)
-    y, z = model(torch.ones(4)).sin(), twin(torch.ones(4)).sin()
-    assert_bitwise_equal(y, z)
-
-
-@pytest.mark.parametrize("wrong", [0.5, 1.0, None, [], Budget(2), True, "0.5", 0, "2G"])
-def test_what_is_no_number_of_bytes_is_refused(wrong: Any) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        Budget(wrong)

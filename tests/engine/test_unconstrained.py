@@ -7,14 +7,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-import torch
-from helpers import EVERYTHING, NO_LIMIT, smallest_budgets, untransformed, world
+from helpers import EVERYTHING, NO_LIMIT, smallest_budgets, world
 from programs import Program
-from torch import Tensor
 
 import rematfn
-from rematfn._traces.trace import Trace
 from rematfn._transform.rematted import rematted_of
 from rematfn.policies import ON
 
@@ -95,33 +91,3 @@ def test_a_call_is_recorded_under_a_cap_as_without_one(program: Program) -> None
     for a, b in zip(free, tight, strict=True):
         assert a.values() == b.values()
         assert steps_of(a.events()) == steps_of(b.events())
-
-
-@pytest.mark.parametrize("fraction", [0.3, 0.15])
-def test_the_simulator_counts_the_same(fraction: float) -> None:
-    x = torch.linspace(-1, 1, 4096)
-
-    def f(x: Tensor) -> Tensor:
-        for _ in range(12):
-            x = (x.sin() * x).exp().tanh()
-        return x.square().sum()
-
-    trace: Trace = rematfn.record(torch.func.grad(f), x)
-    found = rematfn.simulate(trace, fraction)
-    assert found.replays > 0
-    assert found.peak_bytes <= found.budget < found.unconstrained_bytes == trace.peak_bytes
-
-
-def test_levels_inside_are_in_the_count_of_those_around() -> None:
-    x = torch.linspace(-1, 1, 4096)
-    inner = rematfn.remat(lambda x: (x.sin() * x).exp(), 3 * x.nbytes)
-
-    def f(transform: Callable[..., Any], x: Tensor) -> Tensor:
-        return transform(transform(x).tanh()).square().sum()
-
-    free = rematfn.remat(torch.func.grad(lambda x: f(untransformed(inner._f), x)), 1.0)
-    free(x)
-    outer = rematfn.remat(torch.func.grad(lambda x: f(inner, x)), 6 * x.nbytes)
-    outer(x)
-    assert rematfn.stats(outer).replays > 0
-    assert rematfn.stats(outer).unconstrained_bytes == rematfn.stats(free).peak_bytes

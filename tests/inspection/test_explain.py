@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from torch import Tensor
 import rematfn
 from rematfn import _C
 from rematfn._inspection.explain import Explanation
-from rematfn._inspection.tables import Table
 
 KIB = 1024
 
@@ -56,18 +54,6 @@ def test_the_operator_that_sets_the_floor() -> None:
     assert why.needs[0].input_bytes == 0
     assert why.needs[1].place.line == line_of_here("return wide.sum() + x.sin().sum()")
     assert why.needs[1].input_bytes == 8 * 4 * KIB
-
-
-def test_a_call_that_was_refused_is_explained_too() -> None:
-    def f(x: Tensor) -> Tensor:
-        return x.sin().repeat(8)
-
-    g = rematfn.remat(f, "8KiB", where=True)
-    with pytest.raises(rematfn.BudgetError):
-        g(torch.ones(KIB))
-    why = rematfn.explain(g)
-    assert not why.needs[0].ran
-    assert "did not run" in str(why)
 
 
 def test_what_cannot_go_and_why() -> None:
@@ -113,44 +99,6 @@ def test_what_is_in_use_at_the_peak_adds_up_to_it() -> None:
     assert sum(s.nbytes for s in why.stayed) == why.stats.peak_bytes
 
 
-def test_outside_of_modules_and_lines() -> None:
-    net = Net()
-
-    def f(x: Tensor) -> Tensor:
-        return net(x).square().sum()  # in no module
-
-    why = explained(f, "1MiB", torch.ones(8, 16))
-    (outside,) = [m for m in why.modules if m.name == "(in no module)"]
-    assert outside.made_bytes == next(
-        line.made_bytes for line in why.lines if f":{line_of_here('# in no module')} " in line.name
-    )
-    assert not any("no line" in group.name for group in (*why.modules, *why.lines))
-
-
-def test_what_layers_have_in_common_is_one_row() -> None:
-    net = Net(blocks=12)
-    g = rematfn.remat(net, "24KiB", where=True)
-    g(torch.randn(8, 16)).sum().backward()
-    why = rematfn.explain(g, rows=4)
-    replays, evicted = (t for t in why.tables() if t.title.startswith(("Dearest", "Evicted")))
-    assert len(why.replayed) > 4
-    assert any("(Net.blocks.*" in row[0] and int(row[1]) > 2 for row in replays.rows)
-    assert any("(Net.blocks.*" in row[0] for row in evicted.rows)
-    everything = rematfn.explain(g, rows=10_000)
-    apart = next(t for t in everything.tables() if t.title == "Dearest replays")
-    assert sum(int(row[2]) for row in apart.rows) == why.stats.replays
-    assert not any("*" in row[0] for row in apart.rows)
-
-
-def test_names_that_are_cut_are_told_apart() -> None:
-    names = [f"{'a' * 40}{i}{'b' * 50}" for i in range(3)]
-    table = Table("title", "", ("name", "figure"), [(name, "1") for name in names])
-    lines = table.text().splitlines()[2:]
-    assert len(set(lines)) == 3
-    hopeless = Table("title", "", ("name",), [(f"{'a' * 200}{i}{'b' * 200}",) for i in range(2)])
-    assert max(map(len, hopeless.text().splitlines())) < 130
-
-
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_text(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -173,24 +121,6 @@ def test_the_html_is_escaped() -> None:
     html = rematfn.explain(g)._repr_html_()
     assert "&lt;lambda&gt;" in html
     assert "<lambda>" not in html
-
-
-def test_rich_shows_it() -> None:
-    rich_console = pytest.importorskip("rich.console")
-    g = rematfn.remat(torch.func.grad(chain), 5 * 4 * KIB, where=True)
-    g(torch.linspace(0, 1, KIB))
-    console = rich_console.Console(width=120, record=True, file=sys.stderr)
-    console.print(rematfn.explain(g))
-    assert "Dearest replays" in console.export_text()
-
-
-def test_bad_input() -> None:
-    with pytest.raises(TypeError, match="what remat"):
-        rematfn.explain(chain)
-    g = rematfn.remat(chain, where=True)
-    g(torch.ones(4))
-    with pytest.raises(ValueError, match="rows"):
-        rematfn.explain(g, rows=0)
 
 
 def line_of_here(text: str) -> int:

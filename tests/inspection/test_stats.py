@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,63 +77,6 @@ def test_a_plan_is_settled_once_nothing_else_is_tried() -> None:
     assert lost.settled is None
 
 
-def test_a_plan_that_moves_is_settled_once_the_clock_has_decided(tmp_path: Path) -> None:
-    unit = 1 << 20
-
-    def chain(x: Tensor) -> Tensor:
-        for _ in range(12):
-            x = torch.tanh(x * 1.5)
-        return x.sum()
-
-    disk = rematfn.Disk(tmp_path)
-    g = rematfn.remat(chain, 8 * unit, offload=disk)
-    x = torch.linspace(-1, 1, unit // 4).requires_grad_()
-
-    def settled() -> bool | None:
-        g(x).backward()
-        finish_searches()
-        return rematfn.stats(g).settled
-
-    assert settled() is None
-    assert [settled() for _ in range(4)] == [False] * 4  # times are taken first
-    # The search begins anew when calls have been timed, which is late on a busy machine.
-    (key,) = g._history._keys.values()
-    (program,) = key.programs.values()
-    calls = 0
-    while not program._timed_anew:
-        settled()
-        assert (calls := calls + 1) < 200
-    in_a_row = 0
-    while in_a_row < 4:
-        in_a_row = in_a_row + 1 if settled() else 0
-        assert (calls := calls + 1) < 500
-
-
-def test_without_plans_nothing_is_settled() -> None:
-    g = rematfn.remat(wave, 4 * X.nbytes, policy=rematfn.policies.reference.LRU())
-    for _ in range(3):
-        g(X)
-        assert rematfn.stats(g).settled is None
-
-
-def test_it_is_a_frozen_look_at_one_moment() -> None:
-    g = rematfn.remat(wave, 4 * X.nbytes)
-    loss = g(X.clone().requires_grad_())
-    before = rematfn.stats(g)
-    copied = dataclasses.replace(before)
-    loss.backward()
-    after = rematfn.stats(g)
-    assert before == copied
-    assert before.operators == OPERATORS
-    assert after.operators > before.operators
-    assert after.replays > 0 == before.replays
-    assert 0 < before.resident_bytes <= before.peak_bytes
-    del loss
-    assert rematfn.stats(g).resident_bytes == 0
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        before.operators = 1  # type: ignore[misc]
-
-
 def decorated(f: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(f)
     def wrapper(*args: Any) -> Any:
@@ -168,48 +110,6 @@ def test_it_is_found_in_what_wraps_a_function(wrap: Callable[..., Any]) -> None:
     wrapped(X.repeat(2, 1))
     assert rematfn.stats(wrapped).operators >= OPERATORS
     assert rematfn.stats(wrapped) == rematfn.stats(g)
-
-
-def test_of_nested_functions_it_is_that_of_the_outer_one() -> None:
-    inner = rematfn.remat(wave, "1MiB")
-    outer = rematfn.remat(lambda x: inner(x) + inner(x), "2MiB")
-    outer(X)
-    assert rematfn.stats(outer).budget == 2 << 20
-    assert rematfn.stats(rematfn.remat(outer)).operators is None
-
-
-class Waves:
-    @rematfn.remat(budget="1MiB")
-    def wave(self, x: Tensor) -> Tensor:
-        return wave(x)
-
-
-def test_a_method_has_those_of_its_function() -> None:
-    one, another = Waves(), Waves()
-    one.wave(X)
-    for method in (one.wave, another.wave, Waves.wave):
-        assert rematfn.stats(method).operators == OPERATORS
-
-
-class Counting(nn.Linear):
-    """A module that has a `stats` of its own, as many do."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 4)
-        self.stats = "mine"
-
-
-def test_a_module_keeps_an_attribute_of_that_name() -> None:
-    net = rematfn.remat(Counting(), "1MiB")
-    assert rematfn.stats(net).operators is None
-    net(torch.ones(2, 4))
-    assert net.stats == "mine"
-    assert rematfn.stats(net).operators > 0
-    assert rematfn.stats(net.forward) == rematfn.stats(net)
-    twice = rematfn.remat(net, "2MiB")
-    assert rematfn.stats(twice).operators is None
-    twice(torch.ones(2, 4))
-    assert (rematfn.stats(twice).budget, rematfn.stats(net).budget) == (2 << 20, 1 << 20)
 
 
 class Endless:

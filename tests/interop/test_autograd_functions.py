@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager
+from helpers import Mode, Transform, assert_same_as_eager, same_as_eager
 from torch import Tensor, func
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -230,48 +230,23 @@ def start() -> Tensor:
 
 
 @pytest.mark.parametrize("f", FUNCTIONS.values(), ids=FUNCTIONS.keys())
-def test_a_backward_pass_reads_what_was_saved(f: Unary, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = start().requires_grad_()
-        y = transform(middle(f))(x)
-        y.sum().backward()
-        return y, x.grad
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("f", FUNCTIONS.values(), ids=FUNCTIONS.keys())
-def test_a_gradient_within_the_function(f: Unary, mode: Mode) -> None:
-    def gradient(x: Tensor) -> Any:
-        y = middle(f)(x)
-        return torch.autograd.grad(y.sum(), x, retain_graph=True), y
-
-    assert_same_as_eager(lambda transform: transform(gradient)(start().requires_grad_()), mode)
+@same_as_eager
+def test_a_backward_pass_reads_what_was_saved(transform: Transform, f: Unary) -> Any:
+    x = start().requires_grad_()
+    y = transform(middle(f))(x)
+    y.sum().backward()
+    return y, x.grad
 
 
 @pytest.mark.parametrize("name", TWICE)
-def test_a_second_derivative(name: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = start().requires_grad_()
-        (first,) = torch.autograd.grad(
-            transform(middle(FUNCTIONS[name]))(x).sum(), x, create_graph=True
-        )
-        first.square().sum().backward()
-        return first, x.grad
-
-    assert_same_as_eager(run, mode)
-
-
-def test_once_differentiable_stays_so(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = start().requires_grad_()
-        y = transform(middle(FUNCTIONS["once-only"]))(x)
-        (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
-            first.sum().backward()
-        return y
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_a_second_derivative(transform: Transform, name: str) -> Any:
+    x = start().requires_grad_()
+    (first,) = torch.autograd.grad(
+        transform(middle(FUNCTIONS[name]))(x).sum(), x, create_graph=True
+    )
+    first.square().sum().backward()
+    return first, x.grad
 
 
 def total(f: Unary) -> Unary:
@@ -304,58 +279,40 @@ def batch() -> Tensor:
 
 @pytest.mark.parametrize("name", SEPARATE)
 @pytest.mark.parametrize("nest", NESTINGS.values(), ids=NESTINGS.keys())
-def test_functions_under_transforms(nest: Any, name: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        return nest(middle(FUNCTIONS[name]), transform)(batch())
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_functions_under_transforms(transform: Transform, nest: Any, name: str) -> Any:
+    return nest(middle(FUNCTIONS[name]), transform)(batch())
 
 
 @pytest.mark.parametrize("nest", FORWARD_NESTINGS.values(), ids=FORWARD_NESTINGS.keys())
-def test_functions_with_a_jvp_under_forward_transforms(nest: Any, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        return nest(middle(FUNCTIONS["new-style"]), transform)(batch())
-
-    assert_same_as_eager(run, mode)
-
-
-def test_a_jvp_of_a_function_by_dual_numbers(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = start()
-        with torch.autograd.forward_ad.dual_level():
-            dual = torch.autograd.forward_ad.make_dual(x, x.cos())
-            out = transform(middle(FUNCTIONS["new-style"]))(dual)
-            primal, tangent = torch.autograd.forward_ad.unpack_dual(out)
-            return primal.clone(), tangent.clone()
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_functions_with_a_jvp_under_forward_transforms(transform: Transform, nest: Any) -> Any:
+    return nest(middle(FUNCTIONS["new-style"]), transform)(batch())
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_a_function_may_transform(where: str, mode: Mode) -> None:
+@same_as_eager
+def test_a_function_may_transform(transform: Transform, where: str) -> Any:
     """`remat` inside of a Function, in the way that a library would use it."""
 
-    def run(transform: Transform) -> Any:
-        inner = transform(lambda x: (x.sin() * x).exp().cos())
+    inner = transform(lambda x: (x.sin() * x).exp().cos())
 
-        class Uses(Function):
-            @staticmethod
-            def forward(ctx: Any, x: Tensor) -> Tensor:
-                out = inner(x) if where == "forward" else x.exp()
-                ctx.save_for_backward(x, out)
-                return out
+    class Uses(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            out = inner(x) if where == "forward" else x.exp()
+            ctx.save_for_backward(x, out)
+            return out
 
-            @staticmethod
-            def backward(ctx: Any, grad: Tensor) -> Tensor:
-                x, out = ctx.saved_tensors
-                return grad * (inner(x) if where == "backward" else x) * out
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            x, out = ctx.saved_tensors
+            return grad * (inner(x) if where == "backward" else x) * out
 
-        x = start().requires_grad_()
-        y = Uses.apply(x.sin()).exp()
-        y.sum().backward()
-        return y, x.grad
-
-    assert_same_as_eager(run, mode)
+    x = start().requires_grad_()
+    y = Uses.apply(x.sin()).exp()
+    y.sum().backward()
+    return y, x.grad
 
 
 def test_needs_input_grad_and_undefined_gradients_arrive_as_in_eager(mode: Mode) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERY, PLAIN, Mode, Transform, assert_same_as_eager
+from helpers import Transform, same_as_eager
 from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
-    checkpoint_sequential,
     create_selective_checkpoint_contexts,
 )
 
@@ -85,120 +84,40 @@ def trained(f: Callable[[Tensor], Tensor], net: nn.Module) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-def test_checkpoint_inside(kind: Wrap, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = model()
+@same_as_eager
+def test_checkpoint_inside(transform: Transform, kind: Wrap) -> Any:
+    net = model()
 
-        def f(x: Tensor) -> Tensor:
-            for block in net:
-                x = kind(block, x.sin())
-            return x
+    def f(x: Tensor) -> Tensor:
+        for block in net:
+            x = kind(block, x.sin())
+        return x
 
-        return trained(transform(f), net)
-
-    assert_same_as_eager(run, mode)
+    return trained(transform(f), net)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-def test_checkpoint_around(kind: Wrap, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = model()
-        blocks = [transform(block) for block in net]
+@same_as_eager
+def test_checkpoint_between_two_levels(transform: Transform, kind: Wrap) -> Any:
+    net = model()
+    blocks = [transform(block) for block in net]
 
-        def f(x: Tensor) -> Tensor:
-            for block in blocks:
-                x = kind(block, x)
-            return x
+    def f(x: Tensor) -> Tensor:
+        for block in blocks:
+            x = kind(block, x.sin())
+        return x.exp()
 
-        return trained(f, net)
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-def test_checkpoint_between_two_levels(kind: Wrap, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = model()
-        blocks = [transform(block) for block in net]
-
-        def f(x: Tensor) -> Tensor:
-            for block in blocks:
-                x = kind(block, x.sin())
-            return x.exp()
-
-        return trained(transform(f), net)
-
-    assert_same_as_eager(run, mode)
+    return trained(transform(f), net)
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "reentrant"])
-def test_a_gradient_of_checkpoints_within_the_function(name: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = model()
+@same_as_eager
+def test_a_gradient_of_checkpoints_within_the_function(transform: Transform, name: str) -> Any:
+    net = model()
 
-        def gradient(x: Tensor) -> Any:
-            out = KINDS[name](net, x.sin())
-            return out, torch.autograd.grad(out.square().sum(), [x, *net.parameters()])
+    def gradient(x: Tensor) -> Any:
+        out = KINDS[name](net, x.sin())
+        return out, torch.autograd.grad(out.square().sum(), [x, *net.parameters()])
 
-        torch.manual_seed(5)
-        return transform(gradient)(start()), torch.rand(2)
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("name", ["non-reentrant", "without-early-stop"])
-def test_second_derivatives_through_checkpoints(name: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net, x = model(), start()
-        torch.manual_seed(5)
-        out = transform(lambda x: KINDS[name](net, x.sin()))(x)
-        (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-        first.square().sum().backward()
-        return first, x.grad, [p.grad for p in net.parameters()]
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("name", ["non-reentrant", "without-early-stop"])
-def test_nested_checkpoints(name: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = model()
-
-        def inner(x: Tensor) -> Tensor:
-            return KINDS[name](net[1], net[0](x)).sin()
-
-        return trained(transform(lambda x: KINDS[name](lambda x: net[2](inner(x)), x.sin())), net)
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("order", ["around", "inside"])
-def test_checkpoint_sequential(order: str, reentrant: bool, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = model()
-
-        def sequential(blocks: Any) -> Callable[[Tensor], Tensor]:
-            return lambda x: checkpoint_sequential(blocks, 2, x, use_reentrant=reentrant)
-
-        if order == "inside":
-            return trained(transform(sequential(net)), net)
-        return trained(sequential([transform(block) for block in net]), net)
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
-def test_a_checkpointed_part_of_a_rematted_module_with_autocast(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = model()
-
-        def f(x: Tensor) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                for block in net:
-                    x = checkpoint(block, x, use_reentrant=False)
-            return x.float()
-
-        return trained(transform(f), net)
-
-    assert_same_as_eager(run, mode)
+    torch.manual_seed(5)
+    return transform(gradient)(start()), torch.rand(2)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers import (
     EVERYTHING,
-    MODES,
     Mode,
     Transform,
     assert_bitwise_equal,
@@ -21,7 +20,6 @@ from torch._higher_order_ops import while_loop
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
-from torch.nn.attention.flex_attention import flex_attention
 
 import rematfn
 from rematfn import _C
@@ -81,7 +79,6 @@ def step(transform: Transform, program: Program) -> Any:
 
 
 @pytest.mark.parametrize("name", CONTROL_FLOW)
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_control_flow_runs_operator_by_operator(name: str, mode: Mode) -> None:
     torch._dynamo.reset()
     assert_same_as_eager(lambda transform: step(transform, CONTROL_FLOW[name]), mode)
@@ -95,44 +92,6 @@ def test_what_control_flow_makes_goes_and_comes_back(name: str) -> None:
     x, w = tensors()
     g(x, w).sum().backward()
     assert rematfn.stats(g).replays > 0
-
-
-def test_flex_attention() -> None:
-    torch._dynamo.reset()
-    q, k, v = torch.randn(3, 1, 2, 16, 8).unbind()
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return flex_attention(q.sin(), k.cos(), v, lambda s, b, h, i, j: s + i - j).exp()
-
-    expected = attend(q, k, v)
-    for g in rematfn.remat(attend, "64KiB"), EVERYTHING(attend):
-        assert torch.equal(g(q, k, v), expected)
-
-
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_torchscript(mode: Mode) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.layer(x).relu()
-            if bool(y.sum() > 0):
-                y = y.sin()
-            return y.tanh()
-
-    torch.manual_seed(0)
-    net = torch.jit.script(Net())
-
-    def run(transform: Transform) -> Any:
-        net.zero_grad()
-        x, _ = tensors()
-        transform(net)(x).sum().backward()
-        inside = transform(lambda x: net(x.exp()).cos())(x)
-        return inside, x.grad, [p.grad for p in net.parameters()]
-
-    assert_same_as_eager(run, mode)
 
 
 def test_torchscript_of_a_transformed_function_is_refused() -> None:

@@ -31,8 +31,8 @@ from rematfn.testing import EvictEverything
 
 how = sys.argv[1]
 torch.manual_seed(0)
-layers = [nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Tanh()) for _ in range(8)]
-model, x = nn.Sequential(*layers), torch.randn(256, 64)
+layers = [nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Tanh()) for _ in range(4)]
+model, x = nn.Sequential(*layers), torch.randn(64, 64)
 params = dict(model.named_parameters())
 
 def loss(params, x):
@@ -43,7 +43,6 @@ def samples(params, x):
 
 WAYS = {
     "eager": lambda f: f,
-    "tight": lambda f: rematfn.remat(f, 600_000),
     "everything": lambda f: rematfn.remat(f, policy=EvictEverything()),
     "moves": lambda f: rematfn.offload(f, policy=EvictEverything()),
 }
@@ -56,22 +55,21 @@ def run(f, work):
         found = [out.detach(), *(p.grad for p in params.values())]
         model.zero_grad()
         return found
-    if work == "grad":
-        return list(func.grad(f)(params, x).values())
     return list(f(params, x).values())
 
-for work in "backward", "grad", "samples":
+for work in "backward", "samples":
     f = samples if work == "samples" else loss
     expected = run(f, work)
     g = WAYS[how](f)
-    for more in {}, {"profile_memory": True, "with_stack": True}:
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True, **more) as taken:
-            found = run(g, work)
-        assert all(map(torch.equal, found, expected))
-        events = taken.events()
-        ours = sorted({e.name for e in events if e.name.startswith("rematfn::")})
-        shapes = {tuple(map(tuple, e.input_shapes)) for e in events if e.name == "aten::addmm"}
-        print(work, ours, shapes)
+    with profile(
+        activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True, with_stack=True
+    ) as taken:
+        found = run(g, work)
+    assert all(map(torch.equal, found, expected))
+    events = taken.events()
+    ours = sorted({e.name for e in events if e.name.startswith("rematfn::")})
+    shapes = {tuple(map(tuple, e.input_shapes)) for e in events if e.name == "aten::addmm"}
+    print(work, ours, shapes)
     if how != "eager":
         counts = rematfn.stats(g)
         assert counts.moves if how == "moves" else counts.replays
@@ -86,19 +84,14 @@ from torch.profiler import ProfilerActivity, profile
 import rematfn
 
 torch.manual_seed(0)
-layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(8)]
-model, x = nn.Sequential(*layers), torch.randn(256, 64)
-POLICIES = {
-    "guided": rematfn.policies.Guided(search=0),
-    "kept": rematfn.policies.Memory(),
-    "on": rematfn.policies.ON(),
-}
+layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(4)]
+model, x = nn.Sequential(*layers), torch.randn(64, 64)
 how = sys.argv[1]
 f = lambda x: model(x).square().mean()
 if how == "moves":
     g = rematfn.offload(f, 0.4)
 else:
-    g = rematfn.remat(f, 0.4, policy=POLICIES[how])
+    g = rematfn.remat(f, 0.4, policy=rematfn.policies.Guided(search=0))
 for shapes in None, None, True, False, None:
     with contextlib.ExitStack() as stack:
         if shapes is not None:
@@ -159,7 +152,7 @@ def eager(script: Path) -> Ended:
     torch.__version__ < "2.13",
     reason="torch 2.12 asks evicted tensors for their addresses, and prints that they refuse",
 )
-@pytest.mark.parametrize("how", ["tight", "everything", "moves"])
+@pytest.mark.parametrize("how", ["everything", "moves"])
 def test_a_profile_with_shapes(how: str, script: Path, eager: Ended) -> None:
     ended = fresh(script, how)
     assert ended.code == 0, ended.err[-2000:]
@@ -169,7 +162,7 @@ def test_a_profile_with_shapes(how: str, script: Path, eager: Ended) -> None:
     assert wanted in ended.out
 
 
-@pytest.mark.parametrize("how", ["guided", "kept", "on", "moves"])
+@pytest.mark.parametrize("how", ["guided", "moves"])
 def test_a_profile_with_shapes_shows_what_calls_do_without(how: str, tmp_path: Path) -> None:
     """Note [A profiler keeps tensors from dying]."""
     path = tmp_path / "counted.py"
@@ -229,28 +222,6 @@ def wave(x: Tensor) -> Tensor:
     for _ in range(4):
         x = x.sin() * 2
     return x.sum()
-
-
-def test_who_asks_for_an_address_to_write_to_is_told() -> None:
-    kept: list[Tensor] = []
-
-    def f(x: Tensor) -> Tensor:
-        kept.append(x.sin())
-        for _ in range(8):
-            x = (x * 2).cos()
-        with pytest.raises(RuntimeError, match=r"rematfn\.materialize"):
-            torch._C.TensorBase.data_ptr(kept[0])
-        return x.sum() + kept[0].sum()
-
-    x = torch.linspace(0, 1, 1024)
-    kept.clear()
-    # Without acc_events torch 2.12 warns that it forgets earlier cycles.
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True):
-        found = rematfn.remat(f, 3 * x.nbytes + 64)(x)
-    y = x
-    for _ in range(8):
-        y = (y * 2).cos()
-    assert_bitwise_equal(found, y.sum() + x.sin().sum())
 
 
 def test_each_replay_is_a_range() -> None:

@@ -87,27 +87,21 @@ def trained(
 # --- what is run ----------------------------------------------------------------------------------
 
 
-def inside_ddp(transform: Transform, **options: Any) -> Any:
-    return trained(DistributedDataParallel(transform(network()), **options))
-
-
-def around_ddp(transform: Transform, **options: Any) -> Any:
-    return trained(transform(DistributedDataParallel(network(), **options)))
+def around_ddp(transform: Transform) -> Any:
+    return trained(transform(DistributedDataParallel(network())))
 
 
 def around_step_of_ddp(transform: Transform, **options: Any) -> Any:
     return trained(DistributedDataParallel(network(), bucket_cap_mb=0.01, **options), transform)
 
 
-def no_sync(transform: Transform, whole_step: bool) -> Any:
+def no_sync(transform: Transform) -> Any:
     model = DistributedDataParallel(network())
 
     def alone(k: int) -> Any:
         return model.no_sync() if k == 0 else contextlib.nullcontext()
 
-    if whole_step:
-        return trained(model, transform, alone)
-    return trained(transform(model), alone=alone)
+    return trained(model, transform, alone)
 
 
 def communication_hook(transform: Transform) -> Any:
@@ -122,19 +116,15 @@ def communication_hook(transform: Transform) -> Any:
     return trained(model, transform)
 
 
-def sharded(
-    transform: Transform, at: str, units: Iterable[int] = range(BLOCKS), **options: Any
-) -> Any:
+def sharded(transform: Transform, at: str, units: Iterable[int] = range(BLOCKS)) -> Any:
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     model = network()
     for k in range(BLOCKS):
         if at == "blocks":
             model[k] = transform(model[k])
         if k in units:
-            fully_shard(model[k], mesh=mesh, **options)
-        if at == "units":
-            model[k] = transform(model[k])
-    fully_shard(model, mesh=mesh, **options)
+            fully_shard(model[k], mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return trained(
         transform(model) if at == "model" else model, transform if at == "step" else untransformed
     )
@@ -163,41 +153,37 @@ def fsdp1(transform: Transform, at: str) -> Any:
     model: Any = network()
     if at == "blocks":
         model = nn.Sequential(*map(transform, model))
-    if at != "root":
-        model = nn.Sequential(*map(shard, model))
-    model = shard(model)
+    model = shard(nn.Sequential(*map(shard, model)))
     return trained(
-        transform(model) if at in ("root", "model") else model,
+        transform(model) if at == "model" else model,
         transform if at == "step" else untransformed,
     )
 
 
-def joined(transform: Transform, whole_step: bool) -> Any:
+def joined(transform: Transform) -> Any:
     """One rank has a batch more than the other."""
     model = DistributedDataParallel(network(), bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inner = model if whole_step else transform(model)
 
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss: Tensor = inner(x).square().mean()
+        loss: Tensor = model(x).square().mean()
         loss.backward()
         optimizer.step()
         return loss.detach()
 
-    if whole_step:
-        step = transform(step)
+    step = transform(step)
     with model.join():
         losses = [step(batch(k)) for k in range(2 + distributed.get_rank())]
     return losses, [whole(p) for p in model.parameters()]
 
 
-def tensor_parallel(transform: Transform, whole_step: bool) -> Any:
+def tensor_parallel(transform: Transform) -> Any:
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     model: nn.Module = network()
     for block in model.children():
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    return trained(model, transform) if whole_step else trained(transform(model))
+    return trained(model, transform)
 
 
 def asynchronous(transform: Transform) -> Any:
@@ -209,19 +195,6 @@ def asynchronous(transform: Transform) -> Any:
         parts = [torch.empty_like(x) for _ in range(distributed.get_world_size())]
         distributed.all_gather(parts, z)
         return (y.cos() + torch.stack(parts).sin().sum(0)).tanh()
-
-    return transform(f)(batch(0))
-
-
-def padded(transform: Transform) -> Any:
-    """What is read of a bucket includes memory that nobody has written, and nobody looks at."""
-
-    def f(x: Tensor) -> Tensor:
-        bucket = torch.empty(x.numel() + 24)
-        bucket[: x.numel()].copy_(x.sin().flatten())
-        before = bucket * 0.5
-        distributed.all_reduce(bucket)
-        return (bucket - before)[: x.numel()]
 
     return transform(f)(batch(0))
 
@@ -290,37 +263,36 @@ def assert_same_and_bounded(run: Callable[[Transform], Any], fraction: float | N
 
 
 def replicated() -> None:
-    for run in (inside_ddp, around_ddp, around_step_of_ddp):
-        assert_same_and_bounded(run)
+    assert_same_and_bounded(around_ddp)
     assert_same_and_bounded(functools.partial(around_step_of_ddp, gradient_as_bucket_view=True))
     assert_same_and_bounded(functools.partial(around_step_of_ddp, static_graph=True))
-    assert_same_and_bounded(functools.partial(no_sync, whole_step=True))
+    assert_same_and_bounded(no_sync)
     assert_same_and_bounded(communication_hook)
-    for whole_step in (False, True):
-        assert_same_and_bounded(functools.partial(joined, whole_step=whole_step))
+    assert_same_and_bounded(joined)
 
 
 def shards() -> None:
-    for at, fraction in (("blocks", 0.92), ("units", 0.92), ("model", 0.7), ("step", 0.7)):
+    for at, fraction in (("blocks", 0.92), ("step", 0.7)):
         assert_same_and_bounded(functools.partial(sharded, at=at), fraction)
     assert_same_and_bounded(functools.partial(sharded, at="model", units=()))  # the root alone
     assert_same_and_bounded(units_of_two)
-    assert_same_and_bounded(functools.partial(sharded, at="model", reshard_after_forward=False))
-
-
-def shards_of_fsdp1() -> None:
-    for at, fraction in (("blocks", 0.92), ("root", 0.7), ("step", 0.7)):
+    for at, fraction in (("blocks", 0.92), ("step", 0.7)):
         assert_same_and_bounded(functools.partial(fsdp1, at=at), fraction)
-    with pytest.raises(rematfn.ReplayError, match="after it was read"):
-        fsdp1(EVERYTHING, at="model")
 
 
 def communicating() -> None:
-    for whole_step in (False, True):
-        assert_same_and_bounded(functools.partial(tensor_parallel, whole_step=whole_step))
+    assert_same_and_bounded(tensor_parallel)
     assert_same_and_bounded(asynchronous, fraction=0.92)
-    assert_same_and_bounded(padded, fraction=None)
     assert_same_and_bounded(differentiable, fraction=None)  # a collective is its peak
+
+
+def exact_and_bounded() -> None:
+    replicated()
+    shards()
+    communicating()
+    freed()
+    with pytest.raises(rematfn.ReplayError, match="after it was read"):
+        fsdp1(EVERYTHING, at="model")
 
 
 def one_fails() -> None:
@@ -375,8 +347,6 @@ def freed() -> None:
     assert_bitwise_equal(loss_of(EVERYTHING, **kept), loss_of(untransformed, **kept))
 
 
-@pytest.mark.parametrize(
-    "work", [replicated, shards, shards_of_fsdp1, communicating, one_fails, freed]
-)
+@pytest.mark.parametrize("work", [exact_and_bounded, one_fails])
 def test_in_two_processes(work: Callable[[], None], tmp_path: Path) -> None:
     in_ranks(work, tmp_path)

@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERY, EVERYTHING, PLAIN, Mode, Transform, assert_same_as_eager, untransformed
-from torch import Tensor, func, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from helpers import (
+    EVERY,
+    PLAIN,
+    Mode,
+    Transform,
+    assert_same_as_eager,
+    same_as_eager,
+)
+from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.flop_counter import FlopCounterMode
 
-import rematfn
 from rematfn import _C
 
 
@@ -93,33 +96,16 @@ class Scaled(Tensor):
         return "Scaled"
 
 
-class Special(nn.Parameter):
-    """A parameter of a class of its own."""
-
-
 @pytest.mark.parametrize("where", ["argument", "captured"])
-def test_torch_function_subclasses_keep_their_class(where: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, w = start().as_subclass(Named), weight()
-        out = (
-            transform(lambda x: body(x, w))(x)
-            if where == "argument"
-            else transform(lambda w: body(x, w))(w)
-        )
-        return out.label, out, out.as_subclass(Tensor)
-
-    assert_same_as_eager(run, mode)
-
-
-def test_gradients_of_torch_function_subclasses(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = start().as_subclass(Named).requires_grad_()
-        w = weight().requires_grad_()
-        out = transform(body)(x, w)
-        out.sum().backward()
-        return out.as_subclass(Tensor), x.grad, w.grad
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_torch_function_subclasses_keep_their_class(transform: Transform, where: str) -> Any:
+    x, w = start().as_subclass(Named), weight()
+    out = (
+        transform(lambda x: body(x, w))(x)
+        if where == "argument"
+        else transform(lambda w: body(x, w))(w)
+    )
+    return out.label, out, out.as_subclass(Tensor)
 
 
 def unscaled(tree: Any) -> Any:
@@ -127,34 +113,28 @@ def unscaled(tree: Any) -> Any:
     return tree_map_only(Scaled, lambda t: [t.value, t.scale], tree)
 
 
-def test_wrapper_subclasses_as_arguments(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, w = Scaled(start(), torch.tensor(1.5)), weight()
-        return unscaled(transform(body)(x, w))
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_wrapper_subclasses_as_arguments(transform: Transform) -> Any:
+    x, w = Scaled(start(), torch.tensor(1.5)), weight()
+    return unscaled(transform(body)(x, w))
 
 
-def test_wrapper_subclasses_made_inside(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor, w: Tensor) -> Any:
-            wrapped = Scaled(x.exp(), x.mean())
-            return body(wrapped, w), wrapped.plain().cos(), wrapped
+@same_as_eager
+def test_wrapper_subclasses_made_inside(transform: Transform) -> Any:
+    def f(x: Tensor, w: Tensor) -> Any:
+        wrapped = Scaled(x.exp(), x.mean())
+        return body(wrapped, w), wrapped.plain().cos(), wrapped
 
-        return unscaled(transform(f)(start(), weight()))
-
-    assert_same_as_eager(run, mode)
+    return unscaled(transform(f)(start(), weight()))
 
 
-def test_gradients_through_wrapper_subclasses(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = Scaled(start(), torch.tensor(1.5)).requires_grad_()
-        w = weight().requires_grad_()
-        out = transform(body)(x, w)
-        out.sum().backward()
-        return unscaled([out.detach(), x.grad, w.grad])
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_gradients_through_wrapper_subclasses(transform: Transform) -> Any:
+    x = Scaled(start(), torch.tensor(1.5)).requires_grad_()
+    w = weight().requires_grad_()
+    out = transform(body)(x, w)
+    out.sum().backward()
+    return unscaled([out.detach(), x.grad, w.grad])
 
 
 def test_what_a_result_has_as_attributes_leaves_with_it(mode: Mode) -> None:
@@ -179,18 +159,6 @@ def test_what_a_result_has_as_attributes_leaves_with_it(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-def test_a_module_with_parameters_of_a_class_of_its_own(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        net = nn.Linear(4, 4)
-        net.weight = Special(net.weight.detach())
-        out = transform(net)(start())
-        out.square().sum().backward()
-        return type(net.weight).__name__, out, net.weight.grad, net.bias.grad
-
-    assert_same_as_eager(run, mode)
-
-
 # --- modes ----------------------------------------------------------------------------------------
 
 
@@ -207,23 +175,6 @@ class Log(TorchDispatchMode):
         return out
 
 
-class Doubling(TorchDispatchMode):
-    """Change what an operator gives."""
-
-    def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = f(*args, **kwargs or {})
-        return out * 2 if f is torch.ops.aten.sin.default else out
-
-
-class Functions(TorchFunctionMode):
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def __torch_function__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(getattr(f, "__name__", "?"))
-        return f(*args, **kwargs or {})
-
-
 def gradient(x: Tensor, w: Tensor) -> Any:
     out = body(x, w)
     return out, torch.autograd.grad(out.sum(), [x, w])
@@ -234,111 +185,19 @@ def leaves() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("where", ["inside", "around"])
-def test_a_dispatch_mode_sees_the_program_and_no_replays(where: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        log = Log()
+@same_as_eager
+def test_a_dispatch_mode_sees_the_program_and_no_replays(transform: Transform, where: str) -> Any:
+    log = Log()
 
-        def logged(f: Any) -> Any:
-            def within(*args: Any) -> Any:
-                with log:
-                    return f(*args)
+    def logged(f: Any) -> Any:
+        def within(*args: Any) -> Any:
+            with log:
+                return f(*args)
 
-            return within
+        return within
 
-        g = transform(logged(gradient)) if where == "inside" else logged(transform(gradient))
-        return g(*leaves()), log.lines
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("where", ["inside", "around"])
-def test_a_dispatch_mode_may_compute(where: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        def doubled(f: Any) -> Any:
-            def within(*args: Any) -> Any:
-                with Doubling():
-                    return f(*args)
-
-            return within
-
-        g = transform(doubled(gradient)) if where == "inside" else doubled(transform(gradient))
-        return g(*leaves())
-
-    assert_same_as_eager(run, mode)
-
-
-def test_a_function_mode_sees_the_program(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        functions = Functions()
-
-        def f(x: Tensor, w: Tensor) -> Any:
-            with functions:
-                return gradient(x, w)
-
-        return transform(f)(*leaves()), functions.names
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("where", ["inside", "around"])
-def test_flops_are_counted_once(where: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, w = leaves()
-        if where == "inside":
-
-            def f(x: Tensor, w: Tensor) -> Any:
-                with FlopCounterMode(display=False) as counter:
-                    return gradient(x, w), counter.get_total_flops()
-
-            return transform(f)(x, w)
-        with FlopCounterMode(display=False) as counter:
-            out = transform(body)(x, w)
-            out.sum().backward()
-        return out, x.grad, w.grad, counter.get_total_flops()
-
-    *_, flops = assert_same_as_eager(run, mode)
-    assert flops > 0
-
-
-# --- fake tensors ---------------------------------------------------------------------------------
-
-
-def shapes(tree: Any) -> Any:
-    return tree_map_only(
-        Tensor, lambda t: (type(t).__name__, tuple(t.shape), t.stride(), str(t.device)), tree
-    )
-
-
-@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
-def test_fake_tensors_around_pass_through(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        with FakeTensorMode() as fake:
-            x, w = (fake.from_tensor(t) for t in leaves())
-            g = transform(gradient)
-            out = g(x, w)
-        if transform is not untransformed:
-            assert rematfn.stats(g).peak_bytes == 0, "nothing of a fake tensor is counted"
-        return shapes(out)
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
-def test_fake_tensors_inside_pass_through(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor, w: Tensor) -> Any:
-            y = x.sin()
-            with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-                faked = fake.from_tensor(y.exp())
-                predicted = shapes(
-                    gradient(faked.detach().requires_grad_(), torch.ones(4, 4, requires_grad=True))
-                )
-            assert isinstance(faked, FakeTensor)
-            return predicted, y.cos()
-
-        return transform(f)(start(), weight())
-
-    assert_same_as_eager(run, mode)
+    g = transform(logged(gradient)) if where == "inside" else logged(transform(gradient))
+    return g(*leaves()), log.lines
 
 
 # --- tracing --------------------------------------------------------------------------------------
@@ -353,105 +212,3 @@ def test_make_fx_traces_the_function_itself(tracing: str, mode: Mode) -> None:
         return graph.code, graph(x, w)
 
     assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("order", ["grad-remat", "remat-grad", "vmap-remat"])
-@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
-def test_make_fx_traces_through_transforms(order: str, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Tensor:
-            return body(x, weight()).sum()
-
-        orders = {
-            "grad-remat": lambda: func.grad(transform(f)),
-            "remat-grad": lambda: transform(func.grad(f)),
-            "vmap-remat": lambda: func.vmap(transform(f)),
-        }
-        x = torch.stack([start(), start() * 2]) if order == "vmap-remat" else start()
-        graph = make_fx(orders[order]())(x)
-        return graph.code, graph(x)
-
-    assert_same_as_eager(run, mode)
-
-
-def test_a_traced_graph_runs_inside(mode: Mode) -> None:
-    graph = make_fx(gradient)(*leaves())
-
-    def run(transform: Transform) -> Any:
-        return transform(lambda x, w: graph(x.sin(), w.exp()))(start(), weight())
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_an_interpreter_runs_a_symbolic_trace(mode: Mode) -> None:
-    class Net(nn.Module):
-        def forward(self, x: Tensor, w: Tensor) -> Tensor:
-            return body(x, w)
-
-    graph = torch.fx.symbolic_trace(Net())
-
-    def run(transform: Transform) -> Any:
-        interpreter = torch.fx.Interpreter(graph)
-        return transform(graph)(start(), weight()), transform(interpreter.run)(start(), weight())
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_scripted_and_traced_functions_inside(mode: Mode) -> None:
-    scripted, traced = torch.jit.script(body), torch.jit.trace(body, (start(), weight()))
-
-    def run(transform: Transform) -> Any:
-        x, w = leaves()
-        out = transform(lambda x, w: scripted(x.sin(), w).exp() * traced(x.cos(), w))(x, w)
-        out.sum().backward()
-        return out, x.grad, w.grad
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
-def test_jit_trace_of_a_transformed_function(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        traced = torch.jit.trace(transform(body), (start(), weight()))
-        return str(traced.graph).split("#")[0], traced(start(), weight())
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("strict", [False])
-@pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
-def test_export_of_a_transformed_module(strict: bool, mode: Mode) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(weight())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return body(x, self.w)
-
-    def run(transform: Transform) -> Any:
-        program = torch.export.export(transform(Net()), (start(),), strict=strict)
-        return program.graph_module.print_readable(False), program.module()(start())
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_budget_error_inside_torchscript_keeps_its_type() -> None:
-    scripted = torch.jit.script(body)
-    with pytest.raises(rematfn.BudgetError, match="Raise the budget"):
-        rematfn.remat(lambda x, w: scripted(x, w), budget=16)(start(), weight())
-    assert _C.stack_depth() == 0
-
-
-def test_no_lineage_survives_a_mode() -> None:
-    before = _C.testing.live_operations()
-    with Log():
-        out = EVERYTHING(body)(start(), weight())
-    assert _C.testing.live_operations() == before
-    assert not _C.has_key(out)

@@ -14,13 +14,19 @@ import pickle
 import time
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import EVERYTHING, MODES, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import (
+    EVERYTHING,
+    Mode,
+    Transform,
+    assert_bitwise_equal,
+    assert_same_as_eager,
+    same_as_eager,
+)
 from torch import Tensor, nn
 
 import rematfn
@@ -240,72 +246,6 @@ def test_the_error_says_what_has_become_of_the_bytes(transform: Any, what: str) 
         transform(f, policy=EvictEverything())(start())
 
 
-LEGACY: dict[str, Access] = {
-    "new_tensor": lambda x: x.new_tensor([1.0, 2.0]),
-    "new": lambda x: x.new(2, 3),
-    "new of a list": lambda x: x.new([1.0, 2.0]),
-}
-
-
-@pytest.mark.parametrize("access", LEGACY.values(), ids=LEGACY.keys())
-def test_legacy_constructors_say_what_to_write_instead(access: Access) -> None:
-    with pytest.raises(
-        RuntimeError, match=r"budget=no cap\): x.new_tensor.*\nWrite torch.tensor\("
-    ):
-        inside(access, rematfn.remat)
-
-
-def test_with_grad_a_tensor_prints_its_node(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Any:
-            y = x.sin()
-            z = y.cos()
-            return repr(y), f"{z}", y.tolist(), y.detach().numpy().tolist(), y * z
-
-        return transform(f)(start().requires_grad_())
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_printing_under_torch_func_shows_the_wrapped_value(mode: Mode) -> None:
-    shown: list[str] = []
-
-    def run(transform: Transform) -> Any:
-        shown.clear()
-
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            z = y.cos()
-            shown.append(repr(y))
-            return (y * z).sum()
-
-        return torch.func.grad(transform(f))(start()), list(shown)
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
-def test_a_tensor_in_shared_memory_stays_there(
-    strategy: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What another process may write is not evicted any more."""
-    monkeypatch.setattr(torch.multiprocessing, "_sharing_strategy", strategy)
-
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Any:
-            y = rematfn.materialize(x.sin()).share_memory_()
-            twin = pickle.loads(bytes(ForkingPickler.dumps(y)))
-            for _ in range(3):
-                x = x * 1.5
-            twin.fill_(7)
-            return y + x, y.is_shared()
-
-        return transform(f)(start())
-
-    assert_same_as_eager(run, mode)
-
-
 GUARDS: dict[str, Callable[[], Any]] = {
     "of the excluded keys": torch._C._DisableFuncTorch,  # as in repr
     "of all keys": lambda: torch._C._ForceDispatchKeyGuard(
@@ -367,54 +307,21 @@ def test_mutation_on_saved_tensors(around: bool, mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-def test_several_tensors_are_saved_together_within_the_budget() -> None:
-    def f(x: Tensor) -> Any:
-        kept = {str(i): x * i for i in range(8)}
-        del kept["0"]
-        return saved(list(kept.values())[-2:]), copy.deepcopy(kept["1"]), sum(kept.values())
-
-    x = start()
-    data, copied, total = rematfn.remat(f, 6 * x.nbytes + 64)(x)
-    assert_bitwise_equal((loaded(data), copied, total), ([x * 6, x * 7], x * 1, f(x)[2]))
-
-
-def test_what_is_written_by_address_stays(mode: Mode) -> None:
+@same_as_eager
+def test_what_is_written_by_address_stays(transform: Transform) -> Any:
     """As a kernel does that somebody else launches: no operator, and a replay would undo it."""
 
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            numbers = (ctypes.c_float * y.numel()).from_address(y.data_ptr())
-            for i in range(len(numbers)):
-                numbers[i] *= 2
-            return y.exp().sum() + y.cos().sum()
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        numbers = (ctypes.c_float * y.numel()).from_address(y.data_ptr())
+        for i in range(len(numbers)):
+            numbers[i] *= 2
+        return y.exp().sum() + y.cos().sum()
 
-        x = start().requires_grad_()
-        loss = transform(f)(x)
-        loss.backward()
-        return loss, x.grad
-
-    assert_same_as_eager(run, mode)
-
-
-BY_ELEMENT: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
-    "apply_": lambda y, a, b: y.apply_(lambda v: v * 2),
-    "map_": lambda y, a, b: y.map_(a, lambda v, w: v + w),
-    "map2_": lambda y, a, b: y.map2_(a, b, lambda u, v, w: u + v * w),
-}
-
-
-@pytest.mark.parametrize("write", BY_ELEMENT.values(), ids=BY_ELEMENT.keys())
-def test_what_is_written_element_by_element_stays(write: Callable[..., Any], mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Any:
-            y, a, b = x.sin(), x.cos(), x.exp()
-            write(y, a, b)
-            return y + 1, y * 2, a * 2, b * 2
-
-        return transform(f)(start())
-
-    assert_same_as_eager(run, mode)
+    x = start().requires_grad_()
+    loss = transform(f)(x)
+    loss.backward()
+    return loss, x.grad
 
 
 ADDRESSES: dict[str, Callable[[Tensor], Callable[[], object]]] = {
@@ -452,28 +359,26 @@ def test_what_was_read_before_a_write_by_address_is_not_replayed_from_it(
         EVERYTHING(f)(x, True)
 
 
-def test_what_an_array_writes_stays(mode: Mode) -> None:
+@same_as_eager
+def test_what_an_array_writes_stays(transform: Transform) -> Any:
     """One element that no sample holds; before an operator reads, or another array is made."""
 
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Tensor:
-            y, z = x.sin(), x + 1
-            array = y.detach().numpy()
-            array.reshape(-1)[5] = 7
-            y.mul_(2)
-            array.reshape(-1)[7] = 8
-            w = y.cos()
-            z.detach().numpy().reshape(-1)[5] = 8
-            z.detach().numpy().reshape(-1)[6] = 9
-            del array, y
-            return (w.sin() * z.mul_(2)).exp().sum()
+    def f(x: Tensor) -> Tensor:
+        y, z = x.sin(), x + 1
+        array = y.detach().numpy()
+        array.reshape(-1)[5] = 7
+        y.mul_(2)
+        array.reshape(-1)[7] = 8
+        w = y.cos()
+        z.detach().numpy().reshape(-1)[5] = 8
+        z.detach().numpy().reshape(-1)[6] = 9
+        del array, y
+        return (w.sin() * z.mul_(2)).exp().sum()
 
-        x = torch.linspace(0, 1, 1000).requires_grad_()
-        loss = transform(f)(x)
-        (gradient,) = torch.autograd.grad(loss, x)
-        return loss, gradient
-
-    assert_same_as_eager(run, mode)
+    x = torch.linspace(0, 1, 1000).requires_grad_()
+    loss = transform(f)(x)
+    (gradient,) = torch.autograd.grad(loss, x)
+    return loss, gradient
 
 
 def test_an_array_that_is_looked_at_costs_nothing() -> None:
@@ -498,29 +403,6 @@ def test_an_array_that_is_looked_at_costs_nothing() -> None:
     assert_bitwise_equal(run(lambda h: h.detach().numpy().mean()), run(lambda h: None))
 
 
-def test_methods_that_tell_levels_can_be_pickled() -> None:
-    assert rematfn.remat(torch.sin)(torch.zeros(1)) == 0  # from then on they do
-    for method in (torch.Tensor.numpy, torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr):
-        assert pickle.loads(pickle.dumps(method)) is method
-
-
-def test_an_address_stays_good_when_an_operator_writes_there(mode: Mode) -> None:
-    """The operator is recorded, since it writes elsewhere too: what it made there is kept."""
-
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Tensor:
-            y, z = x.sin(), x.cos()
-            address = y.data_ptr()
-            torch._foreach_mul_([y, z], 2.0)
-            w = x.exp().cos()
-            ctypes.memset(address, 0, y.nbytes)
-            return (y + w) * z
-
-        return transform(f)(start())
-
-    assert_same_as_eager(run, mode)
-
-
 def test_an_address_stays_good_when_a_collective_has_been_waited_for(mode: Mode) -> None:
     """What it is given may be moved from then on, unless somebody else has the address as well."""
 
@@ -539,28 +421,3 @@ def test_an_address_stays_good_when_a_collective_has_been_waited_for(mode: Mode)
     for g in (rematfn.offload(f), rematfn.remat(f, 4 * x.nbytes, offload=True)):
         for _ in range(3):
             assert_bitwise_equal(g(x), f(x))
-
-
-def test_a_record_knows_whose_address_was_asked_for(tmp_path: Path) -> None:
-    """They do not go, neither way, so a simulation fits where the call does."""
-
-    def f(x: Tensor) -> Tensor:
-        made, h = [], x
-        for _ in range(8):
-            h = h.sin()
-            h.data_ptr()
-            made.append(h)
-        return torch.stack([y.cos().sum() for y in made])
-
-    x = torch.linspace(0, 1, 4096)
-    trace = rematfn.record(f, x)
-    trace.save(tmp_path / "trace.jsonl")
-    for known in (trace, rematfn.Trace.load(tmp_path / "trace.jsonl")):
-        assert [what for what, _ in known._core.events()].count("addressed") == 8
-    with pytest.raises(rematfn.BudgetError):
-        rematfn.simulate(trace, 5 * x.nbytes)
-    with pytest.raises(rematfn.BudgetError):
-        rematfn.remat(f, 5 * x.nbytes)(x)
-    least = 10 * x.nbytes
-    assert rematfn.simulate(trace, least).replays == 0
-    assert_bitwise_equal(rematfn.remat(f, least)(x), f(x))

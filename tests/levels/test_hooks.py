@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERY, PLAIN, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import (
+    EVERY,
+    PLAIN,
+    Mode,
+    Transform,
+    assert_bitwise_equal,
+    assert_same_as_eager,
+    same_as_eager,
+)
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook, save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import rematfn
@@ -44,279 +52,92 @@ def trained(net: Callable[[Tensor], Tensor], parameters: Any) -> Any:
 # --- hooks on tensors -----------------------------------------------------------------------------
 
 
-def test_a_tensor_hook_inside_replaces_the_gradient(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, seen = torch.linspace(0.2, 1, 6, requires_grad=True), []
+@same_as_eager
+def test_a_tensor_hook_inside_replaces_the_gradient(transform: Transform) -> Any:
+    x, seen = torch.linspace(0.2, 1, 6, requires_grad=True), []
 
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            weights = y.detach().cos()  # a hook that held y itself would be a cycle
-            y.register_hook(lambda grad: seen.append(grad.sum().item()))
-            y.register_hook(lambda grad: grad * weights)
-            z = (y * x).exp()
-            z.register_hook(lambda grad: grad + 1)
-            return z * y
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        weights = y.detach().cos()  # a hook that held y itself would be a cycle
+        y.register_hook(lambda grad: seen.append(grad.sum().item()))
+        y.register_hook(lambda grad: grad * weights)
+        z = (y * x).exp()
+        z.register_hook(lambda grad: grad + 1)
+        return z * y
 
-        transform(f)(x).sum().backward()
-        return x.grad, seen
-
-    assert_same_as_eager(run, mode)
+    transform(f)(x).sum().backward()
+    return x.grad, seen
 
 
-def test_what_a_hook_keeps_is_an_ordinary_tensor_once_it_is_used(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, kept = torch.linspace(0.2, 1, 6, requires_grad=True), []
-
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            y.register_hook(kept.append)
-            return (y * x).exp() * y
-
-        transform(f)(x).sum().backward()
-        return x.grad, [t * 2 for t in kept], [t.clone() for t in kept]
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("capture", [False, True], ids=["backward", "grad"])
-def test_hooks_on_a_leaf_that_are_registered_afterwards(capture: bool, mode: Mode) -> None:
-    """The first one makes torch drop the hooks the leaf had, ours among them."""
-
-    def run(transform: Transform) -> Any:
-        x, seen = torch.linspace(0.2, 1, 6, requires_grad=True), []
-        out = transform(lambda x: (x.sin() * x).exp())(x)
-        x.register_hook(lambda grad: seen.append(grad))
-        x.register_hook(lambda grad: grad * 2)
-        if capture:
-            return torch.autograd.grad(out.sum(), x), seen
-        out.sum().backward()
-        return x.grad, seen
-
-    assert_same_as_eager(run, mode)
-
-
-def test_a_hook_outside_that_uses_what_f_stored_away(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, stored = torch.linspace(0.2, 1, 6, requires_grad=True), []
-        x.register_hook(lambda grad: grad * stored[0])
-
-        def f(x: Tensor) -> Tensor:
-            stored.append(x.detach().cos())
-            return (x.sin() * x).exp()
-
-        transform(f)(x).sum().backward()
-        return x.grad
-
-    assert_same_as_eager(run, mode)
-
-
-def test_a_hook_may_run_a_transform_of_its_own(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = torch.linspace(0.2, 1, 6, requires_grad=True)
-        damp = transform(lambda grad: (grad.sin() * grad).exp().cos())
-
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            y.register_hook(damp)
-            return (y * x).exp() * y
-
-        transform(f)(x).sum().backward()
-        return x.grad
-
-    assert_same_as_eager(run, mode)
-
-
-def test_hooks_on_arguments_captured_tensors_and_results(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        leaf = torch.linspace(0.2, 1, 6, requires_grad=True)
-        x, captured = leaf.exp(), leaf.cos()
-        seen: list[Tensor] = []
-        leaf.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
-        for t in (x, captured):
-            t.retain_grad()
-            t.register_hook(lambda grad: seen.append(grad))
-            t.register_hook(lambda grad: grad.clamp(-2, 2))
-        y, z = transform(lambda x: ((x * captured).sin() * x, x.exp()))(x)
-        for t in (y, z):
-            t.retain_grad()
-            t.register_hook(lambda grad: grad * 3)
-        (y * z).sum().backward()
-        return leaf.grad, x.grad, captured.grad, y.grad, z.grad, seen
-
-    assert_same_as_eager(run, mode)
-
-
-def test_retain_grad_inside(mode: Mode) -> None:
-    """The gradient of an intermediate, held by the caller's list."""
-
-    def run(transform: Transform) -> Any:
-        x, kept = torch.linspace(0.2, 1, 6, requires_grad=True), []
-
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            y.retain_grad()
-            kept.append(y)
-            return (y * x).exp() * y
-
-        transform(f)(x).sum().backward()
-        return x.grad, [t.grad + 0 for t in kept]
-
-    assert_same_as_eager(run, mode)
-
-
-def test_post_accumulate_hooks_step_an_optimiser_in_the_backward(mode: Mode) -> None:
-    """The idiom that frees each gradient as soon as it is there."""
-
-    def run(transform: Transform) -> Any:
-        net = model()
-        optimisers = {p: torch.optim.AdamW([p], lr=0.05) for p in net.parameters()}
-
-        def step(p: Tensor) -> None:
-            optimisers[p].step()
-            p.grad = None
-
-        for p in net.parameters():
-            p.register_post_accumulate_grad_hook(step)
-        outs = []
-        for _ in range(3):
-            outs.append(transform(lambda x: net(x).square())(torch.ones(2, 4)))
-            outs[-1].sum().backward()
-        return outs, list(net.parameters())
-
-    assert_same_as_eager(run, mode)
-
-
-def test_hooks_on_nodes_of_parameters_step_an_optimiser(mode: Mode) -> None:
-    """As torch.distributed.optim._apply_optimizer_in_backward does it."""
-
-    def run(transform: Transform) -> Any:
-        net = model()
-        nodes = []
-
-        def step(p: nn.Parameter, optimiser: torch.optim.Optimizer) -> Callable[..., None]:
-            def hook(*_: Any) -> None:
-                optimiser.step()
-                p.grad = None
-
-            return hook
-
-        for p in net.parameters():
-            node = p.view_as(p).grad_fn.next_functions[0][0]
-            node.register_hook(step(p, torch.optim.SGD([p], lr=0.05)))
-            nodes.append(node)
-        outs = []
-        for _ in range(3):
-            outs.append(transform(lambda x: net(x.sin()).square())(torch.ones(2, 4)))
-            outs[-1].sum().backward()
-        return outs, list(net.parameters())
-
-    assert_same_as_eager(run, mode)
-
-
-def test_hooks_on_parameters_write_them(mode: Mode) -> None:
-    """Before the gradient is accumulated, while the layers below wait for theirs."""
-
-    def run(transform: Transform) -> Any:
-        net = model()
-
-        def descend(p: Tensor) -> Callable[[Tensor], None]:
-            def hook(grad: Tensor) -> None:
-                with torch.no_grad():
-                    p.sub_(grad * 0.05)
-
-            return hook
-
-        for p in net.parameters():
-            p.register_hook(descend(p))
-        outs = []
-        for _ in range(2):
-            outs.append(transform(lambda x: net(x.sin()).square())(torch.ones(2, 4)))
-            outs[-1].sum().backward()
-        return outs, list(net.parameters()), [p.grad for p in net.parameters()]
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_hooks_on_arguments_captured_tensors_and_results(transform: Transform) -> Any:
+    leaf = torch.linspace(0.2, 1, 6, requires_grad=True)
+    x, captured = leaf.exp(), leaf.cos()
+    seen: list[Tensor] = []
+    leaf.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    for t in (x, captured):
+        t.retain_grad()
+        t.register_hook(lambda grad: seen.append(grad))
+        t.register_hook(lambda grad: grad.clamp(-2, 2))
+    y, z = transform(lambda x: ((x * captured).sin() * x, x.exp()))(x)
+    for t in (y, z):
+        t.retain_grad()
+        t.register_hook(lambda grad: grad * 3)
+    (y * z).sum().backward()
+    return leaf.grad, x.grad, captured.grad, y.grad, z.grad, seen
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("order", ["inside", "around"])
+@same_as_eager
 def test_an_optimiser_is_stepped_from_within_a_reentrant_checkpoint(
-    order: str, fused: bool, mode: Mode
-) -> None:
+    transform: Transform, order: str, fused: bool
+) -> Any:
     """The parameters' gradients arrive in a backward that runs within the backward."""
 
-    def run(transform: Transform) -> Any:
-        net = model()
-        optimisers = {p: torch.optim.SGD([p], lr=0.05, fused=fused) for p in net.parameters()}
+    net = model()
+    optimisers = {p: torch.optim.SGD([p], lr=0.05, fused=fused) for p in net.parameters()}
 
-        def step(p: Tensor) -> None:
-            optimisers[p].step()
-            p.grad = None
+    def step(p: Tensor) -> None:
+        optimisers[p].step()
+        p.grad = None
 
-        for p in net.parameters():
-            p.register_post_accumulate_grad_hook(step)
-        blocks = [transform(block) for block in net] if order == "around" else list(net)
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    blocks = [transform(block) for block in net] if order == "around" else list(net)
 
-        def f(x: Tensor) -> Tensor:
-            for block in blocks:
-                x = checkpoint(block, x.sin(), use_reentrant=True)
-            return x.square()
+    def f(x: Tensor) -> Tensor:
+        for block in blocks:
+            x = checkpoint(block, x.sin(), use_reentrant=True)
+        return x.square()
 
-        g = transform(f) if order == "inside" else f
-        outs, grads = [], []
-        for _ in range(2):
-            x = torch.linspace(-1, 1, 8).view(2, 4).requires_grad_()
-            outs.append(g(x))
-            outs[-1].sum().backward()
-            grads.append(x.grad)
-        return outs, grads, list(net.parameters())
-
-    assert_same_as_eager(run, mode)
+    g = transform(f) if order == "inside" else f
+    outs, grads = [], []
+    for _ in range(2):
+        x = torch.linspace(-1, 1, 8).view(2, 4).requires_grad_()
+        outs.append(g(x))
+        outs[-1].sum().backward()
+        grads.append(x.grad)
+    return outs, grads, list(net.parameters())
 
 
-@pytest.mark.parametrize("kind", ["all", "any"])
-@pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
-def test_multi_grad_hooks(kind: str, inside: bool, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, seen = torch.linspace(0.2, 1, 6, requires_grad=True), []
+@same_as_eager
+def test_hooks_on_nodes(transform: Transform) -> Any:
+    x, seen = torch.linspace(0.2, 1, 6, requires_grad=True), []
 
-        def note(grads: Any) -> None:
-            grads = [grads] if isinstance(grads, Tensor) else grads
-            seen.append([None if g is None else g.exp().sum().item() for g in grads])
+    def f(x: Tensor) -> Tensor:
+        y = (x.sin() * x).exp()
+        node = y.grad_fn
+        assert node is not None
+        node.register_prehook(lambda grads: tuple(g * 2 for g in grads))
+        node.register_hook(lambda ins, outs: seen.append([g.sum().item() for g in ins + outs]))
+        return y.cos() * y
 
-        def f(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            y, z = x.sin(), x.exp()
-            if inside:
-                register_multi_grad_hook([y, z], note, mode=kind)
-            return y, z, (y * z).cos() * y
-
-        y, z, out = transform(f)(x)
-        if not inside:
-            register_multi_grad_hook([y, z], note, mode=kind)
-        out.sum().backward()
-        return x.grad, seen
-
-    assert_same_as_eager(run, mode)
-
-
-def test_hooks_on_nodes(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x, seen = torch.linspace(0.2, 1, 6, requires_grad=True), []
-
-        def f(x: Tensor) -> Tensor:
-            y = (x.sin() * x).exp()
-            node = y.grad_fn
-            assert node is not None
-            node.register_prehook(lambda grads: tuple(g * 2 for g in grads))
-            node.register_hook(lambda ins, outs: seen.append([g.sum().item() for g in ins + outs]))
-            return y.cos() * y
-
-        out = transform(f)(x)
-        assert out.grad_fn is not None
-        out.grad_fn.register_prehook(lambda grads: tuple(g + 1 for g in grads))
-        out.sum().backward()
-        return x.grad, seen
-
-    assert_same_as_eager(run, mode)
+    out = transform(f)(x)
+    assert out.grad_fn is not None
+    out.grad_fn.register_prehook(lambda grads: tuple(g + 1 for g in grads))
+    out.sum().backward()
+    return x.grad, seen
 
 
 # --- hooks on modules -----------------------------------------------------------------------------
@@ -368,49 +189,13 @@ HOOKS = [
 @pytest.mark.filterwarnings("ignore:Using (a )?non-full backward hook:FutureWarning")
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.__name__)
 @pytest.mark.parametrize("whole", [False, True], ids=["a-part", "the-whole"])
-def test_hooks_on_modules(hook: Any, whole: bool, mode: Mode) -> None:
+@same_as_eager
+def test_hooks_on_modules(transform: Transform, hook: Any, whole: bool) -> Any:
     """On a module inside the function, and on the transformed module itself."""
 
-    def run(transform: Transform) -> Any:
-        net, seen = model(), []
-        hook(seen, net if whole else net[0])
-        return trained(transform(net), net.parameters()), seen
-
-    assert_same_as_eager(run, mode)
-
-
-def test_hooks_on_all_modules(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net, seen = model(), []
-        handles = [
-            nn.modules.module.register_module_forward_hook(
-                lambda module, args, out: out * 1.01 if isinstance(module, nn.Linear) else None
-            ),
-            nn.modules.module.register_module_full_backward_hook(
-                lambda module, ins, outs: seen.append(type(module).__name__)
-            ),
-        ]
-        try:
-            return trained(transform(net), net.parameters()), seen
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    assert_same_as_eager(run, mode)
-
-
-def test_features_taken_by_a_forward_hook(mode: Mode) -> None:
-    """The usual way to look at an inner layer: a hook keeps its output for later."""
-
-    def run(transform: Transform) -> Any:
-        net, features = model(), []
-        net[0].first.register_forward_hook(lambda module, args, out: features.append(out))
-        out = transform(net)(torch.ones(3, 4))
-        penalty = features[0].square().sum()
-        (out.sum() + penalty).backward()
-        return out, features[0] * 1, [p.grad for p in net.parameters()]
-
-    assert_same_as_eager(run, mode)
+    net, seen = model(), []
+    hook(seen, net if whole else net[0])
+    return trained(transform(net), net.parameters()), seen
 
 
 # --- hooks on what autograd saves -----------------------------------------------------------------
@@ -481,26 +266,14 @@ def _quiet() -> Any:
 
 
 @pytest.mark.usefixtures("_quiet")
-def test_anomaly_mode_finds_nothing_where_nothing_is(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = model()
-        with torch.autograd.detect_anomaly(check_nan=True):
-            return trained(transform(net), net.parameters())
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.usefixtures("_quiet")
-def test_anomaly_mode_names_the_operator_that_made_a_nan(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = torch.linspace(-1, 1, 5, requires_grad=True)
-        with torch.autograd.detect_anomaly(check_nan=True):
-            out = transform(lambda x: ((x * 2).sqrt() + x.exp()).sum())(x)
-            with pytest.raises(RuntimeError, match=r"SqrtBackward0.*nan"):
-                out.backward()
-        return out
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_anomaly_mode_names_the_operator_that_made_a_nan(transform: Transform) -> Any:
+    x = torch.linspace(-1, 1, 5, requires_grad=True)
+    with torch.autograd.detect_anomaly(check_nan=True):
+        out = transform(lambda x: ((x * 2).sqrt() + x.exp()).sum())(x)
+        with pytest.raises(RuntimeError, match=r"SqrtBackward0.*nan"):
+            out.backward()
+    return out
 
 
 def test_what_hooks_pack_counts_and_may_go() -> None:

@@ -11,20 +11,16 @@ import pytest
 import torch
 from helpers import (
     EVERYTHING,
-    MODES,
     UNIT,
-    Mode,
     Transform,
     assert_bitwise_equal,
     assert_nothing_keyed,
-    assert_same_as_eager,
     inner,
     leaf,
 )
 from torch import Tensor
 
 import rematfn
-from rematfn import _C
 from rematfn.testing import MemoryTimeline
 
 remat = rematfn.remat
@@ -103,22 +99,6 @@ def test_a_gradient_between_two_levels(around: Transform, within: Transform) -> 
         assert timeline.peak_excluding_survivors <= budget
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_three_levels_and_a_level_that_calls_itself(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = leaf()
-
-        def descend(x: Tensor, depth: int) -> Tensor:
-            y = x.sin() * x
-            return y if depth == 0 else transform(descend)(y, depth - 1).cos() * y
-
-        loss = transform(descend)(x, 3).sum()
-        loss.backward()
-        return loss, x.grad
-
-    assert_same_as_eager(run, mode)
-
-
 def test_outputs_of_an_inner_level_can_be_evicted_by_the_outer() -> None:
     """Twelve units leave the inner levels; the outer one has room for five."""
     factors = torch.arange(12.0)  # Python numbers would be tensors of their own
@@ -140,50 +120,6 @@ def test_outputs_of_an_inner_level_can_be_evicted_by_the_outer() -> None:
     assert sum(s.replays for s in counted) >= 7
     made.clear()
     assert_bitwise_equal(out, f(x, lambda f: f))
-
-
-def test_the_depth_of_the_stack_is_the_number_of_levels_around() -> None:
-    seen = []
-
-    def f(x: Tensor) -> Tensor:
-        seen.append(_C.stack_depth())
-        return x + 1
-
-    remat(lambda x: f(remat(f)(x)))(torch.ones(2))
-    f(torch.ones(2))
-    assert seen == [2, 1, 0]
-
-
-def test_levels_belong_to_their_thread() -> None:
-    """Two threads at once, each within its own level; a third sees neither."""
-    barrier, found, depths = threading.Barrier(3, timeout=60), {}, []
-
-    def f(x: Tensor) -> Tensor:
-        barrier.wait()
-        y = inner(x)
-        barrier.wait()
-        return y.sum()
-
-    def work(k: int) -> None:
-        x = leaf()
-        EVERYTHING(lambda x: f(x * k))(x).backward()
-        found[k] = x.grad
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in (1, 2)]
-    for thread in threads:
-        thread.start()
-    barrier.wait()
-    depths.append(_C.stack_depth())
-    outside = torch.ones(3).sin()
-    barrier.wait()
-    for thread in threads:
-        thread.join()
-    assert depths == [0]
-    assert not _C.has_key(outside)
-    for k in (1, 2):
-        x = leaf()
-        inner(x * k).sum().backward()
-        assert_bitwise_equal(found[k], x.grad)
 
 
 def test_a_backward_on_another_thread_finds_its_level() -> None:

@@ -19,11 +19,9 @@ from helpers import (
     Transform,
     assert_bitwise_equal,
     assert_nothing_keyed,
-    assert_nothing_left,
     doubling,
     inner,
     leaf,
-    remains,
     untransformed,
 )
 from processes import forking, in_a_child, in_a_process, together
@@ -73,53 +71,6 @@ def test_two_backwards_at_once(levels: int, transform: Transform) -> None:
         return losses, x.grad, y.grad
 
     assert_same(run, transform)
-
-
-def test_many_backwards_into_the_same_leaves() -> None:
-    """Sums into one `.grad` come in any order, so the addends are equal."""
-    x, y = leaf(), leaf()
-    works = [partial(lambda: EVERYTHING(inner)(x).sum().backward()) for _ in range(4)]
-    together(*works)
-    for _ in range(4):
-        inner(y).sum().backward()
-    assert_bitwise_equal(x.grad, y.grad)
-    assert_nothing_keyed(x)
-
-
-def test_a_backward_on_a_thread_with_a_level_of_its_own() -> None:
-    x, y = leaf(), leaf()
-    loss = EVERYTHING(inner)(x).sum()
-    seen: list[Tensor] = []
-
-    def f(z: Tensor) -> Tensor:
-        h = z.sin()
-        loss.backward()
-        seen.append(x.grad)
-        return h.cos() * h
-
-    z = leaf().detach()
-    (found,) = together(lambda: EVERYTHING(f)(z))
-    inner(y).sum().backward()
-    assert_bitwise_equal([found, x.grad], [z.sin().cos() * z.sin(), y.grad])
-    assert_nothing_keyed([x, seen])
-
-
-def test_a_graph_of_another_thread_lies_outside() -> None:
-    """Its nodes have higher numbers than a fresh thread's, which say nothing."""
-    x = leaf()
-    shared = x
-    for _ in range(100):
-        shared = shared.sin()
-
-    expected = torch.autograd.grad(inner(shared).sum(), [shared, x], retain_graph=True)
-    before = remains()
-    for _ in range(3):
-        (out,) = together(lambda: EVERYTHING(lambda: inner(shared))())
-        found = torch.autograd.grad(out.sum(), [shared, x], retain_graph=True)
-        assert_nothing_keyed(found)
-        assert_bitwise_equal(found, expected)
-        del out, found
-        assert_nothing_left(before)
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["one level", "two levels"])
@@ -174,62 +125,7 @@ def test_levels_of_many_threads_keep_to_their_budgets() -> None:
         assert budget is None or budget > 30_000 or stats.replays > 0
 
 
-def test_dropout_on_many_threads_is_replayed_from_its_own_draw() -> None:
-    """The numbers are anybody's, but a mask is the same in forward and backward."""
-
-    def work() -> None:
-        for _ in range(30):
-            x = torch.ones(64, requires_grad=True)
-            dropped: list[Tensor] = []
-
-            def f(x: Tensor, dropped: list[Tensor] = dropped) -> Tensor:
-                y = nn.functional.dropout(x * 2, 0.5)
-                dropped.append(y.detach().clone())
-                return (y * y).sin()
-
-            loss = EVERYTHING(f)(x).sum()
-            mask = dropped[0].clone()
-            loss.backward()
-            expected = mask.square().cos() * 2 * mask * (mask / 2) * 2
-            assert torch.equal(x.grad == 0, expected == 0)
-            torch.testing.assert_close(x.grad, expected)
-
-    together(*[work] * 4)
-
-
-@parallel
-def test_a_level_in_every_task_of_a_pool(transform: Transform) -> None:
-    def run(transform: Transform) -> Any:
-        def task(k: int) -> Tensor:
-            x = leaf()
-            transform(lambda x: inner(x * k).sum())(x).backward()
-            return x.grad
-
-        with ThreadPoolExecutor(3) as pool:
-            return list(pool.map(task, range(6)))
-
-    assert_same(run, transform)
-
-
 # --- one level's tensors elsewhere ----------------------------------------------------------------
-
-
-@parallel
-def test_tensors_of_a_level_are_read_on_other_threads(transform: Transform) -> None:
-    """A pool inside the function: its threads have no level, its operators have."""
-
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Tensor:
-            h = [x.sin(), x.cos(), x.exp()]
-            h.append(h[0] * h[1])
-            with ThreadPoolExecutor(4) as pool:
-                made = list(pool.map(lambda t: (t * t).sum(), h * 2))
-            return torch.stack(made) * h[2].sum()
-
-        # No gradients: autograd adds them up in the order of the threads' node numbers.
-        return transform(f)(leaf().detach())
-
-    assert_same(run, transform)
 
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["in-one-level", "in-two"])
@@ -349,22 +245,6 @@ def test_a_fork_inside_a_level(transform: Transform) -> None:
     assert_bitwise_equal(transform(f)(x), (x.sin() * x.sin()).exp())
 
 
-@forking
-def test_a_graph_is_differentiated_in_a_child_and_in_the_parent() -> None:
-    x, y = leaf(), leaf()
-    loss = EVERYTHING(inner)(x).sum()
-    inner(y).sum().backward()
-
-    def child() -> None:
-        loss.backward()
-        assert torch.equal(x.grad, y.grad)
-
-    assert in_a_child(child) == 0
-    assert x.grad is None
-    loss.backward()
-    assert_bitwise_equal(x.grad, y.grad)
-
-
 def test_a_call_does_not_wait_for_the_backward_of_another() -> None:
     """Who plans a call asks whether those before are over. One that computes now is not."""
     entered, leave = threading.Event(), threading.Event()
@@ -432,52 +312,3 @@ def fork_while_another_thread_is_in_a_kernel() -> None:
 @forking
 def test_a_fork_while_another_thread_runs_an_operator() -> None:
     in_a_process(fork_while_another_thread_is_in_a_kernel)
-
-
-class Samples(torch.utils.data.Dataset[Tensor]):
-    """Samples that take torch operators to make, inside a level of the worker's or not."""
-
-    def __init__(self, transform: Transform) -> None:
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, k: int) -> Tensor:
-        x = torch.linspace(0, 1, 16) * k
-        return self.transform(lambda x: (x.sin() * x).exp())(x)
-
-
-@forking
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a single core
-@pytest.mark.parametrize("transform", [remat, EVERYTHING], ids=["plain", "everything"])
-@pytest.mark.parametrize("where", ["outside", "inside"])
-def test_loader_workers(transform: Transform, where: str) -> None:
-    """Workers forked while the parent holds level tensors, or from within its level."""
-
-    def batches() -> Tensor:
-        loader = torch.utils.data.DataLoader(Samples(transform), batch_size=4, num_workers=2)
-        return torch.stack(list(loader))
-
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        found = batches() if where == "inside" else made
-        return (y[:16] * found).sum() * y.cos().sum()
-
-    x, z = leaf(), leaf()
-    held = transform(inner)(z).sum()  # its graph is alive while the workers run
-    made = batches() if where == "outside" else torch.empty(0)
-    out = transform(f)(x)
-    out.backward()
-    held.backward()
-    rows = torch.stack([Samples(lambda f: f)[k] for k in range(8)]).view(2, 4, 16)
-    y = leaf()
-    h = y.sin()
-    expected = (h[:16] * rows).sum() * h.cos().sum()
-    expected.backward()
-    assert_bitwise_equal([out, x.grad], [expected, y.grad])
-    assert _C.stack_depth() == 0
-
-
-def test_units_are_what_the_budgets_here_assume() -> None:
-    assert leaf().nbytes == UNIT

@@ -250,27 +250,6 @@ void throttled() {
   expect(now.in.seconds > 0.18, "and times");
 }
 
-void statistics() {
-  TestDisk disk(options());
-  expect(disk.probe() && disk.write_bandwidth() > 1e6 && disk.read_bandwidth() > 1e6, "it is probed");
-  auto now = disk.statistics();
-  expect(now.out.bytes == 0 && now.out.transfers == 0 && now.out.seconds == 0, "without being counted");
-  expect(now.held == 0 && now.peak_held <= 16 * kMiB && now.capacity == 64 * kMiB, "it holds nothing");
-  Value value(3'000'000, 1);
-  Copy copy = moved(disk, value);
-  expect(returns(value, *copy) && returns(value, *copy), "a copy may be read twice");
-  now = disk.statistics();
-  expect(now.out.bytes == 3'000'000 && now.in.bytes == 6'000'000, "bytes");
-  expect(now.out.transfers == 1 && now.in.transfers == 2, "transfers");
-  expect(now.out.seconds > 0 && now.in.seconds > 0 && now.in.queued == 0, "times");
-  expect(now.held == Slab::rounded(3'000'000), "what is held");
-  copy.reset();
-  expect(disk.statistics().held == 0, "until it is gone");
-  Disk::Options tiny = options(100'000);
-  TestDisk none(tiny);
-  expect(!none.probe() && none.trouble().empty(), "a tier that is too small is not known");
-}
-
 }  // namespace
 
 Tests order_tests() {
@@ -282,7 +261,6 @@ Tests order_tests() {
       {"returns_go_first", returns_go_first},
       {"awaited", what_is_awaited_overtakes},
       {"throttled", throttled},
-      {"statistics", statistics},
   };
 }
 

@@ -176,34 +176,6 @@ std::vector<Block> side_by_side(Pages& pages, int count) {
   return blocks;
 }
 
-void holes_are_filled() {
-  Pages pages;
-  Budget budget(64 * kMiB);
-  pages.enter(budget);
-  const std::vector<Block> blocks = side_by_side(pages, 8);
-  char* const first = blocks[0].begin;
-  release(pages, blocks[1]);
-  release(pages, blocks[3]);
-  release(pages, blocks[4]);
-  expect(resident_pages(first, 8 * kMiB) == 8 * kMiB / kPage, "free pages stay resident");
-  const Block small = allocate(pages, kMiB, 2);
-  expect(small.begin == first + kMiB, "the smallest resident hole that holds it");
-  const Block large = allocate(pages, 2 * kMiB, 3);
-  expect(large.begin == first + 3 * kMiB, "neighbours that are free are one");
-  expect(pages.usage().waiting == 0, "both were resident");
-  // Where most is resident: [5] and what has never been used lie around nothing else.
-  release(pages, blocks[7]);
-  const Block longer = allocate(pages, 3 * kMiB, 4);
-  expect(longer.begin == first + 7 * kMiB, "where it covers most resident pages");
-  expect(pages.usage().waiting == 0, "those are in use again");
-  release(pages, small);
-  release(pages, large);
-  release(pages, longer);
-  for (const int i : {0, 2, 5, 6}) release(pages, blocks[i]);
-  pages.check();
-  pages.leave(budget);
-}
-
 void the_longest_unused_goes_first() {
   Pages pages;
   Budget budget(64 * kMiB);
@@ -466,38 +438,6 @@ void huge_pages_wear_out(bool leaves) {
   if (is_in) pages.leave(budget);
 }
 
-// Of a long piece that goes back, and comes again: so many bytes are cut off from its front each time.
-// Returns how many times all of it comes in huge pages.
-int times_that_huge_pages_come(std::size_t cut) {
-  const std::size_t huge = rematfn::huge_page();
-  const std::size_t nbytes = 8 * huge;
-  Pages pages;
-  Budget budget(SIZE_MAX);
-  pages.enter(budget);
-  int times = 0;
-  for (bool all = true; all && times < 100; times += all) {
-    budget.left = nbytes;
-    const Block block = allocate(pages, nbytes, 1, /*populated=*/true);
-    all = huge_in(block.begin, nbytes).nbytes == nbytes;
-    budget.left = 0;
-    pages.trim();
-    budget.left = nbytes;
-    release(pages, block);
-    budget.left = nbytes - cut;
-    pages.trim();
-  }
-  pages.check();
-  pages.leave(budget);
-  return times;
-}
-
-void what_wears_is_counted() {
-  const std::size_t huge = rematfn::huge_page();
-  if (!are_huge_pages_to_be_had(20 * huge)) return;
-  expect(times_that_huge_pages_come(3 * huge) == 100, "where all of them go, none are worn");
-  expect(times_that_huge_pages_come(2 * huge + huge / 2) < 10, "where parts of them go, they are");
-}
-
 void threads() {
   Pages pages;
   Budget budget(8 * kMiB);
@@ -616,7 +556,6 @@ void few_addresses(int which, int place) {
 
 const std::map<std::string, std::function<void()>> kTests{
     {"random", [] { for (unsigned seed = 0; seed < 6; ++seed) random_blocks(seed); }},
-    {"holes", holes_are_filled},
     {"oldest", the_longest_unused_goes_first},
     {"moves", pages_move},
     {"cuts", cuts_are_limited},
@@ -625,7 +564,6 @@ const std::map<std::string, std::function<void()>> kTests{
     {"huge", huge_pages},
     {"worn", [] { huge_pages_wear_out(/*leaves=*/true); }},
     {"worn_while_others_are_there", [] { huge_pages_wear_out(/*leaves=*/false); }},
-    {"wear", what_wears_is_counted},
     {"threads", threads},
     {"fork", a_fork},
     {"addresses", [] { few_addresses(RLIMIT_AS, 1); }},

@@ -30,11 +30,11 @@ def folder_on_a_disk(*candidates: Path) -> Path:
     pytest.skip("needs a folder on a disk")
 
 
-def test_the_slab_is_a_naive_one(tmp_path: Path) -> None:
-    run_model(compile_model(tmp_path, [HERE / "slab_model.cpp", SLAB]))
+def test_the_slab_is_a_naive_one() -> None:
+    run_model(compile_model("slab", [HERE / "slab_model.cpp", SLAB]))
 
 
 # One test, so that not every process compiles.
 def test_what_is_moved_to_a_disk_comes_back(tmp_path: Path) -> None:
-    program = compile_model(tmp_path, [*sorted(HERE.glob("disk_*.cpp")), *TIER, SLAB])
+    program = compile_model("disk", [*sorted(HERE.glob("disk_*.cpp")), *TIER, SLAB])
     run_model(program, str(folder_on_a_disk(tmp_path, HERE)))

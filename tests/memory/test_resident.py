@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import resource
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +25,6 @@ SQUARE = 4 * MIB
 LINKS = 40
 MODEL = [
     "random",
-    "holes",
     "oldest",
     "moves",
     "cuts",
@@ -37,7 +33,6 @@ MODEL = [
     "huge",
     "worn",
     "worn_while_others_are_there",
-    "wear",
     "threads",
     "fork",
     "addresses",
@@ -56,12 +51,12 @@ pooled = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model() -> Path:
     """Compile the pool, without torch, and a program that puts it beside a model."""
     names = ("pages.cpp", "spans.cpp", "spans_check.cpp", "spans_huge.cpp", "page_moves.cpp")
     core = [CORE / "memory" / name for name in names]
     sources = [Path(__file__).with_name("pages_model.cpp"), *core]
-    return compile_model(tmp_path_factory.mktemp("pages"), sources)
+    return compile_model("pages", sources)
 
 
 @pytest.mark.parametrize("name", MODEL)
@@ -128,64 +123,6 @@ def test_blocks_come_from_the_pool_while_a_budget_lives(usage: None) -> None:
 
 
 @pooled
-def test_pages_are_kept_for_the_next_call(usage: None) -> None:
-    """No more than the budget, until no call has come for a while."""
-    budget = 10 * SQUARE
-    f = rematfn.remat(deep, budget)
-
-    def call() -> int:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.func.grad(f)(x)
-        assert live() == 0
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    x = square()
-    for _ in range(3):
-        faults = call()
-    assert 8 * SQUARE < waiting() <= budget
-    assert faults < 2 * SQUARE // resource.getpagesize(), "the last call has cleared few anew"
-    rematfn.remat(deep, 5 * SQUARE)(x)
-    assert waiting() <= 5 * SQUARE, "as much as the last one to live would have left"
-    until = time.monotonic() + 60
-    while _C.testing.pages() != (0, 0, 0) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert _C.testing.pages() == (0, 0, 0), "nobody comes any more"
-    held = f(x)
-    assert live() == 0, "a number is too small"
-    held = rematfn.remat(torch.sin, budget)(x)
-    give_back()
-    del held
-    assert _C.testing.pages() == (0, 0, 0), "nor does what comes back later stay"
-
-
-@pooled
-def test_pages_of_results_are_kept_for_the_next_call(usage: None) -> None:
-    """Where the call is known to hand out as much; no longer, for one that is not."""
-    budget, count = 10 * SQUARE, 6
-    inputs = tuple(square() for _ in range(count))
-    f = rematfn.remat(lambda *inputs: sum(deep(x) for x in inputs), budget)
-    gradients = torch.func.grad(f, argnums=tuple(range(count)))
-
-    def call() -> int:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        found = gradients(*inputs)
-        assert live() == count * SQUARE
-        assert waiting() <= budget
-        del found
-        assert budget < waiting() <= budget + count * SQUARE
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    for _ in range(3):
-        faults = call()
-    assert faults < SQUARE // resource.getpagesize(), "the last call has cleared few anew"
-
-    rematfn.remat(deep, budget)(inputs[0])  # nobody knows what it hands out
-    assert waiting() <= budget
-    give_back()
-    assert _C.testing.pages() == (0, 0, 0)
-
-
-@pooled
 def test_what_a_budget_does_not_leave_goes_back(usage: None) -> None:
     """Live and waiting, together never more than the budget and one block of the caller's."""
     budget = 10 * SQUARE
@@ -211,29 +148,6 @@ def test_what_a_budget_does_not_leave_goes_back(usage: None) -> None:
     assert 8 * SQUARE < most <= budget + SQUARE
     assert live() == SQUARE, "the gradient is the caller's"
     assert_bitwise_equal(found, gradient(None))
-
-
-@pooled
-def test_pages_wait_between_forward_and_backward_and_go_with_the_graph(usage: None) -> None:
-    x = square().requires_grad_()
-    loss = rematfn.remat(deep, 10 * SQUARE)(x)
-    assert live() > 0, "residuals"
-    assert live() + waiting() <= 10 * SQUARE + SQUARE
-    del loss
-    gc.collect()
-    assert live() == 0
-    assert waiting() <= 10 * SQUARE
-    give_back()
-    assert _C.testing.pages() == (0, 0, 0)
-
-
-def test_levels_without_a_budget_leave_blocks_to_the_c_library(usage: None) -> None:
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        assert live() == 0
-        return y.cos()
-
-    rematfn.remat(f)(square())
 
 
 @pooled
@@ -295,18 +209,6 @@ def exceed_it() -> None:
 def test_the_resident_set_stays_within_the_budget() -> None:
     in_a_process(hold_the_budget)
     in_a_process(exceed_it)
-
-
-def test_a_resident_peak_is_seen() -> None:
-    give_back()  # or else what was freed before would serve
-    with ResidentPeak() as peak:
-        torch.ones(16 * SIDE, SIDE)
-    assert peak.added is not None
-    assert 60 * MIB < peak.added < 90 * MIB
-    with ResidentPeak() as peak:
-        pass
-    assert peak.added is not None
-    assert peak.added < 8 * MIB, "each begins anew"
 
 
 # --- with a disk ----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager, default_dtype, weighted
+from helpers import Mode, Transform, assert_same_as_eager, default_dtype
 from torch import Tensor
 from torch.nn import functional
 
@@ -80,61 +80,6 @@ def test_calls_that_are_almost_alike(name: str, mode: Mode) -> None:
     assert len(results) == 8
 
 
-# Those that have a gradient, and that vmap has a rule for.
-DIFFERENTIABLE = [
-    "number",
-    "truth",
-    "none",
-    "string",
-    "dimensions",
-    "sizes",
-    "which tensor",
-    "place in a list",
-    "length of a list",
-    "order of a list",
-    "strides",
-    "offset",
-    "dtype",
-]
-NESTINGS: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]] = {
-    "grad": lambda f: lambda xs: torch.stack([torch.func.grad(f)(x) for x in xs]),
-    "vmap(grad)": lambda f: torch.func.vmap(torch.func.grad(f)),
-    "grad(vmap)": lambda f: torch.func.grad(lambda xs: torch.func.vmap(f)(xs).sum()),
-    "jvp(grad)": lambda f: lambda xs: torch.func.jvp(torch.func.grad(f), (xs[0],), (xs[1],))[1],
-}
-
-
-# The tangent of a gradient, if the level is inside, has its key until it is used; none is compared.
-PLACES = [(nesting, True) for nesting in NESTINGS] + [
-    (nesting, False) for nesting in NESTINGS if nesting != "jvp(grad)"
-]
-
-
-@pytest.mark.parametrize(("nesting", "outside"), PLACES)
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_calls_that_are_almost_alike_under_transforms(
-    name: str, nesting: str, outside: bool, mode: Mode
-) -> None:
-    first, second = ALMOST_ALIKE[name]
-
-    def program(x: Tensor) -> Tensor:
-        total = torch.zeros(())
-        for k in (1, 2):
-            for f in (first, second, second, first):
-                total = total + k * weighted(f(x * k).sin())
-        return total
-
-    def run(transform: Transform) -> Tensor:
-        torch.manual_seed(5)
-        xs = torch.randn(3, 4, 4)
-        if outside:
-            return transform(NESTINGS[nesting](program))(xs)
-        return NESTINGS[nesting](transform(program))(xs)
-
-    gradient = assert_same_as_eager(run, mode)
-    assert gradient.abs().sum() > 0
-
-
 def test_more_forms_than_are_remembered(mode: Mode) -> None:
     def program(x: Tensor) -> list[Tensor]:
         return [torch.sub(x, x.t(), alpha=k) for _ in range(3) for k in (1, 2, 3, 4, 5, 6, 7, 1)]
@@ -145,21 +90,3 @@ def test_more_forms_than_are_remembered(mode: Mode) -> None:
 
     results = assert_same_as_eager(run, mode)
     assert len({tuple(r.flatten().tolist()) for r in results}) == 7
-
-
-def test_writing_and_reading_are_not_alike(mode: Mode) -> None:
-    """In training, a batch norm writes its statistics, which it otherwise reads."""
-
-    def program(x: Tensor) -> list[Tensor]:
-        mean, variance = torch.zeros(4), torch.ones(4)
-        return [
-            functional.batch_norm(x * k, mean, variance, training=training)
-            for k in (1, 2)
-            for training in (True, False, True)
-        ] + [mean, variance]
-
-    def run(transform: Transform) -> list[Tensor]:
-        torch.manual_seed(5)
-        return transform(program)(torch.randn(4, 4))
-
-    assert_same_as_eager(run, mode)

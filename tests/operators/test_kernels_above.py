@@ -9,19 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import (
-    EVERYTHING,
-    Mode,
-    Transform,
-    assert_same_as_eager,
-    loss_of,
-    watched,
-    world,
-)
+from helpers import Mode, Transform, assert_same_as_eager, loss_of, same_as_eager, watched, world
 from programs import Program
 from torch import Tensor, nn
 from torch.quasirandom import SobolEngine
-from torch.utils.flop_counter import FlopCounterMode
 
 import rematfn
 
@@ -98,42 +89,6 @@ def test_sparse_kernels_find_level_tensors_bytes(f: Callable[..., Any], mode: Mo
         assert_same_as_eager(lambda transform: transform(f)(matrix()), mode)
 
 
-def test_a_sparse_result_is_used_after_the_level(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        a, *_ = transform(sparse_results)(matrix())
-        return torch.sparse.mm(a, matrix()), a.coalesce().values() * 2
-
-    assert_same_as_eager(run, mode)
-
-
-def test_gradients_through_a_sparse_product(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = matrix().requires_grad_()
-        return torch.autograd.grad(transform(product)(x).sum(), x)
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("around", [True, False], ids=["grad-remat", "remat-grad"])
-def test_sparse_gradients_of_an_embedding(around: bool, mode: Mode) -> None:
-    def loss(weight: Tensor) -> Tensor:
-        rows = F.embedding(torch.tensor([0, 2, 2]) * 1, weight.sin() * 2, sparse=True)
-        return (rows * rows.exp()).sum()
-
-    def run(transform: Transform) -> Any:
-        grad = torch.func.grad
-        return (grad(transform(loss)) if around else transform(grad(loss)))(matrix())
-
-    assert_same_as_eager(run, mode)
-
-
-def test_what_a_sparse_kernel_makes_is_counted() -> None:
-    a = sparse_matrix()
-    g = rematfn.remat(lambda x: torch.sparse.mm(a, x).cos().sum())
-    g(matrix())
-    assert rematfn.stats(g).peak_bytes >= 2 * 64
-
-
 # --- operators that decompose, and read on the way ------------------------------------------------
 
 
@@ -172,21 +127,14 @@ READERS = [
 
 
 @pytest.mark.parametrize("f", READERS, ids=lambda f: f.__name__)
-def test_integers_that_an_operator_reads_are_resident(f: Callable[..., Any], mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = matrix().requires_grad_()
-        out = transform(f)(x)
-        loss = sum(part.sum() for part in out) if isinstance(out, list) else out.sum()
-        return out, torch.autograd.grad(loss, x)
-
-    assert_same_as_eager(run, mode)
-
-
-def test_what_an_operator_read_is_evicted_again() -> None:
-    """Held is what it reads while it reads, and no longer."""
-    g = EVERYTHING(lambda x: [p.sum() for p in torch.tensor_split(x, torch.tensor([1, 3]) * 1)])
-    g(matrix())
-    assert rematfn.stats(g).resident_bytes == 0
+@same_as_eager
+def test_integers_that_an_operator_reads_are_resident(
+    transform: Transform, f: Callable[..., Any]
+) -> Any:
+    x = matrix().requires_grad_()
+    out = transform(f)(x)
+    loss = sum(part.sum() for part in out) if isinstance(out, list) else out.sum()
+    return out, torch.autograd.grad(loss, x)
 
 
 # --- kernels that decompose under some key only ---------------------------------------------------
@@ -202,27 +150,12 @@ def pool_across(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("inference", [True, False], ids=["inference", "no-grad"])
 @pytest.mark.parametrize("f", [pool, pool_across], ids=["contiguous", "transposed"])
-def test_max_pool1d_without_gradient_is_replayed(f: Any, inference: bool, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        with torch.inference_mode(inference), torch.no_grad():
-            return transform(f)(matrix())
-
-    assert_same_as_eager(run, mode)
-
-
-def test_max_pool1d_without_gradient_is_one_operator() -> None:
-    g = rematfn.remat(pool)
-    g(matrix())
-    assert rematfn.stats(g).operators == 3
-
-
-@pytest.mark.parametrize("f", [F.mish, F.silu, lambda x: F.channel_shuffle(x, 2)])
-def test_an_operator_that_the_cpu_has_a_kernel_for_does_not_decompose(f: Any, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = torch.linspace(-3, 3, 64).view(2, 4, 8).requires_grad_()
-        return torch.autograd.grad(transform(lambda x: f(x * 1.1))(x).sum(), x)
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_max_pool1d_without_gradient_is_replayed(
+    transform: Transform, f: Any, inference: bool
+) -> Any:
+    with torch.inference_mode(inference), torch.no_grad():
+        return transform(f)(matrix())
 
 
 # --- operators that are composite in name only ----------------------------------------------------
@@ -289,77 +222,12 @@ def test_an_operator_that_works_by_address_is_replayed(f: Callable[..., Any], mo
         assert_same_as_eager(lambda transform: transform(f)(matrix()), mode)
 
 
-def test_points_of_an_engine_that_outlives_the_level(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        engine, w = SobolEngine(4, scramble=True, seed=7), matrix().requires_grad_()
-        g = transform(lambda w: points(engine, w))
-        found = [torch.autograd.grad(g(w).sum(), w) for _ in range(2)]
-        return found, engine.quasi, engine.sobolstate, engine.draw(2)
-
-    assert_same_as_eager(run, mode)
-
-
-def test_what_an_engine_overwrites_has_been_read(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        engine = SobolEngine(4)
-        engine.draw(2)
-        x = torch.linspace(0, 1, 512).requires_grad_()
-
-        def f(x: Tensor) -> Tensor:
-            h = x * engine.quasi.float().mul(2**-30).sum()
-            engine.fast_forward(5)
-            return (h.sin() * engine.quasi.float().mul(2**-30).sum()).exp().sum()
-
-        loss = transform(f)(x)
-        engine.fast_forward(5)  # where no level sees it
-        return torch.autograd.grad(loss, x), engine.quasi
-
-    assert_same_as_eager(run, mode)
-
-
-def test_a_draw_is_one_operator() -> None:
-    engine = SobolEngine(4)
-    engine.draw(1)
-    g = rematfn.remat(lambda: engine.draw(3))
-    g()
-    assert rematfn.stats(g).operators == 1
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-def test_points_under_vmap(mode: Mode) -> None:
-    state = SobolEngine(4).sobolstate
-
-    def draw(quasi: Tensor) -> Tensor:
-        return torch._sobol_engine_draw(quasi * 1, 3, state, 4, 0, torch.float32)[0] * 2
-
-    def run(transform: Transform) -> Any:
-        return transform(torch.vmap(draw))(torch.arange(8).view(2, 4))
-
-    assert_same_as_eager(run, mode)
-
-
-def test_points_below_a_dispatch_mode(mode: Mode) -> None:
-    """A mode is shown what a draw decomposes into, as it is without a level."""
-
-    def run(transform: Transform) -> Any:
-        with FlopCounterMode(display=False), torch.no_grad():
-            return transform(points_of_an_engine_made_inside)(matrix())
-
-    assert_same_as_eager(run, mode)
-
-
-def test_gradients_of_a_bias_that_is_added_to_what_was_made_by_address(mode: Mode) -> None:
-    def f(x: Tensor, bias: Tensor) -> Tensor:
-        packed = torch.fbgemm_pack_gemm_matrix_fp16(x.sin())
-        out = torch.fbgemm_linear_fp16_weight_fp32_activation(x.t().cos(), packed, bias * 2)
-        return out.sin() * 2
-
-    def run(transform: Transform) -> Any:
-        bias = torch.ones(4, requires_grad=True)
-        out = transform(f)(matrix(), bias)
-        return out, torch.autograd.grad(out.sum(), bias)
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_points_of_an_engine_that_outlives_the_level(transform: Transform) -> Any:
+    engine, w = SobolEngine(4, scramble=True, seed=7), matrix().requires_grad_()
+    g = transform(lambda w: points(engine, w))
+    found = [torch.autograd.grad(g(w).sum(), w) for _ in range(2)]
+    return found, engine.quasi, engine.sobolstate, engine.draw(2)
 
 
 def test_invariants_of_a_sparse_tensor_are_checked(mode: Mode) -> None:
@@ -369,13 +237,6 @@ def test_invariants_of_a_sparse_tensor_are_checked(mode: Mode) -> None:
         return whole.to_dense() + indices.sum()
 
     assert_same_as_eager(lambda transform: transform(f)(matrix()), mode)
-
-
-def test_shapes_of_what_works_by_address_are_refused() -> None:
-    """A pointer to nothing would be followed."""
-    quasi, state = (torch.zeros(s, dtype=torch.long, device="meta") for s in (4, (4, 30)))
-    with pytest.raises(NotImplementedError, match="_sobol_engine_draw"):
-        torch._sobol_engine_draw(quasi, 3, state, 4, 0, torch.float32)
 
 
 # --- a composite kernel that no list has ----------------------------------------------------------
@@ -420,31 +281,3 @@ def test_the_watch_finds_nothing_in_the_zoo(program: Program) -> None:
     if program.differentiable:
         case = program.make()
         watched(lambda: loss_of(case, rematfn.remat).backward())
-
-
-# --- written in training only --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_rrelu_writes_its_noise_in_training(training: bool, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(5)
-        x = matrix().requires_grad_()
-        out = transform(lambda x: F.rrelu(x.sin(), training=training).cos())(x)
-        return out, torch.autograd.grad(out.sum(), x), torch.rand(3)
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_batch_norm_writes_what_it_is_given_to_write(training: bool, mode: Mode) -> None:
-    def f(x: Tensor, mean: Tensor, variance: Tensor) -> Any:
-        out = tuple(torch.ones(n) * 1 for n in ((4, 4), 4, 4))
-        torch.native_batch_norm(x.sin(), None, None, mean, variance, training, 0.1, 1e-5, out=out)
-        return tuple(t + 1 for t in out[: 3 if training else 1])
-
-    def run(transform: Transform) -> Any:
-        arguments = matrix(), torch.zeros(4), torch.ones(4)
-        return transform(f)(*arguments), arguments
-
-    assert_same_as_eager(run, mode)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager
+from helpers import Transform, same_as_eager
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -42,17 +42,15 @@ BOTH: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("function", BOTH.values(), ids=BOTH.keys())
+@same_as_eager
 def test_an_operator_with_a_kernel_and_a_decomposition_runs_the_kernel(
-    function: Callable[[Tensor], Tensor], mode: Mode
-) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        x = torch.randn(4, 12, requires_grad=True)
-        y = transform(lambda x: function(x.sin()) * 3)(x)
-        y.square().sum().backward()
-        return y, x.grad
-
-    assert_same_as_eager(run, mode)
+    transform: Transform, function: Callable[[Tensor], Tensor]
+) -> Any:
+    torch.manual_seed(3)
+    x = torch.randn(4, 12, requires_grad=True)
+    y = transform(lambda x: function(x.sin()) * 3)(x)
+    y.square().sum().backward()
+    return y, x.grad
 
 
 def test_no_operator_becomes_ambiguous_to_other_backends() -> None:

@@ -45,27 +45,12 @@ def use(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], Any]) 
     monkeypatch.setattr(verdicts, "EVERY", lambda run: run(transform))
 
 
-def test_nothing_changed_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, lambda x: x)
-    assert verdict("sin") == (PASSED, "")
-
-
 @pytest.mark.parametrize("kind", ["forward", "in-place", "out=", "backward", "vmap(remat)"])
 def test_one_bit_fails(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, lambda x: x.mul(1 + 2**-22))
     found, why = verdict("sin", kind)
     assert found == FAILED
     assert "differ" in why
-
-
-def test_another_place_in_the_random_stream_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, lambda x: (torch.rand(1), x)[1])
-    assert verdict("sin")[0] == FAILED
-
-
-def test_an_exception_of_ours_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, lambda x: 1 / 0)
-    assert verdict("sin")[0] == FAILED
 
 
 def test_what_torch_refuses_has_to_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,28 +131,3 @@ def test_no_later_call_replays_more_than_the_first(
             assert stats.peak_bytes <= budget
             counted.append(stats.replayed_cost)
         assert all(cost <= counted[0] for cost in counted), (fraction, counted)
-
-
-def test_a_call_that_follows_no_plan_does_as_the_first_did() -> None:
-    """Count for count, where a search that may try one plan finds none that is better."""
-    seen = 0
-    for make in MADE:
-        step = make()
-        expected = step()
-        trace = rematfn.record(step)
-        for fraction in FRACTIONS:
-            budget = int(fraction * trace.peak_bytes)
-            first = replayed_by(trace, budget, ON())
-            (_, plan), *_ = replayed_at_shares(trace, budget, None)
-            if not first < plan:
-                continue
-            g = rematfn.remat(step, budget, policy=Guided(search=0))
-            counted = []
-            for _ in range(3):
-                assert_bitwise_equal(g(), expected)
-                stats = rematfn.stats(g)
-                counted.append((stats.evictions, stats.replays, stats.peak_bytes))
-            assert stats.call == "guided"
-            assert counted[0] == counted[1] == counted[2]
-            seen += 1
-    assert seen > 0

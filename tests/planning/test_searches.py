@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal
+from processes import Ended, forked
 from torch import Tensor
 
 import rematfn
@@ -52,16 +49,15 @@ _, status = os.waitpid(pid, 0)
 assert status == 0, status
 """
 
+DEFAULT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
 ENDS = {
     "the-end": ("", 0),
-    "sys.exit": ("sys.exit(3)", 3),
     "os._exit": ("os._exit(4)", 4),
     "exception": ("raise LookupError", 1),
     "exit-in-a-thread": ("threading.Thread(target=lambda: (call(), sys.exit(5))).start()", 0),
-    "exception-in-a-thread": ("threading.Thread(target=lambda: 1 / 0).start()", 0),
     "ctrl-c": ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
     "term": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
-    "quick": ("import ctypes; ctypes.CDLL(None).exit(6)", 6),
     "at-exit": ("import atexit; atexit.register(call)", 0),
     "fork": (FORKED, 0),
     "fork-child-exits": ("pid = os.fork()\ncall()\nif pid: os.waitpid(pid, 0)", 0),
@@ -77,9 +73,8 @@ ENDS = {
 def start(script: str) -> subprocess.Popen[str]:
     package = Path(rematfn.__file__).parent.parent
     env = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + script
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code],
+        [sys.executable, "-W", "ignore", "-c", DEFAULT + script],
         cwd=Path(__file__).parent,
         env=env,
         text=True,
@@ -88,18 +83,23 @@ def start(script: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    jobs = {end: (DEFAULT + BEGUN + script, "") for end, (script, _) in ENDS.items()}
+    return forked(tmp_path_factory.mktemp("scripts"), jobs)
+
+
+@pytest.mark.forking
 @pytest.mark.parametrize("end", ENDS)
-def test_a_process_ends_as_it_would_without_a_search(end: str) -> None:
+def test_a_process_ends_as_it_would_without_a_search(end: str, ended: dict[str, Ended]) -> None:
     script, code = ENDS[end]
-    process = start(BEGUN + script)
-    out, err = process.communicate(timeout=120)
-    if process.returncode != code:  # what torch does at its exit may hide an interrupt
+    if ended[end].code != code:  # what torch does at its exit may hide an interrupt
         none = BEGUN.replace("1 << 40", "0").replace("assert _C.testing.is_searching()", "")
         oracle = start(none + script)
         oracle.communicate(timeout=120)
         code = oracle.returncode
-    assert process.returncode == code, out + err
-    assert "terminate called" not in err
+    assert ended[end].code == code, ended[end].err
+    assert "terminate called" not in ended[end].err
 
 
 def test_ctrl_c_reaches_the_program_and_not_the_search() -> None:
@@ -179,120 +179,7 @@ def test_what_a_search_finds_is_the_same_each_time() -> None:
     assert not _C.testing.is_searching(), "it has been searched for"
 
 
-def test_one_search_runs_at_a_time_and_the_others_wait() -> None:
-    def threads() -> set[str]:
-        tasks = Path("/proc/self/task")
-        return {t.name for t in tasks.iterdir()}
-
-    trace = rematfn.record(torch.func.grad(chain), X)
-    programs = [_C.Program(trace._core) for _ in range(5)]
-    wait_for_searches()
-    before = threads()
-    for program in programs:
-        program.search(100_000, 20_000, 200_000)
-        program.search_later()
-    assert len(threads() - before) <= 1
-    wait_for_searches()
-    for program in programs:
-        program.follow()
-    assert len({program.overhead() for program in programs}) == 1
-    assert programs[0].overhead() < float("inf")
-
-
-def test_nobody_searches_for_a_program_that_is_gone() -> None:
-    trace = rematfn.record(torch.func.grad(chain), X)
-    program = _C.Program(trace._core)
-    program.search(100_000, 1 << 40, 1 << 40)
-    program.search_later()
-    assert _C.testing.is_searching()
-    del program
-    wait_for_searches()
-
-
-def test_a_search_gives_way_to_the_program() -> None:
-    trace = rematfn.record(torch.func.grad(chain), X)
-    program = _C.Program(trace._core)
-    mine = os.getpriority(os.PRIO_PROCESS, 0)
-    program.search(100_000, 1 << 40, 1 << 40)
-    program.search_later()
-    end = time.monotonic() + 10
-    found = [mine]
-    while time.monotonic() < end:
-        tasks = [int(p.name) for p in Path("/proc/self/task").iterdir()]
-        for task in tasks:
-            with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
-                found.append(os.getpriority(os.PRIO_PROCESS, task))
-        if max(found) > mine:
-            break
-    else:
-        raise AssertionError("every thread has the program's priority")
-    del program
-    wait_for_searches()
-
-
-def test_another_size_begins_with_the_settings_found_for_the_first() -> None:
-    """What is simulated at once is one plan, and not ten."""
-    small = X[:1024].clone()
-    g = rematfn.remat(torch.func.grad(chain), 0.3, policy=Guided(search=50_000))
-    for _ in range(3):
-        g(small)
-    wait_for_searches()
-    for _ in range(2):
-        assert_bitwise_equal(g(X), torch.func.grad(chain)(X))
-    assert rematfn.stats(g).call == "guided"
-    assert rematfn.stats(g).replays > 0
-    wait_for_searches()
-
-
 # --- plans go by the number of the call -----------------------------------------------------------
-
-CALLED = """
-import json, os, sys, threading, time, torch, rematfn
-from rematfn import _C
-torch.manual_seed(0)
-w = (torch.randn(128, 256) / 16).requires_grad_()
-x = torch.randn(24, 128, 64)
-def step():
-    h = c = x[0]
-    for t in range(24):
-        i, f, g, o = (torch.cat([x[t], h], 1) @ w).chunk(4, 1)
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        h = o.sigmoid() * c.tanh()
-    return torch.autograd.grad(h.square().sum(), w)
-g = rematfn.remat(step, 0.15)
-def burn():
-    while True:
-        sum(range(1000))
-slow = SPEED == "slow"
-if slow:
-    os.nice(5)
-    for _ in range(3):
-        threading.Thread(target=burn, daemon=True).start()
-counted = []
-for _ in range(14):
-    g()
-    stats = rematfn.stats(g)
-    counted.append([stats.call, stats.evictions, stats.replays, stats.replayed_cost,
-                    stats.peak_bytes])
-    if not slow:
-        time.sleep(0.1)  # the thread gets ahead of the calls
-print(json.dumps(counted))
-sys.stdout.flush()
-os._exit(0)
-"""
-
-
-def test_two_processes_follow_the_same_plans_however_fast_they_are() -> None:
-    found = []
-    for speed in ("fast", "slow"):
-        process = start(CALLED.replace("SPEED", repr(speed)))
-        out, err = process.communicate(timeout=1200)
-        assert process.returncode == 0, out + err
-        found.append(json.loads(out))
-    fast, slow = found
-    assert fast == slow
-    assert [kind for kind, *_ in fast[2:]] == ["guided"] * 12
-    assert len({replayed_cost for *_, replayed_cost, _ in fast[1:]}) > 2, "plans change"
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -318,36 +205,6 @@ def test_a_call_has_the_best_plan_of_its_share(ahead: bool) -> None:
         assert ahead == (simulated >= SHARES[-1]) or share == SHARES[-1]
         found.append(program.overhead())
     assert found == expected
-
-
-def test_calls_on_several_threads_go_on_with_one_search() -> None:
-    trace = rematfn.record(torch.func.grad(chain), X)
-    program = _C.Program(trace._core)
-    program.search(100_000, MANY, 10 * SHARES[-1])
-    program.search_later()
-    with ThreadPoolExecutor(4) as pool:
-        simulated = list(pool.map(program.follow, [SHARES[-1]] * 8))
-    assert min(simulated) >= SHARES[-1]
-    wait_for_searches()
-    program.follow()
-    alone = _C.Program(trace._core)
-    alone.search(100_000, MANY, 10 * SHARES[-1])
-    alone.follow()
-    assert program.overhead() == alone.overhead()
-
-
-def test_a_call_waits_for_no_search_but_its_own() -> None:
-    trace = rematfn.record(torch.func.grad(chain), X)
-    endless, quick = (_C.Program(trace._core) for _ in range(2))
-    endless.search(100_000, MANY, MANY)
-    endless.search_later()
-    quick.search(100_000, MANY, MANY)
-    quick.search_later()
-    assert quick.follow(20_000) < 40_000
-    assert quick.overhead() < float("inf")
-    assert _C.testing.is_searching()
-    del endless, quick
-    wait_for_searches()
 
 
 def test_a_child_goes_on_where_its_parent_was() -> None:

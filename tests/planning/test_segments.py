@@ -52,25 +52,6 @@ def test_twice_the_root_of_a_chain_is_enough_to_run_each_operator_twice(
     assert stats.peak_bytes <= budget
 
 
-@pytest.mark.parametrize("segments", [5, 10, 20])
-def test_so_many_segments_keep_so_many_values_and_replay_the_rest_once(segments: int) -> None:
-    n = 100
-    budget = segments + n // segments + 3
-    assert rematfn.simulate(chain(n), budget, Sqrt(segments=segments)).replays <= n - segments
-
-
-def test_the_number_of_segments_that_recomputes_least_is_chosen() -> None:
-    trace = chain(100)
-    for budget in (24, 40, 60):
-        best = rematfn.simulate(trace, budget, Sqrt()).replays
-        for segments in (1, 4, 8, 16):
-            try:
-                other = rematfn.simulate(trace, budget, Sqrt(segments=segments)).replays
-            except rematfn.BudgetError:
-                continue
-            assert best <= other * 1.1, "not every number is tried"
-
-
 def test_the_engine_does_so_from_the_second_call_on() -> None:
     n = 64
 
@@ -136,25 +117,6 @@ def test_a_boundary_lies_where_little_crosses(segments: int) -> None:
     found = kept(trace, 0.7, Sqrt(segments=segments))
     assert len(found) == segments - 1
     assert found <= forward_values(trace, "aten::add")
-
-
-def test_a_skip_from_end_to_end_leaves_no_cut_points_and_fits_all_the_same() -> None:
-    def skipping(ws: list[Tensor], x: Tensor) -> Any:
-        first = x @ ws[0]
-        return torch.autograd.grad((loss(ws, first) * first).sum(), ws)
-
-    trace = rematfn.record(skipping, weights(), SQUARE)
-    assert not kept(trace, 0.5, Memory())
-    stats = rematfn.simulate(trace, 0.5, Memory())
-    assert stats.replays > 0
-    assert stats.peak_bytes <= trace.peak_bytes // 2
-
-
-@pytest.mark.parametrize("policy", [Sqrt(), Memory()], ids=repr)
-def test_what_no_cut_makes_fit_runs_with_the_first_policy(policy: Policy) -> None:
-    trace = chain(100)
-    small = 9
-    assert rematfn.simulate(trace, small, policy).peak_bytes <= small
 
 
 def test_programs_are_bitwise_eager_when_guided_by_cuts() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers import assert_bitwise_equal, described
-from programs_traced import SIDE, UNIT, X, block, loss, step, weights, without_marks
+from programs_traced import UNIT, X, block, loss, step, weights, without_marks
 from torch import Tensor
 
 import rematfn
@@ -19,7 +18,6 @@ from rematfn import _C, Trace, keep
 from rematfn._transform.recorded import finish_searches
 from rematfn.policies import ON, Custom, Guided, Manual, Memory, Policy, Speed, Sqrt
 from rematfn.policies.reference import DTR, LRU, MSPS, Eq, Largest, Local
-from rematfn.testing import EvictEverything
 
 PRODUCTS = ("aten::mm", "aten::convolution", "aten::convolution_backward")
 
@@ -101,26 +99,6 @@ def test_only_what_is_not_kept_is_replayed(
     assert others > 0
 
 
-def test_everything_but_the_named_is_kept() -> None:
-    recorded = rematfn.record(step, weights(), X)
-    values = marked(recorded, ("act",))
-    # It is replayed from the sine, which autograd does not save and nobody has asked for.
-    trace = tell_apart(recorded, lambda n, made: n != "aten::sin" and not values & set(made))
-    those, others = counts(trace, 0.9, Manual(drop=("act",)))
-    assert those == 0
-    assert others > 0
-
-
-@pytest.mark.parametrize("policy", [Speed(), Manual(), Manual(drop=("act",))], ids=repr)
-def test_the_budget_comes_before_what_is_kept(policy: Policy) -> None:
-    """All that is kept does not fit: some of it goes, in the engine and in the simulator."""
-    ws = weights()
-    g = rematfn.remat(step, 8 * UNIT, policy=policy)
-    assert_bitwise_equal(g(ws, X), step(ws, X))
-    assert rematfn.stats(g).peak_bytes <= 8 * UNIT
-    assert rematfn.stats(g).evictions > 0
-
-
 RESIDENT = {
     Manual(): 18,
     Manual(only=("act",)): 6,
@@ -154,32 +132,7 @@ def test_without_a_budget_the_rest_goes_when_the_function_returns(
     assert rematfn.stats(g).resident_bytes == 0
 
 
-@pytest.mark.parametrize(
-    "policy", [ON(), rematfn.policies.Guided(), rematfn.policies.Sqrt()], ids=repr
-)
-def test_without_a_budget_other_policies_keep_everything(policy: Policy) -> None:
-    x = X.clone().requires_grad_()
-    g = rematfn.remat(lambda x: x.sin().exp().tanh().sum(), policy=policy)
-    g(x).backward()
-    assert rematfn.stats(g).evictions == 0
-
-
 # --- keep() ---------------------------------------------------------------------------------------
-
-
-def test_keep_returns_the_tensor_itself_wherever_it_is_called() -> None:
-    assert keep(X) is X
-    assert keep(X, "name") is X
-    seen = []
-
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        seen.extend((keep(x) is x, keep(y) is y, keep(y[1:]).shape == (SIDE - 1, SIDE)))
-        return keep(y.exp(), "a")
-
-    for policy in (ON(), Manual(), Manual(only=("b",))):
-        assert_bitwise_equal(rematfn.remat(f, policy=policy)(X), X.sin().exp())
-    assert all(seen)
 
 
 TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Any]]] = {
@@ -213,56 +166,6 @@ def test_keep_finds_the_innermost_tensor_of_any_transform(
     recorded = rematfn.record(g, x)
     marks = [data[1] for kind, data in recorded._core.events() if kind == "mark"]
     assert set(marks) == {"s"}
-
-
-def test_the_innermost_function_decides_what_a_mark_means() -> None:
-    x = X.clone().requires_grad_()
-
-    def inner(x: Tensor) -> Tensor:
-        return keep(x.sin(), "a").exp()
-
-    def resident(outer: Policy, policy: Policy) -> int:
-        def f(x: Tensor) -> Tensor:
-            return rematfn.remat(inner, policy=policy)(x).tanh().sum()
-
-        g = rematfn.remat(f, policy=outer)
-        held.append(g(x))
-        return int(rematfn.stats(g).resident_bytes)
-
-    held: list[Tensor] = []
-    nobody, a = Manual(only=("nobody",)), Manual(only=("a",))
-    assert resident(nobody, nobody) == 0
-    assert resident(nobody, ON()) == UNIT
-    assert resident(a, ON()) == UNIT
-    assert resident(a, Manual(but=("a",))) == 0
-    assert resident(nobody, a) == UNIT
-    assert resident(a, nobody) == 0
-
-
-def test_what_is_written_into_a_kept_value_is_another_value() -> None:
-    x = X.clone().requires_grad_()
-
-    def f(x: Tensor) -> Tensor:
-        y = keep(x.sin())
-        return y.mul_(x).exp().sum()
-
-    g = rematfn.remat(f, policy=Manual())
-    out = g(x)
-    assert rematfn.stats(g).resident_bytes == 0
-    out.backward()
-    y = X.clone().requires_grad_()
-    f(y).backward()
-    assert_bitwise_equal(x.grad, y.grad)
-
-
-def test_marks_are_saved_with_a_trace(tmp_path: Path) -> None:
-    trace = rematfn.record(step, weights(), X)
-    trace.save(tmp_path / "trace.jsonl")
-    loaded = Trace.load(tmp_path / "trace.jsonl")
-    for policy in (Manual(), Manual(only=("act",)), Manual(drop=("act",))):
-        ours, theirs = (rematfn.simulate(t, 0.6, policy) for t in (trace, loaded))
-        assert (ours.evictions, ours.replays) == (theirs.evictions, theirs.replays)
-    assert [e for e in loaded._core.events() if e[0] == "mark"]
 
 
 # --- under every policy ---------------------------------------------------------------------------
@@ -334,65 +237,12 @@ def test_the_budget_comes_before_marks(policy: Policy) -> None:
         assert rematfn.stats(g).replays > 0
 
 
-def test_a_mark_outlives_the_guide_that_is_lost() -> None:
-    """The call leaves its record; what a plan kept is kept no more, what is marked is."""
-    extra = [False]
-
-    def f(x: Tensor) -> Tensor:
-        for i in range(12):
-            x = x.sin() * x
-            if i == 3:
-                x = keep(x)
-            if extra[0] and i == 8:
-                x = x.cos()
-        return x.sum()
-
-    g = rematfn.remat(f, 10 * UNIT, policy=Guided(search=0))
-    for extra[0] in (False, False, True):
-        x = X.clone().requires_grad_()
-        g(x).backward()
-        y = X.clone().requires_grad_()
-        f(y).backward()
-        assert_bitwise_equal(x.grad, y.grad)
-        assert rematfn.stats(g).replays > 0
-    assert rematfn.stats(g).why.startswith("it took another way")
-
-
 @pytest.mark.parametrize("policy", [ON(), Guided(), LRU()], ids=repr)
 def test_marks_cost_nothing_in_a_budget_that_is_enough_without_them(policy: Policy) -> None:
     trace = rematfn.record(step, weights(), X)
     assert marked(trace, ("up", "act", "down"))
     stats = rematfn.simulate(trace, trace.peak_bytes, policy)
     assert (stats.evictions, stats.replays, stats.peak_bytes) == (0, 0, trace.peak_bytes)
-
-
-@pytest.mark.parametrize("policy", [ON(), Guided(), LRU()], ids=repr)
-def test_without_a_budget_a_mark_holds_no_more_than_without_rematfn(policy: Policy) -> None:
-    x = X.clone().requires_grad_()
-
-    def f(x: Tensor) -> Tensor:
-        for _ in range(4):
-            x = keep(x * 2).tanh()  # nobody saves the product
-        return x.sum()
-
-    g = rematfn.remat(f, policy=policy)
-    out = g(x)
-    assert rematfn.stats(g).resident_bytes == 4 * UNIT
-    out.backward()
-
-
-def test_everything_means_marked_values_too() -> None:
-    leaf = X.clone().requires_grad_()
-
-    def f(x: Tensor) -> Any:
-        y = keep(x.sin())
-        return torch.autograd.grad((y.exp() * y).sum(), x)
-
-    g = rematfn.remat(f, policy=EvictEverything())
-    assert_bitwise_equal(g(leaf), f(leaf))
-    with_mark = rematfn.stats(g).evictions
-    trace = rematfn.record(f, leaf)
-    assert rematfn.simulate(trace, policy=EvictEverything()).evictions == with_mark > 2
 
 
 def test_what_an_inner_level_could_evict_goes_before_what_is_marked_outside() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ from helpers import (
     assert_bitwise_equal,
     assert_nothing_keyed,
     described,
-    loss_of,
     smallest_budgets,
     untransformed,
 )
@@ -66,21 +64,6 @@ def test_any_program_is_bitwise_eager_and_within_the_budget(
         assert rematfn.stats(g).peak_bytes <= rematfn.stats(g).budget
 
 
-@pytest.mark.parametrize("policy", [p for p in POLICIES if p.discards], ids=described)
-def test_what_is_not_kept_goes_after_the_forward_and_the_gradients_are_those_of_eager(
-    differentiable: Program, policy: Policy
-) -> None:
-    def run(transform: Transform) -> Any:
-        case = differentiable.make()
-        loss = loss_of(case, transform)
-        loss.backward()
-        return loss, case.args, case.held, [t.grad for t in case.leaves()], torch.rand(2)
-
-    found = run(lambda f: rematfn.remat(f, policy=policy))
-    assert_nothing_keyed(found)
-    assert_bitwise_equal(found, run(untransformed))
-
-
 def test_a_plan_takes_the_whole_of_the_policy_it_begins_with() -> None:
     def loss(x: torch.Tensor) -> torch.Tensor:
         return ((x * x).sin() * x).cos().sum()
@@ -92,19 +75,6 @@ def test_a_plan_takes_the_whole_of_the_policy_it_begins_with() -> None:
 
 
 # --- as values ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [Sqrt(segments=3), Memory(), Speed(), Manual(only=("a", "b")), Custom(by_density)],
-    ids=described,
-)
-def test_a_policy_prints_compares_and_hashes(policy: Policy) -> None:
-    same = dataclasses.replace(policy)
-    assert same == policy
-    assert hash(same) == hash(policy)
-    assert repr(policy).startswith(type(policy).__name__ + "(")
-    assert policy not in [p for p in (Sqrt(), rematfn.policies.ON(), Manual()) if p is not policy]
 
 
 @pytest.mark.parametrize(

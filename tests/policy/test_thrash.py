@@ -27,39 +27,6 @@ def on_without_detector(c: rematfn.policies.Candidate) -> float:
     return fresh * (c.cost + c.ancestors / 2) / (c.nbytes * (c.age + 5e-6) ** 0.6)
 
 
-@pytest.mark.parametrize(("fraction", "thrashes"), [(0.7, False), (0.3, True)])
-def test_where_a_backward_thrashes_the_score_looks_ahead(fraction: float, thrashes: bool) -> None:
-    """See Note [A backward reads in reverse]."""
-    x, w = torch.ones(32, 64), torch.eye(64) / 2
-    trace = rematfn.record(torch.func.grad(unrolled, argnums=1), x, w)
-    budget = int(fraction * trace.peak_bytes)
-    cost, plain = (
-        rematfn.simulate(trace, budget, policy).replayed_cost
-        for policy in (rematfn.policies.ON(), rematfn.policies.Custom(on_without_detector))
-    )
-    assert plain > (1 if thrashes else 0)
-    assert cost < plain / 2 if thrashes else cost == plain
-
-
-def test_where_looking_ahead_does_not_help_it_is_given_up() -> None:
-    """At the floor of a transformer: without that, its replays cost a third more."""
-    layers = [
-        torch.nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True) for _ in range(4)
-    ]
-    net = torch.nn.Sequential(*layers)
-
-    def step(x: Tensor) -> Any:
-        return torch.autograd.grad(net(x).square().mean(), list(net.parameters()))
-
-    trace = rematfn.record(step, torch.randn(2, 16, 32))
-    cost, plain = (
-        rematfn.simulate(trace, 0.24, policy).replayed_cost
-        for policy in (rematfn.policies.ON(), rematfn.policies.Custom(on_without_detector))
-    )
-    assert plain > 10
-    assert cost < 1.1 * plain
-
-
 @pytest.mark.parametrize("per_sample", [False, True], ids=["grad", "vmap-of-grad"])
 def test_what_thrashes_is_still_exact_and_bounded(per_sample: bool) -> None:
     x, w = torch.linspace(-1, 1, 32 * 64).reshape(32, 64), torch.eye(64) / 2

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -39,75 +42,80 @@ if __name__ == "__main__":
 """
 
 
+@dataclass(frozen=True)
+class Ended:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Ended]
+
+
 @pytest.fixture
-def program(tmp_path: Path) -> Path:
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM)
-    return path
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in a folder that has `program.py`."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def called(*arguments: str) -> Ended:
+        for name in ("program", "breaks"):  # what was imported may have been another test's
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        code = main(arguments)
+        return Ended(code, *capsys.readouterr())
+
+    return called
 
 
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    return subprocess.run(
-        [sys.executable, "-m", "rematfn", *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
-def test_profile_of_a_function(program: Path) -> None:
-    found = run("profile", f"{program.name}:step", "--budgets", "0.7", "0.4", "--time", "1.2",
-                "--out", "curve.png", cwd=program.parent)  # fmt: skip
+def test_profile_of_a_function(run: Run) -> None:
+    found = run("profile", "program.py:step", "--budgets", "0.7", "0.4", "--time", "1.2",
+                "--out", "curve.png")  # fmt: skip
     assert found.returncode == 0, found.stderr
     for text in ("step", "min budget", "Foretold time of a call", "0.70", "1.2 of its time"):
         assert text in found.stdout
-    assert (program.parent / "curve.png").stat().st_size > 1000
+    assert Path("curve.png").stat().st_size > 1000
 
 
-def test_explain_of_a_function_and_of_a_script(program: Path) -> None:
-    found = run("explain", "program:step", "--budget", "0.6", "--rows", "3", cwd=program.parent)
+def test_explain_of_a_function_and_of_a_script(run: Run) -> None:
+    found = run("explain", "program:step", "--budget", "0.6", "--rows", "3")
     assert found.returncode == 0, found.stderr
     assert "call       guided" in found.stdout
     assert "tanh at program.py:9 (step)" in found.stdout
-    found = run("explain", program.name, cwd=program.parent)
+    found = run("explain", "program.py")
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith("it has run\n")
     assert "remat(step, budget=0.6 of the unconstrained peak)" in found.stdout
 
 
-def test_explain_of_a_call_that_does_not_fit(program: Path) -> None:
-    found = run("explain", f"{program.name}:step", "--budget", "9KiB", cwd=program.parent)
+def test_explain_of_a_call_that_does_not_fit(run: Run) -> None:
+    found = run("explain", "program.py:step", "--budget", "9KiB")
     assert found.returncode == 0
     assert found.stderr.startswith("BudgetError: ")
     assert "program.py:9 in step" in found.stderr
     assert "[did not run]" in found.stdout
 
 
-def test_what_takes_longer_than_a_second_has_a_bar(program: Path) -> None:
+def test_what_takes_longer_than_a_second_has_a_bar(run: Run) -> None:
     pytest.importorskip("tqdm")
     slow = PROGRAM.replace("    x = torch.ones", "    time.sleep(0.6)\n    x = torch.ones")
-    program.write_text("import time\n" + slow)
-    for command in ("profile", "explain", "timeline"):
-        found = run(command, f"{program.name}:step", "--calls", "3", cwd=program.parent)
-        assert found.returncode == 0
-        assert f"{command}: " in found.stderr
+    Path("program.py").write_text("import time\n" + slow)
+    found = run("explain", "program.py:step", "--calls", "3")
+    assert found.returncode == 0
+    assert "explain: " in found.stderr
 
 
 @pytest.mark.parametrize("ending", ["html", "png", "json"])
-def test_timeline(program: Path, ending: str) -> None:
+def test_timeline(run: Run, ending: str) -> None:
     out = f"step.{ending}"
-    found = run("timeline", f"{program.name}:step", "--budget", "0.6", "--out", out,
-                cwd=program.parent)  # fmt: skip
+    found = run("timeline", "program.py:step", "--budget", "0.6", "--out", out)
     assert found.returncode == 0, found.stderr
     assert f"saved: {out}" in found.stdout
-    path = program.parent / out
-    assert path.stat().st_size > 1000
+    assert Path(out).stat().st_size > 1000
     if ending == "json":
-        assert json.loads(path.read_text())["traceEvents"]
+        assert json.loads(Path(out).read_text())["traceEvents"]
 
 
 def test_simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +130,16 @@ def test_simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_info(tmp_path: Path) -> None:
-    found = run("info", cwd=tmp_path)
+    """By `python -m`, as its user runs it."""
+    found = subprocess.run(
+        [sys.executable, "-m", "rematfn", "info"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert found.returncode == 0, found.stderr
     rows = dict(re.split(r"  +", line, maxsplit=1) for line in found.stdout.splitlines())
     assert rows["torch"].strip() == torch.__version__
@@ -143,21 +160,19 @@ def test_info(tmp_path: Path) -> None:
         (".:step", "cannot import '.'"),
     ],
 )
-def test_a_target_that_cannot_be_run(program: Path, target: str, message: str) -> None:
-    found = run("profile", target, cwd=program.parent)
+def test_a_target_that_cannot_be_run(run: Run, target: str, message: str) -> None:
+    found = run("profile", target)
     assert found.returncode == 1
     assert message in found.stderr
     assert "Traceback" not in found.stderr
 
 
-def test_what_the_program_raises_is_shown_with_its_lines(program: Path) -> None:
-    (program.parent / "breaks.py").write_text("import no_such_library\n")
-    program.write_text(PROGRAM + "\ndef breaks():\n    import no_such_library\n")
-    for target in ("breaks.py", "breaks:step", "program.py:breaks"):
-        found = run("explain", target, cwd=program.parent)
-        assert found.returncode == 1
-        assert "import no_such_library" in found.stderr
-        assert found.stderr.endswith("ModuleNotFoundError: No module named 'no_such_library'\n")
+@pytest.mark.parametrize("target", ["breaks.py", "breaks:step", "program.py:breaks"])
+def test_what_the_program_raises_is_raised(run: Run, target: str) -> None:
+    Path("breaks.py").write_text("import no_such_library\n")
+    Path("program.py").write_text(PROGRAM + "\ndef breaks():\n    import no_such_library\n")
+    with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_library'"):
+        run("explain", target)
 
 
 @pytest.mark.parametrize("command", ["profile", "timeline"])
@@ -177,24 +192,23 @@ def test_a_cap_is_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--cap: bytes are needed" in capsys.readouterr().err
 
 
-def test_a_time_that_no_budget_gives(program: Path) -> None:
-    found = run("profile", f"{program.name}:step", "--time", "0.01", cwd=program.parent)
+def test_a_time_that_no_budget_gives(run: Run) -> None:
+    found = run("profile", "program.py:step", "--time", "0.01")
     assert found.returncode == 1
     assert "--time 0.01: " in found.stderr
-    assert "Traceback" not in found.stderr
 
 
-def test_a_script_that_calls_no_transformed_function(tmp_path: Path) -> None:
-    (tmp_path / "plain.py").write_text("import torch\ntorch.ones(3).sin()\n")
-    found = run("explain", "plain.py", cwd=tmp_path)
+def test_a_script_that_calls_no_transformed_function(run: Run) -> None:
+    Path("plain.py").write_text("import torch\ntorch.ones(3).sin()\n")
+    found = run("explain", "plain.py")
     assert found.returncode == 1
     assert "name a function of it, plain.py:function" in found.stderr
 
 
-def test_scripts_arguments_and_exit_status(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("import sys\nprint(sys.argv)\nsys.exit(int(sys.argv[1]))\n")
-    found = run("explain", "script.py", "3", cwd=tmp_path)
+def test_scripts_arguments_and_exit_status(run: Run) -> None:
+    script = "import sys\nprint(sys.argv)\nsys.exit(int(sys.argv[1]))\n"
+    Path("script.py").write_text(script)
+    found = run("explain", "script.py", "3")
     assert "['script.py', '3']" in found.stdout
     assert found.returncode == 1
     assert "exit status 3" in found.stderr

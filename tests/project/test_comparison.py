@@ -6,19 +6,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import pytest
 import torch
-from torch import Tensor
-from torch.func import jvp
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
-    CheckpointError,
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
-
-import rematfn
 
 SINE = torch.ops.aten.sin.default
 
@@ -47,25 +41,3 @@ def test_a_policy_of_offloading_recomputes_in_eager() -> None:
     moved = sines_under(CheckpointPolicy.MUST_CPU_OFFLOAD)
     assert moved > sines_under(CheckpointPolicy.MUST_SAVE)
     assert moved == sines_under(CheckpointPolicy.PREFER_RECOMPUTE)
-
-
-def gradient_of_a_loss_with_a_jvp(transform: Any) -> Tensor:
-    w = torch.linspace(-1, 1, 9).view(3, 3).requires_grad_()
-    x = torch.linspace(0, 1, 6).view(2, 3)
-    block = transform(lambda x: torch.tanh(x @ w).exp())
-    u, du = jvp(lambda x: block(block(x)), (x,), (torch.ones_like(x),))
-    (grad,) = torch.autograd.grad((u - du).square().sum(), w)
-    return grad
-
-
-def test_a_jvp_within_a_loss_ends_checkpointing() -> None:
-    def checkpointed(reentrant: bool) -> Any:
-        return lambda f: functools.partial(checkpoint, f, use_reentrant=reentrant)
-
-    with pytest.raises(CheckpointError, match="different number of tensors"):
-        gradient_of_a_loss_with_a_jvp(checkpointed(False))
-    with pytest.raises(RuntimeError, match="setup_context"):
-        gradient_of_a_loss_with_a_jvp(checkpointed(True))
-    expected = gradient_of_a_loss_with_a_jvp(lambda f: f)
-    mine = gradient_of_a_loss_with_a_jvp(lambda f: functools.partial(rematfn.checkpoint, f))
-    assert torch.equal(mine, expected)

@@ -23,14 +23,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from processes import await_all
+from helpers import EXHAUSTIVE
+from processes import Ended, await_all, forked
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted((DOCS / "how-to").glob("*.md")), DOCS / "comparison.md", DOCS / "migration.md"]
-HOW_TOS = [page for page in PAGES if page.parent.name == "how-to" and page.stem != "index"]
-LINES = 80  # of a how-to, at most
-WIDTH = 90  # of its code; the site cuts off what is longer
 SECONDS = 360  # that a page may take, on a machine that does other things
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)(%?)")
@@ -69,25 +67,23 @@ def absent(text: str) -> list[str]:
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 
-def run(page: Path, text: str, folder: Path) -> list[str]:
-    """Run a page's program, in a process for each rank that it asks for; return what blocks print.
+def program_in(folder: Path, page: Path, text: str) -> str:
+    """Return the page's program, run in a folder: nothing there can be imported for a library."""
+    return f"import os\nos.chdir({str(folder)!r})\n{program(page, text)}"
 
-    Of several ranks, what the first prints.
-    """
-    script = folder / f"page-{page.stem}.py"  # nothing can import it for a library
-    script.write_text(program(page, text), encoding="utf-8")
-    asked = RANKS.search(text)
-    ranks = int(asked[1]) if asked else 1
+
+def run_in_ranks(page: Path, text: str, folder: Path, ranks: int) -> list[str]:
+    """Run a page's program in a process for each rank; return what the first one prints."""
+    script = folder / "page.py"
+    script.write_text(program_in(folder, page, text), encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(meeting if asked else {})}
     started = [
         subprocess.Popen(
             [sys.executable, script],
-            cwd=folder,
-            env={**environment, "RANK": str(rank)} if asked else environment,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **meeting, "RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -98,6 +94,22 @@ def run(page: Path, text: str, folder: Path) -> list[str]:
     for one in ended:
         assert one.code == 0, one.out + one.err
     return ended[0].out.split(END)[:-1]
+
+
+def run_pages(pages: list[Path], folder: Path) -> dict[Path, Ended]:
+    """Run the programs of pages that ask for no ranks."""
+    jobs = {}
+    for page in pages:
+        own = folder / page.stem
+        own.mkdir()
+        jobs[str(page)] = (program_in(own, page, page.read_text(encoding="utf-8")), "")
+    ended = forked(folder, jobs, {**os.environ, "PYTHONPATH": str(ROOT)})
+    return {page: ended[str(page)] for page in pages}
+
+
+def ranks_of(text: str) -> int:
+    asked = RANKS.search(text)
+    return int(asked[1]) if asked else 0
 
 
 def numbers(text: str, unit: str) -> list[float]:
@@ -118,31 +130,32 @@ def assert_as_told(printed: str, told: str, of_this_torch: bool = True) -> None:
     assert numbers(printed, "%") == pytest.approx(numbers(told, "%"), abs=5.1), printed
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_prints_what_it_says(page: Path, tmp_path: Path) -> None:
+def can_run(page: Path) -> bool:
     text = page.read_text(encoding="utf-8")
-    told = list(blocks(text))
-    if not told:
-        return
-    if without := absent(text):
-        pytest.skip(f"needs {', '.join(without)}: make test-frameworks")
+    return not absent(text) and (EXHAUSTIVE or "torch.compile(" not in text)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Ended]:
+    pages = [p for p in PAGES if can_run(p) and not ranks_of(p.read_text(encoding="utf-8"))]
+    return run_pages(pages, tmp_path_factory.mktemp("pages"))
+
+
+@pytest.mark.forking
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_prints_what_it_says(page: Path, ended: dict[Path, Ended], tmp_path: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    if not can_run(page):
+        pytest.skip("needs a library, make test-frameworks; or compiles, make test-exhaustive")
+    if ranks := ranks_of(text):
+        printed = run_in_ranks(page, text, tmp_path, ranks)
+    else:
+        assert ended[page].code == 0, ended[page].out + ended[page].err
+        printed = ended[page].out.split(END)[:-1]
     # What is compiled takes 0.5 MiB more on torch 2.12.
     of_this_torch = "torch.compile(" not in text or torch.__version__ >= "2.13"
-    for block, printed in zip(told, run(page, text, tmp_path), strict=True):
-        assert_as_told(printed, block.printed or "", of_this_torch)
-
-
-@pytest.mark.parametrize("page", HOW_TOS, ids=lambda page: page.stem)
-def test_a_how_to_is_short_and_compares_with_eager(page: Path) -> None:
-    """Told by its text: the test above runs the assertions."""
-    text = page.read_text(encoding="utf-8")
-    code = "".join(block.code for block in blocks(text))
-    assert text.count("\n") < LINES
-    assert max(map(len, code.splitlines())) <= WIDTH
-    assert "https://" in text.split("```")[0], "the people who ask for it"
-    assert "assert torch.equal(" in code
-    assert re.search(r"assert \w+ <= ", code), "the peak is within the budget"
-    assert any(block.printed for block in blocks(text)), "the peak, before and after"
+    for block, out in zip(blocks(text), printed, strict=True):
+        assert_as_told(out, block.printed or "", of_this_torch)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -173,7 +186,10 @@ def write_anew(page: Path) -> None:
 
     text = page.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
-        printed = iter(run(page, text, Path(folder)))
+        if ranks := ranks_of(text):
+            printed = iter(run_in_ranks(page, text, Path(folder), ranks))
+        else:
+            printed = iter(run_pages([page], Path(folder))[page].out.split(END)[:-1])
 
     def renewed(found: re.Match[str]) -> str:
         if found[1] != "python":

@@ -45,31 +45,6 @@ def test_no_include_runs_up(path: Path) -> None:
     assert faults(path.parent.name, path.read_text(encoding="utf-8")) == []
 
 
-def test_an_include_that_runs_up_is_a_fault() -> None:
-    assert faults("engine", '#include "engine/domain.h"\n#include "base/pool.h"\n') == []
-    assert faults("engine", '#include "planning/search.h"\n') == ["planning/search.h"]
-    assert faults("engine", '#include "domain.h"\n') == ["domain.h"]
-    assert faults("engine", "#include <ATen/Tensor.h>\n") == ["ATen/Tensor.h"]
-    assert faults("engine", "#include <c10/util/SmallVector.h>\n") == []
-    assert faults("tensors", "#include <ATen/Tensor.h>\n") == []
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_each_part_says_what_it_is(part: str) -> None:
-    text = (CORE / part / "README.md").read_text(encoding="utf-8")
-    assert text.startswith(f"# {part}\n")
-    for start in re.findall(r"`(\w+\.(?:h|cpp))`", text):
-        assert (CORE / part / start).exists(), start
-
-
-def test_the_table_of_files_is_complete() -> None:
-    text = (CORE / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`(\w+\.(?:h|cpp))`", text))
-    headers = {path.name for path in sources() if path.suffix == ".h"}
-    assert headers - named == set()
-    assert {n for n in named if n not in {path.name for path in sources()}} == set()
-
-
 # --- the Python side ------------------------------------------------------------------------------
 
 PACKAGE = ROOT / "rematfn"
@@ -162,47 +137,6 @@ def test_the_stub_names_what_is_in_the_core() -> None:
     defined = {node.name for node in hooks.body if isinstance(node, kinds)}
     for module, names in ((_C, set(found)), (_C.testing, defined)):
         assert {name for name in vars(module) if not name.startswith("__")} == names
-
-
-def test_hooks_for_tests_lie_apart_and_are_used_by_tests_alone() -> None:
-    used: set[str] = set()
-    for module, path in MODULES.items():
-        if part_of(module) in ("_C", "testing"):
-            continue
-        used.update(re.findall(r"(?<!torch\.)\b_C\.(\w+)", path.read_text(encoding="utf-8")))
-    assert "testing" not in used
-    # That torch is the one it was built with is looked at before the core is loaded.
-    assert set(names_of_the_core()) - used == {"testing"}
-
-
-def test_every_folder_of_modules_is_a_package() -> None:
-    assert {p.parent for p in MODULES.values() if not (p.parent / "__init__.py").exists()} == set()
-
-
-def test_the_tables_of_modules_are_complete() -> None:
-    text = (PACKAGE / "README.md").read_text(encoding="utf-8")
-    assert " < ".join(PYTHON_PARTS) in " ".join(text.split())
-    rows = set(re.findall(r"^\| `(\w+\.py)` \|", text, re.M))
-    nested = {p.name for p in MODULES.values() if p.parent != PACKAGE and p.name != "__init__.py"}
-    assert rows == nested
-    assert set(re.findall(r"`(\w+\.pyi?)`", text)) <= {p.name for p in MODULES.values()}
-    assert re.findall(r"^\*\*`(\w+)/?`\*\*", text, re.M) == [
-        part for part in PYTHON_PARTS if part not in ("_C", "rematfn", "__main__")
-    ]
-
-
-# --- the tests ------------------------------------------------------------------------------------
-
-
-def test_tests_lie_in_folders_named_after_what_they_test() -> None:
-    """`whole` is for what no part could promise alone, `project` for the project itself.
-
-    `device` is for what needs one.
-    """
-    parts = {*PARTS, *(part.strip("_") for part in PYTHON_PARTS)}
-    parts |= {"benchmarks", "whole", "device", "project", "tutorials"}
-    found = {path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
-    assert {path for path in found if len(path.parts) != 2 or path.parts[0] not in parts} == set()
 
 
 # --- the prose ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from helpers import EXHAUSTIVE
 
 import rematfn
 
@@ -62,6 +63,7 @@ def broken_links(site: Path) -> set[tuple[str, str]]:
     return found
 
 
+@pytest.mark.skipif(not EXHAUSTIVE, reason="`make docs` builds it; its links: make test-exhaustive")
 def test_it_builds_without_a_warning_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
     site = tmp_path / "site"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import MODES, Mode, Transform, assert_same_as_eager
+from helpers import Transform, same_as_eager
 from torch import Tensor, nn
 
 Draw = Callable[[Tensor, torch.Generator, torch.Generator], Any]
@@ -66,20 +66,18 @@ DRAWS: list[Draw] = [
 
 
 @pytest.mark.parametrize("draw", DRAWS, ids=lambda draw: draw.__name__)
-def test_what_is_drawn_and_where_the_streams_go_on(draw: Draw, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        a, b = (torch.Generator().manual_seed(k) for k in (5, 6))
-        x = torch.linspace(0, 1, 12).view(4, 3).requires_grad_()
-        torch.manual_seed(7)
-        g = transform(lambda x: draw(x, a, b))
-        out = g(x)
-        between = torch.get_rng_state(), a.get_state(), b.get_state()
-        sum(t.sum() for t in out if isinstance(t, Tensor) and t.requires_grad).backward()
-        after = torch.get_rng_state(), a.get_state(), b.get_state()  # replays drew nothing
-        second = g(x)
-        return out, between, after, second, x.grad, torch.rand(2), torch.randn(3, generator=a)
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_what_is_drawn_and_where_the_streams_go_on(transform: Transform, draw: Draw) -> Any:
+    a, b = (torch.Generator().manual_seed(k) for k in (5, 6))
+    x = torch.linspace(0, 1, 12).view(4, 3).requires_grad_()
+    torch.manual_seed(7)
+    g = transform(lambda x: draw(x, a, b))
+    out = g(x)
+    between = torch.get_rng_state(), a.get_state(), b.get_state()
+    sum(t.sum() for t in out if isinstance(t, Tensor) and t.requires_grad).backward()
+    after = torch.get_rng_state(), a.get_state(), b.get_state()  # replays drew nothing
+    second = g(x)
+    return out, between, after, second, x.grad, torch.rand(2), torch.randn(3, generator=a)
 
 
 NOISE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -95,26 +93,24 @@ NOISE: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("order", ["vmap of remat", "remat of vmap"])
 @pytest.mark.parametrize("randomness", ["different", "same"])
 @pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE.keys())
+@same_as_eager
 def test_randomness_of_vmap(
-    noise: Callable[[Tensor], Tensor], randomness: str, order: str, mode: Mode
-) -> None:
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Tensor:
-            return noise(x.cos()).square().exp()
+    transform: Transform, noise: Callable[[Tensor], Tensor], randomness: str, order: str
+) -> Any:
+    def f(x: Tensor) -> Tensor:
+        return noise(x.cos()).square().exp()
 
-        def vmapped(g: Callable[..., Tensor]) -> Callable[..., Tensor]:
-            return torch.func.vmap(g, randomness=randomness)
+    def vmapped(g: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return torch.func.vmap(g, randomness=randomness)
 
-        g = vmapped(transform(f)) if order == "vmap of remat" else transform(vmapped(f))
-        x = torch.linspace(0, 1, 12).view(4, 3)
-        torch.manual_seed(7)
-        try:
-            out = g(x)
-        except RuntimeError as error:  # not every operator has every randomness
-            return str(error)[:60]
-        return out, torch.get_rng_state()
-
-    assert_same_as_eager(run, mode)
+    g = vmapped(transform(f)) if order == "vmap of remat" else transform(vmapped(f))
+    x = torch.linspace(0, 1, 12).view(4, 3)
+    torch.manual_seed(7)
+    try:
+        out = g(x)
+    except RuntimeError as error:  # not every operator has every randomness
+        return str(error)[:60]
+    return out, torch.get_rng_state()
 
 
 Wrap = Callable[[Callable[..., Tensor]], Callable[..., Any]]
@@ -133,17 +129,14 @@ NESTINGS: dict[str, Wrap] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
 @pytest.mark.parametrize("wrap", NESTINGS.values(), ids=NESTINGS.keys())
-def test_dropout_in_every_nesting(wrap: Wrap, inside: bool, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Tensor:
-            return nn.functional.dropout(x.sin(), 0.4).exp().cos().sum()
+@same_as_eager
+def test_dropout_in_every_nesting(transform: Transform, wrap: Wrap, inside: bool) -> Any:
+    def f(x: Tensor) -> Tensor:
+        return nn.functional.dropout(x.sin(), 0.4).exp().cos().sum()
 
-        g = transform(wrap(f)) if inside else wrap(transform(f))
-        x = torch.linspace(0, 1, 12).view(4, 3)
-        torch.manual_seed(7)
-        return g(x), torch.get_rng_state()
-
-    assert_same_as_eager(run, mode)
+    g = transform(wrap(f)) if inside else wrap(transform(f))
+    x = torch.linspace(0, 1, 12).view(4, 3)
+    torch.manual_seed(7)
+    return g(x), torch.get_rng_state()

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from helpers import EVERY, EVERYTHING, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import EVERY, EVERYTHING, Mode, Transform, assert_same_as_eager
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import rematfn
 
@@ -263,65 +262,6 @@ def mkldnn(enabled: bool) -> Iterator[None]:
         C._set_mkldnn_enabled(before)
 
 
-def convolutions() -> torch.nn.Module:
-    torch.manual_seed(0)
-    layers: list[torch.nn.Module] = []
-    for _ in range(3):
-        layers += [torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.Tanh()]
-    return torch.nn.Sequential(*layers)
-
-
-def image() -> Tensor:
-    torch.manual_seed(1)
-    return torch.randn(4, 8, 16, 16)
-
-
-@pytest.mark.parametrize("enabled", [False, True])
-def test_mkldnn_differs_between_forward_and_backward(enabled: bool, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = convolutions()
-        with mkldnn(enabled):
-            loss = transform(net)(image()).square().mean()
-        with mkldnn(not enabled):
-            gradients = torch.autograd.grad(loss, list(net.parameters()))
-        return loss, gradients
-
-    assert_same_as_eager(run, mode)
-
-
-def test_mkldnn_differs_between_layers(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = convolutions()
-
-        def f(x: Tensor) -> Tensor:
-            for i, layer in enumerate(net):
-                with mkldnn(i % 4 == 0):
-                    x = layer(x)
-            return x
-
-        loss = transform(f)(image()).square().mean()
-        return loss, torch.autograd.grad(loss, list(net.parameters()))
-
-    assert_same_as_eager(run, mode)
-
-
-def test_inside_of_transforms(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = convolutions()
-
-        def loss(x: Tensor) -> Tensor:
-            with mkldnn(False):
-                y = net(x)
-            return (net(y) * y).sum()
-
-        gradient = torch.func.grad(transform(loss))
-        of_gradient = transform(torch.func.vmap(torch.func.grad(transform(loss))))
-        x = image()
-        return gradient(x), of_gradient(x), torch.func.jvp(transform(loss), (x,), (x.sin(),))
-
-    assert_same_as_eager(run, mode)
-
-
 def divided(x: Tensor) -> Tensor:
     """Return what is summed up by each thread, and over all of them."""
     y = x * 1.01
@@ -351,57 +291,6 @@ def test_threads_differ_between_forward_and_backward(mode: Mode) -> None:
         assert not torch.equal(by_four, divided(x)), "the test cannot fail"
 
 
-def test_denormal_numbers_are_flushed_as_they_were(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = torch.linspace(1e-38, 1e-37, 64, requires_grad=True)
-        torch.set_flush_denormal(True)
-        out = transform(lambda x: (x * 1e-2).exp() * (x * 0.1) * 1e30)(x)
-        torch.set_flush_denormal(False)
-        (gradient,) = torch.autograd.grad((out * out).sum(), x)
-        assert torch.tensor(1e-39) * 0.5 != 0
-        return out, gradient
-
-    with restored(SETTINGS["flush_denormal"]):
-        assert_same_as_eager(run, mode)
-
-
-def test_uninitialised_memory_is_filled_as_it_was(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = True
-
-        def f(x: Tensor) -> Tensor:
-            y = torch.empty(8).isnan() + x.sin()
-            torch.utils.deterministic.fill_uninitialized_memory = False
-            return y.exp() * y
-
-        x = torch.linspace(-1, 1, 8).requires_grad_()
-        out = transform(f)(x)
-        return out, torch.autograd.grad(out.sum(), x)
-
-    with restored(SETTINGS["deterministic_algorithms"]):
-        assert_same_as_eager(run, mode)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-
-
-@pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
-def test_attention_runs_by_the_kernel_that_was_allowed(kernel: SDPBackend, mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(0)
-        q, k, v = (torch.randn(1, 2, 24, 8, requires_grad=True) for _ in range(3))
-
-        def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            with sdpa_kernel(kernel):
-                y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-            return torch.nn.functional.scaled_dot_product_attention(y, k, y)
-
-        out = transform(f)(q, k, v)
-        with sdpa_kernel(SDPBackend.MATH):
-            return out, torch.autograd.grad(out.square().sum(), (q, k, v))
-
-    assert_same_as_eager(run, mode)
-
-
 # --- other threads --------------------------------------------------------------------------------
 
 
@@ -411,19 +300,6 @@ def in_thread(f: Callable[[], Any]) -> Any:
     thread.start()
     thread.join()
     return results[0]
-
-
-def test_a_backward_on_another_thread(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        net = convolutions()
-        torch.set_flush_denormal(True)
-        with mkldnn(False):
-            loss = transform(net)(image() * 1e-37).square().mean()
-        torch.set_flush_denormal(False)
-        return loss, in_thread(lambda: torch.autograd.grad(loss, list(net.parameters())))
-
-    with restored(SETTINGS["flush_denormal"]):
-        assert_same_as_eager(run, mode)
 
 
 def beside(meanwhile: Callable[[], Any], name: str) -> Callable[[Tensor], Tensor]:
@@ -455,11 +331,6 @@ def test_a_setting_that_another_thread_may_have_seen_is_named() -> None:
     with pytest.raises(rematfn.ReplayError, match=names):
         EVERYTHING(f)(torch.ones(3))
     assert C._get_mkldnn_enabled()
-
-
-def test_a_thread_without_operators_is_no_reason_to_refuse() -> None:
-    f = beside(lambda: sum(range(9)), "idle")
-    assert_bitwise_equal(EVERYTHING(f)(torch.ones(3)), torch.full((3,), 2.0).sin())
 
 
 def test_a_child_has_the_settings_that_the_program_has() -> None:

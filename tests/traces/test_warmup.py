@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_bitwise_equal
-from processes import in_a_process
 from torch import Tensor, nn
 
 import rematfn
@@ -18,19 +17,6 @@ from rematfn.testing import MemoryTimeline
 
 AT_ONCE = Guided(search=0)
 X = torch.linspace(-1, 1, 4096)
-
-
-def fake_mode(**options: Any) -> Any:
-    """Return a mode whose import takes long."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode(**options)
-
-
-def chain(x: Tensor) -> Tensor:
-    for _ in range(12):
-        x = (x.sin() * x).exp().tanh()
-    return x.square().sum()
 
 
 class Loss(nn.Module):
@@ -140,101 +126,11 @@ def test_warming_up_leaves_no_trace_in_the_program() -> None:
     assert timeline.peak < 8192 < x.nbytes, "nothing was computed; the generator was saved"
 
 
-def test_functions_methods_and_modules_are_warmed_up_alike() -> None:
-    class Model(nn.Module):
-        warmup = 3  # a name of its own
-
-        @rematfn.remat(budget=0.5)
-        def loss(self, x: Tensor) -> Tensor:
-            return chain(x)
-
-    model = Model()
-    x = X.clone().requires_grad_()
-    peaks = [
-        rematfn.warmup(g, x).peak_bytes
-        for g in (rematfn.remat(chain, 0.5), model.loss, rematfn.remat(Loss(nn.Tanh()), 0.5))
-    ]
-    assert peaks[0] == peaks[1] > peaks[2] > 0
-    with pytest.raises(TypeError, match="what remat"):
-        rematfn.warmup(chain, x)
-
-
-def test_a_warmup_serves_calls_under_transforms_and_of_other_sizes() -> None:
-    g = rematfn.remat(chain, 0.5, policy=AT_ONCE)
-    rematfn.warmup(g, X)
-    small = X[:2048].clone()
-    assert_bitwise_equal(torch.func.grad(g)(small), torch.func.grad(chain)(small))
-    assert rematfn.stats(g).call == "estimated"
-    assert rematfn.stats(g).peak_bytes <= rematfn.stats(g).budget
-
-
 def test_what_shapes_cannot_tell_is_said() -> None:
     g = rematfn.remat(lambda x: x * (1 if x.sum().item() > 0 else 2), 0.5)
     with pytest.raises(RuntimeError, match="contents of a tensor"):
         rematfn.warmup(g, X)
     assert_bitwise_equal(g(X), X * 2 if X.sum() <= 0 else X)
-
-
-@pytest.mark.parametrize("how", ["arguments", "mode", "both"])
-def test_record_on_fake_tensors_is_the_trace_of_real_ones(how: str) -> None:
-    expected = rematfn.record(torch.func.grad(chain), X)
-    fakes = fake_mode(allow_non_fake_inputs=True)
-    x = X if how == "mode" else fakes.from_tensor(X)
-    if how == "arguments":
-        found = rematfn.record(torch.func.grad(chain), x)
-    else:
-        with fakes:
-            found = rematfn.record(torch.func.grad(chain), x)
-    assert found.peak_bytes == expected.peak_bytes
-    assert found.operators == expected.operators
-    assert found.cost == pytest.approx(expected.cost)
-    tight = rematfn.simulate(found, 0.3, AT_ONCE)
-    assert tight.replays == rematfn.simulate(expected, 0.3, AT_ONCE).replays > 0
-
-
-def test_a_call_on_fake_tensors_teaches_nothing() -> None:
-    g = rematfn.remat(torch.func.grad(chain), 0.5, policy=AT_ONCE)
-    with fake_mode() as fakes:
-        g(fakes.from_tensor(X))
-    g(X)
-    assert rematfn.stats(g).call == "first"
-    with fake_mode() as fakes:
-        g(fakes.from_tensor(X))
-    g(X)
-    assert rematfn.stats(g).call == "guided"
-
-
-def nothing_is_imported() -> None:
-    import sys
-
-    g = rematfn.remat(chain, 0.5)
-    g(X)
-    assert "rematfn._traces.shapes" not in sys.modules
-
-
-def test_who_does_not_warm_up_imports_nothing_for_it() -> None:
-    in_a_process(nothing_is_imported)
-
-
-class Masked(torch.nn.Module):
-    """A module that caches what it makes in its first call."""
-
-    mask: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.mask is None:
-            self.mask = torch.ones_like(x)
-            self.register_buffer("scale", torch.full((), 2.0))
-        return (x * self.mask).exp().sum() * self.scale
-
-
-def test_a_module_keeps_nothing_of_a_warm_up() -> None:
-    net, x = Masked(), torch.linspace(0, 1, 64)
-    g = rematfn.remat(net, 0.9)
-    rematfn.warmup(g, x)
-    assert net.mask is None
-    assert "scale" not in dict(net.named_buffers())
-    assert torch.equal(g(x), Masked()(x))
 
 
 def test_a_lazy_module_is_not_warmed_up() -> None:

@@ -54,20 +54,6 @@ def test_a_decimal_fraction_is_read_exactly_and_rounded_down():
     assert parse_budget("0.3KiB").bytes == 307  # 307.2
 
 
-@pytest.mark.parametrize("fraction", [0.3, 1.0, 1e-9, np.float64(0.25), np.float32(0.5)])
-def test_a_float_is_a_fraction_of_the_peak(fraction):
-    budget = parse_budget(fraction)
-    assert budget == Limit(fraction=float(fraction))
-    assert type(budget.fraction) is float
-
-
-@pytest.mark.parametrize(
-    ("written", "fraction"), [("30%", 0.3), ("100%", 1.0), (" .5% ", 0.005), ("12.5%", 0.125)]
-)
-def test_per_cent_is_a_fraction_of_the_peak(written, fraction):
-    assert parse_budget(written) == Limit(fraction=fraction)
-
-
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
@@ -85,10 +71,6 @@ def test_per_cent_is_a_fraction_of_the_peak(written, fraction):
 def test_what_was_probably_meant_is_named(written, meant):
     with pytest.raises(ValueError, match=re.escape(meant)):
         parse_budget(written)
-
-
-def test_none_is_no_cap():
-    assert parse_budget(None) == Limit(bytes=None, fraction=None)
 
 
 @pytest.mark.parametrize(
@@ -157,61 +139,8 @@ def assert_shows_the_accepted_forms(message, budget):
         assert form in message
 
 
-@pytest.mark.parametrize(
-    ("budget", "text"),
-    [
-        (64 * 2**20, "64 MiB"),
-        ("1.5GiB", "1.5 GiB"),
-        (0.3, "0.3 of the unconstrained peak"),
-        (1.0, "1 of the unconstrained peak"),
-        (None, "no cap"),
-    ],
-)
-def test_a_budget_prints_as_prose(budget, text):
-    assert str(parse_budget(budget)) == text
-
-
-def test_a_budget_is_not_both_bytes_and_a_fraction():
-    with pytest.raises(ValueError, match="not both"):
-        Limit(bytes=1, fraction=0.5)
-
-
-@pytest.mark.parametrize(
-    ("n", "text"),
-    [
-        (0, "0 B"),
-        (1, "1 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (1025, "1.01 KiB"),  # 1.00098 rounded up
-        (1536, "1.5 KiB"),
-        (100_000, "97.66 KiB"),
-        (10 * 2**20, "10 MiB"),
-        (2**20 - 1, "1 MiB"),  # not "1024 KiB"
-        (2**30, "1 GiB"),
-        (3 * 2**40, "3 TiB"),
-        (5000 * 2**40, "5000 TiB"),
-        (-1536, "-1.5 KiB"),
-    ],
-)
-def test_bytes_print_in_the_largest_unit_that_fits(n, text):
-    assert format_bytes(n) == text
-
-
 @always_the_same
 @given(st.integers(min_value=1, max_value=2**50))
 def test_what_is_printed_is_enough_and_close(n):
     read = parse_budget(format_bytes(n)).bytes
     assert n <= read <= n + Fraction(n, 100)
-
-
-@always_the_same
-@given(st.integers(min_value=0, max_value=2**50), st.integers(min_value=0, max_value=2**50))
-def test_more_bytes_never_print_as_fewer(a, b):
-    low, high = sorted((a, b))
-    assert printed(low) <= printed(high)
-
-
-def printed(n):
-    number, unit = format_bytes(n).split()
-    return Fraction(number) * {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]

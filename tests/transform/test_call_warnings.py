@@ -7,9 +7,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -47,41 +45,6 @@ def test_calls_that_never_follow_their_record() -> None:
     assert "policy=rematfn.policies.ON()" in message
 
 
-def test_the_warning_names_the_line_of_the_call() -> None:
-    g = rematfn.remat(wandering(), "1MiB")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(8):
-            g(torch.ones(4))
-    assert {w.filename for w in caught} == {__file__}
-
-
-@pytest.mark.parametrize("policy", [rematfn.policies.ON(), rematfn.policies.Guided()])
-def test_nobody_else_is_told(policy: Any) -> None:
-    def f(x: Tensor) -> Tensor:
-        return x.sin().cos().sum()
-
-    g = rematfn.remat(f if isinstance(policy, rematfn.policies.Guided) else wandering(), "1MiB",
-                      policy=policy)  # fmt: skip
-    with caught_of(rematfn.errors.NotGuidedWarning) as found:
-        for _ in range(12):
-            g(torch.ones(4))
-    assert found == []
-
-
-def test_a_call_that_is_guided_between_ends_the_row() -> None:
-    wander, steady = wandering(), itertools.count()
-
-    def f(x: Tensor) -> Tensor:
-        return wander(x) if next(steady) % 6 == 5 else x.sin().sum()
-
-    g = rematfn.remat(f, "1MiB")
-    with caught_of(rematfn.errors.NotGuidedWarning) as found:
-        for _ in range(40):
-            g(torch.ones(4))
-    assert found == []
-
-
 def wide(x: Tensor) -> Tensor:
     for _ in range(12):
         x = (x[:, None] * x).sin().mean(0)
@@ -103,12 +66,4 @@ def test_an_operator_that_needs_all_of_the_budget() -> None:
     with caught_of(rematfn.errors.FloorWarning) as found:
         for budget in (6 * WIDE, None):
             rematfn.remat(step, budget)(x)
-    assert found == []
-
-
-def test_what_is_there_to_replay_is_not_warned_of() -> None:
-    step, x = torch.func.grad(wide), torch.linspace(0, 1, 64)
-    g = rematfn.remat(step, 3 * WIDE + 1024, policy=rematfn.testing.EvictEverything())
-    with caught_of(rematfn.errors.FloorWarning) as found:
-        g(x)
     assert found == []

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -104,28 +102,6 @@ def test_a_function_that_turns_out_to_return_one_is_refused(kind: str) -> None:
     assert_nothing_left(before)
 
 
-def test_what_they_call_may_be_transformed() -> None:
-    step = rematfn.remat(lambda x: x.sin().cos(), "1MiB")
-    expected = X.sin().cos()
-
-    async def several() -> list[Tensor]:
-        async def one() -> Tensor:
-            await asyncio.sleep(0)
-            return step(X)
-
-        return list(await asyncio.gather(one(), one()))
-
-    for found in asyncio.run(several()):
-        assert_bitwise_equal(found, expected)
-
-    @contextlib.contextmanager  # a generator function inside, and a function to its callers
-    def around() -> Iterator[Tensor]:
-        yield step(X)
-
-    with rematfn.remat(around)() as found:
-        assert_bitwise_equal(found, expected)
-
-
 # --- calls that are interleaved -------------------------------------------------------------------
 
 
@@ -181,24 +157,3 @@ def test_calls_that_are_interleaved_end_in_an_error_and_leave_nothing(
     g = rematfn.remat(lambda x: x.sin().cos(), budget)
     assert_bitwise_equal(g(x), x.sin().cos())
     assert rematfn.stats(g).operators == 2
-
-
-def test_tensors_of_interleaved_calls_stay_readable() -> None:
-    held: list[Tensor] = []
-
-    def f(x: Tensor) -> Iterator[None]:
-        g = rematfn.remat(lambda x: x, 1 << 20, policy=rematfn.testing.EvictEverything())
-        options, _, _ = g._resolve((x,), {})
-        with options.level():
-            held.append(x.sin().cos())
-            yield
-
-    x = torch.linspace(-1, 1, 64)
-    first, second = f(x), f(x)
-    next(first), next(second)
-    for running in (first, second):
-        with pytest.raises(RuntimeError, match="interleaved"):
-            next(running)
-    for made in held:
-        assert made.data_ptr(), "it is resident"
-        assert_bitwise_equal(made, x.sin().cos())

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +13,9 @@ import test_peers as peers
 import torch
 import torch.utils.checkpoint as theirs
 from helpers import (
-    Mode,
     Transform,
     assert_bitwise_equal,
     assert_nothing_keyed,
-    assert_same_as_eager,
     described,
     loss_of,
     untransformed,
@@ -28,7 +25,6 @@ from torch import Tensor, nn
 
 import rematfn
 from rematfn._transform import checkpoint as checkpoints
-from rematfn._transform.history import Ran
 from rematfn.testing import MemoryTimeline
 
 Checkpoint = Callable[..., Any]
@@ -61,56 +57,6 @@ def test_any_program_and_its_gradients_are_bitwise_eager(differentiable: Program
     assert_bitwise_equal(found, run(untransformed))
 
 
-class Block(nn.Module):
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.dropout = nn.Dropout(0.3)
-
-    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        h: Tensor = self.second(self.dropout(torch.tanh(self.first(x))))
-        return x + scale * h.exp().cos()
-
-
-def trained(checkpoint: Checkpoint, blocks: int = 4, **kwargs: Any) -> Any:
-    torch.manual_seed(3)
-    net = nn.Sequential(*(Block() for _ in range(blocks)))
-    x = torch.randn(6, 8, requires_grad=True)
-    h = x
-    for block in net:
-        h = checkpoint(block, h, **kwargs)
-    h.square().sum().backward()
-    return h, x.grad, [p.grad for p in net.parameters()], torch.rand(2)
-
-
-@pytest.mark.parametrize(
-    "kwargs", [{}, {"scale": 0.5}, {"preserve_rng_state": True}], ids=described
-)
-def test_modules_in_a_row_are_trained_as_with_torchs(kwargs: dict[str, Any]) -> None:
-    with_torchs = trained(torchs, **kwargs)
-    assert_bitwise_equal(trained(rematfn.checkpoint, **kwargs), with_torchs)
-    kwargs.pop("preserve_rng_state", None)
-    assert_bitwise_equal(trained(call, **kwargs), with_torchs)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"use_reentrant": True},
-        {"use_reentrant": False},
-        {"preserve_rng_state": False},
-        {"determinism_check": "none"},
-        {"early_stop": False},
-        {"context_fn": theirs.noop_context_fn},
-        {"debug": False},
-        {"respect_saved_tensors_hooks": True},
-    ],
-    ids=described,
-)
-def test_options_that_make_no_difference_are_taken(option: dict[str, Any]) -> None:
-    assert_bitwise_equal(trained(rematfn.checkpoint, **option), trained(call))
-
-
 @pytest.mark.parametrize(
     ("option", "says"),
     [
@@ -130,23 +76,6 @@ def test_options_that_cannot_be_meant_are_refused_with_the_way_out(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         rematfn.checkpoint(torch.sin, torch.ones(3), **option)
-
-
-def test_the_signatures_are_torchs() -> None:
-    for name in ("checkpoint", "checkpoint_sequential"):
-        torchs = inspect.signature(getattr(theirs, name)).parameters
-        mine = inspect.signature(getattr(rematfn, name)).parameters
-        for parameter in torchs.values():
-            if parameter.kind is not parameter.VAR_KEYWORD:
-                assert mine[parameter.name].kind is parameter.kind, parameter.name
-        assert {"preserve_rng_state", "budget"} <= set(mine)
-    with pytest.raises(TypeError, match="function"):
-        rematfn.checkpoint(3)  # type: ignore[arg-type]
-    x = torch.ones(3)
-    with pytest.raises(TypeError, match=r"segments, \(a, b\)"):  # not taken for use_reentrant
-        rematfn.checkpoint_sequential([torch.add], 1, x, x)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="surprise"):
-        rematfn.checkpoint_sequential([torch.sin], 1, torch.ones(3), surprise=1)  # type: ignore[call-arg]
 
 
 # --- where torch's goes wrong, or refuses ---------------------------------------------------------
@@ -173,94 +102,9 @@ def test_what_is_overwritten_before_the_backward_is_an_error() -> None:
         peers.overwritten(ours)
 
 
-TRANSFORMS = {
-    **peers.REFUSED,
-    "grad of vmap": lambda f: torch.func.grad(lambda x: torch.func.vmap(f)(x).sum()),
-    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x.cos(),)),
-    "jacfwd": torch.func.jacfwd,
-    "vmap": torch.func.vmap,
-}
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
-def test_transforms_of_torch_func(transform: Callable[..., Any]) -> None:
-    def f(checkpoint: Checkpoint) -> Callable[[Tensor], Tensor]:
-        return lambda x: checkpoint(lambda x: checkpoint(torch.sin, x).exp() * x, x.cos()).prod()
-
-    x = torch.linspace(0.1, 1, 12).view(3, 4)
-    found = transform(f(rematfn.checkpoint))(x)
-    assert_nothing_keyed(found)
-    assert_bitwise_equal(found, transform(f(call))(x))
-
-
-# --- around and inside of other things ------------------------------------------------------------
-
-
-def test_checkpoints_inside_of_remat(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        checkpoint = call if transform is untransformed else rematfn.checkpoint
-        torch.manual_seed(3)
-        net = nn.Sequential(*(Block() for _ in range(3)))
-
-        def f(x: Tensor) -> Tensor:
-            for block in net:
-                x = checkpoint(lambda x, b=block: checkpoint(b, x.sin()), x)
-            return x
-
-        x = torch.randn(6, 8, requires_grad=True)
-        out = transform(f)(x)
-        out.square().sum().backward()
-        return out, x.grad, [p.grad for p in net.parameters()], torch.rand(2)
-
-    assert_same_as_eager(run, mode)
-
-
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_under_grad_modes(context: Callable[[], Any]) -> None:
-    x = torch.linspace(-1, 1, 12)
-    with context():
-        found = rematfn.checkpoint(lambda x: x.sin().exp(), x)
-        expected = x.sin().exp()
-    assert_bitwise_equal(found, expected)
-
-
-def test_under_autocast() -> None:
-    def run(checkpoint: Checkpoint) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            return trained(checkpoint)
-
-    assert_bitwise_equal(run(rematfn.checkpoint), run(call))
-    assert_bitwise_equal(run(rematfn.checkpoint), run(torchs))
-
-
-def test_second_derivatives() -> None:
-    def run(checkpoint: Checkpoint) -> Any:
-        x = torch.linspace(-1, 1, 12).requires_grad_()
-        out = checkpoint(lambda x: checkpoint(torch.sin, x).exp() * x, x.cos())
-        (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-        first.square().sum().backward()
-        return first, x.grad
-
-    assert_bitwise_equal(run(rematfn.checkpoint), run(torchs))
-
-
-def test_what_the_function_marks_stays() -> None:
-    x = torch.linspace(-1, 1, 1024).requires_grad_()
-
-    def f(x: Tensor) -> Tensor:
-        return rematfn.keep(x.sin().exp()).tanh().square().sum()
-
-    with MemoryTimeline() as timeline:
-        out = rematfn.checkpoint(f, x)
-    assert 4096 <= timeline.final < 2 * 4096
-    out.backward()
-    assert_bitwise_equal(x.grad, torch.autograd.grad(f(x), x)[0])
-
-
 # --- bytes ----------------------------------------------------------------------------------------
 
 WIDTH, DEPTH = 64, 16
-UNIT = 4 * WIDTH * WIDTH
 
 
 class Layer(nn.Module):
@@ -295,23 +139,6 @@ def test_a_sequence_in_segments_needs_no_more_bytes_than_torchs(segments: int) -
     assert peak <= most
 
 
-@pytest.mark.parametrize("units", [8, 12, 20])
-def test_with_a_budget_no_segments_are_needed(units: int) -> None:
-    eager, unsaved, _ = sequential_step(call)
-    found, peak, final = sequential_step(
-        lambda net, x: rematfn.checkpoint(net, x, budget=units * UNIT)
-    )
-    assert_bitwise_equal(found, eager)
-    outside = final + 3 * UNIT  # gradients; the result, its square and their gradient
-    assert peak <= units * UNIT + outside < unsaved
-    for segments in (1, 3):
-        again, peak, _ = sequential_step(
-            lambda net, x, n=segments: rematfn.checkpoint_sequential(net, n, x, budget=units * UNIT)
-        )
-        assert_bitwise_equal(again, eager)
-        assert peak <= units * UNIT + outside
-
-
 @pytest.mark.parametrize("depth", [1, 4, DEPTH])
 def test_without_a_budget_nothing_is_kept_as_with_torchs(depth: int) -> None:
     """What lives between the forward and the backward, and the peak of the whole step."""
@@ -336,61 +163,6 @@ def test_without_a_budget_nothing_is_kept_as_with_torchs(depth: int) -> None:
 # --- what a budget remembers ----------------------------------------------------------------------
 
 
-def kinds(anchor: Any) -> list[tuple[str, int]]:
-    """Return what the last call for each budget was, and how much it has replayed."""
-    _, histories = checkpoints._histories[id(anchor)]
-    runs = [k.latest for history in histories.values() for k in history._keys.values()]
-    return [(run.read()["call"], run.read()["replays"]) for run in runs if isinstance(run, Ran)]
-
-
-def steps_of(run: Callable[[nn.Sequential, Tensor], Tensor], calls: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    net = nn.Sequential(*(Layer() for _ in range(DEPTH)))
-    for _ in range(calls):
-        x = torch.randn(WIDTH, WIDTH, requires_grad=True)
-        found = torch.autograd.grad(run(net, x).sum(), [x, *net.parameters()])
-        assert_bitwise_equal(found, torch.autograd.grad(net(x).sum(), [x, *net.parameters()]))
-    return net
-
-
-WITH_A_BUDGET: dict[str, Callable[[nn.Sequential, Tensor], Tensor]] = {
-    "module": lambda net, x: rematfn.checkpoint(net, x, budget=12 * UNIT),
-    "method": lambda net, x: rematfn.checkpoint(net.forward, x, budget=12 * UNIT),
-    "sequential": lambda net, x: rematfn.checkpoint_sequential(net, 2, x, budget=12 * UNIT),
-}
-
-
-@pytest.mark.parametrize("run", WITH_A_BUDGET.values(), ids=WITH_A_BUDGET.keys())
-def test_with_a_budget_the_second_call_is_guided(run: Any) -> None:
-    once, twice = steps_of(run, 1), steps_of(run, 2)
-    ((first, before),), ((second, after),) = map(kinds, (once, twice))
-    assert (first, second) == ("first", "guided")
-    assert 0 < after <= before
-
-
-def test_a_list_of_functions_is_remembered_by_its_functions() -> None:
-    def block(x: Tensor) -> Tensor:
-        return (x.sin() * x).exp().tanh()
-
-    x = torch.linspace(-1, 1, 4096).requires_grad_()
-    for _ in range(2):
-        rematfn.checkpoint_sequential([block] * 6, 2, x, budget=150_000).sum().backward()
-    assert [kind for kind, _ in kinds(block)] == ["guided"]
-
-
-def test_each_budget_is_remembered_by_itself_and_so_is_the_mode() -> None:
-    net = nn.Sequential(*(Layer() for _ in range(4)))
-    x = torch.randn(WIDTH, WIDTH)
-    for budget in (12 * UNIT, 16 * UNIT) * 2:
-        rematfn.checkpoint(net, x, budget=budget)
-    assert [kind for kind, _ in kinds(net)] == ["guided", "guided"]
-    rematfn.checkpoint(net.eval(), x, budget=16 * UNIT)
-    assert len(kinds(net)) == 3
-    for units in range(20, 40):
-        rematfn.checkpoint(net, x, budget=units * UNIT)
-    assert len(kinds(net)) == 8
-
-
 def test_what_is_remembered_keeps_no_function_alive_and_goes_with_it() -> None:
     net: nn.Module | None = Layer()
     name, alive = id(net), weakref.ref(net)
@@ -402,36 +174,7 @@ def test_what_is_remembered_keeps_no_function_alive_and_goes_with_it() -> None:
     assert name not in checkpoints._histories
 
 
-def test_what_cannot_be_referred_to_weakly_is_not_remembered() -> None:
-    class Slotted:
-        __slots__ = ()
-
-        def __call__(self, x: Tensor) -> Tensor:
-            return x.sin()
-
-    x = torch.ones(3)
-    before = len(checkpoints._histories)
-    assert_bitwise_equal(rematfn.checkpoint(Slotted(), x, budget="1MiB"), x.sin())
-    assert len(checkpoints._histories) == before
-
-
 @pytest.mark.parametrize("segments", [0, -1, 5, 1.5, True])
 def test_a_number_of_segments_that_cannot_be_is_refused(segments: Any) -> None:
     with pytest.raises(ValueError, match=r"segments.*from 1 to 4"):
         rematfn.checkpoint_sequential([torch.sin] * 4, segments, torch.ones(3))
-
-
-@pytest.mark.parametrize("segments", [1, 2, 3, 5, 7])
-def test_functions_in_a_list_and_segments_that_do_not_divide_them(segments: int) -> None:
-    steps = [torch.sin, torch.cos, torch.exp, torch.tanh, torch.sin, torch.square, torch.sum]
-
-    def run(sequential: Checkpoint) -> Any:
-        x = torch.linspace(-1, 1, 12).requires_grad_()
-        out = sequential(steps, segments, x)
-        out.backward()
-        return out, x.grad
-
-    found = run(rematfn.checkpoint_sequential)
-    assert_bitwise_equal(
-        found, run(lambda *args: theirs.checkpoint_sequential(*args, use_reentrant=False))
-    )

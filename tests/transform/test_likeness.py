@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-import abc
 import copy
 import functools
-import gc
 import inspect
 import pickle
 import typing
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from helpers import assert_bitwise_equal
-from processes import in_a_process
-from torch import Tensor, multiprocessing, nn
+from torch import Tensor
 
 import rematfn
 
@@ -105,80 +101,6 @@ def test_every_kind_of_method() -> None:
             assert rematfn.stats(of_class).operators == 6
 
 
-def test_a_bound_method_is_one() -> None:
-    waves = Waves()
-    assert inspect.ismethod(waves.method)
-    assert waves.method.__self__ is waves
-    assert waves.method.__func__ is Waves.method
-    assert waves.method == waves.method
-    assert (waves.method.__name__, waves.method.__qualname__) == ("method", "Waves.method")
-    assert waves.method.__code__ is Waves.method.__wrapped__.__code__
-    assert list(inspect.signature(waves.method).parameters) == ["x", "extra"]
-    assert list(inspect.signature(Waves.method).parameters) == ["self", "x", "extra"]
-    restored = pickle.loads(pickle.dumps(waves.method))
-    assert_bitwise_equal(restored(X), waves.method(X))
-
-
-def test_what_binds_is_what_would_have_bound() -> None:
-    class Wavy:
-        def __call__(self, x: Tensor) -> Tensor:
-            return wave(x)
-
-    class Holder:
-        of_another = remat(Waves().plain)
-        partial = remat(functools.partial(wave, scale=3.0))
-        instance = remat(Wavy())
-        built_in = remat(torch.sin)
-
-    holder = Holder()
-    assert_bitwise_equal(holder.of_another(X), wave(X, 3.0))
-    assert_bitwise_equal(holder.partial(X), wave(X, 3.0))
-    assert_bitwise_equal(holder.instance(X), wave(X))
-    assert_bitwise_equal(holder.built_in(X), X.sin())
-
-
-def test_a_method_of_a_module_and_its_heirs() -> None:
-    class Net(nn.Linear):
-        @remat(budget="1MiB")
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).sin()
-
-    class Deep(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(super().forward(x))
-
-    torch.manual_seed(0)
-    net, x = Deep(8, 8), torch.randn(2, 8)
-
-    def eager(x: Tensor) -> Tensor:
-        return nn.functional.linear(x, net.weight, net.bias).sin()
-
-    assert_bitwise_equal(net(x).detach(), eager(eager(x)).detach())
-    assert rematfn.stats(Net.forward).operators == 2
-    assert_bitwise_equal(copy.deepcopy(net)(x).detach(), net(x).detach())
-
-
-class Base(abc.ABC):
-    @abc.abstractmethod
-    @remat(budget="1MiB")
-    def outside(self, x: Tensor) -> Tensor: ...
-
-    @remat(budget="1MiB")
-    @abc.abstractmethod
-    def inside(self, x: Tensor) -> Tensor: ...
-
-    @remat
-    @classmethod
-    @abc.abstractmethod
-    def of_class(cls, x: Tensor) -> Tensor: ...
-
-
-def test_abstract_methods_stay_abstract() -> None:
-    assert Base.__abstractmethods__ == {"outside", "inside", "of_class"}
-    with pytest.raises(TypeError, match="abstract"):
-        Base()  # type: ignore[abstract]
-
-
 def test_what_inspect_functools_and_typing_ask_for() -> None:
     for name in ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__"):
         assert getattr(rematted, name) == getattr(wave, name)
@@ -197,21 +119,6 @@ def test_what_inspect_functools_and_typing_ask_for() -> None:
     assert functools.wraps(rematted)(lambda x: x).__name__ == "wave"
 
 
-def test_attributes_of_the_function_are_found_and_ones_own_are_kept() -> None:
-    def f(x: Tensor) -> Tensor:
-        return x
-
-    f.budget, f.tag = "its own", 1  # type: ignore[attr-defined]
-    g = remat(f, "1MiB")
-    g.mine = 2  # type: ignore[attr-defined]
-    assert (g.tag, g.mine) == (1, 2)  # type: ignore[attr-defined]
-    assert str(g.budget) == "1 MiB"
-    assert f.budget == "its own"  # type: ignore[attr-defined]
-    assert not hasattr(f, "mine")
-    around = functools.wraps(g)(lambda x: g(x))
-    assert not hasattr(around, "last_call"), "what wraps it has copied its state"
-
-
 @functools.singledispatch
 @remat(budget="1MiB")
 def dispatched(x: Any) -> Any:
@@ -222,37 +129,6 @@ def dispatched(x: Any) -> Any:
 @remat(budget="1MiB")
 def of_tensor(x: Tensor) -> Tensor:
     return wave(x)
-
-
-def test_single_dispatch_on_both_sides() -> None:
-    assert dispatched(3) == 3
-    assert_bitwise_equal(dispatched(X), wave(X))
-    below = remat(functools.singledispatch(lambda x: x))
-    below.register(Tensor, wave)  # type: ignore[attr-defined]
-    assert_bitwise_equal(below(X), wave(X))
-
-
-def test_a_keyword_may_be_called_self() -> None:
-    def f(self: Tensor, args: Tensor) -> Tensor:
-        return self * args
-
-    assert_bitwise_equal(remat(f)(self=X, args=X), X * X)
-
-
-def test_it_can_be_referred_to_weakly() -> None:
-    g = remat(lambda x: x.sin(), "1MiB")
-    g(X)
-    gone = weakref.ref(g)
-    assert gone() is g
-    del g
-    gc.collect()
-    assert gone() is None
-
-
-@pytest.mark.parametrize("wrap", [property, functools.cached_property, functools.partialmethod])
-def test_a_descriptor_is_refused_with_what_to_write(wrap: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match=f"write @remat below @{wrap.__name__}"):
-        remat(wrap(wave))  # type: ignore[call-overload]
 
 
 # --- copies ---------------------------------------------------------------------------------------
@@ -295,60 +171,3 @@ def test_else_a_copy_has_the_options_and_no_memory_of_calls(copied: Callable[...
         assert rematfn.stats(made).operators is None
         assert_bitwise_equal(made(X), wave(X))
         assert made.__name__ == "wave"
-
-
-@eachway
-def test_a_copy_of_an_object_runs_the_copys_method(copied: Callable[..., Any]) -> None:
-    if copied is copy.copy:
-        pytest.skip("which shares the bound method with its original, as in eager")
-    waves = Waves()
-    waves.bound(X)
-    made = copied(waves)
-    made.scale = 5.0
-    assert_bitwise_equal(made.bound(X), wave(X, 5.0))
-    assert_bitwise_equal(waves.bound(X), wave(X, 3.0))
-
-
-@eachway
-def test_a_copy_of_a_module_that_has_been_called(copied: Callable[..., Any]) -> None:
-    net = remat(nn.Linear(4, 4), 1.0)
-    x = torch.randn(2, 4)
-    for _ in range(3):
-        net(x)
-    made = copied(net)
-    assert rematfn.stats(made).operators is None
-    assert_bitwise_equal(made(x).detach(), net(x).detach())
-    assert rematfn.stats(made).operators is not None
-    assert (made.weight is net.weight) == (copied is copy.copy)
-
-
-def spawned_worker(functions: list[Any], queue: Any) -> None:
-    assert functions[0] is decorated
-    for g, scale in zip(functions, SCALES, strict=True):
-        expected = torch.func.grad(lambda x, scale=scale: wave(x, scale).sum())(X)
-        for _ in range(3):
-            assert_bitwise_equal(torch.func.grad(lambda x, g=g: g(x).sum())(X), expected)
-    queue.put(rematfn.stats(decorated).operators)
-
-
-SCALES = (2.0, 2.0, 3.0)
-
-
-def spawn_workers() -> None:
-    functions = [decorated, rematted, Waves().method]
-    for g in functions:
-        for _ in range(3):
-            g(X)
-    context = multiprocessing.get_context("spawn")
-    queue = context.SimpleQueue()
-    workers = [context.Process(target=spawned_worker, args=(functions, queue)) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert [worker.exitcode for worker in workers] == [0, 0]
-    assert all(queue.get() > 0 for _ in workers)
-
-
-def test_spawned_workers_are_given_functions_that_have_been_called() -> None:
-    in_a_process(spawn_workers)

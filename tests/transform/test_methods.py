@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
-import pickle
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +17,6 @@ from torch.distributions import Normal, TransformedDistribution
 from torch.distributions.transforms import AffineTransform
 
 import rematfn
-from rematfn.testing import MemoryTimeline
 
 WIDTH, ROWS = 64, 256
 UNIT = 4 * WIDTH * ROWS
@@ -67,8 +63,6 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 # --- methods by name ------------------------------------------------------------------------------
-
-METHODS = {"one": ["log_prob"], "several": ["forward", "log_prob", "sample"]}
 TIGHT = 7 * UNIT
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -95,66 +89,6 @@ def test_methods_compute_what_they_compute(way: str) -> None:
     assert_bitwise_equal(found, trained(other.log_prob, other))
 
 
-@pytest.mark.parametrize("methods", METHODS.values(), ids=METHODS.keys())
-def test_methods_run_within_the_budget(methods: list[str]) -> None:
-    flow, (c, x) = Flow(), inputs()
-    expected = torch.autograd.grad(flow.log_prob(c, x).mean(), [c, *flow.parameters()])
-    g = rematfn.remat(flow, TIGHT, methods=methods)
-    assert isinstance(g, Flow)
-    for _ in range(3):
-        with MemoryTimeline() as timeline:
-            gradients = torch.autograd.grad(g.log_prob(c, x).mean(), [c, *flow.parameters()])
-        assert_bitwise_equal(gradients, expected)
-        assert timeline.peak_excluding_survivors <= TIGHT + 64
-    assert rematfn.stats(g.log_prob).evictions > 0
-    assert rematfn.stats(g.log_prob).call == "guided"
-    assert flow.calls == 4
-
-
-def test_methods_compose() -> None:
-    flow, (c, x) = Flow(), inputs()
-    c = c.detach()
-    g = rematfn.remat(flow, 12 * UNIT, methods=["log_prob", "sample"])
-    for h in (lambda m: torch.func.grad(lambda c: m.log_prob(c, x).sum())(c),
-              lambda m: torch.func.vmap(lambda c: m.log_prob(c, x[:8]))(torch.stack([c, c + 1])),
-              lambda m: torch.func.jvp(lambda c: m.log_prob(c, x), (c,), (c,)),
-              lambda m: rematfn.remat(lambda c: m.log_prob(c, x), 1 << 20)(c)):  # fmt: skip
-        assert_bitwise_equal(h(g), h(flow))
-    torch.manual_seed(1)
-    expected = flow.sample(c, scale=2.0)
-    torch.manual_seed(1)
-    assert_bitwise_equal(g.sample(c, scale=2.0), expected)
-    offloaded = rematfn.offload(flow, 12 * UNIT, methods=["log_prob"])
-    assert_bitwise_equal(offloaded.log_prob(c, x), flow.log_prob(c, x))
-    assert rematfn.stats(offloaded).operators
-
-
-def test_what_is_not_named_is_the_modules_own() -> None:
-    flow, (c, x) = Flow(), inputs()
-    g = rematfn.remat(flow, "1MiB", methods=["log_prob"])
-    assert_bitwise_equal(g.sample(c).shape, flow.sample(c).shape)
-    assert rematfn.stats(g).operators is None  # of the first that is named
-    g.log_prob(c, x)
-    assert rematfn.stats(g).operators
-    assert type(rematfn.remat(flow, "1MiB")) is not type(g)
-    assert type(rematfn.remat(Flow(), "2MiB", methods=["log_prob"])) is type(g)
-
-
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-def test_copies_have_the_same_methods(copied: Callable[[Any], Any]) -> None:
-    g = copied(rematfn.remat(Flow(), "1MiB", methods=["log_prob"]))
-    c, x = inputs()
-    g.log_prob(c, x)
-    assert rematfn.stats(g.log_prob).operators
-
-
-def test_they_can_be_pickled() -> None:
-    g = pickle.loads(pickle.dumps(rematfn.remat(Flow(), "1MiB", methods=["log_prob"])))
-    c, x = inputs()
-    g.log_prob(c, x)
-    assert rematfn.stats(g.log_prob).operators
-
-
 WRONG = {
     "unknown": (["log_probs"], ValueError, "it has no such method. What can be named: forward,"),
     "of every module": (["state_dict"], ValueError, "every nn.Module has that"),
@@ -174,11 +108,6 @@ def test_what_cannot_be_named_is_refused(name: str, transform: Any) -> None:
     with pytest.raises(kind, match=message) as caught:
         transform(Flow(), "1MiB", methods=methods)
     assert str(caught.value).startswith(f"{transform.__name__}(")
-
-
-def test_a_function_has_no_methods() -> None:
-    with pytest.raises(TypeError, match=r"remat\(f, methods=...\): these are methods of an nn.Mod"):
-        rematfn.remat(torch.sin, "1MiB", methods=["forward", "log_prob"])
 
 
 # --- results that compute later -------------------------------------------------------------------
@@ -244,67 +173,3 @@ def test_a_result_that_computes_later_is_told_once(kind: str) -> None:
     assert expected in message
     assert warned(rematfn.remat(LATER[kind]), c.detach()) == [], "there is no budget"
     assert len(warned(rematfn.offload(LATER[kind]), c.detach())) == 1
-
-
-def test_a_module_is_told_of_its_methods() -> None:
-    (message,) = warned(rematfn.remat(Flow(), "1MiB"), inputs()[0])
-    assert message.startswith(
-        "remat(Flow, budget=1 MiB): it has returned Density, which holds Flow"
-    )
-    assert 'remat(module, budget, methods=["log_prob"])' in message
-    assert "remat(lambda c, x: module(c).log_prob(x), budget)" in message
-
-
-@dataclasses.dataclass
-class Output(OrderedDict):  # type: ignore[type-arg]
-    logits: Tensor
-    cache: Any = None
-
-
-class Trainer:
-    """Its method returns itself, as those of estimators do."""
-
-    def __init__(self) -> None:
-        self.net = nn.Linear(4, 4)
-
-    def fit(self, c: Tensor) -> Trainer:
-        self.net(c[:4]).sum().backward()
-        return self
-
-
-NOW: dict[str, Callable[[Tensor], Any]] = {
-    "a distribution": lambda c: Normal(c.sin(), c.exp()),
-    "distributions": lambda c: TransformedDistribution(
-        Normal(c.sin(), c.exp()), [AffineTransform(c.cos(), 2.0)]
-    ),
-    "a dataclass": lambda c: Output(c.sin(), [Lazy({"keys": c.cos()})]),
-    "a module": lambda c: (FLOW.net(c), FLOW),
-    "itself": lambda c: Trainer().fit(c) and Trainer.fit,
-    "no parameters": lambda c: (c.sin(), Density(nn.Tanh())),
-    "a view": lambda c: c.view(-1, 2),
-    "an argument": lambda c: c,
-    "a function": lambda c: torch.func.vjp(FLOW.net, c),
-}
-
-
-@pytest.mark.parametrize("kind", NOW)
-def test_nobody_else_is_told(kind: str) -> None:
-    assert warned(rematfn.remat(NOW[kind], "1MiB"), inputs()[0].detach()) == []
-
-
-def test_what_was_given_may_be_given_back() -> None:
-    trainer = Trainer()
-    assert warned(rematfn.remat(trainer.fit, "1MiB"), inputs()[0]) == []
-    assert warned(rematfn.remat(lambda number, c: number, "1MiB"), 3, inputs()[0]) == []
-    state = Lazy({"net": FLOW.net})
-    assert warned(rematfn.remat(lambda s, c: (s, c.sin()), "1MiB"), state, inputs()[0]) == []
-
-
-def test_what_is_advised_has_an_effect() -> None:
-    c, x = inputs()
-    flow = Flow()
-    step = rematfn.remat(lambda c, x: flow(c).log_prob(x), TIGHT)
-    with MemoryTimeline() as timeline:
-        step(c, x).mean().backward()
-    assert timeline.peak_excluding_survivors <= TIGHT + 64
-    assert rematfn.stats(step).evictions > 0

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import pickle
-import types
 import weakref
 from typing import Any
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import Transform, assert_bitwise_equal, same_as_eager
 from torch import Tensor, nn
 
 import rematfn
@@ -42,26 +40,24 @@ def test_a_module_becomes_a_module_of_the_same_parameters() -> None:
     assert net[0].weight.unique().tolist() == [2.0]
 
 
-def test_a_module_runs_and_trains_like_the_one_it_was_made_of(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        block = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.Linear(5, 4))
-        calls: list[int] = []
-        block.register_forward_hook(lambda module, args, out: calls.append(1))
-        net = nn.Sequential(nn.Linear(3, 4), transform(block), nn.Linear(4, 1))
-        sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        losses = []
-        for _ in range(3):
-            sgd.zero_grad()
-            loss = net(torch.randn(8, 3)).square().mean()
-            loss.backward()
-            sgd.step()
-            losses.append(loss.detach())
-        swapped = {k: v * 0.5 for k, v in block.state_dict().items()}
-        called = torch.func.functional_call(transform(block), swapped, (torch.randn(8, 4),))
-        return losses, net.state_dict(), called.detach(), len(calls)
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_a_module_runs_and_trains_like_the_one_it_was_made_of(transform: Transform) -> Any:
+    torch.manual_seed(3)
+    block = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.Linear(5, 4))
+    calls: list[int] = []
+    block.register_forward_hook(lambda module, args, out: calls.append(1))
+    net = nn.Sequential(nn.Linear(3, 4), transform(block), nn.Linear(4, 1))
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(3):
+        sgd.zero_grad()
+        loss = net(torch.randn(8, 3)).square().mean()
+        loss.backward()
+        sgd.step()
+        losses.append(loss.detach())
+    swapped = {k: v * 0.5 for k, v in block.state_dict().items()}
+    called = torch.func.functional_call(transform(block), swapped, (torch.randn(8, 4),))
+    return losses, net.state_dict(), called.detach(), len(calls)
 
 
 def test_a_transformed_module_can_be_copied_and_saved() -> None:
@@ -95,15 +91,6 @@ def waving(forward: Any) -> Any:
     return lambda x: forward(x).sin()
 
 
-def test_a_forward_set_before() -> None:
-    net = network()
-    net.forward = waving(net.forward)
-    g = remat(net, "1MiB")
-    assert operators(g) == LAYERS + 1
-    assert_bitwise_equal(g(BATCH).detach(), net(BATCH).detach())
-    assert_bitwise_equal(g.forward(BATCH).detach(), net(BATCH).detach())
-
-
 @pytest.mark.parametrize("on_twin", [False, True])
 def test_a_forward_set_afterwards_put_back_and_deleted(on_twin: bool) -> None:
     net = network()
@@ -125,99 +112,7 @@ def test_a_forward_set_afterwards_put_back_and_deleted(on_twin: bool) -> None:
         del patched.forward
 
 
-def test_a_method_of_the_twin_set_as_its_forward() -> None:
-    g = remat(network(), "1MiB")
-    g.forward = types.MethodType(lambda self, x: self[0](x).cos(), g)
-    assert operators(g) == 2
-    assert_bitwise_equal(g(BATCH).detach(), g[0](BATCH).cos().detach())
-
-
-def prepared(net: nn.Module) -> nn.Module:
-    """Do to a module what mixed precision does in a well-known library."""
-    forward = net.forward
-    inside = getattr(forward, "__func__", None)
-    autocast = torch.autocast("cpu", torch.bfloat16)
-    if inside is None:
-        net.forward = autocast(forward)
-    else:
-        net.forward = types.MethodType(autocast(inside), net)
-    converted = net.forward
-    net.forward = lambda *args: converted(*args).float()
-    return net
-
-
-@pytest.mark.parametrize("prepared_first", [False, True])
-@pytest.mark.parametrize("budget", ["1MiB", 200])
-def test_mixed_precision_around_a_forward(prepared_first: bool, budget: Any) -> None:
-    eager = prepared(network())
-    x, y = (BATCH.clone().requires_grad_() for _ in range(2))
-    expected = eager(x)
-    expected.sum().backward()
-    g = remat(prepared(network()), budget) if prepared_first else prepared(remat(network(), budget))
-    for _ in range(2):
-        y.grad = None
-        g.zero_grad()
-        actual = g(y)
-        actual.sum().backward()
-        assert_bitwise_equal(actual.detach(), expected.detach())
-        gradients = [(t.grad, *(p.grad for p in n.parameters())) for t, n in ((y, g), (x, eager))]
-        assert_bitwise_equal(*gradients)
-    assert rematfn.stats(g).operators > LAYERS + 3, "the casts are the level's"
-    assert rematfn.stats(g).peak_bytes <= rematfn.stats(g).budget
-
-
-def accelerated(net: nn.Module) -> nn.Module:
-    """Do to a module what accelerate's `prepare` does: it takes methods apart."""
-
-    def converted(f: Any) -> Any:
-        return functools.wraps(f)(lambda *args: f(*args).float())
-
-    for wrapped in (torch.autocast("cpu", torch.bfloat16), converted):
-        has_function = hasattr(net.forward, "__func__")
-        if has_function:
-            net.forward = types.MethodType(wrapped(net.forward.__func__), net)
-        else:
-            net.forward = wrapped(net.forward)
-    return net
-
-
-def test_a_copy_of_what_mixed_precision_prepared_runs_its_own_weights() -> None:
-    g = accelerated(remat(network(), "1MiB"))
-    assert_bitwise_equal(g(BATCH).detach(), accelerated(network())(BATCH).detach())
-    made = copy.deepcopy(g)
-    with torch.no_grad():
-        for p in g.parameters():
-            p.zero_()
-    assert made(BATCH).std() > 0
-    assert rematfn.stats(made).operators > LAYERS
-
-
-def test_what_mixed_precision_did_is_undone() -> None:
-    """As accelerate's `unwrap_model` does it: down to the function below all wrappers."""
-    g = remat(network(), "1MiB")
-    expected = g(BATCH).detach()
-    accelerated(g)
-    inside = g.forward
-    while hasattr(inside, "__wrapped__"):
-        inside = inside.__wrapped__
-    g.forward = types.MethodType(inside, g)
-    assert_bitwise_equal(g(BATCH).detach(), expected)
-    assert rematfn.stats(g).operators == LAYERS
-
-
 # --- what tells modules by their class ------------------------------------------------------------
-
-
-def test_twins_of_modules_of_one_class_are_of_one_class() -> None:
-    first, second = (remat(nn.Linear(4, 4), budget) for budget in ("1MiB", None))
-    assert type(first) is type(second) is not nn.Linear
-    assert isinstance(second, type(first))
-    assert type(remat(nn.ReLU())) is not type(first)
-    assert rematfn.stats(first) is not rematfn.stats(second)
-    x = torch.ones(1, 4)
-    first(x), second(x)
-    assert rematfn.stats(first).budget == 1 << 20
-    assert rematfn.stats(second).budget is None
 
 
 @pytest.mark.parametrize("called", [False, True])
@@ -236,159 +131,6 @@ def test_a_twin_frees_its_parameters_at_once(called: bool) -> None:
         assert kept.forward is nn.Linear.forward
     finally:
         gc.enable()
-
-
-def test_what_a_twins_class_makes_is_plain() -> None:
-    g = remat(network(), "1MiB")
-    assert type(g[:2]) is nn.Sequential
-    assert_bitwise_equal(g[:2](BATCH), network()[:2](BATCH))
-    assert type(type(g)(nn.ReLU())) is nn.Sequential
-
-    class Mine(type(g)):  # type: ignore[misc]
-        pass
-
-    with pytest.raises(TypeError, match="Derive it from Sequential"):
-        Mine(nn.ReLU())
-
-
-def test_a_parametrized_twin() -> None:
-    torch.manual_seed(0)
-    plain = nn.Linear(4, 4)
-    net = copy.deepcopy(plain)
-    g = nn.utils.parametrizations.weight_norm(remat(net, "1MiB"))
-    nn.utils.parametrizations.weight_norm(plain)
-    made = copy.deepcopy(g)
-    for module in (g, made):
-        assert_bitwise_equal(module(BATCH).detach(), plain(BATCH).detach())
-        assert rematfn.stats(module).operators > 1
-        assert rematfn.stats(module).budget == 1 << 20
-    with pytest.raises(TypeError, match=r"its class has been made ParametrizedLinear.*state_dict"):
-        pickle.dumps(g)
-    nn.utils.parametrize.remove_parametrizations(g, "weight")
-    assert_bitwise_equal(g(BATCH).detach(), plain(BATCH).detach())
-
-
-def test_a_lazy_module_is_refused_until_it_has_shapes() -> None:
-    net = nn.LazyLinear(4)
-    with pytest.raises(TypeError, match=r"remat\(LazyLinear\): its parameters have no shape yet"):
-        remat(net)
-    net(BATCH)
-    assert operators(remat(net, "1MiB")) == 1
-
-
-def test_a_graph_module_that_is_compiled_anew() -> None:
-    g = remat(torch.fx.symbolic_trace(network()), "1MiB")
-    assert operators(g) == LAYERS
-    output = next(n for n in g.graph.nodes if n.op == "output")
-    with g.graph.inserting_before(output):
-        output.replace_input_with(output.args[0], g.graph.call_function(torch.sin, output.args))
-    g.recompile()
-    assert operators(g) == LAYERS + 1
-    assert_bitwise_equal(g(BATCH).detach(), network()(BATCH).sin().detach())
-
-
-def test_a_symbolic_trace_of_a_twin_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"symbolic_trace of remat\(Sequential"):
-        torch.fx.symbolic_trace(remat(network(), "1MiB"))
-
-
-def test_a_forward_that_is_set_for_each_call_is_guided() -> None:
-    """Lightning does so, to send `training_step` through what wraps the module."""
-    net = network()
-    g = remat(net, "1MiB")
-
-    def redirected(x: Tensor) -> str:
-        before = g.forward
-
-        def instead(x: Tensor) -> Tensor:
-            g.forward = before
-            return before(x).sin()
-
-        g.forward = instead
-        called = g.forward
-        g(x).sum().backward()
-        return rematfn.stats(called).call
-
-    assert [redirected(BATCH) for _ in range(3)] == ["first", "guided", "guided"]
-
-
-def test_a_wrapper_within_another_of_the_same_code() -> None:
-    """Each knows its own calls: the inner one's are others."""
-    g = remat(network(), 1.0)
-    expected = g(BATCH).sin().sin().detach()
-    for _ in range(2):
-        g.forward = waving(g.forward)
-    for _ in range(3):
-        assert_bitwise_equal(g(BATCH).detach(), expected)
-    assert rematfn.stats(g).call == "guided"
-
-
-def test_a_twin_among_the_arguments_of_another_function() -> None:
-    """What calls of it have come to is no part of what makes two calls alike."""
-    inner = remat(network(), "1MiB")
-    step = remat(lambda net, x: net(x).sum(), "1MiB")
-    kinds = []
-    for _ in range(3):
-        step(inner, BATCH).backward()
-        kinds.append(rematfn.stats(step).call)
-        inner(BATCH)
-    assert kinds == ["first", "guided", "guided"]
-
-
-def test_hooks_run_around_the_level() -> None:
-    net, depths = network(), []
-    net.register_forward_pre_hook(lambda module, args: depths.append(_C.stack_depth()))
-    net.register_forward_hook(lambda module, args, out: depths.append(_C.stack_depth()))
-    net.forward = waving(net.forward)
-    remat(net)(BATCH)
-    assert depths == [0, 0]
-
-
-class Called(nn.Module):
-    """A module that has no forward at all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.layer(x).sin()
-
-
-def test_a_module_with_a_call_of_its_own() -> None:
-    net = Called()
-    g = remat(net, "1MiB")
-    assert operators(g) == 2
-    assert_bitwise_equal(g(BATCH).detach(), net(BATCH).detach())
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
-def test_a_copy_of_a_twin_whose_forward_was_set(copied: Any) -> None:
-    g = remat(network(), "1MiB")
-    g.forward = functools.partial(g[0].forward)
-    made = copied(g)
-    assert operators(made) == 1
-    with torch.no_grad():
-        g[0].weight.zero_()
-    assert made(BATCH).sin().std() > 0
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        torch.jit.script,
-        lambda net: torch.jit.trace(net, BATCH),
-        torch.fx.symbolic_trace,
-        lambda net: remat(net, "2MiB"),
-    ],
-    ids=["script", "trace", "fx", "remat"],
-)
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_modules_that_are_made_of_others(made: Any) -> None:
-    net = made(network())
-    g = remat(net, "1MiB")
-    assert operators(g) == LAYERS
-    assert_bitwise_equal(g(BATCH).detach(), network()(BATCH).detach())
 
 
 class Net(nn.Module):

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_bitwise_equal
-from torch import Tensor, nn
+from torch import Tensor
 
 import rematfn
-from rematfn.testing import EvictEverything, MemoryTimeline
+from rematfn.testing import MemoryTimeline
 
 X = torch.randn(512, 128)  # 256 KiB: large enough to be moved
 
@@ -106,53 +106,3 @@ def test_what_a_guided_call_does_not_need_to_move_stays() -> None:
         assert_bitwise_equal(gradients(g, [w]), expected)
         moves.append(rematfn.stats(g).moves)
     assert moves[0] > max(moves[1:])
-
-
-def test_no_call_is_refused_for_more_than_the_first_came_to() -> None:
-    """Another way through the function, of the same signature, needs more at once."""
-    w = torch.randn(128, 128, requires_grad=True)
-
-    def f(way: list[float]) -> Tensor:
-        h = layers(X, [w] * 6)
-        return torch.cat([X * h] * int(way[0])).square().mean()
-
-    g = rematfn.offload(f)
-    for times in (1.0, 1.0, 40.0, 1.0, 60.0):
-        actual = gradients(lambda times=times: g([times]), [w])
-        assert_bitwise_equal(actual, gradients(lambda times=times: f([times]), [w]))
-
-
-def test_levels_within_and_around() -> None:
-    weights = [torch.randn(128, 128, requires_grad=True) for _ in range(8)]
-    expected = backward(layers, weights)
-    inner = rematfn.remat(layers, "1MiB")
-    for g in (
-        rematfn.offload(inner),
-        rematfn.offload(rematfn.offload(layers)),
-        rematfn.remat(rematfn.offload(layers), "2MiB"),
-        rematfn.offload(layers, policy=EvictEverything()),
-        rematfn.offload(layers, to=rematfn.Disk(budget="512KiB")),
-    ):
-        for _ in range(4):
-            assert_bitwise_equal(backward(g, weights), expected)
-
-
-class Loss(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(*[m for _ in range(8) for m in (nn.Linear(128, 128), nn.GELU())])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x).square().mean()
-
-
-def test_a_module() -> None:
-    torch.manual_seed(0)
-    net = Loss()
-    parameters = list(net.parameters())
-    expected = gradients(lambda: net(X), parameters)
-    (eager,) = peaks_of(lambda: gradients(lambda: net(X), parameters), 1)
-    g = rematfn.offload(net)
-    peaks = peaks_of(lambda: gradients(lambda: g(X), parameters), 4)
-    assert_bitwise_equal(gradients(lambda: g(X), parameters), expected)
-    assert max(peaks) <= 1.05 * peaks[0] < 0.8 * eager

@@ -70,39 +70,29 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_and_layout_comes_back(dtype: torch.dtype, layout: str, how: Transform) -> None:
+def test_every_dtype_and_layout_comes_back(dtype: torch.dtype, how: Transform) -> None:
     bits = torch.arange(2 * 3 * 4 * 6 * dtype.itemsize).mul(37).to(torch.uint8)
     if dtype == torch.bool:
         bits = bits % 2
 
-    def f(given: Tensor) -> tuple[Tensor, ...]:
-        made = given.clone().view(dtype) if dtype != torch.bool else given == 1
-        seen = LAYOUTS[layout](made.view(2, 3, 4, 6))
-        copied = seen.clone()
-        alone = torch.empty_like(seen).copy_(seen)
-        moved_and_back(made)
-        return seen, copied, alone, made
+    def f(given: Tensor) -> list[tuple[Tensor, ...]]:
+        found = []
+        for layout in LAYOUTS.values():
+            made = given.clone().view(dtype) if dtype != torch.bool else given == 1
+            seen = layout(made.view(2, 3, 4, 6))
+            copied = seen.clone()
+            alone = torch.empty_like(seen).copy_(seen)
+            moved_and_back(made)
+            found.append((seen, copied, alone, made))
+        return found
 
     found = how(f)(bits)
     assert_nothing_keyed(found)
     assert_bitwise_equal(found, f(bits))
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_conj_and_neg_bits_come_back(dtype: torch.dtype, how: Transform) -> None:
-    def f(x: Tensor) -> tuple[Tensor, ...]:
-        made = x * (1 + 2j)
-        views = made.conj(), made.conj().imag, made.mT.conj()
-        moved_and_back(made)
-        return (*views, *(v * 2 for v in views), made.resolve_conj())
-
-    x = torch.linspace(-1, 1, 24, dtype=dtype).view(4, 6)
-    assert_bitwise_equal(how(f)(x), f(x))
-
-
-@pytest.mark.parametrize("nbytes", [(4 << 20) - 4, 4 << 20, (4 << 20) + 4, (9 << 20) + 12])
+@pytest.mark.parametrize("nbytes", [4 << 20, (4 << 20) + 4])
 def test_values_of_several_chunks_come_back(nbytes: int, how: Transform) -> None:
     def f(x: Tensor) -> Tensor:
         y = x * 1.5
@@ -133,14 +123,6 @@ def retained(t: Transform) -> Any:
     first = [torch.autograd.grad(y, x, retain_graph=True)[0] for _ in range(3)]
     y.backward()
     return first, x.grad
-
-
-def twice(t: Transform) -> Any:
-    x = leaf()
-    y = t(loss)(x)
-    (first,) = torch.autograd.grad(y, x, create_graph=True)
-    (second,) = torch.autograd.grad(first.sin().sum(), x, create_graph=True)
-    return torch.autograd.grad(second.cos().sum(), x), first.detach(), second.detach()
 
 
 def checkpointed(t: Transform) -> Any:
@@ -174,25 +156,6 @@ def hooked(t: Transform) -> Any:
     return [k * 1 for k in kept], x.grad
 
 
-def not_recorded(t: Transform) -> Any:
-    x = leaf()
-    with torch.no_grad():
-        without = t(loss)(x)
-
-    def f(x: Tensor) -> Tensor:
-        with torch.no_grad():
-            scale = x.exp().mean()
-        return loss(x) * scale
-
-    t(f)(x).backward()
-    return without, x.grad
-
-
-def inference(t: Transform) -> Any:
-    with torch.inference_mode():
-        return t(loss)(leaf().detach()).clone()
-
-
 def autocast(t: Transform) -> Any:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.GELU(), torch.nn.Linear(40, 30))
@@ -206,28 +169,7 @@ def autocast(t: Transform) -> Any:
     return x.grad, [p.grad for p in net.parameters()]
 
 
-def images(t: Transform) -> Any:
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)
-    ).to(memory_format=torch.channels_last)
-    x = torch.rand(2, 3, 9, 9).contiguous(memory_format=torch.channels_last).requires_grad_()
-    y = t(net)(x)
-    y.sin().sum().backward()
-    return y, x.grad, [p.grad for p in net.parameters()], list(net.buffers())
-
-
-def complex_numbers(t: Transform) -> Any:
-    z = torch.complex(leaf().detach(), leaf().detach().flip(0)).requires_grad_()
-    y = t(lambda z: ((z * z.conj()).sin().abs() * (z.mT @ z).imag.sum()).sum())(z)
-    y.backward()
-    return y, z.grad
-
-
-CASES = [
-    *(retained, twice, checkpointed, around_a_checkpoint, hooked, not_recorded, inference),
-    *(autocast, images, complex_numbers),
-]
+CASES = [retained, checkpointed, around_a_checkpoint, hooked, autocast]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
@@ -273,48 +215,6 @@ def test_an_address_that_was_given_out_is_good(way: str) -> None:
 
     x = torch.ones(SIZE)
     assert_bitwise_equal(HOW[way](f)(x), x)
-
-
-@moving
-def test_an_array_of_numpy_s_stays(way: str) -> None:
-    def f(x: Tensor) -> Tensor:
-        y = x * 2
-        array = rematfn.materialize(y).numpy()
-        for i in range(4):
-            moved_and_back(y)
-            array[i] = i
-        assert array[:4].tolist() == [0, 1, 2, 3]
-        return y + 1
-
-    x = torch.ones(SIZE)
-    expected = torch.full((SIZE,), 3.0)
-    expected[:4] = torch.arange(4) + 1.0
-    assert_bitwise_equal(HOW[way](f)(x), expected)
-
-
-def test_what_dlpack_gives_out_is_good_until_the_next_operator(how: Transform) -> None:
-    def f(x: Tensor) -> Tensor:
-        y = x * 2
-        moved_and_back(y)
-        copied = torch.from_dlpack(y).clone()
-        moved_and_back(y)
-        return y + copied
-
-    x = torch.ones(SIZE)
-    assert_bitwise_equal(how(f)(x), x * 4)
-
-
-def test_a_storage_that_somebody_holds_stays(how: Transform) -> None:
-    def f(x: Tensor) -> Tensor:
-        y = x * 2
-        storage = rematfn.materialize(y).untyped_storage()
-        address = storage.data_ptr()
-        moved_and_back(y)
-        assert storage.data_ptr() == address
-        return y + storage.nbytes()
-
-    x = torch.ones(SIZE)
-    assert_bitwise_equal(how(f)(x), x * 2 + 4 * SIZE)
 
 
 # --- what is taken or let go of while it leaves ---------------------------------------------------
@@ -379,20 +279,6 @@ def value_and_gradient(f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     x = torch.linspace(1, 2, 2 * SIZE).view(2, SIZE).requires_grad_()
     y = f(x)
     return y.detach(), torch.autograd.grad(y.sin().sum(), x)[0]
-
-
-@nested
-def test_a_constant_whose_address_is_kept_stays(nesting: str, how: Transform) -> None:
-    def f(x: Tensor) -> Tensor:
-        constant = torch.tensor([1.5] * SIZE)
-        moved_and_back(constant)
-        kept = torch.from_dlpack(constant)
-        moved_and_back(constant)
-        assert address_of(constant) == address_of(kept)
-        return x * constant * kept
-
-    found = value_and_gradient(NESTED[nesting](how, f))
-    assert_bitwise_equal(found, value_and_gradient(f))
 
 
 @moving

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERYTHING, MODES, Mode, Transform, difference, untransformed
+from helpers import EACH, EVERYTHING, Transform, assert_same_as_eager, difference, untransformed
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
@@ -28,19 +28,9 @@ def agree(run: Callable[[Transform], list[Any]], transform: Transform) -> bool:
     return not any(difference(a, e) for a, e in zip(actual, expected, strict=True))
 
 
-@pytest.fixture(params=MODES, ids=lambda mode: mode.name)
-def exact(request: pytest.FixtureRequest) -> Callable[[Callable[[Transform], list[Any]]], bool]:
-    """Whether `run` under a mode gives what it gives untransformed."""
-    mode: Mode = request.param
-
-    def same(run: Callable[[Transform], list[Any]]) -> bool:
-        actual, expected = mode(run), run(untransformed)
-        return not any(difference(a, e) for a, e in zip(actual, expected, strict=True))
-
-    return same
-
-
-Exact = Callable[[Callable[[Transform], list[Any]]], bool]
+def exact(run: Callable[[Transform], list[Any]]) -> None:
+    """Assert that `run` gives under every mode what it gives untransformed."""
+    assert_same_as_eager(run, EACH)
 
 
 def backward(f: Callable[..., Tensor], transform: Transform) -> Tensor:
@@ -57,10 +47,10 @@ def batch_norm(transform: Transform) -> list[Any]:
     return [grad, *norm.buffers()]
 
 
-def test_batch_norm_statistics_are_updated_once(exact: Exact) -> None:
+def test_batch_norm_statistics_are_updated_once() -> None:
     assert int(batch_norm(checkpointed)[3]) == 2  # num_batches_tracked
     assert not agree(batch_norm, checkpointed)
-    assert exact(batch_norm)
+    exact(batch_norm)
 
 
 def own_generator(transform: Transform) -> list[Any]:
@@ -72,9 +62,9 @@ def own_generator(transform: Transform) -> list[Any]:
     return [backward(f, transform), generator.get_state()]
 
 
-def test_a_generator_of_the_user_draws_the_same_mask(exact: Exact) -> None:
+def test_a_generator_of_the_user_draws_the_same_mask() -> None:
     assert not agree(own_generator, checkpointed)
-    assert exact(own_generator)
+    exact(own_generator)
 
 
 def side_effect(transform: Transform) -> list[Any]:
@@ -87,9 +77,9 @@ def side_effect(transform: Transform) -> list[Any]:
     return [backward(f, transform), len(calls)]
 
 
-def test_python_side_effects_happen_once(exact: Exact) -> None:
+def test_python_side_effects_happen_once() -> None:
     assert side_effect(checkpointed)[1] == 2
-    assert exact(side_effect)
+    exact(side_effect)
 
 
 def changing_control_flow(transform: Transform) -> list[Any]:
@@ -106,9 +96,9 @@ def changing_control_flow(transform: Transform) -> list[Any]:
     return [x.grad]
 
 
-def test_control_flow_that_depends_on_python_state(exact: Exact) -> None:
+def test_control_flow_that_depends_on_python_state() -> None:
     assert not agree(changing_control_flow, checkpointed)
-    assert exact(changing_control_flow)
+    exact(changing_control_flow)
 
 
 def changing_length(transform: Transform) -> list[Any]:
@@ -127,10 +117,10 @@ def changing_length(transform: Transform) -> list[Any]:
     return [x.grad]
 
 
-def test_another_number_of_operators(exact: Exact) -> None:
+def test_another_number_of_operators() -> None:
     with pytest.raises(CheckpointError):
         changing_length(checkpointed)
-    assert exact(changing_length)
+    exact(changing_length)
 
 
 def noise_saved_before_it_was_drawn(transform: Transform) -> list[Any]:
@@ -144,9 +134,9 @@ def noise_saved_before_it_was_drawn(transform: Transform) -> list[Any]:
         torch.use_deterministic_algorithms(False)
 
 
-def test_rrelu_saves_its_noise_before_it_is_drawn(exact: Exact) -> None:
+def test_rrelu_saves_its_noise_before_it_is_drawn() -> None:
     assert not agree(noise_saved_before_it_was_drawn, checkpointed)
-    assert exact(noise_saved_before_it_was_drawn)
+    exact(noise_saved_before_it_was_drawn)
 
 
 def writes_into_its_argument(transform: Transform) -> list[Any]:
@@ -156,11 +146,11 @@ def writes_into_its_argument(transform: Transform) -> list[Any]:
     return [leaf.grad]
 
 
-def test_a_write_into_the_argument(exact: Exact) -> None:
+def test_a_write_into_the_argument() -> None:
     """Run again, the function writes into it again; autograd finds it changed."""
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         writes_into_its_argument(checkpointed)
-    assert exact(writes_into_its_argument)
+    exact(writes_into_its_argument)
 
 
 def counted_in_a_buffer(transform: Transform) -> list[Any]:
@@ -173,9 +163,9 @@ def counted_in_a_buffer(transform: Transform) -> list[Any]:
     return [backward(f, transform), steps]
 
 
-def test_a_buffer_that_the_function_writes(exact: Exact) -> None:
+def test_a_buffer_that_the_function_writes() -> None:
     assert not agree(counted_in_a_buffer, checkpointed)
-    assert exact(counted_in_a_buffer)
+    exact(counted_in_a_buffer)
 
 
 def overwritten(transform: Transform) -> list[Any]:
@@ -205,9 +195,9 @@ def stepped(transform: Transform) -> list[Any]:
     return [x.grad]
 
 
-def test_a_captured_tensor_that_a_fused_optimiser_steps(exact: Exact) -> None:
+def test_a_captured_tensor_that_a_fused_optimiser_steps() -> None:
     assert not agree(stepped, checkpointed)
-    assert exact(stepped)
+    exact(stepped)
 
 
 REFUSED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
@@ -221,7 +211,7 @@ REFUSED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("transform", REFUSED.values(), ids=REFUSED.keys())
 def test_transforms_of_torch_func(
-    transform: Callable[[Callable[..., Any]], Callable[..., Any]], exact: Exact
+    transform: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> None:
     def run(around: Transform) -> list[Any]:
         x = torch.linspace(0.1, 1, 12).view(3, 4)
@@ -229,4 +219,4 @@ def test_transforms_of_torch_func(
 
     with pytest.raises(RuntimeError, match="saved tensor hooks"):
         run(checkpointed)
-    assert exact(run)
+    exact(run)

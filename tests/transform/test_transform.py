@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import optree
 import pytest
 import torch
-from helpers import EVERYTHING, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import Mode, Transform, assert_bitwise_equal, assert_same_as_eager
 from processes import in_a_process
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -28,82 +27,12 @@ def wave(x: Tensor, scale: float = 2.0) -> Tensor:
 
 X = torch.linspace(-1, 1, 64)
 
-FORMS = {
-    "remat(f)": lambda f: remat(f),
-    "remat(f, bytes)": lambda f: remat(f, 4096),
-    "remat(f, budget=text)": lambda f: remat(f, budget="4KiB"),
-    "remat(f, None)": lambda f: remat(f, None),
-    "@remat()": lambda f: remat()(f),
-    "@remat(budget=fraction)": lambda f: remat(budget=0.5)(f),
-    "@remat(budget=text)": lambda f: remat(budget="4 KiB")(f),
-    "@remat(policy=LRU())": lambda f: remat(policy=rematfn.policies.reference.LRU())(f),
-    "policy=DTR()": lambda f: remat(f, 2048, policy=rematfn.policies.reference.DTR()),
-    "policy=Eq()": lambda f: remat(f, 2048, policy=rematfn.policies.reference.Eq()),
-    "policy=Local()": lambda f: remat(f, 2048, policy=rematfn.policies.reference.Local()),
-    "policy=Largest()": lambda f: remat(f, 2048, policy=rematfn.policies.reference.Largest()),
-    "policy=ON()": lambda f: remat(f, 2048, policy=rematfn.policies.ON()),
-    "cost=time": lambda f: remat(f, 2048, cost="time"),
-}
-
 
 @pytest.mark.parametrize("transform", [remat, rematfn.offload])
 def test_a_class_is_refused(transform: Any) -> None:
     """What would run within the budget is the constructor."""
     with pytest.raises(TypeError, match=r"got the class Linear.*Transform an instance"):
         transform(torch.nn.Linear, "1MiB")
-
-
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-def test_every_spelling_gives_the_same_function(form: Transform) -> None:
-    def f(x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = wave(x).cos() * x
-        return x.sum()
-
-    g = form(f)
-    for _ in range(2):
-        x, y = (X.clone().requires_grad_() for _ in range(2))
-        g(x).backward()
-        f(y).backward()
-        assert_bitwise_equal(x.grad, y.grad)
-
-
-def test_the_function_keeps_its_name_and_its_text() -> None:
-    g = remat(wave, 4096)
-    assert g.__wrapped__ is wave
-    assert (g.__name__, g.__doc__, g.__module__) == ("wave", "Return a wave.", __name__)
-    assert_bitwise_equal(g(X, scale=3.0), wave(X, scale=3.0))
-    assert_bitwise_equal(g(x=X), wave(X))
-
-
-def test_what_has_no_name_is_taken_too() -> None:
-    class Callable:
-        def __call__(self, x: Tensor) -> Tensor:
-            return wave(x)
-
-    for f in (functools.partial(wave, scale=3.0), Callable(), torch.sin, torch.nn.functional.gelu):
-        assert_bitwise_equal(remat(f)(X), f(X))  # type: ignore[operator]
-
-
-class Model:
-    def __init__(self) -> None:
-        self.w = torch.ones(64) * 3
-
-    @remat
-    def bare(self, x: Tensor) -> Tensor:
-        return wave(x) * self.w
-
-    @remat(budget="4KiB")
-    def capped(self, x: Tensor, *, scale: float) -> Tensor:
-        return wave(x, scale) * self.w
-
-
-def test_methods_are_bound_to_their_object() -> None:
-    model = Model()
-    assert_bitwise_equal(model.bare(X), wave(X) * model.w)
-    assert_bitwise_equal(model.capped(X, scale=4.0), wave(X, 4.0) * model.w)
-    assert_bitwise_equal(Model.bare(model, X), wave(X) * model.w)
-    assert_bitwise_equal(remat(model.bare)(X), wave(X) * model.w)
 
 
 # --- pytrees --------------------------------------------------------------------------------------
@@ -118,12 +47,6 @@ class Pair(NamedTuple):
 class Registered:
     value: Any
     name: str = optree.dataclasses.field(default="", pytree_node=False)
-
-
-@dataclasses.dataclass
-class Plain:
-    value: Any
-    name: str = ""
 
 
 def test_arguments_and_results_are_any_pytree(mode: Mode) -> None:
@@ -147,18 +70,6 @@ def test_arguments_and_results_are_any_pytree(mode: Mode) -> None:
         return out, x.grad, y.grad, z.grad
 
     assert_same_as_eager(run, mode)
-
-
-def test_results_in_a_dataclass_nobody_registered_are_sealed_too() -> None:
-    out = EVERYTHING(lambda x: Plain({"y": x.sin()}, "name"))(X)
-    assert isinstance(out, Plain)
-    assert not _C.has_key(out.value["y"])
-    assert_bitwise_equal(out.value["y"], X.sin())
-
-
-def test_no_tensors_at_all() -> None:
-    assert remat(lambda n: n + 1)(2) == 3
-    assert remat(lambda: None)() is None
 
 
 # --- statistics -----------------------------------------------------------------------------------
@@ -191,30 +102,7 @@ def test_statistics_are_of_the_last_call_and_its_backward() -> None:
     assert stats.replayed_cost == 0
 
 
-def test_statistics_print_readably() -> None:
-    g = remat(lambda x: x.sin().cos().sum(), budget="1MiB")
-    g(X)
-    text = str(rematfn.stats(g))
-    assert "1 MiB" in text
-    for word in ("budget", "peak", "operators", "evictions", "replays"):
-        assert word in text.lower(), text
-
-
 # --- saying no ------------------------------------------------------------------------------------
-
-MALFORMED: list[tuple[Any, type[Exception]]] = [
-    *[(value, ValueError) for value in ("lots", "12 parsecs", "-4KiB", "", "0", 0, -1)],
-    *[(value, ValueError) for value in (0.0, -0.5, 1.5, float("nan"), float("inf"))],
-    *[(value, TypeError) for value in (True, [4096], b"4KiB", object(), 1j)],
-]
-
-
-@pytest.mark.parametrize(("budget", "error"), MALFORMED, ids=lambda value: repr(value)[:20])
-def test_a_malformed_budget_shows_the_accepted_forms(budget: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"1\.5GiB") as caught:
-        remat(wave, budget)
-    assert "4096" in str(caught.value)
-    assert "0.3" in str(caught.value)
 
 
 def test_other_arguments_are_checked_when_they_are_given() -> None:
@@ -230,20 +118,6 @@ def test_other_arguments_are_checked_when_they_are_given() -> None:
         remat(wave, cost="speed")  # type: ignore[call-overload]
     with pytest.raises(TypeError):
         remat(wave, 4096, rematfn.policies.reference.LRU())  # type: ignore[call-overload]
-
-
-def test_materialize_and_check_take_what_any_program_has() -> None:
-    assert rematfn.materialize(X) is X
-    rematfn.testing.check()
-
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        rematfn.testing.check()
-        assert rematfn.materialize(y) is y
-        assert y.numpy().shape == (64,)
-        return y * 2
-
-    assert_bitwise_equal(EVERYTHING(f)(X), X.sin() * 2)
 
 
 def argument() -> Tensor:

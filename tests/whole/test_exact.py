@@ -9,15 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager, world
+from helpers import Mode, Transform, assert_same_as_eager, same_as_eager, world
 from programs import Program, mlp, transformer
 from torch import Tensor, nn
-
-
-def test_outputs_and_the_world_after_the_call_are_those_of_eager(
-    program: Program, mode: Mode
-) -> None:
-    assert_same_as_eager(lambda transform: world(program, transform), mode)
 
 
 def test_a_second_call_is_as_good_as_the_first(program: Program, mode: Mode) -> None:
@@ -47,75 +41,45 @@ CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS.keys())
 @pytest.mark.parametrize("build", [mlp, transformer])
+@same_as_eager
 def test_contexts_around_the_call_are_respected(
-    context: Callable[[], AbstractContextManager[Any]], build: Callable[[], Any], mode: Mode
-) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        case = build()
-        g = transform(case.f)
-        torch.manual_seed(7)
-        with context():
-            return g(*case.args)
-
-    assert_same_as_eager(run, mode)
-
-
-def test_contexts_within_the_call_are_respected_by_replays(mode: Mode) -> None:
-    """Each operator is replayed under the settings it was recorded under."""
-
-    def f(x: Tensor, w: Tensor) -> Tensor:
-        y = x.sin()
-        with torch.autocast("cpu", torch.bfloat16):
-            z = y @ w
-        with torch.no_grad():
-            scale = y.abs().amax(0)
-        lstm = nn.LSTM(4, 4)  # its fused kernel has another number of outputs without grad mode
-        with torch.inference_mode(False), torch.enable_grad():
-            a, _ = lstm(y)
-        with torch.no_grad():
-            b, _ = lstm(y)
-        return (z.float() / scale + a * b).cos() + y
-
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        x, w = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
-        y = transform(f)(x, w)
-        y.sum().backward()
-        return y, x.grad, w.grad
-
-    assert_same_as_eager(run, mode)
+    transform: Transform,
+    context: Callable[[], AbstractContextManager[Any]],
+    build: Callable[[], Any],
+) -> Any:
+    torch.manual_seed(3)
+    case = build()
+    g = transform(case.f)
+    torch.manual_seed(7)
+    with context():
+        return g(*case.args)
 
 
-def test_a_view_of_an_argument_comes_back_as_a_view_of_it(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
-        g = transform(lambda x: (x, x.t(), x[1:], x.sin(), x.detach()))
-        outputs = g(x)
-        outputs[1].mul_(2)  # writes into x, seen by its other views
-        return x, outputs, outputs[0] is x
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_a_view_of_an_argument_comes_back_as_a_view_of_it(transform: Transform) -> Any:
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+    g = transform(lambda x: (x, x.t(), x[1:], x.sin(), x.detach()))
+    outputs = g(x)
+    outputs[1].mul_(2)  # writes into x, seen by its other views
+    return x, outputs, outputs[0] is x
 
 
-def test_outputs_may_be_written_after_they_left(mode: Mode) -> None:
+@same_as_eager
+def test_outputs_may_be_written_after_they_left(transform: Transform) -> Any:
     """A result is the caller's: to write into it changes nothing that a replay reads."""
 
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        x = torch.randn(4, 3, requires_grad=True)
+    torch.manual_seed(3)
+    x = torch.randn(4, 3, requires_grad=True)
 
-        def f(x: Tensor) -> tuple[Tensor, Tensor]:
-            y = x.sin()
-            z = y.detach() * 2
-            return (y * z).cos(), z.clone()
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin()
+        z = y.detach() * 2
+        return (y * z).cos(), z.clone()
 
-        out, copy = transform(f)(x)
-        copy.fill_(100.0)
-        out.sum().backward()
-        return out, copy, x.grad
-
-    assert_same_as_eager(run, mode)
+    out, copy = transform(f)(x)
+    copy.fill_(100.0)
+    out.sum().backward()
+    return out, copy, x.grad
 
 
 def test_results_are_the_same_with_two_threads(mode: Mode) -> None:

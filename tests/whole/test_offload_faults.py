@@ -282,30 +282,6 @@ def test_what_cannot_be_written_stays_or_is_dropped(
 
 
 @broken
-def test_a_budget_error_says_what_ails_the_disk(
-    breaks: Callable[[Path], object], tmp_path: Path
-) -> None:
-    disk = opened(tmp_path)
-    with breaks(tmp_path), pytest.raises(rematfn.BudgetError) as raised:  # type: ignore[attr-defined]
-        rematfn.offload(chain, 4 * VALUE, to=disk)(argument()).backward()
-    assert "on the disk" in str(raised.value)
-    assert "could not write" in str(raised.value)
-    del raised
-    assert_clean(disk)
-
-
-@broken
-def test_the_hybrid_goes_on_by_dropping(breaks: Callable[[Path], object], tmp_path: Path) -> None:
-    disk = opened(tmp_path)
-    g = rematfn.remat(chain, 5 * VALUE, offload=disk)
-    right = gradient(chain)
-    with breaks(tmp_path):  # type: ignore[attr-defined]
-        for _ in range(3):
-            assert_bitwise_equal(gradient(g), right)
-    assert_clean(disk)
-
-
-@broken
 @transforms
 def test_it_breaks_in_the_middle(
     breaks: Callable[[Path], object], how: Callable[[rematfn.Disk], Transform], tmp_path: Path
@@ -425,37 +401,6 @@ def test_what_lineage_alone_holds_is_freed_while_it_is_written() -> None:
 
 
 # --- threads --------------------------------------------------------------------------------------
-
-
-@transforms
-def test_threads_share_a_disk(how: Callable[[rematfn.Disk], Transform], tmp_path: Path) -> None:
-    disk = rematfn.Disk(tmp_path, budget=100 * VALUE, verify=True)
-    right = gradient(chain)
-    g = how(disk)(chain)
-
-    def work() -> None:
-        for _ in range(4):
-            assert_bitwise_equal(gradient(g), right)
-
-    together(*[work] * 4)
-    assert_clean(disk)
-
-
-def test_threads_share_a_budget_and_a_disk(tmp_path: Path) -> None:
-    disk = rematfn.Disk(tmp_path)
-    budget = rematfn.Budget(14 * VALUE)
-    right = gradient(chain)
-    g = rematfn.remat(chain, budget, offload=disk)
-    h = rematfn.offload(chain, budget, to=disk)
-
-    def work(f: Callable[[Tensor], Tensor]) -> None:
-        for _ in range(4):
-            assert_bitwise_equal(gradient(f), right)
-
-    together(*[lambda f=f: work(f) for f in (g, h, g, h)])
-    assert disk.bytes_out > 0
-    assert budget.peak_bytes <= 14 * VALUE
-    assert_clean(disk)
 
 
 @pytest.mark.parametrize("bandwidth", [None, 30e6])

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from helpers import Transform, assert_bitwise_equal, scalar, smallest_budgets, untransformed
 from programs import Case, Program
 from torch import Tensor
 
 import rematfn
-from rematfn import _C
 from rematfn.testing import MemoryTimeline
 
 
@@ -77,25 +75,6 @@ def test_lineage_holds_no_tensors_of_numbers() -> None:
     assert torch.equal(y, expected)
     assert rematfn.stats(g).operators == 1000
     assert timeline.peak_excluding_survivors <= 4 * x.nbytes
-
-
-# torch says so once in a process.
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
-def test_a_number_is_replayed_as_it_was() -> None:
-    """Its type decides that of the result: a wrapped number does not promote."""
-    x = torch.linspace(-1, 1, 6, dtype=torch.float16)
-
-    def f(x: Tensor) -> list[Tensor]:
-        i = torch.arange(6)
-        held = [x * 3, x + 0.1, i * 2, i / 3.5, i * True, x * 1j, torch.where(x > 0, x, 2.5)]
-        for t in held:
-            rematfn.materialize(t)
-            _C.testing.evict(t)
-        return [t + 0 for t in held]
-
-    g = rematfn.remat(f, 1 << 20)
-    assert_bitwise_equal(g(x), f(x))
-    assert rematfn.stats(g).replays >= 7
 
 
 def test_the_table_and_the_allocator_count_the_same_bytes() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import (
     EVERY,
+    EXHAUSTIVE,
     PLAIN,
     TIGHT,
     Mode,
@@ -64,7 +65,7 @@ def steps_of(*names: str) -> st.SearchStrategy[list[Step]]:
 
 # The fixture of conftest checks for leaks once, after all examples of a test.
 known = settings(
-    max_examples=300,
+    max_examples=300 if EXHAUSTIVE else 100,
     deadline=None,
     derandomize=True,
     database=None,

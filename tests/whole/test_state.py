@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERYTHING, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import Mode, Transform, assert_same_as_eager
 from torch import Tensor, nn
-
-import rematfn
 
 Old = nn.utils
 New = nn.utils.parametrizations
@@ -75,101 +73,3 @@ def call_and_train(build: Callable[[], nn.Module], transform: Transform, trainin
 @pytest.mark.parametrize("build", MODULES.values(), ids=MODULES.keys())
 def test_a_module_with_state(build: Callable[[], nn.Module], training: bool, mode: Mode) -> None:
     assert_same_as_eager(lambda transform: call_and_train(build, transform, training), mode)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
-def test_weight_norm_as_a_hook(mode: Mode) -> None:
-    def build() -> nn.Module:
-        return Old.weight_norm(nn.Linear(5, 5))
-
-    assert_same_as_eager(lambda transform: call_and_train(build, transform, True), mode)
-
-
-def test_the_statistics_of_synchronised_batch_norm(mode: Mode) -> None:
-    """SyncBatchNorm itself refuses CPU tensors; this is its operator that writes unannounced."""
-
-    def run(transform: Transform) -> Any:
-        mean, var = torch.zeros(5), torch.ones(5)
-
-        def f(x: Tensor) -> Any:
-            y = x.sin()
-            old = mean * 2
-            found = torch.batch_norm_update_stats(y, mean, var, 0.1)
-            late = old + 1
-            torch.batch_norm_update_stats(y.exp(), mean, var, 0.1)
-            return found, late, mean * y
-
-        return transform(f)(torch.linspace(0, 1, 30).view(6, 5)), mean, var
-
-    assert_same_as_eager(run, mode)
-
-
-# --- written between the forward and the backward -------------------------------------------------
-
-
-def mutated(write: Callable[[Tensor, Tensor, nn.Module], Any], transform: Transform) -> Any:
-    torch.manual_seed(3)
-    net = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5))
-    net[0].weight.grad = torch.ones(5, 5)
-    leaf = torch.randn(6, 5, requires_grad=True)
-    argument, captured = leaf * 1, torch.randn(6, 5)
-
-    def f(x: Tensor) -> Tensor:
-        # Everything that is written below is read, and none of it is saved by autograd.
-        read = (x + captured + net[0].weight.sum() + net[1].running_mean).exp()
-        return read.sum()
-
-    out = transform(f)(argument)
-    with torch.no_grad():
-        write(argument, captured, net)
-    out.backward()
-    return leaf.grad, net[0].bias
-
-
-BETWEEN: dict[str, Callable[[Tensor, Tensor, nn.Module], Any]] = {
-    "a captured tensor": lambda x, c, net: c.mul_(2),
-    "an argument": lambda x, c, net: x.mul_(2),
-    "a buffer": lambda x, c, net: net[1].running_mean.add_(1),
-    "a parameter": lambda x, c, net: torch.optim.SGD([net[0].weight], lr=0.1).step(),
-    "a parameter, foreach": lambda x, c, net: torch.optim.AdamW(
-        [net[0].weight], lr=0.1, foreach=True
-    ).step(),
-    "a state dict": lambda x, c, net: net.load_state_dict(
-        {k: v * 2 for k, v in net.state_dict().items()}
-    ),
-}
-
-
-@pytest.mark.parametrize("write", BETWEEN.values(), ids=BETWEEN.keys())
-def test_what_is_written_before_the_backward_is_right_or_refused(
-    write: Callable[[Tensor, Tensor, nn.Module], Any],
-) -> None:
-    expected = mutated(write, lambda f: f)
-    assert_bitwise_equal(mutated(write, rematfn.remat), expected)
-    with pytest.raises(rematfn.ReplayError, match="overwritten"):
-        mutated(write, EVERYTHING)
-
-
-def test_a_write_into_what_no_replay_reads_is_right(mode: Mode) -> None:
-    assert_same_as_eager(
-        lambda transform: mutated(lambda x, c, net: net[0].bias.mul_(2), transform), mode
-    )
-
-
-def test_python_side_effects_happen_once(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        log: list[Any] = []
-
-        def f(x: Tensor) -> Tensor:
-            log.append(len(log))
-            for k in range(3):
-                x = x.sin()
-                log.append((k, round(x.sum().item(), 3)))
-                x.register_hook(lambda g: log.append("hook"))
-            return x
-
-        x = torch.linspace(0, 1, 12).requires_grad_()
-        transform(f)(x).sum().backward()
-        return log, x.grad
-
-    assert_same_as_eager(run, mode)

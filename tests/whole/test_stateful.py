@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from helpers import bits, remains
+from helpers import EXHAUSTIVE, bits, remains
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -508,7 +508,7 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 
 def test_any_program_under_any_levels_is_its_twin() -> None:
-    search(max_examples=150, stateful_step_count=30, derandomize=True)
+    search(max_examples=300 if EXHAUSTIVE else 100, stateful_step_count=30, derandomize=True)
 
 
 def search_on(minutes: float) -> None:
