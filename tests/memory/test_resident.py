@@ -26,23 +26,7 @@ MIB = 1 << 20
 SIDE = 1024  # a square of floats: 4 MiB
 SQUARE = 4 * MIB
 LINKS = 40
-MODEL = [
-    "random",
-    "holes",
-    "oldest",
-    "moves",
-    "cuts",
-    "limited",
-    "mappings",
-    "huge",
-    "worn",
-    "worn_while_others_are_there",
-    "wear",
-    "threads",
-    "fork",
-    "addresses",
-    "data",
-]
+MODEL = ["random", "kept", "threads", "fork", "addresses", "data", "mappings"]
 
 # These look at pages of the pool, of which there are none then (kMayUsePages in allocator.cpp). The
 # model of the pool runs all the same.
@@ -58,8 +42,7 @@ pooled = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile the pool, without torch, and a program that puts it beside a model."""
-    names = ("pages.cpp", "spans.cpp", "spans_check.cpp", "spans_huge.cpp", "page_moves.cpp")
-    core = [CORE / "memory" / name for name in names]
+    core = [CORE / "memory" / name for name in ("pages.cpp", "stretches.cpp")]
     sources = [Path(__file__).with_name("pages_model.cpp"), *core]
     return compile_model(tmp_path_factory.mktemp("pages"), sources)
 
@@ -76,7 +59,7 @@ def test_the_pool_is_its_model(model: Path, name: str) -> None:
 def usage() -> None:
     """No other test has left a level with bytes of its own."""
     give_back()
-    assert _C.testing.pages() == (0, 0, 0), "no level lives, nor anything that one has made"
+    assert _C.testing.pages() == (0, 0), "no level lives, nor anything that one has made"
 
 
 def live() -> int:
@@ -123,7 +106,7 @@ def test_blocks_come_from_the_pool_while_a_budget_lives(usage: None) -> None:
     thread.join()
     assert live() == 0, "a block goes back on whichever thread"
     give_back()
-    assert _C.testing.pages() == (0, 0, 0)
+    assert _C.testing.pages() == (0, 0)
     del other
 
 
@@ -147,15 +130,15 @@ def test_pages_are_kept_for_the_next_call(usage: None) -> None:
     rematfn.remat(deep, 5 * SQUARE)(x)
     assert waiting() <= 5 * SQUARE, "as much as the last one to live would have left"
     until = time.monotonic() + 60
-    while _C.testing.pages() != (0, 0, 0) and time.monotonic() < until:
+    while _C.testing.pages() != (0, 0) and time.monotonic() < until:
         time.sleep(0.05)
-    assert _C.testing.pages() == (0, 0, 0), "nobody comes any more"
+    assert _C.testing.pages() == (0, 0), "nobody comes any more"
     held = f(x)
     assert live() == 0, "a number is too small"
     held = rematfn.remat(torch.sin, budget)(x)
     give_back()
     del held
-    assert _C.testing.pages() == (0, 0, 0), "nor does what comes back later stay"
+    assert _C.testing.pages() == (0, 0), "nor does what comes back later stay"
 
 
 @pooled
@@ -182,7 +165,7 @@ def test_pages_of_results_are_kept_for_the_next_call(usage: None) -> None:
     rematfn.remat(deep, budget)(inputs[0])  # nobody knows what it hands out
     assert waiting() <= budget
     give_back()
-    assert _C.testing.pages() == (0, 0, 0)
+    assert _C.testing.pages() == (0, 0)
 
 
 @pooled
@@ -224,7 +207,7 @@ def test_pages_wait_between_forward_and_backward_and_go_with_the_graph(usage: No
     assert live() == 0
     assert waiting() <= 10 * SQUARE
     give_back()
-    assert _C.testing.pages() == (0, 0, 0)
+    assert _C.testing.pages() == (0, 0)
 
 
 def test_levels_without_a_budget_leave_blocks_to_the_c_library(usage: None) -> None:
