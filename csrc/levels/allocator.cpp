@@ -18,6 +18,7 @@
 #include "levels/meter.h"
 #include "levels/pressure.h"
 #include "levels/refusals.h"
+#include "memory/pages.h"
 #include "tensors/settings.h"
 
 namespace rematfn {
@@ -140,7 +141,7 @@ void* place_at_last(const Pages::Label& label) {
     try {
       return place(label);
     } catch (const c10::Error&) {
-      if (!pages().give_back_kept() && !evict_after_failure(label.nbytes)) throw;
+      if (!pages().give_back() && !evict_after_failure(label.nbytes)) throw;
     }
   }
 }
@@ -184,9 +185,7 @@ class Allocator final : public c10::Allocator {
   static void release(void* data) {
     if (data == nullptr) return;
     c10::profiledCPUMemoryReporter().Delete(data);  // before the address is handed out again
-    if (pages().may_be_ours(data)) {
-      if (const auto label = pages().free(data)) return count_freed(*label);
-    }
+    if (const auto label = pages().free(data)) return count_freed(*label);
     count_freed(*label_ahead_of(data));
     c10::free_cpu(static_cast<char*>(data) - kAhead);
   }
@@ -212,8 +211,7 @@ void install_allocator() {
     // Somebody else's allocator stays: then shape inference alone bounds the peak.
     if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return;
     // Registered before those of levels, so that in a fork this lock is the last to be taken.
-    pthread_atfork([] { pages().lock(); }, [] { pages().unlock(); },
-                   [] { pages().unlock_in_child(); });
+    pthread_atfork([] { pages().lock(); }, [] { pages().unlock(); }, [] { pages().unlock(); });
     c10::SetCPUAllocator(new Allocator, /*priority=*/255);
   });
 }

@@ -23,8 +23,6 @@
 #include <cstddef>
 #include <optional>
 
-#include "memory/pages.h"
-
 namespace rematfn {
 
 // Puts our allocator around torch's. Once per process; later calls do nothing.

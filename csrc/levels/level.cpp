@@ -15,6 +15,7 @@
 #include "levels/allocator.h"
 #include "levels/interpreter_end.h"
 #include "memory/idle_pages.h"
+#include "memory/pages.h"
 #include "tensors/move_to_disk.h"
 #include "tensors/move_to_host.h"
 #include "tensors/rng.h"

@@ -25,8 +25,8 @@
 #include "base/errors.h"
 #include "engine/unrecorded.h"
 #include "memory/disk.h"
+#include "memory/tenant.h"
 #include "tensors/host.h"
-#include "memory/pages.h"
 #include "tensors/level_tensor.h"
 #include "tensors/thread_keys.h"
 

@@ -3,9 +3,9 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <chrono>
-#include <exception>
-#include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "base/background.h"
@@ -18,52 +18,30 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kWhile{10};  // as in jemalloc
 
-// Of this process; a forked child has one of its own. Never destroyed, so that the thread, which
-// nobody waits for, may still sleep when the process ends.
-struct Watch {
-  std::mutex mutex;
-  Clock::time_point until;
-  bool runs = false;  // the thread, which will look at `until` once more
-};
+std::atomic<Clock::time_point> until;
+std::atomic<bool> runs{false};  // the thread, which nobody waits for
 
-Watch* watch = nullptr;
-
-void work(Watch& own) {
-  std::unique_lock lock(own.mutex);
-  while (Clock::now() < own.until) {
-    const Clock::time_point until = own.until;
-    lock.unlock();
-    std::this_thread::sleep_until(until);
-    lock.lock();
-  }
-  pages().give_back_kept();  // if a level lives, at most addresses that are dear
-  own.runs = false;
-}
-
-Watch& the_watch() {
-  static const bool made = [] {
-    watch = new Watch;
-    pthread_atfork([] { watch->mutex.lock(); }, [] { watch->mutex.unlock(); },
-                   [] { watch = new Watch; });
-    return true;
-  }();
-  static_cast<void>(made);
-  return *watch;
+void work() {
+  do {
+    for (auto then = until.load(); Clock::now() < then; then = until) std::this_thread::sleep_until(then);
+    pages().give_back_kept();
+    runs = false;
+  } while (Clock::now() < until.load() && !runs.exchange(true));  // somebody came, and saw it run
 }
 
 }  // namespace
 
 void keep_pages_for_a_while() {
   if (!pages().keeps()) return;
+  static const int in_child = pthread_atfork(nullptr, nullptr, [] { runs = false; });
+  static_cast<void>(in_child);
+  until = Clock::now() + kWhile;
+  if (runs.exchange(true)) return;
   try {
-    Watch& own = the_watch();
-    const std::lock_guard guard(own.mutex);
-    own.until = Clock::now() + kWhile;
-    if (own.runs) return;
-    start_in_background([&own] { work(own); }).detach();
-    own.runs = true;
-  } catch (const std::exception&) {
-    pages().give_back_kept();  // no thread is to be had, or no memory for one
+    start_in_background(work).detach();
+  } catch (const std::system_error&) {
+    runs = false;
+    pages().give_back_kept();
   }
 }
 

@@ -1,13 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/pages.h"
 
+#include <sys/mman.h>
+#include <sys/resource.h>
+
 #include <algorithm>
-#include <cstdint>
+#include <new>
 #include <utility>
 
-#include "memory/system_pages.h"
+#include "base/invariant.h"
 
 namespace rematfn {
+namespace {
+
+constexpr std::size_t kTried = 16;  // of what waits, to grow
+
+// Whether addresses count in a limit of the process. It may be set at any time.
+bool addresses_are_limited() {
+  for (auto which : {RLIMIT_AS, RLIMIT_DATA}) {
+    rlimit limit{};
+    if (getrlimit(which, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) return true;
+  }
+  return false;
+}
+
+// There, or anywhere; 0 if that cannot be had.
+std::size_t map(std::size_t there, std::size_t nbytes) {
+  constexpr int kNoReplace = 0x100000;  // MAP_FIXED_NOREPLACE; before Linux 4.17 a hint
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (there != 0 ? kNoReplace : 0);
+  void* pages = mmap(reinterpret_cast<void*>(there), nbytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+  if (pages == MAP_FAILED) return 0;
+  const auto begin = reinterpret_cast<std::size_t>(pages);
+  if (there == 0 || begin == there) return begin;
+  munmap(pages, nbytes);
+  return 0;
+}
+
+// Where a process has as many mappings as it may, none can be cut. The pages go back all the same, and
+// nobody will use the addresses.
+void unmap(std::size_t begin, std::size_t nbytes) {
+  auto* const pages = reinterpret_cast<void*>(begin);
+  if (munmap(pages, nbytes) != 0) madvise(pages, nbytes, MADV_DONTNEED);
+}
+
+// All at once, for less than one by one as they are touched. Linux can since 5.14.
+void populate(std::size_t begin, std::size_t nbytes) {
+  constexpr int kPopulateWrite = 23;  // which older headers lack
+  madvise(reinterpret_cast<void*>(begin), nbytes, kPopulateWrite);
+}
+
+std::size_t added(std::size_t a, std::size_t b) { return a > SIZE_MAX - b ? SIZE_MAX : a + b; }
+
+}  // namespace
 
 REMATFN_THREAD_LOCAL int WillBeFilled::depth_ = 0;
 
@@ -20,126 +64,134 @@ Pages& pages() {
 
 void Pages::enter(Tenant& tenant) {
   const std::lock_guard guard(mutex_);
-  tenant.next_ = tenants_;
-  tenant.previous_ = nullptr;
-  if (tenants_ != nullptr) tenants_->previous_ = &tenant;
-  tenants_ = &tenant;
-  ++tenant_count_;
+  tenants_.push_back(&tenant);
+  tenant_count_ = tenants_.size();
 }
 
 void Pages::leave(Tenant& tenant) {
   const std::lock_guard guard(mutex_);
-  if (tenant.next_ != nullptr) tenant.next_->previous_ = tenant.previous_;
-  (tenant.previous_ != nullptr ? tenant.previous_->next_ : tenants_) = tenant.next_;
-  --tenant_count_;
-  trim_to_tenants();
+  std::erase(tenants_, &tenant);
+  tenant_count_ = tenants_.size();
+  trim_to(room(0));
 }
 
 void Pages::trim() {
   const std::lock_guard guard(mutex_);
-  trim_to_tenants();
+  trim_to(room(0));
 }
 
-bool Pages::give_back_kept() {
+void Pages::give_back_kept() {
   const std::lock_guard guard(mutex_);
-  const std::size_t waiting = spans_.waiting();
   kept_ = 0;
-  spans_.notice_limits();
-  trim_to_tenants();
-  const bool any = spans_.waiting() < waiting;
-  return (!spans_.has_cheap_addresses() && spans_.unmap_unused(/*waiting_too=*/true)) || any;
+  trim_to(room(0));
+}
+
+bool Pages::give_back() {
+  const std::lock_guard guard(mutex_);
+  const bool any = waiting_.nbytes() > 0;
+  kept_ = 0;
+  trim_to(0);
+  return any;
 }
 
 bool Pages::any_lives() const {
-  for (const Tenant* t = tenants_; t != nullptr; t = t->next_) {
-    if (t->lives()) return true;
-  }
-  return false;
+  return std::any_of(tenants_.begin(), tenants_.end(), [](const Tenant* t) { return t->lives(); });
 }
 
-std::size_t Pages::left_by_tenants() const {
-  std::size_t sum = 0;
-  for (const Tenant* t = tenants_; t != nullptr; t = t->next_) {
+std::size_t Pages::room(std::size_t freed) {
+  if (waiting_.nbytes() == 0) return 0;
+  if (!any_lives()) return addresses_are_limited() ? 0 : kept_.load();  // others may need them
+  std::size_t left = freed;
+  std::size_t handed_out = 0;
+  for (const Tenant* t : tenants_) {
     if (!t->lives()) continue;
-    const std::size_t left = t->unused();
-    sum = left > SIZE_MAX - sum ? SIZE_MAX : sum + left;
+    left = added(left, t->unused());
+    handed_out += t->handed_out();
   }
-  return sum;
+  kept_ = left == SIZE_MAX ? 0 : added(left, handed_out);  // without a budget nobody says how much may stay
+  return left;
 }
 
-std::size_t Pages::handed_out_by_tenants() const {
-  std::size_t sum = 0;
-  for (const Tenant* t = tenants_; t != nullptr; t = t->next_) {
-    if (t->lives()) sum += t->handed_out();
+void Pages::trim_to(std::size_t nbytes) {
+  while (waiting_.nbytes() > nbytes) {
+    const auto gone = waiting_.take_oldest(whole_pages(waiting_.nbytes() - nbytes));
+    unmap(gone.begin, gone.nbytes);
   }
-  return sum;
-}
-
-// The tenants may still count `freed` bytes as used.
-std::size_t Pages::excess(std::size_t freed) {
-  if (spans_.waiting() == 0) return 0;
-  std::size_t most = kept_;
-  if (any_lives()) {
-    most = left_by_tenants();
-    // Without a budget nobody has said how much may stay.
-    const bool bounded = most < SIZE_MAX - freed;
-    most = bounded ? most + freed : SIZE_MAX;
-    kept_ = bounded && spans_.has_cheap_addresses() ? most + handed_out_by_tenants() : 0;
-  }
-  return spans_.waiting() > most ? whole_pages(spans_.waiting() - most) : 0;
-}
-
-void Pages::trim_to_tenants(std::size_t freed) {
-  if (spans_.huge_pages_are_due() && !any_lives()) spans_.renew_huge_pages();
-  for (std::size_t left = excess(freed); left > 0;) {
-    Span& span = spans_.longest_unused(left);
-    left -= std::min(left, span.nbytes);
-    spans_.give_back(span);
-  }
-  if (spans_.live() == 0 && !spans_.is_empty() && !any_lives()) spans_.unmap_unused();
 }
 
 // ---- blocks -----------------------------------------------------------------------------------
 
 void* Pages::allocate(const Label& label, bool populated) {
-  Spans::Gone gone;
-  bool huge = false;
-  char* block = nullptr;
-  {
-    if (tenant_count_.load(std::memory_order_relaxed) == 0) return nullptr;
+  if (tenant_count_.load(std::memory_order_relaxed) == 0) return nullptr;
+  const std::size_t nbytes = whole_pages(label.nbytes);
+  Place place;
+  try {
     const std::lock_guard guard(mutex_);
     if (!any_lives()) return nullptr;
-    Span* span = spans_.allocate(label.nbytes, gone);
-    if (span == nullptr) return nullptr;
-    span->label = label;
-    block = span->begin;
-    if (populated && gone.count > 0) {
-      spans_.move_to(*span, gone, excess(0));
-      huge = spans_.makes_huge(gone);
-    }
-    trim_to_tenants();
+    place = find_place(nbytes);
+    if (place.begin == 0) return nullptr;
+    blocks_.emplace(place.begin, label);
+    live_ += nbytes;
+    trim_to(room(0));
+  } catch (const std::bad_alloc&) {
+    if (place.begin != 0) unmap(place.begin, nbytes);
+    return nullptr;
   }
-  if (populated) gone.populate(huge);
-  return block;
+  if (populated && place.lacking > 0) populate(place.lacks_from, place.lacking);
+  return reinterpret_cast<void*>(place.begin);
+}
+
+Pages::Place Pages::find_place(std::size_t nbytes) {
+  if (const auto begin = waiting_.take(nbytes)) return {*begin, 0, 0};
+  if (const Place grown = grow(nbytes); grown.begin != 0) return grown;
+  std::size_t begin = map(0, nbytes);
+  if (begin == 0) {
+    trim_to(0);
+    begin = map(0, nbytes);
+  }
+  return {begin, begin, nbytes};
+}
+
+// One of the largest that wait, with what it lacks mapped beside it.
+Pages::Place Pages::grow(std::size_t nbytes) {
+  auto large = waiting_.all();
+  std::sort(large.begin(), large.end(), [](const auto& a, const auto& b) { return a.nbytes > b.nbytes; });
+  if (large.size() > kTried) large.resize(kTried);
+  for (const auto& s : large) {
+    const std::size_t lacking = nbytes - s.nbytes;
+    for (const std::size_t from : {s.begin + s.nbytes, s.begin - lacking}) {
+      if (map(from, lacking) == 0) continue;
+      waiting_.take_all(s.begin);
+      return {std::min(s.begin, from), from, lacking};
+    }
+  }
+  return {};
 }
 
 std::optional<Pages::Label> Pages::disown(void* block) {
   if (!may_be_ours(block)) return {};
   const std::lock_guard guard(mutex_);
-  Span* span = spans_.find_block(block);
-  if (span == nullptr) return {};
-  return std::exchange(span->label, {span->label.nbytes, nullptr});
+  const auto found = blocks_.find(reinterpret_cast<std::size_t>(block));
+  if (found == blocks_.end()) return {};
+  return std::exchange(found->second, {found->second.nbytes, nullptr});
 }
 
 std::optional<Pages::Label> Pages::free(void* block) {
   if (!may_be_ours(block)) return {};
   const std::lock_guard guard(mutex_);
-  Span* span = spans_.find_block(block);
-  if (span == nullptr) return {};
-  const Label label = span->label;
-  const std::size_t freed = span->nbytes;
-  spans_.free(*span);
-  trim_to_tenants(freed);
+  const auto found = blocks_.find(reinterpret_cast<std::size_t>(block));
+  if (found == blocks_.end()) return {};
+  const Label label = found->second;
+  blocks_.erase(found);
+  const std::size_t nbytes = whole_pages(label.nbytes);
+  const auto begin = reinterpret_cast<std::size_t>(block);
+  live_ -= nbytes;
+  try {
+    waiting_.add(begin, nbytes);
+  } catch (const std::bad_alloc&) {
+    unmap(begin, nbytes);
+  }
+  trim_to(room(nbytes));
   return label;
 }
 
@@ -147,17 +199,15 @@ std::optional<Pages::Label> Pages::free(void* block) {
 
 Pages::Usage Pages::usage() {
   const std::lock_guard guard(mutex_);
-  return spans_.usage();
-}
-
-void Pages::unlock_in_child() {
-  spans_.inherit();
-  mutex_.unlock();
+  return {live_, waiting_.nbytes()};
 }
 
 void Pages::check() {
   const std::lock_guard guard(mutex_);
-  spans_.check();
+  waiting_.check();
+  std::size_t sum = 0;
+  for (const auto& [block, label] : blocks_) sum += whole_pages(label.nbytes);
+  require_invariant(sum == live_, "what is live is counted");
 }
 
 }  // namespace rematfn

@@ -4,30 +4,39 @@
 //
 // Nothing here knows a tensor, or a level: tenants say how much may stay.
 //
-// Note [Pages count, addresses do not]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Note [What is mapped is what is counted]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // What counts for the operating system is the pages that are resident. A C library gives them back
 // late: what is freed stays for the next request, and where blocks of many sizes come and go, that is
 // most of what there ever was. One that gives each block back at once (glibc with a low threshold for
-// mmap) has the system clear every page of every block anew. So larger blocks come from addresses of
-// ours, of which there are more than will be used; holes among them cost nothing. What is freed stays
-// resident, for the next block to take, as long as tenants leave room for it; what has been unused for
-// longest goes back first. Between two tenants as much stays as the last one would have left, and what
-// its results took, once they are freed: a step in a loop finds its pages again, and those of its
-// gradients, where to clear them anew took a tenth of its time. What is kept so goes back when nobody
-// has come for a while (idle_pages.h), and at once what is of the results when one comes of which nobody
-// knows that it hands out as much. Where a block lies, spans.h says; if other pages have to go for it,
-// they move to where it lacks some: Note [A page that moves need not be cleared].
+// mmap) has the system clear every page of every block anew. So larger blocks are mapped by us. What is
+// freed stays mapped and waits for the next block, as long as tenants leave room for it: a block is put
+// into the smallest stretch that holds it, from its front. If none does, one of the largest grows, by
+// what it lacks, at either end; else the block is mapped elsewhere. Then what is too much is unmapped,
+// what has been unused for longest first. Nothing else is mapped: neither a limit on addresses nor the
+// system, if it makes huge pages unasked, finds more than we count.
+//
+// Between two tenants as much stays as the last one would have left, and what its results took, once
+// they are freed: a step in a loop finds its pages again, and those of its gradients, where to clear
+// them anew took a tenth of its time. What is kept so goes back when nobody has come for a while
+// (idle_pages.h), and at once what is of the results when one comes of which nobody knows that it hands
+// out as much.
 
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
+#include <vector>
 
 #include "base/thread_local.h"
-#include "memory/spans.h"
+#include "memory/stretches.h"
+#include "memory/tenant.h"
 
 namespace rematfn {
 
@@ -44,30 +53,20 @@ class WillBeFilled {
   REMATFN_THREAD_LOCAL static int depth_;
 };
 
-// On whose behalf pages stay resident. Asked on any thread, under the pool's lock.
-class Tenant {
- public:
-  [[nodiscard]] virtual bool lives() const = 0;
-  // Bytes of its budget that nothing uses, and of results that it has yet to hand out.
-  [[nodiscard]] virtual std::size_t unused() const = 0;
-  // Of results that it has: the next one like it will want as many.
-  [[nodiscard]] virtual std::size_t handed_out() const { return 0; }
-
- protected:
-  ~Tenant() = default;
-
- private:
-  friend class Pages;
-  Tenant* previous_ = nullptr;
-  Tenant* next_ = nullptr;
-};
-
 class Pages {
  public:
-  using Label = Span::Label;
-  using Usage = Spans::Usage;
+  // What somebody has to say of a block.
+  struct Label {
+    std::size_t nbytes = 0;
+    void* owner = nullptr;
+  };
+  struct Usage {
+    std::size_t live = 0;     // bytes handed out, in whole pages
+    std::size_t waiting = 0;  // free and mapped
+  };
 
   Pages() = default;
+  ~Pages() { give_back(); }
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
 
@@ -77,15 +76,18 @@ class Pages {
   void trim();
   // Whether anything is kept for the next tenant.
   [[nodiscard]] bool keeps() const { return kept_.load(std::memory_order_relaxed) > 0; }
-  // Keeps nothing any more until a tenant lives, nor addresses that are dear and that no block is on.
-  // Returns whether anything went back.
-  bool give_back_kept();
+  // Keeps nothing any more until a tenant lives.
+  void give_back_kept();
+  // Gives back all that waits. Returns whether there was any.
+  bool give_back();
 
   // A block of whole pages, which are `populated` if all of them will be used. Null if no tenant
   // lives, or the system gives no more.
   [[nodiscard]] void* allocate(const Label& label, bool populated = false);
   // Whether `block` may be of this pool; if not, it never was.
-  [[nodiscard]] bool may_be_ours(const void* block) const { return spans_.may_be_ours(block); }
+  [[nodiscard]] static bool may_be_ours(const void* block) {
+    return reinterpret_cast<std::uintptr_t>(block) % kPage == 0;
+  }
   // Nothing if the block is not of this pool. For all that is known its tenant counts it still, so it
   // may wait beyond what is left, until the next request.
   std::optional<Label> free(void* block);
@@ -99,21 +101,35 @@ class Pages {
   // Around a fork.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
-  void unlock_in_child();
 
  private:
+  inline static const auto kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+
+  // Addresses for a block, and what of them has just been mapped. None: 0.
+  struct Place {
+    std::size_t begin = 0;
+    std::size_t lacks_from = 0;
+    std::size_t lacking = 0;
+  };
+
+  [[nodiscard]] static std::size_t whole_pages(std::size_t nbytes) {
+    return (nbytes + kPage - 1) & ~(kPage - 1);
+  }
+
   // The lock is held.
   [[nodiscard]] bool any_lives() const;
-  [[nodiscard]] std::size_t left_by_tenants() const;
-  [[nodiscard]] std::size_t handed_out_by_tenants() const;
-  // Bytes that wait although tenants leave no room for them.
-  [[nodiscard]] std::size_t excess(std::size_t freed);
-  void trim_to_tenants(std::size_t freed = 0);
+  // Bytes that may wait; the tenants may still count `freed` bytes as used.
+  [[nodiscard]] std::size_t room(std::size_t freed);
+  void trim_to(std::size_t nbytes);
+  [[nodiscard]] Place find_place(std::size_t nbytes);
+  [[nodiscard]] Place grow(std::size_t nbytes);
 
   std::mutex mutex_;
-  Tenant* tenants_ = nullptr;
+  std::vector<const Tenant*> tenants_;
   std::atomic<std::size_t> tenant_count_{0};
-  Spans spans_;
+  std::unordered_map<std::size_t, Label> blocks_;  // by address
+  Stretches waiting_;
+  std::size_t live_ = 0;
   std::atomic<std::size_t> kept_{0};  // bytes that may wait while no tenant lives
 };
 

@@ -5,10 +5,9 @@
 #pragma once
 
 #include <cstddef>
-#include <map>
 #include <optional>
-#include <set>
-#include <utility>
+
+#include "memory/stretches.h"
 
 namespace rematfn {
 
@@ -40,17 +39,12 @@ class Slab {
   void check() const;  // throws std::logic_error
 
  private:
-  using Holes = std::map<std::size_t, std::size_t>;  // bytes by offset
-
-  void add_hole(std::size_t offset, std::size_t nbytes);
-  void remove_hole(Holes::iterator hole);
   [[nodiscard]] std::size_t hole_at_end() const;  // its bytes
 
   std::size_t capacity_;
   std::size_t held_ = 0;
   std::size_t extent_ = 0;
-  Holes holes_;
-  std::set<std::pair<std::size_t, std::size_t>> by_size_;  // bytes and offset of each
+  Stretches holes_;
 };
 
 }  // namespace rematfn

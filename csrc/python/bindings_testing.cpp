@@ -11,6 +11,7 @@
 #include "levels/contents_watch.h"
 #include "levels/level.h"
 #include "levels/pressure.h"
+#include "memory/pages.h"
 #include "planning/program.h"
 #include "planning/search_thread.h"
 #include "planning/simulation.h"
@@ -49,10 +50,10 @@ void bind_testing(py::module_& core) {
   }, nogil);
   m.def("live_levels", &live_levels, nogil);
   m.def("live_operations", &live_operations, nogil);
-  // Bytes live and waiting in the pool of pages, and addresses reserved.
+  // Bytes live and waiting in the pool of pages.
   m.def("pages", [] {
     const Pages::Usage usage = pages().usage();
-    return std::tuple(usage.live, usage.waiting, usage.reserved);
+    return std::tuple(usage.live, usage.waiting);
   });
   m.def("is_searching", &is_searching);
   m.def("kept", [](const Program& program) { return program.plan().kept; });
@@ -89,7 +90,7 @@ void bind_testing(py::module_& core) {
   }, nogil);
   m.def("draw_link_costs", &Link::draw_costs);
   m.def("use_pages", &use_pages);
-  m.def("give_back_pages", [] { pages().give_back_kept(); });
+  m.def("give_back_pages", [] { pages().give_back(); });
   m.def("fail_allocation", &fail_allocation);
   m.def("pretend_memory_left", &pretend_memory_left);
 

@@ -62,12 +62,7 @@ no_sanitizer = pytest.mark.skipif(
 
 @contextmanager
 def addresses(nbytes: int) -> Iterator[None]:
-    """Let the process have so many bytes of addresses more than it has.
-
-    These must not include a range of the pool's: it has plenty as long as there is no limit, and
-    gives them back within the limit, which is none then.
-    """
-    assert _C.testing.pages()[2] == 0, "no larger values have been in a level"
+    """Let the process have so many bytes of addresses more than it has."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + nbytes, before[1]))

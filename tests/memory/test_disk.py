@@ -10,7 +10,7 @@ import pytest
 from models import CORE, compile_model, run_model
 
 HERE = Path(__file__).parent
-SLAB = CORE / "memory" / "slab.cpp"
+SLAB = [CORE / "memory" / name for name in ("slab.cpp", "stretches.cpp")]
 TIER = [
     *sorted((CORE / "memory").glob("disk*.cpp")),
     CORE / "memory" / "scratch_file.cpp",
@@ -31,10 +31,10 @@ def folder_on_a_disk(*candidates: Path) -> Path:
 
 
 def test_the_slab_is_a_naive_one() -> None:
-    run_model(compile_model("slab", [HERE / "slab_model.cpp", SLAB]))
+    run_model(compile_model("slab", [HERE / "slab_model.cpp", *SLAB]))
 
 
 # One test, so that not every process compiles.
 def test_what_is_moved_to_a_disk_comes_back(tmp_path: Path) -> None:
-    program = compile_model("disk", [*sorted(HERE.glob("disk_*.cpp")), *TIER, SLAB])
+    program = compile_model("disk", [*sorted(HERE.glob("disk_*.cpp")), *TIER, *SLAB])
     run_model(program, str(folder_on_a_disk(tmp_path, HERE)))

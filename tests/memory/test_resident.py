@@ -23,21 +23,7 @@ MIB = 1 << 20
 SIDE = 1024  # a square of floats: 4 MiB
 SQUARE = 4 * MIB
 LINKS = 40
-MODEL = [
-    "random",
-    "oldest",
-    "moves",
-    "cuts",
-    "limited",
-    "mappings",
-    "huge",
-    "worn",
-    "worn_while_others_are_there",
-    "threads",
-    "fork",
-    "addresses",
-    "data",
-]
+MODEL = ["random", "kept", "threads", "fork", "addresses", "data", "mappings"]
 
 # These look at pages of the pool, of which there are none then (kMayUsePages in allocator.cpp). The
 # model of the pool runs all the same.
@@ -53,8 +39,7 @@ pooled = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def model() -> Path:
     """Compile the pool, without torch, and a program that puts it beside a model."""
-    names = ("pages.cpp", "spans.cpp", "spans_check.cpp", "spans_huge.cpp", "page_moves.cpp")
-    core = [CORE / "memory" / name for name in names]
+    core = [CORE / "memory" / name for name in ("pages.cpp", "stretches.cpp")]
     sources = [Path(__file__).with_name("pages_model.cpp"), *core]
     return compile_model("pages", sources)
 
@@ -71,7 +56,7 @@ def test_the_pool_is_its_model(model: Path, name: str) -> None:
 def usage() -> None:
     """No other test has left a level with bytes of its own."""
     give_back()
-    assert _C.testing.pages() == (0, 0, 0), "no level lives, nor anything that one has made"
+    assert _C.testing.pages() == (0, 0), "no level lives, nor anything that one has made"
 
 
 def live() -> int:
@@ -118,7 +103,7 @@ def test_blocks_come_from_the_pool_while_a_budget_lives(usage: None) -> None:
     thread.join()
     assert live() == 0, "a block goes back on whichever thread"
     give_back()
-    assert _C.testing.pages() == (0, 0, 0)
+    assert _C.testing.pages() == (0, 0)
     del other
 
 

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/stretches.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/invariant.h"
+
+namespace rematfn {
+
+void Stretches::add(std::size_t begin, std::size_t nbytes) {
+  const auto after = find(begin);
+  const auto before = after == all_.begin() ? all_.end() : std::prev(after);
+  const bool touches_before = before != all_.end() && before->begin + before->nbytes == begin;
+  const bool touches_after = after != all_.end() && begin + nbytes == after->begin;
+  const std::uint64_t now = ++now_;
+  if (touches_before) {
+    before->nbytes += nbytes + (touches_after ? after->nbytes : 0);
+    before->freed = now;
+    if (touches_after) all_.erase(after);
+  } else if (touches_after) {
+    *after = {begin, nbytes + after->nbytes, now};
+  } else {
+    all_.insert(after, {begin, nbytes, now});
+  }
+  nbytes_ += nbytes;
+}
+
+std::optional<std::size_t> Stretches::take(std::size_t nbytes) {
+  auto best = all_.end();
+  for (auto s = all_.begin(); s != all_.end(); ++s) {
+    if (s->nbytes >= nbytes && (best == all_.end() || s->nbytes < best->nbytes)) best = s;
+  }
+  if (best == all_.end()) return std::nullopt;
+  return take_front(best, nbytes).begin;
+}
+
+Stretches::Stretch Stretches::take_oldest(std::size_t nbytes) {
+  const auto oldest = std::min_element(all_.begin(), all_.end(), [](const Stretch& a, const Stretch& b) {
+    return a.freed < b.freed;
+  });
+  return take_front(oldest, nbytes);
+}
+
+void Stretches::take_all(std::size_t begin) {
+  const auto at = find(begin);
+  take_front(at, at->nbytes);
+}
+
+Stretches::At Stretches::find(std::size_t begin) {
+  return std::lower_bound(all_.begin(), all_.end(), begin,
+                          [](const Stretch& s, std::size_t at) { return s.begin < at; });
+}
+
+// What is left of it is as old as it was.
+Stretches::Stretch Stretches::take_front(At at, std::size_t nbytes) {
+  const Stretch taken{at->begin, std::min(nbytes, at->nbytes), at->freed};
+  nbytes_ -= taken.nbytes;
+  at->begin += taken.nbytes;
+  at->nbytes -= taken.nbytes;
+  if (at->nbytes == 0) all_.erase(at);
+  return taken;
+}
+
+std::size_t Stretches::largest() const {
+  std::size_t most = 0;
+  for (const Stretch& s : all_) most = std::max(most, s.nbytes);
+  return most;
+}
+
+void Stretches::check() const {
+  std::size_t sum = 0;
+  const Stretch* before = nullptr;
+  for (const Stretch& s : all_) {
+    require_invariant(before == nullptr || s.begin > before->begin + before->nbytes, "no two stretches touch");
+    require_invariant(s.nbytes > 0 && s.freed <= now_, "each is of something");
+    sum += s.nbytes;
+    before = &s;
+  }
+  require_invariant(sum == nbytes_, "what is free is counted");
+}
+
+}  // namespace rematfn

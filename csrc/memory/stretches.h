@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// stretches.h: what is free of a line of addresses or offsets. Neighbours are one.
+//
+// They stand in one list and are looked through: of memory that a step of a network has freed there
+// are some dozens (62 at most in the networks of benchmarks/resident.py), and a tree takes longer.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace rematfn {
+
+// Only add() needs memory: without any it throws, and nothing has changed.
+class Stretches {
+ public:
+  struct Stretch {
+    std::size_t begin;
+    std::size_t nbytes;
+    std::uint64_t freed;  // when; of neighbours, the latest
+  };
+
+  void add(std::size_t begin, std::size_t nbytes);
+  // So many bytes of the smallest that holds them, the lowest of those, from its front: where they begin.
+  [[nodiscard]] std::optional<std::size_t> take(std::size_t nbytes);
+  // From the front of the one that was freed first; at most so many bytes. There is one.
+  [[nodiscard]] Stretch take_oldest(std::size_t nbytes);
+  // All of the one that begins there.
+  void take_all(std::size_t begin);
+
+  [[nodiscard]] std::size_t nbytes() const { return nbytes_; }
+  [[nodiscard]] std::size_t largest() const;
+  // By where they begin.
+  [[nodiscard]] const std::vector<Stretch>& all() const { return all_; }
+
+  void check() const;  // throws std::logic_error
+
+ private:
+  using At = std::vector<Stretch>::iterator;
+
+  [[nodiscard]] At find(std::size_t begin);  // or what comes after
+  Stretch take_front(At at, std::size_t nbytes);
+
+  std::vector<Stretch> all_;
+  std::uint64_t now_ = 0;
+  std::size_t nbytes_ = 0;
+};
+
+}  // namespace rematfn
