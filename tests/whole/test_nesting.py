@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`remat` commutes with the transforms of torch.func: every word of up to three of them.
+"""`remat` commutes with the transforms of torch.func: words of up to three of them.
 
 A word such as `grad-remat-vmap` reads from the outside in: `grad(remat(vmap(f)))`. Its oracle is
 the same word with `remat` left out.
