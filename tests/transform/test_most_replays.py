@@ -43,9 +43,7 @@ def replayed(budget: Any, policy: rematfn.policies.Policy, calls: int = 1) -> fl
 
 
 def bytes_in(message: str) -> int:
-    found = re.search(
-        r"Raise the budget to (?:at least|about) (?:[\d.]+ of the peak, )?([\d.]+) (\w+)", message
-    )
+    found = re.search(r"Raise the budget to about (?:[\d.]+ of the peak, )?([\d.]+) (\w+)", message)
     assert found, message
     budget = rematfn._transform.budget.parse_budget("".join(found.groups())).bytes
     assert budget is not None
