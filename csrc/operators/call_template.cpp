@@ -87,7 +87,7 @@ void CallTemplate::take_arguments(c10::ArrayRef<c10::IValue> from) {
       list.resize(value.toListRef().size());
       arguments.emplace_back(std::move(list));
     } else if (value.isList()) {
-      arguments.push_back(value.deepcopy());  // TorchScript's are the program's own, to be changed
+      arguments.emplace_back(value.toList().copy());  // TorchScript's are the program's own, to be changed
     } else {
       arguments.push_back(value);
     }

@@ -42,6 +42,10 @@ ALMOST_ALIKE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Ten
         lambda x: functional.interpolate(x[None, None], scale_factor=(1.5, 2.0)),
         lambda x: functional.interpolate(x[None, None], scale_factor=(2.0, 1.5)),
     ),
+    "complex numbers": (
+        lambda x: torch._foreach_add([x, x.t()], [1j, 2.0])[0],
+        lambda x: torch._foreach_add([x, x.t()], [2j, 1.0])[0],
+    ),
     "which tensor": (
         lambda x: torch.clamp(x, min=x.mean()),
         lambda x: torch.clamp(x, max=x.mean()),
