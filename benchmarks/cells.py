@@ -219,7 +219,8 @@ def _advice_followed(
 def advice(error: rematfn.BudgetError) -> int:
     """Return the budget that the message asks for, in bytes."""
     found = re.search(
-        r"Raise the budget to (?:at least )?(?:.*?\((\d+) bytes\)|([0-9.]+ [A-Za-z]+))", str(error)
+        r"Raise the budget to (?:at least |about )?(?:.*?\((\d+) bytes\)|([0-9.]+ [A-Za-z]+))",
+        str(error),
     )
     assert found is not None, f"a BudgetError without advice: {error}"
     nbytes = parse_budget(found[1] or found[2]).bytes

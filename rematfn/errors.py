@@ -53,9 +53,9 @@ class BudgetError(RematError, MemoryError):
         Raise the budget to the number in the message, which is written as the budget was: in bytes,
         in its unit, or as a fraction. If it was tried out on a record of the whole call, it is
         enough; on a first call it says *about*: it is enough for what the call has done by then,
-        and what comes after may need more. The message says which. ``stats(g).min_budget`` is the
-        largest need of one operator so far. Or let the operator do less at once: split the batch,
-        or compute the loss in chunks.
+        and what comes after may need more; *at least* is said of the least that can do. The message
+        says which. ``stats(g).min_budget`` is the largest need of one operator so far. Or let the
+        operator do less at once: split the batch, or compute the loss in chunks.
 
         >>> rematfn.remat(loss, budget="1MiB")(x) == loss(x)
         tensor(True)

@@ -141,7 +141,7 @@ void stop_if_thrashing(Level& level) {
   const std::string raise_it =
       advice.covers == Advice::Covers::kNothing
           ? "."
-          : " to at least " + advice.figure.text + ", in which it does not, as far as is known.";
+          : " to about " + advice.figure.text + ", in which it does not, as far as is known.";
   raise(ErrorKind::kBudget,
         outermost.name + ": by now the call has replayed " +
             in_multiples(statistics.replayed_cost / cost) + " times what the program costs within " +

@@ -131,7 +131,10 @@ torch::jit::Stack Call::filled_in(const std::vector<c10::Storage>& own,
   if (fingerprints) written.resize(inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const TensorArgument& argument = call_template->tensors[i];
-    at::Tensor tensor = call_template->over(own[i] ? own[i] : input(i).current_storage(), argument);
+    at::Tensor tensor =
+        argument.same_as >= 0
+            ? stack[call_template->tensors[argument.same_as].position].toTensor()
+            : call_template->over(own[i] ? own[i] : input(i).current_storage(), argument);
     if (fingerprints && argument.written) written[i] = tensor;
     c10::IValue& place = stack[argument.position];
     if (argument.index < 0) {

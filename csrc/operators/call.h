@@ -13,7 +13,9 @@
 // A kernel's result depends on more than its arguments: on the generator it draws from, on grad mode
 // (mkldnn_rnn_layer returns its workspace only with it on), on the settings that choose a kernel and how
 // it calculates: see Note [Settings are compared, not watched]. A replay puts all of these back to what
-// they were, runs below everything that interprets operators, and restores the present.
+// they were, runs below everything that interprets operators, and restores the present. And where two
+// arguments were one tensor, they are one again: _native_multi_head_attention asks, and then has one
+// product for query, key and value instead of three.
 //
 // Note [A replay writes to copies]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -41,6 +41,15 @@ bool have_same_places(const c10::IValue& now, const c10::IValue& then) {
   return are_same(now, then);
 }
 
+// See Note [Replay restores what a kernel can see]. Elements of lists are not compared: there may be many.
+std::int32_t first_that_is(const FoundTensors& found, std::size_t i) {
+  if (found[i].index >= 0) return -1;
+  for (std::size_t k = 0; k < i; ++k) {
+    if (found[k].tensor == found[i].tensor && found[k].index < 0) return static_cast<std::int32_t>(k);
+  }
+  return -1;
+}
+
 c10::DispatchKeySet keys_without_ours(const c10::TensorImpl& tensor) {
   return keys_of(tensor) - kLevelKeySet;
 }
@@ -58,7 +67,7 @@ CallTemplate::CallTemplate(const Invocation& invocation, const FoundTensors& fou
       footprint_key(footprint_key_of(invocation.op, invocation.arguments())) {
   take_arguments(invocation.arguments());
   tensors.reserve(found.size());
-  for (const FoundTensor& f : found) take_tensor(f);
+  for (std::size_t i = 0; i < found.size(); ++i) take_tensor(found[i], first_that_is(found, i));
 }
 
 // See Note [A recorded call holds no tensors]
@@ -78,14 +87,14 @@ void CallTemplate::take_arguments(c10::ArrayRef<c10::IValue> from) {
       list.resize(value.toListRef().size());
       arguments.emplace_back(std::move(list));
     } else if (value.isList()) {
-      arguments.push_back(value.deepcopy());  // TorchScript's are the program's own, to be changed
+      arguments.emplace_back(value.toList().copy());  // TorchScript's are the program's own, to be changed
     } else {
       arguments.push_back(value);
     }
   }
 }
 
-void CallTemplate::take_tensor(const FoundTensor& found) {
+void CallTemplate::take_tensor(const FoundTensor& found, std::int32_t same_as) {
   const c10::TensorImpl& tensor = *found.tensor;
   TensorArgument& argument = tensors.emplace_back();
   argument.keys = keys_without_ours(tensor);
@@ -94,6 +103,7 @@ void CallTemplate::take_tensor(const FoundTensor& found) {
   argument.geometry = static_cast<std::uint32_t>(geometry.size());
   argument.dimensions = static_cast<std::uint32_t>(tensor.dim());
   argument.index = found.index;
+  argument.same_as = same_as;
   argument.position = found.position;
   argument.dtype = tensor.dtype();
   argument.wrapped_number = tensor.is_wrapped_number();
@@ -119,7 +129,7 @@ bool CallTemplate::fits(const Invocation& invocation, const FoundTensors& found,
         f.position != then.position || f.index != then.index || f.written != then.written ||
         tensor.dtype() != then.dtype || tensor.storage_offset() != then.offset ||
         f.storage->nbytes() != then.storage_bytes ||
-        tensor.is_wrapped_number() != then.wrapped_number) {
+        tensor.is_wrapped_number() != then.wrapped_number || first_that_is(found, i) != then.same_as) {
       return false;
     }
     for (const std::int64_t size : sizes) {

@@ -34,6 +34,7 @@ struct TensorArgument {
   std::uint32_t geometry;  // where its sizes stand in the template's geometry, and its strides
   std::uint32_t dimensions;
   std::int32_t index;
+  std::int32_t same_as;  // the first of the tensors that is this one; negative: none before it
   std::uint16_t position;
   caffe2::TypeMeta dtype;
   bool wrapped_number;
@@ -71,7 +72,7 @@ struct CallTemplate final : Node {
   c10::SmallVector<std::uint16_t, 6> compared_;  // arguments other than the found tensors
 
   void take_arguments(c10::ArrayRef<c10::IValue> from);
-  void take_tensor(const FoundTensor& found);
+  void take_tensor(const FoundTensor& found, std::int32_t same_as);
 };
 
 // The templates that calls in a domain have had of late.

@@ -22,6 +22,7 @@
 #include "tensors/move_to_disk.h"
 #include "tensors/move_to_host.h"
 #include "tensors/named_storages.h"
+#include "tensors/thread_keys.h"
 
 namespace py = pybind11;
 
@@ -384,6 +385,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("resize_if_known", &resize_if_known, nogil);
   m.def("note_move", &note_move, nogil);
   m.def("has_key", &has_key);
+  m.def("empty_without_key", [](const at::Tensor& like) {
+    const BackendScope backend;
+    return at::empty({0}, like.options());
+  });
   m.def("stack_depth", &stack_depth);
   bind_testing(m);
 }

@@ -40,6 +40,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import has_torch_function_unary
 
 from .. import _C
 
@@ -80,6 +81,24 @@ def watch() -> None:
     _tell(torch.Tensor, "numpy", then=_note_array)
     for name in ("_get_tid", "_get_sid"):
         _tell(torch.autograd.graph, name, _keep)
+    for name in ("new", "new_tensor"):
+        _build_as_without_key(name)
+
+
+def _build_as_without_key(name: str) -> None:
+    """Have a legacy constructor, which reads the device off the keys, read none of ours there."""
+    method = getattr(torch.Tensor, name)
+
+    @functools.wraps(method)
+    def build(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # A subclass or a mode comes first, and comes here again.
+        if _C.has_key(self) and not has_torch_function_unary(self):
+            self = _C.empty_without_key(self)
+        built: torch.Tensor = method(self, *args, **kwargs)
+        return built
+
+    build.__module__, build.__qualname__ = "torch", f"Tensor.{name}"
+    setattr(torch.Tensor, name, build)
 
 
 def _watch_tensors_over_storages() -> None:

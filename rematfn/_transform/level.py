@@ -16,14 +16,6 @@ from .._interop.pytrees import tensors_of
 from ..errors import RematError
 from .deferred import refuse_deferred_result
 
-# What torch says when a legacy constructor reads the device off a key set that has our key in it.
-_KEY_WITHOUT_DEVICE = "CustomRNGKeyId doesn't correspond to a device"
-_LEGACY_CONSTRUCTOR = (
-    "x.new_tensor(data) and x.new(...) do not work on a tensor made inside the function.\n"
-    "Write torch.tensor(data, dtype=x.dtype, device=x.device), or x.new_zeros(size), "
-    "x.new_full(size, value), x.new_empty(size)."
-)
-
 MAX_OPERATIONS: Final = 262_144
 
 
@@ -101,8 +93,6 @@ def call(
             refuse_deferred_result(result, options.name)
     except RuntimeError as error:
         _raise_own(error)
-        if _KEY_WITHOUT_DEVICE in str(error):
-            raise RuntimeError(f"{options.name}: {_LEGACY_CONSTRUCTOR}") from error
         raise
     leaving = tensors_of((result, args, kwargs))  # `x.set_(y)` makes an argument the level's
     if any(map(_computes_again, leaving)):

@@ -110,4 +110,4 @@ class Thrash:
         if text == format_bytes(self.budget):  # times have decided what went, and how
             return " By its record it need not; later calls are likely to replay less." + allow
         text = Limit(fraction=self.fraction).in_its_terms(enough, self.budget)
-        return f" Raise the budget to at least {text}, in which it does not." + allow
+        return f" Raise the budget to about {text}, in which it does not." + allow

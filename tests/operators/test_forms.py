@@ -17,6 +17,15 @@ def divided(i: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.true_divide(i, 3)
 
 
+def attended(x: Tensor, *, one_tensor: bool) -> Tensor:
+    """Attend to oneself: of one tensor torch makes query, key and value in one product."""
+    query = x.nan_to_num()[None]
+    key = query if one_tensor else query.view_as(query)
+    weights, bias = torch.linspace(-1, 1, 48).view(12, 4).sin(), torch.zeros(12)
+    native = torch._native_multi_head_attention
+    return native(query, key, key, 4, 2, weights, bias, weights[:4], bias[:4])[0]
+
+
 # Two calls of an operator on a square matrix that differ in one thing.
 ALMOST_ALIKE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "number": (lambda x: torch.add(x, x, alpha=2), lambda x: torch.add(x, x, alpha=3)),
@@ -32,6 +41,10 @@ ALMOST_ALIKE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Ten
     "floats": (
         lambda x: functional.interpolate(x[None, None], scale_factor=(1.5, 2.0)),
         lambda x: functional.interpolate(x[None, None], scale_factor=(2.0, 1.5)),
+    ),
+    "complex numbers": (
+        lambda x: torch._foreach_add([x, x.t()], [1j, 2.0])[0],
+        lambda x: torch._foreach_add([x, x.t()], [2j, 1.0])[0],
     ),
     "which tensor": (
         lambda x: torch.clamp(x, min=x.mean()),
@@ -59,6 +72,10 @@ ALMOST_ALIKE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Ten
     "default dtype": (
         lambda x: divided(x.long(), torch.float32),
         lambda x: divided(x.long(), torch.float64),
+    ),
+    "one tensor": (
+        lambda x: attended(x, one_tensor=True),
+        lambda x: attended(x, one_tensor=False),
     ),
 }
 
