@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -127,7 +127,7 @@ class Rematted(Generic[P, R]):
 
         try:
             with module_paths(options.where, getattr(self._f, "__self__", None)):
-                result: R = call(self._f, args, kwargs, options, started)
+                result, _ = call(self._f, args, kwargs, options, started)
         except BaseException:
             for fail in failed:
                 fail()
@@ -140,7 +140,7 @@ class Rematted(Generic[P, R]):
             if not self._history.result_seen:
                 self._history.result_seen = True
                 self._look_at(result, (*args, *kwargs.values()), ran)
-        return result
+        return cast(R, result)
 
     def _look_at(self, result: Any, given: tuple[Any, ...], ran: Ran) -> None:
         """Say so if a call has returned what computes later."""
