@@ -106,6 +106,15 @@ void Table::note_result(const Version& version) {
   Table& root = *domain->root;
   root.results_left += version.nbytes;
   root.results_ahead -= std::min<std::size_t>(root.results_ahead, version.nbytes);
+  if (!root.hands_out_) return;
+  root.results_waiting += version.nbytes;
+  if (root.shared) root.shared->add_for_a_moment(version.nbytes);
+}
+
+void Table::end_handing_out() {
+  hands_out_ = false;
+  if (shared) shared->subtract(results_waiting);
+  results_waiting = 0;
 }
 
 void Table::charge(std::size_t nbytes) {

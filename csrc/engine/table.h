@@ -83,6 +83,8 @@ class Table : public Node {
   // Of results, of the outermost level: those that are to leave, as a guide knows, and those that have.
   ByteCount results_ahead;
   ByteCount results_left;
+  // Of those, the ones that still count. See Note [Results count until the last is there]
+  ByteCount results_waiting;
   std::size_t loose_bytes = 0;     // of candidates that are not pinned
   std::size_t leaving_bytes = 0;   // of what is leaving
   std::size_t coming_bytes = 0;    // of what comes before it is asked for
@@ -112,6 +114,9 @@ class Table : public Node {
 
   // A version of this table is about to become a result of the outermost level's.
   void note_result(const Version& version);
+  // Of an outermost level: from now on results go on counting when they leave; none does any more.
+  void begin_handing_out() { hands_out_ = true; }
+  void end_handing_out();
 
   // The bytes of a version of this table come or go.
   void charge(std::size_t nbytes);
@@ -133,7 +138,9 @@ class Table : public Node {
   [[nodiscard]] bool claim(std::size_t nbytes);
   void take_claim_back();
   // What counts against the budget.
-  [[nodiscard]] std::size_t used_bytes() const { return resident_bytes + unrecorded_bytes; }
+  [[nodiscard]] std::size_t used_bytes() const {
+    return resident_bytes + unrecorded_bytes + results_waiting;
+  }
   // Of what is leaving, inner tables' included.
   [[nodiscard]] std::size_t leaving() const;
   // What could go, is leaving or coming, inner tables' included; but for what somebody turns out to
@@ -172,6 +179,7 @@ class Table : public Node {
 
   std::vector<Way*> ways_;
   bool has_copies_;
+  bool hands_out_ = false;
 };
 
 // The candidate's score may have risen; or fallen, if `lower`. See Note [Stale scores are too low].

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "levels/boundary.h"
 
+#include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "levels/allocator.h"
 #include "levels/gradient_edges.h"
 #include "levels/refusals.h"
+#include "levels/weight_cache.h"
 #include "tensors/layers.h"
 #include "tensors/torch_compat.h"
 
@@ -96,6 +99,9 @@ void forget_leaves(Level& level) {
   level.known_leaves.clear();
 }
 
+namespace {
+
+// Seals the gradients accumulated on leaves that operators of `level` have read.
 void seal_leaf_gradients(Level& level) {
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
   {
@@ -118,6 +124,68 @@ void seal_leaf_gradients(Level& level) {
       note_leaf(*heir, *leaf.unsafeGetTensorImpl());
     }
   }
+}
+
+// See Note [Results count until the last is there]
+class HandingOut {
+ public:
+  explicit HandingOut(Level& level) : level_(level), root_(*level.domain->root) {
+    const DomainLock lock(level_.domain);
+    root_.begin_handing_out();
+  }
+  ~HandingOut() {
+    const DomainLock lock(level_.domain);
+    root_.end_handing_out();
+  }
+  HandingOut(const HandingOut&) = delete;
+  HandingOut& operator=(const HandingOut&) = delete;
+
+ private:
+  Level& level_;
+  Table& root_;
+};
+
+void bring_back_together(Level& level, const std::vector<at::Tensor>& tensors) {
+  const DomainLock lock(level.domain);
+  std::vector<Version*> wanted;
+  const auto want = [&](const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    for_each_innermost(tensor, [&](const at::Tensor& inner) {
+      Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
+      if (cell == nullptr || cell->level->domain != level.domain) return;
+      if (level_of(*cell).depth >= level.depth) wanted.push_back(cell->version.get());
+    });
+  };
+  for (const at::Tensor& tensor : tensors) want(tensor);
+  for (const auto& weak : level.leaves) {
+    if (auto impl = weak.lock()) want(at::Tensor(std::move(impl)).grad());
+  }
+  level.tensor_domain().bury_unreported();
+  try {
+    level.domain->materialize(wanted);
+  } catch (const NoRoom& why) {
+    for (const Version* version : wanted) {  // for the figure: they have to be there together
+      if (level.domain->recorder) level.domain->recorder->note_seal(*version);
+    }
+    raise_budget_error(why, "what it returns");
+  }
+}
+
+}  // namespace
+
+std::size_t hand_out(LevelHandle& handle, const std::vector<at::Tensor>& tensors, bool goes_on) {
+  Level& level = handle.level();
+  std::optional<HandingOut> scope;
+  if (level.heir() == nullptr) {
+    scope.emplace(level);
+    bring_back_together(level, tensors);
+  }
+  for (const at::Tensor& tensor : tensors) seal(tensor, level);
+  seal_leaf_gradients(level);  // by now it is known whether a graph leads to the leaves
+  seal_cached_casts(level);
+  const std::size_t before = level.domain->root->results_left;
+  goes_on ? bring_survivors_back(handle) : hand_over(handle, /*sealed=*/true);
+  return level.domain->root->results_left - before;
 }
 
 void share_handles(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> arguments) {

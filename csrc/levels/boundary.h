@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "levels/level.h"
 
@@ -36,14 +37,23 @@ enum class Ending : std::uint8_t { kReturned, kFailed, kInterrupted };
 // sealed, and handed over. Throws if calls are interleaved: see Note [Calls that are interleaved].
 void end_level(LevelHandle& handle, Ending ending);
 
+// `f` has returned: seals what leaves, `tensors` and the gradients of leaves, and hands over the rest.
+// `goes_on`: hooks go on with the call later, and may ask for what it has stored away.
+// Note [Results count until the last is there]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What is handed out is there all at once when the call is over. If a result did not count from the
+// moment that it is sealed, those that had been evicted would be replayed into the room of those that
+// are there already: a call with many gradients would hold all of them and what replays take, whatever
+// its budget. So they are made resident together, and count until the last of all that leaves is
+// there. If that does not fit, it is a BudgetError.
+// Returns the bytes of what `f` has stored away: what leaves and is neither of the two.
+std::size_t hand_out(LevelHandle& handle, const std::vector<at::Tensor>& tensors, bool goes_on);
 // Seals `tensor` for `level`, through functorch's wrappers, subclasses and forward-mode tangents.
 void seal(const at::Tensor& tensor, Level& level);
 // Gives a level tensor's cell to `heir`, or to the caller if there is none. The lock of its domain is
 // held.
 void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir);
-// Seals the gradients accumulated on leaves that operators of `level` have read.
-void seal_leaf_gradients(Level& level);
-// The same for a level that did not end well: gradients stay the level's until they are used.
+// Of a level that did not end well: gradients of leaves stay the level's until they are used.
 void forget_leaves(Level& level);
 // Notes a leaf that may be given a gradient while the level is active.
 void note_leaf(Level& level, c10::TensorImpl& tensor);

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "base/interpreter.h"
@@ -17,15 +18,18 @@
 namespace rematfn {
 namespace {
 
-// Makes `version` resident. False if it cannot be had again: whoever reads it later will hear why.
-// Throws NoRoom.
-bool try_to_have(Version& version) {
-  Version* wanted = &version;
+// Makes them resident, but for what cannot be had again: whoever reads it later will hear why. Throws
+// NoRoom.
+void try_to_have(Domain& domain, std::span<Version* const> wanted) {
   try {
-    version.table->domain->materialize({&wanted, 1});
+    domain.materialize(wanted);
   } catch (const std::exception& error) {
     if (is_stop(error)) throw;
   }
+}
+bool try_to_have(Version& version) {
+  Version* wanted = &version;
+  try_to_have(*version.table->domain, {&wanted, 1});
   return version.place == Place::kHere;
 }
 
@@ -116,6 +120,13 @@ void hand_over(LevelHandle& handle, bool sealed) {
   if (!sealed && !level.tensor_domain().savers.has_any()) return;
   level.tensor_domain().bury_unreported();
   const std::vector<Ref<TensorVersion>> stored = stored_in(level, sealed);
+  std::vector<Version*> together;
+  for (const Ref<TensorVersion>& version : stored) together.push_back(version.get());
+  try {
+    try_to_have(*level.domain, together);
+  } catch (const NoRoom&) {
+    // one by one, as far as there is room
+  }
   // What finds no room is tried again when the others have left.
   std::vector<Ref<TensorVersion>> crowded;
   for (const std::vector<Ref<TensorVersion>>* some : {&stored, &std::as_const(crowded)}) {

@@ -202,7 +202,8 @@ class Simulation {
     for (std::size_t i = 0; i < versions_.size(); ++i) {
       if (!trace_.values[i].counted) versions_[i] = outside_version(trace_.values[i].nbytes);
     }
-    for (const Trace::Event& event : trace_.events) {
+    for (std::size_t i = 0; i < trace_.events.size(); ++i) {
+      const Trace::Event& event = trace_.events[i];
       const DomainLock lock(domain_);
       if (table_->statistics.overhead() > options_.most_overhead) break;
       switch (event.what) {
@@ -215,6 +216,7 @@ class Simulation {
           domain_->release(std::move(versions_[event.index]), table_, &Store::no_bytes);
           break;
         case Trace::What::kSeal:
+          if (i == 0 || trace_.events[i - 1].what != Trace::What::kSeal) bring_back_together(i);
           seal(*versions_[event.index]);
           break;
         case Trace::What::kFilled:
@@ -274,6 +276,16 @@ class Simulation {
   void keep(Version& version) {
     version.raw = false;
     make_constant(version);
+  }
+
+  // What leaves from that event on. See Note [Results count until the last is there]
+  void bring_back_together(std::size_t event) {
+    std::vector<Version*> wanted;
+    for (; event < trace_.events.size() && trace_.events[event].what == Trace::What::kSeal; ++event) {
+      Version* version = versions_[trace_.events[event].index].get();
+      if (version->table) wanted.push_back(version);
+    }
+    domain_->materialize(wanted);
   }
 
   void seal(Version& version) {

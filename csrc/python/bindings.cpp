@@ -357,13 +357,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("raise_quoted", &raise_quoted);
   m.def("set_inner_tensors", &set_inner_tensors);
   m.def("register_kernels", &register_kernels);
-  m.def("bring_survivors_back", &bring_survivors_back, nogil);
-  m.def("hand_over", [](LevelHandle& handle, bool sealed) { hand_over(handle, sealed); }, nogil);
-  m.def("seal", [](const at::Tensor& t, LevelHandle& handle) { seal(t, handle.level()); }, nogil);
-  m.def("seal_leaf_gradients",
-        [](LevelHandle& handle) { seal_leaf_gradients(handle.level()); }, nogil);
-  m.def("seal_cached_casts",
-        [](LevelHandle& handle) { seal_cached_casts(handle.level()); }, nogil);
+  m.def("hand_out", &hand_out, nogil);
   m.def("materialize", [](const at::Tensor& tensor) { materialize(tensor); }, nogil);
   m.def("materialize_storage", [](const c10::Storage& storage) { materialize(storage); }, nogil);
   m.def("keep_storage", [](const c10::Storage& storage) { keep_bytes(storage); }, nogil);

@@ -33,6 +33,15 @@ _MOST_RUNNING = 16  # calls of one function whose peaks may still rise
 # calls under `no_grad` are known, that peak may be still to come, as in a trainer that validates
 # before it trains. It is an estimate then: See Note [A fraction of what is not known yet].
 
+# Note [The first step makes the state]
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# An optimiser makes its state in its first step and finds it from the second on; so does whoever
+# fills a cache. The second call is then another program than the first, with other bytes that
+# count: by the first one's record it must be neither guided nor refused. So where the first record
+# of a key is of a call that has stored something away, the next call is recorded again; that record
+# is good, whatever it stores. From the third call on, one that does not fit is refused before it
+# has written anything.
+
 Kind = Literal["first", "estimated", "online", "guided"]
 
 
@@ -78,6 +87,7 @@ class Ran:
         self.to_judge = False  # See Note [What the replays of a call are compared with]
         self.to_advise = False
         self.signature: Signature | None = None
+        self.stored_bytes = 0  # beside results and gradients
         self._thread = threading.get_ident()
 
     def read(self) -> dict[str, Any]:
@@ -230,6 +240,8 @@ class History:
         if program is None or (same_numbers and call.lost()):
             why = _LOST if key.programs else "no record is at hand"
             return dataclasses.replace(forecast, why=why, record=outermost, is_estimate=True)
+        if program.makes_state:
+            return dataclasses.replace(forecast, why=_STATE, record=outermost, is_estimate=True)
         program.note_use()
         return dataclasses.replace(forecast, kind="guided", program=program)
 
@@ -337,8 +349,11 @@ class History:
             if not guided:
                 key.known = trace if ran.only_measured() else None
             elif trace is not None:
+                makes_state = ran.stored_bytes > 0 and not key.programs
                 key.programs.pop(numbers, None)
-                key.programs[numbers] = RecordedProgram(trace, ran.read()["peak_bytes"])
+                key.programs[numbers] = RecordedProgram(
+                    trace, ran.read()["peak_bytes"], makes_state
+                )
                 while len(key.programs) > _MOST_PROGRAMS:
                     key.programs.popitem(last=False)
                 self._forget_old(key)
@@ -357,6 +372,7 @@ class History:
 _MEASURED = "its peak was measured on shapes alone"
 _SAME = "as the last call with the same numbers"
 _OTHER_NUMBERS = "as the last call with other numbers"
+_STATE = "the call that was recorded has stored away what later ones find"
 _LOST = "the last such call took another way than the one that was recorded"
 
 

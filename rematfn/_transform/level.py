@@ -83,8 +83,12 @@ def call(
     kwargs: dict[str, Any],
     options: LevelOptions,
     started: Callable[[_C.Level], None],
-) -> Any:
-    """Run ``f`` under a new level; ``started`` is given the level before ``f`` begins."""
+) -> tuple[Any, int]:
+    """Run ``f`` under a new level; ``started`` is given the level before ``f`` begins.
+
+    Returns:
+        What ``f`` returns, and the bytes that it has stored away beside results and gradients.
+    """
     active = options.level()
     try:
         with active as level:  # See Note [Levels are entered and left in C]
@@ -95,16 +99,10 @@ def call(
         _raise_own(error)
         raise
     leaving = tensors_of((result, args, kwargs))  # `x.set_(y)` makes an argument the level's
-    if any(map(_computes_again, leaving)):
-        seal(level, leaving)
-        _C.bring_survivors_back(level)
-    else:
-        _C.hand_over(level, False)  # what makes room for the rest
-        seal(level, leaving)
-        _C.hand_over(level, True)
+    stored_bytes = _C.hand_out(level, leaving, any(map(_computes_again, leaving)))
     if options.discards:
         level.discard()
-    return result
+    return result, stored_bytes
 
 
 def _computes_again(tensor: Tensor) -> bool:
@@ -127,11 +125,3 @@ def _raise_own(error: RuntimeError) -> None:
         _C.raise_quoted(str(error))
     except RematError as own:
         raise own from error
-
-
-def seal(level: _C.Level, leaving: list[Tensor]) -> None:
-    """Make the tensors ``leaving`` the caller's: ``level`` has ended."""
-    for tensor in leaving:
-        _C.seal(tensor, level)
-    _C.seal_leaf_gradients(level)  # by now it is known whether a graph leads to the leaves
-    _C.seal_cached_casts(level)

@@ -51,10 +51,10 @@ os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_
 class RecordedProgram:
     """A program that a call has run, and a search for the plan that later calls of it follow."""
 
-    def __init__(self, trace: _C.Trace, peak_bytes: int) -> None:
+    def __init__(self, trace: _C.Trace, peak_bytes: int, makes_state: bool) -> None:
         self._trace: _C.Trace | None = trace
         self.peak_bytes = peak_bytes  # what the call held at the most
-        self._recorded: _C.Trace | None = trace  # once that has been taken, too
+        self.makes_state = makes_state  # See Note [The first step makes the state]
         self._program: _C.Program | None = None
         self._timed_anew = False  # by the times of later calls
         self._untimed = 0  # calls
@@ -160,29 +160,13 @@ class RecordedProgram:
             waits = self._waits or self._before is not None
         return program is not None and not waits and program.is_settled(share)
 
-    def makes_state(self) -> bool:
-        """Return whether it leaves much beside gradients, as an optimiser's first step does.
-
-        The calls after it find that state and are another program.
-        """
-        trace = self._recorded
-        if trace is None:
-            return True
-        values, events = trace.values(), trace.events()
-        calls = [data for kind, data in events if kind == "call"]
-        made_backward = {value: call[7] for call in calls for value, _ in call[9]}
-        left = {value for kind, value in events if kind == "seal" and value in made_backward}
-        gradients: int = sum(values[value][0] for value in left if made_backward[value])
-        others: int = sum(values[value][0] for value in left if not made_backward[value])
-        return 2 * others > gradients
-
     def note_use(self) -> None:
         """Note that a call is about to follow it; those that none follows are forgotten first."""
         _programs.move_to_end(id(self))
 
     def forget(self) -> None:
         """Let go of the record."""
-        self._trace = self._recorded = self._program = self._before = None
+        self._trace = self._program = self._before = None
         self.operators = 0
 
 

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -127,7 +127,7 @@ class Rematted(Generic[P, R]):
 
         try:
             with module_paths(options.where, getattr(self._f, "__self__", None)):
-                result: R = call(self._f, args, kwargs, options, started)
+                result, stored_bytes = call(self._f, args, kwargs, options, started)
         except BaseException:
             for fail in failed:
                 fail()
@@ -135,12 +135,13 @@ class Rematted(Generic[P, R]):
                 ran.to_judge = ran.to_advise = False
             raise
         for ran in begun:
+            ran.stored_bytes = stored_bytes
             self._judge(ran, of_the_last=False)
             advise(self._describe(), ran, self._history)
             if not self._history.result_seen:
                 self._history.result_seen = True
                 self._look_at(result, (*args, *kwargs.values()), ran)
-        return result
+        return cast(R, result)
 
     def _look_at(self, result: Any, given: tuple[Any, ...], ran: Ran) -> None:
         """Say so if a call has returned what computes later."""
@@ -291,7 +292,7 @@ class Rematted(Generic[P, R]):
                     thrash.report("the call, by its plan,", planned_for)
             if planned_for is None:
                 updates = program is not None and program.writes_outside
-                if updates and not forecast.is_estimate and not recorded.makes_state():
+                if updates and not forecast.is_estimate:
                     self._refuse(program, options)
                 why = "no plan fits its budget"
                 forecast = dataclasses.replace(forecast, kind="online", why=why)

@@ -36,7 +36,7 @@ from torch import Tensor
 
 import rematfn
 from rematfn import _C
-from rematfn._transform import level as _level
+from rematfn._transform.level import LevelOptions
 
 MOST_PAIRS = 14
 MOST_LEVELS = 3
@@ -379,7 +379,7 @@ class Twins(RuleBasedStateMachine):
     def open_level(self, budget: int | None, policy: Any, way: str) -> None:
         size, drops, leaves_early = WAYS[way]
         tier = None if size is None else self.tiers[size]
-        options = _level.LevelOptions(
+        options = LevelOptions(
             budget=budget,
             shared=None,
             policy=policy.core(),
@@ -407,7 +407,7 @@ class Twins(RuleBasedStateMachine):
 
         def seal(*tensors: Tensor, ours: bool) -> bool:
             if ours:
-                _level.seal(level.level, tensors)
+                _C.hand_out(level.level, list(tensors), True)
             return True
 
         if self.both(seal, *results) is not None and not self.open:

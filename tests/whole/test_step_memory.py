@@ -198,3 +198,20 @@ def test_a_recorded_call_that_does_not_fit_is_refused_before_it_begins() -> None
         step()
     assert all(torch.equal(a, p) for a, p in zip(before, net.parameters(), strict=True))
     assert "of the peak" in str(caught.value)
+
+
+# --- what does not fit is refused before it writes ------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGD, momentum", "Adam", "AdamW, foreach", "AdamW, fused"])
+def test_a_step_that_does_not_fit_changes_nothing(name: str) -> None:
+    """The first call makes the state, the second is recorded, and the third refused by that."""
+    step, (net, _) = plain(OPTIMISERS[name])
+    bounded = rematfn.remat(step, 0.02)
+    for _ in range(1 if name == "SGD" else 2):  # which has no state
+        bounded()
+    for _ in range(2):
+        before = [p.detach().clone() for p in net.parameters()]
+        with pytest.raises(rematfn.BudgetError, match="nothing has been changed"):
+            bounded()
+        assert_bitwise_equal([p.detach() for p in net.parameters()], before)
