@@ -210,6 +210,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   };
 
   bool lists_candidates_ = false;
+  std::uint64_t walked_in_vain_ = 0;  // `next_order` when free_dropped() last walked far, and freed nothing
   std::deque<Version*> leaving_;  // the first to leave first
   std::deque<Version*> coming_;
   std::set<Use> expected_;  // of what has a copy and is away

@@ -110,53 +110,6 @@ bool Evictor::evict_if_free(Version& version) {
   return free;
 }
 
-void Evictor::evict_by_copy(Version& version) {
-  if (!version.may_go() || version.pending > 0 || version.kept) return;
-  const double next = version.next_use;
-  const double until = next == kUnknown || next == kNever ? kNever : next - domain_.clock;
-  Way* cheapest = nullptr;
-  version.table->for_each_way(version, [&](Way& way) {
-    if (!way.keeps_copy() || !way.goes_early(version, until) || !way.has_room(version)) return;
-    if (cheapest == nullptr || way.cost(version) < cheapest->cost(version)) cheapest = &way;
-  });
-  if (cheapest == nullptr || domain_.store.held_elsewhere(version)) return;
-  version.way = cheapest;
-  domain_.evict(version);
-}
-
-// See Note [A version goes by a way], Rule 6. Each is looked at once after it was touched: to look at all
-// of them after each operator makes a program of n operators cost n^2.
-void Evictor::evict_untouched(double before) {
-  domain_.list_candidates();
-  for (std::size_t i = recent_.size(); i-- > 0;) {
-    Version& version = *recent_[i];
-    if (version.last_access >= before) continue;
-    forget(version);  // what takes its place has been looked at
-    evict_by_copy(version);
-  }
-}
-
-void Evictor::note_touched(Version& version) {
-  if (version.recent_slot != kNoSlot) return;
-  version.recent_slot = recent_.size();
-  recent_.push_back(&version);
-}
-
-void Evictor::forget(Version& version) {
-  if (version.recent_slot == kNoSlot) return;
-  recent_.back()->recent_slot = version.recent_slot;
-  recent_[version.recent_slot] = recent_.back();
-  recent_.pop_back();
-  version.recent_slot = kNoSlot;
-}
-
-void Evictor::evict_early(Version& version) {
-  const auto& moved = domain_.guide->plan().moved;
-  if (moved.empty() || version.value == kNoValue || !moved[version.value]) return;
-  domain_.list_candidates();
-  if (version.table) evict_by_copy(version);
-}
-
 const Score& Evictor::score_in_force(const Table& table) const {
   const Score& own = table.policy.score;
   const bool is_guided = own.kind == ScoreKind::kOn && domain_.foresees();

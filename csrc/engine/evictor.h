@@ -29,9 +29,10 @@ class Evictor {
   void evict_all(Table& table, bool spare_kept = false);
   // Evicts `version` if it is resident and nobody needs it to stay. True if it did.
   bool evict_if_free(Version& version);
-  // What of the tables that leave early has not been touched since `before`, by ways that keep a copy.
+  // What of the tables that leave early has not been touched since `before`, nor for so long that it pays, by
+  // ways that keep a copy.
   void evict_untouched(double before);
-  // By a way that keeps a copy, if it is worth it before the room is wanted.
+  // By a way that keeps a copy, if that pays before the room is wanted.
   void evict_early(Version& version);
   // A candidate of a table that leaves early may have been touched, or is one no more.
   void note_touched(Version& version);
@@ -48,6 +49,7 @@ class Evictor {
  private:
   // If that pays now; and is not kept.
   void evict_by_copy(Version& version);
+  [[nodiscard]] double due_to_go(const Version& version) const;
   // What to drop counts beside what to move costs, if a version may do both.
   [[nodiscard]] bool has_to_stay(Version& version);
   [[nodiscard]] bool may_be_missed(const Version& version) const;
@@ -67,7 +69,8 @@ class Evictor {
 
   Domain& domain_;
   bool moves_all_ = false;
-  std::vector<Version*> recent_;  // candidates of tables that leave early, till they are not touched
+  std::vector<Version*> recent_;  // candidates of tables that leave early, till it is decided if they go
+  double first_due_ = kNever;     // none of them is due before
 };
 
 }  // namespace rematfn

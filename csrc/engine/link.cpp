@@ -36,8 +36,9 @@ double Link::cost(const Version& version) const {
 bool Link::is_due(const Version& version, double until) const { return until <= lead(version); }
 
 // What goes early is not to be due at once.
-bool Link::goes_early(const Version& version, double until) const {
-  return version.nbytes >= kWorthMoving && until > 2 * (lead(version) + time_out(version.nbytes));
+double Link::pays_after(const Version& version) const {
+  if (version.nbytes < kWorthMoving) return kNever;
+  return 2 * (lead(version) + time_out(version.nbytes));
 }
 
 // So long before it is read its return begins.

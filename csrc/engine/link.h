@@ -46,7 +46,7 @@ class Link : public Way {
   [[nodiscard]] bool keeps_copy() const final { return true; }
   [[nodiscard]] double cost(const Version& version) const final;
   [[nodiscard]] bool is_due(const Version& version, double until) const final;
-  [[nodiscard]] bool goes_early(const Version& version, double until) const final;
+  [[nodiscard]] double pays_after(const Version& version) const final;
 
   // For tests: every cost is drawn at random from now on, so that versions move or are dropped at random.
   static void draw_costs(bool drawn);

@@ -22,7 +22,9 @@
 //   6. A copy takes time that operators can hide. So what will not be read for long may go before its
 //      room is wanted, and come before it is asked for: when, a guide knows, and the way says what
 //      pays. A level that is to hold nothing but what is in use lets all go that two operators have not
-//      touched.
+//      touched. What is touched every few operators, such as a gradient that others are added to, goes
+//      and comes back each time, if no guide knows better. So where more than a quarter of the time of
+//      operators has been waited for copies, a value has to have lain for as long as they take, first.
 //   7. What will never be read again, as far as a guide knows, is dropped, whatever the ways: nobody
 //      waits for it, and if the guide is wrong it is replayed. But not while replays are to read it:
 //      those of a tight call would have it made again for each other without end. And before its room
@@ -33,6 +35,8 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string_view>
+
+#include "policy/eviction.h"
 
 namespace rematfn {
 
@@ -80,8 +84,8 @@ class Way {
   [[nodiscard]] virtual Place wait(Version& version);
   // Whether what is away is to be on its way by now, if it is read `until` later, in program time.
   [[nodiscard]] virtual bool is_due(const Version&, double /*until*/) const { return false; }
-  // Whether it pays to let `version` go before its room is wanted, if it is read `until` later.
-  [[nodiscard]] virtual bool goes_early(const Version&, double /*until*/) const { return false; }
+  // To let `version` go before its room is wanted pays if it is not read for longer than this.
+  [[nodiscard]] virtual double pays_after(const Version&) const { return kNever; }
   // What is coming goes back: it is away, and has its copy.
   virtual void turn_back(Version& version);
   // The copy, whole or not, is not asked for any more. Nothing reads the bytes when this returns.

@@ -271,7 +271,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
     std::vector<Way*> ways;
     if (options.drops) ways.push_back(&domain->drop_and_replay);
     if (options.host) ways.push_back(&way_to(*domain, options.host));
-    if (options.disk) ways.push_back(&way_to(*domain, options.disk));
+    if (options.disk) ways.push_back(&way_to(*domain, options.disk, options.drops));
     level->let_go_by(std::move(ways));
     level->leaves_early |= options.leaves_early;
   }

@@ -169,6 +169,18 @@ Bytes where(Arguments arguments) {
   return product(sizes) * c10::elementSize(at::result_type(self, other));
 }
 
+// (grad, input_sizes, ...): of the sizes of what a part was taken of.
+Bytes of_whole(Arguments arguments) {
+  return product(arguments[1].toDimVector()) * tensor(arguments, 0).itemsize();
+}
+
+// (self, dtype)
+Bytes in_one_number(Arguments arguments) {
+  const at::Tensor& self = tensor(arguments, 0);
+  if (!is_float_or_double(self)) return {};
+  return itemsize_of(arguments, 1, self.scalar_type());
+}
+
 Bytes stack(Arguments arguments) {
   std::size_t sum = 0;
   const auto dtype = arguments[0].toTensorList().get(0).scalar_type();
@@ -323,6 +335,10 @@ const std::unordered_map<std::string, Bytes (*)(Arguments)>& in_a_line() {
       {"aten::new_ones", new_of_size},
       {"aten::new_empty", new_of_size},
       {"aten::where.self", where},
+      {"aten::select_backward", of_whole},
+      {"aten::slice_backward", of_whole},
+      {"aten::sum", in_one_number},
+      {"aten::mean", in_one_number},
       {"aten::stack", stack},
       {"aten::_unsafe_view", nothing},
       {"aten::unsafe_split.Tensor", nothing},

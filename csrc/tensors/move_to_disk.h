@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <unordered_map>
 
@@ -40,6 +41,9 @@ class MoveToDisk final : public Link {
     std::unique_ptr<Disk::Copy> copy;
   };
 
+  using Clock = std::chrono::steady_clock;
+
+  void note_waited(Clock::time_point since);
   [[nodiscard]] LinkFigures figures() const override;
   [[nodiscard]] std::size_t queued_in() const override { return disk_->queued_to_read(); }
 
@@ -50,7 +54,7 @@ class MoveToDisk final : public Link {
 
 // As measured of late; for a level that may drop its versions as well, or not.
 [[nodiscard]] LinkOptions link_to(Disk& disk, bool drops);
-// That of all levels of `domain`.
-[[nodiscard]] Way& way_to(TensorDomain& domain, const std::shared_ptr<Disk>& disk);
+// That of all levels of `domain`; likewise.
+[[nodiscard]] Way& way_to(TensorDomain& domain, const std::shared_ptr<Disk>& disk, bool drops);
 
 }  // namespace rematfn

@@ -86,7 +86,8 @@ def offload(
             returned.
         budget: The most bytes of tensors made inside that may be resident at once, counted and
             written as for :func:`remat`. None: no cap, and what is not in use is moved, whether or
-            not there is room; calls that are guided keep to what the first one held at the most.
+            not there is room, if it has 64 KiB or more; calls that are guided keep to what the
+            first one held at the most.
         to: The tier. None: the host's memory for values on an accelerator, a disk for those on a
             CPU. A :class:`Disk`, a folder, or ``"disk"`` for the folder for temporary files; a
             :class:`Host` or ``"host"``. What lies there counts against its own budget alone. Where

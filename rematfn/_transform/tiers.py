@@ -131,7 +131,8 @@ class Disk(_Tier[_C.Disk]):
         budget: The most bytes that may lie there at once, as :func:`remat` takes them: ``4096``,
             ``"64GiB"``. A hard cap: what does not fit stays where it is. Values are kept in units
             of 4 KiB. None: half of what is free when a function with this tier is first called.
-            That call also writes and reads up to 17 MiB, to learn the bandwidth.
+            Where values may be computed again as well, that call also writes and reads up to 17
+            MiB, to learn the bandwidth.
         verify: Compare a checksum of what comes back with that of what left.
         bandwidth: The most bytes per second in each direction, for a disk that others use too, or
             for experiments. None: as fast as it goes.

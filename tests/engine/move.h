@@ -69,7 +69,7 @@ class Move final : public Way {
     return ++asked % 3 == 0;
   }
   bool is_due(const Version&, double) const override { return ++asked % 2 == 0; }
-  bool goes_early(const Version&, double) const override { return ++asked % 4 == 0; }
+  double pays_after(const Version&) const override { return ++asked % 4 == 0 ? 0 : kNever; }
   void turn_back(Version& version) override {
     expect(copies_.at(&version) == State::kComing, "what turns back was coming");
     copies_[&version] = State::kWhole;

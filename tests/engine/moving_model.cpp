@@ -235,7 +235,7 @@ class Asked final : public Way {
   [[nodiscard]] bool keeps_copy() const override { return true; }
   [[nodiscard]] bool applies(const Version&) const override { return ++times > 0; }
   [[nodiscard]] bool has_room(const Version&) const override { return has_room_; }
-  [[nodiscard]] bool goes_early(const Version&, double) const override { return true; }
+  [[nodiscard]] double pays_after(const Version&) const override { return 0; }
   [[nodiscard]] double cost(const Version&) const override { return 1; }
   Place leave(Version&) override { return Place::kAway; }
   Place bring_back(Version&) override { return Place::kHere; }
