@@ -103,10 +103,11 @@ def kept(trace: Trace, budget: float, policy: Sqrt | Memory) -> set[int]:
 @pytest.mark.parametrize("f", [step, masked])
 def test_streams_between_residual_blocks_are_the_cut_points(f: Callable[..., Any]) -> None:
     trace = without_marks(rematfn.record(f, weights(), SQUARE))
-    found = kept(trace, 0.5, Memory())
+    budget = 0.75  # the gradients alone are 0.57 of the peak
+    found = kept(trace, budget, Memory())
     assert found
     assert found <= forward_values(trace, "aten::add")
-    ours, online = (rematfn.simulate(trace, 0.5, policy) for policy in (Memory(), ON()))
+    ours, online = (rematfn.simulate(trace, budget, policy) for policy in (Memory(), ON()))
     assert ours.replayed_cost < online.replayed_cost
 
 
