@@ -97,16 +97,19 @@ def test_what_a_program_drops_is_kept_for_what_is_evicted_where_replays_run_away
             x = torch.tanh(x @ w)
         return x.mean(0)[:8]
 
-    jacobian, x = torch.func.jacrev(f), torch.randn(64, 16)
-    trace = rematfn.record(jacobian, ws, x)
+    def norms(ws: list[Tensor], x: Tensor) -> list[Tensor]:
+        return [j.square().sum() for j in torch.func.jacrev(f)(ws, x)]
+
+    x = torch.randn(64, 16)
+    trace = rematfn.record(norms, ws, x)
     budget = int(0.3 * trace.peak_bytes)
     predicted = rematfn.simulate(trace, budget, rematfn.policies.ON())
     plain = rematfn.simulate(trace, budget, rematfn.policies.Custom(on_without_detector))
     assert predicted.replayed_cost > 3
     if torch.__version__ >= "2.13":  # on 2.12 the Jacobian has other operators
-        assert predicted.replayed_cost < 0.8 * plain.replayed_cost  # 0.69
-    expected = jacobian(ws, x)
-    g = rematfn.remat(jacobian, budget, policy=rematfn.policies.ON())
+        assert predicted.replayed_cost < 0.8 * plain.replayed_cost  # 0.71
+    expected = norms(ws, x)
+    g = rematfn.remat(norms, budget, policy=rematfn.policies.ON())
     with MemoryTimeline() as timeline:
         found = g(ws, x)
     assert_bitwise_equal(found, expected)
