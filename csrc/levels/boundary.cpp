@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "engine/gather.h"
 #include "levels/allocator.h"
 #include "levels/gradient_edges.h"
 #include "levels/refusals.h"
@@ -153,7 +154,8 @@ void bring_back_together(Level& level, const std::vector<at::Tensor>& tensors) {
     for_each_innermost(tensor, [&](const at::Tensor& inner) {
       Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
       if (cell == nullptr || cell->level->domain != level.domain) return;
-      if (level_of(*cell).depth >= level.depth) wanted.push_back(cell->version.get());
+      if (level_of(*cell).depth < level.depth || !cell->version->table) return;
+      wanted.push_back(cell->version.get());
     });
   };
   for (const at::Tensor& tensor : tensors) want(tensor);
@@ -162,7 +164,7 @@ void bring_back_together(Level& level, const std::vector<at::Tensor>& tensors) {
   }
   level.tensor_domain().bury_unreported();
   try {
-    level.domain->materialize(wanted);
+    gather(*level.domain, wanted);
   } catch (const NoRoom& why) {
     for (const Version* version : wanted) {  // for the figure: they have to be there together
       if (level.domain->recorder) level.domain->recorder->note_seal(*version);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/interpreter.h"
+#include "engine/gather.h"
 #include "levels/level.h"
 #include "tensors/thread_keys.h"
 #include "tensors/torch_compat.h"
@@ -22,7 +23,7 @@ namespace {
 // NoRoom.
 void try_to_have(Domain& domain, std::span<Version* const> wanted) {
   try {
-    domain.materialize(wanted);
+    gather(domain, wanted);
   } catch (const std::exception& error) {
     if (is_stop(error)) throw;
   }

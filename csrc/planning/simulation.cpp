@@ -5,6 +5,7 @@
 
 #include "base/pool.h"
 #include "engine/domain.h"
+#include "engine/gather.h"
 #include "engine/guide.h"
 #include "engine/step.h"
 #include "planning/simulated_link.h"
@@ -285,7 +286,7 @@ class Simulation {
       Version* version = versions_[trace_.events[event].index].get();
       if (version->table) wanted.push_back(version);
     }
-    domain_->materialize(wanted);
+    gather(*domain_, wanted);
   }
 
   void seal(Version& version) {

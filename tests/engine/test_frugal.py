@@ -8,7 +8,7 @@ other's inputs: the first attempt at some version fails, and the second one is f
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,11 +56,17 @@ def residual_backward(transform: Callable[[Any], Any]) -> Step:
     return step
 
 
+def norms(gradients: Iterable[Tensor]) -> list[Tensor]:
+    """Return what takes no room, where the gradients themselves would be most of the budget."""
+    return [g.square().sum() for g in gradients]
+
+
 def transformer_gradients(transform: Callable[[Any], Any]) -> Step:
     net = transformer()
 
     def gradients(x: Tensor) -> Any:
-        return torch.autograd.grad(net(x).square().mean(), list(net.parameters()))
+        loss = net(x).square().mean()
+        return norms(torch.autograd.grad(loss, list(net.parameters())))
 
     return functools.partial(transform(gradients), torch.randn(8, 32, 32))
 
@@ -72,7 +78,10 @@ def transformer_grad(transform: Callable[[Any], Any]) -> Step:
     def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         return torch.func.functional_call(net, parameters, (x,)).square().mean()
 
-    return functools.partial(transform(torch.func.grad(loss)), parameters, torch.randn(8, 32, 32))
+    def gradients(parameters: dict[str, Tensor], x: Tensor) -> list[Tensor]:
+        return norms(torch.func.grad(loss)(parameters, x).values())
+
+    return functools.partial(transform(gradients), parameters, torch.randn(8, 32, 32))
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ class Case:
 
 CASES = [
     Case(residual_backward, 1.4),
-    Case(transformer_gradients, 2.5),
+    Case(transformer_gradients, 2.52),
     Case(transformer_grad, 1.7),
 ]
 
