@@ -177,14 +177,16 @@ void bring_back_together(Level& level, const std::vector<at::Tensor>& tensors) {
 
 std::size_t hand_out(LevelHandle& handle, const std::vector<at::Tensor>& tensors, bool goes_on) {
   Level& level = handle.level();
-  std::optional<HandingOut> scope;
-  if (level.heir() == nullptr) {
-    scope.emplace(level);
-    bring_back_together(level, tensors);
+  {
+    std::optional<HandingOut> scope;
+    if (level.heir() == nullptr) {
+      scope.emplace(level);
+      bring_back_together(level, tensors);
+    }
+    for (const at::Tensor& tensor : tensors) seal(tensor, level);
+    seal_leaf_gradients(level);  // by now it is known whether a graph leads to the leaves
+    seal_cached_casts(level);
   }
-  for (const at::Tensor& tensor : tensors) seal(tensor, level);
-  seal_leaf_gradients(level);  // by now it is known whether a graph leads to the leaves
-  seal_cached_casts(level);
   const std::size_t before = level.domain->root->results_left;
   goes_on ? bring_survivors_back(handle) : hand_over(handle, /*sealed=*/true);
   return level.domain->root->results_left - before;

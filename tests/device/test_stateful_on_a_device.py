@@ -64,6 +64,6 @@ def on_the_device() -> Iterator[None]:
 
 def test_any_program_under_any_levels_is_its_twin() -> None:
     moved = sum(tier.bytes_out for tier in OnADevice.tiers.values())
-    count = 300 if EXHAUSTIVE else 60
+    count = 300 if EXHAUSTIVE else 40
     search(OnADevice, max_examples=count, stateful_step_count=30, derandomize=True)
     assert sum(tier.bytes_out for tier in OnADevice.tiers.values()) > moved

@@ -286,10 +286,7 @@ def communicating() -> None:
     assert_same_and_bounded(differentiable, fraction=None)  # a collective is its peak
 
 
-def exact_and_bounded() -> None:
-    replicated()
-    shards()
-    communicating()
+def freed_or_refused() -> None:
     freed()
     with pytest.raises(rematfn.ReplayError, match="after it was read"):
         fsdp1(EVERYTHING, at="model")
@@ -347,6 +344,6 @@ def freed() -> None:
     assert_bitwise_equal(loss_of(EVERYTHING, **kept), loss_of(untransformed, **kept))
 
 
-@pytest.mark.parametrize("work", [exact_and_bounded, one_fails])
+@pytest.mark.parametrize("work", [replicated, shards, communicating, freed_or_refused, one_fails])
 def test_in_two_processes(work: Callable[[], None], tmp_path: Path) -> None:
     in_ranks(work, tmp_path)

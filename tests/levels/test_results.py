@@ -44,25 +44,12 @@ def on_leaves(net: nn.Module) -> Step:
     return step
 
 
-def stored(net: nn.Module) -> Step:
-    kept: dict[int, Tensor] = {}
-
-    def step(x: Tensor) -> Tensor:
-        kept.clear()
-        for i, layer in enumerate(net):
-            x = layer(x)
-            kept[i] = x.detach() * 2
-        return x.detach().sum()
-
-    return step
-
-
 def outcome(step: Step, net: nn.Module, x: Tensor) -> Any:
     result = step(x)
     return result, [p.grad for p in net.parameters()]
 
 
-@pytest.mark.parametrize("make", [returned, on_leaves, stored])
+@pytest.mark.parametrize("make", [returned, on_leaves])
 @pytest.mark.parametrize(
     ("width", "batch", "activation"), [(64, 8, nn.Identity), (32, 256, nn.Tanh)]
 )
