@@ -178,22 +178,20 @@ void bring_back_together(Level& level, const std::vector<at::Tensor>& tensors) {
 std::size_t hand_out(LevelHandle& handle, const std::vector<at::Tensor>& tensors, bool goes_on) {
   Level& level = handle.level();
   const Table& root = *level.domain->root;
-  const std::size_t before = root.results_left;
-  if (!goes_on) hand_over(handle, /*sealed=*/false);  // what makes room for the rest
-  const std::size_t stored = root.results_left - before;
   {
     std::optional<HandingOut> scope;
     if (level.heir() == nullptr) {
       scope.emplace(level);
       bring_back_together(level, tensors);
     }
+    if (!goes_on) hand_over(handle, /*sealed=*/false);  // what makes room for the rest
     for (const at::Tensor& tensor : tensors) seal(tensor, level);
     seal_leaf_gradients(level);  // by now it is known whether a graph leads to the leaves
     seal_cached_casts(level);
   }
   const std::size_t sealed = root.results_left;
   goes_on ? bring_survivors_back(handle) : hand_over(handle, /*sealed=*/true);
-  return stored + root.results_left - sealed;
+  return root.results_left - sealed;
 }
 
 void share_handles(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> arguments) {

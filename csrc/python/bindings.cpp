@@ -2,6 +2,7 @@
 //
 // bindings.cpp: with those beside it the only file that knows Python. Holds no logic.
 
+#include <ATen/ops/empty.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
