@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "levels/boundary.h"
 
+#include <algorithm>
+#include <functional>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -146,7 +149,8 @@ class HandingOut {
   Table& root_;
 };
 
-void bring_back_together(Level& level, const std::vector<at::Tensor>& tensors) {
+// Returns how many bytes that is.
+std::size_t bring_back_together(Level& level, const std::vector<at::Tensor>& tensors) {
   const DomainLock lock(level.domain);
   std::vector<Version*> wanted;
   const auto want = [&](const at::Tensor& tensor) {
@@ -171,6 +175,10 @@ void bring_back_together(Level& level, const std::vector<at::Tensor>& tensors) {
     }
     raise_budget_error(why, "what it returns");
   }
+  std::sort(wanted.begin(), wanted.end());
+  wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+  return std::transform_reduce(wanted.begin(), wanted.end(), std::size_t{0}, std::plus<>(),
+                               [](const Version* version) { return version->nbytes; });
 }
 
 }  // namespace
@@ -178,20 +186,24 @@ void bring_back_together(Level& level, const std::vector<at::Tensor>& tensors) {
 std::size_t hand_out(LevelHandle& handle, const std::vector<at::Tensor>& tensors, bool goes_on) {
   Level& level = handle.level();
   const Table& root = *level.domain->root;
+  const std::size_t before = root.results_left;
+  std::size_t returned = 0;
   {
     std::optional<HandingOut> scope;
     if (level.heir() == nullptr) {
       scope.emplace(level);
-      bring_back_together(level, tensors);
+      returned = bring_back_together(level, tensors);
     }
     if (!goes_on) hand_over(handle, /*sealed=*/false);  // what makes room for the rest
     for (const at::Tensor& tensor : tensors) seal(tensor, level);
     seal_leaf_gradients(level);  // by now it is known whether a graph leads to the leaves
+    const std::size_t sealed = root.results_left;
     seal_cached_casts(level);
+    returned += root.results_left - sealed;
   }
-  const std::size_t sealed = root.results_left;
   goes_on ? bring_survivors_back(handle) : hand_over(handle, /*sealed=*/true);
-  return root.results_left - sealed;
+  const std::size_t left = root.results_left - before;
+  return left - std::min(left, returned);
 }
 
 void share_handles(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> arguments) {
