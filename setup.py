@@ -74,13 +74,12 @@ def units() -> list[str]:
         return [path.as_posix() for path in sources]
     written = []
     for folder in sorted({path.parent for path in sources}):
-        lines = [
-            f'#include "{path.relative_to("csrc")}"\n' for path in sources if path.parent == folder
-        ]
+        members = [path.relative_to("csrc") for path in sources if path.parent == folder]
+        text = "".join(f'#include "{member.as_posix()}"\n' for member in members)
         unit = Path("build/units", f"{folder.name}.cpp")
         unit.parent.mkdir(parents=True, exist_ok=True)
-        if not unit.exists() or unit.read_text() != "".join(lines):
-            unit.write_text("".join(lines))
+        if not unit.exists() or unit.read_text() != text:  # what is written anew is compiled anew
+            unit.write_text(text)
         written.append(unit.as_posix())
     return written
 
@@ -125,7 +124,7 @@ def main() -> None:
     extension = cpp_extension.CppExtension(
         "rematfn._C",
         units(),
-        depends=sorted(path.as_posix() for path in Path("csrc").rglob("*.h*")),
+        depends=sorted(path.as_posix() for path in Path("csrc").rglob("*.[ch]*")),  # units too
         include_dirs=[str(Path("csrc").resolve()), str(Path("csrc/third_party_shims").resolve())],
         define_macros=[("REMATFN_BUILT_TORCH", f'"{version}"')],
         extra_compile_args=compile_args,

@@ -347,14 +347,14 @@ void Table::check() const {
     const Version& v = *candidate_versions[i];
     require_invariant(v.slot == i && v.table.get() == this, "L2: a candidate is listed by its table");
     require_invariant(v.place == Place::kHere && v.nbytes > 0 && v.way != nullptr && v.way->applies(v),
-            "L2: a candidate can go");
+                      "L2: a candidate can go");
     require_invariant(candidates[i].pinned == (v.pins > 0), "L4: a candidate knows its pins");
     if (v.pins == 0) loose += v.nbytes;
   }
   for (const Version* v = oldest; v != nullptr; v = v->next) {
     require_invariant(!v->must_be_replayed() || v->producer, "L1: what is away has a copy or a producer");
     require_invariant((v->place == Place::kHere) == (v->copied_by == nullptr) || v->must_be_replayed(),
-            "L1: what is here has no copy");
+                      "L1: what is here has no copy");
     require_invariant(v->pins == 0 || v->place == Place::kHere, "L4: pins imply that it is here");
     if (v->has_bytes()) own += v->nbytes;
     if (v->has_bytes() && v->trimmed) trimmed += v->nbytes;
@@ -364,18 +364,18 @@ void Table::check() const {
     for (const Input* use = v->readers; use != nullptr; use = use->next) {
       const auto& inputs = use->reader->inputs;
       require_invariant(use->version.get() == v && inputs.begin() <= use && use < inputs.end(),
-              "L6: readers mirror inputs");
+                        "L6: readers mirror inputs");
       require_invariant((use->previous == nullptr ? v->readers : use->previous->next) == use,
-              "L6: readers are linked");
+                        "L6: readers are linked");
     }
     if (v->producer) {
       const auto& outputs = v->producer->outputs;
       require_invariant(std::find(outputs.begin(), outputs.end(), v) != outputs.end(),
-              "L6: outputs mirror producers");
+                        "L6: outputs mirror producers");
       for (const Input& input : v->producer->inputs) {
         const Operation* earlier = input.version->producer.get();
         require_invariant(earlier == nullptr || earlier->order < v->producer->order,
-                "L3: inputs come before their readers");
+                          "L3: inputs come before their readers");
       }
     }
   }

@@ -2,8 +2,6 @@
 #include "levels/boundary.h"
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -133,23 +131,22 @@ void seal_leaf_gradients(Level& level) {
 // See Note [Results count until the last is there]
 class HandingOut {
  public:
-  explicit HandingOut(Level& level) : level_(level), root_(*level.domain->root) {
+  explicit HandingOut(Level& level) : level_(level) {
     const DomainLock lock(level_.domain);
-    root_.begin_handing_out();
+    level_.domain->root->begin_handing_out();
   }
   ~HandingOut() {
     const DomainLock lock(level_.domain);
-    root_.end_handing_out();
+    level_.domain->root->end_handing_out();
   }
   HandingOut(const HandingOut&) = delete;
   HandingOut& operator=(const HandingOut&) = delete;
 
  private:
   Level& level_;
-  Table& root_;
 };
 
-// Returns how many bytes that is.
+// What it returns, and the gradients of leaves. Returns how many bytes that is.
 std::size_t bring_back_together(Level& level, const std::vector<at::Tensor>& tensors) {
   const DomainLock lock(level.domain);
   std::vector<Version*> wanted;
@@ -175,10 +172,11 @@ std::size_t bring_back_together(Level& level, const std::vector<at::Tensor>& ten
     }
     raise_budget_error(why, "what it returns");
   }
-  std::sort(wanted.begin(), wanted.end());
+  std::sort(wanted.begin(), wanted.end());  // several tensors may be on one
   wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
-  return std::transform_reduce(wanted.begin(), wanted.end(), std::size_t{0}, std::plus<>(),
-                               [](const Version* version) { return version->nbytes; });
+  std::size_t sum = 0;
+  for (const Version* version : wanted) sum += version->nbytes;
+  return sum;
 }
 
 }  // namespace

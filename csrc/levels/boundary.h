@@ -39,13 +39,16 @@ void end_level(LevelHandle& handle, Ending ending);
 
 // `f` has returned: seals what leaves, `tensors` and the gradients of leaves, and hands over the rest.
 // `goes_on`: hooks go on with the call later, and may ask for what it has stored away.
+//
 // Note [Results count until the last is there]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // What is handed out is there all at once when the call is over. If a result did not count from the
 // moment that it is sealed, those that had been evicted would be replayed into the room of those that
 // are there already: a call with many gradients would hold all of them and what replays take, whatever
-// its budget. So they are made resident together, and count until the last of them is there. If
-// that does not fit, it is a BudgetError. What `f` stores away comes after them, and finds their room.
+// its budget. So they are made resident together, and count until the last of them is there. If that
+// does not fit, it is a BudgetError. What `f` stores away leaves with them, as far as that is known by
+// then, and the rest after them, in their room.
+//
 // Returns the bytes of what `f` has stored away: what leaves and is neither of the two.
 std::size_t hand_out(LevelHandle& handle, const std::vector<at::Tensor>& tensors, bool goes_on);
 // Seals `tensor` for `level`, through functorch's wrappers, subclasses and forward-mode tangents.

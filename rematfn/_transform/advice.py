@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function is told of, once, whose calls cost more than they need to, or gain nothing."""
+"""What a function is told whose calls cost more than they need to, gain nothing, or cannot be."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
+from .. import _C
 from .._interop.pytrees import tensors_of
-from ..errors import DeferredWarning, FloorWarning, NotGuidedWarning
-from .budget import format_bytes
+from ..errors import BudgetError, DeferredWarning, FloorWarning, NotGuidedWarning
+from ..policies._planned import Planned
+from .budget import Limit, format_bytes
 from .deferred import module_held_by
 from .history import History, Ran
 
@@ -78,3 +81,27 @@ def advise_of_deferred(
         return
     text = f"{call}: {what}. Transform a function that computes all: for example, {instead}."
     warnings.warn(text, DeferredWarning, stacklevel=5)
+
+
+def refuse(
+    call: str,
+    program: _C.Program,
+    policy: Planned,
+    limit: Limit,
+    budget: int,
+    link: _C.Link | None,
+) -> NoReturn:
+    """Raise before a call begins that would be refused when it has changed what it updates.
+
+    ``budget``: what the ``limit`` comes to, in bytes.
+
+    Raises:
+        BudgetError: Always.
+    """
+    enough = program.enough_for(policy.first.core(), budget, math.inf, link)
+    raise BudgetError(
+        f"{call}: a call like this one was recorded, and does not fit in {format_bytes(budget)}. "
+        "It updates tensors of the caller's (parameters, buffers, states), so it is refused before "
+        "it begins; nothing has been changed. Raise the budget to "
+        f"{limit.in_its_terms(enough, budget)}, in which the whole call fits."
+    )

@@ -12,17 +12,16 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar
 
 import torch
 
 from .. import _C
 from .._interop.opaque import not_compiled, refuse_symbolic_trace, watch_compiler
-from ..errors import BudgetError
 from ..policies import Policy
 from ..policies._planned import Planned
-from .advice import advise, advise_of_deferred
-from .budget import Limit, format_bytes
+from .advice import advise, advise_of_deferred, refuse
+from .budget import Limit
 from .history import Forecast, History, Ran
 from .level import MAX_OPERATIONS, LevelOptions, call
 from .signature import Signature, signature_of
@@ -127,6 +126,7 @@ class Rematted(Generic[P, R]):
 
         try:
             with module_paths(options.where, getattr(self._f, "__self__", None)):
+                result: R
                 result, stored_bytes = call(self._f, args, kwargs, options, started)
         except BaseException:
             for fail in failed:
@@ -141,7 +141,7 @@ class Rematted(Generic[P, R]):
             if not self._history.result_seen:
                 self._history.result_seen = True
                 self._look_at(result, (*args, *kwargs.values()), ran)
-        return cast(R, result)
+        return result
 
     def _look_at(self, result: Any, given: tuple[Any, ...], ran: Ran) -> None:
         """Say so if a call has returned what computes later."""
@@ -188,25 +188,6 @@ class Rematted(Generic[P, R]):
             policy=self.policy,
             link=self._options.tiers.link(self._options.drops),
             history=self._history,
-        )
-
-    def _refuse(self, program: _C.Program | None, options: LevelOptions) -> NoReturn:
-        """Raise before a call begins that would be refused when it has changed what it updates.
-
-        Raises:
-            BudgetError: Always.
-        """
-        assert isinstance(self.policy, Planned)
-        assert program is not None
-        assert options.budget is not None
-        link = self._options.tiers.link(self._options.drops)
-        enough = program.enough_for(self.policy.first.core(), options.budget, math.inf, link)
-        raise BudgetError(
-            f"{self._describe()}: a call like this one was recorded, and does not fit in "
-            f"{format_bytes(options.budget)}. It updates tensors of the caller's (parameters, "
-            "buffers, states), so it is refused before it begins; nothing has been changed. Raise "
-            f"the budget to {self.budget.in_its_terms(enough, options.budget)}, in which the whole "
-            "call fits."
         )
 
     def know(self, args: tuple[Any, ...], kwargs: dict[str, Any], peak_bytes: int) -> None:
@@ -291,9 +272,9 @@ class Rematted(Generic[P, R]):
                 if thrash is not None:
                     thrash.report("the call, by its plan,", planned_for)
             if planned_for is None:
-                updates = program is not None and program.writes_outside
-                if updates and not forecast.is_estimate:
-                    self._refuse(program, options)
+                if program is not None and program.writes_outside and not forecast.is_estimate:
+                    link = self._options.tiers.link(self._options.drops)
+                    refuse(self._describe(), program, self.policy, self.budget, budget, link)
                 why = "no plan fits its budget"
                 forecast = dataclasses.replace(forecast, kind="online", why=why)
             else:

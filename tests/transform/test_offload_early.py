@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_bitwise_equal
+from test_offload import counted
 from torch import Tensor
 
 import rematfn
@@ -108,23 +109,13 @@ def test_what_comes_back_too_soon_stays_longer() -> None:
     assert rematfn.stats(g).moves < 96  # of some 290 if it goes each time
 
 
-@torch.library.custom_op(
-    "rematfn_tests::drawn", mutates_args=(), tags=(torch.Tag.nondeterministic_bitwise,)
-)
-def drawn(x: Tensor) -> Tensor:
-    return x + 1
-
-
-drawn.register_fake(lambda x: torch.empty_like(x))
-
-
 def test_what_is_dropped_is_no_walk_through_all_that_was_made_from_it() -> None:
     """Nor where what was made from it stays replayable, since it is larger."""
     x = torch.randn(256)
 
     def seconds_for_each(n: int) -> float:
         def f(x: Tensor) -> tuple[Tensor, float]:
-            made = [drawn(x[:1]) for _ in range(n)]  # nothing can make it again
+            made = [counted(x[:1]) for _ in range(n)]  # nothing can make it again
             h = x * 1.0
             for each in made:
                 h = h * 0.5 + each
