@@ -121,7 +121,8 @@ void Recorder::note_release(const Version& version) {
 }
 
 void Recorder::note_seal(const Version& version) {
-  if (version.value != kNoValue && version.table) trace->add_seal(version.value);
+  if (version.value == kNoValue || !version.table) return;
+  if (sealed_.insert(version.value).second) trace->add_seal(version.value);
 }
 
 void Recorder::note_filled(const Version& version) {

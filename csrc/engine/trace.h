@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include <c10/util/SmallVector.h>
@@ -134,6 +135,8 @@ class Recorder {
  private:
   // A value that is read without having been made came from outside.
   Trace::Id id_of(Version& version, bool made);
+
+  std::unordered_set<Trace::Id> sealed_;
 };
 
 }  // namespace rematfn

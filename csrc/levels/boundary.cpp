@@ -164,14 +164,18 @@ std::size_t bring_back_together(Level& level, const std::vector<at::Tensor>& ten
     if (auto impl = weak.lock()) want(at::Tensor(std::move(impl)).grad());
   }
   level.tensor_domain().bury_unreported();
+  // In their order, and where they find no room as well: for the figure they have to be there together.
+  const auto note_seals = [&] {
+    if (!level.domain->recorder) return;
+    for (const Version* version : wanted) level.domain->recorder->note_seal(*version);
+  };
   try {
     gather(*level.domain, wanted);
   } catch (const NoRoom& why) {
-    for (const Version* version : wanted) {  // for the figure: they have to be there together
-      if (level.domain->recorder) level.domain->recorder->note_seal(*version);
-    }
+    note_seals();
     raise_budget_error(why, "what it returns");
   }
+  note_seals();
   std::sort(wanted.begin(), wanted.end());  // several tensors may be on one
   wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
   std::size_t sum = 0;
