@@ -304,7 +304,7 @@ def best_found(trace: rematfn.Trace, budget: int, millions: float | None = None)
     else:
         operators = int(millions * 1e6)
         program.search(budget, operators, operators)
-    program.follow()
+    program.finish()
     found = program.overhead() < math.inf
     return program.overhead() / trace.cost if found else None
 

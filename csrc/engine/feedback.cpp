@@ -12,58 +12,42 @@ std::mutex& feedback_mutex() {
   return *mutex;
 }
 
+namespace {
+
+// At least one; of an even number the lower of two: what disturbs a call makes it longer.
 double median(std::vector<double> seconds) {
   const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>((seconds.size() - 1) / 2);
   std::ranges::nth_element(seconds, middle);
   return *middle;
 }
 
+}  // namespace
+
 double Leads::of(Trace::Id value) const {
-  return value < values_.size() ? values_[value].factor.load(std::memory_order_relaxed) : 1;
+  return value < factors_.size() ? factors_[value].factor.load(std::memory_order_relaxed) : 1;
 }
 
 void Leads::note_late(Trace::Id value) {
   change(value, 1.5F);
-  if (value < values_.size()) values_[value].was_late = true;
+  if (value < factors_.size()) factors_[value].was_late = true;
 }
 
 // To lie there costs nothing; to shrink until it is late once more would.
 void Leads::note_early(Trace::Id value) {
-  if (value < values_.size() && !values_[value].was_late) change(value, 0.9F);
+  if (value < factors_.size() && !factors_[value].was_late) change(value, 0.9F);
 }
 
 void Leads::note_turned_back(Trace::Id value) {
   change(value, 0.9F);
-  if (value < values_.size()) values_[value].was_late = false;
-}
-
-Leads::Factors Leads::factors() const {
-  Factors found(values_.size());
-  for (Trace::Id value = 0; value < found.size(); ++value) found[value] = static_cast<float>(of(value));
-  return found;
-}
-
-// See Note [Leads are put to the test]
-void Leads::note_call(Factors began_with, double spent, double program) {
-  constexpr double kClearly = 1.5;
-  constexpr double kOfProgram = 0.01;
-  constexpr double kForgets = 0.1;
-  const std::lock_guard guard(feedback_mutex());
-  if (spent <= least_spent_) {
-    least_spent_ = spent;
-    best_ = std::move(began_with);
-  } else if (spent > kClearly * least_spent_ + kOfProgram * program) {
-    least_spent_ += kForgets * (spent - least_spent_);
-    for (std::size_t i = 0; i < best_.size(); ++i) values_[i].factor = best_[i];
-  }
+  if (value < factors_.size()) factors_[value].was_late = false;
 }
 
 // Calls on several threads may lose each other's change.
 void Leads::change(Trace::Id value, float by) {
   constexpr float kMost = 64;
-  if (value >= values_.size()) return;
+  if (value >= factors_.size()) return;
   const float changed = static_cast<float>(of(value)) * by;
-  values_[value].factor.store(std::clamp(changed, 1 / kMost, kMost), std::memory_order_relaxed);
+  factors_[value].factor.store(std::clamp(changed, 1 / kMost, kMost), std::memory_order_relaxed);
 }
 
 namespace {

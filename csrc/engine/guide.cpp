@@ -40,33 +40,24 @@ Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()), cost(tr
   }
 }
 
-Guide::Guide(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-             Followed plan, std::shared_ptr<Timings> timings, std::shared_ptr<Contest> contest)
-    : trace_(std::move(trace)),
-      future_(std::move(future)),
-      followed_(std::move(plan)),
-      timings_(std::move(timings)),
-      contest_(std::move(contest)) {
-  if (timings_ && leads() != nullptr) began_with_ = leads()->factors();
-}
+Guide::Guide(Followed followed, std::shared_ptr<Feedback> feedback)
+    : followed_(std::move(followed)),
+      trace_(*followed_.trace),
+      future_(*followed_.future),
+      feedback_(std::move(feedback)) {}
 
 Guide::~Guide() {
-  if (!timings_) return;
-  const bool is_whole = taken_.costs.size() == trace_->calls.size();
-  const std::chrono::duration<double> taken = ended_ - began_;
-  if (contest_ && is_broken_) {
-    contest_->note_broken(plan());
-  } else if (contest_) {
-    contest_->note(plan(), is_whole ? taken.count() : kNever);
-  }
-  if (is_whole && leads() != nullptr) leads()->note_call(std::move(began_with_), overhead_, future_->cost);
-  if (is_whole) timings_->add(std::move(taken_));
+  if (feedback_ && taken_.costs.size() == trace_.calls.size()) feedback_->timings.add(std::move(taken_));
+}
+
+void Guide::note_broken() {
+  if (feedback_) feedback_->broken[static_cast<std::size_t>(plan().prefers)] = true;
 }
 
 bool Guide::follow(const ObservedCall& seen) {
   const std::size_t index = next_call_++;
-  if (index >= trace_->calls.size()) return false;
-  const Trace::Call& call = trace_->calls[index];
+  if (index >= trace_.calls.size()) return false;
+  const Trace::Call& call = trace_.calls[index];
   if (call.name != seen.name || call.reads.size() != seen.reads.size() ||
       call.makes.size() != seen.makes.size()) {
     return false;
@@ -74,24 +65,24 @@ bool Guide::follow(const ObservedCall& seen) {
   for (std::size_t i = 0; i < call.reads.size(); ++i) {
     const Trace::Id value = call.reads[i].value;
     Version& version = *seen.reads[i].version;
-    if (version.value == kNoValue && !trace_->values[value].counted) version.value = value;
+    if (version.value == kNoValue && !trace_.values[value].counted) version.value = value;
     if (version.value != value) return false;
   }
   for (std::size_t i = 0; i < call.makes.size(); ++i) {
-    if (seen.makes[i].version->nbytes != trace_->values[call.makes[i].value].nbytes) return false;
+    if (seen.makes[i].version->nbytes != trace_.values[call.makes[i].value].nbytes) return false;
   }
   for (std::size_t i = 0; i < call.reads.size(); ++i) {
-    advise(*seen.reads[i].version, call.reads[i].value, future_->after_read(index, i));
+    advise(*seen.reads[i].version, call.reads[i].value, future_.after_read(index, i));
   }
   for (std::size_t i = 0; i < call.makes.size(); ++i) {
-    advise(*seen.makes[i].version, call.makes[i].value, future_->after_made(index, i));
+    advise(*seen.makes[i].version, call.makes[i].value, future_.after_made(index, i));
   }
   return true;
 }
 
 // See Note [A guided call keeps its record's time]
 void Guide::note_taken(double observed, double overhead, double copying) {
-  if (!timings_) return;
+  if (!feedback_) return;
   const Clock::time_point now = Clock::now();
   double pause = 0;
   if (taken_.costs.empty()) {
@@ -108,11 +99,11 @@ void Guide::note_taken(double observed, double overhead, double copying) {
 }
 
 double Guide::cost_of_next(double observed) const {
-  return next_call_ < trace_->calls.size() ? trace_->calls[next_call_].cost : observed;
+  return next_call_ < trace_.calls.size() ? trace_.calls[next_call_].cost : observed;
 }
 
 double Guide::pause_before_next() const {
-  return next_call_ < trace_->calls.size() ? trace_->calls[next_call_].pause : 0;
+  return next_call_ < trace_.calls.size() ? trace_.calls[next_call_].pause : 0;
 }
 
 Preference Guide::preference_for(const Version& version) const {
@@ -124,8 +115,8 @@ Preference Guide::preference_for(const Version& version) const {
 std::size_t Guide::bytes_ahead() const {
   constexpr std::size_t kFew = 8;
   std::size_t most = 0;
-  for (std::size_t i = next_call_; i < std::min(next_call_ + kFew, trace_->calls.size()); ++i) {
-    most = std::max(most, trace_->calls[i].output_bytes + trace_->calls[i].scratch_bytes);
+  for (std::size_t i = next_call_; i < std::min(next_call_ + kFew, trace_.calls.size()); ++i) {
+    most = std::max(most, trace_.calls[i].output_bytes + trace_.calls[i].scratch_bytes);
   }
   return most;
 }

@@ -26,8 +26,8 @@
 #include <memory>
 #include <vector>
 
-#include "engine/contest.h"
 #include "engine/feedback.h"
+#include "engine/plan.h"
 #include "engine/trace.h"
 
 namespace rematfn {
@@ -54,32 +54,18 @@ class Future {
   std::vector<double> next_;
 };
 
-// What a plan does with a value that can be moved and can be dropped. What is cheaper depends on what
-// else is evicted, so that calls differ in it; by value it has been decided once and for all.
-enum class Preference : std::uint8_t { kCheaper, kMoving, kDropping, kByValue };
-constexpr std::size_t kPreferences = 4;
-
-// How to choose victims on the next run.
-struct Plan {
-  Score score;
-  std::vector<float> weights{};  // by value; empty: all 1
-  std::vector<bool> kept{};      // by value; empty: none
-  // By value: goes by a copy before its room is wanted; under kByValue, no other does. Empty: none.
-  std::vector<bool> moved{};
-  double link_price = 1;  // See Note [What moving costs]
-  Preference prefers = Preference::kCheaper;
-  double lead = 4;        // a return begins so many times earlier than it takes
-  double overhead = kNever;  // seconds of replays and of waiting, as simulated; kNever: it does not fit
-  double replayed = kNever;  // of replays alone
-  bool online = false;  // the level's own policy, and no more: as a call that nothing is known of
+// A plan for a trace, and what has been learnt of it.
+struct Followed {
+  std::shared_ptr<const Trace> trace{};
+  std::shared_ptr<const Future> future{};
+  std::shared_ptr<const Plan> plan{};
+  std::shared_ptr<Leads> leads{};  // null where nothing moves
 };
 
 class Guide {
  public:
-  // `timings`, `contest`: to be told if the program ends as was foreseen; or null.
-  Guide(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
-        Followed plan, std::shared_ptr<Timings> timings = nullptr,
-        std::shared_ptr<Contest> contest = nullptr);
+  // `feedback`: to be told what the call has shown; or null.
+  explicit Guide(Followed followed, std::shared_ptr<Feedback> feedback = nullptr);
   ~Guide();
   Guide(const Guide&) = delete;
   Guide& operator=(const Guide&) = delete;
@@ -100,32 +86,29 @@ class Guide {
   // What it says has passed since the operator before it ended.
   [[nodiscard]] double pause_before_next() const;
   // What replays cost at the most where the plan holds what it promises.
-  [[nodiscard]] double most_replayed() const { return 2 * plan().replayed + future_->cost / 10; }
-  // They have cost more.
-  void note_broken() { is_broken_ = true; }
+  [[nodiscard]] double most_replayed() const { return 2 * plan().replayed + future_.cost / 10; }
+  // They have cost more. See Note [Plans that break]
+  void note_broken();
   // Whether, since nothing was found to be useless, something has been read for the last time.
   [[nodiscard]] bool may_know_useless() const { return may_know_useless_; }
   void note_useless(bool found) { may_know_useless_ = found; }
   // Of what the program will have handed out when it is over.
-  [[nodiscard]] std::size_t result_bytes() const { return future_->result_bytes; }
+  [[nodiscard]] std::size_t result_bytes() const { return future_.result_bytes; }
   // The most that one of the next few operators will allocate.
   [[nodiscard]] std::size_t bytes_ahead() const;
 
  private:
   void advise(Version& version, Trace::Id value, double next_use);
 
-  const std::shared_ptr<const Trace> trace_;
-  const std::shared_ptr<const Future> future_;
   const Followed followed_;
-  const std::shared_ptr<Timings> timings_;
-  const std::shared_ptr<Contest> contest_;
+  const Trace& trace_;
+  const Future& future_;
+  const std::shared_ptr<Feedback> feedback_;
   using Clock = std::chrono::steady_clock;
   Clock::time_point began_;  // its first operator
   Clock::time_point ended_;  // the latest
   double overhead_ = 0;      // by then
   Times taken_;
-  Leads::Factors began_with_;  // leads
-  bool is_broken_ = false;
   std::size_t next_call_ = 0;
   bool may_know_useless_ = false;
 };

@@ -9,96 +9,101 @@
 
 namespace rematfn {
 
-Program::Program(std::shared_ptr<const Trace> recorded, bool is_timed_anew)
-    : trace(std::move(recorded)),
-      is_timed_anew_(is_timed_anew),
-      future_(std::make_shared<const Future>(*trace)) {}
+Program::Program(std::shared_ptr<const Trace> recorded)
+    : trace(std::move(recorded)), timed_(trace), future_(std::make_shared<const Future>(*trace)) {}
 
-template <class Try>
-void Program::begin(std::size_t budget, std::optional<LinkOptions> link, const Try& what) {
-  {
-    const std::lock_guard guard(plans_mutex());
-    if (search_ && budget == budget_) return;
-  }
-  auto search = std::make_shared<Search>(trace, future_, budget, link);
-  what(*search);
-  Followed old;
+void Program::begin(std::size_t budget, std::optional<LinkOptions> link,
+                    std::function<void(Search&)> what) {
+  constexpr double kAbout = 1.05;  // peaks that depend on data are never quite the same
   const std::lock_guard guard(plans_mutex());
-  if (search_ && budget == budget_) return;  // another thread was first
-  search_.swap(search);
-  std::swap(followed_, old);
-  contest_.reset();
+  const bool is_enough = budget_ <= budget && static_cast<double>(budget) <= kAbout * static_cast<double>(budget_);
+  if (search_ && is_enough) return;
   budget_ = budget;
-  if (link && !timings_) timings_ = std::make_shared<Timings>(link->clocked, link->figures.drag);
+  link_ = link;
+  what_ = std::move(what);
+  followed_ = {};
+  if (link && !feedback_) feedback_ = std::make_shared<Feedback>(link->clocked, link->figures.drag);
+  begin_anew();
+}
+
+void Program::begin_anew() {
+  search_ = std::make_shared<Search>(timed_, future_, budget_, link_);
+  what_(*search_);
 }
 
 void Program::search(std::size_t budget, const SearchLimits& limits, std::optional<Score> first,
                      std::optional<LinkOptions> link, std::optional<Policy> online) {
-  begin(budget, link, [&](Search& search) { search.try_settings(limits, first, online); });
+  begin(budget, link, [=](Search& search) { search.try_settings(limits, first, online); });
 }
 
 void Program::cut_into(std::size_t budget, std::size_t segments) {
-  begin(budget, {}, [&](Search& search) { search.try_segments(segments); });
+  begin(budget, {}, [=](Search& search) { search.try_segments(segments); });
 }
 
 void Program::cut_at_points(std::size_t budget) {
   begin(budget, {}, [](Search& search) { search.try_cut_points(); });
 }
 
-std::uint64_t Program::follow(std::uint64_t share) {
-  std::unique_lock lock(plans_mutex());
-  const std::shared_ptr<Search> search = search_;
-  if (!search) return 0;
-  go_on(*search, share, lock);
-  if (search == search_ && !contest_) {
-    auto best = search->best_within(share);
-    if (best != followed_.plan) followed_ = newly(std::move(best));
-    if (is_timed_anew_ && share >= search->simulated()) {
-      std::vector<Followed> plans;
-      auto found = search->contestants();
-      for (auto& plan : found.plans) plans.push_back(newly(std::move(plan)));
-      if (!plans.empty()) contest_ = std::make_shared<Contest>(plans, found.racing, found.substitutes);
-    }
+// See Note [No call waits for a search]
+bool Program::waits_for_times() const {
+  constexpr unsigned kTimedByThen = 8;
+  return link_ && timed_ == trace && untimed_calls_ < kTimedByThen;
+}
+
+void Program::time_anew() {
+  if (!waits_for_times()) return;
+  ++untimed_calls_;
+  std::shared_ptr<const Trace> timed = feedback_->timings.applied_to(*trace);
+  if (!timed) return;
+  followed_ = best();
+  timed_ = std::move(timed);
+  future_ = std::make_shared<const Future>(*timed_);
+  begin_anew();
+}
+
+void Program::follow() {
+  {
+    std::unique_lock lock(plans_mutex());
+    if (!search_) return;
+    time_anew();
+    if (!followed_.plan) go_on(*std::shared_ptr(search_), /*to_its_end=*/false, lock);
+    if (waits_for_times()) return;
   }
-  return search->simulated();
+  search_later(shared_from_this());
 }
 
-bool Program::is_searched(std::uint64_t share) const {
+void Program::finish() {
+  std::unique_lock lock(plans_mutex());
+  if (search_) go_on(*std::shared_ptr(search_), /*to_its_end=*/true, lock);
+}
+
+bool Program::is_settled() const {
   const std::lock_guard guard(plans_mutex());
-  return !search_ || (search_->is_over() && share >= search_->simulated());
+  return search_ && search_->is_over() && !waits_for_times();
 }
 
-bool Program::is_settled(std::uint64_t share) const {
-  if (!is_searched(share)) return false;
-  const std::lock_guard guard(plans_mutex());
-  return !contest_ || contest_->is_decided();
-}
-
-Followed Program::next_plan() const { return contest_ ? contest_->next() : followed_; }
-
-Followed Program::newly(std::shared_ptr<const Plan> plan) const {
-  return {std::move(plan), timings_ ? std::make_shared<Leads>(trace->values.size()) : nullptr};
+// What has been learnt of a plan stays while it is the best.
+Followed Program::best() const {
+  const bool has_older = followed_.plan && followed_.trace != timed_;
+  if (!search_ || (has_older && !search_->is_over())) return followed_;
+  std::shared_ptr<const Plan> plan = search_->best(feedback_ ? &feedback_->broken : nullptr);
+  if (!plan || plan == followed_.plan) return followed_;
+  return {timed_, future_, std::move(plan),
+          feedback_ ? std::make_shared<Leads>(trace->values.size()) : nullptr};
 }
 
 std::shared_ptr<Guide> Program::guide() const {
   const std::lock_guard guard(plans_mutex());
-  if (!followed_.plan) return nullptr;
-  return std::make_shared<Guide>(trace, future_, next_plan(), timings_, contest_);
-}
-
-std::shared_ptr<Program> Program::timed_anew() const {
-  std::shared_ptr<const Timings> timings;
-  {
-    const std::lock_guard guard(plans_mutex());
-    timings = timings_;
-  }
-  if (!timings) return nullptr;
-  std::shared_ptr<const Trace> timed = timings->applied_to(*trace);
-  return timed ? std::make_shared<Program>(std::move(timed), /*is_timed_anew=*/true) : nullptr;
+  followed_ = best();
+  return followed_.plan ? std::make_shared<Guide>(followed_, feedback_) : nullptr;
 }
 
 double Program::cost() const { return trace->cost(); }
-double Program::elapsed() const { return trace->elapsed(); }
+
+double Program::elapsed() const {
+  const std::lock_guard guard(plans_mutex());
+  return timed_->elapsed();
+}
 
 bool Program::writes_outside() const {
   return std::ranges::any_of(trace->calls, [&](const Trace::Call& call) {
@@ -110,7 +115,7 @@ bool Program::writes_outside() const {
 
 Plan Program::plan() const {
   const std::lock_guard guard(plans_mutex());
-  const std::shared_ptr<const Plan> plan = next_plan().plan;
+  const std::shared_ptr<const Plan> plan = best().plan;
   return plan ? *plan : Plan();
 }
 

@@ -1,9 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // program.h: a recorded program, and the best plan for it that has been found.
+//
+// Note [No call waits for a search]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A thread searches beside the calls, and a call follows the best plan that there is. The first guided
+// call finds none: it simulates plans until one fits, which is mostly the first. Which plan a call
+// follows depends on how far the thread has come, so that two runs may replay other operators; results
+// do not depend on plans.
+// Where values move, what that takes is compared with times, and the first call's are those of cold
+// caches. So the search waits until a few guided calls have shown how long operators take; beside it
+// they would take longer. Where calls are not alike enough, it goes on with the times of the first.
+// While the search by new times runs, calls follow the plan that they have.
 
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -13,28 +25,23 @@
 namespace rematfn {
 
 // A program that was recorded, and a plan for it. Any thread.
-class Program {
+class Program : public std::enable_shared_from_this<Program> {
  public:
-  // `is_timed_anew`: the costs in the trace are those that guided calls have shown.
-  explicit Program(std::shared_ptr<const Trace> trace, bool is_timed_anew = false);
+  explicit Program(std::shared_ptr<const Trace> trace);
 
-  // Each begins a search for a plan for `budget`, unless one has begun. What was found for another
-  // budget is forgotten. See Search.
+  // Each begins a search for a plan for `budget`, unless one for as much has begun. See Search.
   // Over `link`, values may be moved. `online`: the policy of calls that nothing is known of.
   void search(std::size_t budget, const SearchLimits& limits, std::optional<Score> first = {},
               std::optional<LinkOptions> link = {}, std::optional<Policy> online = {});
   void cut_into(std::size_t budget, std::size_t segments);
   void cut_at_points(std::size_t budget);
-  // The same program, by the times that guided calls have taken since; null if those are too few.
-  [[nodiscard]] std::shared_ptr<Program> timed_anew() const;
-  // From here on the plan is the best of those that the search finds within its first `share`
-  // operators, or, however long that takes, the first that fits. Simulates what nobody has yet.
-  // Returns how many operators the search has simulated. See Note [A search is a sequence].
-  std::uint64_t follow(std::uint64_t share);
-  // Whether the search that has begun comes to its end within that share.
-  [[nodiscard]] bool is_searched(std::uint64_t share) const;
-  // And whether the clock has decided, where it is to.
-  [[nodiscard]] bool is_settled(std::uint64_t share) const;
+  // A call is about to follow it. Simulates until some plan fits or there is little hope; the thread
+  // goes on from there. See Note [No call waits for a search].
+  void follow();
+  // Simulates until the search that has begun is over.
+  void finish();
+  // Whether later calls go on by the plan that there is now.
+  [[nodiscard]] bool is_settled() const;
 
   // Who guides the next run, or null if no plan fits.
   [[nodiscard]] std::shared_ptr<Guide> guide() const;
@@ -48,24 +55,26 @@ class Program {
   // The search that has begun, or null. Under plans_mutex().
   [[nodiscard]] const std::shared_ptr<Search>& begun() const { return search_; }
 
-  const std::shared_ptr<const Trace> trace;
+  const std::shared_ptr<const Trace> trace;  // as it was recorded
 
  private:
-  template <class Try>
-  void begin(std::size_t budget, std::optional<LinkOptions> link, const Try& what);
-
-  // Which the next call is to follow. Under plans_mutex().
-  [[nodiscard]] Followed next_plan() const;
-  [[nodiscard]] Followed newly(std::shared_ptr<const Plan> plan) const;
-
-  const bool is_timed_anew_;
-  const std::shared_ptr<const Future> future_;
+  void begin(std::size_t budget, std::optional<LinkOptions> link, std::function<void(Search&)> what);
   // Under plans_mutex().
-  std::shared_ptr<Timings> timings_;  // where values may be moved
-  std::shared_ptr<Search> search_;
-  Followed followed_;
-  std::shared_ptr<Contest> contest_;  // decides in its place, once the search is over; or null
+  void begin_anew();
+  void time_anew();
+  [[nodiscard]] bool waits_for_times() const;
+  [[nodiscard]] Followed best() const;
+
+  // Under plans_mutex().
+  std::shared_ptr<const Trace> timed_;  // by the times of later calls, once these are known
+  std::shared_ptr<const Future> future_;
+  std::function<void(Search&)> what_;  // to try
   std::size_t budget_ = 0;
+  std::optional<LinkOptions> link_;
+  std::shared_ptr<Search> search_;
+  mutable Followed followed_;  // by the calls so far
+  std::shared_ptr<Feedback> feedback_;  // where values may be moved
+  unsigned untimed_calls_ = 0;
 };
 
 }  // namespace rematfn

@@ -42,25 +42,6 @@ constexpr std::size_t index_of(Preference preference) {
 constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
 constexpr SearchLimits kNoLimits{.in_vain = kAll, .in_all = kAll};
 
-std::vector<float> dear(const std::vector<bool>& values) {
-  constexpr float kDear = 1e3F;
-  std::vector<float> weights(values.size());
-  std::transform(values.begin(), values.end(), weights.begin(),
-                 [](bool is_dear) { return is_dear ? kDear : 1.0F; });
-  return weights;
-}
-
-// The values that `Speed` keeps.
-std::vector<bool> products_of(const Trace& trace) {
-  const Keeping speed{.products = true, .names = {}};
-  std::vector<bool> values(trace.values.size());
-  for (const Trace::Call& call : trace.calls) {
-    if (!speed.unmarked(work_of(call.name), call.backward)) continue;
-    for (const Trace::Made& made : call.makes) values[made.value] = true;
-  }
-  return values;
-}
-
 }  // namespace
 
 Search::Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
@@ -127,7 +108,7 @@ double Search::worth_finishing(const Plan& plan) const {
 Search::Result Search::simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const {
   const SimulationOptions options{.budget = budget_,
                                   .policy = policy_,
-                                  .guide = std::make_shared<Guide>(trace_, future_, Followed{plan}),
+                                  .guide = std::make_shared<Guide>(Followed{trace_, future_, plan}),
                                   .most_overhead = worth_finishing(*plan),
                                   .effort = &effort,
                                   .link = link_};
@@ -159,17 +140,17 @@ void Search::note_result(Result result, std::uint64_t operators) {
     if (overhead < reached()) online_ = plan;
     return;
   }
-  const std::uint64_t begun = std::exchange(simulated_, simulated_ + operators);
+  simulated_ += operators;
   ++simulated_plans_;
   if (overhead == kNever) return;
   const bool better = overhead < reached();
   // Most changes alter nothing by themselves; those that are to come may need them.
   const bool as_good = stage_ == Stage::kLocal && overhead == reached();
   if (better || as_good) best_ = plan;
+  if (better) found_ = plan;
   Best& alike = best_of_[index_of(plan->prefers)];
   if (!alike.plan || overhead <= alike.plan->overhead) alike = {plan, result.moved};
   if (better || as_good) moved_by_best_ = std::move(result.moved);
-  if (better) found_.push_back({begun, plan});
   constexpr double kGain = 0.01;
   if (overhead < (1 - kGain) * gained_) {
     gained_ = overhead;
@@ -177,49 +158,25 @@ void Search::note_result(Result result, std::uint64_t operators) {
   }
 }
 
-bool Search::goes_on(std::uint64_t share) {
-  const bool has_more = pending_ ? pending_->online : online_is_next();
-  return (simulated_ < share || must_go_on() || simulated_plans_ == 0 || has_more) &&
-         next() != nullptr;
+bool Search::goes_on(bool to_its_end) {
+  const bool has_online = pending_ ? pending_->online : online_is_next();
+  const bool goes = to_its_end || must_go_on() || simulated_plans_ == 0 || has_online;
+  return goes && next() != nullptr;
 }
 
-std::shared_ptr<const Plan> Search::best_within(std::uint64_t share) {
-  // The first that fits was looked for however long that took.
-  while (found_.size() > 1 && found_[1].begun < share) found_.pop_front();
-  if (found_.empty()) return online_;
-  const std::shared_ptr<const Plan>& found = found_.front().plan;
-  return online_ && online_->overhead < found->overhead ? online_ : found;
-}
-
-Search::Contestants Search::contestants() {
-  constexpr double kClearlySlower = 1.25;
-  constexpr double kAlmost = 1.03;
-  if (!link_ || !link_->drops || !over_) return {};
-  const std::shared_ptr<const Plan> best = best_within(kAll);
-  if (!best) return {};
-  const double elapsed = trace_->elapsed();
-  const auto is_within = [&](double factor, const std::shared_ptr<const Plan>& plan) {
-    return plan && elapsed + plan->overhead <= factor * (elapsed + best->overhead);
+// See Note [Guided is never worse than online] and Note [Plans that break]
+std::shared_ptr<const Plan> Search::best(const Broken* broken) const {
+  const auto is_better = [](const std::shared_ptr<const Plan>& one, const std::shared_ptr<const Plan>& other) {
+    return one && (!other || one->overhead < other->overhead);
   };
-  Contestants found{{best}};
-  for (const Best& other : best_of_) {
-    if (other.plan && other.plan->prefers != best->prefers) found.plans.push_back(other.plan);
+  const std::shared_ptr<const Plan> best = is_better(online_, found_) ? online_ : found_;
+  const auto is_broken = [&](const Plan& plan) { return broken && (*broken)[index_of(plan.prefers)]; };
+  if (!best || !is_broken(*best)) return best;
+  std::shared_ptr<const Plan> other;
+  for (const Best& alike : best_of_) {
+    if (alike.plan && !is_broken(*alike.plan) && is_better(alike.plan, other)) other = alike.plan;
   }
-  std::ranges::sort(found.plans.begin() + 1, found.plans.end(), {}, &Plan::overhead);
-  // Calls decide anew each time what is cheaper; what has been decided by value they do as foretold.
-  const bool is_decided = is_within(kAlmost, best_of_[index_of(Preference::kByValue)].plan);
-  const auto as_good = std::ranges::count_if(found.plans, [&](const std::shared_ptr<const Plan>& plan) {
-    return is_within(kClearlySlower, plan);
-  });
-  const auto races = [&](const std::shared_ptr<const Plan>& plan) {
-    if (!link_->clocked) return plan == best;
-    const bool is_undecided = plan->prefers == Preference::kCheaper && !plan->online;
-    return is_within(kClearlySlower, plan) && !(is_decided && is_undecided);
-  };
-  const auto others = std::ranges::stable_partition(found.plans, races);
-  found.racing = static_cast<std::size_t>(others.begin() - found.plans.begin());
-  found.substitutes = static_cast<std::size_t>(as_good) - found.racing;
-  return found;
+  return other ? other : best;
 }
 
 bool Search::pays() const {
@@ -240,44 +197,12 @@ bool Search::begin_next_stage() {
       return true;
     case Stage::kPatience:
       stage_ = Stage::kMoves;
-      try_all_scores(Preference::kMoving);
+      if (!link_ || !link_->drops || !best_) return true;
+      for (const Score& score : kPortfolio) {
+        queue_.push_back({.score = score, .prefers = Preference::kMoving});
+      }
       return true;
     case Stage::kMoves:
-      stage_ = Stage::kDrops;
-      try_all_scores(Preference::kDropping);
-      return true;
-    case Stage::kDrops:
-      stage_ = Stage::kPrices;
-      for (const Best& best : bests()) {
-        for (const double price : {0.5, 0.25, 0.1, 0.0, 2.0}) {
-          Plan plan = *best.plan;
-          plan.link_price = price;
-          queue_.push_back(std::move(plan));
-        }
-        for (const double lead : {1.0, 16.0, 64.0}) {
-          Plan plan = *best.plan;
-          plan.lead = lead;
-          queue_.push_back(std::move(plan));
-        }
-      }
-      return true;
-    case Stage::kPrices:
-      stage_ = Stage::kEarly;
-      for (const Best& best : bests()) {
-        for (const double factor : {1.0, 0.25, 0.5, 1.5, 2.0, 3.0, 4.0, 16.0}) {
-          const bool moves = best.plan->prefers == Preference::kMoving;
-          Plan plan = moves ? *best.plan : decided(best);
-          plan.moved = best.moved;
-          plan.lead *= factor;
-          queue_.push_back(std::move(plan));
-        }
-      }
-      return true;
-    case Stage::kEarly:
-      stage_ = Stage::kKept;
-      try_what_is_kept();
-      return true;
-    case Stage::kKept:
       stage_ = Stage::kLocal;
       changes_.emplace(*trace_);
       return true;
@@ -289,43 +214,6 @@ bool Search::begin_next_stage() {
       return false;
   }
   return false;
-}
-
-void Search::try_all_scores(Preference preference) {
-  if (!link_ || !link_->drops || !best_) return;
-  for (const Score& score : kPortfolio) {
-    queue_.push_back({.score = score, .prefers = preference});
-  }
-}
-
-std::vector<Search::Best> Search::bests() const {
-  std::vector<Best> found;
-  if (!link_ || !best_) return found;
-  found.push_back({best_, moved_by_best_});
-  for (const Preference preference : {Preference::kMoving, Preference::kCheaper}) {
-    const Best& other = best_of_[index_of(preference)];
-    if (other.plan && other.plan != best_) found.push_back(other);
-  }
-  return found;
-}
-
-void Search::try_what_is_kept() {
-  const std::vector<bool> products = products_of(*trace_);
-  const Segments segments(*trace_);
-  const auto calls = static_cast<double>(trace_->calls.size());
-  const auto try_by = [&](const Score& score, Preference preference) {
-    queue_.push_back({.score = score, .weights = dear(products), .prefers = preference});
-    queue_.push_back({.score = score, .kept = products, .prefers = preference});
-    queue_.push_back({.score = kLooksBack, .kept = products, .prefers = preference});
-    for (const double factor : {0.5, 1.0, 2.0}) {
-      const auto count = static_cast<std::size_t>(factor * std::sqrt(calls)) + 1;
-      std::vector<float> weights = dear(segments.across(count));
-      queue_.push_back({.score = score, .weights = std::move(weights), .prefers = preference});
-    }
-  };
-  try_by(best_ ? best_->score : Score(), Preference::kCheaper);
-  const Best& drops = best_of_[index_of(Preference::kDropping)];
-  if (drops.plan) try_by(drops.plan->score, Preference::kDropping);
 }
 
 // By value, as that plan came to it.

@@ -5,29 +5,25 @@
 // Note [A search is a sequence]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // What a search tries next depends on what it has tried, and on nothing else: not on the clock, nor on
-// who simulates it. Its place in the sequence is the number of operators that it has simulated, replays
-// among them. So a call can be given the best plan of the first so many: whoever is further by then
-// looks at the plans found up to there, whoever is not goes on till there. Which plan a call follows is
-// then the same on every machine. For that each step has three parts: next() and note_result() are quick and
-// belong under plans_mutex(), simulate() between them is neither.
+// who simulates it. So what it comes to in the end is the same on every machine. For that each step has
+// three parts: next() and note_result() are quick and belong under plans_mutex(), simulate() between them
+// is neither.
 //
 // Note [Guided is never worse than online]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// To know the next uses mostly helps, and at times it does not: near the floor the plan of a small
-// share may replay twice what the first call did. So the policy of the first call, next uses unknown,
+// To know the next uses mostly helps, and at times it does not: near the floor the first plan may
+// replay twice what the first call did. So the policy of the first call, next uses unknown,
 // is a candidate like the others, and is followed until some plan is better by the same count. The
-// search must not begin from it, nor count it: local search would then change a plan whose neighbours,
-// which know the next uses, are all worse, and a share would be worth less. So it is simulated beside
+// search must not begin from it: local search would then change a plan whose neighbours, which know the
+// next uses, are all worse. So it is simulated beside
 // the sequence, once, right after its first plan, which bounds what it may cost; it takes no part in
-// what is tried next, and of each share the better of the two is followed. The plans of a sequence are
-// thus those that it would have without it.
+// what is tried next, and the better of the two is followed.
 
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <memory>
 #include <optional>
 
@@ -73,30 +69,18 @@ class Search {
 
   // Nothing is left to try.
   [[nodiscard]] bool is_over() const { return over_; }
-  // Whether something is left to try that the first `share` operators begin with.
-  [[nodiscard]] bool goes_on(std::uint64_t share = std::numeric_limits<std::uint64_t>::max());
-  // The best plan of those, or the policy as it is; null if none fits. Those that were found before
-  // are forgotten.
-  [[nodiscard]] std::shared_ptr<const Plan> best_within(std::uint64_t share);
-  [[nodiscard]] std::uint64_t simulated() const { return simulated_; }
-  // Once it is over, of a level that may move and drop. See Note [The clock decides between plans that move].
-  struct Contestants {
-    std::vector<std::shared_ptr<const Plan>> plans{};  // the best first
-    std::size_t racing = 0;  // so many of them, between which the clock is to decide; the others stand by
-    std::size_t substitutes = 0;  // of those, the first, which are about as good
-  };
-  [[nodiscard]] Contestants contestants();
+  // Whether something is left to try: at all, or because no plan fits yet.
+  [[nodiscard]] bool goes_on(bool to_its_end);
+  // The best plan so far, or the policy as it is; null if none fits. Of those that do not prefer what is
+  // broken, if there are such.
+  [[nodiscard]] std::shared_ptr<const Plan> best(const Broken* broken) const;
 
  private:
   enum class Stage : std::uint8_t {
     kScores,
     // Where replays cost more than the program all the same, other values of Score::patience.
     kPatience,
-    kMoves,   // moving whatever can be moved
-    kDrops,   // dropping whatever can be dropped
-    kPrices,  // of the link; of both the best plan, and the best of those that prefer to move
-    kEarly,   // what went over it goes before its room is wanted
-    kKept,   // products, segments
+    kMoves,  // moving whatever can be moved
     kLocal,  // search
     kListed,  // what is in the queue, and no more
   };
@@ -104,14 +88,9 @@ class Search {
     std::shared_ptr<const Plan> plan;
     std::vector<bool> moved;  // by value: what went over the link
   };
-  struct Found {
-    std::uint64_t begun;  // operators that had been simulated before
-    std::shared_ptr<const Plan> plan;
-  };
 
   [[nodiscard]] double reached() const { return best_ ? best_->overhead : kNever; }
   [[nodiscard]] double worth_finishing(const Plan& plan) const;
-  void try_all_scores(Preference preference);
   [[nodiscard]] bool pays() const;
   // See Note [Guided is never worse than online].
   [[nodiscard]] bool online_is_next() const {
@@ -121,12 +100,11 @@ class Search {
   // refused is not to wait for all of them.
   [[nodiscard]] bool must_go_on() const {
     constexpr std::uint64_t kHopeless = 60'000;
-    return !best_ && stage_ == Stage::kScores && simulated_ < kHopeless;
+    const bool has_more = stage_ == Stage::kScores || stage_ == Stage::kListed;
+    return !best_ && has_more && simulated_ < kHopeless;
   }
   // Puts what comes next into the queue. False if nothing does.
   [[nodiscard]] bool begin_next_stage();
-  void try_what_is_kept();
-  [[nodiscard]] std::vector<Best> bests() const;
   [[nodiscard]] Plan decided(const Best& best) const;
   [[nodiscard]] Plan changed();
 
@@ -149,8 +127,8 @@ class Search {
   double gained_ = kNever;  // the overhead then
   std::vector<bool> moved_by_best_;
   std::shared_ptr<const Plan> best_;
+  std::shared_ptr<const Plan> found_;  // the first that is as good
   std::array<Best, kPreferences> best_of_;  // by what plans prefer
-  std::deque<Found> found_;
   std::optional<PlanChanges> changes_;  // for local search
 };
 

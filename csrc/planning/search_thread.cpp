@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/background.h"
-#include "engine/contest.h"
+#include "engine/feedback.h"
 
 namespace rematfn {
 namespace {
@@ -116,15 +116,15 @@ void simulate_next(Searcher& own, Search& search, Effort& effort,
   own.changed.notify_all();
 }
 
-// Ahead of the calls, until it is over. The mutex is held, but not all the time.
-void search_ahead(Searcher& own, const std::shared_ptr<Program>& program,
+// Beside the calls, until it is over. The mutex is held, but not all the time.
+void search_beside(Searcher& own, const std::shared_ptr<Program>& program,
                   std::unique_lock<std::mutex>& lock) {
   own.effort = std::make_shared<Effort>();
   own.searched = program.get();
   try {
     while (!own.ended && program.use_count() > 1) {
       const std::shared_ptr<Search> search = program->begun();
-      if (!search->goes_on()) break;
+      if (!search->goes_on(/*to_its_end=*/true)) break;
       if (has(own.awaited, search.get())) {
         own.changed.wait(lock);  // calls go first, and are not slowed down by our priority
       } else {
@@ -144,7 +144,7 @@ void work(Searcher& own) {
     std::shared_ptr<Program> program = own.waiting.front().lock();
     own.waiting.pop_front();
     if (!program) continue;
-    search_ahead(own, program, lock);
+    search_beside(own, program, lock);
     lock.unlock();
     program.reset();  // its memory may be freed here
     lock.lock();
@@ -167,13 +167,13 @@ void start(Searcher& own) {
 
 std::mutex& plans_mutex() { return the_searcher().mutex; }
 
-void go_on(Search& search, std::uint64_t share, std::unique_lock<std::mutex>& lock) {
+void go_on(Search& search, bool to_its_end, std::unique_lock<std::mutex>& lock) {
   Searcher& own = the_searcher();
   Effort effort;
-  if (!search.goes_on(share)) return;
+  if (!search.goes_on(to_its_end)) return;
   {
     const Among awaited(own.awaited, search);
-    while (search.goes_on(share)) {
+    while (search.goes_on(to_its_end)) {
       if (has(own.simulated, &search)) {
         own.changed.wait(lock);
       } else {
@@ -188,7 +188,7 @@ void search_later(const std::shared_ptr<Program>& program) {
   Searcher& own = the_searcher();
   const std::lock_guard guard(own.mutex);
   if (own.ended || own.searched == program.get()) return;
-  if (!program->begun() || !program->begun()->goes_on()) return;
+  if (!program->begun() || !program->begun()->goes_on(/*to_its_end=*/true)) return;
   const bool asked = std::any_of(own.waiting.begin(), own.waiting.end(), [&](const auto& other) {
     return !other.owner_before(program) && !program.owner_before(other);
   });

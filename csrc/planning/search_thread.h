@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// search_thread.h: who goes on with a search: the one thread of a process that does so ahead of the
-// calls, and a call that follows a plan which nobody has come to yet.
+// search_thread.h: who goes on with a search: the one thread of a process that does so beside the calls,
+// and a call for which there is no plan yet.
 //
 // Note [A search needs nothing of the interpreter]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -17,7 +17,6 @@
 
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <mutex>
 
@@ -25,11 +24,10 @@
 
 namespace rematfn {
 
-// Goes on with `search` until it has simulated `share` operators, some plan fits or all settings have
-// been tried; or until it is over. Of several threads that do so, the searching one among them, one
-// simulates at a time; and no call waits for a search other than its own. `lock` holds plans_mutex(),
-// but not meanwhile.
-void go_on(Search& search, std::uint64_t share, std::unique_lock<std::mutex>& lock);
+// Goes on with `search` until some plan fits or there is little hope, or to its end. Of several threads
+// that do so, the searching one among them, one simulates at a time; and no call waits for a search other
+// than its own. `lock` holds plans_mutex(), but not meanwhile.
+void go_on(Search& search, bool to_its_end, std::unique_lock<std::mutex>& lock);
 // Has the thread go on with the search that `program` has begun, after those that have been asked for
 // before; nothing, if that is over or asked for. A program that nobody else holds any more is not
 // searched for.

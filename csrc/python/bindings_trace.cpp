@@ -50,7 +50,6 @@ py::list events_of(const Trace& trace) {
   return events;
 }
 
-constexpr auto kAllOperators = std::numeric_limits<std::uint64_t>::max();
 
 // The statistics, or (a budget that would do, in words, unevictable bytes, whether it thrashes).
 py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std::size_t> budget,
@@ -172,11 +171,9 @@ void bind_traces(py::module_& m) {
           py::arg("like") = nullptr, py::arg("link") = nullptr, py::arg("online") = nullptr)
       .def("cut_into", &Program::cut_into, nogil)
       .def("cut_at_points", &Program::cut_at_points, nogil)
-      .def("timed_anew", &Program::timed_anew, nogil)
-      .def("follow", &Program::follow, nogil, py::arg("share") = kAllOperators)
-      .def("is_searched", &Program::is_searched, nogil)
+      .def("follow", &Program::follow, nogil)
+      .def("finish", &Program::finish, nogil)
       .def("is_settled", &Program::is_settled, nogil)
-      .def("search_later", &search_later)
       // A budget from `least` on in which it replays at most so many times its cost.
       .def(
           "enough_for",

@@ -145,8 +145,8 @@ class Profile:
         """Return the seconds of replays and of waiting; infinite if it does not fit."""
         if link is not None and isinstance(policy, Guided):
             program = _C.Program(self.trace._core)
-            policy.begin_moving(program, budget, link)
-            program.follow()
+            policy.begin(program, budget, link=link)
+            program.finish()
             return program.overhead()
         # What moves is compared with times.
         trace = self._by_model if link is None else self.trace._core
@@ -154,7 +154,7 @@ class Profile:
         if isinstance(policy, Planned):
             plan = _C.Program(trace)
             policy.begin(plan, budget)
-            plan.follow()
+            plan.finish()
         found = _C.replays_of(trace, budget, policy.core(), plan, link)
         if found is None:
             return math.inf

@@ -230,7 +230,7 @@ def simulate(
     if isinstance(policy, Planned) and nbytes is not None:
         program = _C.Program(trace._core)
         policy.begin(program, nbytes)
-        program.follow()
+        program.finish()
     of = 0 if parsed.fraction is None else trace.peak_bytes
     return Stats(**_simulated(trace._core, nbytes, policy, program, parsed, of))
 

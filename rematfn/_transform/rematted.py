@@ -257,20 +257,16 @@ class Rematted(Generic[P, R]):
             # See Note [Offload keeps to what its first call came to]
             budget = recorded.peak_bytes if options.leaves_early else options.budget
             assert budget is not None
-            like = None if recorded.planned else self._history.like(signature)
-            program = recorded.plan_for(
-                budget,
-                self.policy,
-                like,
-                self._options.tiers.link(options.drops, (args, kwargs)),
-            )
+            link = self._options.tiers.link(options.drops, (args, kwargs))
+            program = recorded.program()
+            if program is not None:
+                like = None if recorded.planned else self._history.like(signature)
+                self.policy.begin(program, budget, like=like, link=link)
+                program.follow()
             options = dataclasses.replace(options, program=program)
             planned_for = recorded.planned
             if planned_for is not None and self._options.judged_by_plan:
-                replayed = planned_for.overhead() / recorded.cost
-                thrash = self._thrash(replayed, budget)
-                if thrash is not None:
-                    thrash.report("the call, by its plan,", planned_for)
+                self._judge_plan(planned_for, budget)
             if planned_for is None:
                 if program is not None and program.writes_outside and not forecast.is_estimate:
                     link = self._options.tiers.link(self._options.drops)
@@ -278,12 +274,24 @@ class Rematted(Generic[P, R]):
                 why = "no plan fits its budget"
                 forecast = dataclasses.replace(forecast, kind="online", why=why)
             else:
-                forecast = dataclasses.replace(forecast, settled=recorded.is_settled)
+                forecast = dataclasses.replace(forecast, settled=planned_for.is_settled())
                 if options.leaves_early:
                     options = dataclasses.replace(
                         options, budget=budget, is_estimate=True, leaves_early=False
                     )
         return options, signature, forecast
+
+    def _judge_plan(self, program: _C.Program, budget: int) -> None:
+        """Report replays beyond `most_replays`; where that is an error, once the search is over."""
+        limited = self._thrash(program.overhead() / (program.cost or math.inf), budget)
+        if limited is None:
+            return
+        if not limited.is_default:
+            program.finish()
+        if program.is_settled():
+            limited = self._thrash(program.overhead() / (program.cost or math.inf), budget)
+            if limited is not None:
+                limited.report("the call, by its plan,", program)
 
     def _describe(self) -> str:
         name = self._options.of or name_of(self._f)

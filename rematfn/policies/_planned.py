@@ -33,8 +33,22 @@ class Planned(Policy, ABC):
         return self.first.core()
 
     @abstractmethod
-    def begin(self, program: _C.Program, budget: int, like: _C.Program | None = None) -> None:
-        """Begin a search for a plan, with the settings that ``like`` has, unless one has begun."""
+    def begin(
+        self,
+        program: _C.Program,
+        budget: int,
+        *,
+        like: _C.Program | None = None,
+        link: _C.Link | None = None,
+    ) -> None:
+        """Begin a search for a plan, unless one has begun.
+
+        Args:
+            program: What was recorded.
+            budget: In bytes.
+            like: Whose settings are tried first.
+            link: Over which values may be moved.
+        """
 
 
 @dataclass(frozen=True)
@@ -54,11 +68,8 @@ class Guided(Planned):
         first: The policy of calls about which nothing is known.
         search: Operators that may be simulated in vain, without a plan that replays a hundredth
             less, once for each signature and budget; ten times as many in all. A million takes one
-            or two seconds. A thread does so beside the calls. The second call follows the best plan
-            that the first 30,000 bring; with each call come 200,000 more for each second that the
-            cost model gives it, 100,000 at most, and it waits for them if the thread is not as far.
-            So which plan a call follows depends on its number alone, and not on how fast the
-            machine is. With 0, the first plan that fits.
+            or two seconds. A thread does so beside the calls, and a call follows the best plan that
+            there is; the second call simulates until one fits. With 0, the first plan that fits.
     """
 
     search: int = 1_000_000
@@ -71,18 +82,15 @@ class Guided(Planned):
                 f"got {self.search!r}."
             )
 
-    def begin(self, program: _C.Program, budget: int, like: _C.Program | None = None) -> None:
-        """Begin a search that goes on while it pays."""
-        self.begin_moving(program, budget, None, like)
-
-    def begin_moving(
+    def begin(
         self,
         program: _C.Program,
         budget: int,
-        link: _C.Link | None,
+        *,
         like: _C.Program | None = None,
+        link: _C.Link | None = None,
     ) -> None:
-        """Begin a search for a plan that may move values over ``link``."""
+        """Begin a search that goes on while it pays."""
         program.search(
             budget,
             self.search,
@@ -121,7 +129,7 @@ class Sqrt(Planned):
         if found is not None and (type(found) is not int or found < 1):
             raise ValueError(f"Sqrt(segments=...): a number from 1 or None, got {found!r}.")
 
-    def begin(self, program: _C.Program, budget: int, like: _C.Program | None = None) -> None:
+    def begin(self, program: _C.Program, budget: int, **_: object) -> None:
         """Begin to try numbers of segments."""
         program.cut_into(budget, self.segments or 0)
 
@@ -143,6 +151,6 @@ class Memory(Planned):
     graph with a skip from end to end, such as a U-Net's, has no cut points.
     """
 
-    def begin(self, program: _C.Program, budget: int, like: _C.Program | None = None) -> None:
+    def begin(self, program: _C.Program, budget: int, **_: object) -> None:
         """Begin to try cut points."""
         program.cut_at_points(budget)

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "contest_model.h"
 #include "engine/domain.h"
 #include "move.h"
 #include "moving_model.h"
@@ -165,11 +164,11 @@ void search_for_a_plan(const std::shared_ptr<const Trace>& trace, SimulationOpti
                        const InnerLevel& inner, std::optional<LinkOptions> link,
                        const std::string& where) {
   constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
-  constexpr std::int64_t kPastPrices = 60;  // of the link
+  constexpr std::int64_t kPastMoves = 60;
   Program program(trace);
-  program.search(options.budget, {.in_vain = kAll, .in_all = kAll, .plans = link ? kPastPrices : 20},
+  program.search(options.budget, {.in_vain = kAll, .in_all = kAll, .plans = link ? kPastMoves : 20},
                  {}, link);
-  program.follow(kAll);
+  program.finish();
   options.guide = program.guide();
   if (!options.guide) return;
   options.policy.score = program.plan().score;
@@ -182,8 +181,8 @@ void search_for_a_plan(const std::shared_ptr<const Trace>& trace, SimulationOpti
   expect(guided->overhead() == program.plan().overhead, where + "a plan costs what it says");
   // Other runs leave other addresses to be given out.
   run(*trace, {});
-  options.guide = std::make_shared<Guide>(trace, std::make_shared<const Future>(*trace),
-                                          Followed{std::make_shared<const Plan>(program.plan())});
+  options.guide = std::make_shared<Guide>(Followed{trace, std::make_shared<const Future>(*trace),
+                                                   std::make_shared<const Plan>(program.plan())});
   const auto again = run(*trace, options);
   expect(again != nullptr && same(*guided, *again), where + "wherever its values lie");
   options.guide = program.guide();
@@ -259,8 +258,8 @@ void random_programs(unsigned first, unsigned count) {
 
 // ---- searches on several threads ----------------------------------------------------------------
 
-// Calls on several threads go on with one search while a thread searches ahead, and while it turns to
-// programs that are let go of: the plan is the one that a single thread comes to.
+// Calls on several threads follow one program while a thread searches, and while it turns to programs
+// that are let go of: in the end the plan is the one that a single thread comes to.
 void searches(unsigned count) {
   constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
   unsigned found = 0;
@@ -276,14 +275,14 @@ void searches(unsigned count) {
       return program;
     };
     const auto alone = begin();
-    const std::uint64_t simulated = alone->follow(kAll);
+    alone->finish();
     const auto shared = begin();
     std::vector<std::thread> calls;
     for (unsigned call = 1; call <= 3; ++call) {
       calls.emplace_back([&, call] {
-        search_later(call == 2 ? begin() : shared);  // that one is gone at once
-        for (const std::uint64_t share : {simulated * call / 8, simulated * call / 4}) {
-          shared->follow(share);
+        if (call == 2) begin()->follow();  // that one is gone at once
+        for (int times = 0; times < 2; ++times) {
+          shared->follow();
           SimulationOptions own = options;
           own.guide = shared->guide();
           if (own.guide) own.policy.score = shared->plan().score;
@@ -292,7 +291,7 @@ void searches(unsigned count) {
       });
     }
     for (std::thread& call : calls) call.join();
-    expect(shared->follow(kAll) == simulated, where + "as much is simulated");
+    shared->finish();
     expect(shared->plan().overhead == alone->plan().overhead, where + "for as good a plan");
     found += alone->plan().overhead < kNever && alone->plan().overhead > 0;
   }
@@ -311,7 +310,6 @@ const std::map<std::string, std::function<void()>> kTests{
     {"addressed", what_is_addressed_stays},
     {"word", [] { plans_that_break_their_word(400); }},
     {"timings", [] { calls_are_timed(); pauses_hide_copies(); }},
-    {"contest", [] { a_contest(); contests(200); }},
 };
 
 }  // namespace

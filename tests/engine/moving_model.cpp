@@ -42,7 +42,7 @@ void moves_where_replays_thrash(unsigned count) {
       SimulationOptions options;
       options.budget = budget;
       options.ways = drops ? std::vector<Way*>{&drop, &move} : std::vector<Way*>{&move};
-      if (drops) options.guide = std::make_shared<Guide>(trace, future, Followed{plan});
+      if (drops) options.guide = std::make_shared<Guide>(Followed{trace, future, plan});
       options.floor.moved = moved;
       return run(*trace, options);
     };
@@ -338,9 +338,9 @@ Plan moving() {
 // In half of what the layers take, where nothing is dropped.
 SimulationOptions moving_by(const Plan& plan, const Trace& trace) {
   SimulationOptions options{.budget = 6 * kBytes, .check = true};
-  options.guide = std::make_shared<Guide>(std::make_shared<const Trace>(trace),
-                                          std::make_shared<const Future>(trace),
-                                          Followed{std::make_shared<const Plan>(plan)});
+  options.guide = std::make_shared<Guide>(Followed{std::make_shared<const Trace>(trace),
+                                                   std::make_shared<const Future>(trace),
+                                                   std::make_shared<const Plan>(plan)});
   options.link = quick_link(/*drops=*/false);
   return options;
 }
@@ -406,7 +406,7 @@ void plans_decide_by_value() {
     plan.moved[trace->calls[call].makes.front().value] = call % 2 == 0;
   }
   SimulationOptions options{.budget = 6 * kBytes, .check = true};
-  options.guide = std::make_shared<Guide>(trace, future, Followed{std::make_shared<const Plan>(plan)});
+  options.guide = std::make_shared<Guide>(Followed{trace, future, std::make_shared<const Plan>(plan)});
   options.link = quick_link(/*drops=*/true);
   Deeds deeds;
   const Statistics found = simulate(*trace, options, &deeds);
@@ -431,7 +431,7 @@ void plans_that_break_their_word(unsigned count) {
     const auto replays_by = [&](double foretold) -> std::optional<std::uint64_t> {
       Plan plan{.prefers = Preference::kDropping, .replayed = foretold};
       SimulationOptions options{.budget = run(*trace, {})->peak_bytes * 6 / 10, .check = true};
-      options.guide = std::make_shared<Guide>(trace, future, Followed{std::make_shared<const Plan>(plan)});
+      options.guide = std::make_shared<Guide>(Followed{trace, future, std::make_shared<const Plan>(plan)});
       options.link = LinkOptions{{1e-7, 1e-9, 1e-9}, std::size_t{1} << 20, /*drops=*/true};
       const auto found = run(*trace, options);
       if (!found) return std::nullopt;
@@ -484,17 +484,17 @@ void calls_are_timed() {
   expect(is_near(beside_copies(1000), 16), "but no more than while something was always on its way");
 
   using namespace std::chrono_literals;
-  const auto timings = std::make_shared<Timings>(/*clocked=*/true, /*drag=*/0);
+  const auto feedback = std::make_shared<Feedback>(/*clocked=*/true, /*drag=*/0);
   const auto future = std::make_shared<const Future>(*trace);
   for (int call = 0; call < 3; ++call) {
-    Guide guide(trace, future, {std::make_shared<const Plan>()}, timings);
+    Guide guide({trace, future, std::make_shared<const Plan>()}, feedback);
     guide.note_taken(1, 0, 0);
     std::this_thread::sleep_for(30ms);
     guide.note_taken(0.005, 0.005, 0);
     std::this_thread::sleep_for(1ms);
     guide.note_taken(0.005, 1000, 0);  // more has been replayed and waited for than has passed
   }
-  const auto timed = timings->applied_to(*trace);
+  const auto timed = feedback->timings.applied_to(*trace);
   expect(timed != nullptr && timed->calls[1].pause >= 0.02, "a pause is what nothing else explains");
   expect(timed->calls[0].pause == 0 && timed->calls[2].pause == 0, "or nothing");
 }

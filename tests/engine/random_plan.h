@@ -45,7 +45,7 @@ struct RandomPlan {
     program = std::move(foreseen);
   }
   [[nodiscard]] std::shared_ptr<Guide> guide() const {
-    return std::make_shared<Guide>(program, future, Followed{plan});
+    return std::make_shared<Guide>(Followed{program, future, plan});
   }
 
   std::shared_ptr<const Trace> program;

@@ -21,7 +21,6 @@ TESTS = [
     "addressed",
     "word",
     "timings",
-    "contest",
 ]
 
 

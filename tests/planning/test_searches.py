@@ -125,15 +125,14 @@ for i, v in enumerate(values):
     core.add_call("a", 1e-5, 0.0, 1, 0, True, False, i >= 150_000, reads, [(v, -1)])
 program = _C.Program(core)
 program.search(30_000, 1 << 40, 1 << 40)
-program.search_later()
+program.follow()
 time.sleep(0.5)
 assert _C.testing.is_searching()
 start = time.process_time()  # the thread gives way to others, and may wait for its turn
 _C.end_searches()
 assert time.process_time() - start < 2, time.process_time() - start
 assert not _C.testing.is_searching()
-program.search(1_000, 1 << 40, 1 << 40)
-program.search_later()
+program.follow()
 assert not _C.testing.is_searching()
 """
     process = start(long)
@@ -144,8 +143,6 @@ assert not _C.testing.is_searching()
 # --- within a process -----------------------------------------------------------------------------
 
 X = torch.linspace(-1, 1, 4096)
-MANY = 1 << 40
-SHARES = [0, 5_000, 20_000, 60_000, 150_000, 400_000]
 
 
 def chain(x: Tensor) -> Tensor:
@@ -169,42 +166,14 @@ def test_what_a_search_finds_is_the_same_each_time() -> None:
     for _ in range(2):
         program = _C.Program(trace._core)
         program.search(100_000, 50_000, 500_000)
-        program.search_later()
-        program.search_later()  # it runs already
-        wait_for_searches()
         program.follow()
+        program.follow()  # it runs already
+        wait_for_searches()
+        program.finish()
         later.append(program.overhead() / trace.cost)
     assert later == [pytest.approx(now)] * 2
-    program.search_later()
+    program.follow()
     assert not _C.testing.is_searching(), "it has been searched for"
-
-
-# --- plans go by the number of the call -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_call_has_the_best_plan_of_its_share(ahead: bool) -> None:
-    """The same if the search has long come to others."""
-    trace = rematfn.record(torch.func.grad(chain), X)
-    expected = []
-    for share in SHARES:
-        program = _C.Program(trace._core)
-        program.search(100_000, MANY, MANY)
-        assert share <= program.follow(share) < share + 10_000
-        expected.append(program.overhead())
-    assert expected == sorted(expected, reverse=True)
-    assert expected[-1] < expected[0]
-    program = _C.Program(trace._core)
-    program.search(100_000, SHARES[-1], SHARES[-1])
-    if ahead:
-        program.search_later()
-        wait_for_searches()
-    found = []
-    for share in SHARES:
-        simulated = program.follow(share)
-        assert ahead == (simulated >= SHARES[-1]) or share == SHARES[-1]
-        found.append(program.overhead())
-    assert found == expected
 
 
 def test_a_child_goes_on_where_its_parent_was() -> None:
@@ -219,17 +188,15 @@ def chain(x):
 trace = rematfn.record(torch.func.grad(chain), torch.linspace(-1, 1, 4096))
 def begun():
     program = _C.Program(trace._core)
-    program.search(100_000, 1 << 40, 1 << 40)
+    program.search(100_000, 50_000, 100_000)
     return program
 alone = begun()
-alone.follow(200_000)
+alone.finish()
 for _ in range(20):
     program = begun()
-    program.search_later()
-    while program.follow(0) < 5_000:
-        pass
+    program.follow()
     pid = os.fork()
-    program.follow(200_000)
+    program.finish()
     same = program.overhead() == alone.overhead()
     if pid == 0:
         os._exit(0 if same else 9)
@@ -239,29 +206,3 @@ for _ in range(20):
     process = start(script)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, out + err
-
-
-def test_a_call_that_fails_has_had_its_number() -> None:
-    def counted(failing: bool) -> list[float]:
-        fails = [False]
-
-        def f(x: Tensor) -> Tensor:
-            if fails[0]:
-                raise LookupError
-            return chain(x)
-
-        g = rematfn.remat(torch.func.grad(f), 100_000)
-        costs = []
-        for i in range(8):
-            fails[0] = failing and i == 4
-            if fails[0]:
-                with pytest.raises(LookupError):
-                    g(X)
-            else:
-                g(X)
-            costs.append(rematfn.stats(g).replayed_cost)
-        return costs
-
-    without, with_failure = counted(False), counted(True)
-    assert with_failure[:4] == without[:4]
-    assert with_failure[5:] == without[5:]

@@ -94,7 +94,7 @@ def kept(trace: Trace, budget: float, policy: Sqrt | Memory) -> set[int]:
     """Return which values of the forward the policy keeps, the loss left out."""
     program = _C.Program(trace._core)
     policy.begin(program, int(budget * trace.peak_bytes))
-    program.follow()
+    program.finish()
     whole = {v for v, (nbytes, _) in enumerate(trace._core.values()) if nbytes > 4}
     found = {v for v, is_kept in enumerate(_C.testing.kept(program)) if is_kept}
     return found & whole & forward_values(trace)
