@@ -80,7 +80,7 @@ the other two: the median of those of a round; where that is above 1.03, there a
 many rounds, and all count. *Peak* is counted at the allocator. *Exposed* is what a step took beyond
 eager's time and what was computed again; *bytes / bandwidth* is how long this disk takes for the
 bytes while nobody computes, as measured in the same process. Where a budget does not fit, the
-`BudgetError` says what it takes. What plans foretell is in [elapsed.md](elapsed.md).
+`BudgetError` says what it takes.
 """
 
 

@@ -51,9 +51,10 @@ void remember(FootprintKey key, const OperatorFacts& facts, Footprint seen);
 // moment its queue fills. The default cost of a call is a roofline: the greater of its FLOPs (for
 // matrix products, convolutions and attention) and the bytes it moves, each at a fixed rate, plus a
 // launch. A CPU draws its random numbers one after the other, at about a fortieth of the rate that
-// it moves bytes at: a dropout's mask is dear, though it looks like a copy. Only ratios matter, and not
-// precisely: costs wrong by 30 % at random change what is recomputed by a percent or two.
-// `cost="time"` measures instead.
+// it moves bytes at: a dropout's mask is costly, though it looks like a copy. An accelerator draws them at
+// the speed of its memory, and does some hundred FLOPs in the time of a byte where a CPU does five. Only
+// ratios matter, and not precisely: costs wrong by 30 % at random change what is recomputed by a percent
+// or two. So one row stands for all accelerators. `cost="time"` measures instead.
 struct Flops {
   double fixed = 0;
   double per_output_element = 0;
@@ -64,7 +65,15 @@ struct Flops {
 };
 // Of the call about to run.
 [[nodiscard]] Flops flops_of(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments);
-[[nodiscard]] double modelled_cost(double flops, std::size_t bytes_moved, bool draws_on_cpu);
+// Per second, and in seconds.
+struct Rates {
+  double flops;
+  double bytes;
+  double launch;
+};
+// Of an operator whose elements take so many bytes. `draws`: random numbers.
+[[nodiscard]] Rates rates_of(c10::DeviceType device, std::size_t itemsize, bool draws);
+[[nodiscard]] double modelled_cost(double flops, std::size_t bytes_moved, const Rates& rates);
 
 // A tensor argument's bytes as the kernel reads them: the view's, not the storage's.
 [[nodiscard]] inline std::size_t view_bytes(const c10::TensorImpl& tensor) {

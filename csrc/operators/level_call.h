@@ -51,6 +51,7 @@ class LevelCall final : private Step {
   bool put_handle_on(c10::TensorImpl& tensor);
   void give_away_parts();
   void give_away(Cell& cell, c10::TensorImpl& tensor);
+  [[nodiscard]] Rates rates() const;
   void record_write(std::size_t argument);
   void note_failed_write();
   void record_fresh(c10::TensorImpl& tensor, OutputPlace place);

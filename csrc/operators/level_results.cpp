@@ -137,8 +137,7 @@ void LevelCall::take_results() {
   }
   const std::size_t scratch_bytes = peak_ > output_bytes_ ? peak_ - output_bytes_ : 0;
   const double flops = flops_.total(elements);
-  const double modelled =
-      modelled_cost(flops, input_bytes_ + output_bytes_ + written_bytes, draws_on_cpu_);
+  const double modelled = modelled_cost(flops, input_bytes_ + output_bytes_ + written_bytes, rates());
   const double cost = level_.timed ? std::max(seconds_, kOperatorCost) : modelled;
   account({cost, modelled, flops, output_bytes_, scratch_bytes, peak_});
   for (std::size_t i = 0; writes_ && i < found_.size(); ++i) {
@@ -152,6 +151,12 @@ void LevelCall::take_results() {
   }
   const Footprint seen{output_bytes_, scratch_bytes};
   if (is_metered_ && seen != foreseen_) remember(footprint_key(), facts_, seen);
+}
+
+Rates LevelCall::rates() const {
+  const c10::TensorImpl* tensor = !fresh_.empty() ? fresh_[0].tensor : found_.empty() ? nullptr : found_[0].tensor;
+  if (tensor == nullptr) return rates_of(c10::DeviceType::CPU, 0, draws_on_cpu_);
+  return rates_of(draws_on_cpu_ ? c10::DeviceType::CPU : tensor->device_type(), tensor->itemsize(), draws_on_cpu_);
 }
 
 void LevelCall::record_write(std::size_t argument) {

@@ -194,8 +194,8 @@ void bind_traces(py::module_& m) {
       .def("overhead", [](const Program& program) { return program.plan().overhead; });
   m.def("simulate", &simulate_trace);
   m.def("replays_of", &replays_of, nogil);
-  m.def("modelled_cost", [](double flops, std::size_t nbytes) {
-    return modelled_cost(flops, nbytes, /*draws_on_cpu=*/false);
+  m.def("modelled_cost", [](double flops, std::size_t nbytes, const std::string& device, std::size_t itemsize) {
+    return modelled_cost(flops, nbytes, rates_of(c10::Device(device).type(), itemsize, /*draws=*/false));
   });
   m.def("end_searches", &end_searches, nogil);
 }

@@ -90,9 +90,10 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         nbytes = sum(t.untyped_storage().nbytes() for t in fresh.values())
         makes += [(self._value(t, counted=True), -1) for t in fresh.values()]
         flops = float(_flops_of(func, args, kwargs, result))
+        example = next(iter(fresh.values()), given[0][1] if given else torch.empty(0))
         self.core.add_call(
             name,
-            _C.modelled_cost(flops, touched + nbytes),
+            _C.modelled_cost(flops, touched + nbytes, example.device.type, example.itemsize),
             flops,
             nbytes,
             0,
