@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """On an accelerator: moved to the host, computed again, or chosen, beside what torch has.
 
-Each network is trained for a step by eager, by `torch.utils.checkpoint` of each block, by
-`save_on_cpu(pin_memory=True)`, and by ours within the peak of the checkpointed step, as the
-device's own allocator counts it. Then each is asked for the largest batch that it trains in the
-memory that eager takes for the first. `--device fake` runs all of it, small, on a device that is
-made for tests: its figures say nothing but that it runs.
+Each network is trained for a step, in bfloat16 by autocast: by eager, by `torch.utils.checkpoint`
+of each block, by `save_on_cpu(pin_memory=True)`, and by ours within half of eager's peak and within
+the peak of the checkpointed step, as the device's own allocator counts them. With `--largest`, each
+is asked for the largest batch that it trains in the memory that eager takes for the first.
+`--device fake` runs all of it, small, on a device that is made for tests: its figures say nothing
+but that it runs.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ from torch.autograd.graph import save_on_cpu
 import rematfn
 
 ABOUT = """
-Peaks are counted by the device's own allocator. The budget of ours is the peak of the step whose
-blocks are checkpointed. *Largest batch*: in the memory that eager takes for the first.
+Peaks are counted by the device's own allocator: beyond a budget are what the step returns and the
+workspaces of libraries. *Time* is over eager's, call by call; *calls 2 to 8* the mean of these.
+*Largest batch*: in the memory that eager takes for the first.
 """
 Row = dict[str, object]
-WARM_UP = 5  # calls: the first is recorded, then times are learnt and plans get better
+WARM_UP = 24  # calls: the first is recorded, then times are learnt and plans get better
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Network:
 
 
 REAL = [
-    Network("GPT, 24 layers of 1024, 302 M", 8, lambda b: gpt(24, 1024, 16, 1024, b)),
-    Network("ResNet, 3-4-6-3 blocks, 224 x 224", 64, lambda b: resnet((3, 4, 6, 3), 64, 224, b)),
+    Network("GPT, 24 layers of 1024, 302 M", 16, lambda b: gpt(24, 1024, 16, 1024, b)),
+    Network("ResNet, 3-4-6-3 blocks, 224 x 224", 128, lambda b: resnet((3, 4, 6, 3), 64, 224, b)),
 ]
 SMALL = [
     Network("GPT, 4 layers of 64", 4, lambda b: gpt(4, 64, 2, 64, b)),
@@ -73,7 +75,7 @@ class Way:
     name: str
     transform: Callable[[int, rematfn.Host], Transform]  # given the budget
     run: Runner = in_order
-    is_bounded: bool = False
+    budget: str | float = 0.0  # the way whose peak it is, or a fraction of eager's
 
 
 def saved_on_host(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,18 +96,26 @@ WAYS = [
         next(p.run for p in PEERS if p.name == "checkpoint, each block"),
     ),
     Way("save_on_cpu, pinned", lambda budget, host: saved_on_host),
-    Way("remat", lambda budget, host: lambda f: rematfn.remat(f, budget), is_bounded=True),
-    Way(
-        "offload",
-        lambda budget, host: lambda f: rematfn.offload(f, budget, to=host),
-        is_bounded=True,
-    ),
-    Way(
-        "hybrid",
-        lambda budget, host: lambda f: rematfn.remat(f, budget, offload=host),
-        is_bounded=True,
-    ),
 ]
+for within in (0.5, "checkpoint, each block"):
+    of = "half of the peak" if within == 0.5 else "checkpoint's peak"
+    WAYS += [
+        Way(
+            f"remat, {of}",
+            lambda budget, host: lambda f: rematfn.remat(f, budget),
+            budget=within,
+        ),
+        Way(
+            f"remat and offload, {of}",
+            lambda budget, host: lambda f: rematfn.remat(f, budget, offload=host),
+            budget=within,
+        ),
+        Way(
+            f"offload, {of}",
+            lambda budget, host: lambda f: rematfn.offload(f, budget, to=host),
+            budget=within,
+        ),
+    ]
 
 
 def main() -> None:
@@ -118,9 +128,14 @@ def main() -> None:
         fake_device.load()
     device = torch.device(options.device)
     networks = SMALL if options.device == "fake" else REAL
-    rows = [row for network in networks for row in rows_of(network, device, options.repeats)]
-    title = f"On an accelerator (`python benchmarks/device.py --device {options.device}`)"
-    save(f"device-{options.device}", title, rows, about=ABOUT)
+    name = "fake" if options.device == "fake" else torch.cuda.get_device_name(device)
+    title = f"On one {name} (`python benchmarks/device.py --device {options.device}`)"
+    rows: list[Row] = []
+    for network in networks:
+        rows += rows_of(network, device, options.repeats)
+        if options.largest:
+            rows += largest_batches(network, device)
+        save(f"device-{options.device}", title, rows, about=ABOUT)
 
 
 def arguments() -> argparse.Namespace:
@@ -129,23 +144,28 @@ def arguments() -> argparse.Namespace:
     found = torch.accelerator.current_accelerator()
     parser.add_argument("--device", default="fake" if found is None else found.type)
     parser.add_argument("--repeats", type=int, default=5, help="rounds, after the warm-up")
+    parser.add_argument("--largest", action="store_true", help="the largest batches, too")
     return parser.parse_args()
 
 
 def rows_of(network: Network, device: torch.device, repeats: int) -> Iterator[Row]:
-    """Yield a row for each way, and then one for each way's largest batch."""
+    """Yield a row for each way."""
     made = on(device, network.make(network.batch))
     peaks: dict[str, int] = {}
     steps: dict[str, Step] = {}
     hosts = {way.name: rematfn.Host() for way in WAYS}
     refused: dict[str, str] = {}
+    early: dict[str, float] = {}
     for way in WAYS:
         # Of a step's peak, what a level counts is what the step makes.
-        budget = peaks.get("checkpoint, each block", 0)
+        of = way.budget
+        budget = peaks.get(of, 0) if isinstance(of, str) else int(of * peaks.get("eager", 0))
         steps[way.name] = plain(*made).make_step(way.transform(budget, hosts[way.name]), way.run)
         try:
-            for _ in range(WARM_UP):
-                peaks[way.name] = peak_of(steps[way.name], device)
+            run = timed(steps[way.name], device)
+            taken = [run() for _ in range(WARM_UP)]
+            early[way.name] = statistics.mean(taken[1:8])
+            peaks[way.name] = peak_of(steps[way.name], device)
         except (RuntimeError, rematfn.BudgetError) as error:
             refused[way.name] = str(error).splitlines()[0][:120]
             del steps[way.name]
@@ -160,6 +180,7 @@ def rows_of(network: Network, device: torch.device, repeats: int) -> Iterator[Ro
             continue
         own = [a / b for a, b in zip(seconds[way.name], seconds["eager"], strict=True)]
         row |= {"peak, MiB": peaks[way.name] / 2**20, "time / eager": statistics.median(own)}
+        row["calls 2 to 8"] = early[way.name] / early["eager"]
         row["eager, s"] = statistics.median(seconds["eager"])
         host = hosts[way.name]
         if host.bytes_out:
@@ -174,12 +195,12 @@ def rows_of(network: Network, device: torch.device, repeats: int) -> Iterator[Ro
                 "GB/s in": host.bandwidth_in / 1e9,
             }
         yield row
-    steps.clear()
-    yield from largest_batches(network, device, peaks["eager"])
 
 
-def largest_batches(network: Network, device: torch.device, memory: int) -> Iterator[Row]:
-    """Yield the largest batch, by doubling, that each way trains in so much memory."""
+def largest_batches(network: Network, device: torch.device) -> Iterator[Row]:
+    """Yield the largest batch, by doubling, that each way trains in eager's memory."""
+    made = on(device, network.make(network.batch))
+    memory = peak_of(plain(*made).make_step(untransformed, in_order), device)
     for way in WAYS:
         batch = 0
         for factor in (1, 2, 4, 8, 16):
@@ -203,8 +224,11 @@ def largest_batches(network: Network, device: torch.device, memory: int) -> Iter
 
 
 def on(device: torch.device, made: tuple[Chain, Any, Any]) -> tuple[Chain, Any, Any]:
-    """Put a network and its data on the device."""
+    """Put a network and its data on the device, and a real device's into bfloat16 by autocast."""
     chain, x, y = made
+    if device.type != "fake":
+        autocast = torch.autocast(device.type, torch.bfloat16)
+        chain.forward = autocast(chain.forward)  # type: ignore[method-assign]
     return chain.to(device), x.to(device), y.to(device)
 
 
