@@ -46,7 +46,7 @@ workspaces of libraries. *Time* is over eager's, call by call; *calls 2 to 8* th
 *Largest batch*: in the memory that eager takes for the first.
 """
 Row = dict[str, object]
-WARM_UP = 24  # calls: the first is recorded, then times are learnt and plans get better
+WARM_UP = 24  # calls of ours: the first is recorded, then times are learnt and plans get better
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def rows_of(network: Network, device: torch.device, repeats: int) -> Iterator[Ro
         steps[way.name] = plain(*made).make_step(way.transform(budget, hosts[way.name]), way.run)
         try:
             run = timed(steps[way.name], device)
-            taken = [run() for _ in range(WARM_UP)]
+            taken = [run() for _ in range(WARM_UP if way.budget else 4)]
             early[way.name] = statistics.mean(taken[1:8])
             peaks[way.name] = peak_of(steps[way.name], device)
         except (RuntimeError, rematfn.BudgetError) as error:
