@@ -248,7 +248,6 @@ class testing:  # noqa: N801 -- a module
         priced: bool
         retained: bool
         pinned: bool
-        retried: bool
         frugal: bool
         moved: bool
 

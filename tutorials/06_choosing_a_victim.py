@@ -510,14 +510,13 @@ assert float(rows[2][1 + at]) > 3 * low_bounds[at]
 # **Replays undo each other.** One evicts what the next one reads, and that one evicts what the
 # first had made. This is *thrash*. A score looks at one eviction at a time and does not see it.
 #
-# The core has six rules for this, in `csrc/policy/floor.h` (Note [Near the floor]):
+# The core has five rules for this, in `csrc/policy/floor.h` (Note [Near the floor]):
 #
 # 1. *mirrored*: where a backward thrashes, the distance from the last miss takes the place of age.
 # 2. *priced*: after many replays, what a replay will read is not spared any more.
 # 3. *retained*: from then on, what the backward drops stays while something is replayed from it.
 # 4. *pinned*: what a replay reads cannot go, if some of it had to be made anew.
-# 5. *retried*: if such pins leave no room, they are let go, a few times.
-# 6. *frugal*: if replays go on and on, values are made in the order that takes the least memory.
+# 5. *frugal*: if replays go on and on, values are made in the order that takes the least memory.
 #
 # The first changes the score. The others change what may go, or the order of replays. The
 # simulator can switch each off:
@@ -537,7 +536,7 @@ def without(rule, trace, fraction):
 
 
 rows = []
-for rule in (None, "mirrored", "priced", "retained", "pinned"):  # two do nothing here
+for rule in (None, "mirrored", "priced", "retained", "pinned"):  # one does nothing here
     row = [without(rule, traces["mlp"], fraction) for fraction in (0.3, 0.2, 0.15, 0.12, 0.1)]
     rows.append([f"without {rule}" if rule else "all rules", *row])
 table(
@@ -548,7 +547,7 @@ assert abs(rows[0][1] - total(traces["mlp"], 0.3, ON())) < 1e-6  # the same engi
 assert rows[1][1] > rows[0][1]  # without the first rule it replays more
 
 # %% [markdown]
-# Each of the four helps at some of these budgets. `docs/design/floor.md` has what each of the six
+# Each of the four helps at some of these budgets. `docs/design/floor.md` has what each of the five
 # buys, over many programs and budgets.
 #
 # <details><summary><b>Question.</b> Why not just use the solver's schedule?</summary>

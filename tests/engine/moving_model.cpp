@@ -24,7 +24,7 @@ namespace rematfn {
 // ---- a way that moves -------------------------------------------------------------------------
 
 // By a plan that would rather drop, in the least budget that can be held by moving: more fits
-// with that rule than without, and replays less. See Note [Near the floor], Rule 7.
+// with that rule than without, and replays less. See Note [Near the floor], Rule 6.
 void moves_where_replays_thrash(unsigned count) {
   std::uint64_t replays_if_moved = 0;
   std::uint64_t replays_if_not = 0;
@@ -420,7 +420,7 @@ void plans_decide_by_value() {
   }
 }
 
-// Where replays cost more than the plan foretold, what can be moved is. Note [Near the floor], Rule 7.
+// Where replays cost more than the plan foretold, what can be moved is. Note [Near the floor], Rule 6.
 void plans_that_break_their_word(unsigned count) {
   std::uint64_t replays[2] = {0, 0};
   unsigned moved = 0;
