@@ -89,7 +89,7 @@ void LevelCall::run() {
     const FoundTensor& f = found_[i];
     const bool known = f.cell != nullptr;
     set_operand(i, known ? f.cell->version.get() : nullptr, known ? f.cell->level.get() : nullptr,
-                f.written, f.storage->nbytes());
+                f.written);
     if (!is_on_cpu(f)) enter_stream(f.tensor->device());
   }
   const std::uint64_t thread = at::RecordFunction::currentThreadId();
