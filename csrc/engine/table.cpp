@@ -298,7 +298,7 @@ void make_stale(const Version& version, bool lower) {
   Candidate& c = version.table->candidates[version.slot];
   c.stale = true;
   if (!lower) return;
-  c.neighbours = 0;
+  c.ancestors = 0;
   c.next_use = version.next_use;
 }
 

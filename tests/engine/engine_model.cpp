@@ -131,10 +131,7 @@ bool same(const Statistics& a, const Statistics& b) {
 
 // By which policy a run goes.
 void choose_policy(Dice& dice, SimulationOptions& options) {
-  constexpr ScoreKind kKinds[] = {ScoreKind::kOn,   ScoreKind::kOn,   ScoreKind::kDtr,
-                                  ScoreKind::kEq,   ScoreKind::kLocal, ScoreKind::kMsps,
-                                  ScoreKind::kLru, ScoreKind::kLargest};
-  options.policy.score = random_score(dice, kKinds[dice.below(std::size(kKinds))]);
+  options.policy.score = random_score(dice);
   if (dice.one_in(3)) {
     options.policy.keeping.products = dice.one_in(3);
     options.policy.keeping.marks = static_cast<Keeping::Marks>(dice.below(5));
@@ -142,7 +139,7 @@ void choose_policy(Dice& dice, SimulationOptions& options) {
   }
   if (dice.one_in(8)) {
     options.policy.custom_score = [](const Considered& c) {
-      return c.consumed ? c.cost + c.ancestors : c.nbytes;
+      return c.consumed ? c.cost + c.ancestors + c.descendants : c.nbytes;
     };
   }
 }
