@@ -86,14 +86,9 @@ void Step::note_need(Table& table, std::size_t nbytes) const {
 }
 
 std::size_t Step::input_bytes_in(const Table& table) const {
-  const auto counts_in_table = [&](const Version& version) {
-    const Table* t = version.table.get();
-    while (t != nullptr && t != &table) t = t->enclosing.get();
-    return t != nullptr;
-  };
   std::size_t sum = 0;
   for (const Operand* operand = operands_.begin(); operand != operands_.end(); ++operand) {
-    if (operand->version == nullptr || !counts_in_table(*operand->version)) continue;
+    if (operand->version == nullptr || !is_within(operand->version->table.get(), table)) continue;
     const bool counted_before =
         std::any_of(operands_.begin(), operand,
                     [&](const Operand& o) { return o.version == operand->version; });

@@ -231,7 +231,6 @@ class Asked final : public Way {
  public:
   explicit Asked(bool has_room) : has_room_(has_room) {}
 
-  [[nodiscard]] std::string_view name() const override { return "asked"; }
   [[nodiscard]] bool keeps_copy() const override { return true; }
   [[nodiscard]] bool applies(const Version&) const override { return ++times > 0; }
   [[nodiscard]] bool has_room(const Version&) const override { return has_room_; }
