@@ -45,7 +45,6 @@ _POLICIES: dict[str, rematfn.policies.Policy] = {
     "online": rematfn.policies.ON(),
     "guided": rematfn.policies.Guided(),
     "h_DTR, our engine": rematfn.policies.reference.DTR(),
-    "h_eq, our engine": rematfn.policies.reference.Eq(),
 }
 
 

@@ -89,7 +89,7 @@ class Score:
     exponent: float
     unread: float
     def __init__(
-        self, kind: str = ..., ancestors: float = ..., exponent: float = ..., unread: float = ...
+        self, ancestors: float = ..., exponent: float = ..., unread: float = ...
     ) -> None: ...
 
 class Keeping:
@@ -246,7 +246,6 @@ class testing:  # noqa: N801 -- a module
         priced: bool
         retained: bool
         pinned: bool
-        retried: bool
         frugal: bool
         moved: bool
 

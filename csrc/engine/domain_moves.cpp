@@ -16,12 +16,6 @@
 namespace rematfn {
 namespace {
 
-bool is_within(const Version& version, const Table& table) {
-  const Table* t = version.table.get();
-  while (t != nullptr && t != &table) t = t->enclosing.get();
-  return t != nullptr;
-}
-
 // Of the first few, or null. Copies arrive about in the order in which they began, and there may be many.
 Version* first_arrived(const std::deque<Version*>& moving) {
   constexpr std::ptrdiff_t kFew = 8;
@@ -199,13 +193,14 @@ void Domain::note_arrivals() {
 }
 
 void Domain::let_one_leave(const Table& table) {
-  finish_leaving(**std::ranges::find_if(leaving_, [&](Version* v) { return is_within(*v, table); }));
+  const auto is_its = [&](const Version* v) { return is_within(v->table.get(), table); };
+  finish_leaving(**std::ranges::find_if(leaving_, is_its));
 }
 
 bool Domain::turn_one_back(const Table& table) {
   Version* last = nullptr;
   for (Version* v : coming_) {
-    if (!is_within(*v, table)) continue;
+    if (!is_within(v->table.get(), table)) continue;
     if (last == nullptr || v->next_use >= last->next_use) last = v;
   }
   if (last == nullptr) return false;

@@ -13,11 +13,15 @@ class Drop final : public Way {
  public:
   explicit Drop(Store& store) : store_(store) {}
 
-  [[nodiscard]] std::string_view name() const override { return "drop"; }
   [[nodiscard]] bool keeps_copy() const override { return false; }
-  [[nodiscard]] bool applies(const Version& version) const override;
-  [[nodiscard]] double cost(const Version& version) const override;
-  [[nodiscard]] Place leave(Version& version) override;
+  [[nodiscard]] bool applies(const Version& version) const override {
+    return static_cast<bool>(version.producer);
+  }
+  [[nodiscard]] double cost(const Version& version) const override { return version.producer->cost; }
+  [[nodiscard]] Place leave(Version& version) override {
+    store_.drop(version);
+    return Place::kAway;
+  }
 
  private:
   Store& store_;

@@ -16,12 +16,6 @@ constexpr std::size_t kFew = 128;
 constexpr std::size_t kBatchShare = 32;
 constexpr std::size_t kLookedAt = 16;
 
-bool is_exact(ScoreKind kind) { return kind == ScoreKind::kDtr || kind == ScoreKind::kEq; }
-
-bool has_neighbourhood(ScoreKind kind) {
-  return is_exact(kind) || kind == ScoreKind::kOn || kind == ScoreKind::kMsps;
-}
-
 // Whether one of its ways is to drop, as far as a candidate shows.
 bool drops_what_is_read(const Table& table) {
   for (const Version* version : table.candidate_versions) {
@@ -111,9 +105,7 @@ bool Evictor::evict_if_free(Version& version) {
 }
 
 const Score& Evictor::score_in_force(const Table& table) const {
-  const Score& own = table.policy.score;
-  const bool is_guided = own.kind == ScoreKind::kOn && domain_.foresees();
-  return is_guided ? domain_.guide->plan().score : own;
+  return domain_.foresees() ? domain_.guide->plan().score : table.policy.score;
 }
 
 double Evictor::score_of(const Version& version) {
@@ -127,8 +119,7 @@ double Evictor::score_of(const Version& version) {
 // See Note [Near the floor], Rule 1
 ScoreContext Evictor::context_for(const Score& kind) {
   ScoreContext context{.now = domain_.clock};
-  const bool may_mirror =
-      domain_.floor.mirrored && kind.kind == ScoreKind::kOn && kind.horizon == Horizon::kAge;
+  const bool may_mirror = domain_.floor.mirrored && kind.horizon == Horizon::kAge;
   if (may_mirror && domain_.thrash.is_thrashing(domain_.clock)) {
     context.front = domain_.thrash.front();
   }
@@ -142,8 +133,8 @@ ScoreContext Evictor::context_for(const Score& kind) {
 // cost n^2. What is among the lowest now will be so for a while. So one look at all n picks enough for
 // the next n / 32 evictions; what becomes a candidate meanwhile stands in line behind. The victim is
 // the lowest of the first few of both, scored anew; what is dearer by then than the cheapest that was
-// not picked leaves the line. Up to 128 candidates, and for h_DTR and h_eq, which are references, all
-// are looked at for each eviction.
+// not picked leaves the line. Of up to 128 candidates all are looked at for
+// each eviction.
 Version* Evictor::choose(Table& table, bool spare_pending) {
   if (table.policy.custom_score) return choose_by_custom_score(table, spare_pending);
   const Score& kind = score_in_force(table);
@@ -205,7 +196,8 @@ Version* Evictor::choose_by_custom_score(Table& table, bool spare_pending) {
     const bool known = next != kUnknown && next != kNever;
     const double found_score = table.policy.custom_score({.nbytes = c.nbytes,
                                       .cost = c.cost,
-                                      .ancestors = domain_.neighbourhood.cost(version, ScoreKind::kOn),
+                                      .ancestors = domain_.neighbourhood.ancestors(version),
+                                      .descendants = domain_.neighbourhood.descendants(version),
                                       .age = domain_.clock - c.last_access,
                                       .next_use = known ? std::max(next - domain_.clock, 0.0) : next,
                                       .consumed = c.consumed,
@@ -260,13 +252,7 @@ Version* Evictor::lowest_of_batch(Table& table, const Score& kind, const ScoreCo
 bool Evictor::pick_batch(Table& table, const Score& kind, const ScoreContext& context,
                          bool spare_pending) {
   const std::size_t count = table.candidates.size();
-  if (is_exact(kind.kind)) {
-    for (std::size_t i = 0; i < count; ++i) {
-      Candidate& c = table.candidates[i];
-      if (!c.pinned) refresh(c, *table.candidate_versions[i], kind);
-    }
-  }
-  const std::size_t most = is_exact(kind.kind) || count <= kFew ? 1 : count / kBatchShare;
+  const std::size_t most = count <= kFew ? 1 : count / kBatchShare;
   const Victims victims = lowest_of_all(table, kind, context, spare_pending, most);
   table.batch.clear();
   for (const std::size_t index : victims.indices) {
@@ -287,39 +273,37 @@ Victims Evictor::lowest_of_all(Table& table, const Score& kind, const ScoreConte
 
 void Evictor::refresh(Candidate& c, Version& version, const Score& kind) {
   c.stale = false;
-  if (!has_neighbourhood(kind.kind)) return;
   c.next_use = domain_.neighbourhood.next_use(version);
-  const bool is_free = kind.kind == ScoreKind::kOn && c.next_use == kNever;  // whatever is around it
-  c.neighbours = is_free ? 0 : domain_.neighbourhood.cost(version, kind.kind);
+  const bool is_free = c.next_use == kNever;  // whatever is around it
+  c.ancestors = is_free ? 0 : domain_.neighbourhood.ancestors(version);
   if (version.table->has_copies()) choose_way(c, version, kind);
 }
 
 // See Note [A version goes by a way]
 void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
-  const double replayed_first = c.neighbours;
+  const double replayed_first = c.ancestors;
   constexpr double kBeyondAll = 1e9;
   const Preference prefers = moves_all_      ? Preference::kMoving
                              : domain_.guide ? domain_.guide->preference_for(version)
                                              : Preference::kCheaper;
   double least = kNever;
   version.table->for_each_way(version, [&](Way& way) {
-    const double neighbours = way.keeps_copy() ? 0 : replayed_first;
+    const double ancestors = way.keeps_copy() ? 0 : replayed_first;
     const Preference avoided = way.keeps_copy() ? Preference::kDropping : Preference::kMoving;
     const double price = prefers == avoided ? kBeyondAll : 1;
-    const double whole = price * (way.cost(version) + kind.ancestors * neighbours);
+    const double whole = price * (way.cost(version) + kind.ancestors * ancestors);
     if (whole >= least) return;
     least = whole;
     version.way = &way;
     c.cost = way.cost(version);
-    c.neighbours = neighbours;
+    c.ancestors = ancestors;
   });
 }
 
 // See Note [Near the floor], Rule 2
 bool Evictor::prices_pending(const Table& table) const {
   // What a custom score says, and what inner levels do, cannot be compared with it.
-  const Policy& policy = table.policy;
-  if (policy.score.kind != ScoreKind::kOn || policy.custom_score || !table.inner.empty()) return false;
+  if (table.policy.custom_score || !table.inner.empty()) return false;
   return domain_.floor.priced &&
          domain_.thrash.has_cost(score_in_force(table).patience, domain_.clock);
 }

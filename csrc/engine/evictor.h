@@ -38,7 +38,7 @@ class Evictor {
   void note_touched(Version& version);
   void forget(Version& version);
 
-  // For good: what can be moved is not dropped. See Note [Replay runs in program order], Rule 7.
+  // For good: what can be moved is not dropped. See Note [Replay runs in program order], Rule 6.
   void move_from_now_on() { moves_all_ = true; }
 
   // Whether what scheduled replays will read is scored like all else: Note [Near the floor], Rule 2.

@@ -11,11 +11,6 @@
 namespace rematfn {
 namespace {
 
-bool is_within(const Table* table, const Table& whole) {
-  while (table != nullptr && table != &whole) table = table->enclosing.get();
-  return table != nullptr;
-}
-
 void add_once(std::vector<Ref<Version>>& versions, Version& version) {
   const auto is_it = [&](const Ref<Version>& v) { return v.get() == &version; };
   if (std::none_of(versions.begin(), versions.end(), is_it)) versions.emplace_back(&version);

@@ -191,7 +191,6 @@ struct Operation : Node {
   c10::SmallVector<Version*, 2> outputs;  // by position; null once dead
   bool scheduled = false;           // waits in the replay heap
   std::uint64_t last_walk = 0;    // that has visited it
-  std::uint32_t component = 0;    // evicted component of h_eq; 0: not evicted
 };
 
 // Node `number`, if it is one, may save `version`.

@@ -2,6 +2,7 @@
 #include "engine/neighbourhood.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace rematfn {
 namespace {
@@ -13,39 +14,21 @@ bool is_replayed_from(const Version& version, const Version& dependent) {
 
 }  // namespace
 
-double Neighbourhood::cost(const Version& version, ScoreKind kind) {
+// See Note [Closure walks are capped]
+double Neighbourhood::ancestors(const Version& version) {
   any_asked_ = true;
   if (!version.producer) return 0;
-  if (kind == ScoreKind::kEq) return components_.cost_around(version);
   double sum = 0;
-  const std::size_t cap = kind == ScoreKind::kDtr ? kNoCap : kWalkCap;
   Walk walk(walks_);
   walk.mark(*version.producer);
-  const auto visit_ancestors = [&](const Operation& operation) {
+  const auto visit = [&](const Operation& operation) {
     for (const Input& input : operation.inputs) {
       Operation* producer = input.version->producer.get();
       if (input.version->must_be_replayed() && walk.visit(*producer)) sum += producer->cost;
     }
   };
-  visit_ancestors(*version.producer);
-  for (std::size_t i = 0; i < walk.size() && i < cap; ++i) visit_ancestors(walk[i]);
-  if (kind != ScoreKind::kDtr) return sum;
-  // What cannot be had back without this version: the descendants already evicted.
-  const std::size_t ancestors = walk.size();
-  const auto visit_descendants = [&](const Version& v) {
-    for (const Input* use = v.readers; use != nullptr; use = use->next) {
-      const auto& outputs = use->reader->outputs;
-      const auto is_evicted = [](const Version* o) { return o != nullptr && o->must_be_replayed(); };
-      if (std::none_of(outputs.begin(), outputs.end(), is_evicted)) continue;
-      if (walk.visit(*use->reader)) sum += use->reader->cost;
-    }
-  };
-  visit_descendants(version);
-  for (std::size_t i = ancestors; i < walk.size(); ++i) {
-    for (const Version* output : walk[i].outputs) {
-      if (output != nullptr && output->must_be_replayed()) visit_descendants(*output);
-    }
-  }
+  visit(*version.producer);
+  for (std::size_t i = 0; i < walk.size() && i < kWalkCap; ++i) visit(walk[i]);
   return sum;
 }
 
@@ -63,6 +46,17 @@ bool Neighbourhood::is_any_dependent(const Version& version, std::size_t cap, Vi
     }
   }
   return false;
+}
+
+double Neighbourhood::descendants(const Version& version) {
+  double sum = 0;
+  const Operation* counted = nullptr;  // the outputs of one come one after the other
+  is_any_dependent(version, kWalkCap, [&](const Version& v) {
+    const Operation* producer = v.producer.get();
+    if (v.must_be_replayed() && std::exchange(counted, producer) != producer) sum += producer->cost;
+    return false;
+  });
+  return sum;
 }
 
 double Neighbourhood::next_use(const Version& version) {
@@ -108,13 +102,6 @@ void Neighbourhood::make_dependents_stale(const Version& version, bool came_back
 }
 
 void Neighbourhood::note_change(const Version& version, bool came_back, bool is_guided) {
-  if (version.table->policy.score.kind == ScoreKind::kEq && version.producer) {
-    if (came_back) {
-      components_.remove(*version.producer);
-    } else if (version.must_be_replayed()) {
-      components_.add(*version.producer);
-    }
-  }
   if (!any_asked_) return;
   make_dependents_stale(version, came_back, is_guided);
   make_sources_stale(version, came_back);

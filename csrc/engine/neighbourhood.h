@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "engine/components.h"
 #include "engine/table.h"
 #include "engine/walk.h"
 
@@ -14,8 +13,10 @@ class Neighbourhood {
  public:
   explicit Neighbourhood(Walks& walks) : walks_(walks) {}
 
-  // Cost of replaying what `version` waits for, per the definition of `kind`.
-  [[nodiscard]] double cost(const Version& version, ScoreKind kind);
+  // What replaying its evicted ancestors costs, which would come first.
+  [[nodiscard]] double ancestors(const Version& version);
+  // The same of its evicted descendants, which cannot be had back without it.
+  [[nodiscard]] double descendants(const Version& version);
   // When the program reads `version` next, or something evicted that it takes `version` to replay.
   [[nodiscard]] double next_use(const Version& version);
   // `version` has gone or come back. See Note [Stale scores are too low].
@@ -29,7 +30,6 @@ class Neighbourhood {
   void make_sources_stale(const Version& version, bool came_back);
 
   Walks& walks_;
-  Components components_;
   bool any_asked_ = false;  // else all candidates are stale
 };
 

@@ -12,14 +12,12 @@
 namespace rematfn {
 namespace {
 
-constexpr int kFewRetries = 8;
-constexpr int kManyRetries = 1'000;
 constexpr std::size_t kSomeReplays = 100;
 constexpr std::size_t kFewReplays = 2;
 constexpr std::size_t kManyReplays = 20;
 constexpr std::size_t kEnoughReplays = 10'000;
 
-// Rule 6. For one materialization; where the record is long, about all of it.
+// Rule 5. For one materialization; where the record is long, about all of it.
 std::size_t most_replays(std::size_t per_operation, std::size_t operations) {
   const std::size_t most = std::max(kEnoughReplays, operations);
   return kSomeReplays + std::min(per_operation * operations, most);
@@ -69,7 +67,7 @@ void Replayer::materialize(std::span<Version* const> wanted) {
   for (Version* v : wanted) unexpect(*v);
 }
 
-// Rule 6
+// Rule 5
 void Replayer::bring_back(std::span<Version* const> wanted) {
   for (;;) {
     const NoRoom why = try_to_bring_back(wanted);
@@ -98,24 +96,22 @@ NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
     }
     return true;
   };
-  if (fits([&] { replay_softly(wanted, kFewReplays, kFewRetries); })) return {};
+  if (fits([&] { replay_softly(wanted, kFewReplays); })) return {};
   const auto may_move = [&](const Version* v) {
     return domain_.floor.moved && v->table && v->table->has_copies();
   };
-  if (std::any_of(wanted.begin(), wanted.end(), may_move)) {  // Rule 7
+  if (std::any_of(wanted.begin(), wanted.end(), may_move)) {  // Rule 6
     domain_.evictor.move_from_now_on();
-    if (fits([&] { replay_softly(wanted, kManyReplays, kManyRetries); })) return {};
+    if (fits([&] { replay_softly(wanted, kManyReplays); })) return {};
   }
   replays_left_ = most_replays(kManyReplays, domain_.live_operations);
   if (domain_.floor.frugal && fits([&] { frugal_.replay(*least->table, wanted); })) return {};
-  if (fits([&] { replay_softly(wanted, kManyReplays, kFewRetries); })) return {};
+  if (fits([&] { replay_softly(wanted, kManyReplays); })) return {};
   return *least;
 }
 
-void Replayer::replay_softly(std::span<Version* const> wanted, std::size_t per_operation,
-                             int retries) {
+void Replayer::replay_softly(std::span<Version* const> wanted, std::size_t per_operation) {
   const auto missing = [](const Version* v) { return v->place != Place::kHere; };
-  retries_ = domain_.floor.retried ? retries : 0;
   replays_left_ = most_replays(per_operation, domain_.live_operations);
   for (bool again = false; std::any_of(wanted.begin(), wanted.end(), missing); again = true) {
     for (Version* v : wanted) {
@@ -213,13 +209,13 @@ void Replayer::let_go_of_all() {
 }
 
 void Replayer::run(Operation& operation) {
-  if (replays_left_ == 0) throw thrashing(*operation.table);  // Rule 6
+  if (replays_left_ == 0) throw thrashing(*operation.table);  // Rule 5
   --replays_left_;
   assert(std::ranges::all_of(operation.inputs,
                              [](const Input& i) { return i.version->place == Place::kHere; }));
   for (Input& input : operation.inputs) pin(*input.version);
   try {
-    make_room(*operation.table, operation.replay_bytes());
+    domain_.make_room(*operation.table, operation.replay_bytes());
     domain_.store.serve_signals();
     if (domain_.journal) domain_.journal->note_replay(operation);
     operation.replay(domain_);
@@ -236,25 +232,12 @@ void Replayer::run(Operation& operation) {
   if (domain_.floor.moved && domain_.guide &&
       domain_.thrash.replayed() > domain_.guide->most_replayed()) {
     domain_.guide->note_broken();
-    domain_.evictor.move_from_now_on();  // Rule 7
-  }
-}
-
-void Replayer::make_room(Table& table, std::size_t nbytes) {
-  for (;;) {
-    try {
-      domain_.make_room(table, nbytes);
-      return;
-    } catch (const NoRoom&) {
-      if (held_.empty() || retries_ == 0) throw;
-      --retries_;
-      let_go_of_all();  // Rule 5
-    }
+    domain_.evictor.move_from_now_on();  // Rule 6
   }
 }
 
 void Replayer::fetch(Version& version) {
-  make_room(*version.table, version.nbytes);
+  domain_.make_room(*version.table, version.nbytes);
   domain_.store.serve_signals();
   domain_.fetch(version);
 }

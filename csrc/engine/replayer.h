@@ -14,17 +14,13 @@
 //      found missing when its reader's turn comes. The closure is then planned again.
 //   4. Whoever had to plan again pins the inputs it still has until it has run. Each plan for an
 //      operation thus pins one more input than the last, so the loop ends.
-//   5. Such pins can themselves be what leaves no room. They are then let go, all of them, a limited
-//      number of times: what they kept is planned for again when its turn comes, in another order.
-//      Only then does NoRoom say that the inputs do not fit together.
-//   6. Just above the least budget, replays can be exponentially many. Past two for each recorded
+//   5. Just above the least budget, replays can be exponentially many. Past two for each recorded
 //      operation, or where there is no room, they are given up, and what is still missing is made by
 //      Note [Frugal replays]. If that does not find room, the above is tried once more, with twenty
 //      for each operation. Then NoRoom says what the least was that would have done, or that replays
 //      thrash.
-//   7. Where versions may be moved as well, all this is not needed. What was made again and has to make
-//      room is moved from then on, and never made twice; so replays cannot evict each other, and the
-//      pins of Rule 4 may be let go of as often as it takes.
+//   6. Where versions may be moved as well, all this is not needed. What was made again and has to make
+//      room is moved from then on, and never made twice; so replays cannot evict each other.
 
 #pragma once
 
@@ -65,11 +61,10 @@ class Replayer {
   };
   void bring_back(std::span<Version* const> wanted);
   [[nodiscard]] NoRoom try_to_bring_back(std::span<Version* const> wanted);
-  void replay_softly(std::span<Version* const> wanted, std::size_t per_operation, int retries);
+  void replay_softly(std::span<Version* const> wanted, std::size_t per_operation);
   void schedule(Version& missing);
   void run_schedule();
   void abandon_schedule();
-  void make_room(Table& table, std::size_t nbytes);
   void hold(Version& version, const Operation* reader);
   void let_go_of_inputs(const Operation* reader);
   void let_go_of_all();
@@ -80,8 +75,7 @@ class Replayer {
   std::vector<Ref<Operation>> heap_;
   // Pins of Rule 4, innermost plan last: whose they are, and on what.
   std::vector<std::pair<const Operation*, Ref<Version>>> held_;
-  int retries_ = 0;               // Rule 5
-  std::size_t replays_left_ = 0;  // Rule 6
+  std::size_t replays_left_ = 0;  // Rule 5
 };
 
 }  // namespace rematfn

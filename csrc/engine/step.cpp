@@ -23,7 +23,7 @@ void Step::run() {
   if (domain_.journal) domain_.journal->begin(operator_name(), site(), level_, nature_.backward);
   if (is_metered_) require_room();
   prepare();
-  is_recorded_ = nature_.replayable && (nature_.makes_fresh || is_worth_recording());
+  is_recorded_ = nature_.replayable && (nature_.makes_fresh || overwrites_only_replayable());
   try {
     if (writes_) save_what_is_overwritten();
     bring_back();
@@ -86,14 +86,9 @@ void Step::note_need(Table& table, std::size_t nbytes) const {
 }
 
 std::size_t Step::input_bytes_in(const Table& table) const {
-  const auto counts_in_table = [&](const Version& version) {
-    const Table* t = version.table.get();
-    while (t != nullptr && t != &table) t = t->enclosing.get();
-    return t != nullptr;
-  };
   std::size_t sum = 0;
   for (const Operand* operand = operands_.begin(); operand != operands_.end(); ++operand) {
-    if (operand->version == nullptr || !counts_in_table(*operand->version)) continue;
+    if (operand->version == nullptr || !is_within(operand->version->table.get(), table)) continue;
     const bool counted_before =
         std::any_of(operands_.begin(), operand,
                     [&](const Operand& o) { return o.version == operand->version; });
@@ -102,18 +97,13 @@ std::size_t Step::input_bytes_in(const Table& table) const {
   return sum;
 }
 
-bool Step::is_worth_recording() const {
-  constexpr std::size_t kManyTimes = 8;
-  bool is_replayable = false;
-  std::size_t replayable = 0;
-  std::size_t copied = 0;
-  for (const Operand& operand : operands_) {
-    if (!operand.written) continue;
+// See Note [Mutation is a new version]
+bool Step::overwrites_only_replayable() const {
+  const auto is_lost = [](const Operand& operand) {
     const bool has_producer = operand.version != nullptr && operand.version->producer;
-    is_replayable |= has_producer;
-    (has_producer ? replayable : copied) += operand.nbytes;
-  }
-  return is_replayable && kManyTimes * copied <= replayable;
+    return operand.written && !has_producer;
+  };
+  return writes_ && std::ranges::none_of(operands_, is_lost);
 }
 
 // See Note [Mutation is a new version]

@@ -24,8 +24,8 @@
 // for], they are copied first and the copy takes the version's place.
 //
 // An operator that only writes, such as a fused optimiser's, may overwrite parameters and, in a first
-// call, states that could be replayed. To record it takes copies of the parameters. It is recorded if
-// what it lets be evicted is many times as large as what is to be copied for that.
+// call, states that could be replayed. To record it would take copies of the parameters. So what makes
+// nothing fresh is recorded only if all that it overwrites can be replayed.
 
 #pragma once
 
@@ -55,7 +55,6 @@ class Step {
     Version* version = nullptr;  // null: no level knows of it yet
     Table* home = nullptr;       // the level that its contents belong to; null: the caller's
     bool written = false;
-    std::size_t nbytes = 0;
   };
   // What the operator will allocate.
   struct Need {
@@ -93,8 +92,8 @@ class Step {
   // Nothing is pinned any more: what was not foreseen is made good.
   void finish();
 
-  void set_operand(std::size_t i, Version* version, Table* home, bool written, std::size_t nbytes) {
-    operands_[i] = {version, home, written, nbytes};
+  void set_operand(std::size_t i, Version* version, Table* home, bool written) {
+    operands_[i] = {version, home, written};
     writes_ |= written;
   }
   void bring_back();
@@ -159,7 +158,7 @@ class Step {
   [[nodiscard]] bool is_saved(const Version& version) const;
   void abandon_writes();
   void discharge_original(const Version& version);
-  [[nodiscard]] bool is_worth_recording() const;
+  [[nodiscard]] bool overwrites_only_replayable() const;
   [[nodiscard]] Ref<Version> observed(std::size_t operand);
   void make_room();
   void let_go_early();

@@ -288,6 +288,11 @@ void Table::delist(Version& version) {
   domain->evictor.forget(version);
 }
 
+bool is_within(const Table* table, const Table& whole) {
+  while (table != nullptr && table != &whole) table = table->enclosing.get();
+  return table != nullptr;
+}
+
 // Scores of values that matter lie within some twenty orders of magnitude.
 double weight_of(const Version& version) {
   constexpr double kKept = 1e40;
@@ -298,7 +303,7 @@ void make_stale(const Version& version, bool lower) {
   Candidate& c = version.table->candidates[version.slot];
   c.stale = true;
   if (!lower) return;
-  c.neighbours = 0;
+  c.ancestors = 0;
   c.next_use = version.next_use;
 }
 

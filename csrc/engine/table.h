@@ -187,6 +187,8 @@ void make_stale(const Version& version, bool lower);
 // Does `table` or one around it share `budget`? Then what is inside counts there.
 [[nodiscard]] bool is_shared_around(const std::shared_ptr<SharedBudget>& budget,
                                     const Table* table);
+// Whether `table` is `whole`, or lies inside of it.
+[[nodiscard]] bool is_within(const Table* table, const Table& whole);
 // What a candidate's score is multiplied by.
 [[nodiscard]] double weight_of(const Version& version);
 

@@ -7,7 +7,7 @@
 // The default score sums the cost of a candidate's evicted ancestors. After some thousand evictions
 // that closure can be most of the program, and walking it for every candidate would make eviction
 // quadratic. The first 256 operations decide: what lies beyond only says "very expensive" more
-// loudly. h_DTR is the reference and walks all of it.
+// loudly.
 //
 // Each version that leaves or comes back needs a walk as well, to mark stale what depends on it. Where
 // a guide knows the next uses, what lies far away changes a score little, and 16 operations do: plans

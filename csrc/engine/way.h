@@ -34,7 +34,6 @@
 
 #include <cstdint>
 #include <stdexcept>
-#include <string_view>
 
 #include "policy/eviction.h"
 
@@ -62,7 +61,6 @@ class Way {
   Way& operator=(const Way&) = delete;
   virtual ~Way() = default;
 
-  [[nodiscard]] virtual std::string_view name() const = 0;
   // Whether what has gone by it is elsewhere, and comes back without its producer.
   [[nodiscard]] virtual bool keeps_copy() const = 0;
   // Whether `version` may ever go by it, as far as its nature tells.
@@ -76,20 +74,25 @@ class Way {
 
   // Of ways that keep a copy. Room for the bytes has been made: they come, and the copy goes when they
   // are there. Returns where the version is then: here, or coming. Throws CopyLost.
-  [[nodiscard]] virtual Place bring_back(Version& version);
+  [[nodiscard]] virtual Place bring_back(Version&) { has_no_copies(); }
   // Whether a version that is under way has arrived.
-  [[nodiscard]] virtual bool has_arrived(const Version& version) const;
+  [[nodiscard]] virtual bool has_arrived(const Version&) const { return true; }
   // Waits until it has. Returns where it is: what was leaving is away, or here if it has to stay after
   // all, and has no copy then; what was coming is here. Throws CopyLost.
-  [[nodiscard]] virtual Place wait(Version& version);
+  [[nodiscard]] virtual Place wait(Version&) { has_no_copies(); }
   // Whether what is away is to be on its way by now, if it is read `until` later, in program time.
   [[nodiscard]] virtual bool is_due(const Version&, double /*until*/) const { return false; }
   // To let `version` go before its room is wanted pays if it is not read for longer than this.
   [[nodiscard]] virtual double pays_after(const Version&) const { return kNever; }
   // What is coming goes back: it is away, and has its copy.
-  virtual void turn_back(Version& version);
+  virtual void turn_back(Version&) { has_no_copies(); }
   // The copy, whole or not, is not asked for any more. Nothing reads the bytes when this returns.
-  virtual void discard(Version& version);
+  virtual void discard(Version&) { has_no_copies(); }
+
+ private:
+  [[noreturn]] static void has_no_copies() {
+    throw std::logic_error("rematfn: nothing has a copy that went by a way that keeps none");
+  }
 };
 
 }  // namespace rematfn

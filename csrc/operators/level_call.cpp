@@ -89,7 +89,7 @@ void LevelCall::run() {
     const FoundTensor& f = found_[i];
     const bool known = f.cell != nullptr;
     set_operand(i, known ? f.cell->version.get() : nullptr, known ? f.cell->level.get() : nullptr,
-                f.written, f.storage->nbytes());
+                f.written);
     if (!is_on_cpu(f)) enter_stream(f.tensor->device());
   }
   const std::uint64_t thread = at::RecordFunction::currentThreadId();
@@ -231,12 +231,15 @@ void LevelCall::prepare() {
   note_filled_memory();
 }
 
+Ref<Version> LevelCall::copy_of(const FoundTensor& f) const {
+  const auto found = std::ranges::find(copied_, f.storage, &Copied::storage);
+  return found == copied_.end() ? Ref<Version>() : Ref<Version>(found->version);
+}
+
 Ref<Version> LevelCall::find_overwritten(std::size_t operand) {
   const FoundTensor& f = found_[operand];
   if (f.cell != nullptr && f.cell->version->outside == nullptr) return f.cell->version;
-  for (const Copied& copied : copied_) {
-    if (copied.storage == f.storage) return Ref<Version>(copied.version);
-  }
+  if (Ref<Version> copied = copy_of(f)) return copied;
   TensorVersion* known =
       domain_.outside.known(*f.storage, bumps_so_far(invocation_, found_, *f.storage));
   const bool is_observed = domain_.recorder || domain_.guide || domain_.journal;
@@ -248,9 +251,7 @@ Ref<Version> LevelCall::find_overwritten(std::size_t operand) {
 
 Ref<Version> LevelCall::find_outside(std::size_t operand) {
   const FoundTensor& f = found_[operand];
-  for (const Copied& copied : copied_) {
-    if (copied.storage == f.storage) return Ref<Version>(copied.version);
-  }
+  if (Ref<Version> copied = copy_of(f)) return copied;
   if (f.tensor->is_wrapped_number()) return number_version(*f.tensor);
   return domain_.outside.version_of(*f.tensor);
 }
@@ -268,10 +269,8 @@ Ref<Operation> LevelCall::make_operation() { return Ref<Operation>(new Call(call
 void LevelCall::take_inputs() {
   for (std::size_t i = 0; i < found_.size(); ++i) {
     const FoundTensor& f = found_[i];
-    Ref<Version> version(operands_[i].version);
-    for (const Copied& copied : copied_) {
-      if (copied.storage == f.storage) version = Ref<Version>(copied.version);
-    }
+    Ref<Version> version = copy_of(f);
+    if (!version) version = Ref<Version>(operands_[i].version);
     if (!version && f.tensor->is_wrapped_number()) version = number_version(*f.tensor);
     if (!version) {
       version = domain_.outside.version_of(*f.tensor, !facts_.reads_shapes_only);

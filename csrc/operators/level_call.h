@@ -64,6 +64,8 @@ class LevelCall final : private Step {
   void prepare() override;
   [[nodiscard]] Ref<Version> find_overwritten(std::size_t operand) override;
   [[nodiscard]] Ref<Version> find_outside(std::size_t operand) override;
+  // Of what is about to be overwritten, if it has been copied.
+  [[nodiscard]] Ref<Version> copy_of(const FoundTensor& f) const;
   void note_copied(std::size_t operand, Version& version) override;
   void note_not_copied(std::size_t operand) override;
   void note_not_written(std::size_t operand) override;

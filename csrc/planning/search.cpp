@@ -20,20 +20,20 @@ constexpr Score kLooksBack;
 // The settings of the score among which a trace decides. What differs: how the past and the future
 // are weighed, how much the ancestors count, and whether what nobody has read yet is spared.
 constexpr std::array<Score, 10> kPortfolio{{
-    {ScoreKind::kOn, 0.5, 0.75, 4, Horizon::kGeometric},
-    {ScoreKind::kOn, 1.0, 0.75, 1, Horizon::kGeometric},
-    {ScoreKind::kOn, 1.0, 1.0, 1, Horizon::kNext},
-    {ScoreKind::kOn, 0.5, 0.75, 1, Horizon::kNext},
-    {ScoreKind::kOn, 0.5, 0.5, 4, Horizon::kNext},
-    {ScoreKind::kOn, 0.1, 0.75, 1, Horizon::kGeometric},
-    {ScoreKind::kOn, 0.5, 1.0, 1, Horizon::kGeometric},
-    {ScoreKind::kOn, 0.5, 1.5, 1, Horizon::kHarmonic},
-    {ScoreKind::kOn, 0.5, 0.75, 4, Horizon::kNearer},
+    {0.5, 0.75, 4, Horizon::kGeometric},
+    {1.0, 0.75, 1, Horizon::kGeometric},
+    {1.0, 1.0, 1, Horizon::kNext},
+    {0.5, 0.75, 1, Horizon::kNext},
+    {0.5, 0.5, 4, Horizon::kNext},
+    {0.1, 0.75, 1, Horizon::kGeometric},
+    {0.5, 1.0, 1, Horizon::kGeometric},
+    {0.5, 1.5, 1, Horizon::kHarmonic},
+    {0.5, 0.75, 4, Horizon::kNearer},
     kLooksBack,
 }};
 
 // That of segments and cut points, whose weights decide for themselves what is held.
-constexpr Score kAmongTheRest{ScoreKind::kOn, 0.5, 0.75, 1, Horizon::kNext};
+constexpr Score kAmongTheRest{0.5, 0.75, 1, Horizon::kNext};
 
 constexpr std::size_t index_of(Preference preference) {
   return static_cast<std::size_t>(preference);

@@ -24,7 +24,6 @@ class SimulatedLink final : public Link {
   // By value: what has gone over it.
   [[nodiscard]] const std::vector<bool>& moved() const { return moved_; }
 
-  [[nodiscard]] std::string_view name() const override { return "link"; }
   [[nodiscard]] bool applies(const Version&) const override { return true; }
   [[nodiscard]] bool has_room(const Version& version) const override {
     return held_ + version.nbytes <= room_;

@@ -121,7 +121,7 @@ class SimulatedStep final : private Step {
     operands_.resize(call.reads.size());
     for (std::size_t i = 0; i < call.reads.size(); ++i) {
       Version* version = versions[call.reads[i].value].get();
-      set_operand(i, version, version->table.get(), call.reads[i].written, version->nbytes);
+      set_operand(i, version, version->table.get(), call.reads[i].written);
     }
   }
 

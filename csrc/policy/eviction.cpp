@@ -38,41 +38,19 @@ double time_of(const Score& s, const Candidate& c, const ScoreContext& context) 
   return age;
 }
 
-double unweighted(const Score& s, const Candidate& c, const ScoreContext& context) {
-  const double now = context.now;
-  switch (s.kind) {
-    case ScoreKind::kOn: {
-      // A value nobody has read yet is about to be: its consumer is usually the next operator.
-      const bool priced = context.prices_pending && c.pending;
-      const double fresh = c.consumed || priced ? 1.0 : s.unread;
-      return fresh * (c.cost + s.ancestors * c.neighbours) /
-             (c.nbytes * power(time_of(s, c, context), s.exponent));
-    }
-    case ScoreKind::kDtr:
-    case ScoreKind::kEq:
-      return (c.cost + c.neighbours) / (c.nbytes * age_of(c, now));
-    case ScoreKind::kLocal:
-      return c.cost / (c.nbytes * age_of(c, now));
-    case ScoreKind::kMsps:
-      return (c.cost + c.neighbours) / c.nbytes;
-    case ScoreKind::kLru:
-      return -age_of(c, now);
-    case ScoreKind::kLargest:
-      return -c.nbytes;
-  }
-  return 0;
-}
-
 }  // namespace
 
 double score(const Score& s, const Candidate& c, const ScoreContext& context) {
-  if (s.kind == ScoreKind::kOn && c.next_use == kNever) return -c.nbytes;  // no replay will be asked for
-  const double found = unweighted(s, c, context);
-  if (found >= 0) return c.weight * found;
-  return c.weight > 1 ? -1 / found : found;
+  if (c.next_use == kNever) return -c.nbytes;  // no replay will be asked for
+  // A value nobody has read yet is about to be: its consumer is usually the next operator.
+  const bool priced = context.prices_pending && c.pending;
+  const double fresh = c.consumed || priced ? 1.0 : s.unread;
+  const double found = fresh * (c.cost + s.ancestors * c.ancestors) /
+                       (c.nbytes * power(time_of(s, c, context), s.exponent));
+  return c.weight * found;
 }
 
-Victims choose_victims(const Score& kind, std::span<const Candidate> candidates,
+Victims choose_victims(const Score& s, std::span<const Candidate> candidates,
                        const ScoreContext& context, bool spare_pending, std::size_t most,
                        Refresh refresh) {
   struct Scored {
@@ -88,7 +66,7 @@ Victims choose_victims(const Score& kind, std::span<const Candidate> candidates,
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& c = candidates[i];
     if (c.pinned || c.refused || (spare_pending && c.pending)) continue;
-    heap.push_back({score(kind, c, context), i, c.stale});
+    heap.push_back({score(s, c, context), i, c.stale});
   }
   std::make_heap(heap.begin(), heap.end(), comes_later);
   Victims victims;
@@ -102,7 +80,7 @@ Victims choose_victims(const Score& kind, std::span<const Candidate> candidates,
     std::pop_heap(heap.begin(), heap.end(), comes_later);
     if (first.stale) {
       refresh(first.index);
-      heap.back() = {score(kind, candidates[first.index], context), first.index, false};
+      heap.back() = {score(s, candidates[first.index], context), first.index, false};
       std::push_heap(heap.begin(), heap.end(), comes_later);
     } else {
       heap.pop_back();

@@ -30,17 +30,7 @@ namespace rematfn {
 // value touched just now is as old as one small operator, never infinitely fresh.
 inline constexpr double kOperatorCost = 5e-6;
 
-enum class ScoreKind : std::uint8_t {
-  kOn,       // see Score
-  kDtr,      // (cost + evicted ancestors and descendants) / (bytes * age)        Kirisame 2021, h_DTR
-  kEq,       // the same over undirected components kept by union-find            Kirisame 2021, h_DTR^eq
-  kLocal,    // cost / (bytes * age)                                              Kirisame 2021, h_local
-  kMsps,     // (cost + evicted ancestors) / bytes                                Peng 2020, Capuchin
-  kLru,      // the oldest access
-  kLargest,  // the most bytes
-};
-
-// What stands for time in kOn, where the next use of a value may be known.
+// What stands for time in a score, where the next use of a value may be known.
 enum class Horizon : std::uint8_t {
   kAge,        // time since the last access, whatever comes
   kGeometric,  // sqrt(age * time to next use)
@@ -49,10 +39,9 @@ enum class Horizon : std::uint8_t {
   kNext,       // age^(1/4) * next^(3/4)
 };
 
-// kOn: (cost + ancestors * evicted ancestors) / (bytes * time^exponent), `unread` times that until the
+// (cost + ancestors * evicted ancestors) / (bytes * time^exponent), `unread` times that until the
 // value is first read.
 struct Score {
-  ScoreKind kind = ScoreKind::kOn;
   double ancestors = 0.5;
   double exponent = 0.6;
   double unread = 4;
@@ -75,7 +64,7 @@ struct ScoreContext {
 struct Candidate {
   double nbytes = 0;
   double cost = 0;         // of the operation that would be replayed, seconds
-  double neighbours = 0;   // cost of the evicted neighbourhood, as the score in force defines it
+  double ancestors = 0;    // cost of those that are evicted
   double last_access = 0;  // program time, seconds
   double next_use = kUnknown;  // program time: when it, or what needs it to be replayed, is read
   double weight = 1;       // of a plan, past all others for what is kept; see score()
@@ -86,9 +75,9 @@ struct Candidate {
   bool stale = true;       // what is around it has changed: see Note [Stale scores are too low]
 };
 
-// The lowest score goes first. A weight multiplies it; of scores that are below zero, a kept value's is
-// above, in the same order. Only a value that is known not to be read again is free even so.
-[[nodiscard]] double score(const Score& kind, const Candidate& c, const ScoreContext& context);
+// The lowest score goes first. A weight multiplies it. Only a value that is known not to be read again is
+// free even so.
+[[nodiscard]] double score(const Score& s, const Candidate& c, const ScoreContext& context);
 
 // Note [Stale scores are too low]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -111,7 +100,7 @@ struct Victims {
   double lowest_left = kNever;
 };
 using Refresh = c10::function_ref<void(std::size_t index)>;
-[[nodiscard]] Victims choose_victims(const Score& kind, std::span<const Candidate> candidates,
+[[nodiscard]] Victims choose_victims(const Score& s, std::span<const Candidate> candidates,
                                      const ScoreContext& context, bool spare_pending,
                                      std::size_t most, Refresh refresh);
 

@@ -4,7 +4,7 @@
 //
 // Note [Near the floor]
 // ~~~~~~~~~~~~~~~~~~~~~~
-// Where little fits, replays evict what the next replay reads, and cost more than the program. Seven
+// Where little fits, replays evict what the next replay reads, and cost more than the program. Six
 // rules change what is done then. docs/design/floor.md has a table of what each buys.
 //   1. Mirrored: in a backward, once replays have cost more than the program over a window of a
 //      twentieth of it, ON() replaces age. A backward reads what the forward made in reverse. The
@@ -23,13 +23,11 @@
 //      evicted is replayed from it. Burial::bury.
 //   4. Pinned: an operation whose replay found an input missing pins the others until it has run.
 //      Replayer::run_schedule; this is Rule 4 of Note [Replay runs in program order].
-//   5. Retried: where such pins leave no room, all are let go, eight times at the most.
-//      Replayer::make_room; this is Rule 5 there.
-//   6. Frugal: where two replays for each recorded operation are not enough, versions are made in the
-//      order that takes the least memory. Note [Frugal replays]; this is Rule 6 there.
-//   7. Moved: there, what can be moved is not dropped any more, to the end of the call; nor where
+//   5. Frugal: where two replays for each recorded operation are not enough, versions are made in the
+//      order that takes the least memory. Note [Frugal replays]; this is Rule 5 there.
+//   6. Moved: there, what can be moved is not dropped any more, to the end of the call; nor where
 //      replays have cost twice what a plan foretold, as a plan that does both may come to where copies
-//      take longer than foretold. Replayer::try_to_bring_back, run; this is Rule 7 there.
+//      take longer than foretold. Replayer::try_to_bring_back, run; this is Rule 6 there.
 // Each can be switched off, for benchmarks/floor.py.
 
 #pragma once
@@ -43,7 +41,6 @@ struct FloorRules {
   bool priced = true;
   bool retained = true;
   bool pinned = true;
-  bool retried = true;
   bool frugal = true;
   bool moved = true;
 };

@@ -20,7 +20,8 @@ namespace rematfn {
 struct Considered {
   double nbytes;
   double cost;
-  double ancestors;  // cost of those that are evicted
+  double ancestors;    // cost of those that are evicted
+  double descendants;  // the same
   double age;
   double next_use;  // time until then, kNever or kUnknown
   bool consumed;

@@ -101,14 +101,6 @@ void set_inner_tensors(const py::object& function) {
   set_unwrapper(&ask_for_inner_tensors);
 }
 
-Score make_score(const std::string& kind, double ancestors, double exponent, double unread) {
-  static const std::unordered_map<std::string, ScoreKind> kinds{
-      {"on", ScoreKind::kOn},       {"dtr", ScoreKind::kDtr},   {"eq", ScoreKind::kEq},
-      {"local", ScoreKind::kLocal}, {"msps", ScoreKind::kMsps}, {"lru", ScoreKind::kLru},
-      {"largest", ScoreKind::kLargest}};
-  return {.kind = kinds.at(kind), .ancestors = ancestors, .exponent = exponent, .unread = unread};
-}
-
 Keeping make_keeping(bool products, const std::string& marks, const std::vector<std::string>& names) {
   static const std::unordered_map<std::string, Keeping::Marks> kinds{
       {"heeded", Keeping::Marks::kHeeded}, {"all", Keeping::Marks::kAll},
@@ -169,7 +161,7 @@ CustomScore make_custom_score(const py::object& function) {
     const py::gil_scoped_acquire gil;
     try {
       return py::cast<double>(
-          (*held)(c.nbytes, c.cost, c.ancestors, c.age,
+          (*held)(c.nbytes, c.cost, c.ancestors, c.descendants, c.age,
                   c.next_use == kUnknown ? py::none() : py::object(py::float_(c.next_use)),
                   c.consumed, std::string(c.producer)));
     } catch (py::error_already_set& raised) {
@@ -227,7 +219,9 @@ PYBIND11_MODULE(_C, m) {
   });
 
   py::class_<Score>(m, "Score")
-      .def(py::init(&make_score), py::arg("kind") = "on",
+      .def(py::init([](double ancestors, double exponent, double unread) {
+             return Score{ancestors, exponent, unread};
+           }),
            py::arg("ancestors") = Score().ancestors, py::arg("exponent") = Score().exponent,
            py::arg("unread") = Score().unread)
       .def_readonly("ancestors", &Score::ancestors)

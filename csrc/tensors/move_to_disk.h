@@ -24,7 +24,6 @@ class MoveToDisk final : public Link {
 
   [[nodiscard]] const std::shared_ptr<Disk>& disk() const { return disk_; }
 
-  [[nodiscard]] std::string_view name() const override { return "disk"; }
   [[nodiscard]] bool applies(const Version& version) const override;
   [[nodiscard]] bool has_room(const Version& version) const override;
   [[nodiscard]] Place leave(Version& version) override;

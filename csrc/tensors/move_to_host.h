@@ -23,7 +23,6 @@ class MoveToHost final : public Link {
 
   [[nodiscard]] const std::shared_ptr<Host>& host() const { return host_; }
 
-  [[nodiscard]] std::string_view name() const override { return "host"; }
   [[nodiscard]] bool applies(const Version& version) const override;
   [[nodiscard]] bool has_room(const Version& version) const override;
   [[nodiscard]] Place leave(Version& version) override;

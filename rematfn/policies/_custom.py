@@ -18,6 +18,7 @@ class Candidate(NamedTuple):
         nbytes: Its bytes.
         cost: What replaying its producer costs, in seconds of the cost model.
         ancestors: What replaying its evicted ancestors costs, which would come first.
+        descendants: What replaying its evicted descendants costs, which would need it.
         age: Program time since the program last touched it, in the same seconds.
         next_use: Program time until the program reads it next, ``inf`` if it never will; None where
             that is not known.
@@ -28,6 +29,7 @@ class Candidate(NamedTuple):
     nbytes: float
     cost: float
     ancestors: float
+    descendants: float
     age: float
     next_use: float | None
     consumed: bool

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every policy is, and the scores that look back.
+"""What every policy is, and the score that looks back.
 
-Each names a score that lives once, in the C++ core. `c` is the cost of recomputing a version from
-its inputs, `m` its bytes, `age` the program time since the program last touched it; the candidate
-with the lowest score goes first.
+It lives once, in the C++ core. `c` is the cost of recomputing a version from its inputs, `m` its
+bytes, `age` the program time since the program last touched it; the candidate with the lowest
+score goes first.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ _DEFAULT = _C.Score()
 class Policy:
     """What all policies have in common: a score, and that marked values go last."""
 
-    kind: ClassVar[str] = "on"  # of score
     # Without a budget, what is not kept goes when the function returns.
     discards: ClassVar[bool] = False
     # To replay a lot is what it is for: nobody is warned.
@@ -26,7 +25,7 @@ class Policy:
 
     def core(self) -> _C.Policy:
         """Return the policy as the core takes it: for a plan, until there is one."""
-        return _C.Policy(score=_C.Score(self.kind))
+        return _C.Policy()
 
 
 @dataclass(frozen=True)
@@ -54,4 +53,4 @@ class ON(Policy):
 
     def core(self) -> _C.Policy:
         """Return the policy as the core takes it."""
-        return _C.Policy(score=_C.Score(self.kind, self.ancestors, self.exponent, self.unread))
+        return _C.Policy(score=_C.Score(self.ancestors, self.exponent, self.unread))

@@ -1,59 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of the literature, to compare with. None is better than those of `rematfn.policies`."""
+"""Scores of the literature, to compare with. None is better than those of `rematfn.policies`.
 
-from dataclasses import dataclass
-from typing import ClassVar
+They are custom scores: slow, as all of Python's. `c` is what replaying a version's producer costs,
+`m` its bytes, `age` the program time since the program last touched it.
+"""
 
-from ._scores import Policy
+from dataclasses import dataclass, field
 
-__all__ = ["DTR", "LRU", "MSPS", "Eq", "Largest", "Local"]
+from ._custom import Candidate, Custom, Scorer
+
+__all__ = ["DTR", "LRU", "MSPS", "Largest", "Local"]
+
+_LEAST_AGE = 5e-6  # seconds: what the smallest operator costs
+
+
+def _staleness(c: Candidate) -> float:
+    return c.nbytes * (c.age + _LEAST_AGE)
+
+
+def _dtr(c: Candidate) -> float:
+    return (c.cost + c.ancestors + c.descendants) / _staleness(c)
+
+
+def _local(c: Candidate) -> float:
+    return c.cost / _staleness(c)
+
+
+def _msps(c: Candidate) -> float:
+    return (c.cost + c.ancestors) / c.nbytes
+
+
+def _lru(c: Candidate) -> float:
+    return -c.age
+
+
+def _largest(c: Candidate) -> float:
+    return -c.nbytes
 
 
 @dataclass(frozen=True)
-class DTR(Policy):
-    """Evict the smallest ``(c + neighbourhood) / (m * age)``, exactly: the reference.
+class DTR(Custom):
+    """Evict the smallest ``(c + neighbourhood) / (m * age)``.
 
     The neighbourhood is every evicted ancestor and descendant. This is h_DTR of Kirisame et al.,
-    *Dynamic Tensor Rematerialization* (ICLR 2021). Slow: each eviction walks the neighbourhood of
-    each candidate.
+    *Dynamic Tensor Rematerialization* (ICLR 2021).
     """
 
-    kind: ClassVar[str] = "dtr"
+    scorer: Scorer = field(default_factory=lambda: _dtr, init=False, repr=False)
 
 
 @dataclass(frozen=True)
-class Eq(Policy):
-    """As :class:`DTR`, with undirected components kept by union-find (h_DTR^eq, ibid.)."""
-
-    kind: ClassVar[str] = "eq"
-
-
-@dataclass(frozen=True)
-class Local(Policy):
+class Local(Custom):
     """Evict the smallest ``c / (m * age)`` (h_local, ibid.)."""
 
-    kind: ClassVar[str] = "local"
+    scorer: Scorer = field(default_factory=lambda: _local, init=False, repr=False)
 
 
 @dataclass(frozen=True)
-class MSPS(Policy):
+class MSPS(Custom):
     """Evict the smallest ``(c + ancestors) / m``: memory saving per second.
 
     After Peng et al., *Capuchin* (ASPLOS 2020), as Kirisame et al. compare with it.
     """
 
-    kind: ClassVar[str] = "msps"
+    scorer: Scorer = field(default_factory=lambda: _msps, init=False, repr=False)
 
 
 @dataclass(frozen=True)
-class LRU(Policy):
+class LRU(Custom):
     """Evict what the program has not touched for longest."""
 
-    kind: ClassVar[str] = "lru"
+    scorer: Scorer = field(default_factory=lambda: _lru, init=False, repr=False)
 
 
 @dataclass(frozen=True)
-class Largest(Policy):
+class Largest(Custom):
     """Evict the largest version."""
 
-    kind: ClassVar[str] = "largest"
+    scorer: Scorer = field(default_factory=lambda: _largest, init=False, repr=False)

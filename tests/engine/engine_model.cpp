@@ -104,16 +104,17 @@ void what_replays_wait_for_may_be_moved() {
   operation->add_output(*version);
   table->admit(*version);
   const auto ways = [&] {
-    std::vector<std::string_view> names;
-    table->for_each_way(*version, [&](Way& way) { names.push_back(way.name()); });
-    return names;
+    std::vector<const Way*> found;
+    table->for_each_way(*version, [&](Way& way) { found.push_back(&way); });
+    return found;
   };
-  using Names = std::vector<std::string_view>;
-  expect(ways() == Names{"drop", "move"}, "what may be read again goes either way");
+  using Ways = std::vector<const Way*>;
+  const Way* const drop = &domain->drop_and_replay;
+  expect(ways() == Ways{drop, &move}, "what may be read again goes either way");
   version->next_use = kNever;
-  expect(ways() == Names{"drop"}, "what will not be read is dropped");
+  expect(ways() == Ways{drop}, "what will not be read is dropped");
   rematfn::expect(*version);  // one more pending reader
-  expect(ways() == Names{"drop", "move"}, "what a replay waits for goes either way");
+  expect(ways() == Ways{drop, &move}, "what a replay waits for goes either way");
   expect(domain->evictor.evict_one(*table, /*spare_pending=*/false), "it goes");
   domain->end_moves(*table);
   expect(version->copied_by == &move, "and is moved, which is cheaper");
@@ -130,10 +131,7 @@ bool same(const Statistics& a, const Statistics& b) {
 
 // By which policy a run goes.
 void choose_policy(Dice& dice, SimulationOptions& options) {
-  constexpr ScoreKind kKinds[] = {ScoreKind::kOn,   ScoreKind::kOn,   ScoreKind::kDtr,
-                                  ScoreKind::kEq,   ScoreKind::kLocal, ScoreKind::kMsps,
-                                  ScoreKind::kLru, ScoreKind::kLargest};
-  options.policy.score = random_score(dice, kKinds[dice.below(std::size(kKinds))]);
+  options.policy.score = random_score(dice);
   if (dice.one_in(3)) {
     options.policy.keeping.products = dice.one_in(3);
     options.policy.keeping.marks = static_cast<Keeping::Marks>(dice.below(5));
@@ -141,7 +139,7 @@ void choose_policy(Dice& dice, SimulationOptions& options) {
   }
   if (dice.one_in(8)) {
     options.policy.custom_score = [](const Considered& c) {
-      return c.consumed ? c.cost + c.ancestors : c.nbytes;
+      return c.consumed ? c.cost + c.ancestors + c.descendants : c.nbytes;
     };
   }
 }

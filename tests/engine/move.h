@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <map>
-#include <string_view>
 
 #include "engine/lineage.h"
 #include "random_program.h"
@@ -19,7 +18,6 @@ class Move final : public Way {
  public:
   explicit Move(std::size_t most, bool may_fail = false) : most_(most), may_fail_(may_fail) {}
 
-  [[nodiscard]] std::string_view name() const override { return "move"; }
   [[nodiscard]] bool keeps_copy() const override { return true; }
   [[nodiscard]] bool applies(const Version&) const override { return true; }
   [[nodiscard]] bool has_room(const Version& version) const override {

@@ -24,7 +24,7 @@ namespace rematfn {
 // ---- a way that moves -------------------------------------------------------------------------
 
 // By a plan that would rather drop, in the least budget that can be held by moving: more fits
-// with that rule than without, and replays less. See Note [Near the floor], Rule 7.
+// with that rule than without, and replays less. See Note [Near the floor], Rule 6.
 void moves_where_replays_thrash(unsigned count) {
   std::uint64_t replays_if_moved = 0;
   std::uint64_t replays_if_not = 0;
@@ -231,7 +231,6 @@ class Asked final : public Way {
  public:
   explicit Asked(bool has_room) : has_room_(has_room) {}
 
-  [[nodiscard]] std::string_view name() const override { return "asked"; }
   [[nodiscard]] bool keeps_copy() const override { return true; }
   [[nodiscard]] bool applies(const Version&) const override { return ++times > 0; }
   [[nodiscard]] bool has_room(const Version&) const override { return has_room_; }
@@ -420,7 +419,7 @@ void plans_decide_by_value() {
   }
 }
 
-// Where replays cost more than the plan foretold, what can be moved is. Note [Near the floor], Rule 7.
+// Where replays cost more than the plan foretold, what can be moved is. Note [Near the floor], Rule 6.
 void plans_that_break_their_word(unsigned count) {
   std::uint64_t replays[2] = {0, 0};
   unsigned moved = 0;

@@ -12,11 +12,11 @@
 
 namespace rematfn {
 
-inline Score random_score(Dice& dice, ScoreKind kind) {
+inline Score random_score(Dice& dice) {
   const auto among = [&](std::initializer_list<double> all) {
     return all.begin()[dice.below(all.size())];
   };
-  Score score{.kind = kind};
+  Score score;
   score.ancestors = among({0, 0.5, 1});
   score.exponent = among({0.3, 0.6, 1.5});
   score.unread = among({1, 4});
@@ -29,7 +29,7 @@ struct RandomPlan {
   RandomPlan(Dice& dice, const Trace& trace) {
     auto foreseen = std::make_shared<Trace>(trace);
     Plan made;
-    made.score = random_score(dice, ScoreKind::kOn);
+    made.score = random_score(dice);
     made.score.horizon = static_cast<Horizon>(dice.below(5));
     for (std::size_t i = 0; i < trace.values.size(); ++i) {
       made.weights.push_back(dice.one_in(3) ? 1000.0F : 1.0F);

@@ -17,7 +17,7 @@ from steps import NEW, VIEWS, WRITES, obey
 from torch import Tensor, nn
 
 import rematfn
-from rematfn.policies import ON, reference
+from rematfn.policies import ON
 
 
 def refused(run: Callable[[], Any]) -> rematfn.BudgetError:
@@ -73,7 +73,6 @@ POLICIES: list[rematfn.policies.Policy] = [
     rematfn.policies.Memory(),
     rematfn.policies.Speed(),
     rematfn.testing.EvictEverything(),
-    *(getattr(reference, name)() for name in reference.__all__),
 ]
 KINDS = ["drop", "swap", *NEW, *NEW, *NEW, *VIEWS, *VIEWS, *WRITES]
 

@@ -18,6 +18,7 @@ using namespace rematfn;
 namespace {
 
 constexpr double kTick = kOperatorCost;  // the least age
+constexpr Score kPlain{.exponent = 1};
 
 void expect(bool holds, const std::string& what) {
   if (holds) return;
@@ -25,10 +26,10 @@ void expect(bool holds, const std::string& what) {
   std::exit(1);
 }
 
-// To the precision of the power in kOn, which is a float's.
-void expect_score(const Score& kind, const Candidate& c, const ScoreContext& context,
+// To the precision of the power in it, which is a float's.
+void expect_score(const Score& s, const Candidate& c, const ScoreContext& context,
                   double expected, const std::string& what) {
-  const double found = score(kind, c, context);
+  const double found = score(s, c, context);
   if (std::abs(found - expected) <= 1e-6 * std::abs(expected)) return;
   std::printf("failed: %s: %.9g instead of %.9g\n", what.c_str(), found, expected);
   std::exit(1);
@@ -42,12 +43,12 @@ Candidate read_candidate() {
   return c;
 }
 
-// Of 8 bytes, cost 3, with neighbours that cost 4.
+// Of 8 bytes, cost 3, with ancestors that cost 4.
 Candidate large() {
   Candidate c = read_candidate();
   c.nbytes = 8;
   c.cost = 3;
-  c.neighbours = 4;
+  c.ancestors = 4;
   return c;
 }
 
@@ -61,31 +62,19 @@ constexpr ScoreContext kTwoSeconds{.now = 2 - kTick};  // ages of what was acces
 
 // ---- scores -----------------------------------------------------------------------------------
 
-void each_kind() {
-  expect_score({}, large(), kTwoSeconds, (3 + 4 / 2.0) / (8 * std::pow(2, 0.6)),
-               "on: cost and half the ancestors over bytes and age to the three fifths");
-  for (const ScoreKind kind : {ScoreKind::kDtr, ScoreKind::kEq}) {
-    expect_score({kind}, large(), kTwoSeconds, (3 + 4) / (8 * 2.0),
-                 "dtr, eq: cost and neighbourhood over bytes and age");
-  }
-  expect_score({ScoreKind::kLocal}, large(), kTwoSeconds, 3 / (8 * 2.0),
-               "local leaves the neighbourhood out");
-  expect_score({ScoreKind::kMsps}, large(), kTwoSeconds, (3 + 4) / 8.0, "msps knows no age");
-  expect_score({ScoreKind::kLru}, large(), kTwoSeconds, -2, "lru: the oldest");
-  expect_score({ScoreKind::kLargest}, large(), kTwoSeconds, -8, "largest: the most bytes");
-}
-
 void parameters() {
+  expect_score({}, large(), kTwoSeconds, (3 + 4 / 2.0) / (8 * std::pow(2, 0.6)),
+               "cost and half the ancestors over bytes and age to the three fifths");
   const Score asked{.ancestors = 0.25, .exponent = 2, .unread = 3};
-  expect_score(asked, large(), kTwoSeconds, (3 + 4 / 4.0) / (8 * 4), "on as it was asked for");
+  expect_score(asked, large(), kTwoSeconds, (3 + 4 / 4.0) / (8 * 4), "as it was asked for");
   Candidate fresh = large();
   fresh.consumed = false;
-  expect_score(asked, fresh, kTwoSeconds, 3 * (3 + 4 / 4.0) / (8 * 4), "on, until it is read");
+  expect_score(asked, fresh, kTwoSeconds, 3 * (3 + 4 / 4.0) / (8 * 4), "until it is read");
   expect_score({}, fresh, kTwoSeconds, 4 * score({}, large(), kTwoSeconds), "four times, by default");
 }
 
 void the_least_age() {
-  expect_score({ScoreKind::kLocal}, read_candidate(), {.now = 0}, 1 / kTick,
+  expect_score(kPlain, read_candidate(), {.now = 0}, 1 / kTick,
                "what was touched just now is as old as one small operator");
 }
 
@@ -112,12 +101,11 @@ void the_next_use() {
 void behind_a_front() {
   Candidate c = read_candidate();
   ScoreContext context{.now = 9};
-  const Score plain{.exponent = 1};
   context.front = 5;
   c.last_access = 2 + kTick;
-  expect_score(plain, c, context, 1 / 3.0, "made 3 before the front");
+  expect_score(kPlain, c, context, 1 / 3.0, "made 3 before the front");
   c.last_access = 6 + kTick;
-  expect_score(plain, c, context, 1 / 3.0, "read 3 ago, after the front");
+  expect_score(kPlain, c, context, 1 / 3.0, "read 3 ago, after the front");
   c.last_access = 2 + kTick;
   c.next_use = 10 - kTick;
   const Score guided{.exponent = 1, .horizon = Horizon::kNearer};
@@ -129,74 +117,59 @@ void pending_readers() {
   Candidate c = read_candidate();
   c.pending = true;
   c.consumed = false;
-  const Score plain{.exponent = 1};
-  expect_score(plain, c, kTwoSeconds, 4 / 2.0, "spared, it scores as any other");
+  expect_score(kPlain, c, kTwoSeconds, 4 / 2.0, "spared, it scores as any other");
   ScoreContext context = kTwoSeconds;
   context.prices_pending = true;
-  expect_score(plain, c, context, 1 / kTick, "priced, it is about to be read, and counts once");
+  expect_score(kPlain, c, context, 1 / kTick, "priced, it is about to be read, and counts once");
 }
 
 void weights() {
   Candidate c = read_candidate();
   c.weight = 1000;
-  expect_score({ScoreKind::kLocal}, c, kTwoSeconds, 500, "a weight multiplies");
-  expect_score({ScoreKind::kLru}, c, kTwoSeconds, 0.5, "of scores below zero it is above all others");
-  Candidate older = c;
-  older.last_access = -2;
-  expect(score({ScoreKind::kLru}, older, kTwoSeconds) < score({ScoreKind::kLru}, c, kTwoSeconds),
-         "in the same order");
+  expect_score(kPlain, c, kTwoSeconds, 500, "a weight multiplies");
 }
 
 // ---- the choice -------------------------------------------------------------------------------
 
 constexpr std::size_t kNobody = ~std::size_t{0};
 
-std::size_t victim(ScoreKind kind, const std::vector<Candidate>& candidates, double now,
+std::size_t victim(const Score& s, const std::vector<Candidate>& candidates, double now,
                    bool spare_pending = true) {
-  const Victims found = choose_victims({kind}, candidates, {.now = now}, spare_pending, 1, [](auto) {});
+  const Victims found = choose_victims(s, candidates, {.now = now}, spare_pending, 1, [](auto) {});
   return found.indices.empty() ? kNobody : found.indices[0];
 }
 
 void one_victim() {
-  std::vector<Candidate> three(3, read_candidate());
-  three[0].nbytes = 4, three[0].last_access = 3;
-  three[1].nbytes = 2, three[1].last_access = 1;
-  three[2].nbytes = 9, three[2].last_access = 2;
-  expect(victim(ScoreKind::kLru, three, 5) == 1, "lru takes the oldest");
-  expect(victim(ScoreKind::kLargest, three, 5) == 2, "largest takes the largest");
-
   std::vector<Candidate> two{costing(5), costing(1)};
   two[1].nbytes = 5;
-  for (const ScoreKind kind : {ScoreKind::kOn, ScoreKind::kDtr, ScoreKind::kEq, ScoreKind::kLocal}) {
-    expect(victim(kind, two, 1) == 1, "cheap and large goes before dear and small");
-  }
+  expect(victim({}, two, 1) == 1, "cheap and large goes before dear and small");
   two = {costing(1), costing(2)};
-  two[0].neighbours = 10;
-  expect(victim(ScoreKind::kOn, two, 1) == 1, "what would need many ancestors stays longer");
-  expect(victim(ScoreKind::kLocal, two, 1) == 0, "but for who does not look at them");
-  expect(victim(ScoreKind::kOn, {costing(1), costing(1)}, 1) == 0, "the first of equals goes");
-  expect(victim(ScoreKind::kOn, {}, 1) == kNobody, "nobody is the victim of nobody");
+  two[0].ancestors = 10;
+  expect(victim({}, two, 1) == 1, "what would need many ancestors stays longer");
+  expect(victim({.ancestors = 0}, two, 1) == 0, "but for who does not look at them");
+  expect(victim({}, {costing(1), costing(1)}, 1) == 0, "the first of equals goes");
+  expect(victim({}, {}, 1) == kNobody, "nobody is the victim of nobody");
 }
 
 void who_is_spared() {
   std::vector<Candidate> two{costing(1), costing(9)};
   two[0].pinned = true;
-  expect(victim(ScoreKind::kOn, two, 1) == 1, "a pinned candidate is never a victim");
+  expect(victim({}, two, 1) == 1, "a pinned candidate is never a victim");
   two[1].refused = true;
-  expect(victim(ScoreKind::kOn, two, 1, false) == kNobody, "nor is one that somebody holds");
+  expect(victim({}, two, 1, false) == kNobody, "nor is one that somebody holds");
   two = {costing(1), costing(9)};
   two[0].pending = true;
-  expect(victim(ScoreKind::kOn, two, 1) == 1, "pending readers protect");
-  expect(victim(ScoreKind::kOn, two, 1, false) == 0, "softly");
+  expect(victim({}, two, 1) == 1, "pending readers protect");
+  expect(victim({}, two, 1, false) == 0, "softly");
   two.pop_back();
-  expect(victim(ScoreKind::kOn, two, 1) == kNobody, "none but those is left");
+  expect(victim({}, two, 1) == kNobody, "none but those is left");
 }
 
 void a_batch() {
   std::vector<Candidate> candidates;
   for (const double cost : {5, 1, 4, 2, 3, 2}) candidates.push_back(costing(cost));
   const auto choose = [&](std::size_t most) {
-    return choose_victims({ScoreKind::kLocal}, candidates, {.now = 1 - kTick}, true, most, [](auto) {});
+    return choose_victims(kPlain, candidates, {.now = 1 - kTick}, true, most, [](auto) {});
   };
   const Victims four = choose(4);
   expect(four.indices == std::vector<std::size_t>{1, 3, 5, 4}, "the lowest, in order");
@@ -220,14 +193,14 @@ void stale_candidates(std::size_t most, unsigned seed) {
     Candidate c = read_candidate();
     c.cost = uniform(1, 9);
     c.nbytes = uniform(1, 9);
-    c.neighbours = random() % 2 == 0 ? 0 : uniform(0, 3);
+    c.ancestors = random() % 2 == 0 ? 0 : uniform(0, 3);
     known.push_back(c);
-    if (random() % 3 == 0) c.neighbours += uniform(0, 20);
+    if (random() % 3 == 0) c.ancestors += uniform(0, 20);
     true_ones.push_back(c);
   }
   const auto choose = [&](std::vector<Candidate> candidates, std::vector<std::size_t>& asked) {
     return choose_victims({}, candidates, {.now = 1}, true, most, [&](std::size_t i) {
-      candidates[i].neighbours = true_ones[i].neighbours;
+      candidates[i].ancestors = true_ones[i].ancestors;
       asked.push_back(i);
     });
   };
@@ -247,7 +220,6 @@ void stale_candidates(std::size_t most, unsigned seed) {
 }  // namespace
 
 int main() {
-  each_kind();
   parameters();
   the_least_age();
   the_next_use();

@@ -11,8 +11,8 @@ from helpers import assert_bitwise_equal
 from torch import Tensor
 
 import rematfn
-from rematfn.policies import Candidate, Policy
-from rematfn.policies.reference import MSPS, Largest, Local
+from rematfn.policies import Candidate, Custom
+from rematfn.policies.reference import DTR, LRU, MSPS, Largest, Local
 
 TICK = 5e-6
 X = torch.linspace(-1, 1, 1024)
@@ -25,26 +25,53 @@ def chain(x: Tensor) -> Tensor:
 
 
 GRAD = torch.func.grad(chain)
-ALIKE: list[tuple[Any, Policy]] = [
-    (lambda c: -c.nbytes, Largest()),
-    (lambda c: c.cost / (c.nbytes * (c.age + TICK)), Local()),
-    (lambda c: (c.cost + c.ancestors) / c.nbytes, MSPS()),
-]
+SEEN = Candidate(
+    nbytes=8, cost=3, ancestors=4, descendants=5, age=2 - TICK, next_use=None, consumed=True,
+    producer="aten::exp",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(("scorer", "policy"), ALIKE, ids=[repr(p) for _, p in ALIKE])
-def test_a_score_in_python_evicts_what_the_same_score_of_the_core_does(
-    scorer: Any, policy: Policy
-) -> None:
-    counted = []
-    for chosen in (scorer, policy):
-        g = rematfn.remat(GRAD, 60_000, policy=chosen)
-        assert_bitwise_equal(g(X), GRAD(X))
-        stats = rematfn.stats(g)
-        assert stats.peak_bytes <= 60_000
-        counted.append((stats.evictions, stats.replays, stats.replayed_cost))
-    assert counted[0] == counted[1]
-    assert counted[0][1] > 0
+@pytest.mark.parametrize(
+    ("policy", "score"),
+    [
+        (DTR(), (3 + 4 + 5) / (8 * 2)),
+        (Local(), 3 / (8 * 2)),
+        (MSPS(), (3 + 4) / 8),
+        (LRU(), -2),
+        (Largest(), -8),
+    ],
+    ids=repr,
+)
+def test_the_scores_of_the_literature(policy: Custom, score: float) -> None:
+    assert policy.scorer(SEEN) == pytest.approx(score, rel=1e-5)
+    g = rematfn.remat(GRAD, 60_000, policy=policy)
+    assert_bitwise_equal(g(X), GRAD(X))
+    assert rematfn.stats(g).peak_bytes <= 60_000
+    assert rematfn.stats(g).replays > 0
+
+
+def test_it_is_shown_what_is_evicted_around_a_value() -> None:
+    """Of a chain, whose middle goes: to have an end back takes it, and it takes the beginning."""
+    around: dict[str, set[tuple[int, int]]] = {}
+
+    def score(c: Candidate) -> float:
+        unit = c.cost  # all of the chain cost the same
+        counts = (round(c.ancestors / unit), round(c.descendants / unit))
+        around.setdefault(c.producer, set()).add(counts)
+        return 0 if c.producer == "aten::sin" else 1
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        begin = x.exp()
+        first = begin.sin()
+        second = first.sin()
+        end = second.cos()
+        return begin, first, second, end, end.neg(), end.neg()
+
+    g = rematfn.remat(f, 4 * X.nbytes, policy=score)
+    with pytest.raises(rematfn.BudgetError):
+        g(X)
+    assert (0, 2) in around["aten::exp"]
+    assert (2, 0) in around["aten::cos"]
 
 
 def raising(_: Candidate) -> float:

@@ -17,7 +17,7 @@ import rematfn
 from rematfn import _C, Trace, keep
 from rematfn._transform.recorded import finish_searches
 from rematfn.policies import ON, Custom, Guided, Manual, Memory, Policy, Speed, Sqrt
-from rematfn.policies.reference import DTR, LRU, MSPS, Eq, Largest, Local
+from rematfn.policies.reference import DTR, LRU, MSPS, Largest, Local
 
 PRODUCTS = ("aten::mm", "aten::convolution", "aten::convolution_backward")
 
@@ -180,7 +180,6 @@ HEEDING: list[Policy] = [
     Custom(lambda c: -c.age),
     Custom(lambda c: c.nbytes),
     DTR(),
-    Eq(),
     Local(),
     MSPS(),
     LRU(),

@@ -43,7 +43,7 @@ PARTS = {
     "rematfn.policies": {
         *("Policy", "Guided", "ON", "Sqrt", "Memory", "Speed", "Manual", "Custom", "Candidate"),
     },
-    "rematfn.policies.reference": {"DTR", "Eq", "Local", "MSPS", "LRU", "Largest"},
+    "rematfn.policies.reference": {"DTR", "Local", "MSPS", "LRU", "Largest"},
     "rematfn.testing": {"EvictEverything", "check", "MemoryTimeline", "ResidentPeak"},
 }
 BUILT_INS = {

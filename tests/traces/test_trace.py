@@ -20,10 +20,10 @@ import rematfn
 from rematfn import Trace
 from rematfn._inspection.stats import Stats
 from rematfn.policies import ON, Manual, Policy, Speed
-from rematfn.policies.reference import DTR, LRU, MSPS, Eq, Local
+from rematfn.policies.reference import DTR, LRU, MSPS, Local
 from rematfn.testing import EvictEverything
 
-POLICIES = [ON(), DTR(), Eq(), Local(), LRU(), MSPS(), EvictEverything()]
+POLICIES = [ON(), DTR(), Local(), LRU(), MSPS(), EvictEverything()]
 POLICIES += [Speed(), Manual(), Manual(only=("half",)), Manual(drop=("half",))]
 COUNTED = ("operators", "evictions", "replays", "replayed_cost", "replayed_flops")
 COUNTED += ("peak_bytes", "min_budget")

@@ -61,7 +61,6 @@ EVERYTHING = rematfn.testing.EvictEverything()
 POLICIES = [
     rematfn.policies.ON(),
     rematfn.policies.reference.DTR(),
-    rematfn.policies.reference.Eq(),
     rematfn.policies.reference.Local(),
     rematfn.policies.reference.LRU(),
 ]
