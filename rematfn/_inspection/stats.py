@@ -50,8 +50,8 @@ class Stats:
         call: What the call was: ``"first"``, of which nothing was known; ``"estimated"``, whose
             peak was estimated from other calls; ``"guided"`` by a recorded one; else ``"online"``.
         why: Why it was that, in words.
-        settled: Whether calls like it go on by the plan that it followed. False as long as better
-            ones are looked for, or a few are compared by the clock. None if it followed none.
+        settled: Whether the search for a better plan than the one that it followed is over. None
+            if it followed none.
     """
 
     budget: int | None = None
@@ -102,7 +102,7 @@ class Stats:
             f"min budget {_bytes(self.min_budget)}\n"
             f"{self._moved()}"
             f"{self._reserved()}"
-            f"call       {self.call}: {self.why}{self._unsettled()}"
+            f"call       {self.call}: {self.why}"
         )
 
     def _moved(self) -> str:
@@ -113,9 +113,6 @@ class Stats:
             f"{self.returns} back ({_bytes(self.returned_bytes)}, {self.late_returns} late)\n"
             f"waited     {self.waited:.3f} s for them\n"
         )
-
-    def _unsettled(self) -> str:
-        return "; its plan is not settled yet" if self.settled is False else ""
 
     def _reserved(self) -> str:
         if self.reserved_bytes is None:

@@ -72,9 +72,7 @@ class Report:
     resident: int | None
     eager_resident: int | None  # in an eager step; None if the system does not tell
     replayed_cost: float
-    # Rematted / eager, pairs of steps side by side: while plans are looked for, and from then on.
-    early_ratios: Sequence[float]
-    time_ratios: Sequence[float]
+    time_ratios: Sequence[float]  # rematted / eager, pairs of steps side by side
     eager_seconds: float  # median
     unequal: Sequence[str]  # what differed from eager: "call 1: head.weight"
     compared: int  # tensors compared
@@ -83,8 +81,8 @@ class Report:
 
     @property
     def time_ratio(self) -> float:
-        """The median time of a rematted step, in eager steps, once its plan is settled."""
-        return median(self.time_ratios or self.early_ratios)
+        """The median time of a rematted step, in eager steps."""
+        return median(self.time_ratios)
 
     @property
     def last_loss(self) -> float:
@@ -118,7 +116,6 @@ class Report:
 
     def __str__(self) -> str:
         """Return a table for people."""
-        pairs = len(self.early_ratios) + len(self.time_ratios)
         on_cpu = self.device.partition(":")[0] == "cpu"
         seen = "resident set" if on_cpu else "reserved"
         source = "VmHWM" if on_cpu else "max_memory_reserved"
@@ -132,22 +129,14 @@ class Report:
             (f"{seen}, eager", _rise(self.eager_resident), "the same"),
             ("peak, rematted / eager", f"{self.counted_peak / self.eager_peak:.3f}", ""),
             ("replayed cost", f"{self.replayed_cost:.1%}", "of the cost of one eager step"),
-            ("step, eager", f"{self.eager_seconds:.3f} s", f"median of {pairs}"),
-            *self._times(),
+            ("step, eager", f"{self.eager_seconds:.3f} s", f"median of {len(self.time_ratios)}"),
+            ("step, rematted / eager", f"{self.time_ratio:.3f}", _of_pairs(self.time_ratios)),
             ("bitwise eager's", "no" if self.unequal else "yes", f"{self.compared} tensors"),
             ("loss", f"{self.losses[0]:.3f} -> {self.last_loss:.3f}", f"{len(self.losses)} steps"),
         ]
         if self.moved is not None:
             rows += self.moved.rows()
         return "\n".join(f"{name:<26} {value:>20}  {note}".rstrip() for name, value, note in rows)
-
-    def _times(self) -> list[tuple[str, str, str]]:
-        counted = self.time_ratios or self.early_ratios
-        rows = [("step, rematted / eager", f"{self.time_ratio:.3f}", _of_pairs(counted))]
-        if self.time_ratios and self.early_ratios:
-            early = f"{median(self.early_ratios):.3f}"
-            rows.append(("before its plan is settled", early, _of_pairs(self.early_ratios)))
-        return rows
 
     def _of_eager(self, nbytes: int | None) -> str:
         return "" if nbytes is None else f"{nbytes / self.eager_peak:.3f} of eager's peak"

@@ -94,7 +94,6 @@ def run_demo(options: Options) -> Report:
 
     own_peak = rematfn.stats(rematted_loss).peak_bytes or 0
     losses: list[float] = []
-    early_ratios: list[float] = []
     ratios: list[float] = []
     eager_seconds: list[float] = []
     pair_every = max(1, options.steps // options.pairs)
@@ -113,7 +112,7 @@ def run_demo(options: Options) -> Report:
         results, seconds = runs[rematted]
         stats = rematfn.stats(rematted_loss)
         if paired:
-            (ratios if stats.settled else early_ratios).append(seconds / runs[eager][1])
+            ratios.append(seconds / runs[eager][1])
             eager_seconds.append(runs[eager][1])
             comparison.add(f"step {number}", results, runs[eager][0])
         own_peak = max(own_peak, stats.peak_bytes or 0)
@@ -146,7 +145,6 @@ def run_demo(options: Options) -> Report:
         resident=rematted_resident,
         eager_resident=eager_resident,
         replayed_cost=stats.replayed_cost or 0.0,
-        early_ratios=early_ratios,
         time_ratios=ratios,
         eager_seconds=median(eager_seconds),
         unequal=comparison.unequal,

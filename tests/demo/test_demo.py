@@ -28,7 +28,6 @@ KEPT = Report(
     resident=1500,
     eager_resident=None,
     replayed_cost=0.1,
-    early_ratios=[1.4],
     time_ratios=[1.3, 1.1, 1.2],
     eager_seconds=0.5,
     unequal=[],

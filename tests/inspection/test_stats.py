@@ -65,11 +65,9 @@ def test_a_plan_is_settled_once_nothing_else_is_tried() -> None:
     searched = called()
     assert searched.call == "guided"
     assert searched.settled is False
-    assert "its plan is not settled yet" in str(searched)
     finish_searches()
     settled = called()
     assert settled.settled is True
-    assert "settled" not in str(settled)
     assert called().replays == settled.replays
     turns[0] = False
     lost = called()
