@@ -14,7 +14,6 @@ from programs import Program
 from torch import Tensor, nn
 
 import rematfn
-from rematfn import _C
 from rematfn.policies import Guided
 from rematfn.testing import MemoryTimeline
 

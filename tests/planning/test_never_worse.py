@@ -86,7 +86,7 @@ def replayed_by(trace: rematfn.Trace, budget: int, policy: rematfn.policies.Poli
 
 @pytest.mark.parametrize("make", MADE)
 def test_no_guided_call_replays_more_than_the_first(make: Callable[[], Callable[[], Any]]) -> None:
-    """Neither the second, nor one that comes after the search; which is what it would be without."""
+    """Neither the second nor one after the search, which comes to what it would without `online`."""
     trace = rematfn.record(make())
     for fraction in FRACTIONS:
         budget = int(fraction * trace.peak_bytes)
@@ -100,6 +100,8 @@ def test_no_guided_call_replays_more_than_the_first(make: Callable[[], Callable[
         program.finish()
         found = min(first, alone.overhead() / trace.cost)
         assert program.overhead() / trace.cost == pytest.approx(found), fraction
+
+
 @pytest.mark.parametrize("first", [ON(), LRU()], ids=repr)
 @pytest.mark.parametrize("make", MADE)
 def test_no_later_call_replays_more_than_the_first(
