@@ -86,7 +86,7 @@ def replayed_by(trace: rematfn.Trace, budget: int, policy: rematfn.policies.Poli
 
 @pytest.mark.parametrize("make", MADE)
 def test_no_guided_call_replays_more_than_the_first(make: Callable[[], Callable[[], Any]]) -> None:
-    """Neither the second nor one after the search, which comes to what it would without `online`."""
+    """Neither the second nor one after the search, which ends as it would without `online`."""
     trace = rematfn.record(make())
     for fraction in FRACTIONS:
         budget = int(fraction * trace.peak_bytes)
