@@ -75,6 +75,9 @@ class Search {
   // broken, if there are such.
   [[nodiscard]] std::shared_ptr<const Plan> best(const Broken* broken) const;
 
+  // Somebody simulates the next plan, in the process with that searcher: a forked child has another.
+  const void* simulated_in = nullptr;
+
  private:
   enum class Stage : std::uint8_t {
     kScores,

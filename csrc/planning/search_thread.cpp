@@ -12,7 +12,6 @@
 #include <deque>
 #include <system_error>
 #include <thread>
-#include <vector>
 
 #include "base/background.h"
 #include "engine/feedback.h"
@@ -23,33 +22,10 @@ namespace {
 constexpr std::size_t kMostWaiting = 256;  // beyond, those that have waited longest are forgotten
 constexpr int kNicer = 10;
 
-using Searches = std::vector<const Search*>;
-
-bool has(const Searches& searches, const Search* search) {
-  return std::find(searches.begin(), searches.end(), search) != searches.end();
-}
-
-// `search` is among `all` for as long as this lives. The mutex is held at its ends.
-class Among {
- public:
-  Among(Searches& all, const Search& search) : all_(all), search_(&search) {
-    all_.push_back(search_);
-  }
-  Among(const Among&) = delete;
-  Among& operator=(const Among&) = delete;
-  ~Among() { all_.erase(std::find(all_.begin(), all_.end(), search_)); }
-
- private:
-  Searches& all_;
-  const Search* search_;
-};
-
 // Of this process; a forked child has one of its own. Never destroyed.
 struct Searcher {
   std::mutex mutex;
   std::condition_variable changed;  // something has been simulated, or has ended
-  Searches simulated;  // a plan of theirs is, at this moment
-  Searches awaited;    // some call needs them to go on
   std::deque<std::weak_ptr<Program>> waiting;  // for the thread
   std::shared_ptr<Effort> effort;  // of what the thread simulates
   const Program* searched = nullptr;  // by the thread
@@ -95,41 +71,41 @@ void give_way() {
 #endif
 }
 
-// Simulates the next plan of `search`, of which nobody else simulates one. There is one, and the mutex
-// is held, but not meanwhile. Throws Stopped; then that plan comes next again.
+// Simulates the next plan of `search`, or waits while somebody else does. There is one, and the mutex is
+// held, but not meanwhile. Throws Stopped; then that plan comes next again.
 void simulate_next(Searcher& own, Search& search, Effort& effort,
                    std::unique_lock<std::mutex>& lock) {
-  const Among simulated(own.simulated, search);
+  if (search.simulated_in == &own) return own.changed.wait(lock);
   const std::shared_ptr<const Plan> plan = search.next();
   const std::uint64_t before = effort.operators;
+  search.simulated_in = &own;
+  const auto end = [&] {
+    lock.lock();
+    search.simulated_in = nullptr;
+    own.changed.notify_all();
+  };
   Search::Result result;
   lock.unlock();
   try {
     result = search.simulate(plan, effort);
   } catch (...) {
-    lock.lock();
-    own.changed.notify_all();
+    end();
     throw;
   }
-  lock.lock();
+  end();
   search.note_result(std::move(result), effort.operators - before);
-  own.changed.notify_all();
 }
 
 // Beside the calls, until it is over. The mutex is held, but not all the time.
 void search_beside(Searcher& own, const std::shared_ptr<Program>& program,
-                  std::unique_lock<std::mutex>& lock) {
+                   std::unique_lock<std::mutex>& lock) {
   own.effort = std::make_shared<Effort>();
   own.searched = program.get();
   try {
     while (!own.ended && program.use_count() > 1) {
       const std::shared_ptr<Search> search = program->begun();
       if (!search->goes_on(/*to_its_end=*/true)) break;
-      if (has(own.awaited, search.get())) {
-        own.changed.wait(lock);  // calls go first, and are not slowed down by our priority
-      } else {
-        simulate_next(own, *search, *own.effort, lock);
-      }
+      simulate_next(own, *search, *own.effort, lock);
     }
   } catch (const Stopped&) {
   }
@@ -168,20 +144,8 @@ void start(Searcher& own) {
 std::mutex& plans_mutex() { return the_searcher().mutex; }
 
 void go_on(Search& search, bool to_its_end, std::unique_lock<std::mutex>& lock) {
-  Searcher& own = the_searcher();
   Effort effort;
-  if (!search.goes_on(to_its_end)) return;
-  {
-    const Among awaited(own.awaited, search);
-    while (search.goes_on(to_its_end)) {
-      if (has(own.simulated, &search)) {
-        own.changed.wait(lock);
-      } else {
-        simulate_next(own, search, effort, lock);
-      }
-    }
-  }
-  own.changed.notify_all();
+  while (search.goes_on(to_its_end)) simulate_next(the_searcher(), search, effort, lock);
 }
 
 void search_later(const std::shared_ptr<Program>& program) {
