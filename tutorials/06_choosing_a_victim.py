@@ -448,9 +448,7 @@ table(rows, ["geometric mean of total / bound", *traces])
 means = {row[0]: [float(value) for value in row[1:]] for row in rows}
 assert all(value < 1.05 for value in means["guided"])
 assert all(
-    means["ON"][i] < means[label][i]
-    for i in range(3)
-    for label in ("LRU", "local", "h_DTR")
+    means["ON"][i] < means[label][i] for i in range(3) for label in ("LRU", "local", "h_DTR")
 )
 
 # %% [markdown]
