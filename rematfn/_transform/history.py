@@ -297,9 +297,11 @@ class History:
     def begin(self, signature: Signature, ran: Ran) -> Callable[[], None]:
         """Note that a call begins. What is returned is to be called if it ends by an exception."""
         with lock:
-            key = self._key(signature)
-            before = key.calls.pop(signature.numbers, None)
+            key = self._keys.get(signature.key) or _Key(signature)
+            before = key.calls.get(signature.numbers)
             key.calls[signature.numbers] = ran
+            key.calls.move_to_end(signature.numbers)
+            self._keep(key, signature)
             while len(key.calls) > _MOST_PROGRAMS:
                 key.calls.popitem(last=False)
             self._running.append(ran)
@@ -310,12 +312,12 @@ class History:
 
         def fail() -> None:  # what was seen is not the whole of it
             with lock:
-                if key.calls.get(signature.numbers) is ran:
+                if key.calls.get(signature.numbers) is ran and before is not None:
+                    key.calls[signature.numbers] = before
+                elif key.calls.get(signature.numbers) is ran:
+                    if len(key.calls) == 1 and self._keys.get(signature.key) is key:
+                        del self._keys[signature.key]
                     del key.calls[signature.numbers]
-                    if before is not None:
-                        key.calls[signature.numbers] = before
-                if not key.calls and self._keys.get(signature.key) is key:
-                    del self._keys[signature.key]
                 if ran in self._running:
                     self._running.remove(ran)
                 key.pending = [entry for entry in key.pending if entry[1] is not ran]
@@ -325,16 +327,16 @@ class History:
     def know(self, signature: Signature, peak_bytes: int) -> None:
         """Note the peak that a call would have, though none has run."""
         with lock:
-            self._key(signature).calls.setdefault(signature.numbers, peak_bytes)
+            key = self._keys.get(signature.key) or _Key(signature)
+            key.calls.setdefault(signature.numbers, peak_bytes)
+            self._keep(key, signature)
             self._largest_bytes = max(self._largest_bytes, peak_bytes)
 
-    def _key(self, signature: Signature) -> _Key:
-        key = self._keys.get(signature.key)
-        if key is None:
-            key = self._keys[signature.key] = _Key(signature)
-            while len(self._keys) > _MOST_KEYS:
-                self._keys.popitem(last=False)
-        return key
+    def _keep(self, key: _Key, signature: Signature) -> None:
+        """Keep what has a call: an interrupt may come between any two statements."""
+        self._keys[signature.key] = key
+        while len(self._keys) > _MOST_KEYS:
+            self._keys.popitem(last=False)
 
     def _harvest(self, key: _Key, guided: bool) -> None:
         """Take the records of calls that are over, or that nobody waits for any longer."""

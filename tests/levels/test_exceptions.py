@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import signal
 from collections.abc import Callable
 
@@ -95,3 +96,34 @@ def test_an_exception_leaves_nothing_behind(
         expected = expected.sin()
     assert_bitwise_equal(state, 0.0 + inner(expected) + inner(expected))
     assert_bitwise_equal(mode(inner)(x), inner(x))  # and the next call is sound
+
+
+def test_an_interrupt_between_any_two_statements_leaves_a_function_that_runs() -> None:
+    def stop(*_: object) -> None:
+        if armed[0]:
+            raise OwnError
+
+    armed, stopped = [False], 0
+    dice = random.Random(0)
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        for i in range(1000):
+            if i % 20 == 0:  # its first calls are those that are noted anew
+                g = rematfn.remat(lambda x: x.sin().cos().sum(), "1MiB")
+            try:
+                try:
+                    armed[0] = True
+                    signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-6, 3e-4))
+                    g(torch.ones(8))
+                    armed[0] = False
+                except OwnError:
+                    armed[0] = False
+                    stopped += 1
+            except OwnError:  # one more, while that one is served
+                armed[0] = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert stopped > 100
+    assert torch.equal(g(torch.ones(8)), torch.ones(8).sin().cos().sum())
