@@ -128,7 +128,8 @@ def main() -> None:
         fake_device.load()
     device = torch.device(options.device)
     networks = SMALL if options.device == "fake" else REAL
-    name = "fake" if options.device == "fake" else torch.cuda.get_device_name(device)
+    module = torch.get_device_module(device)
+    name = "fake" if options.device == "fake" else module.get_device_name(device)
     title = f"On one {name} (`python benchmarks/device.py --device {options.device}`)"
     rows: list[Row] = []
     for network in networks:

@@ -24,10 +24,9 @@ from rematfn._transform.recorded import finish_searches
 MIB = 2**20
 Way = Literal["remat", "offload", "hybrid"]
 WAYS: tuple[Way, ...] = ("remat", "offload", "hybrid")
-# A call that is recorded; three whose times are taken; one that begins the search by these times.
-# Then calls follow a plan, the hybrid's sixteen rounds of up to four until the clock has decided.
-TIMED = 5
-WARM_UP = {"remat": 2, "offload": TIMED + 2, "hybrid": TIMED + 71}  # at most
+# A call that is recorded; three whose times are taken, of eight at the most; one that begins the
+# search by these times.
+WARM_UP = {"remat": 2, "offload": 7, "hybrid": 10}  # at most
 QUIET = 0.3  # cores that others may keep busy
 CLOSE = 1.03  # a hybrid that takes so much of the better of its parts is timed longer:
 MORE = 6  # so many times the rounds besides

@@ -4,14 +4,12 @@
 
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "engine/plan.h"
 #include "engine/trace.h"
 
 namespace rematfn {
@@ -51,7 +49,7 @@ class Timings {
 // shown. See Note [What moving costs].
 class Leads {
  public:
-  explicit Leads(std::size_t values) : factors_(values) {}
+  explicit Leads(std::size_t values) : values_(values) {}
 
   [[nodiscard]] double of(Trace::Id value) const;
   // It was waited for; it lay waiting; or it was turned back, since its room was wanted.
@@ -66,24 +64,7 @@ class Leads {
     std::atomic<float> factor = 1;
     std::atomic<bool> was_late = false;  // and has not been turned back since
   };
-  std::vector<Lead> factors_;
-};
-
-// Which preferences have had a plan that broke.
-using Broken = std::array<std::atomic<bool>, kPreferences>;
-
-// What calls of a program that may move values have shown.
-//
-// Note [Plans that break]
-// ~~~~~~~~~~~~~~~~~~~~~~~
-// A plan that both moves and drops may cascade: a copy that comes later than simulated has a replay evict
-// what the next one reads. A call whose replays have cost more than Guide::most_replayed() marks what its
-// plan prefers as broken, and later calls follow the best plan of another preference.
-struct Feedback {
-  Feedback(bool clocked, double drag) : timings(clocked, drag) {}
-
-  Timings timings;
-  Broken broken{};
+  std::vector<Lead> values_;
 };
 
 }  // namespace rematfn

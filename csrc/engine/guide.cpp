@@ -40,18 +40,18 @@ Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()), cost(tr
   }
 }
 
-Guide::Guide(Followed followed, std::shared_ptr<Feedback> feedback)
+Guide::Guide(Followed followed, std::shared_ptr<Timings> timings)
     : followed_(std::move(followed)),
       trace_(*followed_.trace),
       future_(*followed_.future),
-      feedback_(std::move(feedback)) {}
+      timings_(std::move(timings)) {}
 
 Guide::~Guide() {
-  if (feedback_ && taken_.costs.size() == trace_.calls.size()) feedback_->timings.add(std::move(taken_));
+  if (timings_ && taken_.costs.size() == trace_.calls.size()) timings_->add(std::move(taken_));
 }
 
 void Guide::note_broken() {
-  if (feedback_) feedback_->broken[static_cast<std::size_t>(plan().prefers)] = true;
+  if (followed_.broken) (*followed_.broken)[index_of(plan().prefers)] = true;
 }
 
 bool Guide::follow(const ObservedCall& seen) {
@@ -82,12 +82,10 @@ bool Guide::follow(const ObservedCall& seen) {
 
 // See Note [A guided call keeps its record's time]
 void Guide::note_taken(double observed, double overhead, double copying) {
-  if (!feedback_) return;
+  if (!timings_) return;
   const Clock::time_point now = Clock::now();
   double pause = 0;
-  if (taken_.costs.empty()) {
-    began_ = now;
-  } else {
+  if (!taken_.costs.empty()) {
     const std::chrono::duration<double> since = now - ended_;
     pause = std::max(since.count() - observed - (overhead - overhead_), 0.0);
   }

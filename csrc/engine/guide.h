@@ -55,17 +55,25 @@ class Future {
 };
 
 // A plan for a trace, and what has been learnt of it.
+//
+// Note [Plans that break]
+// ~~~~~~~~~~~~~~~~~~~~~~~
+// A plan that both moves and drops may cascade: a copy that comes later than simulated has a replay evict
+// what the next one reads. A call whose replays have cost more than Guide::most_replayed() marks what its
+// plan prefers as broken, and later calls follow the best plan of another preference that the same search
+// has found. A search by other times, or for another budget, begins with a clean slate.
 struct Followed {
   std::shared_ptr<const Trace> trace{};
   std::shared_ptr<const Future> future{};
   std::shared_ptr<const Plan> plan{};
   std::shared_ptr<Leads> leads{};  // null where nothing moves
+  std::shared_ptr<Broken> broken{};  // of the search that found it; or null
 };
 
 class Guide {
  public:
-  // `feedback`: to be told what the call has shown; or null.
-  explicit Guide(Followed followed, std::shared_ptr<Feedback> feedback = nullptr);
+  // `timings`: to be told what the operators of a whole call have taken; or null.
+  explicit Guide(Followed followed, std::shared_ptr<Timings> timings = nullptr);
   ~Guide();
   Guide(const Guide&) = delete;
   Guide& operator=(const Guide&) = delete;
@@ -103,10 +111,9 @@ class Guide {
   const Followed followed_;
   const Trace& trace_;
   const Future& future_;
-  const std::shared_ptr<Feedback> feedback_;
+  const std::shared_ptr<Timings> timings_;
   using Clock = std::chrono::steady_clock;
-  Clock::time_point began_;  // its first operator
-  Clock::time_point ended_;  // the latest
+  Clock::time_point ended_;  // the latest operator
   double overhead_ = 0;      // by then
   Times taken_;
   std::size_t next_call_ = 0;

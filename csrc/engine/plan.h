@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -16,6 +18,13 @@ namespace rematfn {
 // else is evicted, so that calls differ in it; by value it has been decided once and for all.
 enum class Preference : std::uint8_t { kCheaper, kMoving, kDropping, kByValue };
 constexpr std::size_t kPreferences = 4;
+
+constexpr std::size_t index_of(Preference preference) {
+  return static_cast<std::size_t>(preference);
+}
+
+// By preference: whether a plan that has it broke. See Note [Plans that break].
+using Broken = std::array<std::atomic<bool>, kPreferences>;
 
 // How to choose victims on the next run.
 struct Plan {

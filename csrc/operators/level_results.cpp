@@ -154,9 +154,11 @@ void LevelCall::take_results() {
 }
 
 Rates LevelCall::rates() const {
-  const c10::TensorImpl* tensor = !fresh_.empty() ? fresh_[0].tensor : found_.empty() ? nullptr : found_[0].tensor;
-  if (tensor == nullptr) return rates_of(c10::DeviceType::CPU, 0, draws_on_cpu_);
-  return rates_of(draws_on_cpu_ ? c10::DeviceType::CPU : tensor->device_type(), tensor->itemsize(), draws_on_cpu_);
+  if (draws_on_cpu_ || (fresh_.empty() && found_.empty())) {
+    return rates_of(c10::DeviceType::CPU, 0, draws_on_cpu_);
+  }
+  const c10::TensorImpl& tensor = fresh_.empty() ? *found_[0].tensor : *fresh_[0].tensor;
+  return rates_of(tensor.device_type(), tensor.itemsize(), /*draws=*/false);
 }
 
 void LevelCall::record_write(std::size_t argument) {

@@ -36,7 +36,7 @@ PlanChanges::PlanChanges(const Trace& trace) : values_(trace.values.size()) {
 }
 
 Plan PlanChanges::of(Plan plan, const std::vector<bool>* moved) {
-  if (moved != nullptr && plan.prefers != Preference::kDropping && one_in(3)) {
+  if (moved != nullptr && one_in(3)) {
     change_moves(plan, *moved);
   } else if (one_in(3)) {
     change_score(plan);

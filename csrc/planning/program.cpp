@@ -16,13 +16,13 @@ void Program::begin(std::size_t budget, std::optional<LinkOptions> link,
                     std::function<void(Search&)> what) {
   constexpr double kAbout = 1.05;  // peaks that depend on data are never quite the same
   const std::lock_guard guard(plans_mutex());
-  const bool is_enough = budget_ <= budget && static_cast<double>(budget) <= kAbout * static_cast<double>(budget_);
-  if (search_ && is_enough) return;
+  const auto most = static_cast<std::size_t>(kAbout * static_cast<double>(budget_));
+  if (search_ && budget_ <= budget && budget <= most) return;
   budget_ = budget;
   link_ = link;
   what_ = std::move(what);
   followed_ = {};
-  if (link && !feedback_) feedback_ = std::make_shared<Feedback>(link->clocked, link->figures.drag);
+  if (link && !timings_) timings_ = std::make_shared<Timings>(link->clocked, link->figures.drag);
   begin_anew();
 }
 
@@ -53,7 +53,7 @@ bool Program::waits_for_times() const {
 void Program::time_anew() {
   if (!waits_for_times()) return;
   ++untimed_calls_;
-  std::shared_ptr<const Trace> timed = feedback_->timings.applied_to(*trace);
+  std::shared_ptr<const Trace> timed = timings_->applied_to(*trace);
   if (!timed) return;
   followed_ = best();
   timed_ = std::move(timed);
@@ -86,16 +86,16 @@ bool Program::is_settled() const {
 Followed Program::best() const {
   const bool has_older = followed_.plan && followed_.trace != timed_;
   if (!search_ || (has_older && !search_->is_over())) return followed_;
-  std::shared_ptr<const Plan> plan = search_->best(feedback_ ? &feedback_->broken : nullptr);
+  std::shared_ptr<const Plan> plan = search_->best();
   if (!plan || plan == followed_.plan) return followed_;
-  return {timed_, future_, std::move(plan),
-          feedback_ ? std::make_shared<Leads>(trace->values.size()) : nullptr};
+  auto leads = timings_ ? std::make_shared<Leads>(trace->values.size()) : nullptr;
+  return {timed_, future_, std::move(plan), std::move(leads), search_->broken};
 }
 
 std::shared_ptr<Guide> Program::guide() const {
   const std::lock_guard guard(plans_mutex());
   followed_ = best();
-  return followed_.plan ? std::make_shared<Guide>(followed_, feedback_) : nullptr;
+  return followed_.plan ? std::make_shared<Guide>(followed_, timings_) : nullptr;
 }
 
 double Program::cost() const { return trace->cost(); }

@@ -73,7 +73,7 @@ class Program : public std::enable_shared_from_this<Program> {
   std::optional<LinkOptions> link_;
   std::shared_ptr<Search> search_;
   mutable Followed followed_;  // by the calls so far
-  std::shared_ptr<Feedback> feedback_;  // where values may be moved
+  std::shared_ptr<Timings> timings_;  // where values may be moved
   unsigned untimed_calls_ = 0;
 };
 

@@ -35,10 +35,6 @@ constexpr std::array<Score, 10> kPortfolio{{
 // That of segments and cut points, whose weights decide for themselves what is held.
 constexpr Score kAmongTheRest{0.5, 0.75, 1, Horizon::kNext};
 
-constexpr std::size_t index_of(Preference preference) {
-  return static_cast<std::size_t>(preference);
-}
-
 constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
 constexpr SearchLimits kNoLimits{.in_vain = kAll, .in_all = kAll};
 
@@ -115,7 +111,8 @@ Search::Result Search::simulate(const std::shared_ptr<const Plan>& plan, Effort&
   // While nothing fits, a plan that comes to nothing takes its time with walks.
   constexpr std::uint64_t kMostOfOne = 200'000;
   effort.counts_walks = !best_;
-  effort.most = best_ ? kAll : effort.operators + std::max<std::uint64_t>(kMostOfOne, 4 * trace_->calls.size());
+  const auto most = std::max<std::uint64_t>(kMostOfOne, 4 * trace_->calls.size());
+  effort.most = best_ ? kAll : effort.operators + most;
   Result result;
   try {
     Deeds deeds;
@@ -165,14 +162,15 @@ bool Search::goes_on(bool to_its_end) {
 }
 
 // See Note [Guided is never worse than online] and Note [Plans that break]
-std::shared_ptr<const Plan> Search::best(const Broken* broken) const {
-  const auto is_better = [](const std::shared_ptr<const Plan>& one, const std::shared_ptr<const Plan>& other) {
+std::shared_ptr<const Plan> Search::best() const {
+  using PlanRef = std::shared_ptr<const Plan>;
+  const auto is_better = [](const PlanRef& one, const PlanRef& other) {
     return one && (!other || one->overhead < other->overhead);
   };
-  const std::shared_ptr<const Plan> best = is_better(online_, found_) ? online_ : found_;
-  const auto is_broken = [&](const Plan& plan) { return broken && (*broken)[index_of(plan.prefers)]; };
+  const PlanRef best = is_better(online_, found_) ? online_ : found_;
+  const auto is_broken = [&](const Plan& plan) { return (*broken)[index_of(plan.prefers)].load(); };
   if (!best || !is_broken(*best)) return best;
-  std::shared_ptr<const Plan> other;
+  PlanRef other;
   for (const Best& alike : best_of_) {
     if (alike.plan && !is_broken(*alike.plan) && is_better(alike.plan, other)) other = alike.plan;
   }

@@ -12,12 +12,11 @@
 // Note [Guided is never worse than online]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // To know the next uses mostly helps, and at times it does not: near the floor the first plan may
-// replay twice what the first call did. So the policy of the first call, next uses unknown,
-// is a candidate like the others, and is followed until some plan is better by the same count. The
-// search must not begin from it: local search would then change a plan whose neighbours, which know the
-// next uses, are all worse. So it is simulated beside
-// the sequence, once, right after its first plan, which bounds what it may cost; it takes no part in
-// what is tried next, and the better of the two is followed.
+// replay twice what the first call did. So the policy of the first call, next uses unknown, is a
+// candidate like the others, and is followed until some plan is better by the same count. The search
+// must not begin from it: local search would then change a plan whose neighbours, which know the next
+// uses, are all worse. So it is simulated beside the sequence, once, right after its first plan, which
+// bounds what it may cost; it takes no part in what is tried next, and the better of the two is followed.
 
 #pragma once
 
@@ -73,7 +72,9 @@ class Search {
   [[nodiscard]] bool goes_on(bool to_its_end);
   // The best plan so far, or the policy as it is; null if none fits. Of those that do not prefer what is
   // broken, if there are such.
-  [[nodiscard]] std::shared_ptr<const Plan> best(const Broken* broken) const;
+  [[nodiscard]] std::shared_ptr<const Plan> best() const;
+  // For the calls that follow its plans.
+  const std::shared_ptr<Broken> broken = std::make_shared<Broken>();
 
   // Somebody simulates the next plan, in the process with that searcher: a forked child has another.
   const void* simulated_in = nullptr;

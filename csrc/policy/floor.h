@@ -26,8 +26,8 @@
 //   5. Frugal: where two replays for each recorded operation are not enough, versions are made in the
 //      order that takes the least memory. Note [Frugal replays]; this is Rule 5 there.
 //   6. Moved: there, what can be moved is not dropped any more, to the end of the call; nor where
-//      replays have cost twice what a plan foretold, as a plan that does both may come to where copies
-//      take longer than foretold. Replayer::try_to_bring_back, run; this is Rule 6 there.
+//      replays have cost twice what a plan predicted, as a plan that does both may come to where copies
+//      take longer than predicted. Replayer::try_to_bring_back, run; this is Rule 6 there.
 // Each can be switched off, for benchmarks/floor.py.
 
 #pragma once

@@ -50,7 +50,6 @@ py::list events_of(const Trace& trace) {
   return events;
 }
 
-
 // The statistics, or (a budget that would do, in words, unevictable bytes, whether it thrashes).
 py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std::size_t> budget,
                           const Policy& policy, const Program* program,
@@ -194,8 +193,10 @@ void bind_traces(py::module_& m) {
       .def("overhead", [](const Program& program) { return program.plan().overhead; });
   m.def("simulate", &simulate_trace);
   m.def("replays_of", &replays_of, nogil);
-  m.def("modelled_cost", [](double flops, std::size_t nbytes, const std::string& device, std::size_t itemsize) {
-    return modelled_cost(flops, nbytes, rates_of(c10::Device(device).type(), itemsize, /*draws=*/false));
+  m.def("modelled_cost", [](double flops, std::size_t nbytes, const std::string& device,
+                            std::size_t itemsize) {
+    const auto type = c10::Device(device).type();
+    return modelled_cost(flops, nbytes, rates_of(type, itemsize, /*draws=*/false));
   });
   m.def("end_searches", &end_searches, nogil);
 }

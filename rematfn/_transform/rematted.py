@@ -269,7 +269,6 @@ class Rematted(Generic[P, R]):
                 self._judge_plan(planned_for, budget)
             if planned_for is None:
                 if program is not None and program.writes_outside and not forecast.is_estimate:
-                    link = self._options.tiers.link(self._options.drops)
                     refuse(self._describe(), program, self.policy, self.budget, budget, link)
                 why = "no plan fits its budget"
                 forecast = dataclasses.replace(forecast, kind="online", why=why)
@@ -283,15 +282,16 @@ class Rematted(Generic[P, R]):
 
     def _judge_plan(self, program: _C.Program, budget: int) -> None:
         """Report replays beyond `most_replays`; where that is an error, once the search is over."""
-        limited = self._thrash(program.overhead() / (program.cost or math.inf), budget)
-        if limited is None:
-            return
-        if not limited.is_default:
+
+        def beyond() -> Thrash | None:
+            return self._thrash(program.overhead() / (program.cost or math.inf), budget)
+
+        thrash = beyond()
+        if thrash is not None and not thrash.is_default:
             program.finish()
-        if program.is_settled():
-            limited = self._thrash(program.overhead() / (program.cost or math.inf), budget)
-            if limited is not None:
-                limited.report("the call, by its plan,", program)
+            thrash = beyond()
+        if thrash is not None and program.is_settled():
+            thrash.report("the call, by its plan,", program)
 
     def _describe(self) -> str:
         name = self._options.of or name_of(self._f)

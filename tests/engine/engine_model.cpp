@@ -307,6 +307,7 @@ const std::map<std::string, std::function<void()>> kTests{
     {"by value", plans_decide_by_value},
     {"addressed", what_is_addressed_stays},
     {"word", [] { plans_that_break_their_word(400); }},
+    {"broken", [] { plans_that_broke(200); }},
     {"timings", [] { calls_are_timed(); pauses_hide_copies(); }},
 };
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <random>
@@ -17,6 +18,7 @@
 #include "engine/domain.h"
 #include "engine/guide.h"
 #include "move.h"
+#include "planning/program.h"
 #include "random_plan.h"
 
 namespace rematfn {
@@ -447,6 +449,39 @@ void plans_that_break_their_word(unsigned count) {
   expect(replays[0] < replays[1], "so that less is replayed");
 }
 
+// After a plan that broke, calls follow one of another preference, until there is another search.
+void plans_that_broke(unsigned count) {
+  constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
+  const LinkOptions link{{1e-7, 1e-9, 1e-9}, std::size_t{1} << 20, /*drops=*/true};
+  const auto searched = [&](Program& program, std::size_t budget) {
+    program.search(budget, {.in_vain = kAll, .in_all = kAll, .plans = 60}, {}, link);
+    program.finish();
+    return program.guide();
+  };
+  unsigned others = 0;
+  unsigned same_again = 0;
+  for (unsigned seed = 0; seed < count; ++seed) {
+    std::mt19937 random(seed);
+    const std::string where = "program " + std::to_string(seed) + ": ";
+    const auto trace = std::make_shared<const Trace>(random_program(random));
+    const std::size_t budget = run(*trace, {})->peak_bytes / 2;
+    Program program(trace);
+    const auto first = searched(program, budget);
+    if (!first) continue;
+    expect(program.guide()->plan().prefers == first->plan().prefers, where + "none has broken");
+    first->note_broken();
+    const auto second = program.guide();
+    if (second->plan().prefers == first->plan().prefers) continue;  // there is no other
+    ++others;
+    const auto anew = searched(program, budget + budget / 10);
+    Program other(trace);
+    const auto fresh = searched(other, budget + budget / 10);
+    expect(anew->plan().prefers == fresh->plan().prefers, where + "another search begins anew");
+    same_again += anew->plan().prefers == first->plan().prefers;
+  }
+  expect(others > count / 10 && same_again > 0, "plans are put to the test");
+}
+
 // Operators take the medians of three calls, lengthened to what a call takes; what lies between them counts
 // where the clock tells it, replays and waiting aside.
 void calls_are_timed() {
@@ -483,17 +518,17 @@ void calls_are_timed() {
   expect(is_near(beside_copies(1000), 16), "but no more than while something was always on its way");
 
   using namespace std::chrono_literals;
-  const auto feedback = std::make_shared<Feedback>(/*clocked=*/true, /*drag=*/0);
+  const auto timings = std::make_shared<Timings>(/*clocked=*/true, /*drag=*/0);
   const auto future = std::make_shared<const Future>(*trace);
   for (int call = 0; call < 3; ++call) {
-    Guide guide({trace, future, std::make_shared<const Plan>()}, feedback);
+    Guide guide({trace, future, std::make_shared<const Plan>()}, timings);
     guide.note_taken(1, 0, 0);
     std::this_thread::sleep_for(30ms);
     guide.note_taken(0.005, 0.005, 0);
     std::this_thread::sleep_for(1ms);
     guide.note_taken(0.005, 1000, 0);  // more has been replayed and waited for than has passed
   }
-  const auto timed = feedback->timings.applied_to(*trace);
+  const auto timed = timings->applied_to(*trace);
   expect(timed != nullptr && timed->calls[1].pause >= 0.02, "a pause is what nothing else explains");
   expect(timed->calls[0].pause == 0 && timed->calls[2].pause == 0, "or nothing");
 }

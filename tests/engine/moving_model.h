@@ -13,6 +13,7 @@ void what_is_not_in_use_leaves();
 void returns_come_ahead();
 void plans_decide_by_value();
 void plans_that_break_their_word(unsigned count);
+void plans_that_broke(unsigned count);
 void what_is_addressed_stays();
 void pauses_hide_copies();
 void calls_are_timed();

@@ -20,6 +20,7 @@ TESTS = [
     "by value",
     "addressed",
     "word",
+    "broken",
     "timings",
 ]
 
