@@ -73,7 +73,9 @@ def units() -> list[str]:
     if os.environ.get("REMATFN_SEPARATE"):
         return [path.as_posix() for path in sources]
     written = []
-    for folder in sorted({path.parent for path in sources}):
+    # The bindings first: they take the longest to compile, and the last unit is compiled alone.
+    folders = {path.parent for path in sources}
+    for folder in sorted(folders, key=lambda path: (path.name != "python", path.name)):
         members = [path.relative_to("csrc") for path in sources if path.parent == folder]
         text = "".join(f'#include "{member.as_posix()}"\n' for member in members)
         unit = Path("build/units", f"{folder.name}.cpp")

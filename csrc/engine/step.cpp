@@ -32,7 +32,7 @@ void Step::run() {
       operation_->table = Ref<Table>(&level_);
       operation_->order = domain_.next_order++;
       ++domain_.live_operations;
-      operation_->inputs.reserve(operands_.size());
+      operation_->inputs.reserve(inputs_);
       take_inputs();
     }
     if (is_bounded_) make_room();
@@ -97,6 +97,24 @@ std::size_t Step::input_bytes_in(const Table& table) const {
   return sum;
 }
 
+// See Note [Statistics are written aside]
+void Step::count_inputs() {
+  inputs_ = operands_.size();
+  if (!nature_.writes_aside) return;
+  const auto is_aside = [](const Operand& operand) {
+    return operand.written && (operand.version == nullptr || !operand.version->table);
+  };
+  std::size_t left = inputs_;
+  while (left > 0 && is_aside(operands_[left - 1])) --left;
+  for (std::size_t i = 0; i < left; ++i) {
+    if (operands_[i].written) return;
+    for (std::size_t k = left; k < inputs_; ++k) {
+      if (are_on_one_storage(i, k)) return;
+    }
+  }
+  inputs_ = left;
+}
+
 // See Note [Mutation is a new version]
 bool Step::overwrites_only_replayable() const {
   const auto is_lost = [](const Operand& operand) {
@@ -114,7 +132,9 @@ void Step::save_what_is_overwritten() {
     if (!version) continue;
     if (operands_[i].version == nullptr) overwritten_.emplace_back(i, version);
     if (version->producer || is_saved(*version)) continue;
-    if (!is_recorded_ && domain_.free_of_readers(*version, level_)) {
+    const bool is_needed = is_recorded_ ? i < inputs_ || version->readers != nullptr
+                                        : !domain_.free_of_readers(*version, level_);
+    if (!is_needed) {
       note_not_copied(i);
       continue;
     }
@@ -221,7 +241,7 @@ void Step::account(const Outcome& outcome) {
 // What the operator reads or overwrites, if that is to be written down: null if it neither counts nor is
 // replayed from. Which operators are recorded differs from call to call.
 Ref<Version> Step::observed(std::size_t operand) {
-  if (operation_) return operation_->inputs[operand].version;
+  if (operation_ && operand < inputs_) return operation_->inputs[operand].version;
   if (operands_[operand].version != nullptr) return Ref<Version>(operands_[operand].version);
   const auto found = std::ranges::find(overwritten_, operand, [](const auto& o) { return o.first; });
   if (found != overwritten_.end()) return found->second;

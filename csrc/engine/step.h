@@ -79,6 +79,7 @@ class Step {
     bool communicated = false;  // filled by a collective
     bool replayable = true;
     bool makes_fresh = true;  // beside what it overwrites
+    bool writes_aside = false;  // See Note [Statistics are written aside]
   };
   static constexpr std::int32_t kFresh = -1;
 
@@ -96,6 +97,8 @@ class Step {
     operands_[i] = {version, home, written};
     writes_ |= written;
   }
+  // Once all are set. The last of them that are written aside are no inputs.
+  void count_inputs();
   void bring_back();
   void unpin_all();
   void pin_for_step(Version& version) {
@@ -114,6 +117,7 @@ class Step {
   void admit(const Ref<Version>& contents, std::int32_t over);
 
   c10::SmallVector<Operand, 6> operands_;
+  std::size_t inputs_ = 0;   // how many of these are the operation's, if it is recorded
   bool writes_ = false;      // some operand is overwritten
   bool is_bounded_ = false;  // some level around has a budget
   bool is_metered_ = false;  // so what the operator allocates is to be known
@@ -126,6 +130,7 @@ class Step {
  private:
   [[nodiscard]] virtual std::string_view operator_name() const = 0;
   [[nodiscard]] virtual Site site() const { return {}; }  // for a journal
+  [[nodiscard]] virtual bool are_on_one_storage(std::size_t operand, std::size_t other) const = 0;
   // In the order in which they are called.
   [[nodiscard]] virtual Need foresee() = 0;  // if metered
   // The last chance to say what the operands are.

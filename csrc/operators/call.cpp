@@ -3,6 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <optional>
@@ -21,6 +22,12 @@ namespace {
 // A written version that was recomputed for this call alone may be overwritten in place.
 bool may_overwrite(const TensorVersion& version) {
   return version.may_be_overwritten() && version.storage;
+}
+
+// See Note [Statistics are written aside]
+c10::Storage zeros(std::size_t nbytes, c10::Device device) {
+  const auto options = at::TensorOptions(device).dtype(at::kByte);
+  return at::zeros({static_cast<std::int64_t>(nbytes)}, options).storage();
 }
 
 }  // namespace
@@ -58,6 +65,14 @@ const TensorVersion& Call::input(std::size_t i) const {
   return static_cast<const TensorVersion&>(*inputs[i].version);
 }
 
+std::size_t Call::bytes_aside() const {
+  std::size_t sum = 0;
+  for (std::size_t i = inputs.size(); i < call_template->tensors.size(); ++i) {
+    sum += call_template->tensors[i].storage_bytes;
+  }
+  return sum;
+}
+
 std::size_t Call::replay_bytes() const {
   std::size_t sum = output_bytes + scratch_bytes;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -68,7 +83,7 @@ std::size_t Call::replay_bytes() const {
 
 // See Note [A replay writes to copies]
 std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain, bool& consumes) {
-  std::vector<c10::Storage> own(inputs.size());
+  std::vector<c10::Storage> own(call_template->tensors.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!writes(i) || own[i]) continue;
     auto& version = static_cast<TensorVersion&>(*inputs[i].version);
@@ -86,6 +101,9 @@ std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain, bool& consu
     for (std::size_t k = 0; k < inputs.size(); ++k) {
       if (inputs[k].version.get() == &version) own[k] = storage;
     }
+  }
+  for (std::size_t i = inputs.size(); i < own.size(); ++i) {
+    own[i] = zeros(call_template->tensors[i].storage_bytes, input(0).current_storage().device());
   }
   return own;
 }
@@ -128,8 +146,8 @@ torch::jit::Stack Call::filled_in(const std::vector<c10::Storage>& own,
     if (value.isTensorList()) value = value.toTensorList().copy();
     if (value.isOptionalTensorList()) value = value.toOptionalTensorList().copy();
   }
-  if (fingerprints) written.resize(inputs.size());
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
+  if (fingerprints) written.resize(own.size());
+  for (std::size_t i = 0; i < own.size(); ++i) {
     const TensorArgument& argument = call_template->tensors[i];
     at::Tensor tensor =
         argument.same_as >= 0

@@ -21,7 +21,8 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // The replay of `x.add_(y)` needs the old contents of x and destroys them, and that of a batch norm
 // must not move the running statistics again. So what a call writes is handed to its replay as a
-// storage of its own: the old version's, if it was recomputed for this call alone, else a copy.
+// storage of its own: the old version's, if it was recomputed for this call alone, else a copy; or zeros,
+// by Note [Statistics are written aside].
 
 #pragma once
 
@@ -56,6 +57,8 @@ struct Call final : TensorOperation, Pooled<Call> {
   // Makes `version` an output. With `result` replays are held to what it is now.
   void add_result(Version& version, OutputPlace place, const at::Tensor* result);
 
+  // What its replays put in the place of tensors that are no inputs.
+  [[nodiscard]] std::size_t bytes_aside() const;
   [[nodiscard]] std::size_t replay_bytes() const override;
   void replay(Domain& domain) override;
   [[nodiscard]] std::string_view name() const override { return call_template->op.schema().name(); }

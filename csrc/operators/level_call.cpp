@@ -71,6 +71,7 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
   nature_.raw = facts_.leaves_raw;
   nature_.replayable = recordable_;
   nature_.makes_fresh = facts_.makes_fresh;
+  nature_.writes_aside = facts_.writes_aside;
   nature_.communicated = facts_.communicates && !facts_.ends_work;
   nature_.work = facts_.work;
   // Found out where something may be evicted or kept, or is recorded.
@@ -92,6 +93,7 @@ void LevelCall::run() {
                 f.written);
     if (!is_on_cpu(f)) enter_stream(f.tensor->device());
   }
+  count_inputs();
   const std::uint64_t thread = at::RecordFunction::currentThreadId();
   if (thread != level_.last_thread) level_.enter_thread(thread, has_node());
   if (level_.active) note_leaves();
@@ -243,7 +245,8 @@ Ref<Version> LevelCall::find_overwritten(std::size_t operand) {
   TensorVersion* known =
       domain_.outside.known(*f.storage, bumps_so_far(invocation_, found_, *f.storage));
   const bool is_observed = domain_.recorder || domain_.guide || domain_.journal;
-  if (known == nullptr && f.cell == nullptr && (is_recorded_ || is_observed)) {
+  const bool is_input = is_recorded_ && operand < inputs_;
+  if (known == nullptr && f.cell == nullptr && (is_input || is_observed)) {
     return domain_.outside.version_of(*f.tensor);
   }
   return Ref<Version>(known);
@@ -267,7 +270,7 @@ void LevelCall::note_not_copied(std::size_t operand) {
 Ref<Operation> LevelCall::make_operation() { return Ref<Operation>(new Call(call_template())); }
 
 void LevelCall::take_inputs() {
-  for (std::size_t i = 0; i < found_.size(); ++i) {
+  for (std::size_t i = 0; i < inputs_; ++i) {
     const FoundTensor& f = found_[i];
     Ref<Version> version = copy_of(f);
     if (!version) version = Ref<Version>(operands_[i].version);

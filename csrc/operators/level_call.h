@@ -60,6 +60,9 @@ class LevelCall final : private Step {
 
   [[nodiscard]] std::string_view operator_name() const override { return op_.schema().name(); }
   [[nodiscard]] Site site() const override;
+  [[nodiscard]] bool are_on_one_storage(std::size_t operand, std::size_t other) const override {
+    return found_[operand].storage == found_[other].storage;
+  }
   [[nodiscard]] Need foresee() override;
   void prepare() override;
   [[nodiscard]] Ref<Version> find_overwritten(std::size_t operand) override;

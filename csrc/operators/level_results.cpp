@@ -140,6 +140,7 @@ void LevelCall::take_results() {
   const double modelled = modelled_cost(flops, input_bytes_ + output_bytes_ + written_bytes, rates());
   const double cost = level_.timed ? std::max(seconds_, kOperatorCost) : modelled;
   account({cost, modelled, flops, output_bytes_, scratch_bytes, peak_});
+  if (operation_) operation_->scratch_bytes += call().bytes_aside();
   for (std::size_t i = 0; writes_ && i < found_.size(); ++i) {
     if (found_[i].written && found_[i].cell != nullptr) record_write(i);
   }

@@ -215,6 +215,7 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
       writes.push_back(argument);
     }
   }
+  facts.writes_aside = writes_statistics_aside(name);
   // See Note [Collectives go on after they return]
   facts.communicates = std::any_of(kCommunication.begin(), kCommunication.end(),
                                    [&](std::string_view prefix) { return name.starts_with(prefix); });

@@ -40,6 +40,7 @@ struct OperatorFacts {
   bool writes_uncounted = false;  // autograd counts no write of some argument
   // Its writes may be counted before the kernel runs, as are those of operators defined in Python.
   bool may_count_first = false;
+  bool writes_aside = false;  // in training: Note [Statistics are written aside]
   bool leaves_raw = false;  // `empty`: the output's contents are whatever was there
   // Results, a bit for each, whose contents are whatever was there, at least in part.
   std::uint32_t unspecified = 0;

@@ -117,12 +117,14 @@ class SimulatedStep final : private Step {
                .backward = call.backward,
                .work = work_of(call.name),
                .replayable = call.replayable,
-               .makes_fresh = std::ranges::any_of(call.makes, is_fresh)};
+               .makes_fresh = std::ranges::any_of(call.makes, is_fresh),
+               .writes_aside = writes_statistics_aside(call.name)};
     operands_.resize(call.reads.size());
     for (std::size_t i = 0; i < call.reads.size(); ++i) {
       Version* version = versions[call.reads[i].value].get();
       set_operand(i, version, version->table.get(), call.reads[i].written);
     }
+    count_inputs();
   }
 
   void run() {
@@ -132,6 +134,9 @@ class SimulatedStep final : private Step {
 
  private:
   [[nodiscard]] std::string_view operator_name() const override { return call_.name; }
+  [[nodiscard]] bool are_on_one_storage(std::size_t operand, std::size_t other) const override {
+    return call_.reads[operand].value == call_.reads[other].value;
+  }
 
   Need foresee() override {
     const std::size_t bytes = call_.output_bytes + call_.scratch_bytes;
@@ -149,11 +154,14 @@ class SimulatedStep final : private Step {
   }
 
   void take_inputs() override {
-    for (const Trace::Read& read : call_.reads) operation_->add_input(versions_[read.value]);
+    for (std::size_t i = 0; i < inputs_; ++i) operation_->add_input(versions_[call_.reads[i].value]);
   }
 
   void take_results() override {
     account({call_.cost, call_.modelled, call_.flops, call_.output_bytes, call_.scratch_bytes, granted_});
+    for (std::size_t i = inputs_; operation_ && i < operands_.size(); ++i) {
+      operation_->scratch_bytes += trace_.values[call_.reads[i].value].nbytes;
+    }
     for (const Trace::Made& made : call_.makes) {
       const Ref<Version> contents(new SimulatedVersion);
       contents->nbytes = trace_.values[made.value].nbytes;

@@ -23,4 +23,9 @@ Work work_of(std::string_view name) {
   return Work::kBytes;
 }
 
+bool writes_statistics_aside(std::string_view name) {
+  return name == "aten::native_batch_norm" || name == "aten::cudnn_batch_norm" ||
+         name == "aten::miopen_batch_norm";
+}
+
 }  // namespace rematfn

@@ -15,4 +15,12 @@ enum class Work : std::uint8_t { kBytes, kMatmul, kConvolution, kConvolutionBack
 // `name` is a schema's: "aten::mm".
 [[nodiscard]] Work work_of(std::string_view name);
 
+// Note [Statistics are written aside]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A batch norm that trains moves the running statistics, and its results do not depend on them. So they
+// are no inputs of the recorded call: the old ones are not copied for it, and a replay is given zeros in
+// their place, which it moves. They are the last tensors among its arguments. This holds for the caller's
+// statistics; those that a level has made are inputs, since the new ones are replayed from the old.
+[[nodiscard]] bool writes_statistics_aside(std::string_view name);
+
 }  // namespace rematfn

@@ -31,12 +31,30 @@ class Averages(nn.Module):
         return (x - self.mean) / (self.norm + self.count)
 
 
+class Telling(nn.BatchNorm1d):
+    """Reads its statistics before it moves them, and after."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.running_mean * 2
+        return super().forward(x) * before.cos() + self.running_var.sqrt()
+
+
+class ScaledByStatistics(nn.BatchNorm1d):
+    """Is given one of its statistics as its weight, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = self.running_mean, self.running_var
+        return nn.functional.batch_norm(x, mean, var, var, None, self.training)
+
+
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "batch norm": lambda: nn.BatchNorm1d(5),
     "batch norm, momentum None": lambda: nn.BatchNorm1d(5, momentum=None),
     "batch norm, no statistics": lambda: nn.BatchNorm1d(5, track_running_stats=False),
     "batch norm, not affine": lambda: nn.BatchNorm1d(5, affine=False),
     "batch norm, momentum 1": lambda: nn.BatchNorm1d(5, momentum=1.0),
+    "batch norm, statistics read": lambda: Telling(5),
+    "batch norm, scaled by statistics": lambda: ScaledByStatistics(5, affine=False),
     "rrelu": lambda: nn.RReLU(0.1, 0.9),
     "rrelu in place": lambda: nn.Sequential(nn.Linear(5, 5), nn.RReLU(inplace=True)),
     "dropouts": lambda: nn.Sequential(nn.Dropout(0.3), nn.AlphaDropout(0.3)),

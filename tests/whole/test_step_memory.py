@@ -72,6 +72,12 @@ def test_a_step_with_its_optimiser_inside(name: str) -> None:
     assert_takes_no_more(functools.partial(plain, OPTIMISERS[name]))
 
 
+@pytest.mark.parametrize("budget", [None, 2**30], ids=str)
+def test_a_batch_norm_copies_no_statistics(budget: int | None) -> None:
+    norm, x = nn.BatchNorm1d(20_000), torch.randn(2, 20_000)
+    assert peaks_of(rematfn.remat(lambda: norm(x), budget)) == peaks_of(lambda: norm(x))
+
+
 def microbatches(build: Build, to_none: bool) -> tuple[Step, list[Any]]:
     torch.manual_seed(3)
     net, xs = deep(), torch.randn(5, 16, 64)
