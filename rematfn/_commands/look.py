@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import rematfn
-from rematfn._inspection.progress import Progress
 from rematfn._transform.where import called_here
 from rematfn.errors import RematError
 
@@ -129,9 +128,7 @@ def _profile(options: argparse.Namespace) -> int:
             f.__name__ = Path(path).name
         tier = str(options.offload) if isinstance(options.offload, Path) else options.offload
         budgets = {} if options.budgets is None else {"budgets": options.budgets}
-        found = rematfn.profile(
-            f, cap=options.cap, calls=options.calls, offload=tier, progress=True, **budgets
-        )
+        found = rematfn.profile(f, cap=options.cap, calls=options.calls, offload=tier, **budgets)
         print(found)
         if options.time is not None:
             try:
@@ -149,9 +146,7 @@ def _profile(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     def run() -> int:
-        with Progress(options.calls + 1, "explain") as bar:
-            why = rematfn.explain(_called(options, bar), rows=options.rows)
-        print(why)
+        print(rematfn.explain(_called(options), rows=options.rows))
         return 0
 
     return _checked("explain", run)
@@ -159,10 +154,8 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _timeline(options: argparse.Namespace) -> int:
     def run() -> int:
-        with Progress(options.calls + 2, "timeline") as bar:
-            shown = rematfn.timeline(_called(options, bar))
-            bar.step()
-            shown.save(options.out, options.over)
+        shown = rematfn.timeline(_called(options))
+        shown.save(options.out, options.over)
         print(shown)
         print(f"saved: {options.out}")
         return 0
@@ -170,7 +163,7 @@ def _timeline(options: argparse.Namespace) -> int:
     return _checked("timeline", run)
 
 
-def _called(options: argparse.Namespace, bar: Progress) -> Any:
+def _called(options: argparse.Namespace) -> Any:
     """Run the program; return the transformed function that it has called last."""
     f = function_of(options.target)
     with rematfn.where():
@@ -193,7 +186,6 @@ def _called(options: argparse.Namespace, bar: Progress) -> Any:
         try:
             for _ in range(options.calls):
                 g()
-                bar.step()
         except rematfn.BudgetError as error:
             print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
         return g

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import rematfn
-from rematfn._inspection.progress import Progress
 from rematfn.errors import RematError
 
 from .arguments import budget
@@ -41,10 +40,8 @@ def add(commands: Any) -> None:
 
 def _simulate(options: argparse.Namespace) -> int:
     try:
-        with Progress(2, "simulate") as bar:
-            trace = rematfn.Trace.load(options.trace)
-            bar.step()
-            found = rematfn.simulate(trace, options.budget, _POLICIES[options.policy])
+        trace = rematfn.Trace.load(options.trace)
+        found = rematfn.simulate(trace, options.budget, _POLICIES[options.policy])
         print(trace)
         print(found)
     except (OSError, ValueError, RematError) as error:

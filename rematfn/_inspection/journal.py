@@ -130,16 +130,16 @@ class Journal:
         """Return where an operator was called; in a backward, what it is the gradient of."""
         return NOWHERE if call is None else _place(self.calls[call].place)
 
-    def made_at(self, value: int) -> Place:
-        """Return where the operator was called that made a value."""
-        return self.place(self.values[value].made_by)
-
     def operator(self, call: int | None) -> str:
         """Return the operator's name, without its namespace if that is torch's."""
         if call is None:
             return "(copy)"
-        found = self.calls[call]
-        return shown_name(found.name, found.backward)
+        name = self.calls[call].name.removeprefix("aten::")
+        return f"{name}, backward" if self.calls[call].backward else name
+
+    def named(self, call: int | None) -> str:
+        """Return the operator's name, and where it was called."""
+        return f"{self.operator(call)} at {self.place(call)}"
 
     @functools.cached_property
     def peak(self) -> tuple[int, int]:
@@ -187,13 +187,6 @@ def journal_of(g: Callable[..., Any], asker: str) -> Journal:
             f"it again inside of `with rematfn.where():`, or transform it with where=True."
         )
     return Journal(rematted._describe(), stats(g), columns)
-
-
-@functools.cache
-def shown_name(name: str, backward: bool) -> str:
-    """Return how an operator is called in what is shown."""
-    name = name.removeprefix("aten::")
-    return f"{name}, backward" if backward else name
 
 
 @functools.cache

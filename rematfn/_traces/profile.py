@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import _C
-from .._inspection.progress import Progress
-from .._inspection.tables import Table
+from .._inspection.tables import table
 from .._transform.budget import BudgetLike, format_bytes, parse_budget
 from .._transform.deferred import refuse_deferred
 from .._transform.remat import DEFAULT_POLICY, policy_of
@@ -20,7 +19,7 @@ from ..policies import Guided, Policy
 from ..policies._custom import Scorer
 from ..policies._planned import Planned
 from .drawing import draw_costs
-from .measured import Measured, measured, runs
+from .measured import Measured, measured
 from .trace import Trace, on_shapes
 
 if TYPE_CHECKING:
@@ -90,7 +89,6 @@ class Profile:
         policies: Sequence[Policy],
         link: _C.Link | None,
         is_measured: bool,
-        bar: Progress,
     ) -> None:
         self.name = name
         self.trace = measured.trace
@@ -111,16 +109,12 @@ class Profile:
         self.min_budget = min(
             program.enough_for(DEFAULT_POLICY.core(), least, math.inf), self.peak_bytes
         )
-        asked = [
-            (budget, policy, moves)
+        self.costs = [
+            self._cost(budget, policy, way)
             for policy in policies
-            for moves in ([None] if link is None else [None, link])
+            for way in ([None] if link is None else [None, link])
             for budget in budgets
         ]
-        self.costs: list[Cost] = []
-        for cell in asked:
-            self.costs.append(self._cost(*cell))
-            bar.step()
 
     def _operators_need(self) -> int:
         """Return what the largest operator needs at once."""
@@ -132,7 +126,7 @@ class Profile:
                 most = max(most, read + data[3] + data[4])
         return most
 
-    def _cost(self, budget: int, policy: Policy, link: _C.Link | None = None) -> Cost:
+    def _cost(self, budget: int, policy: Policy, link: _C.Link | None) -> Cost:
         seconds = self._within + self._overhead(budget, policy, link)
         return Cost(
             budget=budget,
@@ -201,25 +195,6 @@ class Profile:
                 low = middle
         return high
 
-    def table(self) -> Table:
-        """Return the costs as a table, a column for each policy."""
-        policies = list(dict.fromkeys(cost.policy for cost in self.costs))
-        budgets = list(dict.fromkeys(cost.budget for cost in self.costs))
-        times = {(cost.budget, cost.policy): cost.time for cost in self.costs}
-        return Table(
-            "Foretold time of a call",
-            "in multiples of one without a budget",
-            ("budget", "of the peak", *policies),
-            [
-                (
-                    format_bytes(budget),
-                    f"{budget / max(self.peak_bytes, 1):.2f}",
-                    *(_ratio(times[budget, policy]) for policy in policies),
-                )
-                for budget in budgets
-            ],
-        )
-
     def figure(self) -> Figure:
         """Return the curve of time over budgets, one for each policy.
 
@@ -235,6 +210,22 @@ class Profile:
 
     def __str__(self) -> str:
         how = "measured" if self.is_measured else "by the cost model"
+        policies = list(dict.fromkeys(cost.policy for cost in self.costs))
+        budgets = list(dict.fromkeys(cost.budget for cost in self.costs))
+        times = {(cost.budget, cost.policy): cost.time for cost in self.costs}
+        costs = table(
+            "Foretold time of a call",
+            "in multiples of one without a budget",
+            ("budget", "of the peak", *policies),
+            [
+                (
+                    format_bytes(budget),
+                    f"{budget / max(self.peak_bytes, 1):.2f}",
+                    *(_ratio(times[budget, policy]) for policy in policies),
+                )
+                for budget in budgets
+            ],
+        )
         return (
             f"{self.name}\n"
             f"peak       {format_bytes(self.peak_bytes)} without a budget\n"
@@ -242,13 +233,10 @@ class Profile:
             f"min budget {format_bytes(self.min_budget)}, as foretold: with less it thrashes, "
             f"or does not fit\n"
             f"time       {self.seconds:.3g} s ({how}), {self.trace.operators} operators\n\n"
-            f"{self.table().text()}"
+            f"{costs}"
         )
 
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(str(self).partition(chr(10) * 2)[0])}</pre>{self.table().html()}"
+    __repr__ = __str__  # a notebook shows it
 
 
 def profile(
@@ -260,7 +248,6 @@ def profile(
     offload: bool | TierLike = False,
     cap: BudgetLike = None,
     calls: int = 1,
-    progress: bool = False,
 ) -> Profile:
     """Run ``f(*args)`` once, time its operators, and foretell what budgets would cost.
 
@@ -285,7 +272,6 @@ def profile(
             More: medians of so many calls without a level and as many in a level that evicts
             nothing, once its memory is warm; ``f`` runs ``2 * calls + 3`` times in all. On a CPU
             the two differ by as much as a third, since a level keeps its memory from call to call.
-        progress: Show a progress bar if it takes longer than a second and `tqdm` is installed.
 
     Raises:
         TypeError: ``f`` is not callable, or an option is of the wrong type.
@@ -310,11 +296,9 @@ def profile(
     given = dict(kwargs or {})
     link = tiers_of(offload, f"{name}, offload=...").link(True, (args, given)) if offload else None
     is_measured = not on_shapes((args, given))
-    cells = len(limits) * len(checked) * (1 if link is None else 2)
-    bar = Progress(runs(calls) * is_measured + cells, "profile", progress)
-    with without_level(f), bar:
+    with without_level(f):
         if is_measured:
-            found = measured(f, args, given, cap, calls, bar)
+            found = measured(f, args, given, cap, calls)
         else:
             from .shapes import trace_on_shapes
 
@@ -327,7 +311,7 @@ def profile(
             else limit.bytes or max(1, int((limit.fraction or 1) * peak))
             for limit in limits
         ]
-        return Profile(name_of(f), found, nbytes, checked, link, is_measured, bar)
+        return Profile(name_of(f), found, nbytes, checked, link, is_measured)
 
 
 def _name(policy: Policy) -> str:
