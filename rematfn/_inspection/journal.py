@@ -7,25 +7,12 @@ import functools
 import os
 import sysconfig
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from .. import _C
 from .._transform.rematted import rematted_of
 from .stats import Stats, stats
 
-What = Literal[
-    "made",
-    "dropped",
-    "moved",
-    "replayed",
-    "returned",
-    "turned back",
-    "forgotten",
-    "released",
-    "left",
-    "replay",
-    "unrecorded",
-]
 ARRIVES = frozenset({"made", "replayed", "returned"})
 GOES = frozenset({"dropped", "moved", "turned back", "released", "left"})
 
@@ -33,7 +20,7 @@ GOES = frozenset({"dropped", "moved", "turned back", "released", "left"})
 class Event(NamedTuple):
     """Something that happened to a value (``"replay"``: to a call)."""
 
-    what: What
+    what: str  # was it made, dropped, moved, ..., or "replay"
     subject: int | None  # the value, or the call
     during: int | None  # the call that ran, or was about to
     time: float  # seconds since the journal was begun
@@ -180,7 +167,7 @@ def journal_of(g: Callable[..., Any], asker: str) -> Journal:
     ran = rematted.last_call
     if ran is None:
         raise ValueError(f"{asker}(g): {rematted._describe()} was not called yet. Call it first.")
-    columns = ran.journal()
+    columns = ran.report.journal()
     if columns is None:
         raise ValueError(
             f"{asker}(g): the last call of {rematted._describe()} has written nothing down. Call "

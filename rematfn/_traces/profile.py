@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _C
 from .._inspection.tables import table
-from .._transform.budget import BudgetLike, format_bytes, parse_budget
+from .._transform.budget import BudgetLike, Limit, format_bytes, parse_budget
 from .._transform.deferred import refuse_deferred
-from .._transform.remat import DEFAULT_POLICY, policy_of
+from .._transform.options import policy_of
+from .._transform.remat import DEFAULT_POLICY
 from .._transform.rematted import name_of, without_level
 from .._transform.tiers import TierLike, tiers_of
 from ..policies import Guided, Policy
@@ -20,7 +21,7 @@ from ..policies._custom import Scorer
 from ..policies._planned import Planned
 from .drawing import draw_costs
 from .measured import Measured, measured
-from .trace import Trace, on_shapes
+from .trace import Trace, on_shapes, simulated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +106,8 @@ class Profile:
         # See Note [What a profile foretells]
         self._by_model = self.trace._core.with_costs([given or taken for taken, given in costs])
         program = _C.Program(self._by_model)
-        least = self._operators_need()
+        whole = simulated(self.trace._core, max(1, self.peak_bytes), DEFAULT_POLICY, None, Limit())
+        least = max(1, whole["min_budget"])  # what the largest operator needs at once
         self.min_budget = min(
             program.enough_for(DEFAULT_POLICY.core(), least, math.inf), self.peak_bytes
         )
@@ -115,16 +117,6 @@ class Profile:
             for way in ([None] if link is None else [None, link])
             for budget in budgets
         ]
-
-    def _operators_need(self) -> int:
-        """Return what the largest operator needs at once."""
-        values = self.trace._core.values()
-        most = 1
-        for kind, data in self.trace._core.events():
-            if kind == "call":
-                read = sum(values[v][0] for v in {v for v, _ in data[8]} if values[v][1])
-                most = max(most, read + data[3] + data[4])
-        return most
 
     def _cost(self, budget: int, policy: Policy, link: _C.Link | None) -> Cost:
         seconds = self._within + self._overhead(budget, policy, link)
