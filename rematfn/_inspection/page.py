@@ -3,25 +3,28 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
+from collections.abc import Sequence
 from html import escape
 from itertools import accumulate
 from typing import Any
 
 from .._transform.budget import format_bytes
 from .drawing import BUDGET_COLOUR, COLOURS, MARK_COLOURS, unit_of
-from .points import BANDS, MARKS, Over, Series
+from .points import BANDS, MARKS, Over, Point, Series
+
+_MOST = 20_000  # points that are drawn
 
 # What the library does not do: to find operators by name, each once for each time that it runs.
 _SEARCH = """
 const plot = document.getElementById('timeline');
 const field = document.getElementById('search');
 const used = plot.data.findIndex(trace => trace.name === 'in use');
-const {x, y} = plot.data[used];
+const {x, y, text} = plot.data[used];
+const what = text.map(label => label.replaceAll('<br>', ' ').toLowerCase());
 field.addEventListener('input', () => {
   const wanted = field.value.trim().toLowerCase();
-  const isOne = i => wanted !== '' && what[i].toLowerCase().includes(wanted);
+  const isOne = i => wanted !== '' && what[i].includes(wanted);
   const at = [...what.keys()].filter(i => isOne(i) && what[i] !== what[i - 1]);
   document.getElementById('count').textContent = wanted ? at.length + ' found' : '';
   Plotly.restyle(plot, {x: [at.map(i => x[i])], y: [at.map(i => y[i])]}, [used + 1]);
@@ -56,30 +59,38 @@ def page(shown: Series, over: Over) -> str:
     )
     tallest = "\n".join(f"{format_bytes(nbytes):>12}  {made}" for nbytes, made in shown.tallest)
     title = escape(f"{shown.name}: peak {format_bytes(shown.peak_bytes)}")
-    what = json.dumps([point.what for point in shown.points]).replace("<", "\\u003c")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style><script>{get_plotlyjs()}</script></head><body><h1>{title}</h1>"
         '<label>Find <input id="search" placeholder="an operator, a line, a module"></label>'
         f'<span id="count"></span>{plot}<p>The largest tensors at the peak</p>'
-        f"<pre>{escape(tallest)}</pre><script>const what = {what};{_SEARCH}</script></body></html>"
+        f"<pre>{escape(tallest)}</pre><script>{_SEARCH}</script></body></html>"
     )
 
 
 def _label(text: str) -> str:
     """Return a text in lines that a hover label has room for."""
-    return "<br>".join(map(escape, textwrap.wrap(text, 72)))
+    return "<br>".join(map(escape, textwrap.wrap(text, 72, break_long_words=False)))
+
+
+def _fewer(points: Sequence[Point]) -> list[Point]:
+    """Return the points, or the highest of each run, if they are more than a browser can take."""
+    run = -(-len(points) // _MOST)
+    return [
+        max(points[i : i + run], key=lambda point: point.used + point.moved)
+        for i in range(0, len(points), run)
+    ]
 
 
 def _figure(shown: Series, over: Over) -> Any:
     import plotly.graph_objects as go
 
     unit, size = unit_of(shown.highest)
-    x = [round(shown.x(over, point), 6) for point in shown.points]
+    points = _fewer(shown.points)
+    x = [round(shown.x(over, point), 6) for point in points]
     figure = go.Figure()
     sums = [
-        list(accumulate(getattr(point, band) / size for band in shown.bands))
-        for point in shown.points
+        list(accumulate(getattr(point, band) / size for band in shown.bands)) for point in points
     ]
     # The highest first, each down to zero: those after it cover what is theirs.
     for i, band in reversed(list(enumerate(shown.bands))):
@@ -95,8 +106,8 @@ def _figure(shown: Series, over: Over) -> Any:
         )
     figure.add_scatter(
         x=x,
-        y=[point.used / size for point in shown.points],
-        text=[_label(point.what) for point in shown.points],
+        y=[point.used / size for point in points],
+        text=[_label(point.what) for point in points],
         name="in use",
         mode="lines",
         line={"width": 1, "color": "#333333", "shape": "hv"},
@@ -112,14 +123,14 @@ def _figure(shown: Series, over: Over) -> Any:
         showlegend=False,
     )
     marks = shown.marks
-    for row, (kind, points) in enumerate(marks.items()):
+    for row, (kind, marked) in enumerate(marks.items()):
         figure.add_scattergl(
-            x=[shown.x(over, point) for point in points],
-            y=[-row] * len(points),
+            x=[shown.x(over, point) for point in marked],
+            y=[-row] * len(marked),
             yaxis="y2",
             mode="markers",
             marker={"symbol": "line-ns-open", "size": 12, "color": MARK_COLOURS[kind]},
-            text=[_label(point.what) for point in points],
+            text=[_label(point.what) for point in marked],
             hovertemplate="%{text}<extra></extra>",
             showlegend=False,
         )

@@ -66,13 +66,21 @@ class Series:
         budget: Bytes, or None.
         peak_bytes: The most that was in use.
         points: Bytes, whenever they have changed.
+        bands: Of the bands which there are, the lowest first.
+        marks: Replays and transfers, by kind.
+        highest: The most bytes that were resident or in tiers; at least the budget.
         tallest: The largest tensors that were resident when most was: bytes, and what made them.
     """
 
     def __init__(self, journal: Journal) -> None:
+        self._journal = journal
         self.name = journal.name
         self.budget = journal.stats.budget
         self.points: Sequence[Point] = _points(journal)
+        self.bands = [band for band in BANDS if any(getattr(p, band) for p in self.points)]
+        marks = {kind: [p for p in self.points if p.kind == kind] for kind in MARKS}
+        self.marks = {kind: points for kind, points in marks.items() if points}
+        self.highest = max(*(p.used + p.moved for p in self.points), self.budget or 1, 1)
         at, self.peak_bytes = journal.peak
         resident = [journal.values[i] for i in journal.resident_at(at)]
         resident.sort(key=lambda value: -value.nbytes)
@@ -82,22 +90,6 @@ class Series:
         if begins is not None:
             after = (point for point in self.points if point.operator > begins)
             self._backward = next(after, self.points[-1])
-
-    @property
-    def bands(self) -> list[str]:
-        """Which bands there are, the lowest first."""
-        return [band for band in BANDS if any(getattr(point, band) for point in self.points)]
-
-    @property
-    def marks(self) -> dict[str, list[Point]]:
-        """Replays and transfers, by kind."""
-        found = {kind: [p for p in self.points if p.kind == kind] for kind in MARKS}
-        return {kind: points for kind, points in found.items() if points}
-
-    @property
-    def highest(self) -> int:
-        """The most bytes that were resident or in tiers; at least the budget."""
-        return max(*(p.used + p.moved for p in self.points), self.budget or 1, 1)
 
     def x(self, over: Over, at: Point) -> float:
         """Return where something stands over the operators or over time."""

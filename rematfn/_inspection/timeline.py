@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._transform.budget import format_bytes
 from .drawing import draw
-from .journal import Journal, journal_of
+from .journal import journal_of
 from .page import page
 from .points import MARKS, Over, Series
 
@@ -25,10 +25,6 @@ class Timeline(Series):
     It is drawn by :meth:`figure`, shown as a page by :meth:`html`, and written as a trace for
     Perfetto by :meth:`chrome_trace`; :meth:`save` does whichever the ending of a path asks for.
     """
-
-    def __init__(self, journal: Journal) -> None:
-        super().__init__(journal)
-        self._journal = journal
 
     def figure(self, over: Over = "operators") -> Figure:
         """Return the picture, over the number of operators or over seconds.
