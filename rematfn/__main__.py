@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from rematfn._commands import demo, info, look, simulate
+from rematfn._commands.arguments import CommandError
+from rematfn.errors import RematError
 
 _EXAMPLES = """
 examples:
@@ -27,7 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 0, or 1 if it failed or a promise was broken."""
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
-    return command(options)
+    try:
+        return command(options)
+    except (CommandError, RematError) as error:
+        print(f"python -m rematfn: {error}", file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

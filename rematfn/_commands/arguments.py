@@ -13,6 +13,10 @@ import torch
 from rematfn._transform.budget import parse_budget
 
 
+class CommandError(Exception):
+    """A command cannot do what it was asked for; the message says why."""
+
+
 def budget(text: str) -> str | float | None:
     """Return the budget that a command line names; ``"none"`` is none."""
     # A shell hands over text only, so here, other than in remat(), "0.3" is a fraction.

@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 
-from rematfn.errors import RematError
-
-from .arguments import budget, device, folder, positive, writable
+from .arguments import CommandError, budget, device, folder, positive, writable
 
 
 def add(commands: Any) -> None:
@@ -71,36 +69,18 @@ def _demo(options: argparse.Namespace) -> int:
     try:
         from rematfn.demo.train import Options, run_demo
     except ModuleNotFoundError as error:
-        print(
-            f"python -m rematfn demo: it needs {error.name}, which is not installed."
-            " Install it with: pip install tqdm matplotlib",
-            file=sys.stderr,
-        )
-        return 1
+        raise CommandError(
+            f"demo needs {error.name}, which is not installed. Install it with: "
+            "pip install tqdm matplotlib"
+        ) from None
     if options.device.type == "cuda":
         # Without these, two eager runs need not agree bitwise either.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        report = run_demo(
-            Options(
-                budget=options.budget,
-                steps=options.steps,
-                pairs=options.pairs,
-                layers=options.layers,
-                batch=options.batch,
-                width=options.width,
-                heads=options.heads,
-                context=options.context,
-                device=str(options.device),
-                seed=options.seed,
-                png=options.png,
-                offload=options.offload,
-            )
-        )
-    except RematError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    given = {
+        name: value for name, value in vars(options).items() if name in Options.__annotations__
+    }
+    report = run_demo(Options(**{**given, "device": str(options.device)}))
     print(report)
     print(f"picture: {options.png}")
     broken = report.broken_promises()

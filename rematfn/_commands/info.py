@@ -18,7 +18,7 @@ from rematfn import _C
 from rematfn._transform.budget import format_bytes
 from rematfn.errors import RematError
 
-_BESIDE = ("optree", "numpy", "functorch", "matplotlib", "plotly", "rich")
+_BESIDE = ("optree", "numpy", "functorch", "matplotlib", "plotly")
 
 
 def add(commands: Any) -> None:

@@ -4,18 +4,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import rematfn
-from rematfn._inspection.progress import Progress
 from rematfn._transform.where import called_here
 from rematfn.errors import RematError
 
-from .arguments import budget, folder, nbytes, positive, writable_as
-from .targets import HELP, TargetError, function_of, run_script
+from .arguments import CommandError, budget, folder, nbytes, positive, writable_as
+from .targets import HELP, function_of, run_script
 
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -28,7 +28,6 @@ def add(commands: Any) -> None:
         "what budgets would cost a program",
         "Run a program once without a budget, time its operators, and foretell by simulation what"
         " budgets would cost: the unconstrained peak, the smallest budget, and time over budgets.",
-        "python -m rematfn profile train.py:step --budgets 0.5 8GiB --time 1.1 --out curve.png",
     )
     profile.set_defaults(command=_profile)
     profile.add_argument(
@@ -56,7 +55,6 @@ def add(commands: Any) -> None:
         "explain",
         "what a call kept, evicted and replayed, where and why",
         "Run a function within a budget, or a script, and explain the last transformed call.",
-        "python -m rematfn explain train.py:step --budget 0.5 --rows 20",
     )
     explain.set_defaults(command=_explain)
     explain.add_argument("--rows", type=positive, default=8, help="rows of each table")
@@ -68,7 +66,6 @@ def add(commands: Any) -> None:
         "memory over the operators of a call, and over time",
         "Run a function within a budget, or a script, and draw what the last transformed call"
         " held.",
-        "python -m rematfn timeline train.py:step --budget 0.5 --out step.html",
     )
     timeline.set_defaults(command=_timeline)
     timeline.add_argument(
@@ -83,12 +80,8 @@ def add(commands: Any) -> None:
     _call(timeline)
 
 
-def _command(
-    commands: Any, name: str, short: str, long: str, example: str
-) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = commands.add_parser(
-        name, help=short, description=long, epilog=f"example: {example}"
-    )
+def _command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(name, help=short, description=long)
     made.set_defaults(fail=made.error)
     made.add_argument("target", help=HELP)
     made.add_argument(
@@ -118,59 +111,55 @@ def _call(command: argparse.ArgumentParser) -> None:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    def run() -> int:
-        f = function_of(options.target)
-        if f is None:
-            path = options.target
+    f = function_of(options.target)
+    if f is None:
+        path = options.target
 
-            def f() -> None:
-                run_script(path, options.arguments)
+        def f() -> None:
+            run_script(path, options.arguments)
 
-            f.__name__ = Path(path).name
-        tier = str(options.offload) if isinstance(options.offload, Path) else options.offload
-        budgets = {} if options.budgets is None else {"budgets": options.budgets}
-        found = rematfn.profile(
-            f, cap=options.cap, calls=options.calls, offload=tier, progress=True, **budgets
-        )
-        print(found)
-        if options.time is not None:
-            try:
-                nbytes = found.budget_for(options.time)
-            except ValueError as error:
-                raise TargetError(f"--time {options.time:g}: {error}") from None
-            print(f"\n{options.time:g} of its time needs a budget of at least {nbytes} bytes")
-        if options.out is not None:
+        f.__name__ = Path(path).name
+    budgets = {} if options.budgets is None else {"budgets": options.budgets}
+    found = rematfn.profile(
+        f, cap=options.cap, calls=options.calls, offload=options.offload, **budgets
+    )
+    print(found)
+    if options.time is not None:
+        try:
+            nbytes = found.budget_for(options.time)
+        except ValueError as error:
+            raise CommandError(f"--time {options.time:g}: {error}") from None
+        print(f"\n{options.time:g} of its time needs a budget of at least {nbytes} bytes")
+    if options.out is not None:
+        with _installed():
             found.figure().savefig(options.out)
-            print(f"picture: {options.out}")
-        return 0
-
-    return _checked("profile", run)
+        print(f"picture: {options.out}")
+    return 0
 
 
 def _explain(options: argparse.Namespace) -> int:
-    def run() -> int:
-        with Progress(options.calls + 1, "explain") as bar:
-            why = rematfn.explain(_called(options, bar), rows=options.rows)
-        print(why)
-        return 0
-
-    return _checked("explain", run)
+    print(rematfn.explain(_called(options), rows=options.rows))
+    return 0
 
 
 def _timeline(options: argparse.Namespace) -> int:
-    def run() -> int:
-        with Progress(options.calls + 2, "timeline") as bar:
-            shown = rematfn.timeline(_called(options, bar))
-            bar.step()
-            shown.save(options.out, options.over)
-        print(shown)
-        print(f"saved: {options.out}")
-        return 0
-
-    return _checked("timeline", run)
+    shown = rematfn.timeline(_called(options))
+    with _installed():
+        shown.save(options.out, options.over)
+    print(shown)
+    print(f"saved: {options.out}")
+    return 0
 
 
-def _called(options: argparse.Namespace, bar: Progress) -> Any:
+@contextlib.contextmanager
+def _installed() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise CommandError(str(error)) from None
+
+
+def _called(options: argparse.Namespace) -> Any:
     """Run the program; return the transformed function that it has called last."""
     f = function_of(options.target)
     with rematfn.where():
@@ -183,27 +172,15 @@ def _called(options: argparse.Namespace, bar: Progress) -> Any:
                 print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
             last = called_here()
             if last is None:
-                raise TargetError(
+                raise CommandError(
                     f"{options.target} has called no function that remat() or offload() returned; "
                     f"name a function of it, {options.target}:function, and a --budget"
                 )
             return last
-        tier = str(options.offload) if isinstance(options.offload, Path) else options.offload
-        g = rematfn.remat(f, options.budget, offload=tier)
+        g = rematfn.remat(f, options.budget, offload=options.offload)
         try:
             for _ in range(options.calls):
                 g()
-                bar.step()
         except rematfn.BudgetError as error:
             print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
         return g
-
-
-def _checked(name: str, run: Callable[[], int]) -> int:
-    try:
-        return run()
-    except (TargetError, RematError, ModuleNotFoundError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name not in ("matplotlib", "plotly"):
-            raise  # the program's own, which its traceback tells more of
-        print(f"python -m rematfn {name}: {error}", file=sys.stderr)
-        return 1

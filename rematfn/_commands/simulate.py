@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 import rematfn
-from rematfn._inspection.progress import Progress
-from rematfn.errors import RematError
 
-from .arguments import budget
+from .arguments import CommandError, budget
 
 _POLICIES = {
     "guided": rematfn.policies.Guided(),
@@ -41,13 +38,10 @@ def add(commands: Any) -> None:
 
 def _simulate(options: argparse.Namespace) -> int:
     try:
-        with Progress(2, "simulate") as bar:
-            trace = rematfn.Trace.load(options.trace)
-            bar.step()
-            found = rematfn.simulate(trace, options.budget, _POLICIES[options.policy])
-        print(trace)
-        print(found)
-    except (OSError, ValueError, RematError) as error:
-        print(f"python -m rematfn simulate: {error}", file=sys.stderr)
-        return 1
+        trace = rematfn.Trace.load(options.trace)
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from None
+    found = rematfn.simulate(trace, options.budget, _POLICIES[options.policy])
+    print(trace)
+    print(found)
     return 0

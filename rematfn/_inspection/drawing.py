@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A timeline as a picture; `page.py` has the same colours."""
+"""A timeline as a picture."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from .._transform.budget import format_bytes
-from .points import Over, Series
+from .points import BANDS, MARKS, Over, Series
 from .tables import shortened
 
 if TYPE_CHECKING:
@@ -20,18 +20,9 @@ COLOURS = {
     "beside": "#cc79a7",
     "running": "#e69f00",
     "moved": "#b0b0b0",
-    "budget": "#d55e00",
-    "replay": "#000000",
-    "move": "#0072b2",
-    "return": "#cc79a7",
 }
-LABELS = {
-    "forward": "made by the forward",
-    "backward": "made by the backward",
-    "beside": "beside operators",
-    "running": "the running operator's",
-    "moved": "in tiers",
-}
+MARK_COLOURS = {"replay": "#000000", "moved": "#0072b2", "returned": "#cc79a7"}
+BUDGET_COLOUR = "#d55e00"
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -45,35 +36,26 @@ def draw(shown: Series, over: Over) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    points, marks = shown.points, shown.marks
     unit, size = unit_of(shown.highest)
     figure = Figure(figsize=(10, 6.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)  # no pyplot: it would choose a window system
     axes, rug, listed = figure.subplots(
         3, 1, sharex=False, gridspec_kw={"height_ratios": [8, 1.2, 2.2]}
     )
-    x = [shown.x(over, p) for p in points]
-    below = [0.0] * len(points)
-    for band in ("forward", "backward", "beside", "running", "moved"):
-        values = [getattr(p, band) / size for p in points]
-        if not any(values):
-            continue
-        above = [b + v for b, v in zip(below, values, strict=True)]
-        axes.fill_between(
-            x,
-            below,
-            above,
-            step="post",
-            color=COLOURS[band],
-            linewidth=0,
-            label=LABELS[band],
-            zorder=2,
-        )
-        below = above
+    x = [shown.x(over, p) for p in shown.points]
+    axes.stackplot(
+        x,
+        [[getattr(p, band) / size for p in shown.points] for band in shown.bands],
+        step="post",
+        colors=[COLOURS[band] for band in shown.bands],
+        labels=[BANDS[band] for band in shown.bands],
+        linewidth=0,
+        zorder=2,
+    )
     if shown.budget is not None:
         axes.axhline(
             shown.budget / size,
-            color=COLOURS["budget"],
+            color=BUDGET_COLOUR,
             linestyle="--",
             linewidth=1.4,
             label=f"budget, {format_bytes(shown.budget)}",
@@ -93,8 +75,7 @@ def draw(shown: Series, over: Over) -> Figure:
     axes.set_title(
         shortened(f"{shown.name}: peak {format_bytes(shown.peak_bytes)}", 96), fontsize=10
     )
-    moves = any(p.moved for p in points)
-    axes.set_ylabel(f"{unit} resident" + (", and in tiers" if moves else ""))
+    axes.set_ylabel(f"{unit} resident" + (", and in tiers" if "moved" in shown.bands else ""))
     axes.set_ylim(0, 1.05 * shown.highest / size)
     axes.grid(axis="y", color="#ffffff", linewidth=0.5, alpha=0.6, zorder=3)
     figure.legend(
@@ -105,13 +86,12 @@ def draw(shown: Series, over: Over) -> Figure:
         fontsize=8,
     )
 
-    rows = [kind for kind in ("replay", "move", "return") if any(m.kind == kind for m in marks)]
-    for row, kind in enumerate(rows):
-        at = [shown.x(over, m) for m in marks if m.kind == kind]
-        rug.vlines(at, row - 0.4, row + 0.4, color=COLOURS[kind], linewidth=0.7)
-    names = {"replay": "replays", "move": "moves out", "return": "returns"}
-    rug.set_yticks(range(len(rows)), [names[kind] for kind in rows], fontsize=8)
-    rug.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+    marks = shown.marks
+    for row, (kind, points) in enumerate(marks.items()):
+        at = [shown.x(over, point) for point in points]
+        rug.vlines(at, row - 0.4, row + 0.4, color=MARK_COLOURS[kind], linewidth=0.7)
+    rug.set_yticks(range(len(marks)), [MARKS[kind] for kind in marks], fontsize=8)
+    rug.set_ylim(max(len(marks), 1) - 0.5, -0.5)
     rug.set_xlabel("operators of the program" if over == "operators" else "seconds")
     for panel in (axes, rug):
         panel.set_xlim(0, x[-1] or 1)
@@ -120,8 +100,7 @@ def draw(shown: Series, over: Over) -> Figure:
 
     listed.axis("off")
     lines = [
-        f"{format_bytes(t.nbytes):>12}  {shortened(f'{t.operator} at {t.place.brief}', 116)}"
-        for t in shown.tallest
+        f"{format_bytes(nbytes):>12}  {shortened(made, 116)}" for nbytes, made in shown.tallest
     ]
     listed.text(
         0,

@@ -5,159 +5,176 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 from .._transform.budget import format_bytes
-from .findings import (
-    Evicted,
-    Group,
-    Need,
-    Replayed,
-    Stayed,
-    alike_groups,
-    evictions_together,
-    needs_together,
-    replays_together,
-    together,
-)
-from .journal import Event, Journal, Place, journal_of
-from .stats import Stats
-from .tables import Table, shortened
-
-_NO_LINE = "(no line of the program)"
-_NO_MODULE = "(in no module)"
+from .journal import NOWHERE, Journal, Place, journal_of
+from .tables import shortened, table
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
+class Part:
+    """What became of a part of the program: a module, a line, or an operator at one place.
+
+    Attributes:
+        operator: The operator's name; of a module and of a line, which have several, empty.
+        place: Where: of a module its path alone, of a line all but that.
+        made_bytes: Bytes of all that it made, evicted or not.
+        peak_bytes: Bytes of it that were resident when most was.
+        evictions: How often a value of it was dropped or moved.
+        evicted_bytes: Their bytes, counted each time.
+        moves: How many of them were moved.
+        unread: How many of them nothing was to read again, as far as was known: these cost nothing.
+        score: What spoke against the others, the least of all times: the lowest score goes first.
+            None: there were none. NaN: a function of the user's said so.
+        room_for: The operators that they made room for, and how often.
+        replays: How often an operator of it ran again.
+        replayed_cost: What that cost, as a fraction of the program's cost.
+        needed_bytes: The most that an operator of it needs at once, its inputs that count and what
+            it allocates: no smaller budget does.
+        input_bytes: The inputs of that one.
+        ran: Whether that one came to its end; one that did not fit has not.
+    """
+
+    operator: str
+    place: Place
+    made_bytes: int = 0
+    peak_bytes: int = 0
+    evictions: int = 0
+    evicted_bytes: int = 0
+    moves: int = 0
+    unread: int = 0
+    score: float | None = None
+    room_for: Counter[str] = dataclasses.field(default_factory=Counter)
+    replays: int = 0
+    replayed_cost: float = 0.0
+    needed_bytes: int = 0
+    input_bytes: int = 0
+    ran: bool = True
+
+    @property
+    def name(self) -> str:
+        """The operator and its place, the line, or the module's path."""
+        if self.operator:
+            return _at(self.operator, self.place)
+        if self.place.file:
+            return f"{self.place.short} in {self.place.function}"
+        return self.place.module or "(elsewhere)"
+
+
+class Stayed(NamedTuple):
+    """Bytes that were in use when most were: why, how many values, and what made the largest."""
+
+    reason: str
+    values: int
+    nbytes: int
+    largest: str
+
+
 class Explanation:
     """What a call kept, evicted, replayed and moved, and why; :func:`explain` returns it.
-
-    It prints as text, shows as tables in a notebook, and in colour by ``rich.print``.
 
     Attributes:
         name: The call as it was written.
         stats: Its figures.
         modules: By module path, what was made most of first; empty if the program has no modules.
         lines: By the line of the program.
-        replayed: Operators that ran again, the dearest first.
-        evicted: What went, those first of which most bytes did.
-        needs: Operators by what they need at once, the largest first: it sets the floor.
+        operators: By the operator and where it is called.
         stayed: What was in use when most was, by the reason; in all, the peak.
-        replayed_cost: Of all replays, in the program's cost.
     """
 
-    name: str
-    stats: Stats
-    modules: Sequence[Group]
-    lines: Sequence[Group]
-    replayed: Sequence[Replayed]
-    evicted: Sequence[Evicted]
-    needs: Sequence[Need]
-    stayed: Sequence[Stayed]
-    replayed_cost: float
-    _rows: int = 8
+    def __init__(self, journal: Journal, rows: int) -> None:
+        self._journal = journal
+        self._rows = rows
+        self.name = journal.name
+        self.stats = journal.stats
+        self.modules = _parts(journal, _module)
+        if all(part.place == NOWHERE for part in self.modules):
+            self.modules = []
+        self.lines = _parts(journal, _line)
+        self.operators = _parts(journal, _operator)
+        self.stayed = _stayed(journal)
 
-    def tables(self) -> list[Table]:
-        """Return what there is to show."""
+    @property
+    def replayed_cost(self) -> float:
+        """What all replays cost, as a fraction of the program's cost."""
+        return sum(part.replayed_cost for part in self.operators)
+
+    def __str__(self) -> str:
         rows = self._rows
-        found = []
-        if self.modules:
-            alike = self.modules if len(self.modules) <= rows else alike_groups(self.modules)
-            found.append(_groups("Memory by module", "module", alike, rows))
-        found.append(_groups("Memory by line", "line", self.lines, rows))
-        replayed = together(self.replayed, rows, replays_together)
-        replayed = sorted(replayed, key=lambda r: -r.seconds)
-        evicted = together(self.evicted, rows, evictions_together)
-        evicted = sorted(evicted, key=lambda e: -e.nbytes)
-        needs = together(self.needs, 0, needs_together)
-        found.append(
-            Table(
-                _title("Dearest replays", replayed, rows),
+        modules = self._alike(self.modules, _module)
+        operators = self._alike(self.operators, _operator)
+        replayed = [part for part in operators if part.replays]
+        replayed.sort(key=lambda part: -part.replayed_cost)
+        evicted = [part for part in operators if part.evictions]
+        evicted.sort(key=lambda part: -part.evicted_bytes)
+        needs = sorted(operators, key=lambda part: -part.needed_bytes)
+        tables = [
+            *([_table_of("Memory by module", "module", modules, rows)] if modules else []),
+            _table_of("Memory by line", "line", self.lines, rows),
+            table(
+                "Dearest replays",
                 f"{self.replayed_cost:.1%} of the program's cost in all",
-                ("operator", "calls", "times", "cost", "of the program's"),
-                [
-                    (
-                        _at(r.operator, r.place),
-                        str(r.calls),
-                        str(r.replays),
-                        _ms(r.seconds),
-                        f"{r.share:.1%}",
-                    )
-                    for r in replayed[:rows]
-                ],
-            )
-        )
-        found.append(
-            Table(
-                _title("Evicted", evicted, rows),
+                ("operator", "times", "of the cost"),
+                [(r.name, str(r.replays), f"{r.replayed_cost:.1%}") for r in replayed],
+                most=rows,
+            ),
+            table(
+                "Evicted",
                 "the lowest score goes first: cost over bytes and time until it is read",
-                ("made by", "bytes", "times", "unread", "moved", "cost", "score", "room for"),
+                ("made by", "bytes", "times", "unread", "moved", "score", "room for"),
                 [
                     (
-                        _at(e.operator, e.place),
-                        format_bytes(e.nbytes),
-                        str(e.times),
+                        e.name,
+                        format_bytes(e.evicted_bytes),
+                        str(e.evictions),
                         str(e.unread),
-                        str(e.moved),
-                        _ms(e.seconds),
+                        str(e.moves),
                         "-" if e.score is None else f"{e.score:.2g}",
-                        shortened(e.room_for, 28),
+                        shortened(e.room_for.most_common(1)[0][0], 28),
                     )
-                    for e in evicted[:rows]
+                    for e in evicted
                 ],
-                names=(0, 7),
-            )
-        )
-        found.append(
-            Table(
+                most=rows,
+                names=(0, 6),
+            ),
+            table(
                 "What sets the floor",
                 "an operator's inputs and what it allocates are there at once: no smaller budget",
                 ("operator", "needs", "of it inputs"),
                 [
                     (
-                        _at(n.operator, n.place) + ("" if n.ran else " [did not run]"),
-                        format_bytes(n.nbytes),
+                        n.name + ("" if n.ran else " [did not run]"),
+                        format_bytes(n.needed_bytes),
                         format_bytes(n.input_bytes),
                     )
-                    for n in needs[: min(rows, 5)]
+                    for n in needs
                 ],
-            )
-        )
-        found.append(
-            Table(
+                most=min(rows, 5),
+            ),
+            table(
                 "Resident at the peak",
                 "arguments, parameters and captured tensors are not counted",
                 ("why", "values", "bytes", "the largest"),
-                [
-                    (s.reason, str(s.values or "-"), format_bytes(s.nbytes), s.largest)
-                    for s in self.stayed
-                ],
+                [(s.reason, str(s.values), format_bytes(s.nbytes), s.largest) for s in self.stayed],
                 names=(0, 3),
-            )
-        )
-        return found
+            ),
+        ]
+        return "\n\n".join([f"{self.name}\n{self.stats}", *tables])
 
-    def __str__(self) -> str:
-        return "\n\n".join([self._head(), *(table.text() for table in self.tables())])
+    __repr__ = __str__  # a notebook shows it
 
-    def _head(self) -> str:
-        return f"{self.name}\n{self.stats}"
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(self._head())}</pre>" + "".join(t.html() for t in self.tables())
-
-    def __rich__(self) -> Any:
-        """Return what `rich` shows."""
-        from rich.console import Group as RichGroup
-
-        return RichGroup(self._head(), *(table.rich() for table in self.tables()))
+    def _alike(self, parts: list[Part], key: _Key) -> list[Part]:
+        """Return the parts, or if many, with those as one whose paths differ in numbers alone."""
+        if len(parts) <= self._rows:
+            return parts
+        return _parts(self._journal, lambda operator, place: key(operator, _starred(place)))
 
 
-def explain(g: Callable[..., Any], *, rows: int = 8) -> Explanation:
+def explain(g: Callable[..., object], *, rows: int = 8) -> Explanation:
     """Say what the last call of ``g`` kept, evicted, replayed and moved, where, and why.
 
     The call has to have written it down: transform with ``remat(f, budget, where=True)``, or call
@@ -180,170 +197,101 @@ def explain(g: Callable[..., Any], *, rows: int = 8) -> Explanation:
         >>> g = rematfn.remat(torch.func.grad(loss), 3 * 4096, where=True)
         >>> _ = g(torch.ones(1024))
         >>> why = rematfn.explain(g)
-        >>> sum(group.replays for group in why.lines) == why.stats.replays
+        >>> sum(line.replays for line in why.lines) == why.stats.replays
         True
-        >>> why.needs[0].nbytes <= why.stats.min_budget
+        >>> max(operator.needed_bytes for operator in why.operators) == why.stats.min_budget
         True
     """
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise ValueError(f"explain(g, rows=...): a whole number above 0 is needed, got {rows!r}.")
-    journal = journal_of(g, "explain")
+    return Explanation(journal_of(g, "explain"), rows)
+
+
+# What makes two operators parts of the same: from an operator's name and its place.
+_Key = Callable[[str, Place], tuple[str, Place]]
+
+
+def _module(operator: str, place: Place) -> tuple[str, Place]:
+    return "", NOWHERE._replace(module=place.module)
+
+
+def _line(operator: str, place: Place) -> tuple[str, Place]:
+    return "", place._replace(module="")
+
+
+def _operator(operator: str, place: Place) -> tuple[str, Place]:
+    return operator, place
+
+
+def _starred(place: Place) -> Place:
+    """Return a place with a star for each number in its module's path."""
+    return place._replace(module=re.sub(r"(?<=\.)\d+(?=\.|$)", "*", place.module))
+
+
+def _parts(journal: Journal, key: _Key) -> list[Part]:
+    """Return what became of each part of the program, what was made most of first."""
+    found: dict[tuple[str, Place], Part] = {}
+
+    def part_of(call: int | None) -> Part:
+        operator, place = key(journal.operator(call), journal.place(call))
+        if (operator, place) not in found:
+            found[operator, place] = Part(operator=operator, place=place)
+        return found[operator, place]
+
     cost = sum(call.cost for call in journal.calls) or 1.0
-    return Explanation(
-        name=journal.name,
-        stats=journal.stats,
-        modules=_grouped(journal, lambda place: place.module, cost, _NO_MODULE),
-        lines=_grouped(
-            journal,
-            lambda place: f"{place.short} in {place.function}" if place.file else "",
-            cost,
-            _NO_LINE,
-        ),
-        replayed=_replayed(journal, cost),
-        evicted=_evicted(journal),
-        needs=_needs(journal),
-        stayed=_stayed(journal),
-        replayed_cost=sum(
-            journal.calls[e.subject].cost
-            for e in journal.events
-            if e.what == "replay" and e.subject is not None
-        )
-        / cost,
-        _rows=rows,
-    )
-
-
-def _grouped(
-    journal: Journal, key: Callable[[Place], str], cost: float, unnamed: str
-) -> list[Group]:
-    groups: dict[str, dict[str, Any]] = defaultdict(lambda: defaultdict(int))
-    for i, value in enumerate(journal.values):
-        groups[key(journal.made_at(i))]["made_bytes"] += value.nbytes
+    for value in journal.values:
+        part_of(value.made_by).made_bytes += value.nbytes
     for i in journal.resident_at(journal.peak[0]):
-        groups[key(journal.made_at(i))]["peak_bytes"] += journal.values[i].nbytes
-    for event in journal.events:
-        if event.what in ("dropped", "moved") and event.subject is not None:
-            group = groups[key(journal.made_at(event.subject))]
-            group["evictions"] += 1
-            group["moves"] += event.what == "moved"
-            group["evicted_bytes"] += journal.values[event.subject].nbytes
-        elif event.what == "replay":
-            group = groups[key(journal.place(event.subject))]
-            group["replays"] += 1
-            if event.subject is not None:
-                group["replayed_cost"] += journal.calls[event.subject].cost / cost
-    if unnamed == _NO_MODULE and not any(groups):
-        return []
-    found = [Group(name=name or unnamed, **fields) for name, fields in groups.items()]
-    return sorted(found, key=lambda g: (-g.made_bytes, g.name))
-
-
-def _replayed(journal: Journal, cost: float) -> list[Replayed]:
-    groups: dict[tuple[str, Place], list[int]] = defaultdict(list)
+        part_of(journal.values[i].made_by).peak_bytes += journal.values[i].nbytes
     for event in journal.events:
         if event.what == "replay":
-            groups[journal.operator(event.subject), journal.place(event.subject)].append(
-                -1 if event.subject is None else event.subject
-            )
-    found = []
-    for (operator, place), calls in groups.items():
-        seconds = sum(journal.calls[call].cost for call in calls if call >= 0)
-        found.append(
-            Replayed(
-                operator=operator,
-                place=place,
-                calls=len(set(calls)),
-                replays=len(calls),
-                seconds=seconds,
-                share=seconds / cost,
-            )
-        )
-    return sorted(found, key=lambda r: (-r.seconds, r.operator, r.place))
-
-
-def _evicted(journal: Journal) -> list[Evicted]:
-    groups: dict[tuple[str, Place], list[tuple[int, Event]]] = defaultdict(list)
-    for event in journal.events:
-        if event.what in ("dropped", "moved") and event.subject is not None:
-            maker = journal.values[event.subject].made_by
-            groups[journal.operator(maker), journal.place(maker)].append((event.subject, event))
-    found = []
-    for (operator, place), went in groups.items():
-        values = {index for index, _ in went}
-        makers = [m for index in values if (m := journal.values[index].made_by) is not None]
-        read = [event.score for _, event in went if event.score != -math.inf]
-        found.append(
-            Evicted(
-                operator=operator,
-                place=place,
-                values=len(values),
-                times=len(went),
-                moved=sum(event.what == "moved" for _, event in went),
-                unread=len(went) - len(read),
-                nbytes=sum(journal.values[index].nbytes for index, _ in went),
-                seconds=sum(journal.calls[m].cost for m in makers) / max(len(makers), 1),
-                score=min(read, default=None),
-                room_for=Counter(journal.operator(e.during) for _, e in went).most_common(1)[0][0],
-            )
-        )
-    return sorted(found, key=lambda e: (-e.nbytes, e.operator, e.place))
-
-
-def _needs(journal: Journal) -> list[Need]:
-    found: dict[tuple[str, Place], Need] = {}
-    for index, call in enumerate(journal.calls):
-        counted = {read for read in call.reads}
-        need = Need(
-            operator=journal.operator(index),
-            place=journal.place(index),
-            nbytes=call.needed,
-            input_bytes=sum(journal.values[read].nbytes for read in counted),
-            ran=call.ended >= 0,
-        )
-        key = (need.operator, need.place)
-        if key not in found or found[key].nbytes < need.nbytes:
-            found[key] = need
-    return sorted(found.values(), key=lambda n: -n.nbytes)
+            part = part_of(event.subject)
+            part.replays += 1
+            if event.subject is not None:
+                part.replayed_cost += journal.calls[event.subject].cost / cost
+        elif event.what in ("dropped", "moved") and event.subject is not None:
+            value = journal.values[event.subject]
+            part = part_of(value.made_by)
+            part.evictions += 1
+            part.evicted_bytes += value.nbytes
+            part.moves += event.what == "moved"
+            part.room_for[journal.operator(event.during)] += 1
+            if event.score == -math.inf:
+                part.unread += 1
+            else:
+                part.score = min(event.score, event.score if part.score is None else part.score)
+    for i, call in enumerate(journal.calls):
+        part = part_of(i)
+        if call.needed > part.needed_bytes:
+            part.needed_bytes = call.needed
+            part.input_bytes = sum(journal.values[read].nbytes for read in set(call.reads))
+            part.ran = call.ended >= 0
+    return sorted(found.values(), key=lambda part: (-part.made_bytes, part.name))
 
 
 def _stayed(journal: Journal) -> list[Stayed]:
     event, most = journal.peak
     during = journal.events[event].during if event < len(journal.events) else None
-    running = set() if during is None else set(journal.calls[during].reads)
-    resident = journal.resident_at(event)
-    rest = most - sum(journal.values[index].nbytes for index in resident)
-    by_reason: dict[str, list[int]] = defaultdict(list)
-    for index in resident:
-        if journal.values[index].nbytes == 0:
-            continue
-        by_reason[_reason(journal, index, index in running, event)].append(index)
-    found = []
-    for reason, indices in by_reason.items():
-        largest = max(indices, key=lambda i: journal.values[i].nbytes)
-        found.append(
-            Stayed(
-                reason=reason,
-                values=len(indices),
-                nbytes=sum(journal.values[i].nbytes for i in indices),
-                largest=_at(
-                    journal.operator(journal.values[largest].made_by), journal.made_at(largest)
-                ),
-            )
-        )
     call = None if during is None else journal.calls[during]
+    held: dict[str, list[tuple[int, str]]] = defaultdict(list)  # by reason: bytes, and their maker
+    for index in journal.resident_at(event):
+        value = journal.values[index]
+        if value.nbytes > 0:
+            maker = _at(journal.operator(value.made_by), journal.place(value.made_by))
+            is_read = call is not None and index in call.reads
+            held[_reason(journal, index, is_read, event)].append((value.nbytes, maker))
+    rest = most - sum(nbytes for reason in held.values() for nbytes, _ in reason)
     if rest > 0 and call is not None and call.used + call.peak == most:
         allocates = min(rest, call.peak)
         rest -= allocates
-        found.append(
-            Stayed(
-                reason="what the operator that runs allocates",
-                values=sum(value.made_by == during for value in journal.values),
-                nbytes=allocates,
-                largest=_at(journal.operator(during), journal.place(during)),
-            )
-        )
+        maker = _at(journal.operator(during), journal.place(during))
+        held["what the operator that runs allocates"].append((allocates, maker))
     if rest > 0:
-        found.append(Stayed(reason="beside operators", values=0, nbytes=rest, largest="-"))
+        held["beside operators"].append((rest, "-"))
+    found = [
+        Stayed(reason, len(of), sum(nbytes for nbytes, _ in of), max(of)[1])
+        for reason, of in held.items()
+    ]
     return sorted(found, key=lambda s: -s.nbytes)
 
 
@@ -364,35 +312,28 @@ def _reason(journal: Journal, index: int, is_read: bool, event: int) -> str:
     return "goes last: marked, or its policy keeps it" if value.kept else "could go at need"
 
 
-def _groups(title: str, what: str, groups: Sequence[Group], rows: int) -> Table:
-    return Table(
-        _title(title, groups, rows),
+def _table_of(title: str, what: str, parts: Sequence[Part], rows: int) -> str:
+    return table(
+        title,
         "",
         (what, "made", "at the peak", "evicted", "times", "moved", "replays", "of the cost"),
         [
             (
-                g.name,
-                format_bytes(g.made_bytes),
-                format_bytes(g.peak_bytes),
-                format_bytes(g.evicted_bytes),
-                str(g.evictions),
-                str(g.moves),
-                str(g.replays),
-                f"{g.replayed_cost:.1%}",
+                part.name,
+                format_bytes(part.made_bytes),
+                format_bytes(part.peak_bytes),
+                format_bytes(part.evicted_bytes),
+                str(part.evictions),
+                str(part.moves),
+                str(part.replays),
+                f"{part.replayed_cost:.1%}",
             )
-            for g in groups[:rows]
+            for part in parts
         ],
+        most=rows,
     )
-
-
-def _title(title: str, found: Sequence[object], rows: int) -> str:
-    return f"{title}, {rows} of {len(found)}" if len(found) > rows else title
 
 
 def _at(operator: str, place: Place) -> str:
     operator = shortened(operator, 32)
     return f"{operator} at {place.brief}" if place.file else operator
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"

@@ -7,25 +7,12 @@ import functools
 import os
 import sysconfig
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from .. import _C
 from .._transform.rematted import rematted_of
 from .stats import Stats, stats
 
-What = Literal[
-    "made",
-    "dropped",
-    "moved",
-    "replayed",
-    "returned",
-    "turned back",
-    "forgotten",
-    "released",
-    "left",
-    "replay",
-    "unrecorded",
-]
 ARRIVES = frozenset({"made", "replayed", "returned"})
 GOES = frozenset({"dropped", "moved", "turned back", "released", "left"})
 
@@ -33,7 +20,7 @@ GOES = frozenset({"dropped", "moved", "turned back", "released", "left"})
 class Event(NamedTuple):
     """Something that happened to a value (``"replay"``: to a call)."""
 
-    what: What
+    what: str  # was it made, dropped, moved, ..., or "replay"
     subject: int | None  # the value, or the call
     during: int | None  # the call that ran, or was about to
     time: float  # seconds since the journal was begun
@@ -130,16 +117,16 @@ class Journal:
         """Return where an operator was called; in a backward, what it is the gradient of."""
         return NOWHERE if call is None else _place(self.calls[call].place)
 
-    def made_at(self, value: int) -> Place:
-        """Return where the operator was called that made a value."""
-        return self.place(self.values[value].made_by)
-
     def operator(self, call: int | None) -> str:
         """Return the operator's name, without its namespace if that is torch's."""
         if call is None:
             return "(copy)"
-        found = self.calls[call]
-        return shown_name(found.name, found.backward)
+        name = self.calls[call].name.removeprefix("aten::")
+        return f"{name}, backward" if self.calls[call].backward else name
+
+    def named(self, call: int | None) -> str:
+        """Return the operator's name, and where it was called."""
+        return f"{self.operator(call)} at {self.place(call)}"
 
     @functools.cached_property
     def peak(self) -> tuple[int, int]:
@@ -180,20 +167,13 @@ def journal_of(g: Callable[..., Any], asker: str) -> Journal:
     ran = rematted.last_call
     if ran is None:
         raise ValueError(f"{asker}(g): {rematted._describe()} was not called yet. Call it first.")
-    columns = ran.journal()
+    columns = ran.report.journal()
     if columns is None:
         raise ValueError(
             f"{asker}(g): the last call of {rematted._describe()} has written nothing down. Call "
             f"it again inside of `with rematfn.where():`, or transform it with where=True."
         )
     return Journal(rematted._describe(), stats(g), columns)
-
-
-@functools.cache
-def shown_name(name: str, backward: bool) -> str:
-    """Return how an operator is called in what is shown."""
-    name = name.removeprefix("aten::")
-    return f"{name}, backward" if backward else name
 
 
 @functools.cache

@@ -3,92 +3,31 @@
 
 from __future__ import annotations
 
-import json
-import re
+import textwrap
+from collections.abc import Sequence
 from html import escape
+from itertools import accumulate
 from typing import Any
 
 from .._transform.budget import format_bytes
-from .drawing import COLOURS, LABELS, unit_of
-from .points import Over, Series
-from .tables import Table
+from .drawing import BUDGET_COLOUR, COLOURS, MARK_COLOURS, unit_of
+from .points import BANDS, MARKS, Over, Point, Series
 
-_MARKS = {"replay": "replays", "move": "moves out", "return": "returns"}
+_MOST = 20_000  # points that are drawn
 
-# What the library does not do: to draw no more points than a screen has, whatever is zoomed in to,
-# and to find operators by name. Of a run of points that fall together, the first, the highest and
-# the last are drawn.
-_GLUE = """
+# What the library does not do: to find operators by name, each once for each time that it runs.
+_SEARCH = """
 const plot = document.getElementById('timeline');
 const field = document.getElementById('search');
-const whole = [data.x[0], data.x[data.x.length - 1]];
-const used = data.x.map((_, i) => data.resident.reduce((sum, band) => sum + data[band][i], 0));
-const height = used.map((bytes, i) => bytes + data.moved[i]);
-
-function after(x) {  // how many points lie before x
-  let low = 0, high = data.x.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (data.x[middle] < x) low = middle + 1; else high = middle;
-  }
-  return low;
-}
-
-function visible(from, to) {
-  const first = Math.max(0, after(from) - 1), end = Math.min(data.x.length, after(to) + 1);
-  const many = Math.ceil((end - first) / 1500);
-  const chosen = [];
-  for (let i = first; i < end; i += many) {
-    const last = Math.min(i + many, end) - 1;
-    let top = i;
-    for (let k = i; k <= last; ++k) if (height[k] > height[top]) top = k;
-    chosen.push(i);
-    if (top !== i) chosen.push(top);
-    if (last !== i && last !== top) chosen.push(last);
-  }
-  return chosen;
-}
-
-function draw(from, to) {
-  const chosen = visible(from, to);
-  const x = chosen.map(i => data.x[i]);
-  const sums = chosen.map(() => 0);
-  const y = {};
-  for (const band of data.bands) {
-    y[band] = chosen.map((i, at) => (sums[at] += data[band][i]) / data.unit);
-  }
-  const drawn = [...data.bands].reverse().map(band => y[band]);
-  drawn.push(chosen.map(i => used[i] / data.unit));
-  const text = chosen.map(i => data.labels[data.what[i]]);
-  Plotly.restyle(plot, {x: drawn.map(() => x), y: drawn, text: drawn.map(() => text)},
-                 drawn.map((_, i) => i));
-}
-
-let shown = [...whole];
-function redraw() {
-  const [from, to] = plot.layout.xaxis.range;
-  if (from === shown[0] && to === shown[1]) return;
-  shown = [from, to];
-  draw(from, to);
-}
-plot.on('plotly_relayout', redraw);
-plot.on('plotly_doubleclick', () => { Plotly.relayout(plot, {'xaxis.range': [...whole]}); });
-draw(...whole);
-
+const used = plot.data.findIndex(trace => trace.name === 'in use');
+const {x, y, text} = plot.data[used];
+const what = text.map(label => label.replaceAll('<br>', ' ').toLowerCase());
 field.addEventListener('input', () => {
   const wanted = field.value.trim().toLowerCase();
-  const matches = data.names.map(name => wanted !== '' && name.toLowerCase().includes(wanted));
-  const at = [];
-  let before = -1;
-  for (let i = 0; i < data.what.length; ++i) {  // once for each time that it runs
-    if (matches[data.what[i]] && data.what[i] !== before) at.push(i);
-    before = data.what[i];
-  }
+  const isOne = i => wanted !== '' && what[i].includes(wanted);
+  const at = [...what.keys()].filter(i => isOne(i) && what[i] !== what[i - 1]);
   document.getElementById('count').textContent = wanted ? at.length + ' found' : '';
-  Plotly.restyle(plot, {
-    x: [at.map(i => data.x[i])],
-    y: [at.map(i => used[i] / data.unit)],
-  }, [data.bands.length + 1]);
+  Plotly.restyle(plot, {x: [at.map(i => x[i])], y: [at.map(i => y[i])]}, [used + 1]);
 });
 """
 
@@ -97,7 +36,6 @@ body { font: 14px system-ui, sans-serif; margin: 16px; color: #222; background: 
 h1 { font-size: 16px; font-weight: 600; overflow-wrap: anywhere; margin: 0 0 8px; }
 input { font: inherit; width: min(32em, 80%); padding: 4px 8px; }
 #count { margin-left: 8px; color: #555; }
-table { border-collapse: collapse; } td, th { font-size: 13px; }
 """
 
 
@@ -117,122 +55,89 @@ def page(shown: Series, over: Over) -> str:
         full_html=False,
         include_plotlyjs=False,
         div_id="timeline",
-        config={
-            "doubleClick": False,
-            "displaylogo": False,
-            "responsive": True,
-            "modeBarButtonsToRemove": ["autoScale2d", "select2d", "lasso2d"],
-        },
+        config={"displaylogo": False, "responsive": True},
     )
-    table = Table(
-        "The largest tensors at the peak",
-        "",
-        ("made by", "bytes"),
-        [(f"{t.operator} at {t.place}", format_bytes(t.nbytes)) for t in shown.tallest],
-    )
+    tallest = "\n".join(f"{format_bytes(nbytes):>12}  {made}" for nbytes, made in shown.tallest)
     title = escape(f"{shown.name}: peak {format_bytes(shown.peak_bytes)}")
-    data = json.dumps(_data(shown, over)).replace("<", "\\u003c")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style><script>{get_plotlyjs()}</script></head><body><h1>{title}</h1>"
         '<label>Find <input id="search" placeholder="an operator, a line, a module"></label>'
-        f'<span id="count"></span>{plot}{table.html()}'
-        f"<script>const data = {data};{_GLUE}</script></body></html>"
+        f'<span id="count"></span>{plot}<p>The largest tensors at the peak</p>'
+        f"<pre>{escape(tallest)}</pre><script>{_SEARCH}</script></body></html>"
     )
 
 
-def _lines(text: str) -> str:
-    """Return what a place is called, in lines that a hover label has room for."""
-    parts = re.split(r"\n| (?=\()| (?=at )", text)
-    # A long path is broken after a dot, or else anywhere.
-    lines = [line for part in parts for line in re.findall(r".{1,71}(?:[./]|$)|.{1,72}", part)]
-    return "<br>".join(map(escape, lines))
+def _label(text: str) -> str:
+    """Return a text in lines that a hover label has room for."""
+    return "<br>".join(map(escape, textwrap.wrap(text, 72, break_long_words=False)))
 
 
-def _bands(shown: Series) -> list[str]:
-    """Return which bands there are, the lowest first."""
-    return [band for band in LABELS if any(getattr(point, band) for point in shown.points)]
-
-
-def _data(shown: Series, over: Over) -> dict[str, Any]:
-    """Return the points in columns."""
-    points = shown.points
-    names: dict[str, int] = {}
-    what = [names.setdefault(point.what or "the call begins", len(names)) for point in points]
-    bands = _bands(shown)
-    return {
-        "unit": unit_of(shown.highest)[1],
-        "bands": bands,
-        "resident": [band for band in bands if band != "moved"],
-        "x": [round(shown.x(over, point), 6) for point in points],
-        "what": what,
-        "names": [name.replace("\n", " ") for name in names],
-        "labels": [_lines(name) for name in names],
-        "moved": [0] * len(points),
-        **{band: [getattr(point, band) for point in points] for band in bands},
-    }
+def _fewer(points: Sequence[Point]) -> list[Point]:
+    """Return the points, or the highest of each run, if they are more than a browser can take."""
+    run = -(-len(points) // _MOST)
+    return [
+        max(points[i : i + run], key=lambda point: point.used + point.moved)
+        for i in range(0, len(points), run)
+    ]
 
 
 def _figure(shown: Series, over: Over) -> Any:
-    """Return what the points are drawn into."""
     import plotly.graph_objects as go
 
     unit, size = unit_of(shown.highest)
-    ends = [shown.x(over, shown.points[0]), shown.x(over, shown.points[-1])]
+    points = _fewer(shown.points)
+    x = [round(shown.x(over, point), 6) for point in points]
     figure = go.Figure()
+    sums = [
+        list(accumulate(getattr(point, band) / size for band in shown.bands)) for point in points
+    ]
     # The highest first, each down to zero: those after it cover what is theirs.
-    for band in reversed(_bands(shown)):
-        figure.add_trace(
-            go.Scatter(
-                name=LABELS[band],
-                fill="tozeroy",
-                fillcolor=COLOURS[band],
-                line={"width": 0, "shape": "hv", "color": COLOURS[band]},
-                mode="lines",
-                hoverinfo="skip",
-            )
-        )
-    figure.add_trace(
-        go.Scatter(
-            name="in use",
+    for i, band in reversed(list(enumerate(shown.bands))):
+        figure.add_scatter(
+            x=x,
+            y=[of[i] for of in sums],
+            name=BANDS[band],
+            fill="tozeroy",
+            fillcolor=COLOURS[band],
+            line={"width": 0, "shape": "hv", "color": COLOURS[band]},
             mode="lines",
-            line={"width": 1, "color": "#333333", "shape": "hv"},
-            hovertemplate=f"%{{text}}<br>%{{y:.4g}} {unit} in use<extra></extra>",
-            showlegend=False,
-        )
-    )
-    figure.add_trace(
-        go.Scattergl(
-            name="found",
-            mode="markers",
-            marker={"size": 8, "color": COLOURS["budget"], "symbol": "circle-open"},
             hoverinfo="skip",
-            showlegend=False,
         )
+    figure.add_scatter(
+        x=x,
+        y=[point.used / size for point in points],
+        text=[_label(point.what) for point in points],
+        name="in use",
+        mode="lines",
+        line={"width": 1, "color": "#333333", "shape": "hv"},
+        hovertemplate=f"%{{text}}<br>%{{y:.4g}} {unit} in use<extra></extra>",
+        showlegend=False,
     )
-    kinds = [kind for kind in _MARKS if any(mark.kind == kind for mark in shown.marks)]
-    for row, kind in enumerate(kinds):
-        marks = [mark for mark in shown.marks if mark.kind == kind]
-        figure.add_trace(
-            go.Scattergl(
-                x=[shown.x(over, mark) for mark in marks],
-                y=[-row] * len(marks),
-                yaxis="y2",
-                name=_MARKS[kind],
-                mode="markers",
-                marker={"symbol": "line-ns-open", "size": 12, "color": COLOURS[kind]},
-                text=[
-                    _lines(mark.name) + (f"<br>{format_bytes(mark.nbytes)}" if mark.nbytes else "")
-                    for mark in marks
-                ],
-                hovertemplate="%{text}<extra></extra>",
-                showlegend=False,
-            )
+    figure.add_scattergl(  # what the search finds
+        x=[],
+        y=[],
+        mode="markers",
+        marker={"size": 8, "color": BUDGET_COLOUR, "symbol": "circle-open"},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    marks = shown.marks
+    for row, (kind, marked) in enumerate(marks.items()):
+        figure.add_scattergl(
+            x=[shown.x(over, point) for point in marked],
+            y=[-row] * len(marked),
+            yaxis="y2",
+            mode="markers",
+            marker={"symbol": "line-ns-open", "size": 12, "color": MARK_COLOURS[kind]},
+            text=[_label(point.what) for point in marked],
+            hovertemplate="%{text}<extra></extra>",
+            showlegend=False,
         )
     if shown.budget is not None:
         figure.add_hline(
             y=shown.budget / size,
-            line={"color": COLOURS["budget"], "dash": "dash", "width": 1.5},
+            line={"color": BUDGET_COLOUR, "dash": "dash", "width": 1.5},
             annotation_text=f"budget, {format_bytes(shown.budget)}",
             annotation_position="top right",
         )
@@ -240,7 +145,7 @@ def _figure(shown: Series, over: Over) -> Any:
     if begins is not None:
         figure.add_vrect(
             x0=begins,
-            x1=ends[1],
+            x1=x[-1],
             fillcolor="#000000",
             opacity=0.06,
             line_width=0,
@@ -248,20 +153,16 @@ def _figure(shown: Series, over: Over) -> Any:
             annotation_text="backward",
             annotation_position="top left",
         )
-    tiers = ", and in tiers" if "moved" in _bands(shown) else ""
+    tiers = ", and in tiers" if "moved" in shown.bands else ""
     figure.update_layout(
         template="plotly_white",
         height=560,
         margin={"l": 80, "r": 20, "t": 30, "b": 60},
         hovermode="x",
         hoverdistance=-1,
-        hoverlabel={"align": "left", "namelength": -1},
+        hoverlabel={"align": "left"},
         legend={"orientation": "h", "y": -0.14, "traceorder": "reversed"},
-        xaxis={
-            "title": {"text": "operators" if over == "operators" else "seconds"},
-            "anchor": "y2",
-            "range": ends,
-        },
+        xaxis={"title": {"text": over if over == "operators" else "seconds"}, "anchor": "y2"},
         yaxis={
             "title": {"text": f"{unit} resident{tiers}"},
             "domain": [0.2, 1],
@@ -270,10 +171,9 @@ def _figure(shown: Series, over: Over) -> Any:
         },
         yaxis2={
             "domain": [0, 0.13],
-            "range": [0.6 - max(len(kinds), 1), 0.6],
-            "tickmode": "array",
-            "tickvals": [-row for row in range(len(kinds))],
-            "ticktext": [_MARKS[kind] for kind in kinds],
+            "range": [0.6 - max(len(marks), 1), 0.6],
+            "tickvals": [-row for row in range(len(marks))],
+            "ticktext": [MARKS[kind] for kind in marks],
             "showgrid": False,
             "zeroline": False,
             "fixedrange": True,

@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a timeline shows: bytes at points, replays and transfers."""
+"""What a timeline shows: bytes at points, each with what has happened there."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Final, Literal
 
 from .._transform.budget import format_bytes
-from .journal import ARRIVES, GOES, Journal, Place
+from .journal import ARRIVES, GOES, Journal
 
 Over = Literal["operators", "time"]
+# What is resident and what is in tiers, the lowest first; and what is marked below that.
+BANDS: Final = {
+    "forward": "made by the forward",
+    "backward": "made by the backward",
+    "beside": "beside operators",
+    "running": "the running operator's",
+    "moved": "in tiers",
+}
+MARKS: Final = {"replay": "replays", "moved": "moves out", "returned": "returns"}
 _NAMED = 5  # tensors at the peak
 
 
@@ -20,6 +29,8 @@ class Point:
     """Bytes after something has happened, and what that was.
 
     Attributes:
+        kind: What sort of thing: a value was made, dropped, moved, ..., or an operator replayed.
+        what: The operator, replay or transfer.
         operator: How many operators the program had called.
         position: The same, between one operator and the next by what happens meanwhile.
         time: Seconds since the call began.
@@ -28,59 +39,23 @@ class Point:
         beside: Bytes that no operator has allocated, but for example a tensor made from a list.
         running: Bytes that the running operator has allocated on top, if it has just run.
         moved: Bytes in tiers.
-        what: The operator, replay or transfer.
     """
 
-    operator: int
-    position: float
-    time: float
-    forward: int
-    backward: int
-    beside: int
-    running: int
-    moved: int
-    what: str
+    kind: str = ""
+    what: str = "the call begins"
+    operator: int = 0
+    position: float = 0.0
+    time: float = 0.0
+    forward: int = 0
+    backward: int = 0
+    beside: int = 0
+    running: int = 0
+    moved: int = 0
 
     @property
     def used(self) -> int:
         """Bytes that count against the budget."""
         return self.forward + self.backward + self.beside + self.running
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Mark:
-    """A replay, or a transfer that begins.
-
-    Attributes:
-        kind: Which: a return is a transfer from a tier.
-        operator: How many operators the program had called.
-        position: The same, between one operator and the next by what happens meanwhile.
-        time: Seconds since the call began.
-        name: The operator that runs again, or that made what is moved, and where it is called.
-        nbytes: Of what is moved; of a replay 0.
-    """
-
-    kind: Literal["replay", "move", "return"]
-    operator: int
-    position: float
-    time: float
-    name: str
-    nbytes: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tall:
-    """A tensor that was resident when most was.
-
-    Attributes:
-        nbytes: Its bytes.
-        operator: What made it.
-        place: Where the program calls that.
-    """
-
-    nbytes: int
-    operator: str
-    place: Place
 
 
 class Series:
@@ -91,61 +66,60 @@ class Series:
         budget: Bytes, or None.
         peak_bytes: The most that was in use.
         points: Bytes, whenever they have changed.
-        marks: Replays and transfers.
-        tallest: The largest tensors that were resident when most was.
-        backward_at: The number of operators before the first of the backward; None: it has none.
+        bands: Of the bands which there are, the lowest first.
+        marks: Replays and transfers, by kind.
+        highest: The most bytes that were resident or in tiers; at least the budget.
+        tallest: The largest tensors that were resident when most was: bytes, and what made them.
     """
 
     def __init__(self, journal: Journal) -> None:
+        self._journal = journal
         self.name = journal.name
         self.budget = journal.stats.budget
         self.points: Sequence[Point] = _points(journal)
-        self.marks: Sequence[Mark] = _marks(journal)
+        self.bands = [band for band in BANDS if any(getattr(p, band) for p in self.points)]
+        marks = {kind: [p for p in self.points if p.kind == kind] for kind in MARKS}
+        self.marks = {kind: points for kind, points in marks.items() if points}
+        self.highest = max(*(p.used + p.moved for p in self.points), self.budget or 1, 1)
         at, self.peak_bytes = journal.peak
-        resident = sorted(journal.resident_at(at), key=lambda i: -journal.values[i].nbytes)
-        self.tallest: Sequence[Tall] = [
-            Tall(
-                nbytes=journal.values[i].nbytes,
-                operator=journal.operator(journal.values[i].made_by),
-                place=journal.made_at(i),
-            )
-            for i in resident[:_NAMED]
-        ]
-        self.backward_at = next((i for i, c in enumerate(journal.calls) if c.backward), None)
+        resident = [journal.values[i] for i in journal.resident_at(at)]
+        resident.sort(key=lambda value: -value.nbytes)
+        self.tallest = [(value.nbytes, journal.named(value.made_by)) for value in resident[:_NAMED]]
+        begins = next((i for i, call in enumerate(journal.calls) if call.backward), None)
+        self._backward = None
+        if begins is not None:
+            after = (point for point in self.points if point.operator > begins)
+            self._backward = next(after, self.points[-1])
 
-    @property
-    def highest(self) -> int:
-        """The most bytes that were resident or in tiers; at least the budget."""
-        return max(*(p.used + p.moved for p in self.points), self.budget or 1, 1)
-
-    def x(self, over: Over, at: Point | Mark) -> float:
+    def x(self, over: Over, at: Point) -> float:
         """Return where something stands over the operators or over time."""
         return at.position if over == "operators" else at.time
 
     def backward_from(self, over: Over) -> float | None:
         """Return where the backward begins; None if there is none."""
-        begins = self.backward_at
-        if begins is None:
-            return None
-        first = next((p for p in self.points if p.operator > begins), self.points[-1])
-        return begins if over == "operators" else first.time
+        return None if self._backward is None else self.x(over, self._backward)
 
 
 def _points(journal: Journal) -> list[Point]:
-    nothing = dict.fromkeys(("forward", "backward", "beside", "running", "moved"), 0)
-    points = [Point(operator=0, position=0, time=0, what="", **nothing)]
+    points = [Point()]
     held = {False: 0, True: 0}  # by whether the backward has made it
+    resident: set[int] = set()
     away: set[int] = set()
     moved = 0
-    resident: set[int] = set()
-    names = [f"{journal.operator(i)} at {journal.place(i)}" for i in range(len(journal.calls))]
-    positions = _positions(journal)
-    for event, position in zip(journal.events, positions, strict=True):
-        index = event.subject
-        call = None if event.during is None else journal.calls[event.during]
-        if index is not None and event.what != "replay":
+    names = [journal.named(i) for i in range(len(journal.calls))]
+    many = Counter(event.during for event in journal.events)
+    seen: Counter[int | None] = Counter()
+    for event in journal.events:
+        index, during = event.subject, event.during
+        number = 0 if during is None else during + 1
+        what = "" if during is None else names[during]
+        running = 0
+        if index is not None and event.what == "replay":
+            what = f"replay of {names[index]}"
+        elif index is not None:
             value = journal.values[index]
-            backward = value.made_by is not None and journal.calls[value.made_by].backward
+            made_by = value.made_by
+            backward = made_by is not None and journal.calls[made_by].backward
             if event.what in ARRIVES and index not in resident:
                 resident.add(index)
                 held[backward] += value.nbytes
@@ -158,67 +132,25 @@ def _points(journal: Journal) -> list[Point]:
             elif event.what in ("returned", "forgotten") and index in away:
                 away.discard(index)
                 moved -= value.nbytes
-        beside = max(0, event.used - held[False] - held[True])
-        number = 0 if event.during is None else event.during + 1
-        # The first that an operator makes counts after it has run.
-        running = 0
-        first = event.what == "made" and points[-1].operator < number
-        if first and call is not None and index is not None:
-            running = max(0, call.peak - journal.values[index].nbytes)
-        what = "" if event.during is None else names[event.during]
-        if index is not None and event.what == "replay":
-            what = f"replay of {names[index]}"
-        elif index is not None and event.what not in ("made", "released", "left"):
-            made_by = journal.values[index].made_by
-            of = "a copy" if made_by is None else names[made_by]
-            what = f"{event.what}: {of} ({format_bytes(journal.values[index].nbytes)})\nfor {what}"
+            # The first that an operator makes counts after it has run.
+            if event.what == "made" and during is not None and points[-1].operator < number:
+                running = max(0, journal.calls[during].peak - value.nbytes)
+            if event.what not in ("made", "released", "left"):
+                of = "a copy" if made_by is None else names[made_by]
+                what = f"{event.what}: {of} ({format_bytes(value.nbytes)})\nfor {what}"
         points.append(
             Point(
+                kind=event.what,
+                what=what,
                 operator=number,
-                position=position,
+                position=(during or 0) + seen[during] / many[during],
                 time=event.time,
                 forward=held[False],
                 backward=held[True],
-                beside=beside,
+                beside=max(0, event.used - held[False] - held[True]),
                 running=running,
                 moved=moved,
-                what=what,
             )
         )
+        seen[during] += 1
     return points
-
-
-def _positions(journal: Journal) -> list[float]:
-    """Return for each event where it stands among the operators."""
-    many = Counter(event.during for event in journal.events)
-    seen: Counter[int | None] = Counter()
-    found = []
-    for event in journal.events:
-        before = seen[event.during]
-        seen[event.during] += 1
-        found.append((event.during or 0) + before / many[event.during])
-    return found
-
-
-def _marks(journal: Journal) -> list[Mark]:
-    marks = []
-    kinds: dict[str, Any] = {"replay": "replay", "moved": "move", "returned": "return"}
-    for event, position in zip(journal.events, _positions(journal), strict=True):
-        if event.what not in kinds or event.subject is None:
-            continue
-        call: int | None = event.subject
-        nbytes = 0
-        if event.what != "replay":
-            call = journal.values[event.subject].made_by
-            nbytes = journal.values[event.subject].nbytes
-        marks.append(
-            Mark(
-                kind=kinds[event.what],
-                operator=0 if event.during is None else event.during + 1,
-                position=position,
-                time=event.time,
-                name=f"{journal.operator(call)} at {journal.place(call)}",
-                nbytes=nbytes,
-            )
-        )
-    return marks

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import gzip
 import json
-from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._transform.budget import format_bytes
 from .drawing import draw
-from .journal import Journal, journal_of
+from .journal import journal_of
 from .page import page
-from .points import Over, Series
+from .points import MARKS, Over, Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,10 +25,6 @@ class Timeline(Series):
     It is drawn by :meth:`figure`, shown as a page by :meth:`html`, and written as a trace for
     Perfetto by :meth:`chrome_trace`; :meth:`save` does whichever the ending of a path asks for.
     """
-
-    def __init__(self, journal: Journal) -> None:
-        super().__init__(journal)
-        self._journal = journal
 
     def figure(self, over: Over = "operators") -> Figure:
         """Return the picture, over the number of operators or over seconds.
@@ -135,11 +130,12 @@ def _checked(over: Over) -> Over:
 def _trace_events(shown: Timeline) -> list[dict[str, Any]]:
     journal = shown._journal
     process = "rematfn"
+    rows = ["operators", "replays", "transfers"]
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": process, "args": {"name": shown.name}},
         *(
             {"ph": "M", "name": "thread_name", "pid": process, "tid": i, "args": {"name": name}}
-            for i, name in enumerate(["operators", "replays", "transfers"])
+            for i, name in enumerate(rows)
         ),
     ]
     for i, call in enumerate(journal.calls):
@@ -156,49 +152,20 @@ def _trace_events(shown: Timeline) -> list[dict[str, Any]]:
                 "args": {"place": str(journal.place(i)), "needs": format_bytes(call.needed)},
             }
         )
-    # A replay is over when the last that it makes is there.
-    times = [e.time for e in journal.events]
-    arrivals = [e.time for e in journal.events if e.what == "replayed"]
-    begins = [e.time for e in journal.events if e.what == "replay"]
-    for mark in shown.marks:
-        event: dict[str, Any] = {
-            "name": mark.name.partition(" at ")[0],
-            "cat": mark.kind,
-            "pid": process,
-            "tid": 1 if mark.kind == "replay" else 2,
-            "ts": mark.time * 1e6,
-            "args": {"of": mark.name},
-        }
-        if mark.kind == "replay":
-            following = bisect_right(begins, mark.time)
-            until = begins[following] if following < len(begins) else times[-1]
-            last = bisect_right(arrivals, until) - 1
-            ended = arrivals[last] if last >= 0 and arrivals[last] >= mark.time else mark.time
-            event |= {"ph": "X", "dur": (ended - mark.time) * 1e6}
-        else:
-            event |= {"ph": "i", "s": "t"}
-            event["args"]["bytes"] = mark.nbytes
-        events.append(event)
-    moves = any(mark.kind == "move" for mark in shown.marks)
+    replay: dict[str, Any] = {}
     for point in shown.points:
-        in_use = {"forward": point.forward, "backward": point.backward, "beside": point.beside}
-        events.append(
-            {
-                "ph": "C",
-                "name": "resident bytes",
-                "pid": process,
-                "ts": point.time * 1e6,
-                "args": in_use | {"running": point.running},
-            }
-        )
-        if moves:
-            events.append(
-                {
-                    "ph": "C",
-                    "name": "bytes in tiers",
-                    "pid": process,
-                    "ts": point.time * 1e6,
-                    "args": {"moved": point.moved},
-                }
-            )
+        here = {"pid": process, "ts": point.time * 1e6}
+        of_point = {"name": point.what, "cat": point.kind, **here}
+        if point.kind == "replay":
+            replay = {**of_point, "ph": "X", "tid": 1, "dur": 0.0}
+            events.append(replay)
+        elif point.kind == "replayed" and replay:  # it is over when the last that it makes is there
+            replay["dur"] = here["ts"] - replay["ts"]
+        elif point.kind in MARKS:
+            events.append({**of_point, "ph": "i", "s": "t", "tid": 2})
+        bands = {band: getattr(point, band) for band in shown.bands}
+        tiers = {"moved": bands.pop("moved")} if "moved" in bands else {}
+        events.append({"ph": "C", "name": "resident bytes", **here, "args": bands})
+        if tiers:
+            events.append({"ph": "C", "name": "bytes in tiers", **here, "args": tiers})
     return events

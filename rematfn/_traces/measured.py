@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from .. import _C
-from .._inspection.progress import Progress
 from .._transform.budget import BYTES, BudgetLike, parse_budget
 from .trace import Trace, recorded
 
@@ -32,41 +31,29 @@ class Measured:
     within: float
 
 
-def runs(calls: int) -> int:
-    """Return how often a program runs for so many ``calls``."""
-    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
-        raise ValueError(f"profile(f, calls={calls!r}): a whole number above 0 is needed.")
-    return 1 if calls == 1 else 2 * calls + 3
-
-
 def measured(
     f: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     cap: BudgetLike,
     calls: int,
-    bar: Progress,
 ) -> Measured:
     """Call it once, or as often as :func:`rematfn.profile` says."""
+    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
+        raise ValueError(f"profile(f, calls={calls!r}): a whole number above 0 is needed.")
     limit = parse_budget(cap, "profile(f, cap={})", BYTES)
     if limit.fraction is not None or limit.shared is not None:
         raise TypeError(f'profile(f, cap={cap!r}): bytes are needed, such as "8GiB".')
 
     def run_recorded(budget: int | None) -> _C.Trace:
-        trace = recorded(f, args, kwargs, "profile", budget=budget, unit=limit.unit, timed=True)
-        bar.step()
-        return trace
-
-    def run_plain() -> None:
-        f(*args, **kwargs)
-        bar.step()
+        return recorded(f, args, kwargs, "profile", budget=budget, unit=limit.unit, timed=True)
 
     once = Trace(run_recorded(limit.bytes))
     if calls == 1:
         return Measured(trace=once, seconds=once.cost, within=once.cost)
     plain = 0.0
     if limit.bytes is None:
-        plain = statistics.median(_seconds_of(run_plain, calls))
+        plain = statistics.median(_seconds_of(lambda: f(*args, **kwargs), calls))
     traces: list[_C.Trace] = []
     bound = limit.bytes or once.peak_bytes
     within = _seconds_of(lambda: traces.append(run_recorded(bound)), calls)

@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import _C
-from .._inspection.progress import Progress
-from .._inspection.tables import Table
-from .._transform.budget import BudgetLike, format_bytes, parse_budget
+from .._inspection.tables import table
+from .._transform.budget import BudgetLike, Limit, format_bytes, parse_budget
 from .._transform.deferred import refuse_deferred
-from .._transform.remat import DEFAULT_POLICY, policy_of
+from .._transform.options import policy_of
+from .._transform.remat import DEFAULT_POLICY
 from .._transform.rematted import name_of, without_level
 from .._transform.tiers import TierLike, tiers_of
 from ..policies import Guided, Policy
 from ..policies._custom import Scorer
 from ..policies._planned import Planned
 from .drawing import draw_costs
-from .measured import Measured, measured, runs
-from .trace import Trace, on_shapes
+from .measured import Measured, measured
+from .trace import Trace, on_shapes, simulated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,7 +90,6 @@ class Profile:
         policies: Sequence[Policy],
         link: _C.Link | None,
         is_measured: bool,
-        bar: Progress,
     ) -> None:
         self.name = name
         self.trace = measured.trace
@@ -107,32 +106,19 @@ class Profile:
         # See Note [What a profile foretells]
         self._by_model = self.trace._core.with_costs([given or taken for taken, given in costs])
         program = _C.Program(self._by_model)
-        least = self._operators_need()
+        whole = simulated(self.trace._core, max(1, self.peak_bytes), DEFAULT_POLICY, None, Limit())
+        least = max(1, whole["min_budget"])  # what the largest operator needs at once
         self.min_budget = min(
             program.enough_for(DEFAULT_POLICY.core(), least, math.inf), self.peak_bytes
         )
-        asked = [
-            (budget, policy, moves)
+        self.costs = [
+            self._cost(budget, policy, way)
             for policy in policies
-            for moves in ([None] if link is None else [None, link])
+            for way in ([None] if link is None else [None, link])
             for budget in budgets
         ]
-        self.costs: list[Cost] = []
-        for cell in asked:
-            self.costs.append(self._cost(*cell))
-            bar.step()
 
-    def _operators_need(self) -> int:
-        """Return what the largest operator needs at once."""
-        values = self.trace._core.values()
-        most = 1
-        for kind, data in self.trace._core.events():
-            if kind == "call":
-                read = sum(values[v][0] for v in {v for v, _ in data[8]} if values[v][1])
-                most = max(most, read + data[3] + data[4])
-        return most
-
-    def _cost(self, budget: int, policy: Policy, link: _C.Link | None = None) -> Cost:
+    def _cost(self, budget: int, policy: Policy, link: _C.Link | None) -> Cost:
         seconds = self._within + self._overhead(budget, policy, link)
         return Cost(
             budget=budget,
@@ -201,25 +187,6 @@ class Profile:
                 low = middle
         return high
 
-    def table(self) -> Table:
-        """Return the costs as a table, a column for each policy."""
-        policies = list(dict.fromkeys(cost.policy for cost in self.costs))
-        budgets = list(dict.fromkeys(cost.budget for cost in self.costs))
-        times = {(cost.budget, cost.policy): cost.time for cost in self.costs}
-        return Table(
-            "Foretold time of a call",
-            "in multiples of one without a budget",
-            ("budget", "of the peak", *policies),
-            [
-                (
-                    format_bytes(budget),
-                    f"{budget / max(self.peak_bytes, 1):.2f}",
-                    *(_ratio(times[budget, policy]) for policy in policies),
-                )
-                for budget in budgets
-            ],
-        )
-
     def figure(self) -> Figure:
         """Return the curve of time over budgets, one for each policy.
 
@@ -235,6 +202,22 @@ class Profile:
 
     def __str__(self) -> str:
         how = "measured" if self.is_measured else "by the cost model"
+        policies = list(dict.fromkeys(cost.policy for cost in self.costs))
+        budgets = list(dict.fromkeys(cost.budget for cost in self.costs))
+        times = {(cost.budget, cost.policy): cost.time for cost in self.costs}
+        costs = table(
+            "Foretold time of a call",
+            "in multiples of one without a budget",
+            ("budget", "of the peak", *policies),
+            [
+                (
+                    format_bytes(budget),
+                    f"{budget / max(self.peak_bytes, 1):.2f}",
+                    *(_ratio(times[budget, policy]) for policy in policies),
+                )
+                for budget in budgets
+            ],
+        )
         return (
             f"{self.name}\n"
             f"peak       {format_bytes(self.peak_bytes)} without a budget\n"
@@ -242,13 +225,10 @@ class Profile:
             f"min budget {format_bytes(self.min_budget)}, as foretold: with less it thrashes, "
             f"or does not fit\n"
             f"time       {self.seconds:.3g} s ({how}), {self.trace.operators} operators\n\n"
-            f"{self.table().text()}"
+            f"{costs}"
         )
 
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(str(self).partition(chr(10) * 2)[0])}</pre>{self.table().html()}"
+    __repr__ = __str__  # a notebook shows it
 
 
 def profile(
@@ -260,7 +240,6 @@ def profile(
     offload: bool | TierLike = False,
     cap: BudgetLike = None,
     calls: int = 1,
-    progress: bool = False,
 ) -> Profile:
     """Run ``f(*args)`` once, time its operators, and foretell what budgets would cost.
 
@@ -285,7 +264,6 @@ def profile(
             More: medians of so many calls without a level and as many in a level that evicts
             nothing, once its memory is warm; ``f`` runs ``2 * calls + 3`` times in all. On a CPU
             the two differ by as much as a third, since a level keeps its memory from call to call.
-        progress: Show a progress bar if it takes longer than a second and `tqdm` is installed.
 
     Raises:
         TypeError: ``f`` is not callable, or an option is of the wrong type.
@@ -310,11 +288,9 @@ def profile(
     given = dict(kwargs or {})
     link = tiers_of(offload, f"{name}, offload=...").link(True, (args, given)) if offload else None
     is_measured = not on_shapes((args, given))
-    cells = len(limits) * len(checked) * (1 if link is None else 2)
-    bar = Progress(runs(calls) * is_measured + cells, "profile", progress)
-    with without_level(f), bar:
+    with without_level(f):
         if is_measured:
-            found = measured(f, args, given, cap, calls, bar)
+            found = measured(f, args, given, cap, calls)
         else:
             from .shapes import trace_on_shapes
 
@@ -327,7 +303,7 @@ def profile(
             else limit.bytes or max(1, int((limit.fraction or 1) * peak))
             for limit in limits
         ]
-        return Profile(name_of(f), found, nbytes, checked, link, is_measured, bar)
+        return Profile(name_of(f), found, nbytes, checked, link, is_measured)
 
 
 def _name(policy: Policy) -> str:

@@ -40,7 +40,7 @@ class Trace:
     def __init__(self, core: _C.Trace) -> None:
         core.check()
         self._core = core
-        unconstrained = _simulated(core, None, DEFAULT_POLICY, None, Limit())
+        unconstrained = simulated(core, None, DEFAULT_POLICY, None, Limit())
         self.operators: int = unconstrained["operators"]
         self.peak_bytes: int = unconstrained["peak_bytes"]
         self.constant_bytes = sum(nbytes for nbytes, counted in core.values() if not counted)
@@ -128,11 +128,8 @@ def recorded(
         raise RuntimeError(f"{name}(f): it cannot run inside of another level; call it outside.")
     options = LevelOptions(
         budget=budget,
-        shared=None,
         policy=DEFAULT_POLICY.core(),
-        discards=False,
         timed=timed,
-        verify=False,
         name=name,
         record=True,
         unit=unit,
@@ -232,10 +229,10 @@ def simulate(
         policy.begin(program, nbytes)
         program.finish()
     of = 0 if parsed.fraction is None else trace.peak_bytes
-    return Stats(**_simulated(trace._core, nbytes, policy, program, parsed, of))
+    return Stats(**simulated(trace._core, nbytes, policy, program, parsed, of))
 
 
-def _simulated(
+def simulated(
     core: _C.Trace,
     budget: int | None,
     policy: Policy,
@@ -243,6 +240,11 @@ def _simulated(
     limit: Limit,  # as it was given, and of how many bytes, if it was a fraction
     peak: int = 0,
 ) -> dict[str, Any]:
+    """Return the figures of a run of a trace.
+
+    Raises:
+        BudgetError: It does not fit.
+    """
     found = _C.simulate(core, budget, policy.core(), program, limit.unit, peak)
     if isinstance(found, dict):
         kind = "online" if program is None else "guided"

@@ -23,18 +23,19 @@ _DEAR = 1.0  # in multiples of the program's cost
 
 def advise(call: str, ran: Ran, history: History) -> None:
     """Warn, once of each, if a call that is over says that something is to be done about all."""
-    if not ran.to_advise or not ran.is_over():
+    if not ran.to_advise or not ran.report.is_over():
         return
     ran.to_advise = False
     if ran.forecast.kind == "guided":
-        history.lost_in_a_row = history.lost_in_a_row + 1 if ran.lost() else 0
+        history.lost_in_a_row = history.lost_in_a_row + 1 if ran.report.guide_lost else 0
     if history.lost_in_a_row >= _LOST and NotGuidedWarning not in history.advised:
         history.advised.add(NotGuidedWarning)
         warnings.warn(
             f"{call}: {_LOST} calls in a row left the record that they were to follow, the last at "
-            f"`{ran.lost_at()}`: which operators run, or how large they are, differs from call to "
-            f"call. Such calls choose what to evict as they go, and each second one is recorded in "
-            f"vain. If that is as it must be, policy=rematfn.policies.ON() records nothing.",
+            f"`{ran.report.lost_at}`: which operators run, or how large they are, differs from "
+            f"call to call. Such calls choose what to evict as they go, and each second one is "
+            f"recorded in vain. If that is as it must be, policy=rematfn.policies.ON() records "
+            f"nothing.",
             NotGuidedWarning,
             stacklevel=4,
         )
@@ -48,7 +49,7 @@ def advise(call: str, ran: Ran, history: History) -> None:
         return
     history.advised.add(FloorWarning)
     warnings.warn(
-        f"{call}: `{ran.neediest()}` needs {format_bytes(needed)} of the budget at once, of "
+        f"{call}: `{ran.report.neediest}` needs {format_bytes(needed)} of the budget at once, of "
         f"{format_bytes(budget)}, and what is replayed for it costs "
         f"{figures['replayed_cost']:.2g} times the program. Raise the budget, or have that "
         f"operator work in smaller pieces; rematfn.explain(g) says at which line it is called, "

@@ -130,10 +130,6 @@ class Limit:
     shared: Budget | None = None
     unit: str = field(default="", compare=False, repr=False)
 
-    def __post_init__(self) -> None:
-        if self.bytes is not None and self.fraction is not None:
-            raise ValueError(f"a budget is bytes or a fraction, not both: got {self!r}")
-
     def in_its_terms(self, nbytes: int, budget: int) -> str:
         """Return ``nbytes`` as text, of a call in which this budget comes to ``budget`` bytes."""
         text = format_bytes(nbytes, self.unit)
@@ -150,14 +146,6 @@ class Limit:
         if self.fraction is not None:
             return f"{self.fraction:g} of the unconstrained peak"
         return "no cap"
-
-
-class _MeaninglessError(Exception):
-    """What is wrong with a budget; as an error of which type it is told."""
-
-    def __init__(self, problem: str, told_as: type[Exception] = ValueError) -> None:
-        super().__init__(problem)
-        self.told_as = told_as
 
 
 _NO_FRACTION: Final = "as a fraction it must be in (0, 1]."
@@ -192,9 +180,9 @@ def parse_budget(
     """
     try:
         return _parse(budget)
-    except _MeaninglessError as problem:
+    except (TypeError, ValueError) as problem:
         said = f"{call.format(repr(budget))}: {problem}{accepted}"
-        raise problem.told_as(said) from None
+        raise type(problem)(said) from None
 
 
 def _parse(budget: BudgetLike) -> Limit:
@@ -205,20 +193,20 @@ def _parse(budget: BudgetLike) -> Limit:
     if isinstance(budget, str):
         return _parse_text(budget)
     if isinstance(budget, bool):
-        raise _MeaninglessError("a bool is not a budget.", TypeError)
+        raise TypeError("a bool is not a budget.")
     try:
         size = operator.index(budget)  # type: ignore[arg-type]  # floats are tried next
     except TypeError:
         if isinstance(budget, numbers.Real):
             number = float(budget)
             if 1 < number < 2**63 and number.is_integer():
-                raise _MeaninglessError(
+                raise ValueError(
                     f"{_NO_FRACTION} Bytes are an int: did you mean {int(number)}?"
                 ) from None
             return Limit(fraction=_parse_fraction(number))
-        raise _MeaninglessError(f"got a {type(budget).__name__}.", TypeError) from None
+        raise TypeError(f"got a {type(budget).__name__}.") from None
     if size == 1:
-        raise _MeaninglessError("that is one byte. 1.0 is the whole peak.")
+        raise ValueError("that is one byte. 1.0 is the whole peak.")
     return Limit(bytes=_at_least_one(size))
 
 
@@ -251,17 +239,17 @@ def _parse_text(text: str) -> Limit:
     if match := _PERCENT.fullmatch(stripped):
         number, space = match.groups()
         if space:
-            raise _MeaninglessError(f'did you mean "{number}%"?')
+            raise ValueError(f'did you mean "{number}%"?')
         return Limit(fraction=_parse_fraction(float(Fraction(number) / 100)))
     match = _WITH_UNIT.fullmatch(stripped)
     if match is None:
-        raise _MeaninglessError(_guess(stripped))
+        raise ValueError(_guess(stripped))
     number, unit = match.groups()
     named = next((name for name in _UNITS if name.lower() == unit.lower()), None)
     if named is None:
         meant = _LETTERS.get(unit.lower()) or _LETTERS.get(unit.lower().removesuffix("i"))
         guess = f' Did you mean "{number}{meant}"?' if meant else ""
-        raise _MeaninglessError(f"there is no unit {unit!r}.{guess}")
+        raise ValueError(f"there is no unit {unit!r}.{guess}")
     return Limit(bytes=_at_least_one(int(Fraction(number) * _UNITS[named])), unit=named)
 
 
@@ -277,13 +265,13 @@ def _guess(text: str) -> str:
 
 def _parse_fraction(fraction: float) -> float:
     if not 0 < fraction <= 1:  # NaN is turned away too
-        raise _MeaninglessError(_NO_FRACTION)
+        raise ValueError(_NO_FRACTION)
     return fraction
 
 
 def _at_least_one(size: int) -> int:
     if size < 1:
-        raise _MeaninglessError("it must be at least one byte.")
+        raise ValueError("it must be at least one byte.")
     if size >= 2**63:
-        raise _MeaninglessError("it is more than any memory has.")
+        raise ValueError("it is more than any memory has.")
     return size

@@ -22,8 +22,9 @@ from ..policies import Manual
 from .budget import BudgetLike, parse_budget
 from .deferred import refuse_deferred
 from .history import History
+from .options import Options
 from .remat import DEFAULT_POLICY
-from .rematted import Options, Rematted
+from .rematted import Rematted
 
 R = TypeVar("R")
 
@@ -191,9 +192,9 @@ def _checkpointed(
         # A method, so that what a module is made of is part of what makes two calls alike.
         run = types.MethodType(type(function).__call__, function)
     if budget is None:
-        return Rematted(run, Options(parsed, Manual(), "model", verify=False))
+        return Rematted(run, Options(budget=parsed, policy=Manual()))
     known = _history_of(anchor, (parsed.bytes, *map(id, steps)))
-    rematted = Rematted(run, Options(parsed, DEFAULT_POLICY, "model", verify=False), known)
+    rematted = Rematted(run, Options(budget=parsed, policy=DEFAULT_POLICY), known)
     rematted.__dict__["__name__"] = getattr(function, "__name__", type(function).__name__)
     return rematted
 

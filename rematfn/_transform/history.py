@@ -81,7 +81,7 @@ class Ran:
     """
 
     def __init__(self, report: _C.Report, forecast: Forecast, fraction: float | None) -> None:
-        self._report = report
+        self.report = report
         self.forecast = forecast
         self._fraction = fraction
         self.to_judge = False  # See Note [What the replays of a call are compared with]
@@ -93,67 +93,36 @@ class Ran:
     def read(self) -> dict[str, Any]:
         """Return the figures of now."""
         kind, why, settled = self.forecast.kind, self.forecast.why, self.forecast.settled
-        if self._report.guide_lost:
+        if self.report.guide_lost:
             kind, settled = "online", None
             why = "it took another way than the call that was recorded"
-        return {**self._report.read(), "call": kind, "why": why, "settled": settled}
+        return {**self.report.read(), "call": kind, "why": why, "settled": settled}
 
     @property
     def peak_bytes(self) -> int:
         """The unconstrained peak; until the call is over, at least what was expected."""
-        peak = self.peak_so_far
-        return peak if self.is_over() else max(peak, self.forecast.peak_bytes or 0)
-
-    @property
-    def peak_so_far(self) -> int:
-        """The unconstrained peak, as far as the call has come."""
-        return self._report.unconstrained_bytes
-
-    def is_over(self) -> bool:
-        """Whether the call has returned, and its backward with it. What a thread is in is not."""
-        return self._report.is_over()
+        peak = self.report.unconstrained_bytes
+        return peak if self.report.is_over() else max(peak, self.forecast.peak_bytes or 0)
 
     def only_measured(self) -> bool:
         """Whether it is over, and was there to learn the peak that the budget is a fraction of."""
-        return self.forecast.kind == "first" and self._fraction is not None and self.is_over()
-
-    def lost(self) -> bool:
-        """Whether the call was guided, and took another way."""
-        return self._report.guide_lost
-
-    def lost_at(self) -> str:
-        """Return the operator at which a guided call took another way."""
-        return self._report.lost_at
-
-    def neediest(self) -> str:
-        """Return the operator that needs most at once."""
-        return self._report.neediest
-
-    def was_stopped(self) -> bool:
-        """Whether the call was stopped for what its replays cost."""
-        return self._report.stopped
-
-    def journal(self) -> dict[str, list[tuple[Any, ...]]] | None:
-        """Return what was written down of what it did; None if nobody had asked."""
-        return self._report.journal()
+        return (
+            self.forecast.kind == "first" and self._fraction is not None and self.report.is_over()
+        )
 
     def take_trace(self) -> _C.Trace | None:
         """Return what was recorded; recording ends, unless another thread is in the call."""
-        return self._report.take_trace(waits=False)
-
-    def is_recording(self) -> bool:
-        """Whether there is a record that nobody has taken."""
-        return self._report.has_trace
+        return self.report.take_trace(waits=False)
 
     def was_too_tight(self) -> bool:
         """Whether the budget had to give way, and no peak that was worth it came after.
 
         While another thread is in the call, that peak may be still to come.
         """
-        budget = self._report.budget
+        budget = self.report.budget
         if self._fraction is None or budget is None:
             return False
-        if self._thread != threading.get_ident() and not self.is_over():
+        if self._thread != threading.get_ident() and not self.report.is_over():
             return False
         peak = max(self.peak_bytes, self.forecast.largest_bytes)
         return budget > max(1, int(self._fraction * peak))
@@ -221,7 +190,7 @@ class History:
         same_numbers = signature.numbers in key.calls
         if isinstance(call, int):
             return Forecast("estimated", _MEASURED, outermost, call)
-        estimate = not (same_numbers and call.is_over())
+        estimate = not (same_numbers and call.report.is_over())
         forecast = Forecast(
             kind="online",
             why=_SAME if same_numbers else _OTHER_NUMBERS,
@@ -235,9 +204,13 @@ class History:
             )
         program = key.programs.get(signature.numbers)
         latest = key.latest
-        if program is None and key.programs and not (isinstance(latest, Ran) and latest.lost()):
+        if (
+            program is None
+            and key.programs
+            and not (isinstance(latest, Ran) and latest.report.guide_lost)
+        ):
             program = key.programs[next(reversed(key.programs))]
-        if program is None or (same_numbers and call.lost()):
+        if program is None or (same_numbers and call.report.guide_lost):
             why = _LOST if key.programs else "no record is at hand"
             return dataclasses.replace(forecast, why=why, record=outermost, is_estimate=True)
         if program.makes_state:
@@ -262,8 +235,8 @@ class History:
         """Return the largest peak that is known; of calls that are not over, as far as they are."""
         largest = self._largest_bytes
         for ran in list(self._running):
-            is_over = ran.is_over()  # before the peak is read: it does not rise any more
-            largest = max(largest, ran.peak_so_far)
+            is_over = ran.report.is_over()  # before the peak is read: it does not rise any more
+            largest = max(largest, ran.report.unconstrained_bytes)
             if is_over:
                 self._running.remove(ran)
                 self._largest_bytes = largest
@@ -306,7 +279,9 @@ class History:
                 key.calls.popitem(last=False)
             self._running.append(ran)
             if len(self._running) > _MOST_RUNNING:
-                self._largest_bytes = max(self._largest_bytes, self._running.popleft().peak_so_far)
+                self._largest_bytes = max(
+                    self._largest_bytes, self._running.popleft().report.unconstrained_bytes
+                )
             if ran.forecast.record:
                 key.pending.append((signature.numbers, ran))
 
@@ -342,10 +317,10 @@ class History:
         """Take the records of calls that are over, or that nobody waits for any longer."""
         for entry in list(key.pending):
             numbers, ran = entry
-            if not (ran.is_over() or not guided or len(key.pending) > _MOST_PENDING):
+            if not (ran.report.is_over() or not guided or len(key.pending) > _MOST_PENDING):
                 continue
             trace = ran.take_trace()
-            if trace is None and ran.is_recording():
+            if trace is None and ran.report.has_trace:
                 continue
             key.pending.remove(entry)
             if not guided:

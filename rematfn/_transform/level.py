@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,16 +20,15 @@ from .deferred import refuse_deferred_result
 MAX_OPERATIONS: Final = 262_144
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LevelOptions:
-    """The arguments of `_C.ActiveLevel`, decided."""
+    """The arguments of `_C.ActiveLevel`, decided, in its order; and what is done at the end."""
 
     budget: int | None
-    shared: _C.SharedBudget | None  # whose bytes those are, if not the level's alone
+    shared: _C.SharedBudget | None = None  # whose bytes those are, if not the level's alone
     policy: _C.Policy
-    discards: bool  # what is not kept goes when the function returns
-    timed: bool
-    verify: bool
+    timed: bool = False
+    verify: bool = False
     name: str
     max_operations: int = MAX_OPERATIONS  # of an outermost level: before its record is trimmed
     record: bool = False
@@ -47,34 +47,18 @@ class LevelOptions:
     known: _C.Trace | None = None  # a record of an earlier call, for the figure of a BudgetError
     most_replays: float = math.inf  # in multiples of the program's cost; beyond, it is stopped
     where: bool = False  # what happens is written down, with its place in the program
+    discards: bool = False  # what is not kept goes when the function returns
 
     def level(self) -> _C.ActiveLevel:
         """Return a level to be entered."""
         storages.watch()
         distributed.watch()
-        return _C.ActiveLevel(
-            self.budget,
-            self.shared,
-            self.policy,
-            self.timed,
-            self.verify,
-            self.name,
-            self.max_operations,
-            self.record,
-            self.program,
-            self.fraction,
-            self.is_estimate,
-            self.is_estimate_unguided,
-            self.disk,
-            self.host,
-            self.drops,
-            self.leaves_early,
-            self.unit,
-            self.peak,
-            self.known,
-            self.most_replays,
-            self.where,
-        )
+        return _C.ActiveLevel(*_arguments(self))
+
+
+_arguments = operator.attrgetter(
+    *(field.name for field in dataclasses.fields(LevelOptions) if field.name != "discards")
+)
 
 
 def call(

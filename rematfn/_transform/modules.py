@@ -18,7 +18,8 @@ from .._interop.distributed import share_state
 from .._interop.opaque import not_compiled, refuse_symbolic_trace
 from .deferred import refuse_deferred
 from .history import History
-from .rematted import Options, Rematted
+from .options import Options
+from .rematted import Rematted
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -228,16 +229,6 @@ def _twin_class(base: type[nn.Module], methods: tuple[str, ...], has_forward: bo
     twin_class: type = metaclass(base.__name__, bases, body)
     made[key] = weakref.ref(twin_class)
     return twin_class
-
-
-def parse_methods(methods: Any, transform: str) -> tuple[str, ...]:
-    """Return the names that were given to ``transform(module, methods=...)``, each once."""
-    if isinstance(methods, list | tuple) and methods and all(isinstance(m, str) for m in methods):
-        return tuple(dict.fromkeys(methods))
-    raise TypeError(
-        f"{transform}(module, methods=...): a list of names of methods is needed, such as "
-        f'["forward", "log_prob"], got {methods!r}.'
-    )
 
 
 def _check_method(module: nn.Module, name: str, transform: str) -> None:

@@ -12,9 +12,9 @@ from torch import nn
 from ..policies import Policy
 from ..policies._custom import Scorer
 from .budget import BudgetLike, parse_budget
-from .modules import parse_methods
-from .remat import DEFAULT_POLICY, policy_of, transformed
-from .rematted import Options, Rematted
+from .options import Options, methods_of, policy_of
+from .remat import DEFAULT_POLICY, transformed
+from .rematted import Rematted
 from .tiers import TierLike, parse_tiers
 
 # Note [Offload keeps to what its first call came to]
@@ -118,19 +118,13 @@ def offload(
         >>> torch.equal(g(x), torch.func.grad(loss)(x))
         True
     """
-    if f is None:
-        return functools.partial(
-            offload, budget=budget, to=to, policy=policy, where=where, methods=methods
-        )
     options = Options(
-        parse_budget(budget, "offload(f, budget={})"),
-        policy_of(policy, "offload(f, policy=...)"),
-        cost="model",
-        verify=False,
         name="offload",
+        budget=parse_budget(budget, "offload(f, budget={})"),
+        policy=policy_of(policy, "offload(f, policy=...)"),
         tiers=parse_tiers(to, "offload(f, to=...)"),
         drops=False,
         where=where,
-        methods=parse_methods(methods, "offload"),
+        methods=methods_of(methods, "offload"),
     )
-    return transformed(f, options)
+    return functools.partial(transformed, options=options) if f is None else transformed(f, options)

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
 
 from torch import nn
 
 from .._interop.opaque import not_compiled
-from ..policies import Custom, Guided, Policy
+from ..policies import Guided, Policy
 from ..policies._custom import Scorer
 from .budget import BudgetLike, parse_budget
 from .deferred import refuse_deferred
 from .level import MAX_OPERATIONS
-from .modules import parse_methods, remat_module
-from .rematted import Cost, Options, Rematted
-from .thrash import parse_most_replays
+from .modules import remat_module
+from .options import Cost, Options, methods_of, policy_of
+from .rematted import Rematted
 from .tiers import TierLike, tiers_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,45 +30,37 @@ M = TypeVar("M", bound=nn.Module)
 DEFAULT_POLICY: Policy = Guided()  # of simulate() as well
 
 
+class _Options(TypedDict, total=False):
+    """The options by name, of all that can be transformed."""
+
+    policy: Policy | Scorer
+    cost: Cost
+    verify: bool
+    max_operations: int
+    most_replays: float | None
+    offload: bool | TierLike
+    where: bool
+
+
 @overload
 def remat(  # type: ignore[overload-overlap]  # a module is callable, and stays a module
     f: M,
     budget: BudgetLike = None,
     *,
-    policy: Policy | Scorer = DEFAULT_POLICY,
-    cost: Cost = "model",
-    verify: bool = False,
-    max_operations: int = MAX_OPERATIONS,
-    most_replays: float | None = None,
-    offload: bool | TierLike = False,
-    where: bool = False,
     methods: Sequence[str] = ("forward",),
+    **options: Unpack[_Options],
 ) -> M: ...
 @overload
 def remat(
     f: Callable[P, R],
     budget: BudgetLike = None,
-    *,
-    policy: Policy | Scorer = DEFAULT_POLICY,
-    cost: Cost = "model",
-    verify: bool = False,
-    max_operations: int = MAX_OPERATIONS,
-    most_replays: float | None = None,
-    offload: bool | TierLike = False,
-    where: bool = False,
+    **options: Unpack[_Options],
 ) -> Rematted[P, R]: ...
 @overload
 def remat(
     f: None = None,
     budget: BudgetLike = None,
-    *,
-    policy: Policy | Scorer = DEFAULT_POLICY,
-    cost: Cost = "model",
-    verify: bool = False,
-    max_operations: int = MAX_OPERATIONS,
-    most_replays: float | None = None,
-    offload: bool | TierLike = False,
-    where: bool = False,
+    **options: Unpack[_Options],
 ) -> Callable[[Callable[P, R]], Rematted[P, R]]: ...
 def remat(
     f: Any = None,
@@ -169,59 +164,24 @@ def remat(
         >>> torch.equal(g(x), torch.func.grad(loss)(x))
         True
     """
-    if f is None:
-        return functools.partial(
-            remat,
-            budget=budget,
-            policy=policy,
-            cost=cost,
-            verify=verify,
-            max_operations=max_operations,
-            most_replays=most_replays,
-            offload=offload,
-            where=where,
-            methods=methods,
-        )
     options = Options(
-        parse_budget(budget),
-        policy_of(policy, "remat(f, policy=...)"),
-        cost,
-        verify,
-        max_operations,
+        budget=parse_budget(budget),
+        policy=policy_of(policy, "remat(f, policy=...)"),
+        cost=cost,
+        verify=verify,
+        max_operations=max_operations,
         tiers=tiers_of(offload, "remat(f, offload=...)"),
-        most_replays=parse_most_replays(most_replays, "remat"),
+        most_replays=most_replays,
         where=where,
-        methods=parse_methods(methods, "remat"),
+        methods=methods_of(methods, "remat"),
     )
-    return transformed(f, options)
-
-
-def policy_of(policy: Policy | Scorer, call: str) -> Policy:
-    """Return the policy that was given to ``call``."""
-    if not isinstance(policy, Policy) and callable(policy) and not isinstance(policy, type):
-        return Custom(policy)
-    if not isinstance(policy, Policy):
-        raise TypeError(
-            f"{call}: a policy such as rematfn.policies.ON() is needed, got {policy!r}."
-        )
-    return policy
+    return functools.partial(transformed, options=options) if f is None else transformed(f, options)
 
 
 @not_compiled
 def transformed(f: Any, options: Options) -> Any:
     """Return ``f``, a function, a method or a module, under levels of ``options``."""
     name = options.name
-    if options.cost not in ("model", "time"):
-        raise ValueError(f'{name}(f, cost=...): "model" or "time" is needed, got {options.cost!r}.')
-    for option in ("verify", "where"):
-        given = getattr(options, option)
-        if not isinstance(given, bool):
-            raise TypeError(f"{name}(f, {option}=...): True or False is needed, got {given!r}.")
-    most = options.max_operations
-    if isinstance(most, bool) or not isinstance(most, int):
-        raise TypeError(f"{name}(f, max_operations=...): an int is needed, got {most!r}.")
-    if not 1 <= most < 1 << 63:
-        raise ValueError(f"{name}(f, max_operations=...): it must be at least 1, got {most!r}.")
     if options.methods != Options.methods and not isinstance(f, nn.Module):
         raise TypeError(f"{name}(f, methods=...): these are methods of an nn.Module, got {f!r}.")
     refuse_deferred(f, f"{name}(f)")

@@ -12,56 +12,24 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
 import torch
 
 from .. import _C
 from .._interop.opaque import not_compiled, refuse_symbolic_trace, watch_compiler
-from ..policies import Policy
 from ..policies._planned import Planned
 from .advice import advise, advise_of_deferred, refuse
 from .budget import Limit
 from .history import Forecast, History, Ran
-from .level import MAX_OPERATIONS, LevelOptions, call
+from .level import LevelOptions, call
+from .options import Options
 from .signature import Signature, signature_of
-from .thrash import DEFAULT_MOST, Thrash
-from .tiers import Tiers
+from .thrash import tell_of_thrashing
 from .where import is_asked_where, module_paths, note_called
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Cost = Literal["model", "time"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What `remat` was asked for, beside the function."""
-
-    budget: Limit
-    policy: Policy
-    cost: Cost
-    verify: bool
-    max_operations: int = MAX_OPERATIONS
-    name: str = "remat"  # the transform
-    of: str = ""  # what is transformed, if that is more than the function: a module's class
-    tiers: Tiers = dataclasses.field(default_factory=Tiers)  # where values may be moved to
-    drops: bool = True  # they may be dropped, and replayed
-    most_replays: float | None = None  # in multiples of the program's cost; None: not said
-    where: bool = False  # what a call does is written down, with its place in the program
-    methods: tuple[str, ...] = ("forward",)  # of a module
-
-    @property
-    def limit(self) -> float:
-        """See Note [What the replays of a call are compared with]."""
-        if self.most_replays is not None:
-            return self.most_replays
-        return math.inf if self.policy.replays_freely else DEFAULT_MOST
-
-    @property
-    def judged_by_plan(self) -> bool:
-        """See Note [What the replays of a call are compared with]."""
-        return not self.tiers
 
 
 class Rematted(Generic[P, R]):
@@ -157,38 +125,43 @@ class Rematted(Generic[P, R]):
 
     def _judge(self, ran: Ran, of_the_last: bool) -> None:
         """Say so if a call that is over, its backward included, has replayed too much."""
-        if not ran.to_judge or not ran.is_over():
+        if not ran.to_judge or not ran.report.is_over():
             return
         ran.to_judge = False
-        if ran.was_stopped():  # and that was said
+        if ran.report.stopped:  # and that was said
             return
-        if ran.forecast.kind == "guided" and self._options.judged_by_plan and not ran.lost():
+        follows = ran.forecast.kind == "guided" and not ran.report.guide_lost
+        if follows and not self._options.tiers:  # it was judged by its plan
             return
         figures = ran.read()
-        thrash = self._thrash(figures["replayed_cost"], figures["budget"])
-        if thrash is None:
-            return
-        program = self._history.record_of(
-            ran.signature, ran, guided=isinstance(self.policy, Planned)
-        )
-        thrash.report("the last call" if of_the_last else "the call", program, done=of_the_last)
+        replayed = figures["replayed_cost"]
+        if self._options.limit < replayed < math.inf:
+            program = self._history.record_of(
+                ran.signature, ran, guided=isinstance(self.policy, Planned)
+            )
+            call = self._describe() + (": the last call" if of_the_last else ": the call")
+            tell_of_thrashing(
+                call,
+                self._options,
+                self._history,
+                replayed,
+                figures["budget"],
+                program,
+                done=of_the_last,
+            )
 
-    def _thrash(self, replayed: float, budget: int) -> Thrash | None:
-        """Return what to say of a call that replays so much of the program; None: nothing."""
-        most = self._options.limit
-        if not most < replayed < math.inf:
-            return None
-        return Thrash(
-            call=self._describe(),
-            replayed=replayed,
-            budget=budget,
-            most=most,
-            is_default=self._options.most_replays is None,
-            fraction=self.budget.fraction,
-            policy=self.policy,
-            link=self._options.tiers.link(self._options.drops),
-            history=self._history,
-        )
+    def _judge_plan(self, program: _C.Program, budget: int) -> None:
+        """Report replays beyond `most_replays`; where that is an error, once the search is over."""
+
+        def replayed() -> float:
+            return program.overhead() / (program.cost or math.inf)
+
+        limit = self._options.limit
+        if limit < replayed() < math.inf and self._options.most_replays is not None:
+            program.finish()
+        if limit < replayed() < math.inf and program.is_settled():
+            call = f"{self._describe()}: the call, by its plan,"
+            tell_of_thrashing(call, self._options, self._history, replayed(), budget, program)
 
     def know(self, args: tuple[Any, ...], kwargs: dict[str, Any], peak_bytes: int) -> None:
         """Note the unconstrained peak of calls with these arguments."""
@@ -265,7 +238,7 @@ class Rematted(Generic[P, R]):
                 program.follow()
             options = dataclasses.replace(options, program=program)
             planned_for = recorded.planned
-            if planned_for is not None and self._options.judged_by_plan:
+            if planned_for is not None and not self._options.tiers:
                 self._judge_plan(planned_for, budget)
             if planned_for is None:
                 if program is not None and program.writes_outside and not forecast.is_estimate:
@@ -279,19 +252,6 @@ class Rematted(Generic[P, R]):
                         options, budget=budget, is_estimate=True, leaves_early=False
                     )
         return options, signature, forecast
-
-    def _judge_plan(self, program: _C.Program, budget: int) -> None:
-        """Report replays beyond `most_replays`; where that is an error, once the search is over."""
-
-        def beyond() -> Thrash | None:
-            return self._thrash(program.overhead() / (program.cost or math.inf), budget)
-
-        thrash = beyond()
-        if thrash is not None and not thrash.is_default:
-            program.finish()
-            thrash = beyond()
-        if thrash is not None and program.is_settled():
-            thrash.report("the call, by its plan,", program)
 
     def _describe(self) -> str:
         name = self._options.of or name_of(self._f)

@@ -22,92 +22,66 @@ comes then, and not while the call runs.
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
-from typing import Final
 
 from .. import _C
 from ..errors import BudgetError, ThrashingWarning
-from ..policies import Custom, Policy
+from ..policies import Custom
 from ..policies._planned import Guided, Planned
-from .budget import Limit, format_bytes
+from .budget import format_bytes
 from .history import History
-
-DEFAULT_MOST: Final = 4.0
-
-
-def parse_most_replays(given: object, name: str) -> float | None:
-    """Return the option ``most_replays`` of the transform ``name``."""
-    if given is None:
-        return None
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        raise TypeError(
-            f"{name}(f, most_replays=...): a number is needed, in multiples of the program's cost, "
-            f"such as 4.0, got {given!r}."
-        )
-    if not given > 0:
-        raise ValueError(f"{name}(f, most_replays=...): it must be above 0, got {given!r}.")
-    return float(given)
+from .options import Options
 
 
-@dataclasses.dataclass(frozen=True)
-class Thrash:
-    """A call that replays more than it may.
+def tell_of_thrashing(
+    call: str,
+    options: Options,
+    history: History,
+    replayed: float,
+    budget: int,
+    program: _C.Program | None,
+    *,
+    done: bool = False,
+) -> None:
+    """Raise; or, if it is done or nobody has asked, warn once.
 
-    Attributes:
-        call: The transform as the user wrote it.
+    Args:
+        call: The transform as the user wrote it, and which call of it.
+        options: What was asked for.
+        history: What is known of the function.
         replayed: What it replays, in multiples of the program's cost.
         budget: In bytes.
-        most: The limit.
-        is_default: Whether the user has set none.
-        fraction: The budget as it was given, if that was a fraction.
-        policy: The policy of the function.
-        link: Over which values may be moved.
-        history: What is known of the function.
+        program: What was recorded, if it was.
+        done: Whether nothing can be refused any more.
+
+    Raises:
+        BudgetError: The user has set the limit, and it is not done.
     """
+    is_default = options.most_replays is None
+    if (done or is_default) and history.has_warned:
+        return
+    message = (
+        f"{call} replays {replayed:.3g} times the program's cost within {format_bytes(budget)}, "
+        f"most_replays allows {options.limit:g} times{' by default' if is_default else ''}."
+        f"{_advice(options, budget, program)}"
+    )
+    if not (done or is_default):
+        raise BudgetError(message)
+    history.has_warned = True
+    warnings.warn(message, ThrashingWarning, stacklevel=5)
 
-    call: str
-    replayed: float
-    budget: int
-    most: float
-    is_default: bool
-    fraction: float | None
-    policy: Policy
-    link: _C.Link | None
-    history: History
 
-    def report(self, what: str, program: _C.Program | None, *, done: bool = False) -> None:
-        """Raise; or, if it is ``done`` or nobody has asked, warn once.
-
-        ``program`` is what was recorded, if it was.
-
-        Raises:
-            BudgetError: The user has set the limit, and it is not done.
-        """
-        warns = done or self.is_default
-        if warns and self.history.has_warned:
-            return
-        message = (
-            f"{self.call}: {what} replays {self.replayed:.3g} times the program's cost within "
-            f"{format_bytes(self.budget)}, most_replays allows {self.most:g} times"
-            f"{' by default' if self.is_default else ''}."
-            f"{self._advice(program)}"
-        )
-        if not warns:
-            raise BudgetError(message)
-        self.history.has_warned = True
-        warnings.warn(message, ThrashingWarning, stacklevel=5)
-
-    def _advice(self, program: _C.Program | None) -> str:
-        first = self.policy.first if isinstance(self.policy, Planned) else self.policy
-        allow = " Or give most_replays a larger number."
-        unsure = isinstance(self.policy, Planned) and not isinstance(self.policy, Guided)
-        if program is None or unsure or isinstance(first, Custom):
-            return " Raise the budget." + allow
-        # A plan replays no more than the policy that it begins with.
-        enough = program.enough_for(first.core(), self.budget, self.most, self.link)
-        text = format_bytes(enough)
-        if text == format_bytes(self.budget):  # times have decided what went, and how
-            return " By its record it need not; later calls are likely to replay less." + allow
-        text = Limit(fraction=self.fraction).in_its_terms(enough, self.budget)
-        return f" Raise the budget to about {text}, in which it does not." + allow
+def _advice(options: Options, budget: int, program: _C.Program | None) -> str:
+    policy = options.policy
+    first = policy.first if isinstance(policy, Planned) else policy
+    allow = " Or give most_replays a larger number."
+    unsure = isinstance(policy, Planned) and not isinstance(policy, Guided)
+    if program is None or unsure or isinstance(first, Custom):
+        return " Raise the budget." + allow
+    # A plan replays no more than the policy that it begins with.
+    link = options.tiers.link(options.drops)
+    enough = program.enough_for(first.core(), budget, options.limit, link)
+    if format_bytes(enough) == format_bytes(budget):  # times have decided what went, and how
+        return " By its record it need not; later calls are likely to replay less." + allow
+    text = options.budget.in_its_terms(enough, budget)
+    return f" Raise the budget to about {text}, in which it does not." + allow

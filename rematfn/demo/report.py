@@ -13,57 +13,12 @@ from rematfn._transform.budget import format_bytes
 
 
 @dataclass(frozen=True)
-class Moved:
-    """What the last step moved to a disk and back, and what is known of the disk."""
-
-    moves: int
-    moved_bytes: int
-    returns: int
-    returned_bytes: int
-    late_returns: int
-    waited: float  # seconds
-    peak_bytes: int  # that the disk held, over all steps
-    bandwidth_out: float | None
-    bandwidth_in: float | None
-
-    @classmethod
-    def of(cls, stats: Stats, disk: Disk) -> Moved:
-        """Return what ``stats`` and ``disk`` say."""
-        return cls(
-            moves=stats.moves or 0,
-            moved_bytes=stats.moved_bytes or 0,
-            returns=stats.returns or 0,
-            returned_bytes=stats.returned_bytes or 0,
-            late_returns=stats.late_returns or 0,
-            waited=stats.waited or 0.0,
-            peak_bytes=disk.peak_bytes,
-            bandwidth_out=disk.bandwidth_out,
-            bandwidth_in=disk.bandwidth_in,
-        )
-
-    def rows(self) -> list[tuple[str, str, str]]:
-        """Return the rows of the table."""
-        return [
-            ("moved out", _bytes(self.moved_bytes), f"{self.moves} values in the last step"),
-            (
-                "moved back",
-                _bytes(self.returned_bytes),
-                f"{self.returns} values, {self.late_returns} late",
-            ),
-            ("waited for them", f"{self.waited:.3f} s", "of the last step"),
-            ("peak on the disk", _bytes(self.peak_bytes), "largest over all steps"),
-            ("bandwidth out", _rate(self.bandwidth_out), "of late"),
-            ("bandwidth in", _rate(self.bandwidth_in), "of late"),
-        ]
-
-
-@dataclass(frozen=True)
 class Report:
     """The figures of one run; bytes are of intermediates (neither parameters nor results)."""
 
     device: str
     parameters: int  # how many numbers
-    budget: int | None  # bytes
+    stats: Stats  # of the last call
     own_peak: int  # rematfn's table, over all steps
     counted_peak: int  # the allocator's events, over one rematted step
     eager_peak: int  # the same counter, over an eager step
@@ -71,13 +26,12 @@ class Report:
     # its allocator had reserved.
     resident: int | None
     eager_resident: int | None  # in an eager step; None if the system does not tell
-    replayed_cost: float
     time_ratios: Sequence[float]  # rematted / eager, pairs of steps side by side
     eager_seconds: float  # median
     unequal: Sequence[str]  # what differed from eager: "call 1: head.weight"
     compared: int  # tensors compared
     losses: Sequence[float]
-    moved: Moved | None = None  # None: nothing could be moved
+    disk: Disk | None = None  # that values could be moved to
 
     @property
     def time_ratio(self) -> float:
@@ -99,13 +53,14 @@ class Report:
                 f"bitwise equality: {len(self.unequal)} of {self.compared} compared tensors are"
                 f" not eager's ({names})"
             )
-        if self.budget is not None:
+        budget = self.stats.budget
+        if budget is not None:
             peaks = {"the allocator": self.counted_peak, "rematfn itself": self.own_peak}
             broken += [
-                f"budget: {source} counts a peak of {peak:,} bytes, {peak - self.budget:,} above"
-                f" the budget of {self.budget:,}"
+                f"budget: {source} counts a peak of {peak:,} bytes, {peak - budget:,} above"
+                f" the budget of {budget:,}"
                 for source, peak in peaks.items()
-                if peak > self.budget
+                if peak > budget
             ]
         if not self.last_loss < 0.8 * self.losses[0]:  # "not <": a loss of NaN is no success
             broken.append(
@@ -119,30 +74,41 @@ class Report:
         on_cpu = self.device.partition(":")[0] == "cpu"
         seen = "resident set" if on_cpu else "reserved"
         source = "VmHWM" if on_cpu else "max_memory_reserved"
+        stats = self.stats
         rows = [
             ("parameters", f"{self.parameters:,} on {self.device}", ""),
-            ("budget", _bytes(self.budget), self._of_eager(self.budget)),
+            ("budget", _bytes(stats.budget), self._part_of_eager()),
             ("peak, rematted, allocator", _bytes(self.counted_peak), self._against_budget()),
             ("peak, rematted, own count", _bytes(self.own_peak), "largest over all steps"),
             ("peak, eager, allocator", _bytes(self.eager_peak), ""),
             (f"{seen}, rematted", _rise(self.resident), f"{source}, with the gradients"),
             (f"{seen}, eager", _rise(self.eager_resident), "the same"),
             ("peak, rematted / eager", f"{self.counted_peak / self.eager_peak:.3f}", ""),
-            ("replayed cost", f"{self.replayed_cost:.1%}", "of the cost of one eager step"),
+            ("replayed cost", f"{stats.replayed_cost or 0:.1%}", "of the cost of one eager step"),
             ("step, eager", f"{self.eager_seconds:.3f} s", f"median of {len(self.time_ratios)}"),
             ("step, rematted / eager", f"{self.time_ratio:.3f}", _of_pairs(self.time_ratios)),
             ("bitwise eager's", "no" if self.unequal else "yes", f"{self.compared} tensors"),
             ("loss", f"{self.losses[0]:.3f} -> {self.last_loss:.3f}", f"{len(self.losses)} steps"),
         ]
-        if self.moved is not None:
-            rows += self.moved.rows()
+        if self.disk is not None:
+            returned = f"{stats.returns} values, {stats.late_returns} late"
+            rows += [
+                ("moved out", _bytes(stats.moved_bytes), f"{stats.moves} values in the last step"),
+                ("moved back", _bytes(stats.returned_bytes), returned),
+                ("waited for them", f"{stats.waited or 0:.3f} s", "of the last step"),
+                ("peak on the disk", _bytes(self.disk.peak_bytes), "largest over all steps"),
+                ("bandwidth out", _rate(self.disk.bandwidth_out), "of late"),
+                ("bandwidth in", _rate(self.disk.bandwidth_in), "of late"),
+            ]
         return "\n".join(f"{name:<26} {value:>20}  {note}".rstrip() for name, value, note in rows)
 
-    def _of_eager(self, nbytes: int | None) -> str:
-        return "" if nbytes is None else f"{nbytes / self.eager_peak:.3f} of eager's peak"
+    def _part_of_eager(self) -> str:
+        budget = self.stats.budget
+        return "" if budget is None else f"{budget / self.eager_peak:.3f} of eager's peak"
 
     def _against_budget(self) -> str:
-        return "" if self.budget is None else f"{self.counted_peak / self.budget:.3f} of the budget"
+        budget = self.stats.budget
+        return "" if budget is None else f"{self.counted_peak / budget:.3f} of the budget"
 
 
 def _of_pairs(ratios: Sequence[float]) -> str:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 import rematfn
 from rematfn.demo.chargpt import Params
 from rematfn.demo.plot import plot_step
-from rematfn.demo.report import Moved, Report
+from rematfn.demo.report import Report
 from rematfn.demo.task import Gradients, Held, Step, Task
 
 
@@ -138,19 +138,18 @@ def run_demo(options: Options) -> Report:
     return Report(
         device=options.device,
         parameters=sum(p.numel() for p in task.params.values()),
-        budget=stats.budget,
+        stats=stats,
         own_peak=max(own_peak, stats.peak_bytes or 0),
         counted_peak=rematted_memory.peak,
         eager_peak=eager_memory.peak,
         resident=rematted_resident,
         eager_resident=eager_resident,
-        replayed_cost=stats.replayed_cost or 0.0,
         time_ratios=ratios,
         eager_seconds=median(eager_seconds),
         unequal=comparison.unequal,
         compared=comparison.tensors,
         losses=losses,
-        moved=None if disk is None else Moved.of(stats, disk),
+        disk=disk,
     )
 
 

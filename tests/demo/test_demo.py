@@ -10,6 +10,7 @@ import pytest
 
 from rematfn import _C
 from rematfn.__main__ import main
+from rematfn._inspection.stats import Stats
 from rematfn.demo.chargpt import Sizes, make_chargpt
 from rematfn.demo.report import Report
 from rematfn.demo.train import Options, run_demo
@@ -21,13 +22,12 @@ TWO_STEPS += [word for name, value in TOY.items() for word in (f"--{name}", str(
 KEPT = Report(
     device="cpu",
     parameters=10,
-    budget=1000,
+    stats=Stats(budget=1000, replayed_cost=0.1),
     own_peak=990,
     counted_peak=1000,
     eager_peak=3000,
     resident=1500,
     eager_resident=None,
-    replayed_cost=0.1,
     time_ratios=[1.3, 1.1, 1.2],
     eager_seconds=0.5,
     unequal=[],
@@ -62,9 +62,9 @@ def test_toy_keeps_every_promise_and_draws_a_picture(tmp_path):
     )
     report = run_demo(options)
     assert report.broken_promises() == []
-    assert report.budget is not None
-    assert report.budget < 0.7 * report.eager_peak
-    assert report.replayed_cost > 0
+    assert report.stats.budget is not None
+    assert report.stats.budget < 0.7 * report.eager_peak
+    assert report.stats.replays > 0
     calls = 2 + 20 + 1  # the first two, twenty of the training, the one that is drawn
     assert report.compared == calls * (1 + len(make_chargpt(Sizes(9, layers=2))[1]))
     assert png.read_bytes().startswith(b"\x89PNG")
@@ -83,13 +83,12 @@ def test_offload_keeps_every_promise_and_says_what_was_moved(tmp_path, costs_are
     options = Options(budget=0.3, steps=40, **TOY, learning_rate=1e-2, png=png, offload=tmp_path)
     report = run_demo(options)
     assert report.broken_promises() == []
-    moved = report.moved
-    assert moved is not None
-    assert moved.peak_bytes > 0
-    assert moved.bandwidth_out is not None
+    assert report.disk is not None
+    assert report.disk.peak_bytes > 0
+    assert report.disk.bandwidth_out is not None
     for row in ("moved out", "moved back", "waited for them", "peak on the disk", "bandwidth in"):
         assert f"\n{row} " in str(report)
-        assert f"\n{row} " not in str(replace(report, moved=None))
+        assert f"\n{row} " not in str(replace(report, disk=None))
     assert png.read_bytes().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == [png]
 

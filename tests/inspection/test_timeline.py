@@ -14,6 +14,7 @@ import torch
 from test_journal import Net
 
 import rematfn
+from rematfn._inspection import page
 from rematfn._inspection.timeline import Timeline
 
 
@@ -42,9 +43,9 @@ def test_points_are_within_the_budget_and_reach_the_peak(shown: Timeline) -> Non
     assert times == sorted(times)
     assert positions == sorted(positions)
     assert max(point.backward for point in shown.points) > 0
-    assert shown.backward_at is not None
-    before = [p for p in shown.points if p.operator <= shown.backward_at]
-    assert max(point.backward for point in before) == 0
+    begins = shown.backward_from("operators")
+    assert begins is not None
+    assert max(p.backward for p in shown.points if p.operator <= begins) == 0
 
 
 @pytest.mark.parametrize("over", ["operators", "time"])
@@ -76,16 +77,20 @@ def test_the_page_stands_alone(shown: Timeline, tmp_path: Path) -> None:
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     ours = text[: text.index("<script>")] + text[text.index("<body>") :]
     assert not re.search(r"""(src|href)=["']?https?:""", ours)
-    found = re.search(r"const data = (\{.*?\});\n", text, re.DOTALL)
-    assert found is not None
-    data = json.loads(found[1])
-    assert len(data["x"]) == len(data["what"]) == len(shown.points)
-    for band in data["bands"]:
-        assert data[band] == [getattr(point, band) for point in shown.points]
-    assert any("tanh<br>at" in label for label in data["labels"])
-    assert any("tanh at " in name for name in data["names"])  # what one searches in
-    assert not any("<br>" in name for name in data["names"])
+    assert all(name in text for name in ("made by the forward", "made by the backward"))
+    assert "tanh at " in text  # what one searches in
     assert 'id="search"' in text
+
+
+def test_a_long_call_is_drawn_by_the_highest_of_its_points(
+    shown: Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "_MOST", 50)
+    fewer = page._fewer(shown.points)
+    assert len(fewer) <= 50 < len(shown.points)
+    assert max(point.used + point.moved for point in fewer) == max(
+        point.used + point.moved for point in shown.points
+    )
 
 
 def test_the_chrome_trace(shown: Timeline, tmp_path: Path) -> None:

@@ -98,15 +98,6 @@ def test_explain_of_a_call_that_does_not_fit(run: Run) -> None:
     assert "[did not run]" in found.stdout
 
 
-def test_what_takes_longer_than_a_second_has_a_bar(run: Run) -> None:
-    pytest.importorskip("tqdm")
-    slow = PROGRAM.replace("    x = torch.ones", "    time.sleep(0.6)\n    x = torch.ones")
-    Path("program.py").write_text("import time\n" + slow)
-    found = run("explain", "program.py:step", "--calls", "3")
-    assert found.returncode == 0
-    assert "explain: " in found.stderr
-
-
 @pytest.mark.parametrize("ending", ["html", "png", "json"])
 def test_timeline(run: Run, ending: str) -> None:
     out = f"step.{ending}"
