@@ -116,7 +116,7 @@ class Explanation:
             *([_table_of("Memory by module", "module", modules, rows)] if modules else []),
             _table_of("Memory by line", "line", self.lines, rows),
             table(
-                "Dearest replays",
+                "Costliest replays",
                 f"{self.replayed_cost:.1%} of the program's cost in all",
                 ("operator", "times", "of the cost"),
                 [(r.name, str(r.replays), f"{r.replayed_cost:.1%}") for r in replayed],

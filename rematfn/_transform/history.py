@@ -255,6 +255,18 @@ class History:
             found = key.programs.get(signature.numbers)
             return None if found is None else found.program()
 
+    def is_alike(self, signature: Signature) -> bool:
+        """Return whether calls with other numbers ran as many operators each, two at the least.
+
+        The numbers are those of steps then, and tell nothing of what a call needs.
+        """
+        with lock:
+            calls = self._keys[signature.key].calls
+            if signature.numbers in calls:
+                return False
+            over = [ran for ran in calls.values() if isinstance(ran, Ran) and ran.report.is_over()]
+            return len(over) > 1 and len({ran.read()["operators"] for ran in over}) == 1
+
     def like(self, signature: Signature) -> _C.Program | None:
         """Return the planned program of the key that is the nearest in size, if there is one."""
         with lock:

@@ -241,7 +241,8 @@ class Rematted(Generic[P, R]):
             if planned_for is not None and not self._options.tiers:
                 self._judge_plan(planned_for, budget)
             if planned_for is None:
-                if program is not None and program.writes_outside and not forecast.is_estimate:
+                is_known = not forecast.is_estimate or self._history.is_alike(signature)
+                if program is not None and program.writes_outside and is_known:
                     refuse(self._describe(), program, self.policy, self.budget, budget, link)
                 why = "no plan fits its budget"
                 forecast = dataclasses.replace(forecast, kind="online", why=why)

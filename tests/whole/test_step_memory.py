@@ -206,6 +206,20 @@ def test_a_recorded_call_that_does_not_fit_is_refused_before_it_begins() -> None
     assert "of the peak" in str(caught.value)
 
 
+def test_a_call_is_known_by_those_with_other_numbers() -> None:
+    """A step takes its number: what the first two needed, each of them needs."""
+    torch.manual_seed(3)
+    step, (net, _) = microbatches(OPTIMISERS["SGD"], to_none=True)
+    numbered = rematfn.remat(lambda number: step(), 0.5)
+    numbered(0)  # is measured
+    numbered(1)
+    for number in (2, 3):
+        before = [p.detach().clone() for p in net.parameters()]
+        with pytest.raises(rematfn.BudgetError, match=r"refused before it begins"):
+            numbered(number)
+        assert all(torch.equal(a, p) for a, p in zip(before, net.parameters(), strict=True))
+
+
 # --- what does not fit is refused before it writes ------------------------------------------------
 
 
