@@ -46,30 +46,7 @@ class Link: ...
 def memory_left() -> int: ...
 
 class ActiveLevel:
-    def __init__(
-        self,
-        budget: int | None,
-        shared: SharedBudget | None,
-        policy: Policy,
-        timed: bool,
-        verify: bool,
-        name: str,
-        max_operations: int,
-        record: bool,
-        program: Program | None,
-        fraction: float,
-        is_estimate: bool,
-        is_estimate_unguided: bool,
-        disk: Disk | None,
-        host: Host | None,
-        drops: bool,
-        leaves_early: bool,
-        unit: str,
-        peak: int,
-        known: Trace | None,
-        most_replays: float,
-        where: bool,
-    ) -> None: ...
+    def __init__(self, options: object) -> None: ...
     def __enter__(self) -> Level: ...
     def __exit__(self, kind: object, error: object, traceback: object) -> None: ...
 

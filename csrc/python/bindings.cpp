@@ -109,6 +109,37 @@ Keeping make_keeping(bool products, const std::string& marks, const std::vector<
   return {products, kinds.at(marks), names};
 }
 
+template <class T>
+T field(const py::handle& given, const char* name) {
+  return given.attr(name).cast<T>();
+}
+
+// What `LevelOptions` of rematfn/_transform/level.py says, by name.
+LevelOptions options_from(const py::object& given) {
+  const auto* program = field<const Program*>(given, "program");
+  const auto known = field<std::shared_ptr<Trace>>(given, "known");
+  return {.budget = field<std::optional<std::size_t>>(given, "budget").value_or(kNoBudget),
+          .shared = field<std::shared_ptr<SharedBudget>>(given, "shared"),
+          .policy = field<Policy>(given, "policy"),
+          .timed = field<bool>(given, "timed"),
+          .verify = field<bool>(given, "verify"),
+          .name = field<std::string>(given, "name"),
+          .max_operations = field<std::size_t>(given, "max_operations"),
+          .record = field<bool>(given, "record"),
+          .guide = program == nullptr ? nullptr : program->guide(),
+          .fraction = field<double>(given, "fraction"),
+          .is_estimate = field<bool>(given, "is_estimate"),
+          .is_estimate_unguided = field<bool>(given, "is_estimate_unguided"),
+          .known = program == nullptr ? known : program->trace,
+          .disk = field<std::shared_ptr<Disk>>(given, "disk"),
+          .host = field<std::shared_ptr<Host>>(given, "host"),
+          .drops = field<bool>(given, "drops"),
+          .leaves_early = field<bool>(given, "leaves_early"),
+          .wording = {field<std::string>(given, "unit"), field<std::size_t>(given, "peak")},
+          .most_replays = field<double>(given, "most_replays"),
+          .where = field<bool>(given, "where")};
+}
+
 // Note [Levels are entered and left in C]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Python looks for signals after every call. Were a level pushed by one and popped in a `finally`, a
@@ -323,21 +354,7 @@ PYBIND11_MODULE(_C, m) {
       .def("link", [](Host& host, bool drops) { return link_to(host, drops); });
   m.def("memory_left", &memory_left);
   py::class_<ActiveLevel>(m, "ActiveLevel")
-      .def(py::init([](std::optional<std::size_t> budget, std::shared_ptr<SharedBudget> shared,
-                       const Policy& policy, bool timed, bool verify, const std::string& name,
-                       std::size_t max_operations, bool record, const Program* program,
-                       double fraction, bool is_estimate, bool is_estimate_unguided,
-                       std::shared_ptr<Disk> disk, std::shared_ptr<Host> host, bool drops,
-                       bool leaves_early, std::string unit, std::size_t peak,
-                       std::shared_ptr<Trace> known, double most_replays, bool where) {
-        return ActiveLevel({budget.value_or(kNoBudget), std::move(shared), policy, timed, verify,
-                            name, max_operations, record,
-                            program == nullptr ? nullptr : program->guide(), fraction, is_estimate,
-                            is_estimate_unguided,
-                            program == nullptr ? std::move(known) : program->trace, std::move(disk),
-                            std::move(host), drops, leaves_early, {std::move(unit), peak},
-                            most_replays, where});
-      }))
+      .def(py::init([](const py::object& given) { return ActiveLevel(options_from(given)); }))
       .def("__enter__", &ActiveLevel::enter)
       .def("__exit__", &ActiveLevel::exit);
   py::class_<Outside>(m, "Outside")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ MAX_OPERATIONS: Final = 262_144
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LevelOptions:
-    """The arguments of `_C.ActiveLevel`, decided, in its order; and what is done at the end."""
+    """What a level is to be, decided. `_C.ActiveLevel` reads all but `discards`, by name."""
 
     budget: int | None
     shared: _C.SharedBudget | None = None  # whose bytes those are, if not the level's alone
@@ -53,12 +52,7 @@ class LevelOptions:
         """Return a level to be entered."""
         storages.watch()
         distributed.watch()
-        return _C.ActiveLevel(*_arguments(self))
-
-
-_arguments = operator.attrgetter(
-    *(field.name for field in dataclasses.fields(LevelOptions) if field.name != "discards")
-)
+        return _C.ActiveLevel(self)
 
 
 def call(
