@@ -12,7 +12,7 @@ Domain::Domain(Store& bytes) : store(bytes) {}
 void Domain::make_room(Table& table, std::size_t nbytes) {
   for (Table* t = &table; t != nullptr; t = t->enclosing.get()) {
     if (t->shared) {
-      sharer.make_room(*t, nbytes);
+      t->shared->make_room(*t, nbytes);
       continue;
     }
     if (t->budget == kNoBudget || t->used_bytes() + nbytes <= t->budget) continue;
@@ -87,7 +87,6 @@ Table* Domain::snapshot(Version& version, Table& level) {
   store.copy(version);
   Table* const home = version.table.get();  // the operator keeps it alive
   if (home != nullptr) {
-    home->hold(version.nbytes);
     home->expel(version);
   }
   version.has_tensor = false;

@@ -53,16 +53,16 @@ std::atomic<std::uint64_t> forks{0};
 void before_fork() {
   registry().mutex.lock();
   handle_lock.lock();
-  lock_sharing();
+  lock_joining();
 }
 void after_fork_in_parent() {
-  unlock_sharing();
+  unlock_joining();
   handle_lock.unlock();
   registry().mutex.unlock();
 }
 // See Note [A forked child is under no level]
 void after_fork_in_child() {
-  unlock_sharing();
+  unlock_joining();
   handle_lock.unlock();
   for (const auto& entry : registry().domains) {
     const auto domain = entry.lock();
@@ -78,6 +78,7 @@ void after_fork_in_child() {
   }
   ++forks;
   forget_turns_after_fork();
+  forget_turn_after_fork();
   settle_settings_after_fork();
 }
 
