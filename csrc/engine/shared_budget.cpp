@@ -2,6 +2,8 @@
 #include "engine/shared_budget.h"
 
 #include <chrono>
+#include <deque>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -12,26 +14,24 @@ namespace rematfn {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Turn = std::recursive_mutex;
 
 constexpr std::chrono::microseconds kMoment(200);
 constexpr std::chrono::seconds kPatience(60);
 
-// On the heap: these outlive the tensors of a dying process.
-std::mutex& joining() {
-  static auto* const instance = new std::mutex;
-  return *instance;
-}
-Turn*& turn() {
-  static auto* instance = new Turn;
+struct Locks {
+  std::mutex joining;
+  std::recursive_mutex turn;
+};
+Locks*& locks() {
+  static auto* instance = new Locks;  // outlives the tensors of a dying process
   return instance;
 }
 
-std::unique_lock<Turn> wait_for_turn(Domain* taker) {
-  if (taker != nullptr) taker->lends = true;
-  lock_without_interpreter(*turn());
-  if (taker != nullptr) taker->lends = false;
-  return {*turn(), std::adopt_lock};
+auto wait_for_turn(Domain& taker) {
+  taker.lends = true;
+  lock_without_interpreter(locks()->turn);
+  taker.lends = false;
+  return std::unique_lock(locks()->turn, std::adopt_lock);
 }
 
 template <class T>
@@ -43,23 +43,16 @@ void raise_to(std::atomic<T>& highest, T value) {
 
 }  // namespace
 
-void lock_joining() { joining().lock(); }
-void unlock_joining() { joining().unlock(); }
-
-void forget_turn_after_fork() {
-  if (turn()->try_lock()) {
-    turn()->unlock();
-  } else {
-    turn() = new Turn;
-  }
-}
+void lock_sharing() { locks()->joining.lock(); }
+void unlock_sharing() { locks()->joining.unlock(); }
+void forget_sharing_after_fork() { locks() = new Locks; }
 
 // Whoever takes from us may need the interpreter: a score may be written in Python.
 void lend(Domain& domain) {
   domain.lends = true;
   const detail::WithoutInterpreter scope;
   std::this_thread::sleep_for(kMoment);
-  wait_for_turn(&domain);
+  wait_for_turn(domain);
 }
 
 // ---- what a table adds to the sum -------------------------------------------------------------
@@ -73,7 +66,7 @@ void Table::join(std::shared_ptr<SharedBudget> budget_of_many) {
   shared = std::move(budget_of_many);
   shared_time = shared->clock_ - domain->clock;
   domain->sharing.push_back(this);
-  const std::lock_guard guard(joining());
+  const std::lock_guard guard(locks()->joining);
   shared->tables_.push_back(this);
   ++shared->count_;
 }
@@ -82,7 +75,7 @@ void Table::leave_shared() {
   std::erase(domain->sharing, this);
   count(0);
   {
-    const std::lock_guard guard(joining());
+    const std::lock_guard guard(locks()->joining);
     std::erase(shared->tables_, this);
     --shared->count_;
   }
@@ -96,6 +89,8 @@ void Table::count(std::size_t nbytes) {
 }
 
 bool Table::claim(std::size_t nbytes) {
+  raise_to(shared->clock_, domain->clock + shared_time);
+  shared_time = shared->clock_ - domain->clock;
   const std::size_t wanted = own_bytes() + nbytes;
   std::size_t used = shared->used_;
   do {
@@ -115,20 +110,35 @@ std::size_t Table::available_bytes() const {
 
 // ---- making room ------------------------------------------------------------------------------
 
-Sharers::Sharers(const SharedBudget& budget, Domain* taker) : turn_(wait_for_turn(taker)) {
-  const std::lock_guard guard(joining());
-  for (Table* table : budget.tables_) {
-    locks_.push_back(std::make_unique<DomainLock>(table->domain, std::try_to_lock));
-    if (!*locks_.back() && !table->domain->lends) continue;
-    table->domain->giving_to = taker;
-    tables.push_back(table);
-  }
-  are_all = tables.size() == budget.tables_.size();
+void SharedBudget::visit_tables(c10::function_ref<void(const Table&)> visit) const {
+  const std::lock_guard guard(locks()->joining);
+  for (const Table* table : tables_) visit(*table);
 }
 
-Sharers::~Sharers() {
-  for (Table* table : tables) table->domain->giving_to = nullptr;
-}
+// For a scope: this thread has the tables to itself, but for those where another runs an operator.
+class SharedBudget::Sharers {
+ public:
+  Sharers(const SharedBudget& budget, Domain& taker) : turn_(wait_for_turn(taker)) {
+    const std::lock_guard guard(locks()->joining);
+    for (Table* table : budget.tables_) {
+      locks_.emplace_back(table->domain, std::try_to_lock);
+      if (!locks_.back() && !table->domain->lends) continue;
+      table->domain->giving_to = &taker;
+      tables.push_back(table);
+    }
+    are_all = tables.size() == budget.tables_.size();
+  }
+  ~Sharers() {
+    for (Table* table : tables) table->domain->giving_to = nullptr;
+  }
+
+  std::vector<Table*> tables;
+  bool are_all;
+
+ private:
+  std::unique_lock<std::recursive_mutex> turn_;
+  std::deque<DomainLock> locks_;
+};
 
 // False if nothing is left to go.
 bool SharedBudget::evict_for(Table& table, std::size_t nbytes, const std::vector<Table*>& members) {
@@ -153,35 +163,24 @@ bool SharedBudget::evict_for(Table& table, std::size_t nbytes, const std::vector
   }
   while (!table.claim(nbytes)) {
     Offer& lowest = *std::ranges::min_element(offers, {}, &Offer::score);
-    if (lowest.victim == nullptr) break;
+    if (lowest.victim == nullptr) {
+      lowest = {&table, table.domain->evictor.find_victim(table, /*spare_pending=*/false)};
+    }
+    if (lowest.victim == nullptr) return false;
     Domain& domain = *lowest.table->domain;
     domain.evict(*lowest.victim);
     domain.end_moves(*lowest.table);
     lowest = offer_of(*lowest.table);
-  }
-  while (!table.claim(nbytes)) {
-    if (!table.domain->evictor.evict_one(table, /*spare_pending=*/false)) return false;
-    table.domain->end_moves(table);
   }
   return true;
 }
 
 void SharedBudget::make_room(Table& table, std::size_t nbytes) {
   Domain& domain = *table.domain;
-  raise_to(clock_, domain.clock + table.shared_time);
-  table.shared_time = clock_ - domain.clock;
-  if (table.claim(nbytes)) return;
-  domain.list_candidates();
-  // Whoever cannot have enough takes nothing.
-  const std::size_t least = table.used_bytes() - table.evictable_bytes() + nbytes;
-  if (least > bytes) {
-    if (!domain.replayer.is_running()) table.note_need(least);
-    throw NoRoom{&table, least, least - nbytes};
-  }
   std::size_t before = used_;
   for (Clock::time_point last_change = Clock::now();;) {
     {
-      const Sharers sharers(*this, &domain);
+      const Sharers sharers(*this, domain);
       if (evict_for(table, nbytes, sharers.tables)) return;
       if (std::exchange(before, used_) != before) last_change = Clock::now();
       if (sharers.are_all || Clock::now() - last_change > kPatience) {

@@ -44,14 +44,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <memory>
-#include <mutex>
 #include <vector>
+
+#include <c10/util/FunctionRef.h>
 
 namespace rematfn {
 
 class Domain;
-class DomainLock;
 class Table;
 
 class SharedBudget {
@@ -73,44 +72,28 @@ class SharedBudget {
   void subtract(std::size_t nbytes) { used_ -= nbytes; }
   // Evicts, wherever it is, until `table` has claimed `nbytes` more. Throws NoRoom.
   void make_room(Table& table, std::size_t nbytes);
+  // While nobody joins or leaves.
+  void visit_tables(c10::function_ref<void(const Table&)> visit) const;
 
  private:
-  friend class Sharers;
   friend class Table;
+  class Sharers;
 
-  [[nodiscard]] bool evict_for(Table& table, std::size_t nbytes, const std::vector<Table*>& members);
+  bool evict_for(Table& table, std::size_t nbytes, const std::vector<Table*>& members);
 
   std::atomic<std::size_t> used_{0};
   std::atomic<std::size_t> peak_{0};
   std::atomic<double> clock_{0};  // program time of all members together
-  std::vector<Table*> tables_;    // under the lock of those who join
+  std::vector<Table*> tables_;    // under a lock
   std::atomic<std::size_t> count_{0};
-};
-
-// For a scope: this thread has the domains of those that share a budget to itself, but for those that run
-// an operator on another thread. See Note [Whoever needs room may take it].
-class Sharers {
- public:
-  // `taker`: the domain, locked, that needs room; null: to look is enough.
-  Sharers(const SharedBudget& budget, Domain* taker);
-  ~Sharers();
-  Sharers(const Sharers&) = delete;
-  Sharers& operator=(const Sharers&) = delete;
-
-  std::vector<Table*> tables;
-  bool are_all;
-
- private:
-  std::unique_lock<std::recursive_mutex> turn_;
-  std::vector<std::unique_ptr<DomainLock>> locks_;
 };
 
 // Waits for a moment, with the lock of `domain` held. Threads that share a budget may evict meanwhile.
 void lend(Domain& domain);
 
-// A fork waits until nobody is just joining, and whose turn it is in the parent has none in the child.
-void lock_joining();
-void unlock_joining();
-void forget_turn_after_fork();
+// A fork waits until nobody is just joining. Whose turn it is in the parent has none in the child.
+void lock_sharing();
+void unlock_sharing();
+void forget_sharing_after_fork();
 
 }  // namespace rematfn

@@ -48,7 +48,6 @@ Table::Table(std::shared_ptr<Domain> owner, Table* outer, std::size_t bytes, Pol
 }
 
 Table::~Table() {
-  if (shared) leave_shared();
   if (enclosing) std::erase(enclosing->inner, this);
 }
 

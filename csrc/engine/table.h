@@ -92,8 +92,8 @@ class Table : public Node {
   // See Note [A shared budget is a sum]. None if `budget` is this table's alone, or if a table around
   // it shares the same.
   std::shared_ptr<SharedBudget> shared;
-  std::size_t counted = 0;  // there
-  double shared_time = 0;   // of its members' clock, beyond the domain's
+  std::size_t counted = 0;  // in its sum
+  double shared_time = 0;   // what its clock is ahead of the domain's
   Statistics& statistics;
   Version* oldest = nullptr;
   Version* newest = nullptr;

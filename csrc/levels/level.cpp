@@ -53,16 +53,16 @@ std::atomic<std::uint64_t> forks{0};
 void before_fork() {
   registry().mutex.lock();
   handle_lock.lock();
-  lock_joining();
+  lock_sharing();
 }
 void after_fork_in_parent() {
-  unlock_joining();
+  unlock_sharing();
   handle_lock.unlock();
   registry().mutex.unlock();
 }
 // See Note [A forked child is under no level]
 void after_fork_in_child() {
-  unlock_joining();
+  forget_sharing_after_fork();
   handle_lock.unlock();
   for (const auto& entry : registry().domains) {
     const auto domain = entry.lock();
@@ -78,7 +78,6 @@ void after_fork_in_child() {
   }
   ++forks;
   forget_turns_after_fork();
-  forget_turn_after_fork();
   settle_settings_after_fork();
 }
 
@@ -183,6 +182,7 @@ bool Level::made_node(std::uint64_t on_thread, std::uint64_t number) const {
 }
 
 Level::~Level() {
+  if (shared) leave_shared();
   if (unrecorded) --UnrecordedBytes::counting;
   if (tenant_ == this) {
     pages().leave(*this);

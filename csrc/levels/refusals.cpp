@@ -20,21 +20,19 @@
 namespace rematfn {
 namespace {
 
-// What the levels that share a budget hold, by the function that they run; as far as none of them is
-// running an operator on another thread.
+// What the levels that share a budget hold, by the function that they run.
 std::string holders_of(const SharedBudget& budget) {
   struct Holder {
     std::size_t calls = 0;
     std::size_t nbytes = 0;
   };
   std::map<std::string, Holder> holders;
-  const Sharers sharers(budget, nullptr);
-  for (const Table* table : sharers.tables) {
-    if (table->used_bytes() == 0) continue;
-    Holder& holder = holders[static_cast<const Level*>(table)->name];
+  budget.visit_tables([&](const Table& table) {
+    if (table.used_bytes() == 0) return;
+    Holder& holder = holders[static_cast<const Level&>(table).name];
     ++holder.calls;
-    holder.nbytes += table->used_bytes();
-  }
+    holder.nbytes += table.used_bytes();
+  });
   std::string text;
   for (const auto& [name, holder] : holders) {
     text += "\n  held by     " + name + ": " + format_bytes(holder.nbytes);
