@@ -11,11 +11,8 @@ Domain::Domain(Store& bytes) : store(bytes) {}
 
 void Domain::make_room(Table& table, std::size_t nbytes) {
   for (Table* t = &table; t != nullptr; t = t->enclosing.get()) {
-    if (t->shared) {
-      sharer.make_room(*t, nbytes);
-      continue;
-    }
-    if (t->budget == kNoBudget || t->used_bytes() + nbytes <= t->budget) continue;
+    if (t->budget == kNoBudget) continue;
+    if (t->shared ? t->claim(nbytes) : t->used_bytes() + nbytes <= t->budget) continue;
     list_candidates();
     if (is_moving()) note_arrivals();
     // Whoever cannot have enough takes nothing.
@@ -23,6 +20,10 @@ void Domain::make_room(Table& table, std::size_t nbytes) {
     if (least > t->budget && (replayer.is_running() || !t->give_way(least, nbytes))) {
       if (!replayer.is_running()) t->note_need(least);
       throw NoRoom{t, least, least - nbytes};
+    }
+    if (t->shared) {
+      t->shared->make_room(*t, nbytes);
+      continue;
     }
     const std::size_t wanted = t->used_bytes() + nbytes;  // by now it may fit
     if (wanted > t->budget && evictor.prices_pending(*t)) evictor.evict_by_price(*t, wanted - t->budget);
@@ -87,7 +88,6 @@ Table* Domain::snapshot(Version& version, Table& level) {
   store.copy(version);
   Table* const home = version.table.get();  // the operator keeps it alive
   if (home != nullptr) {
-    home->hold(version.nbytes);
     home->expel(version);
   }
   version.has_tensor = false;

@@ -26,6 +26,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <compare>
 #include <deque>
 #include <memory>
@@ -43,7 +44,6 @@
 #include "engine/table.h"
 #include "engine/neighbourhood.h"
 #include "engine/replayer.h"
-#include "engine/sharer.h"
 #include "engine/store.h"
 #include "engine/trace.h"
 #include "engine/trimmer.h"
@@ -70,6 +70,10 @@ class Domain : public std::enable_shared_from_this<Domain> {
   std::shared_ptr<const Trace> known;  // of an earlier call that was alike
   std::shared_ptr<Journal> journal;    // null: nobody asks
   bool guide_lost = false;
+  // See Note [Whoever needs room may take it]
+  std::vector<Table*> sharing;      // tables whose budget others share
+  std::atomic<bool> lends{false};   // the lock's owner waits
+  const Domain* giving_to = nullptr;  // for whom something is evicted just now; itself perhaps
   // Seconds of replays and of waiting, so far.
   [[nodiscard]] double spent() const;
   // Whether there is one that moves scores.
@@ -85,7 +89,6 @@ class Domain : public std::enable_shared_from_this<Domain> {
   Replayer replayer{*this};
   Burial burial{*this};
   Trimmer trimmer{*this};
-  Sharer sharer{*this};
 
   // Whether tables list what may go; they do from the first time that something has to.
   [[nodiscard]] bool lists_candidates() const { return lists_candidates_; }
@@ -165,10 +168,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   [[nodiscard]] bool lost_to_fork() const { return lost_to_fork_; }
   // Whether this thread holds the lock.
   [[nodiscard]] bool is_held_here() const { return lock_.is_this_threads(); }
-  [[nodiscard]] bool is_held_elsewhere() const { return lock_.is_another_threads(); }
 
  private:
-  friend class Borrowed;
   friend class DomainLock;
 
   // release.cpp

@@ -165,8 +165,8 @@ bool Evictor::has_to_stay(Version& version) {
     if (domain_.journal) domain_.journal->note_held(version);
     return true;
   }
-  return (domain_.sharer.is_borrowed() && version.exposed == domain_.next_order) ||
-         !find_way(version);
+  const bool is_others = domain_.giving_to != nullptr && domain_.giving_to != &domain_;
+  return (is_others && version.exposed == domain_.next_order) || !find_way(version);
 }
 
 // Whether there is room by its way, or else by another one, which is its way then.

@@ -244,12 +244,12 @@ void FrugalReplayer::replay(Table& table, std::span<Version* const> wanted) {
       finish_frame();
       continue;
     }
-    if (Sweep all = foresee(table, missing, kept); all.peak <= Sharer::budget_of(table)) {
+    if (Sweep all = foresee(table, missing, kept); all.peak <= table.available_bytes()) {
       run(all);
       continue;
     }
     Version* first = easiest_first(table, missing, kept);
-    if (Sweep alone = foresee(table, {&first, 1}, {}); alone.peak <= Sharer::budget_of(table)) {
+    if (Sweep alone = foresee(table, {&first, 1}, {}); alone.peak <= table.available_bytes()) {
       run(alone);
     } else if (first->must_be_replayed()) {
       enter(first->producer);

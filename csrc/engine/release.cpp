@@ -2,6 +2,7 @@
 //
 // release.cpp: the part of Domain that locks, and queues what the program drops meanwhile.
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "engine/domain.h"
@@ -35,9 +36,11 @@ void Domain::bury_released(std::unique_ptr<Released> released) {
 
 // See Note [One word for a lock and its queue]
 void Domain::unlock() {
-  if (!sharer.tables.empty() && !lock_.is_nested()) sharer.take_claims_back();
   std::shared_ptr<Domain> alive;
-  while (Released* released = lock_.unlock()) {
+  for (;;) {
+    if (!lock_.is_nested()) std::ranges::for_each(sharing, &Table::settle);
+    Released* released = lock_.unlock();
+    if (released == nullptr) return;
     if (!alive) alive = shared_from_this();
     while (released != nullptr) {
       Released* next = released->next;
@@ -50,7 +53,7 @@ void Domain::unlock() {
 // See Note [A fork loses the domains of other threads]
 void Domain::after_fork() {
   lost_to_fork_ = lock_.is_another_threads();
-  sharer.after_fork();
+  while (lost_to_fork_ && !sharing.empty()) sharing.back()->leave_shared();
 }
 
 REMATFN_THREAD_LOCAL int DomainLock::held_ = 0;

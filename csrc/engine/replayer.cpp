@@ -224,7 +224,7 @@ void Replayer::run(Operation& operation) {
     throw;
   }
   for (Input& input : operation.inputs) unpin(*input.version);
-  for (Table* t = operation.table.get(); t != nullptr; t = t->enclosing.get()) t->take_claim_back();
+  for (Table* t = operation.table.get(); t != nullptr; t = t->enclosing.get()) t->settle();
   ++operation.table->statistics.replays;
   operation.table->statistics.replayed_cost += operation.cost;
   operation.table->statistics.replayed_flops += operation.flops;

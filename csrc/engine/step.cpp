@@ -283,7 +283,6 @@ bool Step::begin(Version& contents, std::int32_t over) {
   if (!is_saved(old)) {  // and lives on as lineage, if at all
     old.has_tensor = false;
     domain_.store.overwritten(old);
-    old.table->hold(old.nbytes);
     old.table->let_go(old);
     domain_.leave(old);
   } else {

@@ -48,7 +48,6 @@ Table::Table(std::shared_ptr<Domain> owner, Table* outer, std::size_t bytes, Pol
 }
 
 Table::~Table() {
-  if (shared) leave_shared();
   if (enclosing) std::erase(enclosing->inner, this);
 }
 
@@ -95,7 +94,6 @@ void Table::give(Version& version, Table& heir) {
   if (version.place == Place::kLeaving) domain->call_back(version);
   if (version.place == Place::kComing) domain->turn_back(version);
   Way* const copied_by = std::exchange(version.copied_by, nullptr);
-  if (version.has_bytes()) heir.hold(version.nbytes);
   const bool held = version.held;
   expel(version);
   heir.admit(version, held);
@@ -106,21 +104,18 @@ void Table::note_result(const Version& version) {
   Table& root = *domain->root;
   root.results_left += version.nbytes;
   root.results_ahead -= std::min<std::size_t>(root.results_ahead, version.nbytes);
-  if (!root.hands_out_) return;
-  root.results_waiting += version.nbytes;
-  if (root.shared) root.shared->add_for_a_moment(version.nbytes);
+  if (root.hands_out_) root.results_waiting += version.nbytes;
 }
 
 void Table::end_handing_out() {
   hands_out_ = false;
-  if (shared) shared->subtract(results_waiting);
   results_waiting = 0;
 }
 
 void Table::charge(std::size_t nbytes) {
   for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
     t->resident_bytes += nbytes;
-    if (t->shared) t->charge_shared(nbytes);
+    if (t->shared && t->own_bytes() > t->counted) t->count(t->own_bytes());
   }
   note_peak(0);
 }
@@ -128,7 +123,7 @@ void Table::charge(std::size_t nbytes) {
 void Table::discharge(std::size_t nbytes) {
   for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
     t->resident_bytes -= nbytes;
-    if (t->shared) t->shared->subtract(nbytes);
+    if (t->shared && domain->giving_to != nullptr) t->count(t->counted - nbytes);
     if (t->resident_bytes == 0) t->emptied();
   }
 }
@@ -140,7 +135,6 @@ void Table::charge_original(std::size_t nbytes) {
 
 void Table::discharge_original(std::size_t nbytes) {
   for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->held_bytes -= nbytes;
-  hold(nbytes);
   discharge(nbytes);
 }
 

@@ -92,9 +92,8 @@ class Table : public Node {
   // See Note [A shared budget is a sum]. None if `budget` is this table's alone, or if a table around
   // it shares the same.
   std::shared_ptr<SharedBudget> shared;
-  std::size_t in_flight = 0;  // claimed, and not resident yet
-  double clock_before = 0;    // when room was last made: the domain's clock,
-  double time_before = 0;     // and the members'
+  std::size_t counted = 0;  // in its sum
+  double shared_time = 0;   // what its clock is ahead of the domain's
   Statistics& statistics;
   Version* oldest = nullptr;
   Version* newest = nullptr;
@@ -129,18 +128,20 @@ class Table : public Node {
   void discharge_original(std::size_t nbytes);
   // Nothing of it is resident any more.
   virtual void emptied() {}
-  // sharer.cpp
+  // shared_budget.cpp
   void join(std::shared_ptr<SharedBudget> budget_of_many);
   void leave_shared();
-  // Bytes of this table, or of one inside, are about to change hands. See Note [A shared budget is a sum]
-  void hold(std::size_t nbytes);
   // That `nbytes` more may be allocated, if they fit. Replaces the claim before.
   [[nodiscard]] bool claim(std::size_t nbytes);
-  void take_claim_back();
-  // What counts against the budget.
-  [[nodiscard]] std::size_t used_bytes() const {
-    return resident_bytes + unrecorded_bytes + results_waiting;
+  // Only what is there counts in a sum.
+  void settle() {
+    if (shared && counted != own_bytes()) count(own_bytes());
   }
+  // The budget, or what others that share it leave of it as things stand.
+  [[nodiscard]] std::size_t available_bytes() const;
+  // What counts against the budget.
+  [[nodiscard]] std::size_t used_bytes() const { return own_bytes() + unrecorded_bytes; }
+  [[nodiscard]] std::size_t own_bytes() const { return resident_bytes + results_waiting; }
   // Of what is leaving, inner tables' included.
   [[nodiscard]] std::size_t leaving() const;
   // What could go, is leaving or coming, inner tables' included; but for what somebody turns out to
@@ -173,7 +174,7 @@ class Table : public Node {
   void check() const;
 
  private:
-  void charge_shared(std::size_t nbytes);
+  void count(std::size_t nbytes);
   [[nodiscard]] Way* cheapest_way(const Version& version) const;
   void raise_budget(double bytes);
 

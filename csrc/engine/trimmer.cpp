@@ -30,7 +30,7 @@ void Trimmer::trim(Table& table, Goal& goal) {
     const std::size_t goes = table.evictable_bytes() + table.trimmed_bytes;
     const std::size_t stays = table.used_bytes() - std::min(goes, table.used_bytes());
     const std::size_t needed = stays + table.statistics.min_budget;
-    const std::size_t budget = Sharer::budget_of(table);
+    const std::size_t budget = table.available_bytes();
     goal.rooms.push_back({&table, (budget - std::min(needed, budget)) / 2});  // Rule 1
   }
   const auto fits = [&](const Version& version) {

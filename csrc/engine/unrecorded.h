@@ -36,7 +36,7 @@ class UnrecordedBytes final : public c10::intrusive_ptr_target {
   void add(std::size_t nbytes) {
     for (UnrecordedBytes* u = this; u != nullptr; u = u->enclosing_.get()) {
       u->live_ += nbytes;
-      if (u->shared_) u->shared_->add_for_a_moment(nbytes);  // until there is room for it
+      if (u->shared_) u->shared_->add(nbytes);
     }
   }
   void subtract(std::size_t nbytes) {

@@ -62,7 +62,7 @@ void after_fork_in_parent() {
 }
 // See Note [A forked child is under no level]
 void after_fork_in_child() {
-  unlock_sharing();
+  forget_sharing_after_fork();
   handle_lock.unlock();
   for (const auto& entry : registry().domains) {
     const auto domain = entry.lock();
@@ -182,6 +182,7 @@ bool Level::made_node(std::uint64_t on_thread, std::uint64_t number) const {
 }
 
 Level::~Level() {
+  if (shared) leave_shared();
   if (unrecorded) --UnrecordedBytes::counting;
   if (tenant_ == this) {
     pages().leave(*this);

@@ -20,24 +20,19 @@
 namespace rematfn {
 namespace {
 
-// What the levels that share a budget hold, by the function that they run; as far as none of them is
-// running an operator on another thread.
-std::string holders_of(const SharedBudget& budget, const Domain& own) {
+// What the levels that share a budget hold, by the function that they run.
+std::string holders_of(const SharedBudget& budget) {
   struct Holder {
     std::size_t calls = 0;
     std::size_t nbytes = 0;
   };
   std::map<std::string, Holder> holders;
-  for (const std::shared_ptr<Domain>& domain : budget.domains()) {
-    std::optional<Borrowed> borrowed;
-    if (domain.get() != &own && !borrowed.emplace(domain)) continue;
-    for (const Table* table : domain->sharer.tables) {
-      if (table->shared.get() != &budget || table->used_bytes() == 0) continue;
-      Holder& holder = holders[static_cast<const Level*>(table)->name];
-      ++holder.calls;
-      holder.nbytes += table->used_bytes();
-    }
-  }
+  budget.visit_tables([&](const Table& table) {
+    if (table.used_bytes() == 0) return;
+    Holder& holder = holders[static_cast<const Level&>(table).name];
+    ++holder.calls;
+    holder.nbytes += table.used_bytes();
+  });
   std::string text;
   for (const auto& [name, holder] : holders) {
     text += "\n  held by     " + name + ": " + format_bytes(holder.nbytes);
@@ -156,7 +151,7 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
   const std::string budget = written(level.budget);
   const Advice advice = advice_for(why, refused);
   const std::string place = place_of(level);
-  const std::string holders = level.shared ? holders_of(*level.shared, *level.domain) : "";
+  const std::string holders = level.shared ? holders_of(*level.shared) : "";
   const std::string raise_it =
       "\nRaise the budget to " + advice.in_words() + ".";
   const std::string message =

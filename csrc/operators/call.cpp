@@ -92,7 +92,6 @@ std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain, bool& consu
       consumes = true;
       storage = version.storage;
       version.storage = c10::Storage();
-      version.table->hold(version.nbytes);
       domain.leave(version);
     } else {
       storage = bytes_of(version.current_storage()).clone().storage();

@@ -78,10 +78,10 @@ std::recursive_mutex*& turn_mutex() {
 // See Note [Random operators take turns]
 // See Note [Whoever needs room may take it]
 RandomTurn::RandomTurn(Domain& domain) : mutex_(*turn_mutex()) {
-  if (domain.sharer.tables.empty()) {
+  if (domain.sharing.empty()) {
     lock_without_interpreter(mutex_);
   } else {
-    while (!mutex_.try_lock()) domain.sharer.lend();
+    while (!mutex_.try_lock()) lend(domain);
   }
 }
 
