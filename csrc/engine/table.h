@@ -14,6 +14,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <limits>
 #include <memory>
 #include <string_view>
@@ -92,7 +93,7 @@ class Table : public Node {
   // See Note [A shared budget is a sum]. None if `budget` is this table's alone, or if a table around
   // it shares the same.
   std::shared_ptr<SharedBudget> shared;
-  std::size_t counted = 0;  // in its sum
+  std::atomic<std::size_t> counted = 0;  // in its sum; others may read it
   double shared_time = 0;   // what its clock is ahead of the domain's
   Statistics& statistics;
   Version* oldest = nullptr;

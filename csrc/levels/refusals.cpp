@@ -28,10 +28,10 @@ std::string holders_of(const SharedBudget& budget) {
   };
   std::map<std::string, Holder> holders;
   budget.visit_tables([&](const Table& table) {
-    if (table.used_bytes() == 0) return;
+    if (table.counted == 0) return;
     Holder& holder = holders[static_cast<const Level&>(table).name];
     ++holder.calls;
-    holder.nbytes += table.used_bytes();
+    holder.nbytes += table.counted;
   });
   std::string text;
   for (const auto& [name, holder] : holders) {
