@@ -33,16 +33,16 @@ BUDGETS = (0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1)
 
 
 def simulated(bench: Bench, fraction: float = 0.4) -> bool | str:
-    """Return True if the simulator foretells what the engine does, else what it says instead."""
+    """Return True if the simulator predicts what the engine does, else what it says instead."""
     budget = int(fraction * bench.peak)
     trace = rematfn.record(bench.eager)
-    foretold = rematfn.simulate(trace, budget, rematfn.policies.ON())
+    predicted = rematfn.simulate(trace, budget, rematfn.policies.ON())
     step = rematfn.remat(bench.eager, budget, policy=rematfn.policies.ON())
     bench.run(step)
     for count in ("operators", "evictions", "replays", "peak_bytes"):
-        a, b = getattr(foretold, count), getattr(rematfn.stats(step), count)
+        a, b = getattr(predicted, count), getattr(rematfn.stats(step), count)
         if a != b:
-            return f"the simulator foretells {a:,} {count}, the engine has {b:,}"
+            return f"the simulator predicts {a:,} {count}, the engine has {b:,}"
     return True
 
 

@@ -141,7 +141,7 @@ class Candidate:
         program = None if last is None else last.forecast.program
         return None if program is None else program.planned
 
-    def foretold(self) -> float | None:
+    def predicted(self) -> float | None:
         """Return the seconds of a step by the plan that the next call follows."""
         planned = self.planned()
         return None if planned is None else planned.elapsed + planned.overhead()

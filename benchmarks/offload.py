@@ -158,7 +158,7 @@ def measure_link(options: argparse.Namespace) -> Iterator[Row]:
     for bandwidth in options.bandwidths:
         candidate = Candidate(bench, "hybrid", budget, bandwidth)
         (row,) = measured(bench, [candidate], options.repeats, speed)
-        yield {"MB/s": bandwidth / 1e6, **row, "foretold, s": candidate.foretold()}
+        yield {"MB/s": bandwidth / 1e6, **row, "predicted, s": candidate.predicted()}
 
 
 def slower(records: Mapping[str, Mapping[str, Any]]) -> list[str]:

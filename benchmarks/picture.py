@@ -46,7 +46,7 @@ def draw(path: Path, name: str, record: Mapping[str, Any]) -> None:
 
 
 def draw_link(path: Path, record: Mapping[str, Any]) -> None:
-    """Save a picture over bandwidth: time, measured and foretold, and what was done for it."""
+    """Save a picture over bandwidth: time, measured and predicted, and what was done for it."""
     figure = Figure(figsize=(9, 3.6), dpi=90, layout="constrained")
     FigureCanvasAgg(figure)
     alone, *rows = record["rows"]
@@ -60,8 +60,8 @@ def draw_link(path: Path, record: Mapping[str, Any]) -> None:
         [row["most"] - row["time / eager"] for row in rows],
     )
     time.errorbar(bandwidths, ratios, errors, fmt=".-", color=_OURS["guided"], label="measured")
-    told = [row["foretold, s"] / row["eager, s"] for row in rows]
-    time.plot(bandwidths, told, ".--", color=_OURS["online"], label="foretold")
+    told = [row["predicted, s"] / row["eager, s"] for row in rows]
+    time.plot(bandwidths, told, ".--", color=_OURS["online"], label="predicted")
     time.axhline(alone["time / eager"], color="#888888", linewidth=1, label="remat alone")
     replayed.axhline(alone["replays"], color="#888888", linewidth=1, label="remat alone")
     labels = ("time / eager's time", "MiB moved out", "operators replayed")

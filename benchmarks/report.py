@@ -39,7 +39,7 @@ ABOUT_TARGETS = """\
 The targets come from networks of the same kind at other sizes. No schedule that keeps the
 program's order costs less than the *lower bound* ([bound.md](bound.md)): a target below that cannot
 be met here. The study counts a dropout's random numbers as bytes moved; here they are forty times
-as dear, as they are on a CPU.
+as costly, as they are on a CPU.
 """
 # From the study of policies by simulation, which the project's targets come from: networks of the
 # same kind, at other sizes. Overhead online and guided, by budget.

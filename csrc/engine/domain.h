@@ -152,7 +152,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
 
   // The program has run an operator: it is written down, or compared with what was foreseen.
   void note_call(const ObservedCall& call);
-  // The trace turned out to be of another program: what it foretold is forgotten.
+  // The trace turned out to be of another program: what it predicted is forgotten.
   void lose_guide();
   // The program has run an operator: the record may be too long.
   void trim_if_long() {

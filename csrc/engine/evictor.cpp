@@ -132,7 +132,7 @@ ScoreContext Evictor::context_for(const Score& kind) {
 // of the candidates lasts; but to score all of them for each eviction makes a program of n operators
 // cost n^2. What is among the lowest now will be so for a while. So one look at all n picks enough for
 // the next n / 32 evictions; what becomes a candidate meanwhile stands in line behind. The victim is
-// the lowest of the first few of both, scored anew; what is dearer by then than the cheapest that was
+// the lowest of the first few of both, scored anew; what is costlier by then than the cheapest that was
 // not picked leaves the line. Of up to 128 candidates all are looked at for each eviction.
 Version* Evictor::choose(Table& table, bool spare_pending) {
   if (table.policy.custom_score) return choose_by_custom_score(table, spare_pending);

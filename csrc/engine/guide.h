@@ -4,7 +4,7 @@
 //
 // Note [Guided, never trusted]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// A guide says when a value is read next, and a plan which values to hold dear. Both only move
+// A guide says when a value is read next, and a plan which values to keep longest. Both only move
 // scores: what is evicted, never what is computed. So a guide that is wrong costs time and nothing
 // else, and still it is compared with the program at each operator. At the first difference it is
 // dropped, and the level scores as one that knows nothing.

@@ -57,10 +57,10 @@ void PlanChanges::change_score(Plan& plan) {
 void PlanChanges::change_weights(Plan& plan) {
   plan.weights.resize(values_, 1);
   const float factor = one_in(2) ? 4.0F : 64.0F;
-  const bool dearer = one_in(2);
-  change_some_weights(plan, one_in(4) ? counted_ : waiting_, dearer ? factor : 1 / factor);
+  const bool costlier = one_in(2);
+  change_some_weights(plan, one_in(4) ? counted_ : waiting_, costlier ? factor : 1 / factor);
   // At times in exchange for others.
-  if (one_in(3)) change_some_weights(plan, waiting_, dearer ? 1 / factor : factor);
+  if (one_in(3)) change_some_weights(plan, waiting_, costlier ? 1 / factor : factor);
 }
 
 void PlanChanges::change_some_weights(Plan& plan, const std::vector<Trace::Id>& among, float factor) {

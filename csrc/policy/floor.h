@@ -16,7 +16,7 @@
 //      read is no longer spared. It is scored like all else, and the time to its next use is one
 //      operator's. Before that to spare it is better, since it has just been paid for. Near the floor
 //      a gradient is spared by it: all of the backward would be replayed for the gradient, and two
-//      operators for the activation that goes instead. Of the victims so found, those that the dearer
+//      operators for the activation that goes instead. Of the victims so found, those that the costlier
 //      ones make unnecessary stay: else the few bytes of a weight's gradient go for nothing, as the
 //      next victim frees a hundred times as much. Evictor::evict_by_price.
 //   3. Retained: from then on a value of the backward that the program drops stays while something

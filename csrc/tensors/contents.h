@@ -7,7 +7,7 @@
 // A replay reads arguments and parameters where they are, so they must not have been written since.
 // No single sign tells that of every write; these are looked at, the cheapest first:
 //   1. Where the bytes are and how many. A resize (`storage.resize_(0)`) takes them away.
-//   2. A hash of all bytes, taken when a resize is about to happen; until then it would be too dear.
+//   2. A hash of all bytes, taken when a resize is about to happen; until then it would be too costly.
 //      Memory that is given back and asked for again often lies where it did, so that 1 does not
 //      tell. Whoever refills the storage with what was there (FSDP gathers a parameter again) has
 //      changed nothing, though the counter may have moved.

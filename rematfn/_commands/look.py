@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
         commands,
         "profile",
         "what budgets would cost a program",
-        "Run a program once without a budget, time its operators, and foretell by simulation what"
+        "Run a program once without a budget, time its operators, and predict by simulation what"
         " budgets would cost: the unconstrained peak, the smallest budget, and time over budgets.",
     )
     profile.set_defaults(command=_profile)
@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
         help="fractions of the peak (0.3) or bytes (200MB); by default 0.9 to 0.1",
     )
     profile.add_argument(
-        "--calls", type=positive, default=1, help="how many to time; 3 foretell better than one"
+        "--calls", type=positive, default=1, help="how many to time; 3 predict better than one"
     )
     profile.add_argument("--cap", type=nbytes, help="bytes that the measured call itself may hold")
     profile.add_argument(

@@ -37,7 +37,7 @@ def draw_costs(
         )
     axes.axvline(least / size, color="#888888", linestyle=":", label="smallest budget")
     axes.axvline(peak / size, color="#888888", linewidth=1, label="peak without one")
-    axes.set_title(shortened(f"{name}: foretold time within budgets", 80), fontsize=10)
+    axes.set_title(shortened(f"{name}: predicted time within budgets", 80), fontsize=10)
     axes.set_xlabel(f"budget, {unit}")
     axes.set_ylabel("time, in multiples of a call without a budget")
     axes.set_xlim(left=0)

@@ -34,7 +34,7 @@ _DEFAULT: Policy = Guided(search=_SEARCH)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a budget is foretold to cost.
+    """What a budget is predicted to cost.
 
     Attributes:
         budget: Bytes.
@@ -51,7 +51,7 @@ class Cost:
     time: float
 
 
-# Note [What a profile foretells]
+# Note [What a profile predicts]
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 # A call within a budget plans by what the cost model gives each operator, and takes the time that
 # each operator takes. So the simulation runs on the model's costs, and the operators that it
@@ -74,12 +74,12 @@ class Profile:
         result_bytes: What the call returns of what it made. That is in its budget until it returns,
             so a budget of less computes results again: gradients of a network whose parameters are
             large beside its batch.
-        min_budget: The smallest budget, in bytes, that the default policy is foretold to fit in
+        min_budget: The smallest budget, in bytes, that the default policy is predicted to fit in
             without thrashing: what it replays costs at most ten times the program, or two times
             that of one with very many operators.
         seconds: What a call takes without a budget; on fake tensors, what the cost model gives it.
         is_measured: Whether they were timed.
-        costs: For each budget and policy, what it is foretold to cost.
+        costs: For each budget and policy, what it is predicted to cost.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Profile:
         self._link = link
         costs = self.trace._core.costs()
         self._times = [taken for taken, _ in costs]
-        # See Note [What a profile foretells]
+        # See Note [What a profile predicts]
         self._by_model = self.trace._core.with_costs([given or taken for taken, given in costs])
         program = _C.Program(self._by_model)
         whole = simulated(self.trace._core, max(1, self.peak_bytes), DEFAULT_POLICY, None, Limit())
@@ -148,7 +148,7 @@ class Profile:
         return waited + sum(n * taken for n, taken in zip(replays, self._times, strict=True))
 
     def predict(self, budget: BudgetLike, policy: Policy | Scorer = _DEFAULT) -> Cost:
-        """Return what a budget is foretold to cost; a fraction is one of the unconstrained peak."""
+        """Return what a budget is predicted to cost; a fraction is of the unconstrained peak."""
         parsed = parse_budget(budget, "predict(budget={})")
         nbytes = parsed.bytes
         if parsed.fraction is not None:
@@ -159,7 +159,7 @@ class Profile:
         return self._cost(nbytes, found, self._link)
 
     def budget_for(self, time: float) -> int:
-        """Return the least budget at which a call is foretold to take at most ``time`` of its time.
+        """Return the least budget in which a call would take at most ``time`` of its time.
 
         Args:
             time: In multiples of a call without a budget, such as 1.1.
@@ -168,14 +168,14 @@ class Profile:
             Bytes, found by bisection between :attr:`min_budget` and the peak.
 
         Raises:
-            ValueError: A call is foretold to take longer even where nothing is evicted.
+            ValueError: A call is predicted to take longer even where nothing is evicted.
         """
         low, high = self.min_budget, self.peak_bytes
         least = self.predict(high).time
         if not time >= least:
             raise ValueError(
-                f"budget_for({time!r}): a call that evicts nothing is foretold to take {least:.3g} "
-                f"of its time already. Ask for more than that."
+                f"budget_for({time!r}): a call that evicts nothing is predicted to take "
+                f"{least:.3g} of its time already. Ask for more than that."
             )
         if self.predict(low).time <= time:
             return low
@@ -206,7 +206,7 @@ class Profile:
         budgets = list(dict.fromkeys(cost.budget for cost in self.costs))
         times = {(cost.budget, cost.policy): cost.time for cost in self.costs}
         costs = table(
-            "Foretold time of a call",
+            "Predicted time of a call",
             "in multiples of one without a budget",
             ("budget", "of the peak", *policies),
             [
@@ -222,7 +222,7 @@ class Profile:
             f"{self.name}\n"
             f"peak       {format_bytes(self.peak_bytes)} without a budget\n"
             f"results    {format_bytes(self.result_bytes)}, in a budget until the call returns\n"
-            f"min budget {format_bytes(self.min_budget)}, as foretold: with less it thrashes, "
+            f"min budget {format_bytes(self.min_budget)}, as predicted: with less it thrashes, "
             f"or does not fit\n"
             f"time       {self.seconds:.3g} s ({how}), {self.trace.operators} operators\n\n"
             f"{costs}"
@@ -241,9 +241,9 @@ def profile(
     cap: BudgetLike = None,
     calls: int = 1,
 ) -> Profile:
-    """Run ``f(*args)`` once, time its operators, and foretell what budgets would cost.
+    """Run ``f(*args)`` once, time its operators, and predict what budgets would cost.
 
-    The time of a call within a budget is foretold by the engine itself, run on the sizes and the
+    The time of a call within a budget is predicted by the engine itself, run on the sizes and the
     times of that one call, or the medians of several. A backward pass is in it if it runs inside
     of ``f``: profile a training step, or a gradient function such as ``torch.func.grad(loss)``.
 
@@ -257,7 +257,7 @@ def profile(
         budgets: Bytes or fractions of the peak, as for :func:`remat`.
         policies: By which policies.
         offload: A tier, as for :func:`remat`: what a call costs whose values may be moved there is
-            foretold as well, by its measured bandwidths. ``Guided`` alone plans when they move; by
+            predicted as well, by its measured bandwidths. ``Guided`` alone plans when they move; by
             the others they go when room is wanted, and come when they are read.
         cap: The most bytes that this one call may hold, for a program that does not fit otherwise.
         calls: How many calls to time. 1: one call, whose operators' times are all that is known.

@@ -106,7 +106,7 @@ class Sqrt(Planned):
     """Cut the recorded sequence into segments, keep what crosses, and compute the rest again.
 
     The forward part of a call is cut into segments that make about as many bytes each. A value that
-    a later segment reads is held dear; of the rest goes what is read last. With about the square
+    a later segment reads is kept longest; of the rest goes what is read last. With about the square
     root of n segments a chain of n operators needs memory for twice that many values, and runs each
     operator twice at most.
 
@@ -139,7 +139,7 @@ class Memory(Planned):
     """Keep the cut points of the recorded graph, and compute what is between them again.
 
     A cut point is a value through which all paths of the forward go: an articulation point of its
-    graph, such as the stream between two residual blocks. Each of them is held dear, or every
+    graph, such as the stream between two residual blocks. Each of them is kept longest, or every
     second one, or so on: as recomputes least within the budget. Values that depend on no argument
     (a mask), and small ones, may go around them.
 

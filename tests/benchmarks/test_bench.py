@@ -35,7 +35,7 @@ def test_the_suite_measures_a_network(folder: Path) -> None:
     record = json.loads((folder / "bench.json").read_text())["networks"]["tiny"]
     assert {"about", "machine", "command", "eager", "budgets", "peers", "simulated"} <= set(record)
     assert {"cpu", "torch", "load_average"} <= set(record["machine"])
-    assert record["simulated"] is True, "the simulator foretells what the engine does"
+    assert record["simulated"] is True, "the simulator predicts what the engine does"
     cells = [(row["budget"], row["policy"]) for row in record["budgets"]]
     assert cells == [(b, p) for b in (0.7, 0.4) for p in ("online", "guided")]
     for row in record["budgets"]:

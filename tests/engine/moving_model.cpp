@@ -421,7 +421,7 @@ void plans_decide_by_value() {
   }
 }
 
-// Where replays cost more than the plan foretold, what can be moved is. Note [Near the floor], Rule 6.
+// Where replays cost more than the plan predicted, what can be moved is. Note [Near the floor], Rule 6.
 void plans_that_break_their_word(unsigned count) {
   std::uint64_t replays[2] = {0, 0};
   unsigned moved = 0;
@@ -429,14 +429,14 @@ void plans_that_break_their_word(unsigned count) {
     std::mt19937 random(seed);
     const auto trace = std::make_shared<const Trace>(random_program(random));
     const auto future = std::make_shared<const Future>(*trace);
-    const auto replays_by = [&](double foretold) -> std::optional<std::uint64_t> {
-      Plan plan{.prefers = Preference::kDropping, .replayed = foretold};
+    const auto replays_by = [&](double predicted) -> std::optional<std::uint64_t> {
+      Plan plan{.prefers = Preference::kDropping, .replayed = predicted};
       SimulationOptions options{.budget = run(*trace, {})->peak_bytes * 6 / 10, .check = true};
       options.guide = std::make_shared<Guide>(Followed{trace, future, std::make_shared<const Plan>(plan)});
       options.link = LinkOptions{{1e-7, 1e-9, 1e-9}, std::size_t{1} << 20, /*drops=*/true};
       const auto found = run(*trace, options);
       if (!found) return std::nullopt;
-      moved += foretold == 0 && found->moves > 0;
+      moved += predicted == 0 && found->moves > 0;
       return found->replays;
     };
     const auto if_little = replays_by(0);

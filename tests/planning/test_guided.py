@@ -137,7 +137,7 @@ def test_a_gradient_that_comes_in_twice_is_no_new_value() -> None:
 
 
 def dense_block(norm: Callable[[int], nn.Module], x: Tensor) -> Any:
-    """Concatenations are cheap and large, products are dear and small."""
+    """Concatenations are cheap and large, products are costly and small."""
     torch.manual_seed(0)
     layers = [nn.Sequential(norm(c), nn.ReLU(), nn.Linear(c, 16)) for c in range(16, 144, 16)]
     for layer in layers:

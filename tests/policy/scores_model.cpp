@@ -142,7 +142,7 @@ std::size_t victim(const Score& s, const std::vector<Candidate>& candidates, dou
 void one_victim() {
   std::vector<Candidate> two{costing(5), costing(1)};
   two[1].nbytes = 5;
-  expect(victim({}, two, 1) == 1, "cheap and large goes before dear and small");
+  expect(victim({}, two, 1) == 1, "cheap and large goes before costly and small");
   two = {costing(1), costing(2)};
   two[0].ancestors = 10;
   expect(victim({}, two, 1) == 1, "what would need many ancestors stays longer");

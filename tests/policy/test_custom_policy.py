@@ -80,7 +80,7 @@ def raising(_: Candidate) -> float:
 
 WRONG: list[tuple[Any, type[Exception], str]] = [
     (raising, LookupError, "no idea"),
-    (lambda c: "dear", ValueError, "'dear'"),
+    (lambda c: "costly", ValueError, "'costly'"),
     (lambda c: None, ValueError, "None"),
     (lambda c: float("nan"), ValueError, "NaN"),
     (lambda: 1.0, RuntimeError, "argument"),

@@ -74,7 +74,7 @@ def test_profile_of_a_function(run: Run) -> None:
     found = run("profile", "program.py:step", "--budgets", "0.7", "0.4", "--time", "1.2",
                 "--out", "curve.png")  # fmt: skip
     assert found.returncode == 0, found.stderr
-    for text in ("step", "min budget", "Foretold time of a call", "0.70", "1.2 of its time"):
+    for text in ("step", "min budget", "Predicted time of a call", "0.70", "1.2 of its time"):
         assert text in found.stdout
     assert Path("curve.png").stat().st_size > 1000
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`profile`: what it foretells, and that calls bear it out."""
+"""`profile`: what it predicts, and that calls bear it out."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def test_budget_for() -> None:
         assert found.min_budget <= budget <= found.peak_bytes
         assert found.predict(budget).time <= time
     assert found.budget_for(math.inf) == found.min_budget
-    with pytest.raises(ValueError, match="foretold to take 1 of its time already"):
+    with pytest.raises(ValueError, match="predicted to take 1 of its time already"):
         found.budget_for(0.9)
 
 
-@torch.library.custom_op("rematfn_tests::dear", mutates_args=())
-def dear(x: Tensor) -> Tensor:
+@torch.library.custom_op("rematfn_tests::costly", mutates_args=())
+def costly(x: Tensor) -> Tensor:
     """To compute it again takes far longer than any disk does."""
     sleep(0.05)
     return x.clone()
 
 
-dear.register_fake(torch.empty_like)
-dear.register_autograd(lambda ctx, grad: grad)
+costly.register_fake(torch.empty_like)
+costly.register_autograd(lambda ctx, grad: grad)
 
 
 def test_a_disk_that_nobody_has_used_is_measured() -> None:

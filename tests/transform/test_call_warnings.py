@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings of calls that are dearer than they need to be, and of what to do."""
+"""Warnings of calls that are costlier than they need to be, and of what to do."""
 
 from __future__ import annotations
 

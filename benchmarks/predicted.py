@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `rematfn.profile` foretells, beside what calls take.
+"""What `rematfn.profile` predicts, beside what calls take.
 
 Each network runs in a process of its own: one profile of a few calls, then steps within each
 budget, which take turns with eager's. Times are medians of the ratios of a round.
@@ -30,18 +30,18 @@ def measure(name: str, options: argparse.Namespace) -> Iterator[Row]:
     bench = Bench(CASES[name])
     found = rematfn.profile(bench.eager, calls=options.repeats)
     about = (
-        f"{CASES[name].about}. Foretold: peak {found.peak_bytes / MIB:.0f} MiB, smallest budget "
+        f"{CASES[name].about}. Predicted: peak {found.peak_bytes / MIB:.0f} MiB, smallest budget "
         f"{found.min_budget / MIB:.0f} MiB, {found.trace.operators} operators."
     )
     yield {"about": about, "machine": machine()}
     for fraction in options.budgets:
         budget = int(fraction * found.peak_bytes)
-        foretold = found.predict(budget).time
+        predicted = found.predict(budget).time
         row: Row = {"budget": fraction, "MiB": budget / MIB}
         if budget < found.min_budget:
-            row["foretold"] = "does not fit"
+            row["predicted"] = "does not fit"
         else:
-            row["foretold"] = foretold
+            row["predicted"] = predicted
         candidate = Candidate(bench, "remat", budget)
         try:
             row |= candidate.warm_up(bench)
@@ -51,18 +51,18 @@ def measure(name: str, options: argparse.Namespace) -> Iterator[Row]:
         seconds, others = times(bench, {"remat": candidate.step}, options.repeats)
         took = compared(seconds["remat"], seconds["eager"])
         row |= {"measured": took["time / eager"], "least": took["least"], "most": took["most"]}
-        row["foretold / measured"] = foretold / took["time / eager"]
+        row["predicted / measured"] = predicted / took["time / eager"]
         yield row | {"others, cores": others}
 
 
 def write(folder: Path, results: Mapping[str, Any]) -> str:
     """Write the document into ``folder``; return it."""
-    parts = ["# Foretold and measured (`python benchmarks/foretold.py`)"]
+    parts = ["# Predicted and measured (`python benchmarks/predicted.py`)"]
     parts += ["Time of a step within a budget, in multiples of eager's: what `rematfn.profile` "
-              "foretells from a few calls without a budget, and what steps take."]  # fmt: skip
+              "predicts from a few calls without a budget, and what steps take."]  # fmt: skip
     for name, record in results.items():
         parts += section(name, record)
-    return write_document(folder / "foretold.md", parts)
+    return write_document(folder / "predicted.md", parts)
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def main() -> None:
     if options.part:
         return print_found(measure(options.part, options))
     results = measured_parts(
-        __file__, options.networks, sys.argv[1:], options.out / "foretold.json"
+        __file__, options.networks, sys.argv[1:], options.out / "predicted.json"
     )
     print(write(options.out, results))
 
