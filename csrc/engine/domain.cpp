@@ -91,7 +91,7 @@ Table* Domain::snapshot(Version& version, Table& level) {
     home->expel(version);
   }
   version.has_tensor = false;
-  level.admit(version, /*held=*/false);
+  level.admit(version, /*unconstrained=*/false);
   if (home != nullptr) home->charge_original(version.nbytes);
   return home;
 }

@@ -154,7 +154,7 @@ struct Version : Node {
   // See Note [An address is good until its level's next operator]
   std::uint64_t exposed = 0;
   bool trimmed = false;   // a constant because the record was too long
-  bool held = false;  // its bytes count in what the call would have held
+  bool unconstrained = false;  // its bytes count in what the call would have held
   bool addressed = false;  // somebody outside may read or fill it by address: it goes by no copy
   bool communicated = false;  // so may a collective, until it is waited for
   bool raw = false;       // uninitialised memory, perhaps being filled where we cannot see: kept

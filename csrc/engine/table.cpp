@@ -51,14 +51,14 @@ Table::~Table() {
   if (enclosing) std::erase(enclosing->inner, this);
 }
 
-void Table::admit(Version& version, bool held) {
+void Table::admit(Version& version, bool unconstrained) {
   version.table = Ref<Table>(this);
   version.previous = newest;
   (newest == nullptr ? oldest : newest->next) = &version;
   newest = &version;
-  version.held = held;
-  for (Table* t = this; held && t != nullptr; t = t->enclosing.get()) {
-    t->held_bytes += version.nbytes;
+  version.unconstrained = unconstrained;
+  for (Table* t = this; unconstrained && t != nullptr; t = t->enclosing.get()) {
+    t->unconstrained_bytes += version.nbytes;
   }
   if (version.has_bytes()) {
     charge(version.nbytes);
@@ -69,9 +69,9 @@ void Table::admit(Version& version, bool held) {
 }
 
 void Table::let_go(Version& version) {
-  if (!version.held) return;
-  version.held = false;
-  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->held_bytes -= version.nbytes;
+  if (!version.unconstrained) return;
+  version.unconstrained = false;
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->unconstrained_bytes -= version.nbytes;
 }
 
 void Table::expel(Version& version) {
@@ -94,9 +94,9 @@ void Table::give(Version& version, Table& heir) {
   if (version.place == Place::kLeaving) domain->call_back(version);
   if (version.place == Place::kComing) domain->turn_back(version);
   Way* const copied_by = std::exchange(version.copied_by, nullptr);
-  const bool held = version.held;
+  const bool unconstrained = version.unconstrained;
   expel(version);
-  heir.admit(version, held);
+  heir.admit(version, unconstrained);
   version.copied_by = copied_by;
 }
 
@@ -129,12 +129,12 @@ void Table::discharge(std::size_t nbytes) {
 }
 
 void Table::charge_original(std::size_t nbytes) {
-  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->held_bytes += nbytes;
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->unconstrained_bytes += nbytes;
   charge(nbytes);
 }
 
 void Table::discharge_original(std::size_t nbytes) {
-  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->held_bytes -= nbytes;
+  for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->unconstrained_bytes -= nbytes;
   discharge(nbytes);
 }
 
@@ -162,7 +162,7 @@ void Table::note_peak(std::size_t in_flight) {
   for (Table* t = this; t != nullptr; t = t->enclosing.get()) {
     Statistics& s = t->statistics;
     s.peak_bytes = std::max(s.peak_bytes, t->used_bytes() + in_flight);
-    const std::size_t would_be = t->held_bytes + t->unrecorded_bytes + in_flight;
+    const std::size_t would_be = t->unconstrained_bytes + t->unrecorded_bytes + in_flight;
     if (would_be <= s.unconstrained_bytes) continue;
     s.unconstrained_bytes = would_be;
     t->report->unconstrained_bytes = would_be;
@@ -183,7 +183,7 @@ void Table::note_peak(std::size_t in_flight) {
 // not come, Python sees at the call's end that the budget was more than its fraction, and the calls that
 // are alike do not give way.
 bool Table::give_way(std::size_t nbytes, std::size_t in_flight) {
-  const std::size_t would_be = held_bytes + unrecorded_bytes + in_flight;
+  const std::size_t would_be = unconstrained_bytes + unrecorded_bytes + in_flight;
   if (nbytes > budget) raise_budget(fraction * static_cast<double>(would_be));
   if (nbytes > budget && is_estimate) raise_budget(static_cast<double>(nbytes));
   return nbytes <= budget;
@@ -337,7 +337,7 @@ void touch(Version& version, double now) {
 
 void Table::check() const {
   std::size_t own = 0;
-  std::size_t held = 0;
+  std::size_t unconstrained = 0;
   std::size_t loose = 0;
   std::size_t trimmed = 0;
   std::size_t leaving = 0;
@@ -359,7 +359,7 @@ void Table::check() const {
     if (v->has_bytes() && v->trimmed) trimmed += v->nbytes;
     if (v->place == Place::kLeaving) leaving += v->nbytes;
     if (v->place == Place::kComing) coming += v->nbytes;
-    if (v->held) held += v->nbytes;
+    if (v->unconstrained) unconstrained += v->nbytes;
     for (const Input* use = v->readers; use != nullptr; use = use->next) {
       const auto& inputs = use->reader->inputs;
       require_invariant(use->version.get() == v && inputs.begin() <= use && use < inputs.end(),
@@ -380,14 +380,15 @@ void Table::check() const {
   }
   for (const Table* table : inner) {
     own += table->resident_bytes;
-    held += table->held_bytes;
+    unconstrained += table->unconstrained_bytes;
     trimmed += table->trimmed_bytes;
   }
   require_invariant(loose == loose_bytes, "L5: loose bytes are the sum over unpinned candidates");
   require_invariant(leaving == leaving_bytes, "L5: leaving bytes are the sum over what is leaving");
   require_invariant(coming == coming_bytes, "L5: coming bytes are the sum over what is coming");
   require_invariant(trimmed == trimmed_bytes, "L5: trimmed bytes are the sum over what was trimmed");
-  require_invariant(held == held_bytes, "L7: unconstrained bytes are the sum over held versions");
+  require_invariant(unconstrained == unconstrained_bytes,
+                    "L7: unconstrained bytes are the sum over versions that count in them");
   require_invariant(own == resident_bytes, "L5: bytes are the sum over resident versions");
 }
 

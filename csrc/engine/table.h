@@ -78,7 +78,7 @@ class Table : public Node {
   bool is_estimate = false;
   bool is_estimate_unguided = false;  // the same from when the guide is lost
   ByteCount& resident_bytes;  // inner tables' included
-  std::size_t held_bytes = 0;   // the same; see Note [What a call would have held]
+  std::size_t unconstrained_bytes = 0;  // the same; see Note [What a call would have held]
   // As last taken notice of; inner tables' included. See Note [Bytes beside operators].
   ByteCount unrecorded_bytes;
   // Of results, of the outermost level: those that are to leave, as a guide knows, and those that have.
@@ -103,9 +103,9 @@ class Table : public Node {
   std::vector<Version*> candidate_versions;  // in step with `candidates`
   Batch batch;
 
-  // The version's bytes count here from now on. It must not belong to a table yet. `held`: whether they
-  // would without a budget. See Note [What a call would have held].
-  void admit(Version& version, bool held = true);
+  // The version's bytes count here from now on. It must not belong to a table yet. `unconstrained`: whether
+  // they would without a budget. See Note [What a call would have held].
+  void admit(Version& version, bool unconstrained = true);
   void expel(Version& version);
   // The same in one, without loss of a copy: a version of this table becomes `heir`'s.
   void give(Version& version, Table& heir);

@@ -127,7 +127,7 @@ void LevelCall::pass() {
   for (const FoundTensor& f : found_) {
     if (!facts_.announces_read || f.cell == nullptr) continue;
     f.cell->version->exposed = domain_.next_order;
-    f.cell->version->held.reset();  // record_stream() asks the allocator whose they are
+    f.cell->version->shared_bytes.reset();  // record_stream() asks the allocator whose they are
   }
   if (facts_.announces_address) {
     keep_arguments();

@@ -97,7 +97,7 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   void enter(const c10::intrusive_ptr<Cell>& cell);
   void leave_cell() {
     cell_.reset();
-    held.reset();
+    shared_bytes.reset();
   }
 
   // Ours alone: recomputed without a cell, a snapshot, a constant that lineage reads, or the storage
@@ -105,7 +105,7 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   c10::Storage storage;
 
   // Those of the cell's storage. See Note [A profiler keeps tensors from dying]
-  SharedBytes held;
+  SharedBytes shared_bytes;
 
   // Once somebody has asked for the address; or null. See Note [Evidence of contents]
   std::unique_ptr<Readings> readings;

@@ -99,7 +99,7 @@ void TensorStore::drop(Version& version) {
   const bool only_ours = v.storage && !is_shared_with_cell(v);
   v.storage = c10::Storage();
   if (only_ours) return;
-  v.held.reset();
+  v.shared_bytes.reset();
   const auto storage = v.cell()->storage.lock();
   if (!storage) return;  // See Note [A handle may outlive its storage]
   storage->set_data_ptr_noswap(instead_of_bytes(v.own_cell(), storage->device()));
@@ -134,8 +134,8 @@ bool TensorStore::retain(Version& version, const Bytes& bytes) {
     if (bytes) {
       v.storage = c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
           static_cast<c10::StorageImpl*>(bytes.get())));
-    } else if (v.held) {
-      v.storage = v.held.take();
+    } else if (v.shared_bytes) {
+      v.storage = v.shared_bytes.take();
     } else {
       return false;
     }

@@ -15,35 +15,49 @@
 namespace rematfn {
 namespace {
 
-
-std::uint64_t bits_of(const char* element, std::size_t size) {
+template <std::size_t kSize>
+std::uint64_t bits_of(const char* element) {
   std::uint64_t bits = 0;
-  std::memcpy(&bits, element, std::min(size, sizeof(bits)));
-  if (size > sizeof(bits)) {
+  std::memcpy(&bits, element, std::min(kSize, sizeof(bits)));
+  if constexpr (kSize > sizeof(bits)) {
     std::uint64_t rest = 0;
-    std::memcpy(&rest, element + sizeof(bits), size - sizeof(bits));
+    std::memcpy(&rest, element + sizeof(bits), kSize - sizeof(bits));
     bits ^= (rest ^ (rest >> 31U)) * kGoldenRatio;
   }
   return bits;
 }
 
-// Calls `visit` with the address of each element in row-major order. Allocates nothing: it runs
+// Calls `visit` with the bits of each element in row-major order. Allocates nothing: it runs
 // while a budget is being kept.
-template <class Visit>
+template <std::size_t kSize, class Visit>
 void for_each_element(const at::Tensor& tensor, const Visit& visit) {
+  constexpr auto kStep = static_cast<std::int64_t>(kSize);
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();
-  const auto size = static_cast<std::int64_t>(tensor.itemsize());
-  const auto* element = static_cast<const char*>(tensor.const_data_ptr());
-  c10::SmallVector<std::int64_t, 8> index(sizes.size(), 0);
-  for (std::int64_t left = tensor.numel(); left > 0; --left) {
-    visit(element);
-    for (std::size_t d = sizes.size(); d-- > 0;) {
-      element += strides[d] * size;
+  const auto* row = static_cast<const char*>(tensor.const_data_ptr());
+  const std::size_t outer = sizes.empty() ? 0 : sizes.size() - 1;
+  const std::int64_t length = sizes.empty() ? 1 : sizes[outer];
+  const std::int64_t step = sizes.empty() ? 0 : strides[outer] * kStep;
+  c10::SmallVector<std::int64_t, 8> index(outer, 0);
+  for (std::int64_t left = tensor.numel(); left > 0; left -= length) {
+    for (std::int64_t i = 0; i < length; ++i) visit(bits_of<kSize>(row + i * step));
+    for (std::size_t d = outer; d-- > 0;) {
+      row += strides[d] * kStep;
       if (++index[d] < sizes[d]) break;
-      element -= strides[d] * size * sizes[d];
+      row -= strides[d] * kStep * sizes[d];
       index[d] = 0;
     }
+  }
+}
+
+template <class Visit>
+void for_each_element(const at::Tensor& tensor, const Visit& visit) {
+  switch (tensor.itemsize()) {
+    case 1: return for_each_element<1>(tensor, visit);
+    case 2: return for_each_element<2>(tensor, visit);
+    case 4: return for_each_element<4>(tensor, visit);
+    case 8: return for_each_element<8>(tensor, visit);
+    default: return for_each_element<16>(tensor, visit);
   }
 }
 
@@ -68,12 +82,15 @@ void fill_with_zeros(const c10::Storage& storage) {
 
 Fingerprint::Fingerprint(const at::Tensor& tensor) {
   const at::Tensor here = readable(tensor);
-  elements_.reserve(static_cast<std::size_t>(here.numel()));
-  for_each_element(here, [&](const char* element) {
-    const std::uint64_t mixed = bits_of(element, here.itemsize()) * kGoldenRatio;
-    whole_ = (whole_ ^ mixed ^ (mixed >> 29U)) * kGoldenRatio + 1;
-    elements_.push_back(static_cast<std::uint16_t>(mixed >> 48U));
+  elements_.resize(static_cast<std::size_t>(here.numel()));
+  std::uint64_t whole = 0;
+  std::uint16_t* place = elements_.data();
+  for_each_element(here, [&](std::uint64_t bits) {
+    const std::uint64_t mixed = bits * kGoldenRatio;
+    whole = (whole ^ mixed ^ (mixed >> 29U)) * kGoldenRatio + 1;
+    *place++ = static_cast<std::uint16_t>(mixed >> 48U);
   });
+  whole_ = whole;
 }
 
 std::optional<std::size_t> Fingerprint::first_difference(const at::Tensor& now) const {
