@@ -35,6 +35,17 @@ constexpr std::array<Score, 10> kPortfolio{{
 // That of segments and cut points, whose weights decide for themselves what is held.
 constexpr Score kAmongTheRest{0.5, 0.75, 1, Horizon::kNext};
 
+// The values that `Speed` keeps.
+std::vector<bool> products_of(const Trace& trace) {
+  const Keeping speed{.products = true, .names = {}};
+  std::vector<bool> values(trace.values.size());
+  for (const Trace::Call& call : trace.calls) {
+    if (!speed.unmarked(work_of(call.name), call.backward)) continue;
+    for (const Trace::Made& made : call.makes) values[made.value] = true;
+  }
+  return values;
+}
+
 constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
 constexpr SearchLimits kNoLimits{.in_vain = kAll, .in_all = kAll};
 
@@ -201,6 +212,10 @@ bool Search::begin_next_stage() {
       }
       return true;
     case Stage::kMoves:
+      stage_ = Stage::kKept;
+      try_what_is_kept();
+      return true;
+    case Stage::kKept:
       stage_ = Stage::kLocal;
       changes_.emplace(*trace_);
       return true;
@@ -212,6 +227,21 @@ bool Search::begin_next_stage() {
       return false;
   }
   return false;
+}
+
+// A score weighs what it would cost to make one value again, and not that others would need it, too. So
+// what such a plan keeps, local search seldom finds. A DenseNet at 0.3 replays 0.54 without what `Speed`
+// keeps, and 0.30 with it; an LSTM at 0.1 0.45 without segments, and 0.37 with them.
+void Search::try_what_is_kept() {
+  const Score score = best_ ? best_->score : Score();
+  const std::vector<bool> products = products_of(*trace_);
+  queue_.push_back({.score = score, .kept = products});
+  queue_.push_back({.score = kLooksBack, .kept = products});
+  const Segments segments(*trace_);
+  for (const double factor : {0.5, 1.0, 2.0}) {
+    const double count = factor * std::sqrt(static_cast<double>(trace_->calls.size()));
+    queue_.push_back({.score = score, .kept = segments.across(static_cast<std::size_t>(count) + 1)});
+  }
 }
 
 // By value, as that plan came to it.

@@ -85,6 +85,7 @@ class Search {
     // Where replays cost more than the program all the same, other values of Score::patience.
     kPatience,
     kMoves,  // moving whatever can be moved
+    kKept,   // products; what crosses between about sqrt(n) segments
     kLocal,  // search
     kListed,  // what is in the queue, and no more
   };
@@ -109,6 +110,7 @@ class Search {
   }
   // Puts what comes next into the queue. False if nothing does.
   [[nodiscard]] bool begin_next_stage();
+  void try_what_is_kept();
   [[nodiscard]] Plan decided(const Best& best) const;
   [[nodiscard]] Plan changed();
 
