@@ -87,9 +87,7 @@ Table* Domain::snapshot(Version& version, Table& level) {
   make_room(level, version.nbytes);
   store.copy(version);
   Table* const home = version.table.get();  // the operator keeps it alive
-  if (home != nullptr) {
-    home->expel(version);
-  }
+  if (home != nullptr) home->expel(version);
   version.has_tensor = false;
   level.admit(version, /*unconstrained=*/false);
   if (home != nullptr) home->charge_original(version.nbytes);

@@ -229,9 +229,8 @@ bool Search::begin_next_stage() {
   return false;
 }
 
-// A score weighs what it would cost to make one value again, and not that others would need it, too. So
-// what such a plan keeps, local search seldom finds. A DenseNet at 0.3 replays 0.54 without what `Speed`
-// keeps, and 0.30 with it; an LSTM at 0.1 0.45 without segments, and 0.37 with them.
+// What scores and local search do not come to. A DenseNet at 0.3 replays 0.54 without what `Speed` keeps, and
+// 0.30 with it; an LSTM at 0.1 0.45 without segments, and 0.37 with them.
 void Search::try_what_is_kept() {
   const Score score = best_ ? best_->score : Score();
   const std::vector<bool> products = products_of(*trace_);

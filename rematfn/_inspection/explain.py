@@ -259,7 +259,7 @@ def _parts(journal: Journal, key: _Key) -> list[Part]:
             if event.score == -math.inf:
                 part.unread += 1
             else:
-                part.score = min(event.score, event.score if part.score is None else part.score)
+                part.score = event.score if part.score is None else min(event.score, part.score)
     for i, call in enumerate(journal.calls):
         part = part_of(i)
         if call.needed > part.needed_bytes:

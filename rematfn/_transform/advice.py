@@ -18,7 +18,7 @@ from .history import History, Ran
 
 _LOST = 3  # guided calls in a row
 _NEAR = 0.9  # of the budget
-_DEAR = 1.0  # in multiples of the program's cost
+_COSTLY = 1.0  # in multiples of the program's cost
 
 
 def advise(call: str, ran: Ran, history: History) -> None:
@@ -43,7 +43,7 @@ def advise(call: str, ran: Ran, history: History) -> None:
     budget, needed = figures["budget"], figures["min_budget"]
     if not isinstance(budget, int) or not isinstance(needed, int):
         return
-    if needed <= _NEAR * budget or figures["replayed_cost"] <= _DEAR:
+    if needed <= _NEAR * budget or figures["replayed_cost"] <= _COSTLY:
         return
     if FloorWarning in history.advised:
         return

@@ -261,7 +261,8 @@ class History:
         The numbers are those of steps then, and tell nothing of what a call needs.
         """
         with lock:
-            calls = self._keys[signature.key].calls
+            key = self._keys.get(signature.key)
+            calls = key.calls if key is not None else {}
             if signature.numbers in calls:
                 return False
             over = [ran for ran in calls.values() if isinstance(ran, Ran) and ran.report.is_over()]

@@ -241,8 +241,11 @@ class Rematted(Generic[P, R]):
             if planned_for is not None and not self._options.tiers:
                 self._judge_plan(planned_for, budget)
             if planned_for is None:
-                is_known = not forecast.is_estimate or self._history.is_alike(signature)
-                if program is not None and program.writes_outside and is_known:
+                if (
+                    program is not None
+                    and program.writes_outside
+                    and (not forecast.is_estimate or self._history.is_alike(signature))
+                ):
                     refuse(self._describe(), program, self.policy, self.budget, budget, link)
                 why = "no plan fits its budget"
                 forecast = dataclasses.replace(forecast, kind="online", why=why)
