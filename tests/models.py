@@ -81,10 +81,11 @@ def compile_model(name: str, sources: Iterable[Path], *, with_c10: bool = False)
     return built_once(name, [*flags, *libraries], [*sources, *headers], make)
 
 
-def run_model(program: Path, *arguments: str, timeout: float = 300) -> None:
-    """Run it; what went wrong is what it printed."""
+def run_model(program: Path, *arguments: str, timeout: float = 300) -> str:
+    """Run it and return what it printed: what went wrong, if it did not end well."""
     command = [str(program), *arguments]
     found = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT
     )
     assert found.returncode == 0, f"{' '.join(arguments)}: {found.stdout}{found.stderr}"
+    return found.stdout

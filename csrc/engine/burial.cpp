@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/burial.h"
 
-#include "engine/domain.h"
+#include <algorithm>
 
 namespace rematfn {
 
@@ -20,18 +20,18 @@ namespace rematfn {
 void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   if (!version) return;
   version->has_tensor = false;
-  if (domain_.recorder) domain_.recorder->note_release(*version);
+  room_.observers.note_release(*version);
   const bool stays = version->has_bytes() && version->producer &&
                      (is_kept_for_somebody(*version) || is_kept_for_evicted(*version)) &&
-                     domain_.store.retain(*version, hold());
-  if (stays) domain_.list_candidates();
+                     room_.store.retain(*version, hold());
+  if (stays) room_.list_candidates();
   retains_ |= stays;
-  if (version->table && !version->producer && !version->trimmed) domain_.free_dropped(*version);
-  const bool goes = !stays && domain_.store.forget(*version);
-  if (version->table) version->table->let_go(*version);
+  if (version->table && !version->producer && !version->trimmed) free_dropped(*version);
+  const bool goes = !stays && room_.store.forget(*version);
+  room_.let_go(*version);
   // Of a constant that lineage reads, what is coming is all that there is.
   const bool is_needed = version->place == Place::kComing && !version->producer && version->readers;
-  if (goes && !is_needed && version->table && version->has_bytes()) domain_.leave(*version);
+  if (goes && !is_needed && version->table && version->has_bytes()) room_.leave(*version);
   if (retains_) let_go_of_kept_for(*version);
 }
 
@@ -46,7 +46,7 @@ bool Burial::is_kept_for_somebody(const Version& version) {
   if (!version.kept || version.backward || !version.table) return false;
   if (version.table->policy.keeping.marks == Keeping::Marks::kAllBut) return false;
   if (version.marked && !is_decided(*version.table)) return false;
-  Walk walk(domain_.walks);
+  Walk walk(room_.walks);
   walk.visit_readers(version, kNoCap);
   for (std::size_t i = 0; i < walk.size(); ++i) {
     if (i == kWalkCap) return true;  // See Note [Closure walks are capped]
@@ -64,14 +64,14 @@ bool Burial::is_kept_for_somebody(const Version& version) {
 // See Note [Near the floor], Rule 3
 bool Burial::is_kept_for_evicted(const Version& version) const {
   if (!version.backward || version.raw || version.nbytes == 0 || !version.table) return false;
-  return domain_.floor.retained && domain_.evictor.prices_pending(*version.table) &&
-         Replayer::is_wanted(version);
+  return room_.floor.retained && room_.evictor.prices_pending(*version.table) &&
+         is_wanted(version);
 }
 
 // See Note [A kept value outlives the program's tensors]
 void Burial::let_go_of_kept_for(const Version& version) {
   if (!version.producer) return;
-  Walk walk(domain_.walks);
+  Walk walk(room_.walks);
   walk.visit(*version.producer);
   std::vector<Version*> sources;
   for (std::size_t i = 0; i < walk.size() && i < kWalkCap; ++i) {
@@ -86,8 +86,26 @@ void Burial::let_go_of_kept_for(const Version& version) {
   for (Version* source : sources) {
     if (!source->may_go() || source->pending > 0) continue;
     const Version* dead = version.references == 1 ? &version : nullptr;
-    if (source->kept ? is_kept_for_somebody(*source) : Replayer::is_wanted(*source, dead)) continue;
-    domain_.drop(*source);
+    if (source->kept ? is_kept_for_somebody(*source) : is_wanted(*source, dead)) continue;
+    room_.drop(*source);
+  }
+}
+
+// Lineage that is cut is not walked again. To walk what is not, to its end, for each constant before it would
+// make a program of n operators cost n^2. So after a long walk in vain the next may be as long as what has been
+// run since, or as Note [Closure walks are capped] has it.
+void Burial::free_dropped(const Version& version) {
+  if (version.readers == nullptr) return;
+  const std::size_t cap = std::max<std::size_t>(room_.next_order - walked_in_vain_, kWalkCap);
+  const auto dependents = room_.neighbourhood.dependents(version, cap);
+  const auto is_away = [](const Version* v) { return v->must_be_replayed(); };
+  const auto goes_or_is_away = [&](const Version* v) { return v->may_go() || is_away(v); };
+  const bool is_kept = !dependents || std::ranges::any_of(*dependents, is_away) ||
+                       (room_.lists_candidates() && bytes_of(*dependents, goes_or_is_away) > version.nbytes);
+  if (!is_kept) {
+    for (Version* dependent : *dependents) room_.cut(*dependent);
+  } else if (room_.walks.found.size() >= kWalkCap) {
+    walked_in_vain_ = room_.next_order;
   }
 }
 

@@ -4,14 +4,13 @@
 
 #pragma once
 
-#include "engine/table.h"
-#include "engine/store.h"
+#include "engine/room.h"
 
 namespace rematfn {
 
 class Burial {
  public:
-  explicit Burial(Domain& domain) : domain_(domain) {}
+  explicit Burial(Room& room) : room_(room) {}
 
   // The program has no tensor on `version` any more.
   void bury(Ref<Version> version, Store::HoldBytes hold);
@@ -22,8 +21,13 @@ class Burial {
   [[nodiscard]] bool is_kept_for_evicted(const Version& version) const;
   void let_go_of_kept_for(const Version& version);
 
-  Domain& domain_;
+  // The program has dropped a constant, and what was made from it becomes constants, if that takes no replay,
+  // nor more than it is worth. See Note [What an old value is needed for]
+  void free_dropped(const Version& version);
+
+  Room& room_;
   bool retains_ = false;  // something has been kept in this way
+  std::uint64_t walked_in_vain_ = 0;  // `next_order` when free_dropped() last walked far, and freed nothing
 };
 
 }  // namespace rematfn

@@ -5,8 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "engine/domain.h"
-#include "engine/guide.h"
+#include "engine/moves.h"
 
 namespace rematfn {
 namespace {
@@ -17,11 +16,11 @@ constexpr std::size_t kBatchShare = 32;
 constexpr std::size_t kLookedAt = 16;
 
 // Whether one of its ways is to drop, as far as a candidate shows.
-bool drops_what_is_read(const Table& table) {
+bool drops_what_is_read(Ledger& ledger, const Table& table) {
   for (const Version* version : table.candidate_versions) {
     if (version->next_use == kNever) continue;
     bool drops = false;
-    table.for_each_way(*version, [&](const Way& way) { drops |= !way.keeps_copy(); });
+    ledger.for_each_way(*version, [&](const Way& way) { drops |= !way.keeps_copy(); });
     return drops;
   }
   return false;
@@ -29,31 +28,36 @@ bool drops_what_is_read(const Table& table) {
 
 }  // namespace
 
+void Evictor::evict(Version& version) {
+  if (moves_.observers.see_reasons()) moves_.observers.note_score(version, score_of(version));
+  moves_.evict(version);
+}
+
 bool Evictor::evict_one(Table& table) {
-  domain_.list_candidates();
+  moves_.list_candidates();
   return evict_one(table, /*spare_pending=*/true) || evict_one(table, /*spare_pending=*/false);
 }
 
 bool Evictor::evict_one(Table& table, bool spare_pending) {
   Version* victim = find_victim(table, spare_pending);
-  if (victim != nullptr) domain_.evict(*victim);
+  if (victim != nullptr) evict(*victim);
   return victim != nullptr;
 }
 
 // Where nobody knows which values will be dropped, what is dropped now may be missed by way of several.
 bool Evictor::evict_useless(Table& table) {
-  domain_.list_candidates();
-  const Preference prefers = domain_.guide->plan().prefers;
+  moves_.list_candidates();
+  const Preference prefers = moves_.observers.guide->plan().prefers;
   const bool is_known = prefers == Preference::kMoving || prefers == Preference::kByValue;
-  if (!is_known && drops_what_is_read(table)) return false;
+  if (!is_known && drops_what_is_read(moves_, table)) return false;
   const Score& kind = score_in_force(table);
   for (std::size_t i = table.candidates.size(); i-- > 0;) {
     Version& version = *table.candidate_versions[i];
     if (version.next_use != kNever || !version.may_go() || version.pending > 0) continue;
-    if (may_be_missed(version) || domain_.neighbourhood.next_use(version) != kNever) continue;
+    if (may_be_missed(version) || moves_.neighbourhood.next_use(version) != kNever) continue;
     refresh(table.candidates[i], version, kind);
     if (has_to_stay(version)) continue;
-    domain_.evict(version);
+    evict(version);
     return true;
   }
   return std::ranges::any_of(table.inner, [&](Table* inner) { return evict_useless(*inner); });
@@ -62,9 +66,9 @@ bool Evictor::evict_useless(Table& table) {
 // Whether something that is read again, and may be dropped until then, is made from it.
 bool Evictor::may_be_missed(const Version& version) const {
   const auto goes_by_copy = [&](const Version& v) {
-    const Plan& plan = domain_.guide->plan();
+    const Plan& plan = moves_.observers.guide->plan();
     const bool moves = plan.prefers == Preference::kByValue
-                           ? domain_.guide->preference_for(v) == Preference::kMoving
+                           ? moves_.observers.guide->preference_for(v) == Preference::kMoving
                            : v.way != nullptr && v.way->keeps_copy();
     return moves || v.copied_by != nullptr;
   };
@@ -87,7 +91,7 @@ Version* Evictor::find_victim(Table& table, bool spare_pending) {
 }
 
 void Evictor::evict_all(Table& table, bool spare_kept) {
-  domain_.list_candidates();
+  moves_.list_candidates();
   for (std::size_t i = table.candidates.size(); i-- > 0;) {
     // Evicting the last candidate keeps the places of those before it.
     Version& version = *table.candidate_versions[i];
@@ -97,15 +101,15 @@ void Evictor::evict_all(Table& table, bool spare_kept) {
 }
 
 bool Evictor::evict_if_free(Version& version) {
-  domain_.list_candidates();
+  moves_.list_candidates();
   const bool free = version.may_go() && version.pending == 0 &&
-                    !domain_.store.held_elsewhere(version) && find_way(version);
-  if (free) domain_.evict(version);
+                    !moves_.store.held_elsewhere(version) && find_way(version);
+  if (free) evict(version);
   return free;
 }
 
 const Score& Evictor::score_in_force(const Table& table) const {
-  return domain_.foresees() ? domain_.guide->plan().score : table.policy.score;
+  return moves_.foresees() ? moves_.observers.guide->plan().score : table.policy.score;
 }
 
 double Evictor::score_of(const Version& version) {
@@ -118,10 +122,10 @@ double Evictor::score_of(const Version& version) {
 
 // See Note [Near the floor], Rule 1
 ScoreContext Evictor::context_for(const Score& kind) {
-  ScoreContext context{.now = domain_.clock};
-  const bool may_mirror = domain_.floor.mirrored && kind.horizon == Horizon::kAge;
-  if (may_mirror && domain_.thrash.is_thrashing(domain_.clock)) {
-    context.front = domain_.thrash.front();
+  ScoreContext context{.now = moves_.clock};
+  const bool may_mirror = moves_.floor.mirrored && kind.horizon == Horizon::kAge;
+  if (may_mirror && moves_.thrash.is_thrashing(moves_.clock)) {
+    context.front = moves_.thrash.front();
   }
   return context;
 }
@@ -161,12 +165,12 @@ Version* Evictor::choose(Table& table, bool spare_pending) {
 
 // See Note [An address is good until its level's next operator]
 bool Evictor::has_to_stay(Version& version) {
-  if (domain_.store.held_elsewhere(version)) {
-    if (domain_.journal) domain_.journal->note_held(version);
+  if (moves_.store.held_elsewhere(version)) {
+    moves_.observers.note_held(version);
     return true;
   }
-  const bool is_others = domain_.giving_to != nullptr && domain_.giving_to != &domain_;
-  return (is_others && version.exposed == domain_.next_order) || !find_way(version);
+  const bool is_others = moves_.giving_to != nullptr && moves_.giving_to != &moves_;
+  return (is_others && version.exposed == moves_.next_order) || !find_way(version);
 }
 
 // Whether there is room by its way, or else by another one, which is its way then.
@@ -175,7 +179,7 @@ bool Evictor::find_way(Version& version) const {
   const bool would_rather_move = moves_all_ && !version.way->keeps_copy();
   if (has_room && !would_rather_move) return true;
   Way* other = nullptr;
-  version.table->for_each_way(version, [&](Way& way) {
+  moves_.for_each_way(version, [&](Way& way) {
     if (!way.has_room(version) || (has_room && !way.keeps_copy())) return;
     if (other == nullptr || way.cost(version) < other->cost(version)) other = &way;
   });
@@ -191,14 +195,14 @@ Version* Evictor::choose_by_custom_score(Table& table, bool spare_pending) {
     const Candidate& c = table.candidates[i];
     Version& version = *table.candidate_versions[i];
     if (c.pinned || (spare_pending && c.pending) || has_to_stay(version)) continue;
-    const double next = domain_.neighbourhood.next_use(version);
+    const double next = moves_.neighbourhood.next_use(version);
     const bool known = next != kUnknown && next != kNever;
     const double found_score = table.policy.custom_score({.nbytes = c.nbytes,
                                       .cost = c.cost,
-                                      .ancestors = domain_.neighbourhood.ancestors(version),
-                                      .descendants = domain_.neighbourhood.descendants(version),
-                                      .age = domain_.clock - c.last_access,
-                                      .next_use = known ? std::max(next - domain_.clock, 0.0) : next,
+                                      .ancestors = moves_.neighbourhood.ancestors(version),
+                                      .descendants = moves_.neighbourhood.descendants(version),
+                                      .age = moves_.clock - c.last_access,
+                                      .next_use = known ? std::max(next - moves_.clock, 0.0) : next,
                                       .consumed = c.consumed,
                                       .producer = version.producer ? version.producer->name() : ""});
     const std::pair found(version.kept, found_score);
@@ -272,9 +276,9 @@ Victims Evictor::lowest_of_all(Table& table, const Score& kind, const ScoreConte
 
 void Evictor::refresh(Candidate& c, Version& version, const Score& kind) {
   c.stale = false;
-  c.next_use = domain_.neighbourhood.next_use(version);
+  c.next_use = moves_.neighbourhood.next_use(version);
   const bool is_free = c.next_use == kNever;  // whatever is around it
-  c.ancestors = is_free ? 0 : domain_.neighbourhood.ancestors(version);
+  c.ancestors = is_free ? 0 : moves_.neighbourhood.ancestors(version);
   if (version.table->has_copies()) choose_way(c, version, kind);
 }
 
@@ -283,10 +287,10 @@ void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
   const double replayed_first = c.ancestors;
   constexpr double kBeyondAll = 1e9;
   const Preference prefers = moves_all_      ? Preference::kMoving
-                             : domain_.guide ? domain_.guide->preference_for(version)
-                                             : Preference::kCheaper;
+                             : moves_.observers.guide ? moves_.observers.guide->preference_for(version)
+                                                      : Preference::kCheaper;
   double least = kNever;
-  version.table->for_each_way(version, [&](Way& way) {
+  moves_.for_each_way(version, [&](Way& way) {
     const double ancestors = way.keeps_copy() ? 0 : replayed_first;
     const Preference avoided = way.keeps_copy() ? Preference::kDropping : Preference::kMoving;
     const double price = prefers == avoided ? kBeyondAll : 1;
@@ -303,8 +307,8 @@ void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
 bool Evictor::prices_pending(const Table& table) const {
   // What a custom score says, and what inner levels do, cannot be compared with it.
   if (table.policy.custom_score || !table.inner.empty()) return false;
-  return domain_.floor.priced &&
-         domain_.thrash.has_cost(score_in_force(table).patience, domain_.clock);
+  return moves_.floor.priced &&
+         moves_.thrash.has_cost(score_in_force(table).patience, moves_.clock);
 }
 
 // Makes room for `nbytes`, of what is not pinned, as far as there is any.
@@ -318,7 +322,7 @@ void Evictor::evict_by_price(Table& table, std::size_t nbytes) {
   std::size_t freed = 0;
   for (const std::size_t index : in_order.indices) {
     Version* version = table.candidate_versions[index];
-    if (freed >= nbytes || domain_.store.held_elsewhere(*version) || !find_way(*version)) continue;
+    if (freed >= nbytes || moves_.store.held_elsewhere(*version) || !find_way(*version)) continue;
     victims.push_back(version);
     freed += version->nbytes;
   }
@@ -327,7 +331,7 @@ void Evictor::evict_by_price(Table& table, std::size_t nbytes) {
     if (!is_necessary) {
       freed -= version->nbytes;
     } else if (find_way(*version)) {  // those before may have taken the room
-      domain_.evict(*version);
+      evict(*version);
     }
   });
 }

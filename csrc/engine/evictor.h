@@ -4,16 +4,18 @@
 
 #pragma once
 
-#include <vector>
-
 #include "engine/table.h"
 
 namespace rematfn {
 
+class Moves;
+
 class Evictor {
  public:
-  explicit Evictor(Domain& domain) : domain_(domain) {}
+  explicit Evictor(Moves& moves) : moves_(moves) {}
 
+  // A candidate goes, by its way.
+  void evict(Version& version);
   // Evicts one version of `table` or, when it has none left, of a table inside it.
   bool evict_one(Table& table);
   bool evict_one(Table& table, bool spare_pending);
@@ -34,9 +36,6 @@ class Evictor {
   void evict_untouched(double before);
   // By a way that keeps a copy, if that pays before the room is wanted.
   void evict_early(Version& version);
-  // A candidate of a table that leaves early may have been touched, or is one no more.
-  void note_touched(Version& version);
-  void forget(Version& version);
 
   // For good: what can be moved is not dropped. See Note [Replay runs in program order], Rule 6.
   void move_from_now_on() { moves_all_ = true; }
@@ -49,7 +48,6 @@ class Evictor {
  private:
   // If that pays now; and is not kept.
   void evict_by_copy(Version& version);
-  [[nodiscard]] double due_to_go(const Version& version) const;
   // What to drop counts beside what to move costs, if a version may do both.
   [[nodiscard]] bool has_to_stay(Version& version);
   [[nodiscard]] bool may_be_missed(const Version& version) const;
@@ -67,10 +65,8 @@ class Evictor {
   void refresh(Candidate& c, Version& version, const Score& kind);
   void choose_way(Candidate& c, Version& version, const Score& kind);
 
-  Domain& domain_;
+  Moves& moves_;
   bool moves_all_ = false;
-  std::vector<Version*> recent_;  // candidates of tables that leave early, till it is decided if they go
-  double first_due_ = kNever;     // none of them is due before
 };
 
 }  // namespace rematfn

@@ -6,8 +6,6 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "engine/domain.h"
-
 namespace rematfn {
 namespace {
 
@@ -47,8 +45,7 @@ struct FrugalReplayer::Frame {
   std::vector<Ref<Version>> pinned;  // of these, while the others are made
 };
 
-FrugalReplayer::FrugalReplayer(Domain& domain, Replayer& replayer)
-    : domain_(domain), replayer_(replayer) {}
+FrugalReplayer::FrugalReplayer(Room& room, Replays& replays) : room_(room), replays_(replays) {}
 FrugalReplayer::~FrugalReplayer() = default;
 
 // The sweep that makes `missing` and keeps `kept`. With `first` given: once that is there, pinned,
@@ -61,18 +58,18 @@ FrugalReplayer::Sweep FrugalReplayer::foresee(Table& table, std::span<Version* c
   std::sort(sweep.operations.begin(), sweep.operations.end(),
             [](const Operation* a, const Operation* b) { return a->order < b->order; });
   sweep.peak = peak_of(sweep, table, first);
-  if (sweep.operations.size() > lookahead_left_) throw Replayer::thrashing(table);
+  if (sweep.operations.size() > lookahead_left_) throw Replays::thrashing(table);
   lookahead_left_ -= sweep.operations.size();
-  domain_.store.note_lookahead(sweep.operations.size());
+  room_.store.note_lookahead(sweep.operations.size());
   return sweep;
 }
 
 bool FrugalReplayer::reach(Sweep& sweep, std::span<Version* const> missing,
                            std::span<Version* const> kept, const Version* first) {
-  Walk walk(domain_.walks);
+  Walk walk(room_.walks);
   const auto visit_producer = [&](Version& version) {
     if (&version == first) return;
-    if (!replayer_.is_missing(version) && (first == nullptr || !version.may_go())) return;
+    if (!replays_.is_missing(version) && (first == nullptr || !version.may_go())) return;
     if (!comes_by_copy(version)) walk.visit(*version.producer);
   };
   for (Version* v : missing) {
@@ -150,7 +147,7 @@ void FrugalReplayer::run(Sweep& sweep) {
     place->second.pinned = true;
   };
   const auto have = [&](Version& version) {
-    if (replayer_.is_missing(version) && version.can_be_fetched()) replayer_.fetch(version);
+    if (replays_.is_missing(version) && version.can_be_fetched()) replays_.fetch(version);
     pin_in_sweep(version);
   };
   for (Version* version : sweep.order) pin_in_sweep(*version);
@@ -172,7 +169,7 @@ void FrugalReplayer::run(Sweep& sweep) {
       for (Input& input : operation.inputs) have(*input.version);
       const auto is_lost = [](const Input& input) { return input.version->place != Place::kHere; };
       if (std::ranges::any_of(operation.inputs, is_lost)) return finish();  // with its copy
-      replayer_.run(operation);
+      replays_.run(operation);
       ++done;
       for (Version* output : operation.outputs) {
         if (output != nullptr) pin_in_sweep(*output);
@@ -183,7 +180,7 @@ void FrugalReplayer::run(Sweep& sweep) {
         if (--reads.left > 0 || reads.to_the_end || !reads.pinned) continue;
         reads.pinned = false;
         unpin(*input.version);
-        replayer_.drop_if_useless(*input.version);
+        replays_.drop_if_useless(*input.version);
       }
     }
     for (Version* version : sweep.order) {
@@ -218,7 +215,7 @@ void FrugalReplayer::leave_frame() {
   for (const Ref<Version>& version : frame.pinned) unpin(*version);
   if (!frame.operation) return;
   for (Input& input : frame.operation->inputs) unexpect(*input.version);
-  for (Input& input : frame.operation->inputs) replayer_.drop_if_useless(*input.version);
+  for (Input& input : frame.operation->inputs) replays_.drop_if_useless(*input.version);
 }
 
 // A version whose copy was lost is not there.
@@ -238,7 +235,7 @@ void FrugalReplayer::replay(Table& table, std::span<Version* const> wanted) {
     std::vector<Version*> missing;
     std::vector<Version*> kept;
     for (const Ref<Version>& v : frame.inputs) {
-      (replayer_.is_missing(*v) ? missing : kept).push_back(v.get());
+      (replays_.is_missing(*v) ? missing : kept).push_back(v.get());
     }
     if (missing.empty()) {
       finish_frame();
@@ -254,7 +251,7 @@ void FrugalReplayer::replay(Table& table, std::span<Version* const> wanted) {
     } else if (first->must_be_replayed()) {
       enter(first->producer);
     } else {
-      replayer_.fetch(*first);
+      replays_.fetch(*first);
       pin_in_frame(*first);
     }
   }
@@ -263,7 +260,7 @@ void FrugalReplayer::replay(Table& table, std::span<Version* const> wanted) {
 // The inputs of the innermost frame are there: its operation runs.
 void FrugalReplayer::finish_frame() {
   const Ref<Operation> operation = frames_.back().operation;
-  if (operation) replayer_.run(*operation);
+  if (operation) replays_.run(*operation);
   leave_frame();
   if (!operation) return;
   for (const Ref<Version>& v : frames_.back().inputs) {

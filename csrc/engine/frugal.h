@@ -25,15 +25,13 @@
 #include <span>
 #include <vector>
 
-#include "engine/table.h"
+#include "engine/replays.h"
 
 namespace rematfn {
 
-class Replayer;
-
 class FrugalReplayer {
  public:
-  FrugalReplayer(Domain& domain, Replayer& replayer);
+  FrugalReplayer(Room& room, Replays& replays);
   ~FrugalReplayer();
 
   // Makes `wanted` within the budget of `table`. Throws NoRoom.
@@ -59,8 +57,8 @@ class FrugalReplayer {
   void leave_frame();
   void pin_in_frame(Version& version);
 
-  Domain& domain_;
-  Replayer& replayer_;
+  Room& room_;
+  Replays& replays_;
   std::vector<Frame> frames_;       // the innermost last
   std::size_t lookahead_left_ = 0;  // operations
 };

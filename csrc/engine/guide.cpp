@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/domain.h"
-
 namespace rematfn {
 
 Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()), cost(trace.cost()) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/lineage.h"
 
-#include <algorithm>
+#include <c10/util/Exception.h>
 
-#include "engine/domain.h"
+#include "base/thread_local.h"
 
 namespace rematfn {
 
@@ -21,22 +21,6 @@ void destroy(Node* node) {
     delete next;
   }
   digging = false;
-}
-
-Version::~Version() {
-  if (table) table->expel(*this);
-  if (producer) {
-    auto& outputs = producer->outputs;
-    std::replace(outputs.begin(), outputs.end(), this, static_cast<Version*>(nullptr));
-  }
-}
-
-Operation::~Operation() {
-  for (Input& input : inputs) {
-    (input.previous == nullptr ? input.version->readers : input.previous->next) = input.next;
-    if (input.next != nullptr) input.next->previous = input.previous;
-  }
-  if (table) --table->domain->live_operations;
 }
 
 void Operation::add_input(Ref<Version> version) {

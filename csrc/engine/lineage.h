@@ -38,7 +38,8 @@
 
 namespace rematfn {
 
-class Domain;
+class Ledger;
+class Room;
 class Table;
 struct Operation;
 struct Version;
@@ -174,8 +175,8 @@ struct Operation : Node {
   // Makes `version` an output; its bytes can now be had again by replaying.
   void add_output(Version& version);
   [[nodiscard]] virtual std::string_view name() const = 0;  // the operator's
-  // Runs it again. Its inputs are resident; wanted outputs are passed to domain.arrive().
-  virtual void replay(Domain& domain) = 0;
+  // Runs it again. Its inputs are resident; wanted outputs are passed to room.arrive().
+  virtual void replay(Room& room) = 0;
   // Bytes a replay allocates, copies of inputs it would overwrite included.
   [[nodiscard]] virtual std::size_t replay_bytes() const = 0;
   // Whether it writes to its i-th input.

@@ -6,9 +6,6 @@
 #include <cmath>
 #include <random>
 
-#include "engine/domain.h"
-#include "engine/guide.h"
-
 namespace rematfn {
 namespace {
 
@@ -29,7 +26,7 @@ void Link::draw_costs(bool drawn) { costs_are_drawn = drawn; }
 // See Note [What moving costs]
 double Link::cost(const Version& version) const {
   if (costs_are_drawn.load(std::memory_order_relaxed)) return drawn_cost();
-  const double price = domain_.guide ? domain_.guide->plan().link_price : 1;
+  const double price = ledger_.observers.guide ? ledger_.observers.guide->plan().link_price : 1;
   return kOperatorCost + price * time_in(version.nbytes);
 }
 
@@ -44,32 +41,32 @@ double Link::pays_after(const Version& version) const {
 // So long before it is read its return begins.
 double Link::lead(const Version& version) const {
   double factor = 1;
-  if (domain_.guide) {
-    factor = domain_.guide->plan().lead;
-    if (const Leads* leads = domain_.guide->leads()) factor *= leads->of(version.value);
+  if (ledger_.observers.guide) {
+    factor = ledger_.observers.guide->plan().lead;
+    if (const Leads* leads = ledger_.observers.guide->leads()) factor *= leads->of(version.value);
   }
   return factor * time_in(version.nbytes + queued_in());
 }
 
-void Link::note_copy(double taken) const { domain_.copying += taken; }
+void Link::note_copy(double taken) const { ledger_.copying += taken; }
 
 // See Note [What moving costs]
 void Link::note_late(Trace::Id value) {
-  ++domain_.root->statistics.late_returns;
-  if (domain_.guide && domain_.guide->leads()) domain_.guide->leads()->note_late(value);
+  ++ledger_.root->statistics.late_returns;
+  if (ledger_.observers.guide && ledger_.observers.guide->leads()) ledger_.observers.guide->leads()->note_late(value);
 }
 
 void Link::note_early(const Version& version) {
-  if (is_early(version)) domain_.guide->leads()->note_early(version.value);
+  if (is_early(version)) ledger_.observers.guide->leads()->note_early(version.value);
 }
 
 void Link::note_turned_back(const Version& version) {
-  if (is_early(version)) domain_.guide->leads()->note_turned_back(version.value);
+  if (is_early(version)) ledger_.observers.guide->leads()->note_turned_back(version.value);
 }
 
 bool Link::is_early(const Version& version) const {
-  if (!domain_.guide || !domain_.guide->leads() || version.next_use == kUnknown) return false;
-  return version.next_use - domain_.clock > time_in(version.nbytes);
+  if (!ledger_.observers.guide || !ledger_.observers.guide->leads() || version.next_use == kUnknown) return false;
+  return version.next_use - ledger_.clock > time_in(version.nbytes);
 }
 
 double Link::time_out(std::size_t nbytes) const {

@@ -18,12 +18,9 @@
 
 #include <cstddef>
 
-#include "engine/trace.h"
-#include "engine/way.h"
+#include "engine/ledger.h"
 
 namespace rematfn {
-
-class Domain;
 
 // In seconds.
 struct LinkFigures {
@@ -41,7 +38,7 @@ inline double seconds_per_byte(double bandwidth, double unknown) {
 
 class Link : public Way {
  public:
-  explicit Link(Domain& domain) : domain_(domain) {}
+  explicit Link(Ledger& ledger) : ledger_(ledger) {}
 
   [[nodiscard]] bool keeps_copy() const final { return true; }
   [[nodiscard]] double cost(const Version& version) const final;
@@ -66,7 +63,7 @@ class Link : public Way {
   void note_early(const Version& version);
   void note_turned_back(const Version& version);
 
-  Domain& domain_;
+  Ledger& ledger_;
 
  private:
   [[nodiscard]] bool is_early(const Version& version) const;

@@ -14,6 +14,25 @@ bool is_replayed_from(const Version& version, const Version& dependent) {
 
 }  // namespace
 
+bool is_wanted(const Version& version, const Version* dead) {
+  if (version.pending > 0 || version.has_tensor) return true;
+  const auto is_evicted = [&](const Version* v) {
+    return v != nullptr && v != dead && v->must_be_replayed();
+  };
+  for (const Input* use = version.readers; use != nullptr; use = use->next) {
+    const auto& outputs = use->reader->outputs;
+    if (std::any_of(outputs.begin(), outputs.end(), is_evicted)) return true;
+  }
+  return false;
+}
+
+std::size_t bytes_of(const std::vector<Version*>& versions,
+                     c10::function_ref<bool(const Version*)> counts) {
+  std::size_t sum = 0;
+  for (const Version* version : versions) sum += counts(version) ? version->nbytes : 0;
+  return sum;
+}
+
 // See Note [Closure walks are capped]
 double Neighbourhood::ancestors(const Version& version) {
   any_asked_ = true;
@@ -57,6 +76,25 @@ double Neighbourhood::descendants(const Version& version) {
     return false;
   });
   return sum;
+}
+
+std::optional<std::vector<Version*>> Neighbourhood::dependents(const Version& version,
+                                                               std::size_t cap) {
+  std::vector<Version*> found;
+  Walk walk(walks_);
+  walk.visit_readers(version, cap);
+  for (std::size_t i = 0; i < walk.size(); ++i) {
+    if (walk.size() >= cap) return {};
+    for (Version* output : walk[i].outputs) {
+      if (output == nullptr) continue;
+      if (output->has_tensor) {
+        found.push_back(output);
+      } else {
+        walk.visit_readers(*output, cap);
+      }
+    }
+  }
+  return found;
 }
 
 double Neighbourhood::next_use(const Version& version) {

@@ -4,10 +4,24 @@
 
 #pragma once
 
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include <c10/util/FunctionRef.h>
+
 #include "engine/table.h"
 #include "engine/walk.h"
 
 namespace rematfn {
+
+// Would a version just recomputed be read again, by a scheduled replay or by the program? `dead` will not be
+// replayed any more.
+[[nodiscard]] bool is_wanted(const Version& version, const Version* dead = nullptr);
+
+// The bytes of those that count.
+[[nodiscard]] std::size_t bytes_of(const std::vector<Version*>& versions,
+                                   c10::function_ref<bool(const Version*)> counts);
 
 class Neighbourhood {
  public:
@@ -19,6 +33,9 @@ class Neighbourhood {
   [[nodiscard]] double descendants(const Version& version);
   // When the program reads `version` next, or something evicted that it takes `version` to replay.
   [[nodiscard]] double next_use(const Version& version);
+  // The first of the program's own on the ways from `version`, past what is lineage alone; none where `cap`
+  // operations or more lie before them.
+  [[nodiscard]] std::optional<std::vector<Version*>> dependents(const Version& version, std::size_t cap);
   // `version` has gone or come back. See Note [Stale scores are too low].
   void note_change(const Version& version, bool came_back, bool is_guided);
 

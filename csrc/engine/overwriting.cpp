@@ -23,7 +23,6 @@
 #include <algorithm>
 #include <exception>
 #include <iterator>
-#include <optional>
 #include <vector>
 
 #include "base/interpreter.h"
@@ -32,26 +31,6 @@
 namespace rematfn {
 namespace {
 
-// See Note [What an old value is needed for]. None where `cap` operations or more lie before them.
-std::optional<std::vector<Version*>> find_dependents(const Version& version, Walks& walks,
-                                                     std::size_t cap) {
-  std::vector<Version*> found;
-  Walk walk(walks);
-  walk.visit_readers(version, cap);
-  for (std::size_t i = 0; i < walk.size(); ++i) {
-    if (walk.size() >= cap) return {};
-    for (Version* output : walk[i].outputs) {
-      if (output == nullptr) continue;
-      if (output->has_tensor) {
-        found.push_back(output);
-      } else {
-        walk.visit_readers(*output, cap);
-      }
-    }
-  }
-  return found;
-}
-
 bool is_away(const Version* version) { return version->must_be_replayed(); }
 bool goes_or_is_away(const Version* version) { return version->may_go() || is_away(version); }
 
@@ -59,17 +38,11 @@ bool waits_for_backward(const Version* version) {
   return version->may_go() && !version->backward && version->next_use != kNever;
 }
 
-std::size_t bytes_of(const std::vector<Version*>& versions, bool (*counts)(const Version*)) {
-  std::size_t sum = 0;
-  for (const Version* version : versions) sum += counts(version) ? version->nbytes : 0;
-  return sum;
-}
-
 }  // namespace
 
 bool Domain::free_of_readers(Version& version, const Table& level) {
   if (version.readers == nullptr) return true;
-  const std::vector<Version*> dependents = *find_dependents(version, walks, kNoCap);
+  const std::vector<Version*> dependents = *neighbourhood.dependents(version, kNoCap);
   if (std::ranges::any_of(dependents, is_away)) {
     if (!bring_back_for_good(version, dependents, level)) return false;
   } else if (lists_candidates() && bytes_of(dependents, waits_for_backward) > version.nbytes &&
@@ -108,20 +81,18 @@ bool Domain::bring_back_for_good(const Version& version, const std::vector<Versi
   return std::ranges::none_of(dependents, is_away);
 }
 
-// Lineage that is cut is not walked again. To walk what is not, to its end, for each constant before it would
-// make a program of n operators cost n^2. So after a long walk in vain the next may be as long as what has been
-// run since, or as Note [Closure walks are capped] has it.
-void Domain::free_dropped(const Version& version) {
-  if (version.readers == nullptr) return;
-  const std::size_t cap = std::max<std::size_t>(next_order - walked_in_vain_, kWalkCap);
-  const auto dependents = find_dependents(version, walks, cap);
-  const bool is_kept = !dependents || std::ranges::any_of(*dependents, is_away) ||
-                       (lists_candidates() && bytes_of(*dependents, goes_or_is_away) > version.nbytes);
-  if (!is_kept) {
-    for (Version* dependent : *dependents) cut(*dependent);
-  } else if (walks.found.size() >= kWalkCap) {
-    walked_in_vain_ = next_order;
-  }
+Table* Domain::snapshot(Version& version, Table& level) {
+  Version* wanted = &version;
+  if (version.table) materialize({&wanted, 1});
+  const Pinned stays(version);
+  make_room(level, version.nbytes);
+  store.copy(version);
+  Table* const home = version.table.get();  // the operator keeps it alive
+  if (home != nullptr) expel(version);
+  version.has_tensor = false;
+  admit(level, version, /*unconstrained=*/false);
+  if (home != nullptr) charge_original(*home, version.nbytes);
+  return home;
 }
 
 }  // namespace rematfn

@@ -3,7 +3,9 @@
 // release.cpp: the part of Domain that locks, and queues what the program drops meanwhile.
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "engine/domain.h"
 
@@ -53,7 +55,7 @@ void Domain::unlock() {
 // See Note [A fork loses the domains of other threads]
 void Domain::after_fork() {
   lost_to_fork_ = lock_.is_another_threads();
-  while (lost_to_fork_ && !sharing.empty()) sharing.back()->leave_shared();
+  while (lost_to_fork_ && !sharing.empty()) leave_shared(*sharing.back());
 }
 
 REMATFN_THREAD_LOCAL int DomainLock::held_ = 0;
@@ -88,6 +90,30 @@ void Domain::lock() {
         "clone made outside of it.");
   }
   lock_.lock();
+}
+
+// ---- what others read under the lock ----------------------------------------------------------------
+
+Statistics Report::read() const {
+  // The call may be running, on another thread.
+  const std::shared_ptr<Domain> owner = domain.lock();
+  std::optional<DomainLock> lock;
+  if (owner && !owner->lost_to_fork() && !owner->is_held_here()) lock.emplace(owner);
+  return statistics;
+}
+
+std::shared_ptr<Trace> Report::take_trace(bool waits) {
+  const std::shared_ptr<Domain> owner = domain.lock();
+  std::optional<DomainLock> lock;
+  if (owner && !owner->lost_to_fork()) {
+    if (waits) {
+      lock.emplace(owner);
+    } else if (!lock.emplace(owner, std::try_to_lock)) {
+      return nullptr;
+    }
+    if (owner->observers.recorder && owner->observers.recorder->trace == trace) owner->observers.recorder.reset();
+  }
+  return std::move(trace);
 }
 
 }  // namespace rematfn

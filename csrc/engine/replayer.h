@@ -29,29 +29,16 @@
 #include <vector>
 
 #include "engine/frugal.h"
-#include "engine/table.h"
+#include "engine/replays.h"
 
 namespace rematfn {
 
 class Replayer {
  public:
-  explicit Replayer(Domain& domain);
+  Replayer(Room& room, Burial& burial);
 
   // Makes all of `wanted` resident at once, by replays in program order. Throws NoRoom.
   void materialize(std::span<Version* const> wanted);
-  [[nodiscard]] bool is_running() const { return running_; }
-  // Would a version just recomputed be read again, by a scheduled replay or by the program? `dead` will
-  // not be replayed any more.
-  [[nodiscard]] static bool is_wanted(const Version& version, const Version* dead = nullptr);
-
-  // For frugal.cpp. Whether the version is not here. What is leaving is called back.
-  [[nodiscard]] bool is_missing(Version& version);
-  // Runs an operation whose inputs are there.
-  void run(Operation& operation);
-  // Has the bytes of a version that has a copy brought here.
-  void fetch(Version& version);
-  void drop_if_useless(Version& version);
-  [[nodiscard]] static NoRoom thrashing(Table& table);
 
  private:
   struct Later {
@@ -69,13 +56,12 @@ class Replayer {
   void let_go_of_inputs(const Operation* reader);
   void let_go_of_all();
 
-  Domain& domain_;
+  Room& room_;
+  Replays replays_;
   FrugalReplayer frugal_;
-  bool running_ = false;
   std::vector<Ref<Operation>> heap_;
   // Pins of Rule 4, innermost plan last: whose they are, and on what.
   std::vector<std::pair<const Operation*, Ref<Version>>> held_;
-  std::size_t replays_left_ = 0;  // Rule 5
 };
 
 }  // namespace rematfn

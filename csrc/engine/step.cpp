@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "engine/domain.h"
-#include "engine/guide.h"
 
 namespace rematfn {
 
@@ -13,14 +12,16 @@ Step::Step(Domain& domain, Table& level) : domain_(domain), level_(level) {
   for (const Table* t = &level; t != nullptr; t = t->enclosing.get()) {
     is_bounded_ |= t->budget != kNoBudget;
   }
-  is_metered_ = is_bounded_ || domain.recorder || domain.journal;
+  is_metered_ = is_bounded_ || domain.observers.see_needs();
 }
 
 void Step::run() {
   domain_.thrash.enter(nature_.backward);
-  if (domain_.guide) domain_.clock += domain_.guide->pause_before_next();
+  domain_.clock += domain_.observers.note_next();
   before_ = domain_.clock;
-  if (domain_.journal) domain_.journal->begin(operator_name(), site(), level_, nature_.backward);
+  if (domain_.observers.see_reasons()) {
+    domain_.observers.note_begin(operator_name(), site(), level_, nature_.backward);
+  }
   if (is_metered_) require_room();
   prepare();
   is_recorded_ = nature_.replayable && (nature_.makes_fresh || overwrites_only_replayable());
@@ -59,7 +60,7 @@ void Step::finish() {
 // See Note [A version goes by a way], Rule 6
 void Step::let_go_early() {
   if (level_.leaves_early) domain_.evictor.evict_untouched(before_);
-  if (domain_.guide == nullptr) return;
+  if (!domain_.observers.guide) return;
   if (seen_) {
     for (const ObservedCall::Read& read : seen_->reads) domain_.evictor.evict_early(*read.version);
   }
@@ -74,7 +75,7 @@ void Step::require_room() {
     const std::size_t inputs = input_bytes_in(*t);
     const std::size_t needed = inputs + need_.certain_bytes;
     note_need(*t, needed);
-    if (domain_.journal && !t->enclosing) domain_.journal->note_need(needed);
+    if (!t->enclosing) domain_.observers.note_need(needed);
     if (needed > t->budget && !t->give_way(needed, granted_)) throw NoRoom{t, needed, inputs};
   }
 }
@@ -162,7 +163,7 @@ void Step::abandon_writes() {
 void Step::discharge_original(const Version& version) {
   const auto saved = std::ranges::find(saved_, &version, &Saved::version);
   if (saved == saved_.end()) return;
-  if (Table* const home = std::exchange(saved->home, nullptr)) home->discharge_original(version.nbytes);
+  if (Table* const home = std::exchange(saved->home, nullptr)) domain_.discharge_original(*home, version.nbytes);
 }
 
 void Step::bring_back() {
@@ -211,26 +212,21 @@ void Step::account(const Outcome& outcome) {
     for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) note_need(*t, needed);
   }
   // See Note [A guided call keeps its record's time]
-  if (domain_.guide) domain_.guide->note_taken(outcome.cost, domain_.spent(), domain_.copying);
-  const double cost = domain_.guide ? domain_.guide->cost_of_next(outcome.cost) : outcome.cost;
+  Observers& observers = domain_.observers;
+  const double cost = observers.note_taken(outcome.cost, domain_.spent(), domain_.copying);
   domain_.clock += cost;
   domain_.thrash.note_operator(cost);
-  for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
-    ++t->statistics.operators;
-    t->statistics.base_cost += cost;
-    t->statistics.base_flops += outcome.flops;
-  }
   if (operation_) {
     operation_->cost = cost;
     operation_->flops = outcome.flops;
     operation_->output_bytes = outcome.output_bytes;
     operation_->scratch_bytes = outcome.scratch_bytes;
   }
-  if (domain_.journal) {
-    domain_.journal->note_need(input_bytes_in(*domain_.root) + outcome.peak_bytes);
-    domain_.journal->note_run(cost, outcome.flops, outcome.peak_bytes, static_cast<bool>(operation_));
+  if (observers.see_reasons()) {
+    observers.note_need(input_bytes_in(*domain_.root) + outcome.peak_bytes);
   }
-  if (domain_.recorder || domain_.guide || domain_.journal) observe(outcome);
+  observers.note_run(level_, cost, outcome.flops, outcome.peak_bytes, static_cast<bool>(operation_));
+  if (observers.see_calls()) observe(outcome);
   for (const Operand& operand : operands_) {
     if (operand.home == nullptr) continue;
     operand.version->consumed = true;
@@ -283,7 +279,7 @@ bool Step::begin(Version& contents, std::int32_t over) {
   if (!is_saved(old)) {  // and lives on as lineage, if at all
     old.has_tensor = false;
     domain_.store.overwritten(old);
-    old.table->let_go(old);
+    domain_.let_go(old);
     domain_.leave(old);
   } else {
     discharge_original(old);
@@ -294,10 +290,10 @@ bool Step::begin(Version& contents, std::int32_t over) {
 
 void Step::admit(const Ref<Version>& contents, std::int32_t over) {
   if (over == kFresh) {
-    level_.admit(*contents);
+    domain_.admit(level_, *contents);
   } else {
     Table* home = operands_[over].home;
-    (home != nullptr ? *home : level_).admit(*contents);
+    domain_.admit(home != nullptr ? *home : level_, *contents);
     pin_for_step(*contents);
   }
   if (seen_) seen_->makes.push_back({contents, over == kFresh ? kFresh : read_of_[over]});

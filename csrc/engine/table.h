@@ -17,7 +17,6 @@
 #include <atomic>
 #include <limits>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include <c10/util/FunctionRef.h>
@@ -45,6 +44,16 @@ struct Batch {
   void clear();
 };
 
+// What of tables that leave early has been touched, until it is decided whether it goes.
+struct Recent {
+  std::vector<Version*> versions;
+  double first_due = kNever;  // none of them is due before; program time
+
+  // None that is never due.
+  void add(Version& version, double due);
+  void remove(Version& version);
+};
+
 // Thrown when room cannot be made: what `table` would have to allow for, and what stands in the way.
 struct NoRoom {
   Table* table = nullptr;
@@ -58,10 +67,13 @@ inline constexpr std::size_t kNoBudget = std::numeric_limits<std::size_t>::max()
 // A level's versions: which may go, and how many bytes they hold together.
 class Table : public Node {
  public:
-  Table(std::shared_ptr<Domain> domain, Table* enclosing, std::size_t budget, Policy policy);
+  // `ledger`: the domain's own.
+  Table(const std::shared_ptr<Domain>& domain, Ledger& ledger, Table* enclosing, std::size_t budget,
+        Policy policy);
   ~Table() override;
 
   const std::shared_ptr<Domain> domain;
+  Ledger& ledger;
   const std::shared_ptr<Report> report;
   const Ref<Table> enclosing;
   std::vector<Table*> inner;
@@ -77,19 +89,6 @@ class Table : public Node {
   // The budget is of a peak that was only estimated: it gives way to what an operator needs.
   bool is_estimate = false;
   bool is_estimate_unguided = false;  // the same from when the guide is lost
-  ByteCount& resident_bytes;  // inner tables' included
-  std::size_t unconstrained_bytes = 0;  // the same; see Note [What a call would have held]
-  // As last taken notice of; inner tables' included. See Note [Bytes beside operators].
-  ByteCount unrecorded_bytes;
-  // Of results, of the outermost level: those that are to leave, as a guide knows, and those that have.
-  ByteCount results_ahead;
-  ByteCount results_left;
-  // Of those, the ones that still count. See Note [Results count until the last is there]
-  ByteCount results_waiting;
-  std::size_t loose_bytes = 0;     // of candidates that are not pinned
-  std::size_t leaving_bytes = 0;   // of what is leaving
-  std::size_t coming_bytes = 0;    // of what comes before it is asked for
-  std::size_t trimmed_bytes = 0;   // of what was trimmed and is resident; inner tables' included
   // See Note [A shared budget is a sum]. None if `budget` is this table's alone, or if a table around
   // it shares the same.
   std::shared_ptr<SharedBudget> shared;
@@ -103,37 +102,15 @@ class Table : public Node {
   std::vector<Version*> candidate_versions;  // in step with `candidates`
   Batch batch;
 
-  // The version's bytes count here from now on. It must not belong to a table yet. `unconstrained`: whether
-  // they would without a budget. See Note [What a call would have held].
-  void admit(Version& version, bool unconstrained = true);
-  void expel(Version& version);
-  // The same in one, without loss of a copy: a version of this table becomes `heir`'s.
-  void give(Version& version, Table& heir);
-  // The program, or lineage, asks no more for what `version` contains, a version of this table.
-  void let_go(Version& version);
-
-  // A version of this table is about to become a result of the outermost level's.
-  void note_result(const Version& version);
-  // Of an outermost level: from now on results go on counting when they leave; none does any more.
-  void begin_handing_out() { hands_out_ = true; }
-  void end_handing_out();
-
-  // The bytes of a version of this table come or go.
-  void charge(std::size_t nbytes);
-  void discharge(std::size_t nbytes);
-  // The same for a version of this table that has been trimmed.
-  void charge_trimmed(std::size_t nbytes);
-  void discharge_trimmed(std::size_t nbytes);
-  // The same for what a snapshot was made of, which is there until it is overwritten.
-  void charge_original(std::size_t nbytes);
-  void discharge_original(std::size_t nbytes);
+  // What is resident, inner tables' included.
+  [[nodiscard]] std::size_t resident_bytes() const { return resident_bytes_; }
+  // What was trimmed and is resident; inner tables' included.
+  [[nodiscard]] std::size_t trimmed_bytes() const { return trimmed_bytes_; }
+  // Of results, of an outermost level: those that are to leave, as a guide knows, and those that have.
+  [[nodiscard]] std::size_t results_ahead() const { return results_ahead_; }
+  [[nodiscard]] std::size_t results_left() const { return results_left_; }
   // Nothing of it is resident any more.
   virtual void emptied() {}
-  // shared_budget.cpp
-  void join(std::shared_ptr<SharedBudget> budget_of_many);
-  void leave_shared();
-  // That `nbytes` more may be allocated, if they fit. Replaces the claim before.
-  [[nodiscard]] bool claim(std::size_t nbytes);
   // Only what is there counts in a sum.
   void settle() {
     if (shared && counted != own_bytes()) count(own_bytes());
@@ -141,8 +118,8 @@ class Table : public Node {
   // The budget, or what others that share it leave of it as things stand.
   [[nodiscard]] std::size_t available_bytes() const;
   // What counts against the budget.
-  [[nodiscard]] std::size_t used_bytes() const { return own_bytes() + unrecorded_bytes; }
-  [[nodiscard]] std::size_t own_bytes() const { return resident_bytes + results_waiting; }
+  [[nodiscard]] std::size_t used_bytes() const { return own_bytes() + unrecorded_bytes_; }
+  [[nodiscard]] std::size_t own_bytes() const { return resident_bytes_ + results_waiting_; }
   // Of what is leaving, inner tables' included.
   [[nodiscard]] std::size_t leaving() const;
   // What could go, is leaving or coming, inner tables' included; but for what somebody turns out to
@@ -156,30 +133,36 @@ class Table : public Node {
   bool give_way(std::size_t nbytes, std::size_t in_flight);
   void note_need(std::size_t nbytes);
 
-  // The program marks `version`, which is this table's.
-  void mark(Version& version, std::string_view name);
-
   // Versions go by these ways, of this table and of those inside it. By default they are dropped. To be
   // said before there is any.
   void let_go_by(std::vector<Way*> ways);
   // Whether one of the ways of this table, or of one around it, keeps a copy.
   [[nodiscard]] bool has_copies() const { return has_copies_; }
-  // The ways of this table and those around it, by which `version` may go.
-  void for_each_way(const Version& version, c10::function_ref<void(Way&)> visit) const;
-  void enlist(Version& version);
-  void delist(Version& version);
-  // Its nature has changed, and with it the ways that it may go by.
-  void relist(Version& version);
-  // A candidate that may go: it is considered along with the batch, if there is one.
-  void offer(Version& version);
   void check() const;
 
  private:
+  friend class Ledger;
+  friend void pin(Version& version);
+  friend void unpin(Version& version);
+
+  void link(Version& version);
+  void unlink(Version& version);
   void count(std::size_t nbytes);
-  [[nodiscard]] Way* cheapest_way(const Version& version) const;
   void raise_budget(double bytes);
 
-  std::vector<Way*> ways_;
+  ByteCount& resident_bytes_;
+  std::size_t unconstrained_bytes_ = 0;  // inner tables' included; see Note [What a call would have held]
+  // As last taken notice of; inner tables' included. See Note [Bytes beside operators].
+  ByteCount unrecorded_bytes_;
+  ByteCount results_ahead_;
+  ByteCount results_left_;
+  // Of those, the ones that still count. See Note [Results count until the last is there]
+  ByteCount results_waiting_;
+  std::size_t loose_bytes_ = 0;    // of candidates that are not pinned
+  std::size_t leaving_bytes_ = 0;  // of what is leaving
+  std::size_t coming_bytes_ = 0;   // of what comes before it is asked for
+  std::size_t trimmed_bytes_ = 0;
+  std::vector<Way*> ways_;  // none: they are dropped
   bool has_copies_;
   bool hands_out_ = false;
 };
@@ -193,23 +176,5 @@ void make_stale(const Version& version, bool lower);
 [[nodiscard]] bool is_within(const Table* table, const Table& whole);
 // What a candidate's score is multiplied by.
 [[nodiscard]] double weight_of(const Version& version);
-
-void pin(Version& version);
-void unpin(Version& version);
-// For a scope.
-class Pinned {
- public:
-  explicit Pinned(Version& version) : version_(version) { pin(version); }
-  ~Pinned() { unpin(version_); }
-  Pinned(const Pinned&) = delete;
-  Pinned& operator=(const Pinned&) = delete;
-
- private:
-  Version& version_;
-};
-void expect(Version& version);  // one more pending reader
-void unexpect(Version& version);
-// The program reads or makes `version`.
-void touch(Version& version, double now);
 
 }  // namespace rematfn

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "engine/domain.h"
-
 namespace rematfn {
 
 struct Trimmer::Goal {
@@ -18,16 +16,16 @@ struct Trimmer::Goal {
 };
 
 void Trimmer::trim() {
-  Goal goal{domain_.live_operations - most_ / 2, {}};
-  trim(*domain_.root, goal);
-  beyond_ = std::max(most_, domain_.live_operations + domain_.live_operations / 4);  // Rule 3
+  Goal goal{ledger_.live_operations - most_ / 2, {}};
+  trim(*ledger_.root, goal);
+  beyond_ = std::max(most_, ledger_.live_operations + ledger_.live_operations / 4);  // Rule 3
 }
 
 void Trimmer::trim(Table& table, Goal& goal) {
   const bool bounded = table.budget != kNoBudget;
   if (bounded) {
-    domain_.list_candidates();
-    const std::size_t goes = table.evictable_bytes() + table.trimmed_bytes;
+    ledger_.list_candidates();
+    const std::size_t goes = table.evictable_bytes() + table.trimmed_bytes();
     const std::size_t stays = table.used_bytes() - std::min(goes, table.used_bytes());
     const std::size_t needed = stays + table.statistics.min_budget;
     const std::size_t budget = table.available_bytes();
@@ -35,7 +33,7 @@ void Trimmer::trim(Table& table, Goal& goal) {
   }
   const auto fits = [&](const Version& version) {
     return std::all_of(goal.rooms.begin(), goal.rooms.end(), [&](const Goal::Room& room) {
-      return room.table->trimmed_bytes + version.nbytes <= room.most;
+      return room.table->trimmed_bytes() + version.nbytes <= room.most;
     });
   };
   const auto is_worth_its_bytes = [&](const Version& version) {  // Rule 2
@@ -45,13 +43,10 @@ void Trimmer::trim(Table& table, Goal& goal) {
                                         share * static_cast<double>(goal.operations)));
     });
   };
-  for (Version* v = table.oldest; v != nullptr && domain_.live_operations > most_ / 2;
+  for (Version* v = table.oldest; v != nullptr && ledger_.live_operations > most_ / 2;
        v = v->next) {
     if (v->place != Place::kHere || !v->producer || !fits(*v) || !is_worth_its_bytes(*v)) continue;
-    domain_.cut(*v);
-    if (v->is_candidate()) continue;  // it can still be moved
-    v->trimmed = true;
-    table.charge_trimmed(v->nbytes);
+    ledger_.cut(*v, /*trimmed=*/true);
   }
   // With the lineage that is cut another table may go.
   const std::vector<Ref<Table>> inner(table.inner.begin(), table.inner.end());
@@ -61,7 +56,7 @@ void Trimmer::trim(Table& table, Goal& goal) {
 
 // Whether it would take `count` operations or more to replay a version that is resident.
 bool Trimmer::has_ancestors(const Version& version, std::size_t count) {
-  Walk walk(domain_.walks);
+  Walk walk(ledger_.walks);
   walk.visit(*version.producer);
   for (std::size_t i = 0; i < walk.size() && walk.size() < count; ++i) {
     for (const Input& input : walk[i].inputs) {

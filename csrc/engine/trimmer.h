@@ -22,13 +22,13 @@
 
 #pragma once
 
-#include "engine/table.h"
+#include "engine/ledger.h"
 
 namespace rematfn {
 
 class Trimmer {
  public:
-  explicit Trimmer(Domain& domain) : domain_(domain) {}
+  explicit Trimmer(Ledger& ledger) : ledger_(ledger) {}
 
   static constexpr std::size_t kMostOperations = std::size_t{1} << 18;
   void limit(std::size_t most) { most_ = beyond_ = most; }
@@ -41,7 +41,7 @@ class Trimmer {
   void trim(Table& table, Goal& goal);
   [[nodiscard]] bool has_ancestors(const Version& version, std::size_t count);
 
-  Domain& domain_;
+  Ledger& ledger_;
   std::size_t most_ = kMostOperations;
   std::size_t beyond_ = kMostOperations;
 };

@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/table.h"
+#include "engine/lineage.h"
 
 namespace rematfn {
 

@@ -32,7 +32,7 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
   Level& level = level_of(cell);
   TensorVersion& version = *cell.version;
   if (heir != nullptr) {
-    if (version.table) version.table->give(version, *heir);
+    if (version.table) level.domain->give(version, *heir);
     cell.move_to(*heir);
     return;
   }
@@ -42,7 +42,7 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
   }
   // See Note [A level's work is in one order]
   level.tensor_domain().streams.settle();
-  if (level.domain->recorder) level.domain->recorder->note_seal(version);
+  level.domain->observers.note_seal(version);
   const bool sealed_before = version.outside != nullptr && !version.handed_over;
   version.handed_over = false;
   level.tensor_domain().make_outside(version);
@@ -133,11 +133,11 @@ class HandingOut {
  public:
   explicit HandingOut(Level& level) : level_(level) {
     const DomainLock lock(level_.domain);
-    level_.domain->root->begin_handing_out();
+    level_.domain->begin_handing_out();
   }
   ~HandingOut() {
     const DomainLock lock(level_.domain);
-    level_.domain->root->end_handing_out();
+    level_.domain->end_handing_out();
   }
   HandingOut(const HandingOut&) = delete;
   HandingOut& operator=(const HandingOut&) = delete;
@@ -166,8 +166,7 @@ std::size_t bring_back_together(Level& level, const std::vector<at::Tensor>& ten
   level.tensor_domain().bury_unreported();
   // In their order, and where they find no room as well: for the figure they have to be there together.
   const auto note_seals = [&] {
-    if (!level.domain->recorder) return;
-    for (const Version* version : wanted) level.domain->recorder->note_seal(*version);
+    for (const Version* version : wanted) level.domain->observers.note_seal(*version);
   };
   try {
     gather(*level.domain, wanted);
@@ -188,7 +187,7 @@ std::size_t bring_back_together(Level& level, const std::vector<at::Tensor>& ten
 std::size_t hand_out(LevelHandle& handle, const std::vector<at::Tensor>& tensors, bool goes_on) {
   Level& level = handle.level();
   const Table& root = *level.domain->root;
-  const std::size_t before = root.results_left;
+  const std::size_t before = root.results_left();
   std::size_t returned = 0;
   {
     std::optional<HandingOut> scope;
@@ -199,12 +198,12 @@ std::size_t hand_out(LevelHandle& handle, const std::vector<at::Tensor>& tensors
     if (!goes_on) hand_over(handle, /*sealed=*/false);  // what makes room for the rest
     for (const at::Tensor& tensor : tensors) seal(tensor, level);
     seal_leaf_gradients(level);  // by now it is known whether a graph leads to the leaves
-    const std::size_t sealed = root.results_left;
+    const std::size_t sealed = root.results_left();
     seal_cached_casts(level);
-    returned += root.results_left - sealed;
+    returned += root.results_left() - sealed;
   }
   goes_on ? bring_survivors_back(handle) : hand_over(handle, /*sealed=*/true);
-  const std::size_t left = root.results_left - before;
+  const std::size_t left = root.results_left() - before;
   return left - std::min(left, returned);
 }
 
@@ -241,8 +240,8 @@ void mark(const at::Tensor& tensor, const std::string& name) {
     Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
     if (cell == nullptr) return;  // another thread has sealed it
     Version& version = *cell->version;
-    if (version.table) version.table->mark(version, name);
-    if (domain->recorder) domain->recorder->note_mark(version, name);
+    if (version.table) domain->mark(version, name);
+    domain->observers.note_mark(version, name);
   });
 }
 

@@ -132,7 +132,7 @@ void pop_to(std::size_t depth) {
 }  // namespace
 
 Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, Level* outer)
-    : Table(std::move(owner), outer, options.budget, options.policy),
+    : Table(owner, *owner, outer, options.budget, options.policy),
       name(options.name),
       wording(options.wording),
       timed(options.timed || (outer != nullptr && outer->timed)),
@@ -154,6 +154,7 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
   fraction = options.fraction;
   is_estimate = options.is_estimate;
   is_estimate_unguided = options.is_estimate_unguided;
+  if (outer == nullptr) domain->root = this;
   tensor_domain().levels.push_back(this);
   if (tenant_ == this) pages().enter(*this);
 }
@@ -182,7 +183,7 @@ bool Level::made_node(std::uint64_t on_thread, std::uint64_t number) const {
 }
 
 Level::~Level() {
-  if (shared) leave_shared();
+  if (shared) ledger.leave_shared(*this);
   if (unrecorded) --UnrecordedBytes::counting;
   if (tenant_ == this) {
     pages().leave(*this);
@@ -191,7 +192,7 @@ Level::~Level() {
   std::erase(tensor_domain().levels, this);
 }
 
-bool Level::lives() const { return active || resident_bytes > 0; }
+bool Level::lives() const { return active || resident_bytes() > 0; }
 
 std::size_t Level::unused() const {
   const std::size_t budget = report->budget;  // that of a fraction may rise
@@ -199,10 +200,10 @@ std::size_t Level::unused() const {
   if (shared) return shared->unused_of_each();
   const std::int64_t in_flight = in_flight_.load(std::memory_order_relaxed);
   const std::size_t used = used_bytes() + static_cast<std::size_t>(std::max<std::int64_t>(in_flight, 0));
-  return (used < budget ? budget - used : 0) + results_ahead;
+  return (used < budget ? budget - used : 0) + results_ahead();
 }
 
-std::size_t Level::handed_out() const { return report->budget == kNoBudget ? 0 : results_left; }
+std::size_t Level::handed_out() const { return report->budget == kNoBudget ? 0 : results_left(); }
 
 void Level::emptied() {
   if (tenant_ != this || active) return;
@@ -237,7 +238,7 @@ std::size_t stack_depth() { return this_thread.levels.size(); }
 namespace {
 
 void enter_in_journal(Level& level) {
-  Journal* journal = level.domain->journal.get();
+  Journal* journal = level.domain->observers.journal.get();
   if (journal == nullptr) return;
   const Level* around = level.enclosing_level();
   level.number = journal->add_level(level.name, around == nullptr ? Journal::kNone : around->number);
@@ -245,7 +246,7 @@ void enter_in_journal(Level& level) {
 
 // Of a domain, perhaps in the middle of a call of an outer level.
 void begin_journal(Level& level) {
-  level.domain->journal = std::make_shared<Journal>(*level.domain->root);
+  level.domain->observers.journal = std::make_shared<Journal>(*level.domain->root);
   std::vector<Level*> around;
   for (Level* l = level.enclosing_level(); l != nullptr; l = l->enclosing_level()) around.push_back(l);
   for (std::size_t i = around.size(); i-- > 0;) enter_in_journal(*around[i]);
@@ -262,12 +263,12 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
   const DomainLock lock(domain);
   if (enclosing == nullptr) {
     domain->trimmer.limit(options.max_operations);
-    if (options.record) domain->recorder = std::make_unique<Recorder>();
-    domain->guide = options.guide;
+    if (options.record) domain->observers.recorder = std::make_unique<Recorder>();
+    domain->observers.guide = options.guide;
     domain->known = options.known;
   }
   const Ref<Level> level(new Level(options, domain, enclosing));
-  if (enclosing == nullptr && options.guide) level->results_ahead = options.guide->result_bytes();
+  if (enclosing == nullptr && options.guide) domain->expect_results(options.guide->result_bytes());
   if (level->has_tier()) {
     std::vector<Way*> ways;
     if (options.drops) ways.push_back(&domain->drop_and_replay);
@@ -276,11 +277,13 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
     level->let_go_by(std::move(ways));
     level->leaves_early |= options.leaves_early;
   }
-  if (options.shared && !is_shared_around(options.shared, enclosing)) level->join(options.shared);
-  if (domain->recorder && enclosing == nullptr) level->report->trace = domain->recorder->trace;
-  if (options.where && !domain->journal) begin_journal(*level);
+  if (options.shared && !is_shared_around(options.shared, enclosing)) domain->join(*level, options.shared);
+  if (options.record && enclosing == nullptr) {
+    level->report->trace = domain->observers.recorder->trace;
+  }
+  if (options.where && !domain->observers.journal) begin_journal(*level);
   enter_in_journal(*level);
-  level->report->journal = domain->journal;
+  level->report->journal = domain->observers.journal;
   auto handle = std::make_shared<LevelHandle>(*level);
   level->active = true;
   push(*level);
@@ -309,7 +312,7 @@ std::string pop_level(LevelHandle& handle) {
   const DomainLock lock(level.domain);
   level.active = false;
   level.tensor_domain().outside.note_bumps();
-  if (level.resident_bytes == 0) level.emptied();
+  if (level.resident_bytes() == 0) level.emptied();
   if (on_top) return {};
   return level.name + ": this call and that of " +
          (between == nullptr ? "another function" : between->name) +
@@ -328,13 +331,7 @@ std::vector<std::shared_ptr<TensorDomain>> domains_held() {
 void notice_unrecorded(Level& level) {
   bool changed = false;
   for (Level* l = &level; l != nullptr && l->unrecorded; l = l->enclosing_level()) {
-    const std::size_t now = l->unrecorded->live();
-    if (now == l->unrecorded_bytes) continue;
-    l->unrecorded_bytes = now;
-    changed = true;
-    if (l != l->domain->root) continue;
-    if (l->domain->recorder) l->domain->recorder->note_unrecorded(now);
-    if (l->domain->journal) l->domain->journal->note_unrecorded();
+    changed |= l->ledger.note_unrecorded(*l, l->unrecorded->live());
   }
   if (!changed) return;
   level.domain->make_room(level, 0);

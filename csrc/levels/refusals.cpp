@@ -95,7 +95,7 @@ double program_cost(const Level& level) {
 
 // Where the program is, if there is a journal.
 std::string place_of(const Level& level) {
-  const Journal* journal = level.domain->journal.get();
+  const Journal* journal = level.domain->observers.journal.get();
   const std::uint32_t place = journal == nullptr ? 0 : journal->place_of_last();
   if (place == 0) return "";
   const bool backward = journal->calls.back().site.place == 0;

@@ -138,7 +138,7 @@ void hand_over(LevelHandle& handle, bool sealed) {
         if (some == &stored) crowded.push_back(version);
         continue;
       }
-      if (level.domain->recorder) level.domain->recorder->note_seal(*version);
+      level.domain->observers.note_seal(*version);
       level.tensor_domain().make_outside(*version);
       version->handed_over = true;
     }

@@ -165,8 +165,8 @@ torch::jit::Stack Call::filled_in(const std::vector<c10::Storage>& own,
   return stack;
 }
 
-void Call::replay(Domain& owner) {
-  auto& domain = static_cast<TensorDomain&>(owner);
+void Call::replay(Room& room) {
+  auto& domain = static_cast<TensorDomain&>(room);
   const Profiled range("rematfn::replay", call_template->op.schema().name());
   const BackendScope backend;
   const c10::AutoGradMode grad_mode(call_template->surroundings.grad_mode);
@@ -201,7 +201,7 @@ void Call::replay(Domain& owner) {
 
   for (std::size_t k = 0; k < outputs.size(); ++k) {
     auto* version = static_cast<TensorVersion*>(outputs[k]);
-    if (version == nullptr || !version->must_be_replayed() || !Replayer::is_wanted(*version)) continue;
+    if (version == nullptr || !version->must_be_replayed() || !is_wanted(*version)) continue;
     const OutputPlace& place = places[k];
     c10::Storage storage;
     at::Tensor result;

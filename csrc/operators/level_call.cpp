@@ -76,8 +76,7 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
   nature_.work = facts_.work;
   // Found out where something may be evicted or kept, or is recorded.
   nature_.backward =
-      (is_bounded_ || level_.policy.keeping.decides() || domain_.recorder || domain_.guide ||
-       domain_.journal) &&
+      (is_bounded_ || level_.policy.keeping.decides() || domain_.observers.see_calls()) &&
       torch::autograd::get_current_node();
 }
 
@@ -244,7 +243,7 @@ Ref<Version> LevelCall::find_overwritten(std::size_t operand) {
   if (Ref<Version> copied = copy_of(f)) return copied;
   TensorVersion* known =
       domain_.outside.known(*f.storage, bumps_so_far(invocation_, found_, *f.storage));
-  const bool is_observed = domain_.recorder || domain_.guide || domain_.journal;
+  const bool is_observed = domain_.observers.see_calls();
   const bool is_input = is_recorded_ && operand < inputs_;
   if (known == nullptr && f.cell == nullptr && (is_input || is_observed)) {
     return domain_.outside.version_of(*f.tensor);

@@ -112,7 +112,7 @@ void note_array(const at::Tensor& tensor) {
 }
 
 void keep_contents(Domain& domain, Version& version) {
-  if (domain.recorder) domain.recorder->note_filled(version);
+  domain.observers.note_filled(version);
   if (version.producer) domain.cut(version);
 }
 

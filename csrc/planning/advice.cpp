@@ -258,7 +258,7 @@ Advice advise(const NoRoom& why, const ObservedCall* refused, bool expects_backw
     return enough_for(trace, options, least, with.wording);
   };
   std::optional<Trace> so_far;
-  if (domain.recorder) so_far = domain.recorder->followed_by(refused);
+  if (domain.observers.recorder) so_far = domain.observers.recorder->followed_by(refused);
   const bool as_known =
       domain.known && !domain.guide_lost &&
       (!so_far || begins_like(*domain.known, *so_far, refused != nullptr));

@@ -12,12 +12,12 @@ SimulatedLink::SimulatedLink(Domain& domain, const LinkFigures& figures, std::si
     : Link(domain), figures_(figures), room_(room), moved_(values) {}
 
 double SimulatedLink::now() const {
-  return domain_.clock + domain_.spent();
+  return ledger_.clock + ledger_.spent();
 }
 
 // Whoever computes meanwhile takes longer.
 void SimulatedLink::slow_down(double taken) {
-  domain_.root->statistics.waited += figures_.drag * taken;
+  ledger_.root->statistics.waited += figures_.drag * taken;
 }
 
 Place SimulatedLink::leave(Version& version) {
@@ -45,7 +45,7 @@ bool SimulatedLink::has_arrived(const Version& version) const {
 
 Place SimulatedLink::wait(Version& version) {
   const double late = arrives_.at(&version) - now();
-  if (late > 0) domain_.root->statistics.waited += late;
+  if (late > 0) ledger_.root->statistics.waited += late;
   if (version.place == Place::kLeaving) return Place::kAway;
   if (late > 0) note_late(version.value);
   discard(version);

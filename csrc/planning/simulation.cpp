@@ -70,15 +70,15 @@ struct SimulatedOperation final : Operation, Pooled<SimulatedOperation> {
   [[nodiscard]] bool writes(std::size_t input) const override { return call.reads[input].written; }
 
   // See Note [A replay writes to copies]
-  void replay(Domain& domain) override {
-    static_cast<SimulatedDomain&>(domain).note_replay(call);
+  void replay(Room& room) override {
+    static_cast<SimulatedDomain&>(room).note_replay(call);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       Version& version = *inputs[i].version;
-      if (writes(i) && version.may_be_overwritten()) domain.leave(version);
+      if (writes(i) && version.may_be_overwritten()) room.leave(version);
     }
     for (Version* output : outputs) {
-      if (output != nullptr && output->must_be_replayed() && Replayer::is_wanted(*output)) {
-        domain.arrive(*output);
+      if (output != nullptr && output->must_be_replayed() && is_wanted(*output)) {
+        room.arrive(*output);
       }
     }
   }
@@ -191,7 +191,7 @@ class Simulation {
       : trace_(trace),
         options_(options),
         domain_(std::make_shared<SimulatedDomain>(options.effort, trace.calls)),
-        table_(new Table(domain_, nullptr, options.budget, options.policy)),
+        table_(new Table(domain_, *domain_, nullptr, options.budget, options.policy)),
         level_(table_),
         versions_(trace.values.size()) {
     if (!options.ways.empty()) table_->let_go_by(options.ways);
@@ -202,8 +202,9 @@ class Simulation {
                             ? std::vector<Way*>{&domain_->drop_and_replay, link_.get()}
                             : std::vector<Way*>{link_.get()});
     }
+    domain_->root = table_.get();
     table_->leaves_early = options.leaves_early;
-    domain_->guide = options.guide;
+    domain_->observers.guide = options.guide;
     domain_->floor = options.floor;
   }
 
@@ -239,7 +240,7 @@ class Simulation {
           mark(trace_.marks[event.index]);
           break;
         case Trace::What::kUnrecorded:
-          table_->unrecorded_bytes = trace_.unrecorded[event.index];
+          domain_->note_unrecorded(*table_, trace_.unrecorded[event.index]);
           domain_->make_room(*table_, 0);
           table_->note_peak(0);
           break;
@@ -259,20 +260,20 @@ class Simulation {
  private:
   void enter() {
     const InnerLevel& inner = *options_.inner;
-    level_ = Ref<Table>(new Table(domain_, table_.get(), inner.budget, options_.policy));
+    level_ = Ref<Table>(new Table(domain_, *domain_, table_.get(), inner.budget, options_.policy));
     if (!inner.ways.empty()) level_->let_go_by(inner.ways);
   }
 
   // What the level has made is the outermost's from now on.
   void leave() {
-    while (level_->oldest != nullptr) level_->give(*level_->oldest, *table_);
+    while (level_->oldest != nullptr) domain_->give(*level_->oldest, *table_);
     table_->statistics.add(level_->statistics);
     level_ = table_;
   }
 
   void mark(const Trace::Mark& mark) {
     Version& version = *versions_[mark.value];
-    if (version.table) version.table->mark(version, mark.name);
+    if (version.table) domain_->mark(version, mark.name);
   }
 
   // Resident, and a constant from now on.
@@ -300,7 +301,7 @@ class Simulation {
   void seal(Version& version) {
     if (!version.table) return;
     keep(version);
-    version.table->expel(version);
+    domain_->expel(version);
     version.has_tensor = false;
   }
 

@@ -29,7 +29,7 @@ void set_keys(c10::TensorImpl& tensor, c10::DispatchKeySet keys) {
 
 TensorVersion::~TensorVersion() {
   if (outside != nullptr) outside->outside.bury(*this);
-  if (table) table->expel(*this);  // a copy may be read from the bytes, which go with `storage`
+  if (table) table->ledger.expel(*this);  // a copy may be read from the bytes, which go with `storage`
 }
 
 c10::Storage TensorVersion::current_storage() const {
@@ -213,8 +213,8 @@ void TensorDomain::make_outside(TensorVersion& version) {
   version.storage = version.current_storage();
   if (version.producer) cut(version);
   if (version.table) {
-    version.table->note_result(version);
-    version.table->expel(version);
+    note_result(version);
+    expel(version);
   }
   version.leave_cell();
   version.has_tensor = false;

@@ -139,7 +139,7 @@ void MoveToDisk::discard(Version& version) {
 
 void MoveToDisk::note_waited(Clock::time_point since) {
   const std::chrono::duration<double> waited = Clock::now() - since;
-  domain_.root->statistics.waited += waited.count();
+  ledger_.root->statistics.waited += waited.count();
 }
 
 Way& way_to(TensorDomain& domain, const std::shared_ptr<Disk>& disk, bool drops) {

@@ -37,7 +37,7 @@ void refuse_if_captured(c10::Device device) {
 MoveToHost::MoveToHost(TensorDomain& domain, std::shared_ptr<Host> host)
     : Link(domain), host_(std::move(host)) {}
 
-TensorDomain& MoveToHost::domain() const { return static_cast<TensorDomain&>(domain_); }
+TensorDomain& MoveToHost::domain() const { return static_cast<TensorDomain&>(ledger_); }
 
 c10::Stream MoveToHost::enter(c10::Device device) const {
   domain().streams.enter(device);
@@ -129,7 +129,7 @@ void MoveToHost::discard(Version& version) {
 }
 
 void MoveToHost::learn_of_waits() {
-  domain_.root->statistics.waited += waits_->take_seconds();
+  ledger_.root->statistics.waited += waits_->take_seconds();
   for (const std::uint64_t value : waits_->take_late()) note_late(static_cast<Trace::Id>(value));
 }
 

@@ -143,7 +143,7 @@ void OutsideContents::erase(TensorVersion& version) {
 }
 
 void OutsideContents::bury(TensorVersion& version) {
-  if (version.value != kNoValue && (domain_.recorder || domain_.guide)) {
+  if (version.value != kNoValue && (domain_.observers.recorder || domain_.observers.guide)) {
     const c10::StorageImpl* storage = version.storage.unsafeGetStorageImpl();
     const auto found = by_storage_.find(storage);
     if (found != by_storage_.end() && found->second.version == &version) {

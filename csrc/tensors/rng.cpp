@@ -7,6 +7,7 @@
 
 #include "base/interpreter.h"
 #include "engine/domain.h"
+#include "engine/sharing.h"
 
 namespace rematfn {
 namespace {

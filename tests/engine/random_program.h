@@ -121,9 +121,9 @@ inline Trace random_program(std::mt19937& random) {
 
 // Follows a run by its trace, and looks at the versions themselves after each event: what tables count
 // is not believed. All that is said here of bytes is added up here.
-class Ledger {
+class Audit {
  public:
-  Ledger(const Trace& trace, const SimulationOptions& options)
+  Audit(const Trace& trace, const SimulationOptions& options)
       : trace_(trace), options_(options), inside_(trace.values.size()) {}
 
   void after_event(const Table& outermost) {
@@ -245,16 +245,16 @@ class Ledger {
 
 // Null if it does not fit.
 inline std::unique_ptr<Statistics> run(const Trace& trace, SimulationOptions options) {
-  Ledger ledger(trace, options);
+  Audit audit(trace, options);
   options.check = true;
-  options.watch = [&](const Table& outermost) { ledger.after_event(outermost); };
+  options.watch = [&](const Table& outermost) { audit.after_event(outermost); };
   try {
     auto found = std::make_unique<Statistics>(simulate(trace, options));
-    ledger.after_run(*found);
+    audit.after_run(*found);
     return found;
   } catch (const NoRoom& why) {
     const std::size_t within = options.inner ? options.inner->budget : kNoBudget;
-    expect(ledger.evicts(), "without a budget all fits");
+    expect(audit.evicts(), "without a budget all fits");
     expect(why.thrashing || why.smallest_budget > std::min(options.budget, within),
            "what does not fit is more than what there is");
     return nullptr;

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from models import CORE, compile_model, run_model
 
+STATES = CORE.parent / "docs" / "design" / "states.md"
 PARTS = ("base", "memory", "policy", "engine", "planning")
 TESTS = [
     "chain",
@@ -33,7 +34,20 @@ def model() -> Path:
     return compile_model("engine", sources, with_c10=True)
 
 
+def transitions_in(page: Path) -> set[tuple[str, ...]]:
+    """Return the rows of the page's table of transitions."""
+    table = page.read_text(encoding="utf-8").split("| transition |")[1].split("\n\n")[0]
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
+    return {
+        (name.strip("`"), before, after)
+        for name, *before_and_after, _ in rows
+        for before, after in [before_and_after]
+    }
+
+
 # One test, so that not every process compiles.
 def test_the_engine_keeps_its_promises_without_tensors(model: Path) -> None:
+    printed = run_model(model, "transitions").splitlines()
+    assert {tuple(line.split(" | ")) for line in printed} == transitions_in(STATES)
     for name in TESTS:
         run_model(model, name)

@@ -45,6 +45,28 @@ def test_no_include_runs_up(path: Path) -> None:
     assert faults(path.parent.name, path.read_text(encoding="utf-8")) == []
 
 
+# --- within the engine ----------------------------------------------------------------------------
+
+
+def engine_order() -> dict[str, int]:
+    """Return, by the name of a file, its row in the README's table."""
+    readme = (CORE / "README.md").read_text(encoding="utf-8")
+    table = readme.split("**[engine/]")[1].split("**[")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| `")]
+    return {
+        name: i for i, row in enumerate(rows) for name in re.findall(r"`(\w+)\.(?:h|cpp)`", row)
+    }
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in sources() if p.parent.name == "engine"], ids=lambda path: path.name
+)
+def test_no_include_in_the_engine_runs_up(path: Path) -> None:
+    order = engine_order()
+    names = re.findall(r'^#include "engine/(\w+)\.h"', path.read_text(encoding="utf-8"), re.M)
+    assert [name for name in names if order[name] > order[path.stem]] == []
+
+
 # --- the Python side ------------------------------------------------------------------------------
 
 PACKAGE = ROOT / "rematfn"

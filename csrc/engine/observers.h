@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// observers.h: those who are told what a program does, and what becomes of its versions.
+//
+// The ledger and the journey of an operator tell this class; who listens, they do not ask. It counts in the
+// statistics of levels. A recorder writes the program down, a guide compares it with what was written down,
+// a journal says what happened and why. Of them only the guide is asked for advice, by those who choose.
+
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "engine/guide.h"
+#include "engine/journal.h"
+#include "engine/trace.h"
+
+namespace rematfn {
+
+class Observers {
+ public:
+  // At most one of the two; or null.
+  std::unique_ptr<Recorder> recorder;
+  std::shared_ptr<Guide> guide;
+  std::shared_ptr<Journal> journal;  // null: nobody asks
+
+  // Whether somebody is to see what operators read and make; or why, too.
+  [[nodiscard]] bool see_calls() const { return recorder || guide || journal; }
+  // Whether they ask what an operator allocates.
+  [[nodiscard]] bool see_needs() const { return recorder || journal; }
+  [[nodiscard]] bool see_reasons() const { return static_cast<bool>(journal); }
+
+  // ---- an operator of the program, in this order --------------------------------------------------
+  // Returns what passes before it, in program time.
+  [[nodiscard]] double note_next() const { return guide ? guide->pause_before_next() : 0; }
+  void note_begin(std::string_view name, const Site& site, const Table& level, bool backward) {
+    if (journal) journal->begin(name, site, level, backward);
+  }
+  void note_need(std::size_t nbytes) {
+    if (journal) journal->note_need(nbytes);
+  }
+  // It took `observed` seconds. Returns what it costs, in program time. `overhead` and `copying`: see Guide.
+  [[nodiscard]] double note_taken(double observed, double overhead, double copying) {
+    if (!guide) return observed;
+    guide->note_taken(observed, overhead, copying);
+    return guide->cost_of_next(observed);
+  }
+  // It has run, and allocated `peak` bytes at once.
+  void note_run(Table& level, double cost, double flops, std::size_t peak, bool replayable);
+  // False: it is not what the guide has foreseen.
+  [[nodiscard]] bool note_call(const ObservedCall& call, Report& report);
+
+  // ---- what else the program does ----------------------------------------------------------------
+  void note_release(const Version& version) {
+    if (recorder) recorder->note_release(version);
+  }
+  void note_seal(const Version& version) {
+    if (recorder) recorder->note_seal(version);
+  }
+  void note_filled(const Version& version) {
+    if (recorder) recorder->note_filled(version);
+  }
+  void note_addressed(const Version& version) {
+    if (recorder) recorder->note_addressed(version);
+  }
+  void note_mark(const Version& version, const std::string& name) {
+    if (recorder) recorder->note_mark(version, name);
+  }
+  void note_unrecorded(std::size_t nbytes) {
+    if (recorder) recorder->note_unrecorded(nbytes);
+    if (journal) journal->note_unrecorded();
+  }
+
+  // ---- what becomes of a version, as the ledger has it --------------------------------------------
+  void note_made(Version& version) {
+    if (journal) journal->note_made(version);
+  }
+  void note(Journal::What what, const Version& version) {
+    if (journal) journal->note(what, version);
+  }
+  void note_cut(const Version& version) {
+    if (journal) journal->note_cut(version);
+  }
+  void note_held(const Version& version) {
+    if (journal) journal->note_held(version);
+  }
+  // What spoke against its going.
+  void note_score(const Version& version, double score) {
+    if (journal) journal->note_score(version, score);
+  }
+  // It goes, by a way that keeps a copy or by one that does not.
+  void note_eviction(const Version& version, bool keeps_copy);
+  void note_return(const Version& version);
+  void note_turned_back(const Version& version);
+  void note_replay(const Operation& operation) {
+    if (journal) journal->note_replay(operation);
+  }
+  void note_replayed(const Operation& operation);
+};
+
+}  // namespace rematfn

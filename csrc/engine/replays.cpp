@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/replays.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace rematfn {
+
+// See Note [A handle may outlive its storage]
+bool Replays::is_missing(Version& version) {
+  if (version.place == Place::kLeaving) room_.call_back(version);
+  if (version.place == Place::kComing) room_.let_come(version);
+  if (version.has_bytes() && room_.store.lost(version)) {
+    version.has_tensor = false;
+    if (room_.store.forget(version)) {
+      room_.let_go(version);
+      room_.leave(version);
+    }
+  }
+  return version.place != Place::kHere;
+}
+
+void Replays::run(Operation& operation) {
+  if (left == 0) throw thrashing(*operation.table);  // Rule 5
+  --left;
+  assert(std::ranges::all_of(operation.inputs,
+                             [](const Input& i) { return i.version->place == Place::kHere; }));
+  for (Input& input : operation.inputs) pin(*input.version);
+  try {
+    room_.make_room(*operation.table, operation.replay_bytes());
+    room_.store.serve_signals();
+    room_.observers.note_replay(operation);
+    operation.replay(room_);
+  } catch (...) {
+    for (Input& input : operation.inputs) unpin(*input.version);
+    throw;
+  }
+  for (Input& input : operation.inputs) unpin(*input.version);
+  for (Table* t = operation.table.get(); t != nullptr; t = t->enclosing.get()) t->settle();
+  room_.observers.note_replayed(operation);
+  room_.thrash.note_replay(operation.cost);
+  Guide* const guide = room_.observers.guide.get();
+  if (room_.floor.moved && guide != nullptr && room_.thrash.replayed() > guide->most_replayed()) {
+    guide->note_broken();
+    room_.evictor.move_from_now_on();  // Rule 6
+  }
+}
+
+void Replays::fetch(Version& version) {
+  room_.make_room(*version.table, version.nbytes);
+  room_.store.serve_signals();
+  room_.fetch(version);
+}
+
+void Replays::drop_if_useless(Version& version) {
+  if (!version.may_go() || !version.producer) return;
+  // See Note [A kept value outlives the program's tensors]
+  if (is_wanted(version) || burial_.is_kept_for_somebody(version)) return;
+  room_.drop(version);
+}
+
+NoRoom Replays::thrashing(Table& table) {
+  return {&table, table.budget + table.budget / 8 + 1, table.used_bytes(),
+          /*thrashing=*/true};
+}
+
+}  // namespace rematfn

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/room.h"
+
+#include <c10/util/Exception.h>
+
+namespace rematfn {
+
+void Room::make_room(Table& table, std::size_t nbytes) {
+  for (Table* t = &table; t != nullptr; t = t->enclosing.get()) {
+    if (t->budget == kNoBudget) continue;
+    if (t->shared ? claim(*t, nbytes) : t->used_bytes() + nbytes <= t->budget) continue;
+    list_candidates();
+    if (is_moving()) note_arrivals();
+    // Whoever cannot have enough takes nothing.
+    const std::size_t least = t->used_bytes() - t->evictable_bytes() + nbytes;
+    if (least > t->budget && (is_replaying || !t->give_way(least, nbytes))) {
+      if (!is_replaying) t->note_need(least);
+      throw NoRoom{t, least, least - nbytes};
+    }
+    if (t->shared) {
+      take_from_others(*t, nbytes);
+      continue;
+    }
+    const std::size_t wanted = t->used_bytes() + nbytes;  // by now it may fit
+    if (wanted > t->budget && evictor.prices_pending(*t)) evictor.evict_by_price(*t, wanted - t->budget);
+    while (t->used_bytes() + nbytes > t->budget) {
+      // See Note [A version goes by a way], Rule 2
+      const std::size_t leaving = t->leaving();
+      const bool enough_leaves = t->used_bytes() - leaving + nbytes <= t->budget;
+      if (leaving > 0 && (enough_leaves || !evictor.evict_one(*t))) {
+        let_one_leave(*t);
+      } else if (leaving == 0 && !evictor.evict_one(*t) && !turn_one_back(*t)) {
+        if (!is_replaying && t->give_way(t->used_bytes() + nbytes, nbytes)) break;
+        if (!is_replaying) t->note_need(t->used_bytes() + nbytes);
+        throw NoRoom{t, t->used_bytes() + nbytes, t->used_bytes()};
+      }
+    }
+  }
+}
+
+bool Room::could_make_room(const Table& table, std::size_t nbytes) {
+  for (const Table* t = &table; t != nullptr; t = t->enclosing.get()) {
+    if (t->budget == kNoBudget || t->used_bytes() + nbytes <= t->budget) continue;
+    list_candidates();
+    if (t->used_bytes() - t->evictable_bytes() + nbytes > t->budget) return false;
+  }
+  return true;
+}
+
+bool Room::evict_after_failure(std::size_t nbytes) {
+  return root != nullptr && evict_bytes(*root, 2 * nbytes) > 0;
+}
+
+std::size_t Room::evict_bytes(Table& table, std::size_t nbytes) {
+  const std::size_t before = table.resident_bytes();
+  if (is_moving()) end_moves(table);
+  while (before - table.resident_bytes() < nbytes && evictor.evict_one(table)) end_moves(table);
+  return before - table.resident_bytes();
+}
+
+void Room::fetch(Version& version) {
+  for (bool begun = false; !begun;) {
+    try {
+      begin_to_fetch(version, /*wanted=*/true);
+      begun = true;
+    } catch (const c10::OutOfMemoryError&) {
+      if (!evict_after_failure(version.nbytes)) throw;
+    }
+  }
+  if (version.place == Place::kComing) let_come(version);
+}
+
+void Room::fetch_ahead() {
+  while (observers.guide) {
+    Version* const version = read_next();
+    if (version == nullptr || !version->copied_by->is_due(*version, version->next_use - clock) ||
+        !clear_for(*version)) {
+      return;
+    }
+    const std::size_t were_coming = coming().size();
+    try {
+      begin_to_fetch(*version, /*wanted=*/false);
+    } catch (const c10::Error&) {
+      return;  // the device has no room, or the process, whatever the budget says
+    }
+    // It got the room of another that came, which would get it back, and so on.
+    if (version->place == Place::kComing && coming().size() <= were_coming) return;
+  }
+}
+
+// Makes room for what will be read soon, of what will never be read; false if that is not enough.
+bool Room::clear_for(const Version& version) {
+  Guide& guide = *observers.guide;
+  const std::size_t wanted = version.nbytes + guide.bytes_ahead();
+  for (Table* t = version.table.get(); t != nullptr; t = t->enclosing.get()) {
+    if (t->shared) return false;
+    while (t->budget != kNoBudget && t->used_bytes() + wanted > t->budget) {
+      if (!guide.may_know_useless()) return false;
+      guide.note_useless(evictor.evict_useless(*t));
+    }
+  }
+  return true;
+}
+
+}  // namespace rematfn
