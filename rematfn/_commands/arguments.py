@@ -67,28 +67,32 @@ def device(text: str) -> torch.device:
     return device
 
 
-def folder(text: str) -> Path:
-    """Return a folder that exists."""
+def add_offload(command: argparse.ArgumentParser) -> None:
+    """Add the option that names a tier."""
+    command.add_argument(
+        "--offload",
+        nargs="?",
+        const=True,
+        default=False,
+        type=_folder,
+        metavar="FOLDER",
+        help="values may be moved to a tier: to a file in FOLDER, or to where they go by default",
+    )
+
+
+def _folder(text: str) -> Path:
     path = Path(text)
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {text!r}")
     return path
 
 
-def writable(text: str) -> Path:
-    """Return a path in a folder that exists."""
-    path = Path(text)
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
-    return path
-
-
-def writable_as(*endings: str) -> Callable[[str], Path]:
-    """Return what reads a path in a folder that exists, with one of the endings."""
+def writable(*endings: str) -> Callable[[str], Path]:
+    """Return what reads a path in a folder that exists, with one of the endings if any."""
 
     def read(text: str) -> Path:
-        if not text.endswith(endings):
+        if endings and not text.endswith(endings):
             raise argparse.ArgumentTypeError(f"it must end in {', '.join(endings)}, got {text!r}")
-        return writable(text)
+        return _folder(str(Path(text).parent)) / Path(text).name
 
     return read

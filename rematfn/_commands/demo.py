@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from .arguments import CommandError, budget, device, folder, positive, writable
+from rematfn.demo.chargpt import Sizes
+
+from .arguments import CommandError, add_offload, budget, device, positive, writable
 
 
 def add(commands: Any) -> None:
@@ -30,32 +32,22 @@ def add(commands: Any) -> None:
         default=0.3,
         help='bytes ("200MB", 4096), a fraction of the unconstrained peak (0.3), or "none"',
     )
-    demo.add_argument(
-        "--offload",
-        nargs="?",
-        const=True,
-        default=False,
-        type=folder,
-        metavar="FOLDER",
-        help="move values to a disk where that is cheaper than to compute them again: to a file in"
-        " FOLDER, or in the folder for temporary files",
-    )
-    demo.add_argument("--steps", type=positive, default=60, help="training steps")
-    demo.add_argument(
-        "--pairs",
-        type=positive,
-        default=20,
-        help="about so many of them are timed beside eager, and compared",
-    )
-    demo.add_argument("--batch", type=positive, default=8, help="excerpts in a batch")
-    demo.add_argument("--layers", type=positive, default=6, help="transformer blocks")
-    demo.add_argument("--width", type=positive, default=384, help="channels of the model")
-    demo.add_argument("--heads", type=positive, default=6, help="attention heads, dividing width")
-    demo.add_argument("--context", type=positive, default=256, help="characters in an excerpt")
+    add_offload(demo)
+    numbers = {
+        "steps": (60, "training steps"),
+        "pairs": (20, "about so many of them are timed beside eager, and compared"),
+        "batch": (8, "excerpts in a batch"),
+        "layers": (Sizes.layers, "transformer blocks"),
+        "width": (Sizes.width, "channels of the model"),
+        "heads": (Sizes.heads, "attention heads, dividing width"),
+        "context": (Sizes.context, "characters in an excerpt"),
+    }
+    for name, (default, meaning) in numbers.items():
+        demo.add_argument(f"--{name}", type=positive, default=default, help=meaning)
     demo.add_argument("--device", type=device, default="cpu", help="cpu, or cuda if there is one")
     demo.add_argument("--seed", type=int, default=0, help="of weights, batches and dropout")
     demo.add_argument(
-        "--png", type=writable, default="rematfn-demo.png", help="where to save the picture"
+        "--png", type=writable(), default="rematfn-demo.png", help="where to save the picture"
     )
 
 
@@ -67,7 +59,7 @@ def _demo(options: argparse.Namespace) -> int:
     # The profiler that counts memory announces itself on stderr; 6 is above all its log levels.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     try:
-        from rematfn.demo.train import Options, run_demo
+        from rematfn.demo.train import run_demo
     except ModuleNotFoundError as error:
         raise CommandError(
             f"demo needs {error.name}, which is not installed. Install it with: "
@@ -77,10 +69,8 @@ def _demo(options: argparse.Namespace) -> int:
         # Without these, two eager runs need not agree bitwise either.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-    given = {
-        name: value for name, value in vars(options).items() if name in Options.__annotations__
-    }
-    report = run_demo(Options(**{**given, "device": str(options.device)}))
+    asked = vars(options).items()
+    report = run_demo(**{name: x for name, x in asked if name not in ("command", "fail")})
     print(report)
     print(f"picture: {options.png}")
     broken = report.broken_promises()

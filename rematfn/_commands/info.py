@@ -33,6 +33,8 @@ def add(commands: Any) -> None:
 
 
 def _info(options: argparse.Namespace) -> int:
+    accelerator = torch.accelerator.current_accelerator()
+    count = torch.accelerator.device_count()
     rows = [
         ("rematfn", _version("rematfn")),
         ("built with", f"torch {_C.built_torch_version}; dispatch key {_C.dispatch_key}"),
@@ -40,9 +42,9 @@ def _info(options: argparse.Namespace) -> int:
         ("python", f"{platform.python_version()} at {sys.executable}"),
         ("system", platform.platform()),
         ("processor", f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"),
-        ("memory", _memory()),
+        ("memory", f"{format_bytes(_C.memory_left())} free"),
         *((name, _version(name)) for name in _BESIDE),
-        *_accelerator(),
+        ("accelerator", f"{count} of {accelerator.type}" if accelerator and count else "none"),
         *_disk(),
     ]
     width = max(len(name) for name, _ in rows)
@@ -67,25 +69,6 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _memory() -> str:
-    return f"{format_bytes(_C.memory_left())} free"
-
-
-def _accelerator() -> list[tuple[str, str]]:
-    found = torch.accelerator.current_accelerator()
-    if found is None or not torch.accelerator.is_available():
-        return [("accelerator", "none")]
-    count = torch.accelerator.device_count()
-    return [("accelerator", f"{count} of {found.type}")]
-
-
-def _needs_four(x: torch.Tensor) -> torch.Tensor:
-    a = x.sin()
-    b = a.cos()
-    c = b.exp()
-    return a + b + c + c.sin()
-
-
 def _disk() -> list[tuple[str, str]]:
     try:
         disk = rematfn.Disk()
@@ -99,9 +82,15 @@ def _disk() -> list[tuple[str, str]]:
         "unknown" if rate is None else f"{rate / 1e6:,.0f} MB/s"
         for rate in (disk.bandwidth_out, disk.bandwidth_in)
     ]
-    folder = disk.folder
-    assert folder is not None, "it has moved values"
+    assert disk.folder is not None, "it has moved values"
     return [
-        ("disk tier", f"{carried[0]} out, {carried[1]} in, in {folder}"),
-        ("free there", format_bytes(shutil.disk_usage(folder).free)),
+        ("disk tier", f"{carried[0]} out, {carried[1]} in, in {disk.folder}"),
+        ("free there", format_bytes(shutil.disk_usage(disk.folder).free)),
     ]
+
+
+def _needs_four(x: torch.Tensor) -> torch.Tensor:
+    a = x.sin()
+    b = a.cos()
+    c = b.exp()
+    return a + b + c + c.sin()

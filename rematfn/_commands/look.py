@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
+import inspect
+import os
+import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,10 @@ import rematfn
 from rematfn._transform.where import called_here
 from rematfn.errors import RematError
 
-from .arguments import CommandError, budget, folder, nbytes, positive, writable_as
-from .targets import HELP, function_of, run_script
+from .arguments import CommandError, add_offload, budget, nbytes, positive, writable
 
 _PICTURES = (".png", ".svg", ".pdf")
+_HELP = "script.py:function or module:function, called without arguments; or script.py, all of it"
 
 
 def add(commands: Any) -> None:
@@ -46,9 +50,9 @@ def add(commands: Any) -> None:
         "--time", type=float, help="say the least budget at which it takes so many times its time"
     )
     profile.add_argument(
-        "--out", type=writable_as(*_PICTURES), help="save the curve: .png, .svg or .pdf"
+        "--out", type=writable(*_PICTURES), help="save the curve: .png, .svg or .pdf"
     )
-    _tier(profile)
+    add_offload(profile)
 
     explain = _command(
         commands,
@@ -70,7 +74,7 @@ def add(commands: Any) -> None:
     timeline.set_defaults(command=_timeline)
     timeline.add_argument(
         "--out",
-        type=writable_as(".html", *_PICTURES, ".json", ".json.gz"),
+        type=writable(".html", *_PICTURES, ".json", ".json.gz"),
         default=Path("timeline.html"),
         help="where to save it: .html, .png, .svg, .pdf, or .json for Perfetto",
     )
@@ -83,23 +87,11 @@ def add(commands: Any) -> None:
 def _command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
     made: argparse.ArgumentParser = commands.add_parser(name, help=short, description=long)
     made.set_defaults(fail=made.error)
-    made.add_argument("target", help=HELP)
+    made.add_argument("target", help=_HELP)
     made.add_argument(
         "arguments", nargs="*", default=[], help="of the script; after -- if they begin with -"
     )
     return made
-
-
-def _tier(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--offload",
-        nargs="?",
-        const=True,
-        default=False,
-        type=folder,
-        metavar="FOLDER",
-        help="values may be moved to a tier: to a file in FOLDER, or to where they go by default",
-    )
 
 
 def _call(command: argparse.ArgumentParser) -> None:
@@ -107,16 +99,16 @@ def _call(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--calls", type=positive, default=3, help="of the function; the last one is looked at"
     )
-    _tier(command)
+    add_offload(command)
 
 
 def _profile(options: argparse.Namespace) -> int:
-    f = function_of(options.target)
+    f = _function_of(options.target)
     if f is None:
         path = options.target
 
         def f() -> None:
-            run_script(path, options.arguments)
+            _run_script(path, options.arguments)
 
         f.__name__ = Path(path).name
     budgets = {} if options.budgets is None else {"budgets": options.budgets}
@@ -161,13 +153,13 @@ def _installed() -> Iterator[None]:
 
 def _called(options: argparse.Namespace) -> Any:
     """Run the program; return the transformed function that it has called last."""
-    f = function_of(options.target)
+    f = _function_of(options.target)
     with rematfn.where():
         if f is None:
             if options.budget is not None:
                 options.fail("--budget is of a function: name one, script.py:function")
             try:
-                run_script(options.target, options.arguments)
+                _run_script(options.target, options.arguments)
             except RematError as error:  # the refused call can be looked at
                 print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
             last = called_here()
@@ -184,3 +176,70 @@ def _called(options: argparse.Namespace) -> Any:
         except rematfn.BudgetError as error:
             print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
         return g
+
+
+def _function_of(target: str) -> Callable[[], Any] | None:
+    """Return the function that is named; None if it is a script that is.
+
+    Raises:
+        CommandError: There is none, or it wants arguments.
+    """
+    source, _, name = target.rpartition(":")
+    if not source:
+        if target.endswith(".py"):
+            if not Path(target).is_file():
+                raise CommandError(f"there is no file {target!r}")
+            return None
+        raise CommandError(f"{target!r} names no function: write {_HELP}")
+    # As Python does for a script, or with -m.
+    folder = str(Path(source).resolve().parent) if source.endswith(".py") else os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if source.endswith(".py"):
+        if not Path(source).is_file():
+            raise CommandError(f"there is no file {source!r}")
+        names: Any = runpy.run_path(source, run_name="rematfn_target")
+    else:
+        try:
+            names = vars(importlib.import_module(source))
+        except (ModuleNotFoundError, TypeError) as error:
+            relative = source.startswith(".")  # a TypeError of importlib's
+            missing = getattr(error, "name", None)
+            if not relative and (missing is None or not f"{source}.".startswith(f"{missing}.")):
+                raise  # of the module itself
+            raise CommandError(f"cannot import {source!r}: {error}") from error
+    if name not in names:
+        public = [n for n, v in names.items() if callable(v) and not n.startswith("_")]
+        raise CommandError(f"{source!r} has no {name!r}; it has {', '.join(public) or 'none'}")
+    found = names[name]
+    if not callable(found):
+        raise CommandError(f"{target!r} is no function, it is {found!r}")
+    with contextlib.suppress(ValueError):  # some have no signature
+        needed = [
+            parameter.name
+            for parameter in inspect.signature(found).parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+        if needed:
+            raise CommandError(
+                f"{target!r} wants {', '.join(needed)}: name a function without arguments, such as "
+                f"lambda: {name}(...)"
+            )
+    called: Callable[[], Any] = found
+    return called
+
+
+def _run_script(path: str, arguments: Sequence[str]) -> None:
+    """Run a script as Python would."""
+    before = sys.argv, list(sys.path)
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise CommandError(f"{path} has ended with exit status {end.code}") from None
+    finally:
+        sys.argv = before[0]
+        sys.path[:] = before[1]

@@ -27,10 +27,6 @@ class Sizes:
     context: int = 256
     dropout: float = 0.1
 
-    def __post_init__(self) -> None:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
-
 
 class Attention(nn.Module):
     """Causal self-attention."""

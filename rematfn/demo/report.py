@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo measured, and which of rematfn's promises that breaks."""
+"""What the demo measured, as a table and a picture, and which of rematfn's promises that breaks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median, quantiles
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from rematfn import Disk
 from rematfn._inspection.stats import Stats
 from rematfn._transform.budget import format_bytes
+from rematfn.demo.task import Count
+
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -129,3 +136,33 @@ def _rate(bandwidth: float | None) -> str:
 
 def _bytes(nbytes: int | None) -> str:
     return "none" if nbytes is None else format_bytes(nbytes)
+
+
+def plot_step(
+    path: Path, eager: Count, rematted: Count, budget: int | None, held: Count | None = None
+) -> None:
+    """Save a PNG of both curves, the budget line and what the disk ``held`` at ``path``."""
+    figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)  # no pyplot: it would choose a window system
+    axes = figure.add_subplot()
+    curves = [(eager, "eager", "#8c8c8c"), (rematted, "rematted", "#1f6fb4")]
+    if held is not None:
+        curves.append((held, "on the disk", "#2e8b57"))
+    for curve, name, colour in curves:
+        seconds, mib = [0.0, *curve.seconds], [0.0, *(b / MIB for b in curve.bytes)]
+        label = f"{name}, peak {curve.peak / MIB:.0f} MiB"
+        axes.fill_between(seconds, mib, step="post", color=colour, alpha=0.2, linewidth=0)
+        axes.step(seconds, mib, where="post", color=colour, linewidth=1.2, label=label)
+    if budget is not None:
+        label = f"budget, {budget / MIB:.0f} MiB"
+        axes.axhline(budget / MIB, color="#c43c39", linestyle="--", linewidth=1.2, label=label)
+    axes.set_title("Memory of intermediates over one step (loss and gradients)")
+    axes.set_xlabel("seconds since the step began")
+    axes.set_ylabel("MiB live, parameters and results aside")
+    axes.set_xlim(left=0)
+    highest = max(budget or 0, 1, *(curve.peak for curve, _, _ in curves))
+    axes.set_ylim(bottom=0, top=1.12 * highest / MIB)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.legend(frameon=False, loc="upper left")
+    figure.savefig(path)

@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pydoc_data.topics import topics
 
 import optree
 import torch
 from torch import Tensor
 
-from rematfn import Disk
 from rematfn.demo.chargpt import Params, Sizes, make_chargpt
-from rematfn.demo.text import Corpus
 from rematfn.testing import MemoryTimeline, ResidentPeak
 from rematfn.testing._resident import give_back
 
@@ -34,22 +32,24 @@ class Task:
 
     @classmethod
     def of_python_manual(
-        cls,
-        *,
-        layers: int = 6,
-        width: int = 384,
-        heads: int = 6,
-        context: int = 256,
-        batch: int = 8,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
+        cls, *, batch: int = 8, device: torch.device | str = "cpu", seed: int = 0, **sizes: int
     ) -> Task:
-        """Return the task of learning to write Python's reference manual."""
-        corpus = Corpus.of_python_manual()
+        """Return the task of learning to write Python's reference manual, which CPython has.
+
+        Args:
+            batch: How many excerpts there are in a batch.
+            device: Where the model is.
+            seed: Of weights, batches and dropout.
+            **sizes: Those of the model, as `Sizes` has them.
+        """
+        text = "\n\n".join(topics[name] for name in sorted(topics))
+        characters = sorted(set(text))
+        number = {character: i for i, character in enumerate(characters)}
+        ids = torch.tensor([number[character] for character in text])
         torch.manual_seed(seed)
-        sizes = Sizes(len(corpus.vocabulary), layers, width, heads, context)
-        loss_fn, params = make_chargpt(sizes, device)
-        batches = (tokens.to(device) for tokens in corpus.batches(batch, context, seed))
+        model = Sizes(len(characters), **sizes)
+        loss_fn, params = make_chargpt(model, device)
+        batches = (tokens.to(device) for tokens in _excerpts(ids, batch, model.context, seed))
         return cls(loss_fn, params, batches, torch.device(device), seed)
 
     def run(self, step: Step, tokens: Tensor, number: int) -> tuple[Gradients, float]:
@@ -98,51 +98,22 @@ class Task:
             torch.accelerator.synchronize(self.device)
 
 
-class Held:
-    """What a disk holds, over time, while a ``with`` block runs; nothing if there is no disk.
+def _excerpts(ids: Tensor, size: int, length: int, seed: int) -> Iterator[Tensor]:
+    """Yield batches for ever, each ``size`` random excerpts of ``length + 1`` characters.
 
-    Attributes:
-        seconds: When it was looked at, since entry.
-        bytes: What it held then.
+    One more than a model reads: the last character is only predicted. The same seed gives the same
+    batches, whatever else draws random numbers meanwhile.
     """
-
-    _EVERY = 0.002  # seconds
-
-    def __init__(self, disk: Disk | None) -> None:
-        self.seconds: list[float] = []
-        self.bytes: list[int] = []
-        self._disk = disk
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    @property
-    def peak(self) -> int:
-        """The most that was seen."""
-        return max(self.bytes, default=0)
-
-    def __enter__(self) -> Held:
-        self._start = time.perf_counter()
-        if self._disk is not None:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._done.set()
-        if self._disk is not None:
-            self._thread.join()
-
-    def _look(self) -> None:
-        assert self._disk is not None
-        while True:
-            self.seconds.append(time.perf_counter() - self._start)
-            self.bytes.append(self._disk.held_bytes)
-            if self._done.wait(self._EVERY):
-                return
+    generator = torch.Generator().manual_seed(seed)
+    offsets = torch.arange(length + 1)
+    while True:
+        starts = torch.randint(len(ids) - length, (size, 1), generator=generator)
+        yield ids[starts + offsets]
 
 
 @dataclass(frozen=True)
 class Count:
-    """The memory of one step's intermediates, over time."""
+    """The memory of one step's intermediates, over time in seconds."""
 
     seconds: list[float]
     bytes: list[int]

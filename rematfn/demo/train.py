@@ -5,53 +5,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 import rematfn
+from rematfn._transform.budget import BudgetLike
 from rematfn.demo.chargpt import Params
-from rematfn.demo.plot import plot_step
-from rematfn.demo.report import Report
-from rematfn.demo.task import Gradients, Held, Step, Task
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to train, how long, and inside which budget."""
-
-    budget: int | float | str | None = 0.3
-    steps: int = 60
-    pairs: int = 20  # of steps that eager takes as well
-    layers: int = 6
-    batch: int = 8
-    width: int = 384
-    heads: int = 6
-    context: int = 256
-    device: str = "cpu"
-    seed: int = 0
-    learning_rate: float = 1e-3
-    png: Path | None = None
-    offload: bool | Path = False  # True: to the folder for temporary files
-
-
-@dataclass
-class Comparison:
-    """A running bitwise comparison with eager."""
-
-    tensors: int = 0
-    unequal: list[str] = field(default_factory=list)
-
-    def add(self, where: str, got: Gradients, expected: Gradients) -> None:
-        """Compare the loss and each gradient of a step."""
-        pairs = [("loss", got[1], expected[1])]
-        pairs += [(name, got[0][name], gradient) for name, gradient in expected[0].items()]
-        self.tensors += len(pairs)
-        self.unequal += [f"{where}: {name}" for name, a, b in pairs if not bitwise_equal(a, b)]
+from rematfn.demo.report import Report, plot_step
+from rematfn.demo.task import Count, Gradients, Step, Task
 
 
 def bitwise_equal(a: Tensor, b: Tensor) -> bool:
@@ -61,44 +28,62 @@ def bitwise_equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
-def run_demo(options: Options) -> Report:
-    """Train inside the budget, with eager steps in between to compare with; save the picture."""
-    task = Task.of_python_manual(
-        layers=options.layers,
-        width=options.width,
-        heads=options.heads,
-        context=options.context,
-        batch=options.batch,
-        device=options.device,
-        seed=options.seed,
-    )
+def run_demo(
+    *,
+    budget: BudgetLike,
+    steps: int,
+    pairs: int = 20,
+    learning_rate: float = 1e-3,
+    png: Path | None = None,
+    offload: bool | Path = False,
+    **of_task: Any,
+) -> Report:
+    """Train inside the budget, with eager steps in between to compare with; save the picture.
+
+    Args:
+        budget: As for `remat`.
+        steps: How many.
+        pairs: About how many of them eager takes as well.
+        learning_rate: Of AdamW.
+        png: Where the picture is saved.
+        offload: The folder of a disk that values may be moved to; True: that for temporary files.
+        **of_task: As for `Task.of_python_manual`.
+    """
+    task = Task.of_python_manual(**of_task)
     disk = None
-    if options.offload is not False:
-        disk = rematfn.Disk(None if options.offload is True else options.offload)
-    rematted_loss = rematfn.remat(task.loss_fn, options.budget, offload=disk)
+    if offload is not False:
+        disk = rematfn.Disk(None if offload is True else offload)
+    rematted_loss = rematfn.remat(task.loss_fn, budget, offload=disk)
     rematted: Step = torch.func.grad_and_value(rematted_loss)
     eager: Step = torch.func.grad_and_value(task.loss_fn)
+    unequal: list[str] = []
+    compared = 0
+
+    def compare(where: str, got: Gradients, expected: Gradients) -> None:
+        nonlocal compared
+        pairs = [("loss", got[1], expected[1])]
+        pairs += [(name, got[0][name], gradient) for name, gradient in expected[0].items()]
+        compared += len(pairs)
+        unequal.extend(f"{where}: {name}" for name, a, b in pairs if not bitwise_equal(a, b))
 
     # The first step, three times over. A budget given as a fraction is measured in the first call
     # and holds from the second on. Gradients are dropped early, as in training, where no step
     # starts with those of the one before.
-    comparison = Comparison()
     tokens = next(task.batches)
     expected, _ = task.run(eager, tokens, 0)
-    got, _ = task.run(rematted, tokens, 0)
-    comparison.add("call 1", got, expected)
-    del got
-    got, _ = task.run(rematted, tokens, 0)
-    comparison.add("call 2", got, expected)
-    del got, expected
+    for call in ("call 1", "call 2"):
+        got, _ = task.run(rematted, tokens, 0)
+        compare(call, got, expected)
+        del got
+    del expected
 
     own_peak = rematfn.stats(rematted_loss).peak_bytes or 0
     losses: list[float] = []
     ratios: list[float] = []
     eager_seconds: list[float] = []
-    pair_every = max(1, options.steps // options.pairs)
-    update = _adam(task.params, options.learning_rate)
-    for number in (bar := tqdm(range(options.steps), unit="step", file=sys.stderr)):
+    pair_every = max(1, steps // pairs)
+    update = _adam(task.params, learning_rate)
+    for number in (bar := tqdm(range(steps), unit="step", file=sys.stderr)):
         tokens = next(task.batches)
         paired = number % pair_every == 0
         runs = {}
@@ -114,7 +99,7 @@ def run_demo(options: Options) -> Report:
         if paired:
             ratios.append(seconds / runs[eager][1])
             eager_seconds.append(runs[eager][1])
-            comparison.add(f"step {number}", results, runs[eager][0])
+            compare(f"step {number}", results, runs[eager][0])
         own_peak = max(own_peak, stats.peak_bytes or 0)
         gradients, loss = results
         update(gradients)
@@ -124,19 +109,24 @@ def run_demo(options: Options) -> Report:
 
     # Another step, counted and drawn now that no thread looks for a better plan beside it.
     tokens = next(task.batches)
-    expected, eager_memory = task.count(eager, tokens, options.steps)
-    with Held(disk) as held:
-        got, rematted_memory = task.count(rematted, tokens, options.steps)
-    comparison.add("the last call", got, expected)
+    expected, eager_memory = task.count(eager, tokens, steps)
+    with rematfn.where() if disk is not None else nullcontext():
+        got, rematted_memory = task.count(rematted, tokens, steps)
+    compare("the last call", got, expected)
+    on_disk = None
+    if disk is not None:
+        points = rematfn.timeline(rematted_loss).points
+        moved = [point.moved for point in points]
+        on_disk = Count([point.time for point in points], moved, max(moved))
     del expected, got
-    eager_resident = task.count_resident(eager, tokens, options.steps)
-    rematted_resident = task.count_resident(rematted, tokens, options.steps)
+    eager_resident = task.count_resident(eager, tokens, steps)
+    rematted_resident = task.count_resident(rematted, tokens, steps)
     stats = rematfn.stats(rematted_loss)
-    if options.png is not None:
-        plot_step(options.png, eager_memory, rematted_memory, stats.budget, held)
+    if png is not None:
+        plot_step(png, eager_memory, rematted_memory, stats.budget, on_disk)
 
     return Report(
-        device=options.device,
+        device=str(task.device),
         parameters=sum(p.numel() for p in task.params.values()),
         stats=stats,
         own_peak=max(own_peak, stats.peak_bytes or 0),
@@ -146,8 +136,8 @@ def run_demo(options: Options) -> Report:
         eager_resident=eager_resident,
         time_ratios=ratios,
         eager_seconds=median(eager_seconds),
-        unequal=comparison.unequal,
-        compared=comparison.tensors,
+        unequal=unequal,
+        compared=compared,
         losses=losses,
         disk=disk,
     )

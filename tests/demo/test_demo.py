@@ -13,7 +13,7 @@ from rematfn.__main__ import main
 from rematfn._inspection.stats import Stats
 from rematfn.demo.chargpt import Sizes, make_chargpt
 from rematfn.demo.report import Report
-from rematfn.demo.train import Options, run_demo
+from rematfn.demo.train import run_demo
 
 TOY = {"layers": 2, "width": 32, "heads": 2, "context": 32, "batch": 4}
 TWO_STEPS = ["demo", "--steps", "2"]
@@ -53,14 +53,7 @@ def test_broken_promise_is_named(figures, complaint):
 
 def test_toy_keeps_every_promise_and_draws_a_picture(tmp_path):
     png = tmp_path / "step.png"
-    options = Options(
-        budget=0.5,
-        steps=40,
-        **TOY,
-        learning_rate=1e-2,
-        png=png,
-    )
-    report = run_demo(options)
+    report = run_demo(budget=0.5, steps=40, **TOY, learning_rate=1e-2, png=png)
     assert report.broken_promises() == []
     assert report.stats.budget is not None
     assert report.stats.budget < 0.7 * report.eager_peak
@@ -80,8 +73,7 @@ def costs_are_drawn():
 
 def test_offload_keeps_every_promise_and_says_what_was_moved(tmp_path, costs_are_drawn):
     png = tmp_path / "step.png"
-    options = Options(budget=0.3, steps=40, **TOY, learning_rate=1e-2, png=png, offload=tmp_path)
-    report = run_demo(options)
+    report = run_demo(budget=0.3, steps=40, **TOY, learning_rate=1e-2, png=png, offload=tmp_path)
     assert report.broken_promises() == []
     assert report.disk is not None
     assert report.disk.peak_bytes > 0
