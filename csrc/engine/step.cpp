@@ -142,7 +142,6 @@ void Step::save_what_is_overwritten() {
     Table* const home = domain_.snapshot(*version, level_);
     pin_for_step(*version);
     saved_.push_back({version.get(), i, home});
-    note_copied(i, *version);
   }
 }
 

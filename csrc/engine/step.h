@@ -81,6 +81,12 @@ class Step {
     bool makes_fresh = true;  // beside what it overwrites
     bool writes_aside = false;  // See Note [Statistics are written aside]
   };
+  // What has been copied before a write.
+  struct Saved {
+    Version* version;
+    std::size_t operand;
+    Table* home;  // where the original counts, until it is overwritten; null: nowhere
+  };
   static constexpr std::int32_t kFresh = -1;
 
   Step(Domain& domain, Table& level);
@@ -117,6 +123,7 @@ class Step {
   void admit(const Ref<Version>& contents, std::int32_t over);
 
   c10::SmallVector<Operand, 6> operands_;
+  c10::SmallVector<Saved, 1> saved_;
   std::size_t inputs_ = 0;   // how many of these are the operation's, if it is recorded
   bool writes_ = false;      // some operand is overwritten
   bool is_bounded_ = false;  // some level around has a budget
@@ -139,8 +146,7 @@ class Step {
   [[nodiscard]] virtual Ref<Version> find_overwritten(std::size_t operand) = 0;
   // What no level knows of yet, to be written down by an observer; not what is about to be overwritten.
   [[nodiscard]] virtual Ref<Version> find_outside(std::size_t /*operand*/) { return {}; }
-  // It has been copied; or there was no need.
-  virtual void note_copied(std::size_t /*operand*/, Version&) {}
+  // There was no need to copy it.
   virtual void note_not_copied(std::size_t /*operand*/) {}
   // It has been copied, and is not going to be overwritten.
   virtual void note_not_written(std::size_t /*operand*/) {}
@@ -148,13 +154,6 @@ class Step {
   virtual void take_inputs() = 0;  // of the operation
   virtual void run_kernel() {}
   virtual void take_results() = 0;
-
-  // What has been copied before a write.
-  struct Saved {
-    const Version* version;
-    std::size_t operand;
-    Table* home;  // where the original counts, until it is overwritten; null: nowhere
-  };
 
   void require_room();
   // It sets the least budget of `table`, so far.
@@ -173,7 +172,6 @@ class Step {
   Table& level_;
   double before_ = 0;  // program time
   c10::SmallVector<Ref<Version>, 6> pinned_;
-  c10::SmallVector<Saved, 1> saved_;
   c10::SmallVector<std::pair<std::size_t, Ref<Version>>, 1> overwritten_;  // by operand
   std::optional<ObservedCall> seen_;           // if somebody records or guides
   c10::SmallVector<std::int32_t, 6> read_of_;  // where in seen_.reads an operand stands

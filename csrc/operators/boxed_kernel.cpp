@@ -22,7 +22,9 @@ namespace rematfn {
 namespace {
 
 void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                  torch::jit::Stack* stack);
+                  torch::jit::Stack* stack) {
+  govern(op, keys, stack);
+}
 
 // ---- registration -----------------------------------------------------------------------------
 
@@ -83,7 +85,7 @@ void register_operators(const std::vector<c10::OperatorName>& names) {
       registrations().pending.push_back(name);
       continue;
     }
-    watch_writes(*op, registrations().handles);
+    watch_writes(*op);
     const bool decomposes =
         op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
     const bool needed = needs_kernel_of_its_own(*op);
@@ -92,24 +94,19 @@ void register_operators(const std::vector<c10::OperatorName>& names) {
     if (!kernel && !needed) continue;
     if (decomposes) {
       // AutogradOther stands for other backends, and could not choose between them and ours.
-      pin_kernel(*op, c10::DispatchKey::AutogradOther, registrations().handles);
+      put_around(*op, c10::DispatchKey::AutogradOther, &run_theirs);
     }
     if (!kernel) kernel = c10::KernelFunction::makeFromBoxedFunction<&level_kernel>();
-    registrations().handles.push_back(dispatcher.registerImpl(name, kLevelKey, std::move(*kernel),
-                                                              std::nullopt, nullptr, "rematfn"));
+    register_kernel(name, kLevelKey, std::move(*kernel));
   }
-}
-
-void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                  torch::jit::Stack* stack) {
-  govern(op, keys, stack);
 }
 
 }  // namespace
 
 void govern(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
             const c10::SafeKernelFunction* instead) {
-  BoxedInvocation invocation(op, keys, *stack, instead);
+  const std::shared_ptr<const OperatorFacts> facts = facts_of(op);
+  BoxedInvocation invocation(op, keys, *facts, *stack, instead);
   govern(invocation);
 }
 
@@ -161,8 +158,8 @@ void register_kernels() {
   registrations().handles.push_back(dispatcher.registerFallback(
       kLevelKey, c10::KernelFunction::makeFromBoxedFunction<&level_kernel>(), "rematfn"));
   register_operators(dispatcher.getAllOpNames());
-  register_announcements(registrations().handles);
-  register_kernels_above(registrations().handles);
+  register_announcements();
+  register_kernels_above();
   registrations().handles.push_back(
       dispatcher.addRegistrationListener(std::make_unique<Listener>()));
   // The listener is told of all operators there are, which we have just seen to.
@@ -179,6 +176,13 @@ void register_new_operators() {
     registrations().any_pending = false;
   }
   register_operators(names);
+}
+
+void register_kernel(const c10::OperatorName& name, c10::DispatchKey key,
+                     c10::KernelFunction kernel,
+                     std::optional<c10::impl::CppSignature> signature) {
+  registrations().handles.push_back(c10::Dispatcher::singleton().registerImpl(
+      name, key, std::move(kernel), std::move(signature), nullptr, "rematfn"));
 }
 
 }  // namespace rematfn

@@ -7,6 +7,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <optional>
+
 #include "operators/invocation.h"
 
 namespace rematfn {
@@ -20,5 +22,9 @@ void govern(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
             const c10::SafeKernelFunction* instead = nullptr);
 // Registers it for operators defined since.
 void register_new_operators();
+// Registers any kernel, for good.
+void register_kernel(const c10::OperatorName& name, c10::DispatchKey key,
+                     c10::KernelFunction kernel,
+                     std::optional<c10::impl::CppSignature> signature = std::nullopt);
 
 }  // namespace rematfn

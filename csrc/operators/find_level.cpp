@@ -35,14 +35,6 @@ at::Tensor tensor_of(c10::TensorImpl& impl) {
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&impl));
 }
 
-void add(FoundTensors& found, c10::TensorImpl& tensor, std::size_t position, int index) {
-  FoundTensor& f = found.emplace_back();  // See Note [Records are filled in place]
-  f.tensor = &tensor;
-  f.storage = tensor.unsafe_storage().unsafeGetStorageImpl();
-  f.index = index;
-  f.position = static_cast<std::uint16_t>(position);
-}
-
 // Lists of lists, which collectives take.
 void find_nested(const c10::IValue& value, std::size_t position, FoundTensors& found) {
   if (value.isTensor() && value.toTensor().defined()) {
@@ -99,6 +91,14 @@ Level* level_of_thread() {
 }
 
 }  // namespace
+
+void add(FoundTensors& found, c10::TensorImpl& tensor, std::size_t position, int index) {
+  FoundTensor& f = found.emplace_back();  // See Note [Records are filled in place]
+  f.tensor = &tensor;
+  f.storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+  f.index = index;
+  f.position = static_cast<std::uint16_t>(position);
+}
 
 ArgumentKind find_tensors(Invocation& invocation, FoundTensors& found) {
   const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();

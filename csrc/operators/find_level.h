@@ -40,6 +40,8 @@ enum class ArgumentKind {
   kAbstract,  // tensors without bytes, and no level tensor among them
 };
 
+void add(FoundTensors& found, c10::TensorImpl& tensor, std::size_t position, int index);
+
 // The tensors with bytes of their own among the arguments, the parts of others, and what the rest is like.
 [[nodiscard]] ArgumentKind find_tensors(Invocation& invocation, FoundTensors& found);
 

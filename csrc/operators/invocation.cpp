@@ -12,14 +12,9 @@ c10::impl::LocalDispatchKeySet keys_to_begin_anew() {
 }
 
 BoxedInvocation::BoxedInvocation(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                                 torch::jit::Stack& stack, const c10::SafeKernelFunction* instead)
-    : BoxedInvocation(op, keys, stack, instead, facts_of(op)) {}
-
-BoxedInvocation::BoxedInvocation(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                                 torch::jit::Stack& stack, const c10::SafeKernelFunction* instead,
-                                 std::shared_ptr<const OperatorFacts> facts)
-    : Invocation(op, keys, *facts),
-      held_facts_(std::move(facts)),
+                                 const OperatorFacts& facts, torch::jit::Stack& stack,
+                                 const c10::SafeKernelFunction* instead)
+    : Invocation(op, keys, facts),
       stack_(stack),
       instead_(instead),
       base_(stack.size() - op.schema().arguments().size()) {

@@ -16,7 +16,6 @@
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
-#include <memory>
 #include <vector>
 
 #include "operators/operator_facts.h"
@@ -62,17 +61,13 @@ class BoxedInvocation final : public Invocation {
  public:
   // `instead`, if given, is run in the place of the kernel below.
   BoxedInvocation(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                  torch::jit::Stack& stack, const c10::SafeKernelFunction* instead);
+                  const OperatorFacts& facts, torch::jit::Stack& stack,
+                  const c10::SafeKernelFunction* instead);
 
   void run_below() override;
   void call_again() override;
 
  private:
-  BoxedInvocation(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                  torch::jit::Stack& stack, const c10::SafeKernelFunction* instead,
-                  std::shared_ptr<const OperatorFacts> facts);
-
-  const std::shared_ptr<const OperatorFacts> held_facts_;
   torch::jit::Stack& stack_;
   const c10::SafeKernelFunction* const instead_;
   const std::size_t base_;  // what lies below the arguments

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
-#include <optional>
+#include <string>
 #include <utility>
 
 #include "levels/level.h"
@@ -90,99 +90,67 @@ thread_local HoldScope* HoldScope::innermost_scope = nullptr;
 
 // ---- kernels around torch's ---------------------------------------------------------------------
 
-template <class Visit>
-void for_each_argument(const c10::OperatorHandle& op, const Stack& stack, const Visit& visit) {
-  for (const c10::IValue& value : arguments_of(op, stack)) {
-    for_each_tensor(value, [&](const at::Tensor& tensor, int) { visit(tensor); });
-  }
-}
+using Theirs = const c10::SafeKernelFunction&;
+using Operator = const c10::OperatorHandle&;
 
-class Around : public c10::OperatorKernel {
+class Around final : public c10::OperatorKernel {
  public:
-  explicit Around(c10::SafeKernelFunction theirs) : theirs_(std::move(theirs)) {}
+  Around(c10::SafeKernelFunction theirs, KernelAround ours)
+      : theirs_(std::move(theirs)), ours_(ours) {}
 
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    theirs_.callBoxed(op, keys, stack);
+  void operator()(Operator op, c10::DispatchKeySet keys, Stack* stack) {
+    ours_(theirs_, op, keys, stack);
   }
 
- protected:
+ private:
   const c10::SafeKernelFunction theirs_;
+  const KernelAround ours_;
 };
 
 // Rule 1
-class Governed final : public Around {
- public:
-  using Around::Around;
-
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    // A part of another operator, as `to_padded_tensor` is of a nested `matmul`: what it makes is scratch.
-    if (is_below_levels()) return Around::operator()(op, keys, stack);
-    govern(op, keys, stack, &theirs_);
-  }
-};
+void govern_theirs(Theirs theirs, Operator op, c10::DispatchKeySet keys, Stack* stack) {
+  // A part of another operator, as `to_padded_tensor` is of a nested `matmul`: what it makes is scratch.
+  if (is_below_levels()) return theirs.callBoxed(op, keys, stack);
+  govern(op, keys, stack, &theirs);
+}
 
 // Rule 2
 template <Held what>
-class Holding final : public Around {
- public:
-  using Around::Around;
-
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    HoldScope scope(what);
-    for_each_argument(op, *stack, [&](const at::Tensor& tensor) {
-      if (scope.wants(tensor.dtype())) scope.hold(tensor, op);
-    });
-    theirs_.callBoxed(op, keys, stack);
+void hold(Theirs theirs, Operator op, c10::DispatchKeySet keys, Stack* stack) {
+  HoldScope scope(what);
+  for (const at::Tensor& tensor : tensors_in(arguments_of(op, *stack))) {
+    if (scope.wants(tensor.dtype())) scope.hold(tensor, op);
   }
-};
+  theirs.callBoxed(op, keys, stack);
+}
 
 // Rule 4
-class KeepingBytes final : public Around {
- public:
-  using Around::Around;
+void keep(Theirs theirs, Operator op, c10::DispatchKeySet keys, Stack* stack) {
+  const std::string name = "`" + op.schema().name() + "`";
+  keep_bytes(tensors_in(arguments_of(op, *stack)), name, /*addressed=*/true);
+  HoldScope scope(Held::kAll);
+  theirs.callBoxed(op, keys, stack);
+  const auto results = torch::jit::last(*stack, op.schema().returns().size());
+  keep_bytes(tensors_in(results), name, /*addressed=*/true);
+}
 
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    keep(arguments_of(op, *stack), op);
-    HoldScope scope(Held::kAll);
-    theirs_.callBoxed(op, keys, stack);
-    keep(torch::jit::last(*stack, op.schema().returns().size()), op);
+// Rule 3. `otherwise`, if a derivative is wanted or somebody else interprets what it is made of.
+template <KernelAround otherwise>
+void govern_as_one(Theirs theirs, Operator op, c10::DispatchKeySet keys, Stack* stack) {
+  bool concerns_levels = current_level() != nullptr || op.schema().is_mutable();
+  bool is_plain = true;
+  for (const at::Tensor& tensor : tensors_in(arguments_of(op, *stack))) {
+    concerns_levels |= domain_of(*tensor.unsafeGetTensorImpl()) != nullptr;
+    // What torch's kernel of max_pool1d asks itself.
+    is_plain &= tensor.is_cpu() && !(tensor.requires_grad() && at::GradMode::is_enabled()) &&
+                !tensor._fw_grad(/*level=*/0).defined() && !at::isTensorSubclassLike(tensor);
   }
-
- private:
-  static void keep(c10::ArrayRef<c10::IValue> values, const c10::OperatorHandle& op) {
-    std::vector<at::Tensor> tensors;
-    for (const c10::IValue& value : values) {
-      for_each_tensor(value, [&](const at::Tensor& tensor, int) { tensors.push_back(tensor); });
-    }
-    keep_bytes(tensors, "`" + op.schema().name() + "`", /*addressed=*/true);
+  if (concerns_levels && is_plain) {
+    govern(op, keys, stack);
+  } else {
+    otherwise(theirs, op, keys, stack);
   }
-};
-
-// Rule 3. `Otherwise`, if a derivative is wanted or somebody else interprets what it is made of.
-template <class Otherwise>
-class AsOne final : public Around {
- public:
-  explicit AsOne(const c10::SafeKernelFunction& theirs) : Around(theirs), otherwise_(theirs) {}
-
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    bool concerns_levels = current_level() != nullptr || op.schema().is_mutable();
-    bool is_plain = true;
-    for_each_argument(op, *stack, [&](const at::Tensor& tensor) {
-      concerns_levels |= domain_of(*tensor.unsafeGetTensorImpl()) != nullptr;
-      // What torch's kernel of max_pool1d asks itself.
-      is_plain &= tensor.is_cpu() && !(tensor.requires_grad() && at::GradMode::is_enabled()) &&
-                  !tensor._fw_grad(/*level=*/0).defined() && !at::isTensorSubclassLike(tensor);
-    });
-    if (concerns_levels && is_plain) {
-      govern(op, keys, stack);
-    } else {
-      otherwise_(op, keys, stack);
-    }
-  }
-
- private:
-  Otherwise otherwise_;
-};
+}
 
 // At the key of meta tensors: there a kernel that works by address would follow a null pointer.
 void refuse_shapes(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* /*stack*/) {
@@ -191,23 +159,14 @@ void refuse_shapes(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, 
 
 // ---- registration ------------------------------------------------------------------------------
 
-template <class Kernel>
-void put_around(const c10::OperatorHandle& op, DispatchKey key, Handles& handles) {
-  auto kernel = std::make_unique<Kernel>(op.getComputedKernelForDispatchKey(key));
-  handles.push_back(c10::Dispatcher::singleton().registerImpl(
-      op.operator_name(), key, c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)),
-      std::nullopt, nullptr, "rematfn"));
-}
-
 // At all keys where an operator that decomposes does so for plain tensors: autograd's, and, where
 // autograd is excluded, ours. That makes ours ambiguous to AutogradOther, which is hence the last.
-template <class Kernel>
-void put_around_decomposition(const c10::OperatorName& name, Handles& handles) {
+void put_around_decomposition(const c10::OperatorName& name, KernelAround kernel) {
   const auto op = c10::Dispatcher::singleton().findSchema(name);
   if (!op.has_value()) return;
   for (const DispatchKey key : {DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
                                 DispatchKey::AutogradOther, kLevelKey}) {
-    put_around<Kernel>(*op, key, handles);
+    put_around(*op, key, kernel);
   }
 }
 
@@ -229,11 +188,17 @@ constexpr std::array kKeysAbove{
 
 }  // namespace
 
-void pin_kernel(const c10::OperatorHandle& op, DispatchKey key, Handles& handles) {
-  put_around<Around>(op, key, handles);
+void put_around(Operator op, DispatchKey key, KernelAround kernel) {
+  auto around = std::make_unique<Around>(op.getComputedKernelForDispatchKey(key), kernel);
+  register_kernel(op.operator_name(), key,
+                  c10::KernelFunction::makeFromBoxedFunctor(std::move(around)));
 }
 
-void register_kernels_above(Handles& handles) {
+void run_theirs(Theirs theirs, Operator op, c10::DispatchKeySet keys, Stack* stack) {
+  theirs.callBoxed(op, keys, stack);
+}
+
+void register_kernels_above() {
   Quiet quiet;
   const c10::WarningUtils::WarningHandlerGuard no_warnings(&quiet);
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -241,13 +206,14 @@ void register_kernels_above(Handles& handles) {
     const auto op = dispatcher.findOp(name);
     if (!op.has_value() || !op->hasSchema() || asks_for_metadata(name)) continue;
     for (const DispatchKey key : kKeysAbove) {
-      if (op->hasKernelForDispatchKey(key)) put_around<Governed>(*op, key, handles);
+      if (op->hasKernelForDispatchKey(key)) put_around(*op, key, &govern_theirs);
     }
   }
-  const auto put = [&]<class Kernel>(std::initializer_list<c10::OperatorName> names) {
-    for (const c10::OperatorName& name : names) put_around_decomposition<Kernel>(name, handles);
+  using Names = std::initializer_list<c10::OperatorName>;
+  const auto put = [](KernelAround kernel, Names names) {
+    for (const c10::OperatorName& name : names) put_around_decomposition(name, kernel);
   };
-  put.operator()<Holding<Held::kIntegers>>({
+  put(&hold<Held::kIntegers>, {
       {"aten::tensor_split", "tensor_indices_or_sections"},
       {"aten::ctc_loss", "Tensor"},
       {"aten::lstm", "data"},
@@ -260,15 +226,14 @@ void register_kernels_above(Handles& handles) {
       {"aten::_sparse_coo_tensor_unsafe", ""},
       {"aten::_validate_sparse_coo_tensor_args", ""},
   });
-  const auto put_by_address = [&]<class Kernel>(std::initializer_list<c10::OperatorName> names) {
-    put.operator()<Kernel>(names);
+  const auto put_by_address = [&](KernelAround kernel, Names names) {
+    put(kernel, names);
     for (const c10::OperatorName& name : names) {
-      handles.push_back(dispatcher.registerImpl(
-          name, DispatchKey::Meta, c10::KernelFunction::makeFromBoxedFunction<&refuse_shapes>(),
-          std::nullopt, nullptr, "rematfn"));
+      register_kernel(name, DispatchKey::Meta,
+                      c10::KernelFunction::makeFromBoxedFunction<&refuse_shapes>());
     }
   };
-  put_by_address.operator()<AsOne<KeepingBytes>>({
+  put_by_address(&govern_as_one<&keep>, {
       {"aten::_sobol_engine_draw", ""},
       {"aten::_sobol_engine_ff_", ""},
       {"aten::_sobol_engine_initialize_state_", ""},
@@ -280,14 +245,14 @@ void register_kernels_above(Handles& handles) {
       {"aten::fbgemm_linear_int8_weight_fp32_activation", ""},
       {"aten::fbgemm_linear_quantize_weight", ""},
   });
-  put_by_address.operator()<AsOne<Holding<Held::kAll>>>({
+  put_by_address(&govern_as_one<&hold<Held::kAll>>, {
       {"aten::fbgemm_linear_fp16_weight", ""},
       {"aten::fbgemm_linear_fp16_weight", "out"},
       {"aten::fbgemm_linear_fp16_weight_fp32_activation", ""},
       {"aten::fbgemm_linear_fp16_weight_fp32_activation", "out"},
   });
-  put.operator()<AsOne<Around>>({{"aten::max_pool1d", ""}});
-  put.operator()<KeepingBytes>({
+  put(&govern_as_one<&run_theirs>, {{"aten::max_pool1d", ""}});
+  put(&keep, {
       {"aten::fbgemm_pack_gemm_matrix_fp16", ""},
       {"aten::fbgemm_pack_quantized_matrix", ""},
       {"aten::fbgemm_pack_quantized_matrix", "KN"},

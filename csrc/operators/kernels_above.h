@@ -31,19 +31,21 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
-
-#include <vector>
+#include <ATen/core/stack.h>
 
 #include "tensors/level_tensor.h"
 
 namespace rematfn {
 
-using Handles = std::vector<c10::RegistrationHandleRAII>;
+void register_kernels_above();
 
-void register_kernels_above(Handles& handles);
-
-// Registers for `op` at `key` what it does there now, so that no other registration changes it.
-void pin_kernel(const c10::OperatorHandle& op, c10::DispatchKey key, Handles& handles);
+// One of ours, which may run the kernel that it is registered in the place of.
+using KernelAround = void (*)(const c10::SafeKernelFunction& theirs, const c10::OperatorHandle& op,
+                              c10::DispatchKeySet keys, torch::jit::Stack* stack);
+void put_around(const c10::OperatorHandle& op, c10::DispatchKey key, KernelAround kernel);
+// One that does nothing else: no other registration changes then what is done at the key.
+void run_theirs(const c10::SafeKernelFunction& theirs, const c10::OperatorHandle& op,
+                c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 // Called for each result that a level records, with the domain's lock held.
 void hold_if_asked(const Ref<TensorVersion>& version, caffe2::TypeMeta dtype);

@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <utility>
-#include <vector>
 
 #include "operators/level_call.h"
 #include "operators/raw_access.h"
@@ -52,15 +51,11 @@ void LevelCall::keep_for_hooks() {
       dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get()) == nullptr) {
     return;
   }
-  std::vector<at::Tensor> made;
-  for (const c10::IValue& value : results()) {
-    for_each_tensor(value, [&](const at::Tensor& tensor, int) { made.push_back(tensor); });
-  }
-  keep_bytes(made, "a hook of a leaf", /*addressed=*/true);
+  keep_bytes(tensors_in(results()), "a hook of a leaf", /*addressed=*/true);
 }
 
 // See Note [Uninitialised memory is kept] and Note [Arrays are seldom written]
-void LevelCall::note_filled_memory() {
+void LevelCall::prepare() {
   for (const FoundTensor& f : found_) {
     if (f.cell == nullptr || (f.written && facts_.overwrites)) continue;
     TensorVersion& version = *f.cell->version;

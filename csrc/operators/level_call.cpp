@@ -65,11 +65,10 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
       facts_(invocation.facts),
       level_(level),
       domain_(level.tensor_domain()),
-      found_(found),
-      recordable_(!opaque && (!facts_.never_replayed || !may_differ(invocation)) &&
-                  !empties(invocation)) {
+      found_(found) {
   nature_.raw = facts_.leaves_raw;
-  nature_.replayable = recordable_;
+  nature_.replayable =
+      !opaque && (!facts_.never_replayed || !may_differ(invocation)) && !empties(invocation);
   nature_.makes_fresh = facts_.makes_fresh;
   nature_.writes_aside = facts_.writes_aside;
   nature_.communicated = facts_.communicates && !facts_.ends_work;
@@ -121,7 +120,7 @@ void LevelCall::run() {
 
 // An operator that makes no bytes: views, addresses, metadata.
 void LevelCall::pass() {
-  if (facts_.ends_filling) note_filled_memory();
+  if (facts_.ends_filling) prepare();
   if (facts_.announces_read || facts_.changes_metadata) bring_back();
   for (const FoundTensor& f : found_) {
     if (!facts_.announces_read || f.cell == nullptr) continue;
@@ -147,7 +146,7 @@ void LevelCall::pass() {
 ObservedCall LevelCall::refused_call() const {
   ObservedCall call(op_.schema().name(),
                     {.output_bytes = need_.certain_bytes,
-                     .replayable = recordable_,
+                     .replayable = nature_.replayable,
                      .backward = nature_.backward});
   for (std::size_t i = 0; i < found_.size(); ++i) {
     // As it was: of what has been copied already, the cell has other contents by now.
@@ -207,7 +206,8 @@ void LevelCall::note_saver_of_arguments() {
 
 FootprintKey LevelCall::footprint_key() {
   if (footprint_key_ == 0) {
-    footprint_key_ = recordable_ ? call_template()->footprint_key : footprint_key_of(op_, arguments());
+    footprint_key_ = nature_.replayable ? call_template()->footprint_key
+                                        : footprint_key_of(op_, arguments());
   }
   return footprint_key_;
 }
@@ -228,13 +228,11 @@ LevelCall::Need LevelCall::foresee() {
               !on_accelerator_};
 }
 
-void LevelCall::prepare() {
-  note_filled_memory();
-}
-
 Ref<Version> LevelCall::copy_of(const FoundTensor& f) const {
-  const auto found = std::ranges::find(copied_, f.storage, &Copied::storage);
-  return found == copied_.end() ? Ref<Version>() : Ref<Version>(found->version);
+  for (const Saved& saved : saved_) {
+    if (found_[saved.operand].storage == f.storage) return Ref<Version>(saved.version);
+  }
+  return {};
 }
 
 Ref<Version> LevelCall::find_overwritten(std::size_t operand) {
@@ -256,10 +254,6 @@ Ref<Version> LevelCall::find_outside(std::size_t operand) {
   if (Ref<Version> copied = copy_of(f)) return copied;
   if (f.tensor->is_wrapped_number()) return number_version(*f.tensor);
   return domain_.outside.version_of(*f.tensor);
-}
-
-void LevelCall::note_copied(std::size_t operand, Version& version) {
-  copied_.push_back({found_[operand].storage, &version});
 }
 
 void LevelCall::note_not_copied(std::size_t operand) {

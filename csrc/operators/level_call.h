@@ -37,7 +37,6 @@ class LevelCall final : private Step {
   void note_addressed();
   void note_communicated(bool communicated);
   void keep_for_hooks();
-  void note_filled_memory();
   void note_leaves();
   void note_saver_of_arguments();
   void run_measured();
@@ -54,7 +53,7 @@ class LevelCall final : private Step {
   [[nodiscard]] Rates rates() const;
   void record_write(std::size_t argument);
   void note_failed_write();
-  void record_fresh(c10::TensorImpl& tensor, OutputPlace place);
+  void record_fresh(const FoundTensor& fresh);
   void record_result(TensorVersion& contents, OutputPlace place, c10::TensorImpl& tensor);
   [[nodiscard]] Call& call() { return static_cast<Call&>(*operation_); }
 
@@ -69,7 +68,6 @@ class LevelCall final : private Step {
   [[nodiscard]] Ref<Version> find_outside(std::size_t operand) override;
   // Of what is about to be overwritten, if it has been copied.
   [[nodiscard]] Ref<Version> copy_of(const FoundTensor& f) const;
-  void note_copied(std::size_t operand, Version& version) override;
   void note_not_copied(std::size_t operand) override;
   void note_not_written(std::size_t operand) override;
   [[nodiscard]] Ref<Operation> make_operation() override;
@@ -80,28 +78,16 @@ class LevelCall final : private Step {
   [[nodiscard]] FootprintKey footprint_key();
   [[nodiscard]] c10::Device accelerator() const;  // of the first operand that is on one
 
-  // What held these contents before this call overwrites it.
-  struct Copied {
-    const c10::StorageImpl* storage;
-    Version* version;
-  };
-  struct Fresh {
-    c10::TensorImpl* tensor;
-    OutputPlace place;
-  };
-
   Invocation& invocation_;
   const c10::OperatorHandle& op_;
   const OperatorFacts& facts_;
   Level& level_;
   TensorDomain& domain_;
   FoundTensors& found_;  // the operands
-  const bool recordable_;
   std::uint32_t saver_ = 0;  // the autograd node that may save what is read and made
 
   Ref<CallTemplate> call_template_;  // once it has been asked for
-  c10::SmallVector<Copied, 1> copied_;
-  c10::SmallVector<Fresh, 4> fresh_;
+  FoundTensors fresh_;  // among the results
   bool on_accelerator_ = false;  // some operand is
   bool has_parts_ = false;  // some result is no plain tensor, and perhaps made of some that are
   bool has_objects_ = false;  // or is no value that can be looked into

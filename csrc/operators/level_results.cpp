@@ -48,11 +48,7 @@ void LevelCall::sort_results() {
         return;
       }
       if (put_handle_on(*impl)) return;
-      Fresh& fresh = fresh_.emplace_back();  // See Note [Records are filled in place]
-      fresh.tensor = impl;
-      fresh.place.position = static_cast<std::uint16_t>(i);
-      fresh.place.index = index;
-      fresh.place.written = false;
+      add(fresh_, *impl, i, index);
     });
     if (all[i].isTensor()) continue;
     has_objects_ |= all[i].isObject() || all[i].isCapsule() || all[i].isPyObject();
@@ -112,16 +108,12 @@ void LevelCall::take_results() {
   }
   sort_results();
   // Somebody else's storage: an operator handed out a tensor that it keeps.
-  const auto owners = [&](const Fresh& fresh) {
-    return static_cast<std::size_t>(
-        std::count_if(fresh_.begin(), fresh_.end(), [&](const Fresh& other) {
-          return other.tensor->unsafe_storage().unsafeGetStorageImpl() ==
-                 fresh.tensor->unsafe_storage().unsafeGetStorageImpl();
-        }));
+  const auto owners = [&](const FoundTensor& fresh) {
+    return static_cast<std::size_t>(std::ranges::count(fresh_, fresh.storage, &FoundTensor::storage));
   };
   std::int64_t elements = 0;
-  for (const Fresh& fresh : fresh_) {
-    output_bytes_ += fresh.tensor->unsafe_storage().nbytes();
+  for (const FoundTensor& fresh : fresh_) {
+    output_bytes_ += fresh.storage->nbytes();
     elements = std::max(elements, fresh.tensor->numel());
     domain_.streams.enter(fresh.tensor->device());
   }
@@ -144,11 +136,9 @@ void LevelCall::take_results() {
   for (std::size_t i = 0; writes_ && i < found_.size(); ++i) {
     if (found_[i].written && found_[i].cell != nullptr) record_write(i);
   }
-  for (const Fresh& fresh : fresh_) {  // See Note [Some tensors are objects]
-    const c10::StorageImpl& storage = *fresh.tensor->unsafe_storage().unsafeGetStorageImpl();
-    if (holders_of(storage) == owners(fresh) && !is_object(storage)) {
-      record_fresh(*fresh.tensor, fresh.place);
-    }
+  for (const FoundTensor& fresh : fresh_) {  // See Note [Some tensors are objects]
+    const bool is_shared = holders_of(*fresh.storage) != owners(fresh);
+    if (!is_shared && !is_object(*fresh.storage)) record_fresh(fresh);
   }
   const Footprint seen{output_bytes_, scratch_bytes};
   if (is_metered_ && seen != foreseen_) remember(footprint_key(), facts_, seen);
@@ -176,7 +166,7 @@ void LevelCall::record_write(std::size_t argument) {
   const auto over = static_cast<std::int32_t>(argument);
   const bool replayable = begin(*contents, over);
   // What a storage is grown by may be filled by address: Note [Uninitialised memory is kept].
-  contents->raw = facts_.resizes_storage && recordable_;
+  contents->raw = facts_.resizes_storage && nature_.replayable;
   contents->first_saver = old->first_saver;  // of the same tensors
   contents->last_saver = old->last_saver;
   if (replayable) record_result(*contents, {static_cast<std::uint16_t>(argument), -1, true}, *f.tensor);
@@ -203,23 +193,23 @@ void LevelCall::note_failed_write() {
   }
 }
 
-void LevelCall::record_fresh(c10::TensorImpl& tensor, OutputPlace place) {
-  const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
-  for (const Fresh& earlier : fresh_) {
+void LevelCall::record_fresh(const FoundTensor& fresh) {
+  c10::TensorImpl& tensor = *fresh.tensor;
+  for (const FoundTensor& earlier : fresh_) {
     if (earlier.tensor == &tensor) break;
-    if (earlier.tensor->unsafe_storage().unsafeGetStorageImpl() != storage) continue;
+    if (earlier.storage != fresh.storage) continue;
     attach(tensor, c10::intrusive_ptr<Cell>::reclaim_copy(cell_of(*earlier.tensor)));
     return;
   }
   Ref<TensorVersion> contents(new TensorVersion);
-  contents->nbytes = storage->nbytes();
+  contents->nbytes = fresh.storage->nbytes();
   const bool replayable = begin(*contents, kFresh);
   note_saver(*contents, saver_);
   if (replayable && level_.verify && facts_.leaves_raw && !fills_uninitialised_memory()) {
     fill_with_zeros(tensor.storage());
     call().gives_zeros = true;
   }
-  if (replayable) record_result(*contents, place, tensor);
+  if (replayable) record_result(*contents, {fresh.position, fresh.index, false}, tensor);
   attach_new(tensor, make_cell(level_, contents, tensor.storage()));
   admit(contents, kFresh);
   hold_if_asked(contents, tensor.dtype());

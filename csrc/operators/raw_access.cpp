@@ -13,6 +13,7 @@
 
 #include "levels/level.h"
 #include "levels/refusals.h"
+#include "operators/boxed_kernel.h"
 #include "tensors/layers.h"
 #include "tensors/level_tensor.h"
 #include "tensors/thread_keys.h"
@@ -138,15 +139,15 @@ void keep_bytes(const c10::Storage& storage) {
 }
 
 // See Note [What is asked before bytes are read]
-void register_announcements(std::vector<c10::RegistrationHandleRAII>& handles) {
+void register_announcements() {
   const auto add = [&]<class R, class... Args>(const char* name, const char* overload,
                                                R (*kernel)(Args...)) {
     // Without autograd (inference mode) our own key's turn comes first.
     for (const c10::DispatchKey key :
          {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradOther, kLevelKey}) {
-      handles.push_back(c10::Dispatcher::singleton().registerImpl(
-          {name, overload}, key, c10::KernelFunction::makeFromUnboxedRuntimeFunction(kernel),
-          c10::impl::CppSignature::make<R(Args...)>(), nullptr, "rematfn"));
+      register_kernel({name, overload}, key,
+                      c10::KernelFunction::makeFromUnboxedRuntimeFunction(kernel),
+                      c10::impl::CppSignature::make<R(Args...)>());
     }
   };
   add("aten::resolve_conj", "", &resolve_conj);

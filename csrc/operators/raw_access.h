@@ -23,11 +23,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Storage.h>
 
 #include <string>
-#include <vector>
 
 #include "engine/domain.h"
 
@@ -53,6 +51,6 @@ void note_array(const at::Tensor& tensor);
 void keep_contents(Domain& domain, Version& version);
 
 // Registers the kernels of the operators that decompose above us.
-void register_announcements(std::vector<c10::RegistrationHandleRAII>& handles);
+void register_announcements();
 
 }  // namespace rematfn

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "operators/write_watch.h"
 
-#include <memory>
-#include <optional>
-#include <utility>
-
 #include "levels/level.h"
 #include "levels/refusals.h"
+#include "operators/boxed_kernel.h"
+#include "operators/kernels_above.h"
 #include "tensors/layers.h"
 
 namespace rematfn {
@@ -75,45 +73,29 @@ void save_what_is_written(const c10::OperatorHandle& op, const torch::jit::Stack
 }
 
 // See Note [Writes that nobody counts]
-class Watching final : public c10::OperatorKernel {
- public:
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                  torch::jit::Stack* stack) {
-    save_what_is_written(op, *stack);
-    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
-  }
-};
+void watch_and_go_on(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack) {
+  save_what_is_written(op, *stack);
+  op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+}
 
 // The same, around a kernel of autograd's that goes straight to the backends.
-class WatchingAround final : public c10::OperatorKernel {
- public:
-  explicit WatchingAround(c10::SafeKernelFunction theirs) : theirs_(std::move(theirs)) {}
-
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                  torch::jit::Stack* stack) {
-    save_what_is_written(op, *stack);
-    theirs_.callBoxed(op, keys, stack);
-  }
-
- private:
-  const c10::SafeKernelFunction theirs_;
-};
+void watch_and_run(const c10::SafeKernelFunction& theirs, const c10::OperatorHandle& op,
+                   c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  save_what_is_written(op, *stack);
+  theirs.callBoxed(op, keys, stack);
+}
 
 }  // namespace
 
-void watch_writes(const c10::OperatorHandle& op,
-                  std::vector<c10::RegistrationHandleRAII>& handles) {
+void watch_writes(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
   if (!facts_of(op)->writes_uncounted) return;
-  const auto add = [&](DispatchKey key, auto kernel) {
-    handles.push_back(c10::Dispatcher::singleton().registerImpl(
-        op.operator_name(), key, c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)),
-        std::nullopt, nullptr, "rematfn"));
-  };
-  add(DispatchKey::ADInplaceOrView, std::make_unique<Watching>());
+  register_kernel(op.operator_name(), DispatchKey::ADInplaceOrView,
+                  c10::KernelFunction::makeFromBoxedFunction<&watch_and_go_on>());
   if (op.schema().is_mutable() || !op.hasKernelForDispatchKey(DispatchKey::Autograd)) return;
   for (const DispatchKey key : {DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA}) {
-    add(key, std::make_unique<WatchingAround>(op.getComputedKernelForDispatchKey(key)));
+    put_around(op, key, &watch_and_run);
   }
 }
 

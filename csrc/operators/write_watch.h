@@ -29,7 +29,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <string>
-#include <vector>
 
 #include "operators/operator_facts.h"
 #include "tensors/level_tensor.h"
@@ -48,7 +47,7 @@ void save_for_other_levels(const c10::StorageImpl& storage, const OperatorFacts&
                            std::uint32_t bumps, const Domain* ours);
 
 // Has writes by the operator seen, if autograd counts them not.
-void watch_writes(const c10::OperatorHandle& op, std::vector<c10::RegistrationHandleRAII>& handles);
+void watch_writes(const c10::OperatorHandle& op);
 
 // Before `storage` is given other memory, with the same values, beside all operators.
 void note_move(const c10::Storage& storage);

@@ -19,6 +19,8 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
+#include <vector>
+
 namespace rematfn {
 
 [[nodiscard]] inline bool is_tensor(const c10::Type& type) {
@@ -50,6 +52,15 @@ bool for_each_tensor(const c10::IValue& value, Visit&& visit) {
     ++index;
   }
   return true;
+}
+
+// All that for_each_tensor() visits.
+[[nodiscard]] inline std::vector<at::Tensor> tensors_in(c10::ArrayRef<c10::IValue> values) {
+  std::vector<at::Tensor> found;
+  for (const c10::IValue& value : values) {
+    for_each_tensor(value, [&](const at::Tensor& tensor, int) { found.push_back(tensor); });
+  }
+  return found;
 }
 
 }  // namespace rematfn
