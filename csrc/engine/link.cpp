@@ -48,12 +48,11 @@ double Link::lead(const Version& version) const {
   return factor * time_in(version.nbytes + queued_in());
 }
 
-void Link::note_copy(double taken) const { ledger_.copying += taken; }
-
 // See Note [What moving costs]
 void Link::note_late(Trace::Id value) {
   ++ledger_.root->statistics.late_returns;
-  if (ledger_.observers.guide && ledger_.observers.guide->leads()) ledger_.observers.guide->leads()->note_late(value);
+  const std::shared_ptr<Guide>& guide = ledger_.observers.guide;
+  if (guide && guide->leads()) guide->leads()->note_late(value);
 }
 
 void Link::note_early(const Version& version) {

@@ -29,6 +29,7 @@ struct LinkFigures {
   double per_byte_in = 0;
   bool one_way_at_a_time = false;  // the two directions share the link
   double drag = 0;  // so much longer operators take while something is on its way
+  bool clocked = false;  // the host's clock tells what a call takes
 };
 
 // `unknown` stands for a bandwidth that has not been measured. Bytes per second.
@@ -55,8 +56,6 @@ class Link : public Way {
   [[nodiscard]] virtual std::size_t queued_in() const = 0;
   [[nodiscard]] double time_out(std::size_t nbytes) const;
   [[nodiscard]] double time_in(std::size_t nbytes) const;
-  // A copy has begun that takes so many seconds, and operators longer beside it.
-  void note_copy(double taken) const;
   // A return was waited for; the next time it begins earlier. The value, if it is known.
   void note_late(Trace::Id value);
   // It is there, and waits until it is read; or has been turned back.

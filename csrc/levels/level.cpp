@@ -14,10 +14,8 @@
 #include "engine/guide.h"
 #include "levels/allocator.h"
 #include "levels/interpreter_end.h"
-#include "memory/idle_pages.h"
 #include "memory/pages.h"
-#include "tensors/move_to_disk.h"
-#include "tensors/move_to_host.h"
+#include "tensors/move.h"
 #include "tensors/rng.h"
 #include "tensors/settings.h"
 
@@ -138,8 +136,7 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       timed(options.timed || (outer != nullptr && outer->timed)),
       verify(options.verify || (outer != nullptr && outer->verify)),
       most_replays(options.most_replays),
-      disk(options.disk),
-      host(options.host),
+      tiers(options.tiers),
       drops(options.drops),
       forks_before(forks),
       thread(at::RecordFunction::currentThreadId()),
@@ -272,8 +269,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
   if (level->has_tier()) {
     std::vector<Way*> ways;
     if (options.drops) ways.push_back(&domain->drop_and_replay);
-    if (options.host) ways.push_back(&way_to(*domain, options.host));
-    if (options.disk) ways.push_back(&way_to(*domain, options.disk, options.drops));
+    for (const auto& tier : options.tiers) ways.push_back(&way_to(*domain, tier, options.drops));
     level->let_go_by(std::move(ways));
     level->leaves_early |= options.leaves_early;
   }

@@ -24,11 +24,10 @@
 
 #include "base/errors.h"
 #include "engine/unrecorded.h"
-#include "memory/disk.h"
-#include "memory/tenant.h"
-#include "tensors/host.h"
+#include "memory/pages.h"
 #include "tensors/level_tensor.h"
 #include "tensors/thread_keys.h"
+#include "tensors/tier.h"
 
 namespace rematfn {
 
@@ -49,9 +48,8 @@ struct LevelOptions {
   bool is_estimate = false;
   bool is_estimate_unguided = false;
   std::shared_ptr<const Trace> known;
-  // Where versions of the level may be moved to, from a CPU and from an accelerator; null: nowhere.
-  std::shared_ptr<Disk> disk;
-  std::shared_ptr<Host> host;
+  // Where versions of the level may be moved to.
+  std::vector<std::shared_ptr<Tier>> tiers;
   bool drops = true;          // they may be dropped and replayed
   bool leaves_early = false;  // See Note [A version goes by a way], Rule 6
   Wording wording{};  // of the budget, for messages
@@ -79,7 +77,7 @@ class Level final : public Table, public Tenant {
   void note_in_flight(std::int64_t nbytes);
   // The level around this one that still runs, if any: heir to what this one hands out.
   [[nodiscard]] Level* heir() const;
-  [[nodiscard]] bool has_tier() const { return disk != nullptr || host != nullptr; }
+  [[nodiscard]] bool has_tier() const { return !tiers.empty(); }
   // An operator of the level runs on this thread, and the last one did not. `has_node`: autograd has
   // made a node for it.
   void enter_thread(std::uint64_t this_thread, bool has_node);
@@ -91,8 +89,7 @@ class Level final : public Table, public Tenant {
   const bool timed;
   const bool verify;
   const double most_replays;
-  const std::shared_ptr<Disk> disk;  // where its versions may be moved to, or null
-  const std::shared_ptr<Host> host;
+  const std::vector<std::shared_ptr<Tier>> tiers;  // where its versions may be moved to
   const bool drops;
   std::atomic<bool> active{false};
   const std::uint64_t forks_before;  // See Note [A forked child is under no level]

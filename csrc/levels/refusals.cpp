@@ -14,8 +14,7 @@
 
 #include "base/interpreter.h"
 #include "planning/advice.h"
-#include "tensors/move_to_disk.h"
-#include "tensors/move_to_host.h"
+#include "tensors/move.h"
 
 namespace rematfn {
 namespace {
@@ -45,23 +44,15 @@ std::string holders_of(const SharedBudget& budget) {
 std::string tiers_of(const Level& level) {
   std::string text;
   for (const Level* l = &level; l != nullptr; l = l->enclosing_level()) {
-    const auto add = [&](const char* name, std::size_t held, std::size_t capacity,
-                         const std::string& trouble) {
-      text += "\n  " + std::string(name) + format_bytes(held) + " of " + format_bytes(capacity);
-      if (!trouble.empty()) text += ": " + trouble;
-    };
     const bool on_accelerator = l->tensor_domain().streams.any();
-    if (l->host) {
-      const Host::Statistics now = l->host->statistics();
-      add("on the host ", now.held, now.capacity, l->host->trouble());
-      if (!l->disk && !on_accelerator) text += "; values on a CPU go to a disk alone: rematfn.Disk()";
-    }
-    if (l->disk) {
-      const Disk::Statistics now = l->disk->statistics();
-      add("on the disk ", now.held, now.capacity, l->disk->trouble());
-      if (!l->host && on_accelerator) {
-        text += "; values on an accelerator go to the host alone: rematfn.Host()";
-      }
+    for (const auto& tier : l->tiers) {
+      const TierFigures now = tier->figures();
+      text += "\n  on the " + std::string(tier->name) + " " + format_bytes(now.held) + " of " +
+              format_bytes(now.capacity);
+      if (!now.trouble.empty()) text += ": " + now.trouble;
+      if (l->tiers.size() > 1 || tier->for_accelerators == on_accelerator) continue;
+      text += on_accelerator ? "; values on an accelerator go to the host alone: rematfn.Host()"
+                             : "; values on a CPU go to a disk alone: rematfn.Disk()";
     }
   }
   return text;
@@ -75,10 +66,9 @@ bool expects_backward(const Level& level) {
 Advice advice_for(const NoRoom& why, const ObservedCall* refused) {
   const auto& level = static_cast<const Level&>(*why.table);
   std::optional<LinkOptions> link;
-  if (level.host && level.tensor_domain().streams.any()) {
-    link = link_to(*level.host, level.drops);
-  } else if (level.disk) {
-    link = link_to(*level.disk, level.drops);
+  for (const auto& tier : level.tiers) {
+    if (tier->for_accelerators && !level.tensor_domain().streams.any()) continue;
+    if (!link) link = link_to(*tier, level.drops);
   }
   return advise(why, refused, expects_backward(level),
                 {.wording = level.wording, .most_replays = level.most_replays, .link = link});

@@ -27,13 +27,18 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <list>
 #include <memory>
-#include <stdexcept>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "memory/scratch_file.h"
+#include "memory/tier_figures.h"
 
 namespace rematfn {
 
@@ -49,20 +54,6 @@ class Disk {
     // In bytes per second, for each direction: tests and benchmarks throttle it.
     double bandwidth = std::numeric_limits<double>::infinity();
   };
-  struct Traffic {
-    std::size_t bytes = 0;
-    std::size_t transfers = 0;  // whole ones
-    double seconds = 0;         // in which something was under way
-    double bandwidth = 0;       // of late, in bytes per second; 0: not known yet
-    std::size_t queued = 0;     // bytes that have been asked for and are not there yet
-  };
-  struct Statistics {
-    Traffic out, in;
-    std::size_t held = 0;  // as the file is divided: in units of Slab::kAlignment
-    std::size_t peak_held = 0;
-    std::size_t capacity = 0;  // the budget, or what a full disk has left of it
-    bool direct = false;       // as it turned out
-  };
   class Copy;
 
   // Throws DiskError if the folder cannot be written to or is memory itself. Makes no file yet.
@@ -72,31 +63,28 @@ class Disk {
   Disk& operator=(const Disk&) = delete;
 
   // Starts to write; `bytes` must stay as they are until the copy is done or gone. Null if there is no
-  // room, or no disk any more: see trouble().
+  // room, or no disk any more: see `trouble`.
   [[nodiscard]] std::unique_ptr<Copy> write(const void* bytes, std::size_t nbytes);
 
   // These are cheap: atomic loads.
   [[nodiscard]] bool has_room(std::size_t nbytes) const;
   [[nodiscard]] double write_bandwidth() const;  // as in Traffic
   [[nodiscard]] double read_bandwidth() const;
-  [[nodiscard]] std::size_t queued_to_write() const;
   [[nodiscard]] std::size_t queued_to_read() const;
 
   // Writes and reads some MiB, so that bandwidths are known; they are not counted otherwise. Returns
   // whether they are known then.
   bool probe();
 
-  // What has gone wrong: the disk is full before its budget, or fails. Empty if nothing has.
-  // Where it is full, copies can be made as others go; where it fails, none can be any more.
-  [[nodiscard]] std::string trouble() const;
-  [[nodiscard]] Statistics statistics() const;
+  // Of `trouble`: where the disk is full before its budget, copies can be made as others go; where it
+  // fails, none can be any more.
+  [[nodiscard]] TierFigures figures() const;
 
  protected:
   Disk(Options options, const FileCalls& calls);  // for tests
 
  private:
-  struct Transfer;
-  class State;
+  struct State;
   std::unique_ptr<Copy> write(const void* bytes, std::size_t nbytes, bool counted);
 
   std::shared_ptr<State> state_;
@@ -111,7 +99,7 @@ class Disk::Copy {
   Copy(const Copy&) = delete;
   Copy& operator=(const Copy&) = delete;
 
-  [[nodiscard]] std::size_t nbytes() const;
+  [[nodiscard]] std::size_t nbytes() const { return nbytes_; }
   // Whether nothing is under way: wait() returns, or throws, at once. An atomic load.
   [[nodiscard]] bool is_done() const;
   // Until what was begun is done; throws DiskError if it failed. Lets go of the interpreter's lock.
@@ -122,10 +110,23 @@ class Disk::Copy {
 
  private:
   friend class Disk;
-  Copy(std::shared_ptr<State> state, std::unique_ptr<Transfer> transfer);
+  Copy(std::shared_ptr<State> state, std::size_t nbytes, bool counted);
 
-  std::shared_ptr<State> state_;
-  std::unique_ptr<Transfer> transfer_;
+  const std::shared_ptr<State> state_;
+  const std::size_t nbytes_;
+  const bool counted_;            // in the figures
+  std::atomic<bool> done_{true};  // what stands below is its user's then, else the lock's
+  bool goes_out_ = false;
+  bool written_;                  // as a whole
+  std::optional<std::size_t> offset_;
+  char* memory_ = nullptr;        // which is only read if it goes out
+  std::size_t begun_ = 0;         // its chunks up to here
+  unsigned under_way_ = 0;        // of these
+  bool awaited_ = false;
+  bool full_ = false;             // the disk, as it was written
+  std::optional<std::list<Copy*>::iterator> queued_;
+  std::string error_;
+  std::vector<std::uint64_t> checksums_;  // by chunk
 };
 
 }  // namespace rematfn

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/pages.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <chrono>
 #include <new>
+#include <system_error>
+#include <thread>
 #include <utility>
 
+#include "base/background.h"
 #include "base/invariant.h"
 
 namespace rematfn {
@@ -208,6 +213,41 @@ void Pages::check() {
   std::size_t sum = 0;
   for (const auto& [block, label] : blocks_) sum += whole_pages(label.nbytes);
   require_invariant(sum == live_, "what is live is counted");
+}
+
+// ---- when nobody comes ------------------------------------------------------------------------
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kWhile{10};  // as in jemalloc
+
+std::atomic<Clock::time_point> until;
+std::atomic<bool> runs{false};  // the thread, which nobody waits for
+
+void give_back_when_idle() {
+  do {
+    for (auto then = until.load(); Clock::now() < then; then = until) std::this_thread::sleep_until(then);
+    pages().give_back_kept();
+    runs = false;
+  } while (Clock::now() < until.load() && !runs.exchange(true));  // somebody came, and saw it run
+}
+
+}  // namespace
+
+void keep_pages_for_a_while() {
+  if (!pages().keeps()) return;
+  static const int in_child = pthread_atfork(nullptr, nullptr, [] { runs = false; });
+  static_cast<void>(in_child);
+  until = Clock::now() + kWhile;
+  if (runs.exchange(true)) return;
+  try {
+    start_in_background(give_back_when_idle).detach();
+  } catch (const std::system_error&) {
+    runs = false;
+    pages().give_back_kept();
+  }
 }
 
 }  // namespace rematfn

@@ -18,8 +18,7 @@
 //
 // Between two tenants as much stays as the last one would have left, and what its results took, once
 // they are freed: a step in a loop finds its pages again, and those of its gradients, where to clear
-// them anew took a tenth of its time. What is kept so goes back when nobody has come for a while
-// (idle_pages.h), and at once what is of the results when one comes of which nobody knows that it hands
+// them anew took a tenth of its time. What is kept so goes back when nobody has come for a while, and at once what is of the results when one comes of which nobody knows that it hands
 // out as much.
 
 #pragma once
@@ -36,7 +35,6 @@
 
 #include "base/thread_local.h"
 #include "memory/stretches.h"
-#include "memory/tenant.h"
 
 namespace rematfn {
 
@@ -51,6 +49,19 @@ class WillBeFilled {
 
  private:
   REMATFN_THREAD_LOCAL static int depth_;
+};
+
+// On whose behalf pages stay resident. Asked on any thread, under the lock of the pool.
+class Tenant {
+ public:
+  [[nodiscard]] virtual bool lives() const = 0;
+  // Bytes of its budget that nothing uses, and of results that it has yet to hand out.
+  [[nodiscard]] virtual std::size_t unused() const = 0;
+  // Of results that it has: the next one like it will want as many.
+  [[nodiscard]] virtual std::size_t handed_out() const { return 0; }
+
+ protected:
+  ~Tenant() = default;
 };
 
 class Pages {
@@ -135,5 +146,8 @@ class Pages {
 
 // The pool of the process.
 [[nodiscard]] Pages& pages();
+// From now on it keeps pages between calls for ten seconds; if a level with a budget comes meanwhile, for as
+// long as it lives, and then anew.
+void keep_pages_for_a_while();
 
 }  // namespace rematfn

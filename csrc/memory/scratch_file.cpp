@@ -5,14 +5,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
-#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -55,40 +53,6 @@ bool has_no_nameless_files(int error) {
   return error == EOPNOTSUPP || error == EISDIR || error == EINVAL || error == ENOENT;
 }
 
-// Of the character that `text`, which is not empty, begins with; zero if it is none of UTF-8's.
-std::size_t length_of_first(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
-  const std::uint8_t first = byte(0);
-  if (first < 0x80) return 1;
-  const std::size_t length = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-  if (first < 0xC2 || first > 0xF4 || length > text.size()) return 0;
-  std::uint32_t point = first & (0x7FU >> length);
-  for (std::size_t i = 1; i < length; ++i) {
-    if (byte(i) >> 6 != 2) return 0;
-    point = point << 6 | (byte(i) & 0x3FU);
-  }
-  const bool is_surrogate = point >> 11 == 0x1B;
-  const bool is_too_long = point < (length == 2 ? 0x80U : length == 3 ? 0x800U : 0x10000U);
-  return is_surrogate || is_too_long || point > 0x10FFFF ? 0 : length;
-}
-
-// A name may be any bytes; a message is UTF-8.
-std::string as_text(std::string_view name) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text;
-  while (!name.empty()) {
-    const std::size_t length = length_of_first(name);
-    if (length > 0) {
-      text += name.substr(0, length);
-    } else {
-      const auto byte = static_cast<std::uint8_t>(name[0]);
-      text += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 0xF]};
-    }
-    name.remove_prefix(std::max<std::size_t>(length, 1));
-  }
-  return text;
-}
-
 // A file without a name there, or with one no longer. Throws DiskError.
 int make_file(const std::string& folder, const FileCalls& calls) {
   int file = calls.open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR);
@@ -107,7 +71,7 @@ int make_file(const std::string& folder, const FileCalls& calls) {
 }  // namespace
 
 std::string said_of(const std::string& folder) {
-  return "the disk tier in \"" + as_text(folder) + "\": ";
+  return "the disk tier in \"" + folder + "\": ";
 }
 
 std::string describe_error(int error) {
@@ -132,20 +96,11 @@ void check_scratch_folder(const std::string& folder) {
   const char byte = 0;
   const bool holds_bytes = pwrite(file, &byte, 1, 0) == 1 || errno == ENOSPC || errno == EDQUOT;
   const int error = errno;
-  ::close(file);
+  close(file);
   if (!holds_bytes) {
     refuse(folder, "could not write to a file: " + describe_error(error) +
                        ". Name another directory, on a disk.");
   }
-}
-
-std::size_t default_disk_budget(const std::string& folder) {
-  struct statvfs found {};
-  if (statvfs(folder.c_str(), &found) != 0) {
-    refuse(folder, "cannot be asked how much is free there: " + describe_error(errno) +
-                       ". Name another directory, or give a budget.");
-  }
-  return static_cast<std::size_t>(found.f_bavail) * found.f_frsize / 2;
 }
 
 Bounce::~Bounce() {
@@ -168,11 +123,7 @@ ScratchFile::ScratchFile(const std::string& folder, bool direct, const FileCalls
   if (!is_direct()) go_through_cache();
 }
 
-ScratchFile::~ScratchFile() { close(); }
-
-void ScratchFile::close() {
-  if (file_ >= 0) ::close(std::exchange(file_, -1));
-}
+ScratchFile::~ScratchFile() { close(file_); }
 
 void ScratchFile::go_through_cache() {
   direct_ = false;  // first: whoever writes through the cache from now on will flush

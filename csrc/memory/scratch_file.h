@@ -49,8 +49,6 @@ class Bounce {
 
 // Throws DiskError if `folder` is none, cannot be written to, or is memory itself (a tmpfs).
 void check_scratch_folder(const std::string& folder);
-// Half of what is free there, in bytes.
-[[nodiscard]] std::size_t default_disk_budget(const std::string& folder);
 
 // Note [The page cache is no saved memory]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -77,8 +75,6 @@ class ScratchFile {
   [[nodiscard]] int write(const char* from, std::size_t nbytes, std::size_t offset, Bounce& bounce);
   [[nodiscard]] int read(char* to, std::size_t nbytes, std::size_t offset, Bounce& bounce);
   [[nodiscard]] bool is_direct() const { return direct_.load(std::memory_order_relaxed); }
-  // In a forked child: the file is the parent's.
-  void close();
 
  private:
   // Any thread. Transfers may be under way that have begun without it.
@@ -96,7 +92,7 @@ class ScratchFile {
   const FileCalls calls_;
 };
 
-// How messages begin.
+// How messages begin; a name may be any bytes.
 [[nodiscard]] std::string said_of(const std::string& folder);
 // "No space left on device (errno 28)"
 [[nodiscard]] std::string describe_error(int error);

@@ -22,7 +22,7 @@ void Program::begin(std::size_t budget, std::optional<LinkOptions> link,
   link_ = link;
   what_ = std::move(what);
   followed_ = {};
-  if (link && !timings_) timings_ = std::make_shared<Timings>(link->clocked, link->figures.drag);
+  if (link && !timings_) timings_ = std::make_shared<Timings>(link->figures.clocked, link->figures.drag);
   begin_anew();
 }
 

@@ -45,7 +45,6 @@ struct LinkOptions {
   LinkFigures figures;
   std::size_t room = 0;  // bytes, at its other end
   bool drops = true;     // versions may be dropped as well
-  bool clocked = false;  // the host's clock tells what a call takes
 };
 
 struct SimulationOptions {

@@ -19,9 +19,10 @@
 #include "planning/program.h"
 #include "python/bindings.h"
 #include "python/places.h"
+#include "tensors/disk_tier.h"
+#include "tensors/host.h"
 #include "tensors/layers.h"
-#include "tensors/move_to_disk.h"
-#include "tensors/move_to_host.h"
+#include "tensors/move.h"
 #include "tensors/named_storages.h"
 #include "tensors/thread_keys.h"
 
@@ -45,11 +46,19 @@ struct PythonError final : torch::PyTorchError {
   PyObject* kind_;
 };
 
+// The name of a folder may be any bytes.
+std::string in_utf8(const std::string& message) {
+  if (std::ranges::all_of(message, [](signed char each) { return each >= 0; })) return message;
+  const py::gil_scoped_acquire gil;
+  const auto length = static_cast<Py_ssize_t>(message.size());
+  return py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(message.data(), length, "backslashreplace"));
+}
+
 void raise_python(ErrorKind kind, const std::string& message) {
   PyObject* const python = kind == ErrorKind::kBudget   ? budget_error
                            : kind == ErrorKind::kReplay ? replay_error
                                                         : offload_error;
-  throw PythonError(python, message);
+  throw PythonError(python, in_utf8(message));
 }
 
 // See Note [Who waits does not hold the interpreter]
@@ -131,8 +140,7 @@ LevelOptions options_from(const py::object& given) {
           .is_estimate = field<bool>(given, "is_estimate"),
           .is_estimate_unguided = field<bool>(given, "is_estimate_unguided"),
           .known = program == nullptr ? known : program->trace,
-          .disk = field<std::shared_ptr<Disk>>(given, "disk"),
-          .host = field<std::shared_ptr<Host>>(given, "host"),
+          .tiers = field<std::vector<std::shared_ptr<Tier>>>(given, "tiers"),
           .drops = field<bool>(given, "drops"),
           .leaves_early = field<bool>(given, "leaves_early"),
           .wording = {field<std::string>(given, "unit"), field<std::size_t>(given, "peak")},
@@ -302,24 +310,9 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init<std::size_t>())
       .def("resident_bytes", &SharedBudget::resident_bytes)
       .def("peak_bytes", &SharedBudget::peak_bytes);
-  py::class_<Disk, std::shared_ptr<Disk>>(m, "Disk")
-      .def(py::init([](const std::string& folder, std::size_t budget, bool direct, bool verify,
-                       double bandwidth) {
-             try {
-               Disk::Options options;
-               options.folder = folder;
-               options.budget = budget;
-               options.direct = direct;
-               options.verify = verify;
-               options.bandwidth = bandwidth;
-               return std::make_shared<Disk>(std::move(options));
-             } catch (const DiskError& error) {
-               raise(ErrorKind::kOffload, error.what());
-             }
-           }),
-           nogil)
-      .def("statistics", [](const Disk& disk) {
-        const Disk::Statistics now = disk.statistics();
+  py::class_<Tier, std::shared_ptr<Tier>>(m, "Tier")
+      .def("statistics", [](Tier& tier) {
+        const TierFigures now = tier.figures();
         py::dict found;
         found["bytes_out"] = now.out.bytes;
         found["bytes_in"] = now.in.bytes;
@@ -328,30 +321,24 @@ PYBIND11_MODULE(_C, m) {
         found["queued_bytes"] = now.out.queued + now.in.queued;
         found["held_bytes"] = now.held;
         found["peak_bytes"] = now.peak_held;
-        found["capacity"] = now.capacity;
-        found["trouble"] = disk.trouble();
-        return found;
-      })
-      .def("link", [](Disk& disk, bool drops) { return link_to(disk, drops); },
-           py::call_guard<py::gil_scoped_release>());
-  py::class_<Host, std::shared_ptr<Host>>(m, "Host")
-      .def(py::init<std::size_t>())
-      .def("statistics", [](Host& host) {
-        const Host::Statistics now = host.statistics();
-        py::dict found;
-        found["bytes_out"] = now.out.bytes;
-        found["bytes_in"] = now.in.bytes;
-        found["bandwidth_out"] = now.out.bandwidth;
-        found["bandwidth_in"] = now.in.bandwidth;
-        found["held_bytes"] = now.held;
-        found["peak_bytes"] = now.peak_held;
         found["pinned_bytes"] = now.pinned;
         found["capacity"] = now.capacity;
         found["waited"] = now.waited;
-        found["trouble"] = host.trouble();
+        found["trouble"] = in_utf8(now.trouble);
         return found;
       })
-      .def("link", [](Host& host, bool drops) { return link_to(host, drops); });
+      .def("link", &link_to, nogil);
+  py::class_<DiskTier, Tier, std::shared_ptr<DiskTier>>(m, "Disk")
+      .def(py::init([](const std::string& folder, std::size_t budget, bool verify, double bandwidth) {
+             try {
+               return std::make_shared<DiskTier>(Disk::Options{
+                   .folder = folder, .budget = budget, .verify = verify, .bandwidth = bandwidth});
+             } catch (const DiskError& error) {
+               raise(ErrorKind::kOffload, error.what());
+             }
+           }),
+           nogil);
+  py::class_<Host, Tier, std::shared_ptr<Host>>(m, "Host").def(py::init<std::size_t>());
   m.def("memory_left", &memory_left);
   py::class_<ActiveLevel>(m, "ActiveLevel")
       .def(py::init([](const py::object& given) { return ActiveLevel(options_from(given)); }))

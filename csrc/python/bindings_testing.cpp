@@ -16,6 +16,7 @@
 #include "planning/search_thread.h"
 #include "planning/simulation.h"
 #include "python/bindings.h"
+#include "tensors/host.h"
 
 namespace py = pybind11;
 

@@ -10,6 +10,7 @@
 #include <bit>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/interpreter.h"
 #include "tensors/level_tensor.h"
 #include "tensors/thread_keys.h"
@@ -44,18 +45,80 @@ void if_the_device_works(F&& tell) noexcept {
   }
 }
 
-double seconds_between(const c10::Event& begin, const c10::Event& end) {
-  return kMilliseconds * begin.elapsedTime(end);
+// Whether the current stream of the device is. See Note [Nothing moves while a stream is captured].
+bool is_captured(c10::Device device) {
+  const c10::impl::DeviceGuardImplInterface& guard = guard_of(device);
+  return is_capturing(guard, guard.getStream(device));
+}
+
+// See Note [Nothing moves while a stream is captured]
+void refuse_if_captured(c10::Device device) {
+  if (!is_captured(device)) return;
+  raise(ErrorKind::kOffload,
+        "A value that was moved to the host, or is on its way, is needed while a stream is captured in a "
+        "graph. Call rematfn.materialize(x) on what the capture reads before it begins, raise the budget, "
+        "or capture a function that moves nothing.");
+}
+
+// The current stream of a device, after which all that the domain has run is over.
+c10::Stream enter(TensorDomain& domain, c10::Device device) {
+  domain.streams.enter(device);
+  return guard_of(device).getStream(device);
 }
 
 }  // namespace
 
-Host::Host(std::size_t budget) : slab_(budget), room_(slab_.largest()) {
+class Host::Copy final : public Tier::Copy {
+ public:
+  Copy(std::shared_ptr<Host> host, TensorDomain& domain, std::shared_ptr<Waits> waits, Lane lane,
+       std::size_t offset, std::size_t nbytes)
+      : host_(std::move(host)),
+        domain_(domain),
+        waits_(std::move(waits)),
+        lane_(lane),
+        offset_(offset),
+        nbytes_(nbytes) {}
+  ~Copy() override;
+
+  // Whether the stream has done what was begun. While the current one is captured, nobody knows.
+  [[nodiscard]] bool is_done() const override {
+    return !is_captured(lane_.out.device()) && done_->query();
+  }
+  void wait(std::optional<Trace::Id> returning) override;
+  void bring_back() override;
+  [[nodiscard]] c10::Storage take() override;
+  void turn_back() override;
+
+ private:
+  friend class Host;
+
+  // Whether its bytes are used no more: it is done, or the device has failed.
+  [[nodiscard]] bool is_over() const;
+  // `bytes`, which the copy reads or writes, may be freed on another stream than the current one.
+  void protect(const c10::DataPtr& bytes) const;
+
+  const std::shared_ptr<Host> host_;
+  TensorDomain& domain_;
+  const std::shared_ptr<Waits> waits_;
+  const Lane lane_;
+  const std::size_t offset_, nbytes_;
+  Mark done_;
+  c10::Storage comes_to_;
+};
+
+Host::Host(std::size_t budget)
+    : Tier("host", /*is_for_accelerators=*/true), slab_(budget), room_(slab_.largest()) {
   counts_.capacity = slab_.capacity();
 }
 
+bool Host::has_room(const c10::Storage& bytes) const {
+  return bytes.nbytes() > 0 && bytes.nbytes() <= room_ && !is_captured(bytes.device());
+}
+
 // See Note [Copies are in stream order]
-std::unique_ptr<Host::Copy> Host::copy_out(const c10::Storage& from, const c10::Stream& now) {
+std::unique_ptr<Tier::Copy> Host::put(const c10::Storage& from, TensorDomain& domain,
+                                      std::shared_ptr<Waits> waits) {
+  const c10::Stream now = enter(domain, from.device());
   std::unique_ptr<Copy> copy;
   bool is_first = false;
   {
@@ -75,7 +138,7 @@ std::unique_ptr<Host::Copy> Host::copy_out(const c10::Storage& from, const c10::
     counts_.held = slab_.held();
     counts_.peak_held = std::max(counts_.peak_held, counts_.held);
     const Lane lane = lane_of(from.device());
-    copy.reset(new Copy(shared_from_this(), lane, *offset, nbytes));
+    copy = std::make_unique<Copy>(shared_from_this(), domain, std::move(waits), lane, *offset, nbytes);
     mark(now)->block(lane.out);  // 1
     const Mark begin = mark(lane.out);
     {
@@ -84,8 +147,7 @@ std::unique_ptr<Host::Copy> Host::copy_out(const c10::Storage& from, const c10::
     }
     copy->done_ = mark(lane.out);
     counts_.out.bytes += nbytes;
-    ++counts_.out.transfers;
-    note({begin, copy->done_, &counts_.out, nbytes, nullptr, std::nullopt});
+    timed_.push_back({begin, copy->done_, &bandwidth_out_, nbytes, nullptr, std::nullopt});
     is_first = bandwidth_out_ == 0 && nbytes >= kTelling;
   }
   if (is_first) {  // the only one that is waited for, so that its time is known at once
@@ -120,7 +182,7 @@ bool Host::grow_to(std::size_t end, c10::DeviceType type) {
     try {
       bytes = at::getHostAllocator(type)->allocate(size);
     } catch (const std::exception& error) {
-      trouble_ = "no more memory can be pinned: " + std::string(error.what());
+      counts_.trouble = "no more memory can be pinned: " + std::string(error.what());
       return false;
     }
     const std::size_t begin = std::exchange(counts_.pinned, counts_.pinned + size);
@@ -161,20 +223,17 @@ void Host::free(std::size_t offset, std::size_t nbytes, const c10::Event* last) 
   room_ = slab_.largest();
 }
 
-bool Host::is_captured(c10::Device device) {
-  const c10::impl::DeviceGuardImplInterface& guard = guard_of(device);
-  return is_capturing(guard, guard.getStream(device));
+LinkFigures Host::link() const {
+  constexpr double kLatency = 2e-5;
+  constexpr double kUnknown = 1e10;
+  const double out = bandwidth_out_;
+  const double in = bandwidth_in_;
+  return {.latency = kLatency,
+          .per_byte_out = seconds_per_byte(out > 0 ? out : in, kUnknown),
+          .per_byte_in = seconds_per_byte(in > 0 ? in : out, kUnknown)};
 }
 
-double Host::bandwidth_out() const { return bandwidth_out_ > 0 ? bandwidth_out_ : bandwidth_in_; }
-double Host::bandwidth_in() const { return bandwidth_in_ > 0 ? bandwidth_in_ : bandwidth_out_; }
-
-std::string Host::trouble() const {
-  const std::lock_guard lock(mutex_);
-  return trouble_;
-}
-
-Host::Statistics Host::statistics() {
+TierFigures Host::figures() {
   const std::lock_guard lock(mutex_);
   collect();
   counts_.out.bandwidth = bandwidth_out_;
@@ -191,58 +250,33 @@ std::vector<std::pair<c10::StreamId, c10::StreamId>> Host::streams() const {
 
 // ---- times ------------------------------------------------------------------------------------
 
-void Host::note(Timed timed) { timed_.push_back(std::move(timed)); }
-
 void Host::collect() {
   if (std::ranges::any_of(lanes_, [](const Lane& l) { return is_captured(l.out.device()); })) return;
   while (!timed_.empty() && timed_.front().begin->query() && timed_.front().end->query()) {
     const Timed timed = std::move(timed_.front());
     timed_.pop_front();
-    const double seconds = seconds_between(*timed.begin, *timed.end);
-    if (timed.traffic == nullptr) {
-      if (seconds <= 0) continue;  // it was there in time
+    const double seconds = kMilliseconds * timed.begin->elapsedTime(*timed.end);
+    if (seconds <= 0) continue;  // it was there in time
+    if (timed.bandwidth == nullptr) {
       counts_.waited += seconds;
       timed.waits->add(seconds, timed.returning);
-    } else {
-      const bool goes_out = timed.traffic == &counts_.out;
-      measure(*timed.traffic, goes_out ? bandwidth_out_ : bandwidth_in_, timed.nbytes, seconds);
+    } else if (timed.nbytes >= kTelling) {
+      const double now = static_cast<double>(timed.nbytes) / seconds;
+      std::atomic<double>& of_late = *timed.bandwidth;
+      of_late = of_late == 0 ? now : 1 / ((1 - kNewest) / of_late + kNewest / now);
     }
   }
 }
 
-void Host::measure(Traffic& traffic, std::atomic<double>& bandwidth, std::size_t nbytes,
-                   double seconds) {
-  traffic.seconds += seconds;
-  if (nbytes < kTelling || seconds <= 0) return;
-  const double now = static_cast<double>(nbytes) / seconds;
-  bandwidth = bandwidth == 0 ? now : 1 / ((1 - kNewest) / bandwidth + kNewest / now);
-}
-
-void Host::Waits::add(double seconds, std::optional<std::uint64_t> late) {
-  const std::lock_guard lock(mutex_);
-  seconds_ += seconds;
-  if (late) late_.push_back(*late);
-}
-
-double Host::Waits::take_seconds() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(seconds_, 0);
-}
-
-std::vector<std::uint64_t> Host::Waits::take_late() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(late_, {});
-}
-
 // ---- a copy -----------------------------------------------------------------------------------
 
+// What is leaving may be freed now. See Note [Copies are in stream order], 6.
 Host::Copy::~Copy() {
   if (!done_) return;  // it was never begun
-  if (comes_to_) protect(comes_to_.data_ptr());
+  if (leaves) protect(leaves.data_ptr());
+  if (comes_to_) protect(take().data_ptr());
   host_->free(offset_, nbytes_, is_over() ? nullptr : done_.get());
 }
-
-bool Host::Copy::is_done() const { return !is_captured(lane_.out.device()) && done_->query(); }
 
 bool Host::Copy::is_over() const {
   bool over = true;
@@ -251,23 +285,26 @@ bool Host::Copy::is_over() const {
 }
 
 // See Note [Copies are in stream order], 2 and 4
-void Host::Copy::precede(const c10::Stream& now, const std::shared_ptr<Waits>& waits,
-                         std::optional<std::uint64_t> returning) {
+void Host::Copy::wait(std::optional<Trace::Id> returning) {
+  refuse_if_captured(lane_.out.device());
+  const c10::Stream now = enter(domain_, lane_.out.device());
+  if (leaves && domain_.streams.are_several()) protect(leaves.data_ptr());
   if (is_done()) return;
-  if (waits) {
+  {
     const std::lock_guard lock(host_->mutex_);
-    host_->note({mark(now), done_, nullptr, nbytes_, waits, returning});
+    host_->timed_.push_back({mark(now), done_, nullptr, nbytes_, waits_, returning});
   }
   done_->block(now);
 }
 
-void Host::Copy::bring_in(const c10::Stream& now) {
+void Host::Copy::bring_back() {
   const c10::Device device = lane_.in.device();
+  refuse_if_captured(device);
+  const c10::Stream now = enter(domain_, device);
   const c10::DeviceGuard on(device);
-  c10::Allocator* const allocator = c10::GetAllocator(device.type());
-  comes_to_ = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), nbytes_, allocator->allocate(nbytes_), allocator,
-      /*resizable=*/true));
+  comes_to_ = c10::Storage(c10::Storage::use_byte_size_t(), nbytes_, c10::GetAllocator(device.type()),
+                           /*resizable=*/true);
+  host_->coming_ += nbytes_;
   const std::lock_guard lock(host_->mutex_);
   host_->collect();
   mark(now)->block(lane_.in);  // 3
@@ -278,8 +315,19 @@ void Host::Copy::bring_in(const c10::Stream& now) {
   }
   done_ = mark(lane_.in);
   host_->counts_.in.bytes += nbytes_;
-  ++host_->counts_.in.transfers;
-  host_->note({begin, done_, &host_->counts_.in, nbytes_, nullptr, std::nullopt});
+  host_->timed_.push_back({begin, done_, &host_->bandwidth_in_, nbytes_, nullptr, std::nullopt});
+}
+
+c10::Storage Host::Copy::take() {
+  host_->coming_ -= nbytes_;
+  return std::move(comes_to_);
+}
+
+void Host::Copy::turn_back() {
+  const c10::Stream now = enter(domain_, lane_.in.device());
+  if (!is_done()) done_->block(now);
+  const c10::Storage room = take();
+  if (domain_.streams.are_several()) protect(room.data_ptr());
 }
 
 // See Note [Copies are in stream order], 6

@@ -43,69 +43,32 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "memory/slab.h"
+#include "tensors/tier.h"
 
 namespace rematfn {
 
-class Host : public std::enable_shared_from_this<Host> {
+class Host final : public Tier, public std::enable_shared_from_this<Host> {
  public:
-  struct Traffic {
-    std::size_t bytes = 0;
-    std::size_t transfers = 0;
-    double seconds = 0;    // of those that are known to be done
-    double bandwidth = 0;  // of late, in bytes per second; 0: not known yet
-  };
-  struct Statistics {
-    Traffic out, in;
-    std::size_t held = 0;  // in units of Slab::kAlignment
-    std::size_t peak_held = 0;
-    std::size_t pinned = 0;    // that the system gave
-    std::size_t capacity = 0;  // the budget, or what the system would give of it
-    double waited = 0;         // seconds that kernels waited for copies, as far as known
-  };
-  // Of streams, for copies; as found out later, by whoever asks for something next.
-  class Waits {
-   public:
-    void add(double seconds, std::optional<std::uint64_t> late);
-    [[nodiscard]] double take_seconds();
-    // The numbers of what was late, as precede() was given them.
-    [[nodiscard]] std::vector<std::uint64_t> take_late();
-
-   private:
-    std::mutex mutex_;
-    double seconds_ = 0;
-    std::vector<std::uint64_t> late_;
-  };
-  class Copy;
-
   // `budget`: a hard cap, in bytes.
   explicit Host(std::size_t budget);
 
-  // Starts to copy the bytes of `from` out, after what runs in `now`. Null if there is no room.
-  [[nodiscard]] std::unique_ptr<Copy> copy_out(const c10::Storage& from, const c10::Stream& now);
+  [[nodiscard]] bool has_room(const c10::Storage& bytes) const override;
+  [[nodiscard]] std::unique_ptr<Tier::Copy> put(const c10::Storage& bytes, TensorDomain& domain,
+                                                std::shared_ptr<Waits> waits) override;
+  // If only one bandwidth is known, they are taken to be the same.
+  [[nodiscard]] LinkFigures link() const override;
+  [[nodiscard]] std::size_t queued_in() const override { return coming_; }
+  [[nodiscard]] TierFigures figures() override;
 
-  // These are cheap: atomic loads.
-  [[nodiscard]] bool has_room(std::size_t nbytes) const {
-    return nbytes <= room_.load(std::memory_order_relaxed);
-  }
-  // As in Traffic; if only one is known, they are taken to be the same.
-  [[nodiscard]] double bandwidth_out() const;
-  [[nodiscard]] double bandwidth_in() const;
-
-  // Why there is less than the budget; empty if there is not.
-  [[nodiscard]] std::string trouble() const;
-  [[nodiscard]] Statistics statistics();
   // By device: the numbers of the streams out and in.
   [[nodiscard]] std::vector<std::pair<c10::StreamId, c10::StreamId>> streams() const;
-  // Whether the current stream of the device is. See Note [Nothing moves while a stream is captured].
-  [[nodiscard]] static bool is_captured(c10::Device device);
 
  private:
+  class Copy;
   using Mark = std::shared_ptr<const c10::Event>;
   struct Lane {  // of one device
     c10::Stream out, in;
@@ -117,10 +80,10 @@ class Host : public std::enable_shared_from_this<Host> {
   // What is known once `end` has been reached.
   struct Timed {
     Mark begin, end;
-    Traffic* traffic;  // null: what lies between is a wait, of `waits`
+    std::atomic<double>* bandwidth;  // null: what lies between is a wait, of `waits`
     std::size_t nbytes;
     std::shared_ptr<Waits> waits;
-    std::optional<std::uint64_t> returning;
+    std::optional<Trace::Id> returning;
   };
 
   [[nodiscard]] const Lane& lane_of(c10::Device device);
@@ -132,52 +95,16 @@ class Host : public std::enable_shared_from_this<Host> {
   void free(std::size_t offset, std::size_t nbytes, const c10::Event* last);
   void note(Timed timed);
   void collect();
-  void measure(Traffic& traffic, std::atomic<double>& bandwidth, std::size_t nbytes, double seconds);
 
   mutable std::mutex mutex_;  // for all below but atomics
   Slab slab_;
   std::vector<Chunk> chunks_;
   std::vector<Lane> lanes_;
   std::deque<Timed> timed_;
-  Statistics counts_;
-  std::string trouble_;
+  TierFigures counts_;
   std::atomic<std::size_t> room_;
+  std::atomic<std::size_t> coming_{0};  // bytes
   std::atomic<double> bandwidth_out_{0}, bandwidth_in_{0};
-};
-
-// The bytes of one value. To destroy it is to discard it.
-class Host::Copy {
- public:
-  ~Copy();
-  Copy(const Copy&) = delete;
-  Copy& operator=(const Copy&) = delete;
-
-  // Whether the stream has done what was begun. While the current one is captured, nobody knows.
-  [[nodiscard]] bool is_done() const;
-  // What `now` runs from now on comes after it. What it waits is noted, if `waits` is given: of a return,
-  // with its number.
-  void precede(const c10::Stream& now, const std::shared_ptr<Waits>& waits = nullptr,
-               std::optional<std::uint64_t> returning = std::nullopt);
-  // Starts to bring the bytes back, into memory from the current stream `now`. Throws OutOfMemoryError.
-  void bring_in(const c10::Stream& now);
-  // What has come in, or is about to: precede() first.
-  [[nodiscard]] c10::Storage take() { return std::move(comes_to_); }
-  // `bytes`, which the copy reads or writes, may be freed on another stream than precede() was told of.
-  void protect(const c10::DataPtr& bytes) const;
-
- private:
-  friend class Host;
-  Copy(std::shared_ptr<Host> host, Lane lane, std::size_t offset, std::size_t nbytes)
-      : host_(std::move(host)), lane_(lane), offset_(offset), nbytes_(nbytes) {}
-
-  // Whether its bytes are used no more: it is done, or the device has failed.
-  [[nodiscard]] bool is_over() const;
-
-  const std::shared_ptr<Host> host_;
-  const Lane lane_;
-  const std::size_t offset_, nbytes_;
-  Mark done_;
-  c10::Storage comes_to_;
 };
 
 }  // namespace rematfn

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from torch import Tensor
@@ -36,8 +36,7 @@ class LevelOptions:
     fraction: float = 0.0
     is_estimate: bool = False
     is_estimate_unguided: bool = False
-    disk: _C.Disk | None = None  # where versions may be moved to, from a CPU
-    host: _C.Host | None = None  # and from an accelerator
+    tiers: Sequence[_C.Tier] = ()  # where versions may be moved to
     drops: bool = True  # they may be dropped, and replayed
     leaves_early: bool = False  # what is not in use is moved, whether or not there is room
     # How the budget was written: its unit, or of how many bytes it is a fraction; for messages.

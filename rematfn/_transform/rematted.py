@@ -185,7 +185,7 @@ class Rematted(Generic[P, R]):
             verify=self._options.verify,
             name=self._describe(),
             max_operations=self._options.max_operations,
-            **self._options.tiers.open(),
+            tiers=self._options.tiers.open(),
             drops=self._options.drops,
             leaves_early=not self._options.drops and self.budget == Limit(),
             unit=self.budget.unit,

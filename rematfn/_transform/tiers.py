@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeAlias
 
 import torch
 
@@ -39,15 +39,13 @@ It is one of
   False, None                nowhere: what does not fit is computed again
   True                       {_DEFAULT}{_TIERS}"""
 
-Opened = TypeVar("Opened", _C.Disk, _C.Host)
-
 _opening = threading.RLock()
 os.register_at_fork(
     before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release
 )
 
 
-class _Tier(Generic[Opened]):
+class _Tier:
     """What lies there, and how fast it comes and goes."""
 
     def __init__(self, budget: SupportsIndex | str | None) -> None:
@@ -58,16 +56,16 @@ class _Tier(Generic[Opened]):
                 '4096 or "64GiB".'
             )
         self.budget = limit.bytes
-        self._opened: Opened | None = None
+        self._opened: _C.Tier | None = None
 
-    def open(self) -> Opened:
+    def open(self) -> _C.Tier:
         """Return what the core moves to; the first time it is made, and its folder looked at."""
         with _opening:
             if self._opened is None:
                 self._opened = self._make()
             return self._opened
 
-    def _make(self) -> Opened:
+    def _make(self) -> _C.Tier:
         raise NotImplementedError
 
     @property
@@ -114,7 +112,7 @@ class _Tier(Generic[Opened]):
         return self
 
 
-class Disk(_Tier[_C.Disk]):
+class Disk(_Tier):
     """A file that values on the CPU are moved to, and come back from.
 
     The file has no name, so that nothing of it is left when the process ends, however it ends; only
@@ -189,7 +187,7 @@ class Disk(_Tier[_C.Disk]):
         """The folder that the file lies in; None until one has been chosen."""
         return self._folder
 
-    def _make(self) -> _C.Disk:
+    def _make(self) -> _C.Tier:
         bandwidth = math.inf if self.bandwidth is None else self.bandwidth
         refused: list[OSError] = []
         given = self.path
@@ -199,7 +197,7 @@ class Disk(_Tier[_C.Disk]):
                 budget = self.budget
                 if budget is None:
                     budget = shutil.disk_usage(folder).free // 2
-                made = _C.Disk(os.fsencode(folder), budget, True, self.verify, bandwidth)
+                made = _C.Disk(os.fsencode(folder), budget, self.verify, bandwidth)
             except OSError as error:
                 refused.append(error)
                 continue
@@ -220,7 +218,7 @@ class Disk(_Tier[_C.Disk]):
         return _disk, (self.path, self.budget, self.verify, self.bandwidth)
 
 
-class Host(_Tier[_C.Host]):
+class Host(_Tier):
     """Pinned memory of the host that values on an accelerator are moved to, and come back from.
 
     Copies run in streams of their own, beside the kernels, in both directions at once. The memory
@@ -248,7 +246,7 @@ class Host(_Tier[_C.Host]):
     def __init__(self, budget: SupportsIndex | str | None = None) -> None:
         super().__init__(budget)
 
-    def _make(self) -> _C.Host:
+    def _make(self) -> _C.Tier:
         if not torch.accelerator.is_available():
             raise OffloadError(
                 f"{self!r}: values on an accelerator are moved to the host's memory, and torch "
@@ -281,18 +279,18 @@ class Tiers:
     host: Host | None = None
     as_there_are: bool = False  # nobody asked for either of them
 
-    def open(self) -> dict[str, Any]:
-        """Return the tiers as the core knows them, as arguments of `LevelOptions`.
+    def open(self) -> list[_C.Tier]:
+        """Return the tiers as the core knows them, an accelerator's first.
 
         Raises:
             OffloadError: One that was asked for cannot be used, or none can.
         """
-        opened: dict[str, Any] = {}
+        opened: list[_C.Tier] = []
         if self.host and (not self.as_there_are or torch.accelerator.is_available()):
-            opened["host"] = self.host.open()
+            opened.append(self.host.open())
         if self.disk:
             try:
-                opened["disk"] = self.disk.open()
+                opened.append(self.disk.open())
             except OffloadError:
                 if not opened:
                     raise
@@ -307,14 +305,11 @@ class Tiers:
                 whether it works on an accelerator.
         """
         opened = self.open()
-        host: _C.Host | None = opened.get("host")
-        disk: _C.Disk | None = opened.get("disk")
-        if host and disk and self.host and self.disk:
+        if len(opened) > 1 and self.host and self.disk:
             nothing_moved = self.host.bytes_out == self.disk.bytes_out == 0
             if self.host.bytes_out > 0 or (nothing_moved and _on_an_accelerator(values)):
-                disk = None
-        link = disk or host
-        return link.link(drops) if link else None
+                opened.pop()
+        return opened[-1].link(drops) if opened else None
 
     def __bool__(self) -> bool:
         return self.disk is not None or self.host is not None

@@ -34,10 +34,10 @@ void full() {
   expect(has(said, "300000 bytes") && has(said, "No space left") && has(said, folder), said);
   expect(second.is_whole() && lost->is_done(), "what did not leave is here");
   expect(!disk.has_room(1) && disk.write(second.begin, 4) == nullptr, "the disk counts as full");
-  expect(has(disk.trouble(), "No space left"), "and says so");
+  expect(has(disk.figures().trouble, "No space left"), "and says so");
   lost.reset();
   expect(returns(first, *kept), "nothing else is lost");
-  expect(disk.statistics().capacity == Slab::rounded(300'000), "as much as is held can be held");
+  expect(disk.figures().capacity == Slab::rounded(300'000), "as much as is held can be held");
   kept.reset();
   expect(disk.has_room(300'000) && !disk.has_room(310'000), "what goes makes room");
   expect(returns(second, *moved(disk, second)), "for others");
@@ -54,7 +54,7 @@ void broken() {
   lost.reset();
   kept->wait();
   expect(!disk.has_room(1) && !disk.write(second.begin, 4), "nothing is written to a broken disk");
-  expect(disk.statistics().capacity == 0 && !disk.trouble().empty(), "it says so");
+  expect(disk.figures().capacity == 0 && !disk.figures().trouble.empty(), "it says so");
   expect(returns(first, *kept), "nothing else is lost");
   kept.reset();
   expect(!disk.has_room(1), "it stays broken");
@@ -97,7 +97,7 @@ void short_of_memory() {
   const std::string said = error_of([&] { lost->wait(); });
   expect(has(said, "more memory"), said);
   lost.reset();
-  expect(disk.has_room(300'000) && disk.trouble().empty(), "that passes");
+  expect(disk.has_room(300'000) && disk.figures().trouble.empty(), "that passes");
   expect(returns(value, *moved(disk, value)), "and others may go");
 }
 
@@ -203,7 +203,7 @@ void not_direct() {
   Value aligned(300'000, 2, 0);
   expect(returns(value, *moved(disk, value)), "where the cache cannot be passed by it is used");
   expect(returns(aligned, *moved(disk, aligned)), "from then on");
-  expect(!disk.statistics().direct, "and the statistics say so");
+  expect(!disk.figures().direct, "and the statistics say so");
 }
 
 // Pages of the file that are in the page cache.
@@ -257,14 +257,12 @@ void refused_folders() {
   expect(has(error_at(folder + "/none"), "No such file"), "what is not there");
   expect(has(error_at("/proc/self/status"), "no directory"), "a file");
   expect(has(error_at("/proc/self/fdinfo"), "cannot be written to") || geteuid() == 0, "a fixed one");
-  expect(default_disk_budget(folder) > kMiB, "half of what is free");
-  expect(has(error_of([] { static_cast<void>(default_disk_budget("/none")); }), "/none"), "if it is");
 
   TestDisk disk(options());
   on_open = [](int) -> std::optional<int> { return errno = EMFILE, -1; };
   const Value value(100, 1);
   expect(disk.write(value.begin, value.nbytes) == nullptr, "no file, no copy");
-  expect(has(disk.trouble(), "Too many open files") && !disk.has_room(1), disk.trouble());
+  expect(has(disk.figures().trouble, "Too many open files") && !disk.has_room(1), disk.figures().trouble);
 }
 
 }  // namespace

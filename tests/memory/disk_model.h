@@ -135,7 +135,7 @@ inline bool returns(Value& value, Disk::Copy& copy) {
 
 inline Copy write(Disk& disk, const Value& value) {
   Copy copy = disk.write(value.begin, value.nbytes);
-  expect(copy != nullptr, "there is room: " + disk.trouble());
+  expect(copy != nullptr, "there is room: " + disk.figures().trouble);
   return copy;
 }
 

@@ -65,7 +65,7 @@ void a_fork() {
         expect(!error_of([&] { (*copy)->read(value.begin); }).empty(), "and cannot be read");
       }
       leaving.reset();
-      expect(disk->statistics().held == 0 && disk->has_room(64 * kMiB), "the child has its own");
+      expect(disk->figures().held == 0 && disk->has_room(64 * kMiB), "the child has its own");
       Copy own = moved(*disk, second);
       expect(returns(second, *own), "and writes to a file of its own");
       if (round % 2 == 0) own.reset(), away.reset(), disk.reset();

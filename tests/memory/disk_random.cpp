@@ -119,7 +119,7 @@ unsigned random_transfers(unsigned seed, const Chances& chances) {
           }
           break;
       }
-      const auto now = disk.statistics();
+      const auto now = disk.figures();
       expect(now.held <= kCap && now.peak_held <= kCap, "the cap holds");
     }
     for (Entry& e : entries) {
@@ -129,11 +129,11 @@ unsigned random_transfers(unsigned seed, const Chances& chances) {
   std::vector<std::thread> all;
   for (unsigned thread = 0; thread < 3; ++thread) all.emplace_back(work, thread);
   for (std::thread& thread : all) thread.join();
-  const auto now = disk.statistics();
+  const auto now = disk.figures();
   expect(now.held == 0 && now.out.queued == 0 && now.in.queued == 0, "nothing is held or queued");
   expect(chances.fatal > 0 || now.peak_held > kCap / 2, "the cap is put to the test");
   if (chances.fatal == 0) {
-    expect(failed == 0 && disk.trouble().empty(), "what can be gone on with is no failure");
+    expect(failed == 0 && disk.figures().trouble.empty(), "what can be gone on with is no failure");
     expect(now.out.transfers > 50 && now.in.transfers > 50 && refused > 0, "much is moved");
     expect(now.capacity == kCap && disk.has_room(kCap), "all can be had again");
   }

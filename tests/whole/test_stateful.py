@@ -386,8 +386,7 @@ class Twins(RuleBasedStateMachine):
             timed=False,
             verify=False,
             name="f",
-            disk=tier.open() if isinstance(tier, rematfn.Disk) else None,
-            host=tier.open() if isinstance(tier, rematfn.Host) else None,
+            tiers=[] if tier is None else [tier.open()],
             drops=drops,
             leaves_early=leaves_early,
         )

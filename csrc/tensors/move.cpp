@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensors/move.h"
+
+#include <optional>
+#include <utility>
+
+#include "tensors/level_tensor.h"
+#include "tensors/profiled.h"
+#include "tensors/tensor_store.h"
+#include "tensors/thread_keys.h"
+
+namespace rematfn {
+
+Move::Move(TensorDomain& domain, std::shared_ptr<Tier> tier) : Link(domain), tier_(std::move(tier)) {}
+
+bool Move::applies(const Version& version) const {
+  if (tensor_store.lost(version)) return true;  // has_room() knows
+  const c10::DeviceType type = tensor_version(version).current_storage().device_type();
+  return tier_->for_accelerators ? type != c10::kCPU && type != c10::kMeta : type == c10::kCPU;
+}
+
+bool Move::has_room(const Version& version) const {
+  return !tensor_store.lost(version) && tier_->has_room(tensor_version(version).current_storage());
+}
+
+Place Move::leave(Version& version) {
+  const Profiled range("rematfn::move to the", tier_->name);
+  const c10::Storage bytes = tensor_version(version).current_storage();
+  std::unique_ptr<Tier::Copy> copy = tier_->put(bytes, static_cast<TensorDomain&>(ledger_), waits_);
+  if (!copy) return Place::kHere;
+  copy->leaves = SharedBytes(bytes);
+  note_copy(time_out(version.nbytes));
+  copies_.emplace(&version, std::move(copy));
+  learn_of_waits();
+  return Place::kLeaving;
+}
+
+bool Move::has_arrived(const Version& version) const { return copies_.at(&version)->is_done(); }
+
+Place Move::wait(Version& version) {
+  Tier::Copy& copy = *copies_.at(&version);
+  const bool was_leaving = version.place == Place::kLeaving;
+  if (!was_leaving && copy.is_done()) note_early(version);
+  try {
+    copy.wait(was_leaving ? std::nullopt : std::optional(version.value));
+  } catch (const CopyLost&) {
+    if (!was_leaving) throw;
+    discard(version);
+    return Place::kHere;
+  }
+  learn_of_waits();
+  if (was_leaving) {
+    copy.leaves.reset();
+    if (!tensor_store.taken_meanwhile(version)) {
+      tensor_store.drop(version);
+      return Place::kAway;
+    }
+  } else {
+    const BackendScope scope;
+    refill(tensor_version(version), copy.take());
+  }
+  discard(version);
+  return Place::kHere;
+}
+
+Place Move::bring_back(Version& version) {
+  const Profiled range("rematfn::move from the", tier_->name);
+  const BackendScope scope;
+  copies_.at(&version)->bring_back();
+  note_copy(time_in(version.nbytes));
+  learn_of_waits();
+  return Place::kComing;
+}
+
+void Move::turn_back(Version& version) {
+  copies_.at(&version)->turn_back();
+  note_turned_back(version);
+}
+
+void Move::discard(Version& version) {
+  copies_.erase(&version);
+  learn_of_waits();
+}
+
+// Operators take longer beside it, perhaps.
+void Move::note_copy(double taken) {
+  if (figures().drag > 0) ledger_.copying += taken;
+}
+
+void Move::learn_of_waits() {
+  const auto [seconds, late] = waits_->take();
+  ledger_.root->statistics.waited += seconds;
+  for (const Trace::Id value : late) note_late(value);
+}
+
+void Tier::Waits::add(double seconds, std::optional<Trace::Id> late) {
+  const std::lock_guard lock(mutex_);
+  seconds_ += seconds;
+  if (late) late_.push_back(*late);
+}
+
+std::pair<double, std::vector<Trace::Id>> Tier::Waits::take() {
+  const std::lock_guard lock(mutex_);
+  return {std::exchange(seconds_, 0), std::exchange(late_, {})};
+}
+
+Way& way_to(TensorDomain& domain, const std::shared_ptr<Tier>& tier, bool drops) {
+  if (drops) tier->find_bandwidth();
+  for (const std::unique_ptr<Way>& way : domain.ways) {
+    const auto* move = dynamic_cast<const Move*>(way.get());
+    if (move != nullptr && move->tier() == tier) return *way;
+  }
+  return *domain.ways.emplace_back(std::make_unique<Move>(domain, tier));
+}
+
+LinkOptions link_to(Tier& tier, bool drops) {
+  if (drops) tier.find_bandwidth();
+  return {tier.link(), tier.figures().capacity, drops};
+}
+
+}  // namespace rematfn

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// move.h: versions go to a tier, and come back from it.
+
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+
+#include "engine/link.h"
+#include "planning/simulation.h"
+#include "tensors/tier.h"
+
+namespace rematfn {
+
+// Of one domain. Several may move to one tier.
+class Move final : public Link {
+ public:
+  Move(TensorDomain& domain, std::shared_ptr<Tier> tier);
+
+  [[nodiscard]] const std::shared_ptr<Tier>& tier() const { return tier_; }
+
+  [[nodiscard]] bool applies(const Version& version) const override;
+  [[nodiscard]] bool has_room(const Version& version) const override;
+  [[nodiscard]] Place leave(Version& version) override;
+  [[nodiscard]] Place bring_back(Version& version) override;
+  [[nodiscard]] bool has_arrived(const Version& version) const override;
+  [[nodiscard]] Place wait(Version& version) override;
+  void turn_back(Version& version) override;
+  void discard(Version& version) override;
+
+ private:
+  [[nodiscard]] LinkFigures figures() const override { return tier_->link(); }
+  [[nodiscard]] std::size_t queued_in() const override { return tier_->queued_in(); }
+  void note_copy(double taken);
+  void learn_of_waits();
+
+  const std::shared_ptr<Tier> tier_;
+  const std::shared_ptr<Tier::Waits> waits_ = std::make_shared<Tier::Waits>();
+  // A copy is found by the address of its version: whoever discards it may be the version's destructor.
+  std::unordered_map<const Version*, std::unique_ptr<Tier::Copy>> copies_;
+};
+
+// As measured of late; for a level that may drop its versions as well, or not.
+[[nodiscard]] LinkOptions link_to(Tier& tier, bool drops);
+// That of all levels of `domain`; likewise.
+[[nodiscard]] Way& way_to(TensorDomain& domain, const std::shared_ptr<Tier>& tier, bool drops);
+
+}  // namespace rematfn

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tier.h: where the bytes of tensors can lie meanwhile: a disk for those on a CPU, the host's memory for
+// those on an accelerator.
+
+#pragma once
+
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "engine/link.h"
+#include "engine/trace.h"
+#include "memory/tier_figures.h"
+#include "tensors/shared_bytes.h"
+
+namespace rematfn {
+
+class TensorDomain;
+
+class Tier {
+ public:
+  // For copies; as found out later, on any thread.
+  class Waits {
+   public:
+    // `late`: the value that was waited for, if it was a return.
+    void add(double seconds, std::optional<Trace::Id> late);
+    // The seconds and the values since the last time.
+    [[nodiscard]] std::pair<double, std::vector<Trace::Id>> take();
+
+   private:
+    std::mutex mutex_;
+    double seconds_ = 0;
+    std::vector<Trace::Id> late_;
+  };
+
+  // The bytes of one value. To destroy it is to discard it: nothing uses the value's memory any more, but
+  // what the allocator of that memory has been told of.
+  class Copy {
+   public:
+    Copy() = default;
+    Copy(const Copy&) = delete;
+    Copy& operator=(const Copy&) = delete;
+    virtual ~Copy() = default;
+
+    // Whether nothing is under way, as far as can be told.
+    [[nodiscard]] virtual bool is_done() const = 0;
+    // Whatever is computed from now on comes after what was begun. What that is waited is noted, for a
+    // return with its number. Throws CopyLost.
+    virtual void wait(std::optional<Trace::Id> returning) = 0;
+    // Starts to bring the bytes back; the copy stays whole. Throws CopyLost and OutOfMemoryError.
+    virtual void bring_back() = 0;
+    // What has come back: wait() first.
+    [[nodiscard]] virtual c10::Storage take() = 0;
+    // What comes back is not wanted now.
+    virtual void turn_back() = 0;
+
+    SharedBytes leaves;  // until it has left; they live longer than what reads them
+  };
+
+  Tier(const char* given_name, bool is_for_accelerators)
+      : name(given_name), for_accelerators(is_for_accelerators) {}
+  Tier(const Tier&) = delete;
+  Tier& operator=(const Tier&) = delete;
+  virtual ~Tier() = default;
+
+  // Whether put() may be asked, now.
+  [[nodiscard]] virtual bool has_room(const c10::Storage& bytes) const = 0;
+  // Starts to copy them out, after what has been computed. They must stay as they are until the copy is
+  // done or gone. Null if there is no room.
+  [[nodiscard]] virtual std::unique_ptr<Copy> put(const c10::Storage& bytes, TensorDomain& domain,
+                                                  std::shared_ptr<Waits> waits) = 0;
+  // As measured of late.
+  [[nodiscard]] virtual LinkFigures link() const = 0;
+  // Measures if nothing is known yet: what moving takes is to be compared with replays before anything
+  // has moved. Where all moves, transfers tell soon enough.
+  virtual void find_bandwidth() {}
+  // Bytes that are on their way back, or to be. Cheap.
+  [[nodiscard]] virtual std::size_t queued_in() const = 0;
+  [[nodiscard]] virtual TierFigures figures() = 0;
+
+  const char* const name;  // it lies on it
+  const bool for_accelerators;
+};
+
+}  // namespace rematfn
