@@ -70,8 +70,7 @@ Advice advice_for(const NoRoom& why, const ObservedCall* refused) {
     if (tier->for_accelerators && !level.tensor_domain().streams.any()) continue;
     if (!link) link = link_to(*tier, level.drops);
   }
-  return advise(why, refused, expects_backward(level),
-                {.wording = level.wording, .most_replays = level.most_replays, .link = link});
+  return advise(why, refused, expects_backward(level), level.wording, level.most_replays, link);
 }
 
 // What the program of an outermost level costs, backward included, as far as can be told.

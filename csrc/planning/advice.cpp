@@ -246,16 +246,16 @@ std::string Advice::in_words() const {
 
 // See Note [The figure is tried out]
 Advice advise(const NoRoom& why, const ObservedCall* refused, bool expects_backward,
-              const AdviceOptions& with) {
+              const Wording& wording, double most_replays, std::optional<LinkOptions> link) {
   const Table& table = *why.table;
   const Domain& domain = *table.domain;
-  const Advice lower_bound{figure_of(why.smallest_budget, with.wording)};
+  const Advice lower_bound{figure_of(why.smallest_budget, wording)};
   // A custom score is Python's, and an inner level's budget is not the simulation's.
   if (&table != domain.root || table.policy.custom_score) return lower_bound;
-  SimulationOptions options{.policy = table.policy, .link = with.link};
+  SimulationOptions options{.policy = table.policy, .link = std::move(link)};
   const auto tried_on = [&](const Trace& trace, std::size_t least) {
-    options.most_overhead = with.most_replays == kNever ? kNever : with.most_replays * trace.cost();
-    return enough_for(trace, options, least, with.wording);
+    options.most_overhead = most_replays == kNever ? kNever : most_replays * trace.cost();
+    return enough_for(trace, options, least, wording);
   };
   std::optional<Trace> so_far;
   if (domain.observers.recorder) so_far = domain.observers.recorder->followed_by(refused);

@@ -54,14 +54,9 @@ struct Advice {
   [[nodiscard]] std::string in_words() const;
 };
 
-struct AdviceOptions {
-  Wording wording{};
-  double most_replays = kNever;  // what replays may cost, in multiples of the program
-  std::optional<LinkOptions> link{};  // over which the level may move
-};
-
-// `refused`: the operator, if it was not one of those that replay for the caller.
+// `refused`: the operator, if it was not one of those that replay for the caller. `most_replays`: what
+// replays may cost, in multiples of the program. `link`: over which the level may move.
 [[nodiscard]] Advice advise(const NoRoom& why, const ObservedCall* refused, bool expects_backward,
-                            const AdviceOptions& options);
+                            const Wording& wording, double most_replays, std::optional<LinkOptions> link);
 
 }  // namespace rematfn

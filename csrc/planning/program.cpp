@@ -12,8 +12,8 @@ namespace rematfn {
 Program::Program(std::shared_ptr<const Trace> recorded)
     : trace(std::move(recorded)), timed_(trace), future_(std::make_shared<const Future>(*trace)) {}
 
-void Program::begin(std::size_t budget, std::optional<LinkOptions> link,
-                    std::function<void(Search&)> what) {
+void Program::begin(std::size_t budget, std::function<void(Search&)> what,
+                    std::optional<LinkOptions> link) {
   constexpr double kAbout = 1.05;  // peaks that depend on data are never quite the same
   const std::lock_guard guard(plans_mutex());
   const auto most = static_cast<std::size_t>(kAbout * static_cast<double>(budget_));
@@ -29,19 +29,6 @@ void Program::begin(std::size_t budget, std::optional<LinkOptions> link,
 void Program::begin_anew() {
   search_ = std::make_shared<Search>(timed_, future_, budget_, link_);
   what_(*search_);
-}
-
-void Program::search(std::size_t budget, const SearchLimits& limits, std::optional<Score> first,
-                     std::optional<LinkOptions> link, std::optional<Policy> online) {
-  begin(budget, link, [=](Search& search) { search.try_settings(limits, first, online); });
-}
-
-void Program::cut_into(std::size_t budget, std::size_t segments) {
-  begin(budget, {}, [=](Search& search) { search.try_segments(segments); });
-}
-
-void Program::cut_at_points(std::size_t budget) {
-  begin(budget, {}, [](Search& search) { search.try_cut_points(); });
 }
 
 // See Note [No call waits for a search]
@@ -97,8 +84,6 @@ std::shared_ptr<Guide> Program::guide() const {
   followed_ = best();
   return followed_.plan ? std::make_shared<Guide>(followed_, timings_) : nullptr;
 }
-
-double Program::cost() const { return trace->cost(); }
 
 double Program::elapsed() const {
   const std::lock_guard guard(plans_mutex());

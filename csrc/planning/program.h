@@ -29,12 +29,9 @@ class Program : public std::enable_shared_from_this<Program> {
  public:
   explicit Program(std::shared_ptr<const Trace> trace);
 
-  // Each begins a search for a plan for `budget`, unless one for as much has begun. See Search.
-  // Over `link`, values may be moved. `online`: the policy of calls that nothing is known of.
-  void search(std::size_t budget, const SearchLimits& limits, std::optional<Score> first = {},
-              std::optional<LinkOptions> link = {}, std::optional<Policy> online = {});
-  void cut_into(std::size_t budget, std::size_t segments);
-  void cut_at_points(std::size_t budget);
+  // Begins a search for a plan for `budget`, unless one for as much has begun. `what` says what to try.
+  // Over `link`, values may be moved.
+  void begin(std::size_t budget, std::function<void(Search&)> what, std::optional<LinkOptions> link = {});
   // A call is about to follow it. Simulates until some plan fits or there is little hope; the thread
   // goes on from there. See Note [No call waits for a search].
   void follow();
@@ -48,7 +45,7 @@ class Program : public std::enable_shared_from_this<Program> {
   [[nodiscard]] Plan plan() const;
   // Of the program itself, in seconds: its operators; and those with what lies between them, where that is
   // known.
-  [[nodiscard]] double cost() const;
+  [[nodiscard]] double cost() const { return trace->cost(); }
   [[nodiscard]] double elapsed() const;
   // Whether it overwrites what it has not made.
   [[nodiscard]] bool writes_outside() const;
@@ -58,7 +55,6 @@ class Program : public std::enable_shared_from_this<Program> {
   const std::shared_ptr<const Trace> trace;  // as it was recorded
 
  private:
-  void begin(std::size_t budget, std::optional<LinkOptions> link, std::function<void(Search&)> what);
   // Under plans_mutex().
   void begin_anew();
   void time_anew();

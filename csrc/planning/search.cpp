@@ -121,9 +121,9 @@ Search::Result Search::simulate(const std::shared_ptr<const Plan>& plan, Effort&
                                   .link = link_};
   // While nothing fits, a plan that comes to nothing takes its time with walks.
   constexpr std::uint64_t kMostOfOne = 200'000;
-  effort.counts_walks = !best_;
+  effort.counts_walks = !best_.plan;
   const auto most = std::max<std::uint64_t>(kMostOfOne, 4 * trace_->calls.size());
-  effort.most = best_ ? kAll : effort.operators + most;
+  effort.most = best_.plan ? kAll : effort.operators + most;
   Result result;
   try {
     Deeds deeds;
@@ -154,11 +154,10 @@ void Search::note_result(Result result, std::uint64_t operators) {
   const bool better = overhead < reached();
   // Most changes alter nothing by themselves; those that are to come may need them.
   const bool as_good = stage_ == Stage::kLocal && overhead == reached();
-  if (better || as_good) best_ = plan;
   if (better) found_ = plan;
   Best& alike = best_of_[index_of(plan->prefers)];
   if (!alike.plan || overhead <= alike.plan->overhead) alike = {plan, result.moved};
-  if (better || as_good) moved_by_best_ = std::move(result.moved);
+  if (better || as_good) best_ = {plan, std::move(result.moved)};
   constexpr double kGain = 0.01;
   if (overhead < (1 - kGain) * gained_) {
     gained_ = overhead;
@@ -206,7 +205,7 @@ bool Search::begin_next_stage() {
       return true;
     case Stage::kPatience:
       stage_ = Stage::kMoves;
-      if (!link_ || !link_->drops || !best_) return true;
+      if (!link_ || !link_->drops || !best_.plan) return true;
       for (const Score& score : kPortfolio) {
         queue_.push_back({.score = score, .prefers = Preference::kMoving});
       }
@@ -232,7 +231,7 @@ bool Search::begin_next_stage() {
 // What scores and local search do not come to. A DenseNet at 0.3 replays 0.54 without what `Speed` keeps, and
 // 0.30 with it; an LSTM at 0.1 0.45 without segments, and 0.37 with them.
 void Search::try_what_is_kept() {
-  const Score score = best_ ? best_->score : Score();
+  const Score score = best_.plan ? best_.plan->score : Score();
   const std::vector<bool> products = products_of(*trace_);
   queue_.push_back({.score = score, .kept = products});
   queue_.push_back({.score = kLooksBack, .kept = products});
@@ -254,11 +253,11 @@ Plan Search::decided(const Best& best) const {
 
 // Local search: change one of the best plans a little, and keep what does no harm.
 Plan Search::changed() {
-  if (!best_) return changes_->of(Plan(), link_ ? &moved_by_best_ : nullptr);
-  if (!link_) return changes_->of(*best_, nullptr);
-  Best from{best_, moved_by_best_};
+  if (!link_) return changes_->of(best_.plan ? *best_.plan : Plan(), nullptr);
+  Best from = best_;
+  if (!from.plan) return changes_->of(Plan(), &from.moved);
   for (const Best& other : best_of_) {
-    if (other.plan && other.plan != best_ && changes_->one_in(4)) from = other;
+    if (other.plan && other.plan != best_.plan && changes_->one_in(4)) from = other;
   }
   return changes_->of(changes_->one_in(8) ? decided(from) : *from.plan, &from.moved);
 }

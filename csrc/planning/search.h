@@ -94,7 +94,7 @@ class Search {
     std::vector<bool> moved;  // by value: what went over the link
   };
 
-  [[nodiscard]] double reached() const { return best_ ? best_->overhead : kNever; }
+  [[nodiscard]] double reached() const { return best_.plan ? best_.plan->overhead : kNever; }
   [[nodiscard]] double worth_finishing(const Plan& plan) const;
   [[nodiscard]] bool pays() const;
   // See Note [Guided is never worse than online].
@@ -106,7 +106,7 @@ class Search {
   [[nodiscard]] bool must_go_on() const {
     constexpr std::uint64_t kHopeless = 60'000;
     const bool has_more = stage_ == Stage::kScores || stage_ == Stage::kListed;
-    return !best_ && has_more && simulated_ < kHopeless;
+    return !best_.plan && has_more && simulated_ < kHopeless;
   }
   // Puts what comes next into the queue. False if nothing does.
   [[nodiscard]] bool begin_next_stage();
@@ -131,8 +131,7 @@ class Search {
   std::int64_t simulated_plans_ = 0;
   std::uint64_t last_gain_ = 0;
   double gained_ = kNever;  // the overhead then
-  std::vector<bool> moved_by_best_;
-  std::shared_ptr<const Plan> best_;
+  Best best_;
   std::shared_ptr<const Plan> found_;  // the first that is as good
   std::array<Best, kPreferences> best_of_;  // by what plans prefer
   std::optional<PlanChanges> changes_;  // for local search

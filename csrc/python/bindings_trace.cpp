@@ -161,15 +161,25 @@ void bind_traces(py::module_& m) {
             std::optional<Score> first;
             if (like != nullptr && !like->plan().online) first = like->plan().score;
             // A score of Python's is not for a thread without the interpreter.
-            const bool simulable = online != nullptr && !online->custom_score;
-            program.search(budget, {in_vain, in_all, plans}, first,
-                           link == nullptr ? std::nullopt : std::optional(*link),
-                           simulable ? std::optional(*online) : std::nullopt);
+            std::optional<Policy> simulable;
+            if (online != nullptr && !online->custom_score) simulable = *online;
+            const SearchLimits limits{in_vain, in_all, plans};
+            program.begin(
+                budget, [=](Search& search) { search.try_settings(limits, first, simulable); },
+                link == nullptr ? std::nullopt : std::optional(*link));
           },
           nogil, py::arg("budget"), py::arg("in_vain"), py::arg("in_all"), py::arg("plans") = -1,
           py::arg("like") = nullptr, py::arg("link") = nullptr, py::arg("online") = nullptr)
-      .def("cut_into", &Program::cut_into, nogil)
-      .def("cut_at_points", &Program::cut_at_points, nogil)
+      .def("cut_into",
+           [](Program& program, std::size_t budget, std::size_t segments) {
+             program.begin(budget, [=](Search& search) { search.try_segments(segments); });
+           },
+           nogil)
+      .def("cut_at_points",
+           [](Program& program, std::size_t budget) {
+             program.begin(budget, [](Search& search) { search.try_cut_points(); });
+           },
+           nogil)
       .def("follow", &Program::follow, nogil)
       .def("finish", &Program::finish, nogil)
       .def("is_settled", &Program::is_settled, nogil)

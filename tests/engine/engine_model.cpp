@@ -163,11 +163,9 @@ InnerLevel random_level(Dice& dice, std::size_t calls, std::size_t budget) {
 void search_for_a_plan(const std::shared_ptr<const Trace>& trace, SimulationOptions options,
                        const InnerLevel& inner, std::optional<LinkOptions> link,
                        const std::string& where) {
-  constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
   constexpr std::int64_t kPastMoves = 60;
   Program program(trace);
-  program.search(options.budget, {.in_vain = kAll, .in_all = kAll, .plans = link ? kPastMoves : 20},
-                 {}, link);
+  begin_search(program, options.budget, link ? kPastMoves : 20, link);
   program.finish();
   options.guide = program.guide();
   if (!options.guide) return;
@@ -261,7 +259,6 @@ void random_programs(unsigned first, unsigned count) {
 // Calls on several threads follow one program while a thread searches, and while it turns to programs
 // that are let go of: in the end the plan is the one that a single thread comes to.
 void searches(unsigned count) {
-  constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
   unsigned found = 0;
   for (unsigned seed = 0; seed < count; ++seed) {
     std::mt19937 random(seed);
@@ -271,7 +268,7 @@ void searches(unsigned count) {
     options.budget = run(*trace, {})->peak_bytes * 6 / 10;
     const auto begin = [&] {
       auto program = std::make_shared<Program>(trace);
-      program->search(options.budget, {.in_vain = kAll, .in_all = kAll, .plans = 30});
+      begin_search(*program, options.budget, 30);
       return program;
     };
     const auto alone = begin();

@@ -451,10 +451,9 @@ void plans_that_break_their_word(unsigned count) {
 
 // After a plan that broke, calls follow one of another preference, until there is another search.
 void plans_that_broke(unsigned count) {
-  constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
   const LinkOptions link{{1e-7, 1e-9, 1e-9}, std::size_t{1} << 20, /*drops=*/true};
   const auto searched = [&](Program& program, std::size_t budget) {
-    program.search(budget, {.in_vain = kAll, .in_all = kAll, .plans = 60}, {}, link);
+    begin_search(program, budget, 60, link);
     program.finish();
     return program.guide();
   };

@@ -4,13 +4,26 @@
 
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 
+#include "planning/program.h"
+#include "planning/search.h"
 #include "random_program.h"
 
 namespace rematfn {
+
+// Begins a search for so many plans, whatever they take.
+inline void begin_search(Program& program, std::size_t budget, std::int64_t plans,
+                         std::optional<LinkOptions> link = {}) {
+  constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
+  const SearchLimits limits{.in_vain = kAll, .in_all = kAll, .plans = plans};
+  program.begin(budget, [=](Search& search) { search.try_settings(limits, {}); }, link);
+}
 
 inline Score random_score(Dice& dice) {
   const auto among = [&](std::initializer_list<double> all) {
