@@ -3,18 +3,20 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/util/StringUtil.h>
 
 #ifdef __SSE__
 #include <xmmintrin.h>
 #endif
 
-#include <algorithm>
+#include <array>
 #include <cstring>
+#include <new>
+#include <span>
+#include <unordered_map>
 
 #include "base/errors.h"
 #include "base/thread_local.h"
-#include "tensors/context_layout.h"
-#include "tensors/setting_names.h"
 
 // Where torch has them, OpenMP's and MKL's own: to ask is less work, and at::set_num_threads would set the
 // number for threads that are yet to begin as well. MKL's returns what it was, 0 if that was never set.
@@ -29,6 +31,108 @@ namespace rematfn {
 std::atomic<std::uint32_t> settings_changes{0};
 
 namespace {
+
+// Where at::Context keeps its settings, for which it has getters that may throw and setters that may refuse
+// what is already set. Assumes that all but the precisions lie side by side, from enabled_cudnn on up to
+// fp32_precision, as plain values, and that this is a map without entries to come. Another name or type
+// does not compile; tests/tensors/test_settings.py reads torch's header for members elsewhere.
+using PrecisionKey = std::pair<at::Float32Backend, at::Float32Op>;
+using Precisions = std::unordered_map<PrecisionKey, at::Float32Precision, c10::hash<PrecisionKey>>;
+
+// A private member may be named where a template is instantiated explicitly.
+bool at::Context::*first_setting();
+Precisions at::Context::*precisions();
+bool at::NoTF32Guard::*changed();
+template <auto first, auto precision, auto changes>
+struct PrivateMembers {
+  friend bool at::Context::*first_setting() { return first; }
+  friend Precisions at::Context::*precisions() { return precision; }
+  friend bool at::NoTF32Guard::*changed() { return changes; }
+};
+template struct PrivateMembers<&at::Context::enabled_cudnn, &at::Context::fp32_precision,
+                               &at::NoTF32Guard::changed>;
+
+std::span<std::byte> plain_settings() {
+  static at::Context& context = at::globalContext();
+  return {reinterpret_cast<std::byte*>(&(context.*first_setting())),
+          reinterpret_cast<std::byte*>(&(context.*precisions()))};
+}
+
+// What torch's users call those that are on or off.
+using Switch = std::pair<const char*, bool (at::Context::*)() const>;
+
+// Those that differ between versions of torch have no name.
+constexpr std::array kSwitches{
+    Switch{"torch.use_deterministic_algorithms", &at::Context::deterministicAlgorithms},
+    Switch{"torch.utils.deterministic.fill_uninitialized_memory",
+           &at::Context::deterministicFillUninitializedMemory},
+    Switch{"torch.backends.mkldnn.enabled", &at::Context::userEnabledMkldnn},
+    Switch{"torch.backends.mkldnn.deterministic", &at::Context::deterministicMkldnn},
+    Switch{"torch.backends.mkldnn.allow_tf32", &at::Context::allowTF32OneDNN},
+    Switch{"torch.backends.cudnn.enabled", &at::Context::userEnabledCuDNN},
+    Switch{"torch.backends.cudnn.benchmark", &at::Context::benchmarkCuDNN},
+    Switch{"torch.backends.cudnn.deterministic", &at::Context::deterministicCuDNN},
+    Switch{"torch.backends.miopen.immediate", &at::Context::immediateMiopen},
+    Switch{"torch.backends.nnpack", &at::Context::userEnabledNNPACK},
+    Switch{"torch.backends.cuda.enable_flash_sdp", &at::Context::userEnabledFlashSDP},
+    Switch{"torch.backends.cuda.enable_mem_efficient_sdp", &at::Context::userEnabledMemEfficientSDP},
+    Switch{"torch.backends.cuda.enable_math_sdp", &at::Context::userEnabledMathSDP},
+    Switch{"torch.backends.cuda.enable_cudnn_sdp", &at::Context::userEnabledCuDNNSDP},
+    Switch{"torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp",
+           &at::Context::allowFP16BF16ReductionMathSDP},
+    Switch{"torch.backends.cuda.matmul.allow_fp16_accumulation",
+           &at::Context::allowFP16AccumulationCuBLAS},
+    Switch{"torch.backends.cpu.allow_fp16_reduced_precision_reduction",
+           &at::Context::allowFP16ReductionCPU},
+};
+
+// Names and present values, always of the same settings in the same order.
+std::vector<std::pair<std::string, std::string>> describe_settings() {
+  at::Context& context = at::globalContext();
+  std::vector<std::pair<std::string, std::string>> described;
+  for (const auto& [name, is_on] : kSwitches) {
+    described.emplace_back(name, (context.*is_on)() ? "True" : "False");
+  }
+  const auto add = [&](const char* name, const auto& value) {
+    described.emplace_back(name, c10::str(value));
+  };
+  add("torch.set_default_dtype", c10::get_default_dtype_as_scalartype());
+  add("torch.backends.cudnn.benchmark_limit", context.benchmarkLimitCuDNN());
+  add("torch.backends.quantized.engine", c10::toString(context.qEngine()));
+  add("torch.backends.cuda.preferred_linalg_library",
+      at::LinalgBackendToString(context.linalgPreferredBackend()));
+  constexpr std::array kBackends{"generic", "cuda", "mkldnn"};
+  constexpr std::array kOperators{"all", "conv", "rnn", "matmul"};
+  constexpr std::array kPrecisions{"none", "ieee", "tf32", "bf16", "default"};
+  const auto name_in = [](const auto& names, auto value) { return names.at(static_cast<std::size_t>(value)); };
+  for (const auto& [of, value] : context.*precisions()) {
+    described.emplace_back(
+        c10::str("fp32_precision of ", name_in(kBackends, of.first), ".", name_in(kOperators, of.second)),
+        name_in(kPrecisions, value));
+  }
+  std::string order;
+  for (const at::SDPBackend backend : context.sDPPriorityOrder()) {
+    order += (order.empty() ? "" : ", ") + std::to_string(static_cast<int>(backend));
+  }
+  add("the order of torch.nn.attention.sdpa_kernel", order);
+  return described;
+}
+
+// This thread's marks, which torch has guards for that only set them, for a scope. Assumes that what a guard's
+// destructor does, if the guard changed anything, is to take the mark away.
+void set_without_tf32(bool on) {
+  alignas(at::NoTF32Guard) std::byte place[sizeof(at::NoTF32Guard)];
+  auto& guard = *new (place) at::NoTF32Guard;  // not destroyed, it leaves the mark
+  if (on) return;
+  guard.*changed() = true;
+  guard.~NoTF32Guard();
+}
+
+void set_in_backward(bool on) {
+  alignas(at::ROCmBackwardPassGuard) std::byte place[sizeof(at::ROCmBackwardPassGuard)];
+  auto& guard = *new (place) at::ROCmBackwardPassGuard;
+  if (!on) guard.~ROCmBackwardPassGuard();
+}
 
 REMATFN_THREAD_LOCAL const Settings* latest = nullptr;
 // How many scopes of this thread have changed those of the process.
@@ -71,11 +175,9 @@ Settings::OfThread Settings::OfThread::now() {
 
 Settings::Settings()
     : default_dtype_(c10::get_default_dtype_as_scalartype()), thread_(OfThread::now()) {
-  const ContextParts& parts = parts_of_context();
-  context_.assign(parts.settings.begin(), parts.settings.end());
-  for (const auto& precision : parts.precisions) {
-    precisions_.emplace_back(precision.value, *precision.value);
-  }
+  const std::span<std::byte> plain = plain_settings();
+  context_.assign(plain.begin(), plain.end());
+  for (auto& [of, value] : at::globalContext().*precisions()) precisions_.emplace_back(&value, value);
   described_ = describe_settings();
 }
 
@@ -83,7 +185,7 @@ bool Settings::are_present() const {
   for (const auto& [place, value] : precisions_) {
     if (*place != value) return false;
   }
-  return std::memcmp(context_.data(), parts_of_context().settings.data(), context_.size()) == 0 &&
+  return std::memcmp(context_.data(), plain_settings().data(), context_.size()) == 0 &&
          default_dtype_ == c10::get_default_dtype_as_scalartype() && thread_ == OfThread::now();
 }
 
@@ -119,9 +221,9 @@ const Settings& Settings::present() {
 
 // Only what differs: what another thread sets meanwhile stays.
 void Settings::set_for_process() const {
-  const ContextParts& parts = parts_of_context();
+  const std::span<std::byte> plain = plain_settings();
   for (std::size_t i = 0; i < context_.size(); ++i) {
-    if (parts.settings[i] != context_[i]) parts.settings[i] = context_[i];
+    if (plain[i] != context_[i]) plain[i] = context_[i];
   }
   for (const auto& [place, value] : precisions_) *place = value;
   if (default_dtype_ != c10::get_default_dtype_as_scalartype()) {
