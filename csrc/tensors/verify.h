@@ -33,6 +33,9 @@ class Fingerprint {
   std::vector<std::uint16_t> elements_;
 };
 
+// The same elements, where a CPU can read them.
+[[nodiscard]] at::Tensor on_cpu(const at::Tensor& tensor);
+
 // Note [Uninitialised memory is verified as zeros]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Programs may read memory that they have not written, and never use what they read. Circular padding

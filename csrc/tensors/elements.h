@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// elements.h: the elements that a tensor has in its storage, as bits.
+
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "base/golden_ratio.h"
+
+namespace rematfn {
+
+struct Dimension {
+  std::int64_t size;
+  std::int64_t stride;
+  std::int64_t index = 0;  // of the element that is being visited
+  std::int64_t step = 0;   // from one to the next
+};
+// Those that matter, the last one first; neighbours that are one run are one.
+using Dimensions = c10::SmallVector<Dimension, 4>;
+[[nodiscard]] inline Dimensions dimensions_of(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  Dimensions dimensions;
+  for (std::size_t d = sizes.size(); d-- > 0;) {
+    const Dimension next{sizes[d], strides[d]};
+    if (next.size == 1) continue;
+    if (!dimensions.empty() && next.stride == dimensions.back().stride * dimensions.back().size) {
+      dimensions.back().size *= next.size;
+    } else {
+      dimensions.push_back(next);
+    }
+  }
+  return dimensions;
+}
+
+template <std::size_t kSize>
+std::uint64_t bits_at(const char* element) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, element, std::min(kSize, sizeof(bits)));
+  if constexpr (kSize > sizeof(bits)) {
+    std::uint64_t rest = 0;
+    std::memcpy(&rest, element + sizeof(bits), kSize - sizeof(bits));
+    bits ^= (rest ^ (rest >> 31U)) * kGoldenRatio;
+  }
+  return bits;
+}
+
+// Calls `visit` with the bits of so many elements in row-major order: that at `first`, and every `step`-th
+// after it. Allocates nothing: it runs while a budget is being kept.
+template <std::size_t kSize, class Visit>
+void for_each_element(const char* first, Dimensions& dimensions, std::int64_t count,
+                      std::int64_t step, const Visit& visit) {
+  if (count == 0) return;
+  std::int64_t distance = 0;
+  for (Dimension& d : dimensions) {
+    d.index = 0;
+    d.step = step % d.size;
+    distance += d.step * d.stride;
+    step /= d.size;
+  }
+  std::int64_t place = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    visit(bits_at<kSize>(first + place * static_cast<std::int64_t>(kSize)));
+    place += distance;
+    bool carries = false;
+    for (Dimension& d : dimensions) {
+      d.index += d.step + (carries ? 1 : 0);
+      if (carries) place += d.stride;
+      carries = d.index >= d.size;
+      if (!carries) continue;
+      d.index -= d.size;
+      place -= d.size * d.stride;
+    }
+  }
+}
+
+template <class Visit>
+void for_each_element(std::size_t itemsize, const char* first, Dimensions& dimensions,
+                      std::int64_t count, std::int64_t step, const Visit& visit) {
+  switch (itemsize) {
+    case 1: return for_each_element<1>(first, dimensions, count, step, visit);
+    case 2: return for_each_element<2>(first, dimensions, count, step, visit);
+    case 4: return for_each_element<4>(first, dimensions, count, step, visit);
+    case 8: return for_each_element<8>(first, dimensions, count, step, visit);
+    default: return for_each_element<16>(first, dimensions, count, step, visit);
+  }
+}
+
+}  // namespace rematfn
