@@ -14,8 +14,8 @@ namespace {
 
 class CpuState final : public RandomState {
  public:
-  explicit CpuState(at::Generator generator) : generator_(std::move(generator)) {
-    auto* impl = generator_.get<at::CPUGeneratorImpl>();
+  explicit CpuState(const at::Generator& generator) : RandomState(generator) {
+    auto* impl = generator.get<at::CPUGeneratorImpl>();
     engine_ = impl->engine();
     next_float_ = impl->next_float_normal_sample();
     next_double_ = impl->next_double_normal_sample();
@@ -30,10 +30,7 @@ class CpuState final : public RandomState {
     impl->set_next_double_normal_sample(next_double_);
   }
 
-  std::shared_ptr<const RandomState> present() const override { return of(generator_); }
-
  private:
-  at::Generator generator_;
   at::mt19937 engine_;
   std::optional<float> next_float_;
   std::optional<double> next_double_;
@@ -41,8 +38,8 @@ class CpuState final : public RandomState {
 
 class AnyState final : public RandomState {
  public:
-  explicit AnyState(at::Generator generator)
-      : generator_(std::move(generator)), state_(generator_.get_state()) {}
+  explicit AnyState(const at::Generator& generator)
+      : RandomState(generator), state_(generator.get_state()) {}
 
   void restore() const override {
     auto generator = generator_;
@@ -50,10 +47,7 @@ class AnyState final : public RandomState {
     generator.set_state(state_);
   }
 
-  std::shared_ptr<const RandomState> present() const override { return of(generator_); }
-
  private:
-  at::Generator generator_;
   at::Tensor state_;
 };
 

@@ -29,7 +29,12 @@ class RandomState {
   [[nodiscard]] static std::shared_ptr<const RandomState> of(const at::Generator& generator);
   virtual ~RandomState() = default;
   virtual void restore() const = 0;
-  [[nodiscard]] virtual std::shared_ptr<const RandomState> present() const = 0;
+  [[nodiscard]] std::shared_ptr<const RandomState> present() const { return of(generator_); }
+
+ protected:
+  explicit RandomState(at::Generator generator) : generator_(std::move(generator)) {}
+
+  const at::Generator generator_;
 };
 
 // For a scope: no other thread runs a random operator under a level.

@@ -8,31 +8,23 @@
 namespace rematfn {
 namespace {
 
+using c10::impl::tls_local_dispatch_key_set;
+
 REMATFN_THREAD_LOCAL bool is_under_level = false;
 // BackendSelect: see Note [Which key we borrow].
 constexpr c10::DispatchKeySet kBackendSelect{c10::DispatchKey::BackendSelect};
 
-void force_below(c10::impl::LocalDispatchKeySet keys) {
+c10::impl::LocalDispatchKeySet below(c10::impl::LocalDispatchKeySet keys) {
   keys.included_ = keys.included_ | kBackendSelect;
   keys.excluded_ = keys.excluded_ | kLevelKeySet;
-  c10::impl::_force_tls_local_dispatch_key_set(keys);
+  return keys;
 }
 
-}  // namespace
-
-void set_intercepting(bool on) {
-  is_under_level = on;
-  auto keys = c10::impl::tls_local_dispatch_key_set();
-  keys.included_ = on ? (keys.included_ | kLevelKeySet) - kBackendSelect
-                      : (keys.included_ - kLevelKeySet) | kBackendSelect;
-  c10::impl::_force_tls_local_dispatch_key_set(keys);
-}
-
-void see_operators() {
-  auto keys = c10::impl::tls_local_dispatch_key_set();
-  if (keys.excluded_.has(kLevelKey)) return;  // the node stays outside
-  keys.included_ = (keys.included_ | kLevelKeySet) - kBackendSelect;
-  c10::impl::_force_tls_local_dispatch_key_set(keys);
+c10::impl::LocalDispatchKeySet keys_of_kernels() {
+  auto keys = tls_local_dispatch_key_set();
+  keys.included_ = c10::default_included_set;
+  keys.excluded_ = c10::default_excluded_set | kAboveLevels;
+  return keys;
 }
 
 // Note [Keys that come back]
@@ -44,25 +36,37 @@ void see_operators() {
 // included on a thread whose stack is empty. Every operator comes to us in that state, factories
 // too, and the first one puts the keys right; but not within a node of autograd's, which may have asked
 // for it, and whose state the engine takes back.
-BelowLevels::BelowLevels() : saved_(c10::impl::tls_local_dispatch_key_set()) {
-  if (!is_under_level && saved_.included_.has(kLevelKey) && !torch::autograd::get_current_node()) {
-    set_intercepting(false);
-    saved_ = c10::impl::tls_local_dispatch_key_set();
-  }
-  force_below(saved_);
+c10::impl::LocalDispatchKeySet put_right(c10::impl::LocalDispatchKeySet keys) {
+  if (is_under_level || !keys.included_.has(kLevelKey)) return keys;
+  if (torch::autograd::get_current_node()) return keys;
+  set_intercepting(false);
+  return tls_local_dispatch_key_set();
 }
 
-BelowLevels::~BelowLevels() { c10::impl::_force_tls_local_dispatch_key_set(saved_); }
+}  // namespace
 
-void stay_outside() { force_below(c10::impl::tls_local_dispatch_key_set()); }
-
-BackendScope::BackendScope() : saved_(c10::impl::tls_local_dispatch_key_set()) {
-  c10::impl::LocalDispatchKeySet bare = saved_;
-  bare.included_ = c10::default_included_set;
-  bare.excluded_ = c10::default_excluded_set | kAboveLevels;
-  c10::impl::_force_tls_local_dispatch_key_set(bare);
+void set_intercepting(bool on) {
+  is_under_level = on;
+  auto keys = tls_local_dispatch_key_set();
+  keys.included_ = on ? (keys.included_ | kLevelKeySet) - kBackendSelect
+                      : (keys.included_ - kLevelKeySet) | kBackendSelect;
+  c10::impl::_force_tls_local_dispatch_key_set(keys);
 }
 
-BackendScope::~BackendScope() { c10::impl::_force_tls_local_dispatch_key_set(saved_); }
+void see_operators() {
+  auto keys = tls_local_dispatch_key_set();
+  if (keys.excluded_.has(kLevelKey)) return;  // the node stays outside
+  keys.included_ = (keys.included_ | kLevelKeySet) - kBackendSelect;
+  c10::impl::_force_tls_local_dispatch_key_set(keys);
+}
+
+BelowLevels::BelowLevels()
+    : ForceDispatchKeyGuard(below(put_right(tls_local_dispatch_key_set()))) {}
+
+void stay_outside() {
+  c10::impl::_force_tls_local_dispatch_key_set(below(tls_local_dispatch_key_set()));
+}
+
+BackendScope::BackendScope() : ForceDispatchKeyGuard(keys_of_kernels()) {}
 
 }  // namespace rematfn

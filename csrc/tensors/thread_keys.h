@@ -28,30 +28,16 @@ void see_operators();
 
 // For a scope: operators do not come to us, and factories find their backend as usual.
 // See Note [Keys that come back]
-class BelowLevels {
- public:
+struct BelowLevels : private c10::impl::ForceDispatchKeyGuard {
   BelowLevels();
-  ~BelowLevels();
-  BelowLevels(const BelowLevels&) = delete;
-  BelowLevels& operator=(const BelowLevels&) = delete;
-
- private:
-  c10::impl::LocalDispatchKeySet saved_;
 };
 
 // Until the thread's state is restored (autograd's engine does so for each node), the same.
 void stay_outside();
 
 // For a scope: operators run as kernels do, with nothing that interprets them above the backends.
-class BackendScope {
- public:
+struct BackendScope : private c10::impl::ForceDispatchKeyGuard {
   BackendScope();
-  ~BackendScope();
-  BackendScope(const BackendScope&) = delete;
-  BackendScope& operator=(const BackendScope&) = delete;
-
- private:
-  c10::impl::LocalDispatchKeySet saved_;
 };
 
 }  // namespace rematfn
