@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <c10/util/ScopeExit.h>
 #include <signal.h>
 
 #include <thread>
@@ -18,10 +19,7 @@ std::thread start_in_background(Work work) {
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  struct Restore {
-    const sigset_t& before;
-    ~Restore() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
-  } const restore{before};
+  const auto restore = c10::make_scope_exit([&] { pthread_sigmask(SIG_SETMASK, &before, nullptr); });
   return std::thread(std::move(work));
 }
 

@@ -16,7 +16,6 @@
 #include "levels/governed_nodes.h"
 #include "levels/level.h"
 #include "levels/meter.h"
-#include "levels/pressure.h"
 #include "levels/refusals.h"
 #include "memory/pages.h"
 #include "tensors/settings.h"
@@ -71,27 +70,21 @@ class Asked {
   }
 
  private:
-  // See Note [Bytes beside operators]
+  // See Note [Bytes beside operators] and Note [The operators of a node are its level's]
   void count_if_unrecorded() {
-    if (Level* level = current_level()) {
-      if (level->unrecorded && is_intercepting()) count_in(*level, "a tensor made beside operators");
-      return;
-    }
-    // See Note [The operators of a node are its level's]
-    Level* level = level_of_running_node();
+    Level* level = level_of_thread();
     if (level == nullptr || !level->unrecorded || !is_intercepting()) return;
-    count_in(*level, "`" + torch::autograd::get_current_node()->name() + "`");
-  }
-  void count_in(Level& level, const std::string& what) {
-    beside_ = level.unrecorded;
+    beside_ = level->unrecorded;
     beside_->add(nbytes_);
     try {
-      const DomainLock lock(level.domain);
-      notice_unrecorded(level);
+      const DomainLock lock(level->domain);
+      notice_unrecorded(*level);
     } catch (NoRoom& why) {
       beside_->subtract(nbytes_);
       why.unevictable -= std::min(why.unevictable, nbytes_);  // of what was asked for
-      raise_budget_error(why, what);
+      raise_budget_error(why, current_level() != nullptr
+                                  ? "a tensor made beside operators"
+                                  : "`" + torch::autograd::get_current_node()->name() + "`");
     } catch (...) {
       beside_->subtract(nbytes_);
       throw;
@@ -133,6 +126,15 @@ void* place(const Pages::Label& label) {
   auto* block = static_cast<char*>(c10::alloc_cpu(label.nbytes + kAhead));
   new (block) Pages::Label(label);
   return block + kAhead;
+}
+
+// An allocation of about `nbytes` failed: the same as Domain's, for all whose lock this thread holds.
+bool evict_after_failure(std::size_t nbytes) {
+  Meter* const meter = std::exchange(running_meter, nullptr);  // what goes is not its operator's
+  bool any = false;
+  for (const auto& domain : domains_held()) any |= domain->evict_after_failure(nbytes);
+  running_meter = meter;
+  return any;
 }
 
 // See Note [The allocation is tried again, not the operator]

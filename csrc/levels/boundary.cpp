@@ -1,29 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "levels/boundary.h"
 
+#include <ATen/autocast_mode.h>
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
-#include <optional>
 #include <stdexcept>
 #include <utility>
 
 #include "engine/gather.h"
 #include "levels/allocator.h"
-#include "levels/gradient_edges.h"
 #include "levels/refusals.h"
-#include "levels/weight_cache.h"
 #include "tensors/layers.h"
 #include "tensors/torch_compat.h"
 
 namespace rematfn {
 
+namespace {
+
+// Of a level that did not end well: gradients of leaves stay the level's until they are used.
+void forget_leaves(Level& level) {
+  const DomainLock lock(level.domain);
+  level.leaves.clear();
+  level.known_leaves.clear();
+}
+
+}  // namespace
+
 void end_level(LevelHandle& handle, Ending ending) {
-  const std::string interleaved = pop_level(handle);
+  Level& level = handle.level();
+  const std::string interleaved = pop_level(level);
   const bool lost = !interleaved.empty();
-  if (ending != Ending::kReturned || lost) forget_leaves(handle.level());
+  if (ending != Ending::kReturned || lost) forget_leaves(level);
   // Who interrupts does not want to wait for replays; an operator will still find the bytes.
   if (ending == Ending::kFailed || lost) {
-    hand_over(handle, /*sealed=*/false);
-    bring_survivors_back(handle);
+    hand_over(level, /*sealed=*/false);
+    bring_survivors_back(level);
   }
   if (ending == Ending::kReturned && lost) throw std::runtime_error(interleaved);
 }
@@ -56,22 +68,18 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
 
 namespace {
 
-void seal_cell(c10::TensorImpl& tensor, Level& level) {
-  const std::shared_ptr<Domain> domain = domain_of(tensor);
-  if (!domain) {
-    // See Note [Bytes beside operators]
-    if (level.heir() == nullptr && is_plain(tensor)) {
-      count_no_more(*tensor.unsafe_storage().unsafeGetStorageImpl());
-    }
-    return;
+void seal_cell(const at::Tensor& tensor, Level& level) {
+  c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const bool was_levels = with_cell(tensor, [&](Cell& cell) {
+    // Another tree's tensor that came through here: its own level lets go of it.
+    Level& leaving = cell.level->domain == level.domain ? level : level_of(cell);
+    if (level_of(cell).depth < leaving.depth) return;  // an enclosing level's, which it stays
+    give_cell(impl, cell, leaving.heir());
+  });
+  // See Note [Bytes beside operators]
+  if (!was_levels && level.heir() == nullptr && is_plain(impl)) {
+    count_no_more(*impl.unsafe_storage().unsafeGetStorageImpl());
   }
-  const DomainLock lock(domain);
-  Cell* cell = cell_of(tensor);
-  if (cell == nullptr) return;  // another thread has sealed it
-  // Another tree's tensor that came through here: its own level lets go of it.
-  Level& leaving = cell->level->domain == level.domain ? level : level_of(*cell);
-  if (level_of(*cell).depth < leaving.depth) return;  // an enclosing level's, which it stays
-  give_cell(tensor, *cell, leaving.heir());
 }
 
 }  // namespace
@@ -86,8 +94,8 @@ void seal(const at::Tensor& tensor, Level& level) {
   const std::vector<at::Tensor> held = held_by_subclass(inner);
   for (const at::Tensor& part : held) seal(part, level);
   if (!held.empty()) return;
-  seal_cell(*inner.unsafeGetTensorImpl(), level);
-  for_each_part(inner, [&](const at::Tensor& part) { seal_cell(*part.unsafeGetTensorImpl(), level); });
+  seal_cell(inner, level);
+  for_each_part(inner, [&](const at::Tensor& part) { seal_cell(part, level); });
 }
 
 void note_leaf(Level& level, c10::TensorImpl& tensor) {
@@ -95,27 +103,34 @@ void note_leaf(Level& level, c10::TensorImpl& tensor) {
   level.leaves.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&tensor));
 }
 
-void forget_leaves(Level& level) {
-  const DomainLock lock(level.domain);
-  level.leaves.clear();
-  level.known_leaves.clear();
+// Its wrappers exclude its key while they cast, other than the program.
+bool is_cast_of_autocast(const c10::TensorImpl& leaf, const c10::IValue& dtype) {
+  const auto device = leaf.device().type();
+  return dtype.isInt() && !at::autocast::is_autocast_enabled(device) &&
+         dtype.toScalarType() == at::autocast::get_autocast_dtype(device);
+}
+
+void note_cast(Level& level, c10::TensorImpl& leaf) {
+  level.cast_leaves.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&leaf));
 }
 
 namespace {
 
+// The leaves that are still there; none stays noted.
+std::vector<at::Tensor> take_leaves(Level& level, Leaves& noted) {
+  std::vector<at::Tensor> leaves;
+  const DomainLock lock(level.domain);
+  for (const auto& weak : std::exchange(noted, {})) {
+    if (auto impl = weak.lock()) leaves.emplace_back(std::move(impl));
+  }
+  level.known_leaves.clear();
+  return leaves;
+}
+
 // Seals the gradients accumulated on leaves that operators of `level` have read.
 void seal_leaf_gradients(Level& level) {
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
-  {
-    const DomainLock lock(level.domain);
-    leaves.swap(level.leaves);
-    level.known_leaves.clear();
-  }
   Level* heir = level.heir();
-  for (const auto& weak : leaves) {
-    auto impl = weak.lock();
-    if (!impl) continue;
-    const at::Tensor leaf{std::move(impl)};
+  for (const at::Tensor& leaf : take_leaves(level, level.leaves)) {
     if (leaf.grad().defined()) seal(leaf.grad(), level);
     {
       const DomainLock lock(level.domain);
@@ -128,27 +143,25 @@ void seal_leaf_gradients(Level& level) {
   }
 }
 
-// See Note [Results count until the last is there]
-class HandingOut {
- public:
-  explicit HandingOut(Level& level) : level_(level) {
-    const DomainLock lock(level_.domain);
-    level_.domain->begin_handing_out();
+// See Note [Autocast keeps casts of weights]
+void seal_cached_casts(Level& level) {
+  if (!at::autocast::is_autocast_cache_enabled()) return;
+  Level* heir = level.heir();
+  for (const at::Tensor& leaf : take_leaves(level, level.cast_leaves)) {
+    const auto device = leaf.device().type();
+    if (!at::autocast::is_autocast_enabled(device) || leaf.scalar_type() != at::kFloat) continue;
+    // What the cache has for the leaf. It has nothing only if the program cleared it by hand.
+    seal(at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), leaf, device), level);
+    if (heir == nullptr) continue;
+    const DomainLock lock(heir->domain);
+    note_cast(*heir, *leaf.unsafeGetTensorImpl());
   }
-  ~HandingOut() {
-    const DomainLock lock(level_.domain);
-    level_.domain->end_handing_out();
-  }
-  HandingOut(const HandingOut&) = delete;
-  HandingOut& operator=(const HandingOut&) = delete;
-
- private:
-  Level& level_;
-};
+}
 
 // What it returns, and the gradients of leaves. Returns how many bytes that is.
 std::size_t bring_back_together(Level& level, const std::vector<at::Tensor>& tensors) {
   const DomainLock lock(level.domain);
+  level.domain->begin_handing_out();
   std::vector<Version*> wanted;
   const auto want = [&](const at::Tensor& tensor) {
     if (!tensor.defined()) return;
@@ -190,19 +203,22 @@ std::size_t hand_out(LevelHandle& handle, const std::vector<at::Tensor>& tensors
   const std::size_t before = root.results_left();
   std::size_t returned = 0;
   {
-    std::optional<HandingOut> scope;
-    if (level.heir() == nullptr) {
-      scope.emplace(level);
-      returned = bring_back_together(level, tensors);
-    }
-    if (!goes_on) hand_over(handle, /*sealed=*/false);  // what makes room for the rest
+    const bool leaves_all = level.heir() == nullptr;
+    // See Note [Results count until the last is there]
+    const auto until_the_last_is_there = c10::make_scope_exit([&] {
+      if (!leaves_all) return;
+      const DomainLock lock(level.domain);
+      level.domain->end_handing_out();
+    });
+    if (leaves_all) returned = bring_back_together(level, tensors);
+    if (!goes_on) hand_over(level, /*sealed=*/false);  // what makes room for the rest
     for (const at::Tensor& tensor : tensors) seal(tensor, level);
     seal_leaf_gradients(level);  // by now it is known whether a graph leads to the leaves
     const std::size_t sealed = root.results_left();
     seal_cached_casts(level);
     returned += root.results_left() - sealed;
   }
-  goes_on ? bring_survivors_back(handle) : hand_over(handle, /*sealed=*/true);
+  goes_on ? bring_survivors_back(level) : hand_over(level, /*sealed=*/true);
   const std::size_t left = root.results_left() - before;
   return left - std::min(left, returned);
 }
@@ -212,12 +228,10 @@ void share_handles(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> 
     c10::TensorImpl* impl = innermost(result).unsafeGetTensorImpl();
     if (!has_level_key(*impl) || domain_of(*impl)) continue;
     for (const at::Tensor& argument : arguments) {
-      const at::Tensor other = innermost(argument);
-      const std::shared_ptr<Domain> domain = domain_of(*other.unsafeGetTensorImpl());
-      if (!domain || !result.is_alias_of(argument)) continue;
-      const DomainLock lock(domain);
-      Cell* cell = cell_of(*other.unsafeGetTensorImpl());
-      if (cell != nullptr) attach(*impl, c10::intrusive_ptr<Cell>::reclaim_copy(cell));
+      with_cell(innermost(argument), [&](Cell& cell) {
+        if (!result.is_alias_of(argument)) return;
+        attach(*impl, c10::intrusive_ptr<Cell>::reclaim_copy(&cell));
+      });
     }
     if (!domain_of(*impl)) detach(*impl);
   }
@@ -234,24 +248,13 @@ bool has_key(const at::Tensor& tensor) {
 
 void mark(const at::Tensor& tensor, const std::string& name) {
   for_each_innermost(tensor, [&](const at::Tensor& inner) {
-    const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
-    if (!domain) return;
-    const DomainLock lock(domain);
-    Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-    if (cell == nullptr) return;  // another thread has sealed it
-    Version& version = *cell->version;
-    if (version.table) domain->mark(version, name);
-    domain->observers.note_mark(version, name);
+    with_cell(inner, [&](Cell& cell) {
+      Version& version = *cell.version;
+      Domain& domain = *cell.level->domain;
+      if (version.table) domain.mark(version, name);
+      domain.observers.note_mark(version, name);
+    });
   });
-}
-
-bool with_contents(const at::Tensor& tensor, const std::function<bool(Domain&, Version&)>& what) {
-  const at::Tensor inner = innermost(tensor);
-  const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
-  if (!domain) return false;
-  const DomainLock lock(domain);
-  Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-  return cell != nullptr && what(*domain, *cell->version);
 }
 
 }  // namespace rematfn

@@ -23,7 +23,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -53,13 +52,28 @@ void end_level(LevelHandle& handle, Ending ending);
 std::size_t hand_out(LevelHandle& handle, const std::vector<at::Tensor>& tensors, bool goes_on);
 // Seals `tensor` for `level`, through functorch's wrappers, subclasses and forward-mode tangents.
 void seal(const at::Tensor& tensor, Level& level);
+// gradient_edges.cpp. Watches the edges by which the graph behind `tensor` leaves the level's region, with
+// hooks on the nodes there, and where its backward begins. See Note [What leaves is sealed].
+void cut_graph(const at::Tensor& tensor, Level& level);
+// A backward that enters the level looks at the hooks of `leaf` again. The level's domain is locked.
+void remember_leaf(const at::Tensor& leaf, WatchedLeaves& leaves);
 // Gives a level tensor's cell to `heir`, or to the caller if there is none. The lock of its domain is
 // held.
 void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir);
-// Of a level that did not end well: gradients of leaves stay the level's until they are used.
-void forget_leaves(Level& level);
 // Notes a leaf that may be given a gradient while the level is active.
 void note_leaf(Level& level, c10::TensorImpl& tensor);
+// Whether a cast of `leaf` that is about to run may be one that autocast keeps: not `w.double()`.
+[[nodiscard]] bool is_cast_of_autocast(const c10::TensorImpl& leaf, const c10::IValue& dtype);
+// Notes that `leaf` was cast while the level is active.
+// Note [Autocast keeps casts of weights]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Autocast casts a leaf that requires gradients once, and remembers the cast until the outermost
+// autocast ends. If that is around `f`, a cast made in `f` outlives the level, and the next function
+// reads it: it leaves, without being returned. So when `f` ends under autocast, what the cache has
+// for the leaves that were cast is sealed. To ask for a cast that it does not have would make one, which
+// stays as it is when the leaf is written; so casts of the program's own do not count. If all autocast
+// ended within `f`, the cache is empty, and the casts that autograd saved are the level's to evict.
+void note_cast(Level& level, c10::TensorImpl& leaf);
 
 // Puts the handle of the argument that it is a view of on each result of an operator that we did not
 // see. See Note [Which key we borrow]: view kernels copy the key, not the handle.
@@ -68,7 +82,5 @@ void share_handles(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> 
 // The program marks the contents of `tensor`, with a name or an empty one, for policies that heed
 // it. Whatever no level made is left alone.
 void mark(const at::Tensor& tensor, const std::string& name);
-// For tests: what `what` returns for the contents of a level tensor, under the lock; false if it is none.
-bool with_contents(const at::Tensor& tensor, const std::function<bool(Domain&, Version&)>& what);
 
 }  // namespace rematfn

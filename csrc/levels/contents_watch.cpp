@@ -3,7 +3,6 @@
 
 #include <ATen/record_function.h>
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -12,6 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/interpreter.h"
 #include "levels/level.h"
 
 namespace rematfn {
@@ -24,14 +24,13 @@ struct Seen {
   WeakStorage storage;  // by which one version is told from another at its address
   const void* data;
   std::size_t hash;
-  std::uint64_t look;
 };
+using AllSeen = std::unordered_map<const Version*, Seen>;
 
 struct Watch {
   std::mutex mutex;
   std::optional<at::CallbackHandle> callback;
-  std::unordered_map<const Version*, Seen> seen;
-  std::uint64_t looks = 0;
+  AllSeen seen;
   std::string last = "the start";  // where it was looked last
   std::vector<std::string> found;
 };
@@ -62,15 +61,16 @@ c10::Storage storage_of(const TensorVersion& version) {
   return cell ? c10::Storage(cell->storage.lock()) : c10::Storage();
 }
 
-void look_at(Watch& watch, const TensorVersion& version, const std::string& now) {
+void look_at(Watch& watch, const TensorVersion& version, const std::string& now, AllSeen& seen) {
   const c10::Storage storage = storage_of(version);
   if (!storage || !storage.device().is_cpu() || storage.data() == nullptr) return;
   const std::string_view bytes(static_cast<const char*>(storage.data()), storage.nbytes());
   const Seen next{storage.getWeakStorageImpl(), storage.data(),
-                  std::hash<std::string_view>{}(bytes), watch.looks};
-  const auto [entry, is_new] = watch.seen.try_emplace(&version, next);
-  if (is_new) return;
-  const Seen before = std::exchange(entry->second, next);
+                  std::hash<std::string_view>{}(bytes)};
+  if (!seen.emplace(&version, next).second) return;
+  const auto found = watch.seen.find(&version);
+  if (found == watch.seen.end()) return;
+  const Seen& before = found->second;
   if (before.storage._unsafe_get_target() != storage.unsafeGetStorageImpl() ||
       before.data != next.data || before.hash == next.hash) {
     return;
@@ -84,26 +84,24 @@ void look_at(Watch& watch, const TensorVersion& version, const std::string& now)
 }
 
 void look(const std::string& now) {
-  {
-    const std::lock_guard guard(watch().mutex);
-    ++watch().looks;
-  }
+  // No thread that has a domain's lock waits for this one.
+  lock_without_interpreter(watch().mutex);
+  const std::lock_guard guard(watch().mutex, std::adopt_lock);
+  AllSeen seen;
   for_each_live_domain([&](TensorDomain& domain) {
-    const std::lock_guard guard(watch().mutex);
     for (const Table* level : domain.levels) {
       for (const Version* v = level->oldest; v != nullptr; v = v->next) {
-        look_at(watch(), static_cast<const TensorVersion&>(*v), now);
+        look_at(watch(), static_cast<const TensorVersion&>(*v), now, seen);
         if (!v->producer) continue;
         // What is the caller's stands in no table.
         for (const Input& input : v->producer->inputs) {
           const auto& read = static_cast<const TensorVersion&>(*input.version);
-          if (!read.table) look_at(watch(), read, now);
+          if (!read.table) look_at(watch(), read, now, seen);
         }
       }
     }
   });
-  const std::lock_guard guard(watch().mutex);
-  std::erase_if(watch().seen, [](const auto& entry) { return entry.second.look != watch().looks; });
+  watch().seen = std::move(seen);
   watch().last = now;
 }
 

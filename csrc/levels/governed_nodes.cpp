@@ -49,33 +49,30 @@ void end_to_govern() {
   c10::ThreadLocalDebugInfo::_push(own_slot(), std::make_shared<Governor>(nullptr, node));
 }
 
-class NodeHook final : public FunctionPreHook {
+// What it does leaves the gradients as they are.
+class Hook final : public FunctionPreHook {
  public:
-  explicit NodeHook(std::shared_ptr<LevelHandle> level) : level_(std::move(level)) {}
+  Hook(HookAction action, const void* own_mark) : mark(own_mark), action_(std::move(action)) {}
 
   variable_list operator()(const variable_list& gradients) override {
-    begin_to_govern(level_);
+    action_(gradients);
     return gradients;
   }
+  // Nothing for compiled autograd to trace: what it runs are no level tensors.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
 
-  [[nodiscard]] bool is_of(const Level& level) const { return &level_->level() == &level; }
+  const void* const mark;
 
  private:
-  const std::shared_ptr<LevelHandle> level_;
+  const HookAction action_;
 };
 
-// After the hooks of a leaf.
-class EndHook final : public FunctionPreHook {
- public:
-  variable_list operator()(const variable_list& gradients) override {
-    end_to_govern();
-    return gradients;
-  }
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
-};
+std::unique_ptr<FunctionPreHook> make_governing_hook(const std::shared_ptr<LevelHandle>& level) {
+  const auto begin = [level](const variable_list&) { begin_to_govern(level); };
+  return make_hook(begin, &level->level());
+}
 
-// Around those that run when its gradient is there.
+// Around those of a leaf that run when its gradient is there.
 class GovernedPostHook final : public PostAccumulateGradHook {
  public:
   GovernedPostHook(std::shared_ptr<LevelHandle> level, std::unique_ptr<PostAccumulateGradHook> inner)
@@ -110,34 +107,37 @@ Level* level_of_running_node() {
   return &now->level->level();
 }
 
-bool is_backward_governed() {
+bool is_backward_governed(const Level* by) {
   const Governor* now = governor();
-  return now != nullptr && now->level && now->node != torch::autograd::get_current_node().get();
+  if (now == nullptr || !now->level) return false;
+  if (now->node == torch::autograd::get_current_node().get()) return false;
+  return by == nullptr || is_within(&now->level->level(), *by);
 }
 
-bool is_backward_governed_by(const Level& level) {
-  if (!is_backward_governed()) return false;
-  const Level* l = &governor()->level->level();
-  while (l != nullptr && l != &level) l = l->enclosing_level();
-  return l != nullptr;
+std::unique_ptr<FunctionPreHook> make_hook(HookAction action, const void* mark) {
+  return std::make_unique<Hook>(std::move(action), mark);
+}
+
+bool has_mark(const FunctionPreHook& hook, const void* mark) {
+  const auto* ours = dynamic_cast<const Hook*>(&hook);
+  return ours != nullptr && ours->mark == mark;
 }
 
 void govern(GraphNode& node, const std::shared_ptr<LevelHandle>& level) {
   auto& hooks = node.tensor_pre_hooks().empty() ? node.pre_hooks() : node.tensor_pre_hooks();
-  hooks.insert(hooks.begin(), std::make_unique<NodeHook>(level));
+  hooks.insert(hooks.begin(), make_governing_hook(level));
 }
 
 void govern_hooks(const at::Tensor& leaf, const std::shared_ptr<LevelHandle>& level,
                   std::unique_ptr<FunctionPreHook> first) {
   auto& hooks = torch::autograd::impl::hooks(leaf);
   const auto is_ours = [&](const std::unique_ptr<FunctionPreHook>& hook) {
-    const auto* ours = dynamic_cast<const NodeHook*>(hook.get());
-    return ours != nullptr && ours->is_of(level->level());
+    return has_mark(*hook, &level->level());
   };
   if (std::any_of(hooks.begin(), hooks.end(), is_ours)) return;
   if (first) hooks.insert(hooks.begin(), std::move(first));
-  hooks.insert(hooks.begin(), std::make_unique<NodeHook>(level));
-  hooks.push_back(std::make_unique<EndHook>());
+  hooks.insert(hooks.begin(), make_governing_hook(level));
+  hooks.push_back(make_hook([](const variable_list&) { end_to_govern(); }));
   if (auto& after = torch::autograd::impl::post_acc_grad_hooks(leaf)) {
     after = std::make_unique<GovernedPostHook>(level, std::move(after));
   }

@@ -28,6 +28,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 
@@ -39,12 +40,22 @@ namespace rematfn {
 // are in nobody's region, whoever made their leaf.
 inline constexpr std::uint64_t kAccumulator = std::numeric_limits<std::uint64_t>::max();
 
+// A hook of ours, which leaves gradients as they are. By its mark it is told from others.
+using HookAction = std::function<void(const torch::autograd::variable_list&)>;
+[[nodiscard]] std::unique_ptr<torch::autograd::FunctionPreHook> make_hook(
+    HookAction action, const void* mark = nullptr);
+[[nodiscard]] bool has_mark(const torch::autograd::FunctionPreHook& hook, const void* mark);
+
 // The level whose the operators are of the node that a backward runs on this thread; null if there is
 // none.
 [[nodiscard]] Level* level_of_running_node();
-// Whether a node of some level, of `level` or of one inside it, has begun the running backward.
-[[nodiscard]] bool is_backward_governed();
-[[nodiscard]] bool is_backward_governed_by(const Level& level);
+// The level whose this thread's operators are: the innermost active one, or else that of the node.
+[[nodiscard]] inline Level* level_of_thread() {
+  Level* level = current_level();
+  return level != nullptr ? level : level_of_running_node();
+}
+// Whether a node of some level has begun the running backward; of `by` or of one inside it, if given.
+[[nodiscard]] bool is_backward_governed(const Level* by = nullptr);
 
 // From now on the operators of `node` are the level's, and those of the hooks that it has.
 void govern(torch::autograd::Node& node, const std::shared_ptr<LevelHandle>& level);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "levels/gradient_edges.h"
+//
+// gradient_edges.cpp: the edges of the autograd graph that gradients leave a level by, and enter.
 
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -26,6 +28,7 @@ namespace rematfn {
 namespace {
 
 using torch::autograd::Edge;
+using torch::autograd::FunctionPreHook;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
@@ -49,26 +52,29 @@ bool in_region(const Birth& node, const Level& level) {
 // which is us. So such a node is watched when the backward is done.
 constinit thread_local const Node* in_hook_of = nullptr;
 
-class HookScope {
- public:
-  HookScope()
-      : outer_(std::exchange(in_hook_of, torch::autograd::get_current_node().get())) {}
-  ~HookScope() { in_hook_of = outer_; }
-  HookScope(const HookScope&) = delete;
-  HookScope& operator=(const HookScope&) = delete;
-
- private:
-  const Node* const outer_;
-};
-
-bool is_seal(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook);
-
 // A gradient that no level made, where one leaves. See Note [The operators of a node are its level's]
 void leave_count(const at::Tensor& gradient) {
   c10::TensorImpl& impl = *gradient.unsafeGetTensorImpl();
   if (current_level() != nullptr || is_backward_governed() || !is_plain(impl)) return;
   count_no_more(*impl.unsafe_storage().unsafeGetStorageImpl());
 }
+
+// In a hook: `leave` is called with each gradient, the part of it that is a level tensor, and the cell of that.
+template <class Leave>
+void for_each_leaving(const variable_list& gradients, const Leave& leave) {
+  const Node* outer = std::exchange(in_hook_of, torch::autograd::get_current_node().get());
+  const auto restore = c10::make_scope_exit([&] { in_hook_of = outer; });
+  for (const at::Tensor& gradient : gradients) {
+    if (!gradient.defined()) continue;
+    for_each_innermost(gradient, [&](const at::Tensor& inner) {
+      const auto leaves = [&](Cell& cell) { leave(gradient, inner, cell); };
+      if (!with_cell(inner, leaves)) leave_count(inner);
+    });
+  }
+}
+
+const char kSeal = 0;
+bool is_seal(const std::unique_ptr<FunctionPreHook>& hook) { return has_mark(*hook, &kSeal); }
 
 // Note [Hooks may write parameters]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -114,88 +120,44 @@ void see_operators_of_hooks() {
 // leaves alone whatever is not a level tensor. But Python throws a leaf's hooks away when it
 // registers the first one of its own. So a level remembers the leaves it has watched and looks at
 // them again when a backward enters it.
-class SealHook final : public torch::autograd::FunctionPreHook {
- public:
-  explicit SealHook(const Node& target) : target_(target) {}
-
-  variable_list operator()(const variable_list& gradients) override {
-    if (target_.is_accumulator()) see_operators_of_hooks();
-    const HookScope scope;
-    for (const at::Tensor& gradient : gradients) {
-      if (gradient.defined()) seal_arriving(gradient);
-    }
-    return gradients;
-  }
-
-  // Nothing for compiled autograd to trace: what it runs are no level tensors.
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
-
- private:
-  void seal_arriving(const at::Tensor& gradient) const {
-    for_each_innermost(gradient, [&](const at::Tensor& inner) {
-      const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
-      if (!domain) return leave_count(inner);
-      const DomainLock lock(domain);
-      Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-      if (cell == nullptr) return;
-      Level* heir = &level_of(*cell);
-      if (stays_in(*heir)) return;
-      do {
-        for_each_layer(gradient, [&](const at::Tensor& layer) { cut_graph(layer, *heir); });
-        heir = heir->enclosing_level();
-      } while (heir != nullptr && !stays_in(*heir));
-      give_cell(*inner.unsafeGetTensorImpl(), *cell, heir);
-    });
-  }
-
+void seal_arriving(const variable_list& gradients, const Birth& target) {
+  if (target.is_accumulator()) see_operators_of_hooks();
   // What arrives at the target leaves each level up to the one whose region the target is in. A leaf
   // has none: a level that still runs, or whose node has begun the backward, keeps what arrives there.
-  [[nodiscard]] bool stays_in(const Level& level) const {
-    if (!target_.is_accumulator()) return in_region(target_, level);
-    return level.active || is_backward_governed_by(level);
-  }
+  const auto stays_in = [&](const Level& level) {
+    if (!target.is_accumulator()) return in_region(target, level);
+    return level.active || is_backward_governed(&level);
+  };
+  for_each_leaving(gradients, [&](const at::Tensor& gradient, const at::Tensor& inner, Cell& cell) {
+    Level* heir = &level_of(cell);
+    if (stays_in(*heir)) return;
+    do {
+      for_each_layer(gradient, [&](const at::Tensor& layer) { cut_graph(layer, *heir); });
+      heir = heir->enclosing_level();
+    } while (heir != nullptr && !stays_in(*heir));
+    give_cell(*inner.unsafeGetTensorImpl(), cell, heir);
+  });
+}
 
-  const Birth target_;
-};
+std::unique_ptr<FunctionPreHook> make_seal(const Node& target) {
+  const auto run = [target = Birth(target)](const variable_list& gradients) {
+    seal_arriving(gradients, target);
+  };
+  return make_hook(run, &kSeal);
+}
 
-// Sits on the node of an output, and seals a gradient that is taken from there: asked for with
+// On the node of an output, seals a gradient that is taken from there: asked for with
 // autograd.grad(z, y), y an output too, or retained. It would never cross an edge out of the region.
-class OutputSealHook final : public torch::autograd::FunctionPreHook {
- public:
-  explicit OutputSealHook(Node& owner) : owner_(owner) {}
-
-  variable_list operator()(const variable_list& gradients) override {
-    if (!is_taken()) return gradients;
-    const HookScope scope;
-    for (const at::Tensor& gradient : gradients) {
-      if (!gradient.defined()) continue;
-      for_each_innermost(gradient, [&](const at::Tensor& inner) {
-        const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
-        if (!domain) return leave_count(inner);
-        const DomainLock lock(domain);
-        const Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-        if (cell != nullptr) seal(gradient, level_of(*cell));
-      });
-    }
-    return gradients;
-  }
-
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
-
- private:
-  bool is_taken() const {
-    if (!owner_.retains_grad_hooks().empty()) return true;
+void seal_taken(const variable_list& gradients, Node& output) {
+  if (output.retains_grad_hooks().empty()) {
     const auto* plan = torch::autograd::get_current_graph_task_exec_info();
-    if (plan == nullptr) return false;
-    const auto found = plan->find(&owner_);
-    return found != plan->end() && found->second.captures_ != nullptr;
+    if (plan == nullptr) return;
+    const auto found = plan->find(&output);
+    if (found == plan->end() || found->second.captures_ == nullptr) return;
   }
-
-  Node& owner_;  // owns this hook
-};
-
-bool is_seal(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook) {
-  return dynamic_cast<const SealHook*>(hook.get()) != nullptr;
+  for_each_leaving(gradients, [](const at::Tensor& gradient, const at::Tensor&, const Cell& cell) {
+    seal(gradient, level_of(cell));
+  });
 }
 
 // Levels of several threads may share a leaf.
@@ -205,12 +167,8 @@ std::mutex watching;
 void add_seals(Node& target) {
   const std::lock_guard guard(watching);
   auto& hooks = target.tensor_pre_hooks();
-  if (hooks.empty() || !is_seal(hooks.back())) {
-    hooks.push_back(std::make_unique<SealHook>(target));
-  }
-  if (!is_seal(hooks.front())) {
-    hooks.insert(hooks.begin(), std::make_unique<SealHook>(target));
-  }
+  if (hooks.empty() || !is_seal(hooks.back())) hooks.push_back(make_seal(target));
+  if (!is_seal(hooks.front())) hooks.insert(hooks.begin(), make_seal(target));
 }
 
 // See Note [A hook does not touch the hooks of its node]
@@ -235,7 +193,7 @@ void watch_again(const WatchedLeaves& leaves) {
 }
 
 // On the node of an output: where a backward begins that enters the level.
-class EntryHook final : public torch::autograd::FunctionPreHook {
+class EntryHook final : public FunctionPreHook {
  public:
   EntryHook(std::shared_ptr<LevelHandle> level, std::shared_ptr<WatchedLeaves> leaves)
       : level_(std::move(level)), leaves_(std::move(leaves)) {}
@@ -257,8 +215,8 @@ class EntryHook final : public torch::autograd::FunctionPreHook {
     }
     const bool makes_another = c10::GradMode::is_enabled();
     torch::autograd::Engine::get_default_engine().queue_callback([level = level_, makes_another] {
-      hand_over(*level, /*sealed=*/false);
-      if (!makes_another) bring_survivors_back(*level);
+      hand_over(level->level(), /*sealed=*/false);
+      if (!makes_another) bring_survivors_back(level->level());
     });
   }
 
@@ -327,7 +285,9 @@ void cut_graph(const at::Tensor& tensor, Level& level) {
   };
   visit(*root);
   if (level.visited_nodes.insert(~name_of(*root)).second) {
-    root->add_tensor_pre_hook(std::make_unique<OutputSealHook>(*root));
+    root->add_tensor_pre_hook(make_hook([root](const variable_list& gradients) {
+      seal_taken(gradients, *root);  // whose hook this is
+    }));
     root->add_pre_hook(std::make_unique<EntryHook>(handle, leaves));
   }
   while (!todo.empty()) {

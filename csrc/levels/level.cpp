@@ -3,6 +3,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <pthread.h>
@@ -13,7 +14,6 @@
 
 #include "engine/guide.h"
 #include "levels/allocator.h"
-#include "levels/interpreter_end.h"
 #include "memory/pages.h"
 #include "tensors/move.h"
 #include "tensors/rng.h"
@@ -22,14 +22,11 @@
 namespace rematfn {
 namespace {
 
-struct ThreadStack {
-  std::vector<Level*> levels;
-  bool saw_operators = false;  // before the first of them: see_operators()
-};
-thread_local ThreadStack this_thread;
-REMATFN_THREAD_LOCAL Level* top_level = nullptr;  // of this_thread.levels
+// The top of this thread's stack; each level on it lies inside of the one below.
+REMATFN_THREAD_LOCAL Level* top_level = nullptr;
+REMATFN_THREAD_LOCAL bool saw_operators = false;  // before the first of them: see_operators()
 
-// Every live domain, for check_all().
+// Every live domain.
 struct Registry {
   std::mutex mutex;
   std::vector<std::weak_ptr<TensorDomain>> domains;
@@ -69,11 +66,8 @@ void after_fork_in_child() {
     for (Table* level : domain->levels) static_cast<Level*>(level)->active = false;
   }
   registry().mutex.unlock();
-  if (!this_thread.levels.empty()) {
-    this_thread.levels.clear();
-    top_level = nullptr;
-    set_intercepting(false);
-  }
+  if (top_level != nullptr) set_intercepting(false);
+  top_level = nullptr;
   ++forks;
   forget_turns_after_fork();
   settle_settings_after_fork();
@@ -110,21 +104,22 @@ c10::intrusive_ptr<UnrecordedBytes> make_unrecorded(const LevelOptions& options,
 }
 
 void push(Level& level) {
-  this_thread.levels.push_back(&level);
-  top_level = &level;
-  if (this_thread.levels.size() > 1) return;
-  this_thread.saw_operators = is_intercepting();
+  const bool is_first = std::exchange(top_level, &level) == nullptr;
+  if (!is_first) return;
+  saw_operators = is_intercepting();
   set_intercepting(true);
 }
 
-// Takes levels off the stack until `depth` of them are left.
-void pop_to(std::size_t depth) {
-  if (this_thread.levels.size() <= depth) return;
-  this_thread.levels.resize(depth);
-  top_level = this_thread.levels.empty() ? nullptr : this_thread.levels.back();
-  if (top_level != nullptr) return;
+// Takes `level`, and what is above it, off the stack. False if it is not there.
+bool pop(const Level& level) {
+  const Level* found = top_level;
+  while (found != nullptr && found != &level) found = found->enclosing_level();
+  if (found == nullptr) return false;
+  top_level = level.enclosing_level();
+  if (top_level != nullptr) return true;
   set_intercepting(false);
-  if (this_thread.saw_operators) see_operators();
+  if (saw_operators) see_operators();
+  return true;
 }
 
 }  // namespace
@@ -145,7 +140,8 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       unrecorded(make_unrecorded(options, outer)),
       tenant_(outer != nullptr && outer->tenant_ != nullptr     ? outer->tenant_
               : options.budget != kNoBudget || options.record ? this
-                                                                : nullptr) {
+                                                                : nullptr),
+      first_nodes_{{thread, first_node}} {
   report->unrecorded = unrecorded;
   if (unrecorded) ++UnrecordedBytes::counting;
   fraction = options.fraction;
@@ -169,14 +165,13 @@ void Level::enter_thread(std::uint64_t this_thread, bool has_node) {
   const std::uint64_t first = made - (has_node && made > 0 ? 1 : 0);
   for (Level* level = this; level != nullptr; level = level->enclosing_level()) {
     level->last_thread = this_thread;
-    if (this_thread != level->thread) level->first_nodes_elsewhere_.try_emplace(this_thread, first);
+    level->first_nodes_.try_emplace(this_thread, first);
   }
 }
 
 bool Level::made_node(std::uint64_t on_thread, std::uint64_t number) const {
-  if (on_thread == thread) return number >= first_node;
-  const auto found = first_nodes_elsewhere_.find(on_thread);
-  return found != first_nodes_elsewhere_.end() && number >= found->second;
+  const auto found = first_nodes_.find(on_thread);
+  return found != first_nodes_.end() && number >= found->second;
 }
 
 Level::~Level() {
@@ -230,7 +225,7 @@ LevelHandle::~LevelHandle() {
 
 Level* current_level() { return top_level; }
 
-std::size_t stack_depth() { return this_thread.levels.size(); }
+std::size_t stack_depth() { return top_level == nullptr ? 0 : top_level->depth; }
 
 namespace {
 
@@ -241,12 +236,16 @@ void enter_in_journal(Level& level) {
   level.number = journal->add_level(level.name, around == nullptr ? Journal::kNone : around->number);
 }
 
+void enter_with_those_around(Level* level) {
+  if (level == nullptr) return;
+  enter_with_those_around(level->enclosing_level());
+  enter_in_journal(*level);
+}
+
 // Of a domain, perhaps in the middle of a call of an outer level.
 void begin_journal(Level& level) {
   level.domain->observers.journal = std::make_shared<Journal>(*level.domain->root);
-  std::vector<Level*> around;
-  for (Level* l = level.enclosing_level(); l != nullptr; l = l->enclosing_level()) around.push_back(l);
-  for (std::size_t i = around.size(); i-- > 0;) enter_in_journal(*around[i]);
+  enter_with_those_around(level.enclosing_level());
 }
 
 }  // namespace
@@ -294,17 +293,11 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
 // the other way round: exact, but under budgets that are not theirs. So all levels from the first
 // one's upward are over: this call says so, and each of the others when it ends. Whatever it computes
 // until then, it computes under no level.
-std::string pop_level(LevelHandle& handle) {
-  Level& level = handle.level();
+std::string pop_level(Level& level) {
   if (level.forks_before != forks) return {};  // See Note [A forked child is under no level]
   const Level* between = top_level;
   const bool on_top = between == &level;
-  const auto at = std::find(this_thread.levels.begin(), this_thread.levels.end(), &level);
-  if (at != this_thread.levels.end()) {
-    pop_to(static_cast<std::size_t>(at - this_thread.levels.begin()));
-  } else {
-    between = level.enclosing_level();
-  }
+  if (!pop(level)) between = level.enclosing_level();
   const DomainLock lock(level.domain);
   level.active = false;
   level.tensor_domain().outside.note_bumps();
@@ -342,7 +335,23 @@ void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit, const Do
   }
 }
 
+namespace {
+
+// Engine::init_local_ready_queue() gives this thread another queue, and is protected. A pointer to the member,
+// named through a derived class, is the legal way in; another name or type does not compile.
+struct Engine : torch::autograd::Engine {
+  static constexpr auto queue_setter() { return &Engine::init_local_ready_queue; }
+};
+
+}  // namespace
+
 // See Note [Levels outlive the interpreter]
+void empty_ready_queue() {
+  if (torch::autograd::get_current_node()) return;  // somebody has called the exit handlers in a backward
+  auto& engine = torch::autograd::Engine::get_default_engine();
+  (engine.*Engine::queue_setter())(std::make_shared<torch::autograd::ReadyQueue>());
+}
+
 void hold_all_levels() {
   for (const auto& domain : live_domains()) new DomainLock(domain, std::try_to_lock);
 }
@@ -355,28 +364,6 @@ bool is_over(const Report& report) {
   const auto& levels = static_cast<TensorDomain&>(*domain).levels;
   const auto is_active = [](const Table* level) { return bool{static_cast<const Level*>(level)->active}; };
   return domain->live_operations == 0 && std::none_of(levels.begin(), levels.end(), is_active);
-}
-
-void check_all() {
-  for_each_live_domain([](TensorDomain& domain) {
-    for (const Table* level : domain.levels) level->check();
-  });
-}
-
-std::size_t live_levels() {
-  std::size_t count = 0;
-  for_each_live_domain([&](TensorDomain& domain) {
-    for (const Table* level : domain.levels) {
-      count += static_cast<const Level*>(level)->active || level->oldest != nullptr;
-    }
-  });
-  return count;
-}
-
-std::size_t live_operations() {
-  std::size_t count = 0;
-  for_each_live_domain([&](TensorDomain& domain) { count += domain.live_operations; });
-  return count;
 }
 
 }  // namespace rematfn

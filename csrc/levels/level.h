@@ -58,6 +58,7 @@ struct LevelOptions {
   bool where = false;  // See Note [A journal is written on request]
 };
 
+using Leaves = std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>>;
 using WatchedLeaves =
     std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>>;
 
@@ -109,14 +110,14 @@ class Level final : public Table, public Tenant {
   // A result leads back into the level's part of the autograd graph, and that is still there.
   bool graph_leaves = false;
   std::unordered_set<std::uint64_t> visited_nodes;
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
+  Leaves leaves;
   std::unordered_set<const c10::TensorImpl*> known_leaves;
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> cast_leaves;  // weight_cache.cpp
+  Leaves cast_leaves;  // of which autocast may keep a cast
   std::weak_ptr<WatchedLeaves> watched_leaves;  // live with the graph that leads to them
 
  private:
   Level* const tenant_;  // this level, or one around it; or null
-  std::unordered_map<std::uint64_t, std::uint64_t> first_nodes_elsewhere_;  // by thread
+  std::unordered_map<std::uint64_t, std::uint64_t> first_nodes_;  // by thread
   std::atomic<std::int64_t> in_flight_{0};
 };
 
@@ -143,10 +144,10 @@ class LevelHandle {
 // Makes a new level inside the current one and puts it on this thread's stack.
 std::shared_ptr<LevelHandle> push_level(const LevelOptions& options);
 // Returns what is wrong, if the level is not on top. See Note [Calls that are interleaved].
-[[nodiscard]] std::string pop_level(LevelHandle& handle);
+[[nodiscard]] std::string pop_level(Level& level);
 // After an exception: makes resident what of the level's tensors is still alive, as far as the
 // budget allows, for whoever kept them.
-void bring_survivors_back(LevelHandle& handle);
+void bring_survivors_back(Level& level);
 // `f` is over, or a backward after it: gives to the caller what else is alive, unless a graph may ask
 // for it. `sealed`: the results of `f` are.
 // Note [What is stored away outlives what it was made of]
@@ -165,7 +166,7 @@ void bring_survivors_back(LevelHandle& handle);
 //   4. As far as the budget allows, the rest is made resident when `f` returns, if no result leads
 //      back into a graph, and else at the end of a backward that frees the graph and makes no other.
 //      No operator of the level comes to evict it then.
-void hand_over(LevelHandle& handle, bool sealed);
+void hand_over(Level& level, bool sealed);
 
 // Those whose lock this thread holds.
 [[nodiscard]] std::vector<std::shared_ptr<TensorDomain>> domains_held();
@@ -181,9 +182,24 @@ void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit,
 // Whether nothing runs in the level of that report, and no graph can ask it for a replay any more.
 [[nodiscard]] bool is_over(const Report& report);
 
-// Asserts the invariants of every live table; the number of live tables and operations.
-void check_all();
-[[nodiscard]] std::size_t live_levels();
-[[nodiscard]] std::size_t live_operations();
+// Note [Levels outlive the interpreter]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A backward that ends with an exception (Ctrl-C, which we serve between replays; a budget that is too
+// small) leaves the nodes that were ready in a queue of their thread's, with their graph and with the
+// gradients on their way. The main thread's queue is destroyed after the interpreter has gone, and static
+// objects even later. Were a level to die with them, it would let go of storages from outside; and one that
+// is a NumPy array's (`from_numpy`, `from_dlpack`, `frombuffer`), or a score written in Python, takes the
+// interpreter's lock for that: the process would end with a segmentation fault.
+//   1. While the interpreter still runs, at its exit handlers, the main thread's queue is replaced by an
+//      empty one. Nobody can run what was in it: its backward is over. So goes what torch has saved there,
+//      too, which no level may know any more.
+//   2. When the interpreter has gone, every domain's lock is taken and never let go of. Whatever is dropped
+//      from then on waits in the lock's queue, storage and all: Note [The program may drop a tensor at any
+//      time]. So levels let go of nothing, and what they hold, torch's own references cannot free either.
+
+// On the main thread, which is in no backward.
+void empty_ready_queue();
+// The rest of the process runs without the interpreter.
+void hold_all_levels();
 
 }  // namespace rematfn

@@ -10,9 +10,6 @@
 #include <fstream>
 #include <limits>
 #include <string>
-#include <utility>
-
-#include "levels/meter.h"
 
 namespace rematfn {
 namespace {
@@ -81,14 +78,6 @@ void relieve_pressure(Level& level, std::size_t nbytes) {
 #else
   static_cast<void>(gone);
 #endif
-}
-
-bool evict_after_failure(std::size_t nbytes) {
-  Meter* const meter = std::exchange(running_meter, nullptr);  // what goes is not its operator's
-  bool any = false;
-  for (const auto& domain : domains_held()) any |= domain->evict_after_failure(nbytes);
-  running_meter = meter;
-  return any;
 }
 
 }  // namespace rematfn

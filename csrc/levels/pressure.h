@@ -38,7 +38,4 @@ void pretend_memory_left(std::optional<std::size_t> nbytes);
 // `level` has made `nbytes` more: evicts if memory is short.
 void relieve_pressure(Level& level, std::size_t nbytes);
 
-// An allocation of about `nbytes` failed: the same as Domain's, for all whose lock this thread holds.
-bool evict_after_failure(std::size_t nbytes);
-
 }  // namespace rematfn

@@ -36,8 +36,7 @@ bool try_to_have(Version& version) {
 
 }  // namespace
 
-void bring_survivors_back(LevelHandle& handle) {
-  Level& level = handle.level();
+void bring_survivors_back(Level& level) {
   const DomainLock lock(level.domain);
   level.tensor_domain().bury_unreported();
   std::vector<Ref<Version>> survivors;  // and pinned, lest one takes the room of another
@@ -97,30 +96,27 @@ void wait_for_backward_thread(c10::Device device) {
       /*accumulate_grad=*/true);
 }
 
-// What seems to be stored away, the level's lock being held.
-std::vector<Ref<TensorVersion>> stored_in(const Level& level, bool sealed) {
-  std::vector<Ref<TensorVersion>> stored;
-  if (level.active || level.heir() != nullptr) return stored;
-  if (sealed || level.tensor_domain().savers.has_any()) find_stored(level, sealed, stored);
-  return stored;
-}
-
 }  // namespace
 
-void hand_over(LevelHandle& handle, bool sealed) {
-  Level& level = handle.level();
+void hand_over(Level& level, bool sealed) {
+  const auto may_store = [&] {
+    return !level.active && level.heir() == nullptr &&
+           (sealed || level.tensor_domain().savers.has_any());
+  };
   std::vector<c10::Device> devices;
   if (level.tensor_domain().streams.any()) {
     const DomainLock lock(level.domain);
-    if (!stored_in(level, sealed).empty()) devices = level.tensor_domain().streams.devices();
+    std::vector<Ref<TensorVersion>> seem_stored;
+    if (may_store()) find_stored(level, sealed, seem_stored);
+    if (!seem_stored.empty()) devices = level.tensor_domain().streams.devices();
   }
   // See Note [A backward is over before its thread has let go]
   for (const c10::Device device : devices) wait_for_backward_thread(device);
   const DomainLock lock(level.domain);
-  if (level.active || level.heir() != nullptr) return;
-  if (!sealed && !level.tensor_domain().savers.has_any()) return;
+  if (!may_store()) return;
   level.tensor_domain().bury_unreported();
-  const std::vector<Ref<TensorVersion>> stored = stored_in(level, sealed);
+  std::vector<Ref<TensorVersion>> stored;
+  find_stored(level, sealed, stored);
   std::vector<Version*> together;
   for (const Ref<TensorVersion>& version : stored) together.push_back(version.get());
   try {
@@ -130,7 +126,7 @@ void hand_over(LevelHandle& handle, bool sealed) {
   }
   // What finds no room is tried again when the others have left.
   std::vector<Ref<TensorVersion>> crowded;
-  for (const std::vector<Ref<TensorVersion>>* some : {&stored, &std::as_const(crowded)}) {
+  for (const std::vector<Ref<TensorVersion>>* some : {&stored, &crowded}) {
     for (const Ref<TensorVersion>& version : *some) {
       try {
         if (!try_to_have(*version)) continue;
@@ -143,7 +139,7 @@ void hand_over(LevelHandle& handle, bool sealed) {
       version->handed_over = true;
     }
   }
-  if (sealed && !level.graph_leaves) bring_survivors_back(handle);
+  if (sealed && !level.graph_leaves) bring_survivors_back(level);
 }
 
 }  // namespace rematfn

@@ -11,7 +11,6 @@
 #include "base/errors.h"
 #include "levels/meter.h"
 #include "levels/pressure.h"
-#include "tensors/named_storages.h"
 #include "tensors/profiled.h"
 #include "tensors/stack_utils.h"
 #include "tensors/tensor_store.h"

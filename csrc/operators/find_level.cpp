@@ -22,15 +22,6 @@ Cell* adopt(c10::TensorImpl& tensor) {
   return cell;
 }
 
-// A tensor over the storage that `set_` is given, with the handle of the storage's cell; or none.
-at::Tensor stand_in_for(const c10::Storage& storage, const Level& level) {
-  Cell* cell = level.tensor_domain().cell_on(*storage.unsafeGetStorageImpl());
-  if (cell == nullptr) return {};
-  const at::Tensor tensor = bytes_of(storage);
-  attach(*tensor.unsafeGetTensorImpl(), c10::intrusive_ptr<Cell>::reclaim_copy(cell));
-  return tensor;
-}
-
 at::Tensor tensor_of(c10::TensorImpl& impl) {
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&impl));
 }
@@ -57,12 +48,15 @@ void find_parts(Invocation& invocation, const at::Tensor& tensor, std::size_t po
   });
 }
 
+// Of a storage that `set_` is given, a tensor over it stands for the cell.
 void find_storages(Invocation& invocation, const Level& level, FoundTensors& found) {
   const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (!arguments[i].isStorage()) continue;
-    const at::Tensor tensor = stand_in_for(arguments[i].toStorage(), level);
-    if (!tensor.defined()) continue;
+    const c10::Storage storage = arguments[i].toStorage();
+    Cell* cell = level.tensor_domain().cell_on(*storage.unsafeGetStorageImpl());
+    if (cell == nullptr) continue;
+    const at::Tensor tensor = bytes_of(storage, *cell);
     add(found, *tensor.unsafeGetTensorImpl(), i, /*index=*/-1);
     invocation.keep(tensor);
   }
@@ -82,12 +76,6 @@ bool is_outside_of_backward() {
   const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
   return leaf != nullptr && leaf->variable.defined() && !has_key(leaf->variable) &&
          level_of_running_node() == nullptr;
-}
-
-// See Note [The operators of a node are its level's]
-Level* level_of_thread() {
-  Level* level = current_level();
-  return level != nullptr ? level : level_of_running_node();
 }
 
 }  // namespace

@@ -66,15 +66,12 @@ class HoldScope {
 
   void hold(const at::Tensor& tensor, const c10::OperatorHandle& reader) {
     for_each_innermost(tensor, [&](const at::Tensor& inner) {
-      const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
-      if (!domain) return;
-      const DomainLock lock(domain);
-      const Cell* cell = cell_of(*inner.unsafeGetTensorImpl());
-      // Sealed by another thread, or from outside: always resident.
-      if (cell == nullptr || !cell->version->table) return;
-      Version* wanted = cell->version.get();
-      materialize_for(level_of(*cell), wanted, "`" + reader.schema().name() + "`");
-      hold(cell->version);
+      with_cell(inner, [&](Cell& cell) {
+        if (!cell.version->table) return;  // from outside: always resident
+        Version* wanted = cell.version.get();
+        materialize_for(level_of(cell), wanted, "`" + reader.schema().name() + "`");
+        hold(cell.version);
+      });
     });
   }
 

@@ -20,7 +20,6 @@
 #include "levels/meter.h"
 #include "levels/pressure.h"
 #include "levels/refusals.h"
-#include "levels/weight_cache.h"
 #include "operators/device_time.h"
 #include "operators/races.h"
 #include "tensors/stack_utils.h"
@@ -197,7 +196,7 @@ void LevelCall::note_leaves() {
 
 // See Note [What autograd may have saved]
 void LevelCall::note_saver_of_arguments() {
-  saver_ = domain_.savers.now(domain_);
+  saver_ = domain_.savers.now(domain_, level_.last_thread);
   if (saver_ == 0) return;
   for (const FoundTensor& f : found_) {
     if (f.cell != nullptr) note_saver(*f.cell->version, saver_);

@@ -105,10 +105,7 @@ void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader, bo
 
 void note_array(const at::Tensor& tensor) {
   for_each_innermost(tensor, [&](const at::Tensor& inner) {
-    const std::shared_ptr<Domain> domain = domain_of(*inner.unsafeGetTensorImpl());
-    if (!domain) return;
-    const DomainLock lock(domain);
-    if (Cell* cell = cell_of(*inner.unsafeGetTensorImpl())) cell->version->note_array();
+    with_cell(inner, [](Cell& cell) { cell.version->note_array(); });
   });
 }
 
@@ -121,19 +118,14 @@ void materialize(const at::Tensor& tensor) { materialize({&tensor, 1}, "material
 
 void materialize(const c10::Storage& storage) {
   Cell* cell = cell_evicted_from(*storage.unsafeGetStorageImpl());
-  if (cell == nullptr) return;
-  const at::Tensor bytes = bytes_of(storage);
-  attach(*bytes.unsafeGetTensorImpl(), c10::intrusive_ptr<Cell>::reclaim_copy(cell));
-  materialize(bytes);
+  if (cell != nullptr) materialize(bytes_of(storage, *cell));
 }
 
 void keep_bytes(const c10::Storage& storage) {
   at::Tensor bytes;
   for_each_live_domain([&](TensorDomain& domain) {
     Cell* cell = bytes.defined() ? nullptr : domain.cell_on(*storage.unsafeGetStorageImpl());
-    if (cell == nullptr) return;
-    bytes = bytes_of(storage);
-    attach(*bytes.unsafeGetTensorImpl(), c10::intrusive_ptr<Cell>::reclaim_copy(cell));
+    if (cell != nullptr) bytes = bytes_of(storage, *cell);
   });
   if (bytes.defined()) keep_bytes({&bytes, 1}, "a storage that is written", /*addressed=*/true);
 }

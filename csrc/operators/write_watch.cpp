@@ -133,9 +133,7 @@ bool resize_if_known(const c10::Storage& storage, std::int64_t nbytes) {
     known |= domain.outside.has_read(impl);
     if (&domain != seeing) domain.outside.note_resize(impl);
     Cell* cell = bytes.defined() ? nullptr : domain.cell_on(impl);
-    if (cell == nullptr) return;
-    bytes = bytes_of(storage);
-    attach(*bytes.unsafeGetTensorImpl(), c10::intrusive_ptr<Cell>::reclaim_copy(cell));
+    if (cell != nullptr) bytes = bytes_of(storage, *cell);
   });
   if (!known && !bytes.defined()) return false;
   if (!bytes.defined()) bytes = bytes_of(storage);

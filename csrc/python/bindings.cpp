@@ -9,10 +9,8 @@
 #include "base/errors.h"
 #include "base/interpreter.h"
 #include "levels/boundary.h"
-#include "levels/interpreter_end.h"
 #include "levels/level.h"
 #include "levels/pressure.h"
-#include "levels/weight_cache.h"
 #include "operators/boxed_kernel.h"
 #include "operators/raw_access.h"
 #include "operators/write_watch.h"
@@ -23,7 +21,7 @@
 #include "tensors/host.h"
 #include "tensors/layers.h"
 #include "tensors/move.h"
-#include "tensors/named_storages.h"
+#include "tensors/outside.h"
 #include "tensors/thread_keys.h"
 
 namespace py = pybind11;

@@ -7,7 +7,6 @@
 #include "base/errors.h"
 #include "engine/domain.h"
 #include "levels/allocator.h"
-#include "levels/boundary.h"
 #include "levels/contents_watch.h"
 #include "levels/level.h"
 #include "levels/pressure.h"
@@ -17,6 +16,7 @@
 #include "planning/simulation.h"
 #include "python/bindings.h"
 #include "tensors/host.h"
+#include "tensors/layers.h"
 
 namespace py = pybind11;
 
@@ -38,6 +38,14 @@ std::optional<double> replayed_by_rules(const Trace& trace, std::size_t budget,
   }
 }
 
+// What `what` returns for the contents of a level tensor, under the lock; false if it is none.
+template <class What>
+bool with_contents(const at::Tensor& tensor, const What& what) {
+  bool found = false;
+  with_cell(innermost(tensor), [&](Cell& cell) { found = what(*cell.level->domain, *cell.version); });
+  return found;
+}
+
 }  // namespace
 
 void bind_testing(py::module_& core) {
@@ -46,11 +54,25 @@ void bind_testing(py::module_& core) {
 
   // What is there.
   m.def("check", [] {
-    check_all();
+    for_each_live_domain([](TensorDomain& domain) {
+      for (const Table* level : domain.levels) level->check();
+    });
     pages().check();
   }, nogil);
-  m.def("live_levels", &live_levels, nogil);
-  m.def("live_operations", &live_operations, nogil);
+  m.def("live_levels", [] {
+    std::size_t count = 0;
+    for_each_live_domain([&](TensorDomain& domain) {
+      for (const Table* level : domain.levels) {
+        count += static_cast<const Level*>(level)->active || level->oldest != nullptr;
+      }
+    });
+    return count;
+  }, nogil);
+  m.def("live_operations", [] {
+    std::size_t count = 0;
+    for_each_live_domain([&](TensorDomain& domain) { count += domain.live_operations; });
+    return count;
+  }, nogil);
   // Bytes live and waiting in the pool of pages.
   m.def("pages", [] {
     const Pages::Usage usage = pages().usage();

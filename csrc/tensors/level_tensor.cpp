@@ -223,6 +223,12 @@ void TensorDomain::make_outside(TensorVersion& version) {
 
 at::Tensor bytes_of(const c10::Storage& storage) { return bytes_of(storage, 0, storage.nbytes()); }
 
+at::Tensor bytes_of(const c10::Storage& storage, Cell& cell) {
+  at::Tensor bytes = bytes_of(storage);
+  attach(*bytes.unsafeGetTensorImpl(), c10::intrusive_ptr<Cell>::reclaim_copy(&cell));
+  return bytes;
+}
+
 at::Tensor bytes_of(const c10::Storage& storage, std::size_t begin, std::size_t nbytes) {
   const auto device = storage.device();
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(

@@ -175,6 +175,16 @@ class HandleLock {
   std::atomic_flag held_;
 };
 extern constinit HandleLock handle_lock;
+// Calls `visit` with the cell that the tensor stands on, the lock of its domain being held, unless another
+// thread has sealed it by then. False if it is no level tensor.
+template <class Visit>
+bool with_cell(const at::Tensor& tensor, const Visit& visit) {
+  const std::shared_ptr<Domain> domain = domain_of(*tensor.unsafeGetTensorImpl());
+  if (!domain) return false;
+  const DomainLock lock(domain);
+  if (Cell* cell = cell_of(*tensor.unsafeGetTensorImpl())) visit(*cell);
+  return true;
+}
 // Makes `tensor`, whose storage is the cell's, a level tensor.
 void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell);
 // The same for one that no other thread can know of yet.
@@ -213,8 +223,10 @@ class TensorDomain final : public Domain {
   std::size_t operators_since_look_ = 0;
 };
 
-// A one-dimensional tensor over the bytes of a storage, or a part of them.
+// A one-dimensional tensor over the bytes of a storage, or a part of them; with the handle of its cell, or
+// without.
 [[nodiscard]] at::Tensor bytes_of(const c10::Storage& storage);
+[[nodiscard]] at::Tensor bytes_of(const c10::Storage& storage, Cell& cell);
 [[nodiscard]] at::Tensor bytes_of(const c10::Storage& storage, std::size_t begin, std::size_t nbytes);
 
 inline c10::DispatchKeySet keys_of(const c10::TensorImpl& tensor) {

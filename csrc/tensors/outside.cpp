@@ -2,6 +2,7 @@
 #include "tensors/outside.h"
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "tensors/level_tensor.h"
@@ -30,10 +31,12 @@ Ref<TensorVersion> OutsideContents::version_of(c10::TensorImpl& tensor, bool rea
 }
 
 void OutsideContents::note_read(const TensorVersion& version, const c10::TensorImpl& tensor) {
+  if (Entry* entry = entry_of(version)) entry->contents.note_read(tensor);
+}
+
+OutsideContents::Entry* OutsideContents::entry_of(const TensorVersion& version) {
   const auto found = by_storage_.find(version.storage.unsafeGetStorageImpl());
-  if (found != by_storage_.end() && found->second.version == &version) {
-    found->second.contents.note_read(tensor);
-  }
+  return found != by_storage_.end() && found->second.version == &version ? &found->second : nullptr;
 }
 
 // Either what was read is back, or it is nobody's to be found any more.
@@ -74,14 +77,13 @@ const char* OutsideContents::change_of(TensorVersion& version, const View& view)
   constexpr const char* kStored =
       "was overwritten after it was read. What the function stored away is replayed from it: return "
       "that, or call rematfn.materialize() on it before the write";
-  const auto found = by_storage_.find(version.storage.unsafeGetStorageImpl());
-  bool known = found != by_storage_.end() && found->second.version == &version;
-  if (known && found->second.contents.may_be_gone(version.storage)) {
-    check_resized(found->second);
-    known = found->second.version != nullptr;
-    if (!known) {
-      by_storage_.erase(found);
+  Entry* entry = entry_of(version);
+  if (entry != nullptr && entry->contents.may_be_gone(version.storage)) {
+    check_resized(*entry);
+    if (entry->version == nullptr) {
+      by_storage_.erase(version.storage.unsafeGetStorageImpl());
       update_count();
+      entry = nullptr;
     }
   }
   if (version.lost_to_resize) {
@@ -93,17 +95,17 @@ const char* OutsideContents::change_of(TensorVersion& version, const View& view)
     return "was overwritten after it was read, and the budget had no room for a copy. Raise the "
            "budget, or write to a clone";
   }
-  if (!known || has_moved_counter(version)) return domain_.savers.has_any() ? kStored : kOverwritten;
-  if (found->second.contents.agrees(version.storage, view)) return nullptr;
+  if (entry == nullptr || has_moved_counter(version)) {
+    return domain_.savers.has_any() ? kStored : kOverwritten;
+  }
+  if (entry->contents.agrees(version.storage, view)) return nullptr;
   return "was overwritten after it was read, in a way that no version counter shows (NumPy, "
          "`.data`). Write to a clone, or run the backward first";
 }
 
 void OutsideContents::note_resize(const c10::StorageImpl& storage) {
-  const auto found = by_storage_.find(&storage);
-  if (found == by_storage_.end()) return;
   if (TensorVersion* version = known(storage)) {
-    found->second.contents.note_resize(version->storage, version->nbytes);
+    by_storage_[&storage].contents.note_resize(version->storage, version->nbytes);
   }
 }
 
@@ -137,18 +139,14 @@ TensorVersion* OutsideContents::known(const c10::StorageImpl& storage, std::uint
 
 void OutsideContents::erase(TensorVersion& version) {
   drop_counter(version);
-  const auto found = by_storage_.find(version.storage.unsafeGetStorageImpl());
-  if (found != by_storage_.end() && found->second.version == &version) by_storage_.erase(found);
+  if (entry_of(version) != nullptr) by_storage_.erase(version.storage.unsafeGetStorageImpl());
   update_count();
 }
 
 void OutsideContents::bury(TensorVersion& version) {
-  if (version.value != kNoValue && (domain_.observers.recorder || domain_.observers.guide)) {
-    const c10::StorageImpl* storage = version.storage.unsafeGetStorageImpl();
-    const auto found = by_storage_.find(storage);
-    if (found != by_storage_.end() && found->second.version == &version) {
-      names_[storage] = {version.storage.getWeakStorageImpl(), version.value};
-    }
+  const bool is_named = version.value != kNoValue && (domain_.observers.recorder || domain_.observers.guide);
+  if (is_named && entry_of(version) != nullptr) {
+    names_[version.storage.unsafeGetStorageImpl()] = {version.storage.getWeakStorageImpl(), version.value};
   }
   erase(version);
 }
@@ -217,6 +215,37 @@ void OutsideContents::add(TensorVersion& version) {
   version.outside = &domain_;
   by_storage_[version.storage.unsafeGetStorageImpl()] = {&version, Contents(version.storage)};
   update_count();
+}
+
+namespace {
+
+struct Called {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // lest another be at its address
+  std::string name;
+};
+std::mutex naming;
+auto& named_storages() {
+  static auto* const instance = new std::unordered_map<const c10::StorageImpl*, Called>;
+  return *instance;  // outlives the tensors of a dying process
+}
+
+}  // namespace
+
+void name_storage(const c10::Storage& storage, std::string name) {
+  const c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  const std::lock_guard guard(naming);
+  auto& named = named_storages();
+  if (!named.contains(impl)) {
+    std::erase_if(named, [](const auto& entry) { return entry.second.storage.expired(); });
+  }
+  named.insert_or_assign(impl, Called{storage.getWeakStorageImpl(), std::move(name)});
+}
+
+std::string name_of(const c10::Storage& storage) {
+  const std::lock_guard guard(naming);
+  const auto found = named_storages().find(storage.unsafeGetStorageImpl());
+  const bool is_named = found != named_storages().end() && !found->second.storage.expired();
+  return is_named ? found->second.name : "";
 }
 
 }  // namespace rematfn

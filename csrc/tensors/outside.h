@@ -10,13 +10,14 @@
 
 #pragma once
 
-#include <c10/core/StorageImpl.h>
+#include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -86,6 +87,8 @@ class OutsideContents {
     std::uint32_t value = kNoValue;
   };
 
+  // Where it stands, or null.
+  [[nodiscard]] Entry* entry_of(const TensorVersion& version);
   void drop_counter(TensorVersion& version);
   void take_name(TensorVersion& version);
   void check_resized(Entry& entry);
@@ -100,5 +103,9 @@ class OutsideContents {
   std::unordered_multimap<const void*, TensorVersion*> by_counter_;
   std::vector<Ref<TensorVersion>> bumped_;
 };
+
+// What a storage is called by whoever empties it, for messages. Any thread. Empty: it has no name.
+void name_storage(const c10::Storage& storage, std::string name);
+[[nodiscard]] std::string name_of(const c10::Storage& storage);
 
 }  // namespace rematfn

@@ -10,12 +10,11 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <atomic>
+#include <cstddef>
 #include <limits>
+#include <type_traits>
 
-#include "base/thread_local.h"
 #include "tensors/level_tensor.h"
-#include "tensors/torch_layout.h"
 
 namespace rematfn {
 namespace {
@@ -37,12 +36,18 @@ void for_each_executed(const GraphTask& backward, Visit&& visit) {
   }
 }
 
-// Which thread this is. To ask torch is a call, and another for its variable.
-std::uint64_t this_threads_number() {
-  static constinit std::atomic<std::uint64_t> latest{0};
-  static REMATFN_THREAD_LOCAL std::uint64_t number = 0;
-  if (number == 0) number = ++latest;
-  return number;
+// The backward that this thread is in. Where it begins can be asked for nowhere. torch hands out the
+// nodes of its graph by a pointer to a member of the GraphTask, which is found from there by
+// the offset of the member. Another name or type does not compile. Were the pointer one to a copy, what
+// a backward has let go of would not be known: tests/levels/test_escapes.py fails then.
+const GraphTask& current_backward() {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+  constexpr std::size_t offset = offsetof(GraphTask, nodes_in_graph_);
+#pragma GCC diagnostic pop
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  static_assert(std::is_same_v<decltype(nodes), const decltype(GraphTask::nodes_in_graph_)*>);
+  return *reinterpret_cast<const GraphTask*>(reinterpret_cast<const char*>(nodes) - offset);
 }
 
 // Whether what is made now may be what a hook gives to be saved.
@@ -52,13 +57,12 @@ bool is_packing() { return !at::SavedTensorDefaultHooks::get_tls_state().stack.e
 
 Savers::Savers()
     : base_(at::sequence_number::peek()),
-      thread_(at::RecordFunction::currentThreadId()),
-      maker_(this_threads_number()) {}
+      thread_(at::RecordFunction::currentThreadId()) {}
 
 // See Note [What autograd may have saved]
-std::uint32_t Savers::now(TensorDomain& domain) {
+std::uint32_t Savers::now(TensorDomain& domain, std::uint64_t thread) {
   const bool records = c10::GradMode::is_enabled();
-  if (this_threads_number() != maker_) {
+  if (thread != thread_) {
     return records || torch::autograd::get_current_graph_task_id() < 0 ? kAnybody : 0;  // Rule 2
   }
   const std::uint32_t latest = latest_node();
@@ -74,7 +78,7 @@ std::uint32_t Savers::latest_node() const {
 }
 
 void Savers::note_backward(TensorDomain& domain) {
-  if (this_threads_number() == maker_) see_backward(domain, latest_node());
+  if (at::RecordFunction::currentThreadId() == thread_) see_backward(domain, latest_node());
 }
 
 void Savers::see_backward(TensorDomain& domain, std::uint32_t latest) {
@@ -95,11 +99,11 @@ void Savers::enter_backward(TensorDomain& domain, std::uint32_t latest) {
   });
   // Where there are several roots, they have one more for the while.
   if (backward.graph_roots_.size() > 1 && seen_ > 0) numbers.push_back(seen_);
-  const auto ended = [weak = domain.weak_from_this(), numbers = std::move(numbers), id]() mutable {
+  const auto ended = [weak = domain.weak_from_this(), numbers = std::move(numbers), id] {
     const auto owner = std::static_pointer_cast<TensorDomain>(weak.lock());
     if (!owner) return;
     const DomainLock lock(owner);
-    owner->savers.let_go(std::move(numbers));
+    owner->savers.let_go(numbers);
     owner->savers.noted_.erase(id);
   };
   torch::autograd::Engine::get_default_engine().queue_callback(ended);
@@ -111,35 +115,34 @@ std::uint32_t Savers::number_of(const GraphNode& node) const {
   return number < kAnybody ? static_cast<std::uint32_t>(number) : 0;
 }
 
-void Savers::let_go(std::vector<std::uint32_t> numbers) {
-  std::sort(numbers.begin(), numbers.end());
-  for (std::size_t i = 0; i < numbers.size();) {
-    std::uint32_t first = numbers[i];
-    std::uint32_t last = first;
-    for (; i < numbers.size() && numbers[i] <= last + 1; ++i) last = numbers[i];
-    auto next = let_go_.upper_bound(first);
-    if (next != let_go_.begin()) {
-      if (const auto before = std::prev(next); before->second + 1 >= first) next = before;
+void Savers::let_go(const std::vector<std::uint32_t>& numbers) {
+  for (const std::uint32_t number : numbers) {
+    if (have_let_go(number, number)) continue;
+    auto run = let_go_.emplace(number, number).first;
+    if (const auto next = std::next(run); next != let_go_.end() && next->first == number + 1) {
+      run->second = next->second;
+      let_go_.erase(next);
     }
-    while (next != let_go_.end() && next->first <= last + 1) {
-      first = std::min(first, next->first);
-      last = std::max(last, next->second);
-      next = let_go_.erase(next);
+    if (run == let_go_.begin()) continue;
+    if (const auto before = std::prev(run); before->second + 1 == number) {
+      before->second = run->second;
+      let_go_.erase(run);
     }
-    let_go_.emplace(first, last);
   }
 }
 
+bool Savers::have_let_go(std::uint32_t first, std::uint32_t last) const {
+  const auto next = let_go_.upper_bound(first);
+  return next != let_go_.begin() && std::prev(next)->second >= last;
+}
+
 bool Savers::have_let_go(const Version& version) const {
-  if (version.first_saver == 0) return true;
-  const auto next = let_go_.upper_bound(version.first_saver);
-  return next != let_go_.begin() && std::prev(next)->second >= version.last_saver;
+  return version.first_saver == 0 || have_let_go(version.first_saver, version.last_saver);
 }
 
 bool Savers::has_let_go(const GraphNode& node) const {
   const std::uint32_t number = number_of(node);
-  const auto next = let_go_.upper_bound(number);
-  return number > 0 && next != let_go_.begin() && std::prev(next)->second >= number;
+  return number > 0 && have_let_go(number, number);
 }
 
 }  // namespace rematfn

@@ -44,8 +44,9 @@ class Savers {
   Savers();
 
   // Numbers count from 1. 0: no node saves what the running operator reads and makes.
-  // `domain`, whose member this is, learns of it when a backward has ended.
-  [[nodiscard]] std::uint32_t now(TensorDomain& domain);
+  // `domain`, whose member this is, learns of it when a backward has ended. `thread`: this one, as torch
+  // numbers it.
+  [[nodiscard]] std::uint32_t now(TensorDomain& domain, std::uint64_t thread);
   // A backward of the domain's graph runs.
   void note_backward(TensorDomain& domain);
 
@@ -60,11 +61,11 @@ class Savers {
   void see_backward(TensorDomain& domain, std::uint32_t latest);
   void enter_backward(TensorDomain& domain, std::uint32_t latest);
   [[nodiscard]] std::uint32_t number_of(const torch::autograd::Node& node) const;
-  void let_go(std::vector<std::uint32_t> numbers);
+  void let_go(const std::vector<std::uint32_t>& numbers);
+  [[nodiscard]] bool have_let_go(std::uint32_t first, std::uint32_t last) const;
 
   const std::uint64_t base_;
-  const std::uint64_t thread_;  // as torch numbers it
-  const std::uint64_t maker_;   // as we do
+  const std::uint64_t thread_;
   std::uint32_t seen_ = 0;  // the latest under grad mode
   int backward_ = -1;       // that the last operator ran in
   std::set<int> noted_;     // backwards that have not ended

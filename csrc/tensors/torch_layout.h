@@ -17,10 +17,6 @@
 #include <cstddef>
 #include <cstring>
 
-namespace torch::autograd {
-struct GraphTask;
-}
-
 namespace rematfn {
 
 // TensorImpl::key_set_, which is protected. A pointer to the member, named through a derived class, is
@@ -61,11 +57,5 @@ inline std::size_t holders_of(const c10::StorageImpl& storage) {
   const std::size_t references = c10::raw::intrusive_ptr::use_count(counted);
   return references - (references > 1 && storage.pyobj_slot()->has_unique_reference() ? 1 : 0);
 }
-
-// The backward that this thread is in. Where it begins can be asked for nowhere. torch hands out the
-// nodes of its graph by a pointer to a member of the GraphTask, which is found from there by
-// the offset of the member. Another name or type does not compile. Were the pointer one to a copy, what
-// a backward has let go of would not be known: tests/levels/test_escapes.py fails then.
-[[nodiscard]] const torch::autograd::GraphTask& current_backward();
 
 }  // namespace rematfn
