@@ -2,6 +2,7 @@
 #include "operators/boxed_kernel.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <array>
@@ -20,6 +21,48 @@
 
 namespace rematfn {
 namespace {
+
+class BoxedInvocation final : public Invocation {
+ public:
+  // `instead`, if given, is run in the place of the kernel below: see Note [Kernels above a level].
+  BoxedInvocation(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  const OperatorFacts& facts, torch::jit::Stack& stack,
+                  const c10::SafeKernelFunction* instead)
+      : Invocation(op, keys, facts),
+        stack_(stack),
+        instead_(instead),
+        base_(stack.size() - op.schema().arguments().size()) {
+    arguments_ = c10::ArrayRef<c10::IValue>(stack).slice(base_);
+  }
+
+  void run_below() override {
+    if (held_.empty()) {
+      held_.append(arguments_.begin(), arguments_.end());
+      arguments_ = held_;
+    } else {
+      stack_.erase(stack_.begin() + static_cast<std::ptrdiff_t>(base_), stack_.end());
+      stack_.insert(stack_.end(), held_.begin(), held_.end());
+    }
+    if (instead_ != nullptr) {
+      instead_->callBoxed(op, keys, &stack_);
+    } else {
+      rematfn::run_below(op, keys, facts.selects_backend, &stack_);
+    }
+    results_ = c10::ArrayRef<c10::IValue>(stack_).slice(base_);
+  }
+
+  void call_again() override {
+    if (instead_ != nullptr) return instead_->callBoxed(op, keys, &stack_);
+    const c10::impl::ForceDispatchKeyGuard anew(keys_to_begin_anew());
+    op.callBoxed(&stack_);
+  }
+
+ private:
+  torch::jit::Stack& stack_;
+  const c10::SafeKernelFunction* const instead_;
+  const std::size_t base_;  // what lies below the arguments
+  c10::SmallVector<c10::IValue, 8> held_;  // the arguments, once the kernel took them off the stack
+};
 
 void level_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) {
@@ -123,11 +166,7 @@ void govern(Invocation& invocation) {
     if (facts.may_write() && domain.domain != nullptr && !DomainLock::is_held() &&
         OutsideContents::others_know(domain.domain)) {
       find_writes(invocation, found);
-      for (const FoundTensor& f : found) {
-        if (!f.written || has_level_key(*f.tensor)) continue;
-        save_for_other_levels(*f.storage, facts, bumps_so_far(invocation, found, *f.storage),
-                              domain.domain);
-      }
+      save_for_other_levels(invocation, found, domain.domain);
     }
     std::optional<DomainLock> lock;
     if (domain.domain != nullptr) lock.emplace(*domain.domain);
@@ -141,11 +180,7 @@ void govern(Invocation& invocation) {
     return;
   }
   find_writes(invocation, found);
-  for (const FoundTensor& f : found) {
-    if (!f.written) continue;
-    save_for_readers(*f.storage, invocation.facts, bumps_so_far(invocation, found, *f.storage),
-                     "`" + invocation.op.schema().name() + "`");
-  }
+  save_for_readers(invocation, found);
   invocation.run_below();
 }
 

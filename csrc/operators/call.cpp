@@ -168,7 +168,7 @@ void Call::replay(Room& room) {
   auto& domain = static_cast<TensorDomain&>(room);
   const Profiled range("rematfn::replay", call_template->op.schema().name());
   const BackendScope backend;
-  const c10::AutoGradMode grad_mode(call_template->surroundings.grad_mode);
+  const c10::AutoGradMode grad_mode(call_template->grad_mode);
   std::optional<RandomTurn> turn;
   if (random) turn.emplace(domain);
   const RandomScope randomness(random);
@@ -187,7 +187,7 @@ void Call::replay(Room& room) {
     try {
       own = prepare_writes(domain, consumes);
       stack = filled_in(own, written);
-      SettingsScope settings(*call_template->surroundings.settings, call_template->op.schema().name());
+      SettingsScope settings(call_template->settings, call_template->op.schema().name());
       run_below(call_template->op, call_template->keys, call_template->selects_backend, &stack);
       settings.end();
       break;
@@ -225,11 +225,7 @@ void Call::replay(Room& room) {
 }
 
 void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, bool selects_backend,
-               torch::jit::Stack* stack, const c10::SafeKernelFunction* instead) {
-  if (instead != nullptr) {
-    instead->callBoxed(op, keys, stack);
-    return;
-  }
+               torch::jit::Stack* stack) {
   if (!selects_backend) {
     op.redispatchBoxed(keys & kBelowLevels, stack);
     return;

@@ -84,9 +84,8 @@ struct Call final : TensorOperation, Pooled<Call> {
                                             std::vector<at::Tensor>& written) const;
 };
 
-// Redispatches below our key: the way every operator goes on, first run or replay. Or calls
-// `instead`, if that is given: see Note [Kernels above a level].
+// Redispatches below our key: the way every operator goes on, first run or replay.
 void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, bool selects_backend,
-               torch::jit::Stack* stack, const c10::SafeKernelFunction* instead = nullptr);
+               torch::jit::Stack* stack);
 
 }  // namespace rematfn

@@ -56,14 +56,13 @@ c10::DispatchKeySet keys_without_ours(const c10::TensorImpl& tensor) {
 
 }  // namespace
 
-Surroundings::Surroundings()
-    : grad_mode(c10::GradMode::is_enabled()), settings(&Settings::present()) {}
-
 CallTemplate::CallTemplate(const Invocation& invocation, const FoundTensors& found)
     : op(invocation.op),
       keys(invocation.keys),
       selects_backend(invocation.facts.selects_backend),
       reads_shapes_only(invocation.facts.reads_shapes_only),
+      grad_mode(c10::GradMode::is_enabled()),
+      settings(Settings::present()),
       footprint_key(footprint_key_of(invocation.op, invocation.arguments())) {
   take_arguments(invocation.arguments());
   tensors.reserve(found.size());
@@ -115,8 +114,9 @@ void CallTemplate::take_tensor(const FoundTensor& found, std::int32_t same_as) {
 }
 
 bool CallTemplate::fits(const Invocation& invocation, const FoundTensors& found,
-                const Surroundings& now) const {
-  if (keys != invocation.keys || tensors.size() != found.size() || !(surroundings == now)) {
+                        const Settings& now) const {
+  if (keys != invocation.keys || tensors.size() != found.size() || &settings != &now ||
+      grad_mode != c10::GradMode::is_enabled()) {
     return false;
   }
   const std::int64_t* place = geometry.data();
@@ -172,7 +172,7 @@ Ref<CallTemplate> CallTemplates::of(const Invocation& invocation, const FoundTen
     generation_ = current;
   }
   Latest& latest = by_operator_[&invocation.op.schema()];
-  const Surroundings now;
+  const Settings& now = Settings::present();
   for (std::size_t i = 0; i < latest.size() && latest[i]; ++i) {
     if (!latest[i]->fits(invocation, found, now)) continue;
     if (i > 0) std::rotate(latest.begin(), &latest[i], &latest[i] + 1);

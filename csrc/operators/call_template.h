@@ -41,19 +41,11 @@ struct TensorArgument {
   bool written;
 };
 
-// See Note [Replay restores what a kernel can see]
-struct Surroundings {
-  Surroundings();
-  bool operator==(const Surroundings&) const = default;
-  bool grad_mode;
-  const Settings* settings;
-};
-
 struct CallTemplate final : Node {
   CallTemplate(const Invocation& invocation, const FoundTensors& found);
   // Whether it is the template of this call as well.
   [[nodiscard]] bool fits(const Invocation& invocation, const FoundTensors& found,
-                          const Surroundings& now) const;
+                          const Settings& now) const;
   // The argument, whose shape and dtype it gives back to these bytes.
   [[nodiscard]] at::Tensor over(const c10::Storage& storage, const TensorArgument& argument) const;
   [[nodiscard]] View view(std::size_t i) const;
@@ -62,7 +54,8 @@ struct CallTemplate final : Node {
   const c10::DispatchKeySet keys;
   const bool selects_backend;
   const bool reads_shapes_only;
-  const Surroundings surroundings;
+  const bool grad_mode;  // See Note [Replay restores what a kernel can see]
+  const Settings& settings;
   const FootprintKey footprint_key;
   c10::SmallVector<c10::IValue, 4> arguments;  // without their tensors
   c10::SmallVector<TensorArgument, 3> tensors;

@@ -8,6 +8,7 @@
 
 #include "levels/boundary.h"
 #include "levels/governed_nodes.h"
+#include "operators/raw_access.h"
 #include "tensors/layers.h"
 #include "tensors/stack_utils.h"
 
@@ -24,16 +25,6 @@ Cell* adopt(c10::TensorImpl& tensor) {
 
 at::Tensor tensor_of(c10::TensorImpl& impl) {
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&impl));
-}
-
-// Lists of lists, which collectives take.
-void find_nested(const c10::IValue& value, std::size_t position, FoundTensors& found) {
-  if (value.isTensor() && value.toTensor().defined()) {
-    c10::TensorImpl& impl = *value.toTensor().unsafeGetTensorImpl();
-    if (is_plain(impl)) add(found, impl, position, /*index=*/-1);
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) find_nested(element, position, found);
-  }
 }
 
 // See Note [Kernels above a level]
@@ -104,7 +95,12 @@ ArgumentKind find_tensors(Invocation& invocation, FoundTensors& found) {
       }
     });
     if (value.isTensor()) continue;
-    if (!readable) find_nested(value, i, found);
+    if (!readable) {
+      for_each_nested_tensor(value, [&](const at::Tensor& tensor) {
+        c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+        if (is_plain(impl)) add(found, impl, i, /*index=*/-1);
+      });
+    }
     if (!readable || value.isStorage() || value.isObject() || value.isCapsule() ||
         value.isPyObject()) {
       kind = std::max(kind, ArgumentKind::kOpaque);

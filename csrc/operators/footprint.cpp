@@ -201,31 +201,28 @@ bool has_mask(Arguments arguments) {
   });
 }
 
-// Upper bounds where the output's size depends on data.
-std::size_t bound_of(DataBound bound, Arguments arguments) {
+// Of an operator whose output's size depends on data, an upper bound; none if it depends on shapes.
+std::optional<std::size_t> bound_of(std::string_view name, Arguments arguments) {
+  if (name == "aten::index" && !has_mask(arguments)) return {};
   if (arguments.empty() || !arguments[0].isTensor() || !arguments[0].toTensor().defined()) return 0;
   const at::Tensor& self = arguments[0].toTensor();
   if (!is_plain(*self.unsafeGetTensorImpl())) return 0;
   const auto elements = static_cast<std::size_t>(self.numel());
-  switch (bound) {
-    case DataBound::kIndices:
-      return elements * static_cast<std::size_t>(self.dim()) * sizeof(std::int64_t);
-    case DataBound::kMask:
-      return std::max(elements, static_cast<std::size_t>(arguments[1].toTensor().numel())) *
-             self.itemsize();
-    case DataBound::kUnique:
-      return elements * (self.itemsize() + 2 * sizeof(std::int64_t));
-    case DataBound::kArgument:
-    case DataBound::kIfBoolean:
-      break;
+  if (name == "aten::nonzero" || name == "aten::argwhere") {
+    return elements * static_cast<std::size_t>(self.dim()) * sizeof(std::int64_t);
   }
-  return self.nbytes();
+  if (name == "aten::masked_select") {
+    return std::max(elements, static_cast<std::size_t>(arguments[1].toTensor().numel())) *
+           self.itemsize();
+  }
+  const bool has_indices = name.find("unique") != std::string_view::npos;  // two for each element
+  return elements * (self.itemsize() + (has_indices ? 2 * sizeof(std::int64_t) : 0));
 }
 
 // Bytes of the outputs.
 std::size_t infer(const c10::OperatorHandle& op, const OperatorFacts& facts, Arguments arguments) {
-  if (facts.dynamic_shape && (facts.data_bound != DataBound::kIfBoolean || has_mask(arguments))) {
-    return bound_of(facts.data_bound, arguments);
+  if (facts.dynamic_shape) {
+    if (const auto bound = bound_of(op.schema().name(), arguments)) return *bound;
   }
   if (facts.adds_no_bytes) return 0;
   // See Note [Shapes without Python]

@@ -13,8 +13,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
-#include <c10/util/SmallVector.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <vector>
 
@@ -55,23 +54,10 @@ class Invocation {
 };
 
 // The thread's keys as call_again() wants them: with the Python dispatcher.
-[[nodiscard]] c10::impl::LocalDispatchKeySet keys_to_begin_anew();
-
-class BoxedInvocation final : public Invocation {
- public:
-  // `instead`, if given, is run in the place of the kernel below.
-  BoxedInvocation(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                  const OperatorFacts& facts, torch::jit::Stack& stack,
-                  const c10::SafeKernelFunction* instead);
-
-  void run_below() override;
-  void call_again() override;
-
- private:
-  torch::jit::Stack& stack_;
-  const c10::SafeKernelFunction* const instead_;
-  const std::size_t base_;  // what lies below the arguments
-  c10::SmallVector<c10::IValue, 8> held_;  // the arguments, once the kernel took them off the stack
-};
+[[nodiscard]] inline c10::impl::LocalDispatchKeySet keys_to_begin_anew() {
+  auto keys = c10::impl::tls_local_dispatch_key_set();
+  keys.excluded_ = keys.excluded_.remove(c10::DispatchKey::PythonDispatcher);
+  return keys;
+}
 
 }  // namespace rematfn

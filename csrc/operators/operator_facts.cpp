@@ -79,16 +79,16 @@ constexpr Exception kExceptions[] = {
     // A second run of these is not the first one's twin, bit for bit.
     {"aten::_ctc_loss", &OperatorFacts::never_replayed},
     {"aten::linalg_lstsq", &OperatorFacts::never_replayed},
-    // Nor of these, where threads race. See Note [Writes that race]
-    {"aten::index_put", &OperatorFacts::never_replayed},
-    {"aten::index_put_", &OperatorFacts::never_replayed},
-    {"aten::_index_put_impl", &OperatorFacts::never_replayed},
-    {"aten::_index_put_impl_", &OperatorFacts::never_replayed},
-    {"aten::_unsafe_index_put", &OperatorFacts::never_replayed},
-    {"aten::put", &OperatorFacts::never_replayed},
-    {"aten::put_", &OperatorFacts::never_replayed},
-    {"aten::index_copy", &OperatorFacts::never_replayed},
-    {"aten::index_copy_", &OperatorFacts::never_replayed},
+    // Nor of these, where threads race.
+    {"aten::index_put", &OperatorFacts::may_race},
+    {"aten::index_put_", &OperatorFacts::may_race},
+    {"aten::_index_put_impl", &OperatorFacts::may_race},
+    {"aten::_index_put_impl_", &OperatorFacts::may_race},
+    {"aten::_unsafe_index_put", &OperatorFacts::may_race},
+    {"aten::put", &OperatorFacts::may_race},
+    {"aten::put_", &OperatorFacts::may_race},
+    {"aten::index_copy", &OperatorFacts::may_race},
+    {"aten::index_copy_", &OperatorFacts::may_race},
     // See Note [What is asked before bytes are read]
     {"aten::detach", &OperatorFacts::announces_read},
     {"aten::is_pinned", &OperatorFacts::announces_read},
@@ -114,14 +114,6 @@ constexpr Exception kExceptions[] = {
     {"aten::_foreach_copy_", &OperatorFacts::overwrites},
     {"aten::_foreach_zero_", &OperatorFacts::overwrites},
 };
-
-DataBound bound_of(std::string_view name) {
-  if (name == "aten::nonzero" || name == "aten::argwhere") return DataBound::kIndices;
-  if (name == "aten::masked_select") return DataBound::kMask;
-  if (name == "aten::index") return DataBound::kIfBoolean;
-  if (name.find("unique") != std::string_view::npos) return DataBound::kUnique;
-  return DataBound::kArgument;
-}
 
 // Results whose bytes no kernel, or not that of every backend, fills in every case. Workspaces that a
 // forward leaves for its backward: the first is what the zoo found on a CPU; the others are results that
@@ -249,10 +241,8 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
       (op.hasTag(at::Tag::nondeterministic_seeded) && facts.may_write());
   facts.draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
   facts.dynamic_shape = op.hasTag(at::Tag::dynamic_output_shape);
-  facts.data_bound = bound_of(name);
   facts.adds_no_bytes |= returns_what_it_writes(schema);
-  facts.never_replayed |=
-      op.hasTag(at::Tag::nondeterministic_bitwise) || facts.communicates;
+  facts.never_replayed |= op.hasTag(at::Tag::nondeterministic_bitwise) || facts.communicates;
   facts.selects_backend = op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect);
   facts.work = work_of(name);
   return facts;

@@ -14,15 +14,6 @@
 
 namespace rematfn {
 
-// What bounds the size of an output that depends on data.
-enum class DataBound : std::uint8_t {
-  kArgument,   // the bytes of the first argument
-  kIndices,    // `nonzero`: an index into each of its dimensions, for each of its elements
-  kMask,       // `masked_select`: as many elements as it or the mask has
-  kUnique,     // its elements, and two indices for each
-  kIfBoolean,  // `index`: the argument's bytes; with integers alone the size depends on shapes
-};
-
 struct OperatorFacts {
   c10::SmallVector<std::uint8_t, 2> writes;  // arguments whose contents change
   c10::SmallVector<std::uint8_t, 2> training_writes;  // the same, if `training_argument` is true
@@ -47,9 +38,9 @@ struct OperatorFacts {
   bool overwrites = false;  // what it writes does not depend on the old contents
   bool draws_random = false;
   bool never_replayed = false;
+  bool may_race = false;  // See Note [Writes that race]
   bool selects_backend = false;   // has a BackendSelect kernel: a factory
   bool dynamic_shape = false;     // the size of an output depends on data
-  DataBound data_bound = DataBound::kArgument;  // of that size
   bool adds_no_bytes = false;     // its results have none, or are what it was given and has written
   bool ends_filling = false;      // `lift_fresh`: its argument has been filled by address
   bool casts = false;             // `_to_copy`

@@ -6,19 +6,12 @@
 #include <ATen/TensorIterator.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
-#include <string_view>
 
 #include "tensors/stack_utils.h"
 
 namespace rematfn {
 namespace {
-
-constexpr std::array<std::string_view, 7> kPuts{
-    "aten::index_put",        "aten::index_put_",        "aten::_index_put_impl",
-    "aten::_index_put_impl_", "aten::_unsafe_index_put", "aten::put",
-    "aten::put_"};
 
 bool is_mask(const at::Tensor& index) {
   return index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
@@ -42,21 +35,16 @@ std::int64_t written_by_indices(const at::Tensor& self, const c10::IValue& indic
 
 }  // namespace
 
-// See Note [Writes that race]
-bool may_differ(const Invocation& invocation) {
-  const std::string_view name = invocation.op.schema().name();
-  const bool puts = std::find(kPuts.begin(), kPuts.end(), name) != kPuts.end();
-  if (!puts && name != "aten::index_copy" && name != "aten::index_copy_") return true;
-  const c10::ArrayRef<c10::IValue> arguments = invocation.arguments();
+bool races(c10::ArrayRef<c10::IValue> arguments) {
   const at::Tensor& self = arguments[0].toTensor();
   if (!self.is_cpu()) return true;
   if (at::get_num_threads() == 1 || at::globalContext().deterministicAlgorithms()) return false;
-  if (puts && arguments[3].toBool() && self.scalar_type() != at::kFloat) return false;
-  const std::int64_t written =
-      arguments[1].isTensor() ? arguments[1].toTensor().numel()
-      : puts                  ? written_by_indices(self, arguments[1])
-                              : arguments[3].toTensor().numel();
-  return written >= at::internal::GRAIN_SIZE;
+  const auto reaches_grain = [](std::int64_t written) { return written >= at::internal::GRAIN_SIZE; };
+  // index_copy(self, dim, index, source); the others are f(self, indices, values, accumulate).
+  if (arguments[1].isInt()) return reaches_grain(arguments[3].toTensor().numel());
+  if (arguments[3].toBool() && self.scalar_type() != at::kFloat) return false;
+  return reaches_grain(arguments[1].isTensor() ? arguments[1].toTensor().numel()
+                                               : written_by_indices(self, arguments[1]));
 }
 
 }  // namespace rematfn

@@ -13,11 +13,11 @@
 
 #pragma once
 
-#include "operators/invocation.h"
+#include <ATen/core/ivalue.h>
 
 namespace rematfn {
 
-// Of an operator that is never replayed: whether that is said of this call.
-[[nodiscard]] bool may_differ(const Invocation& invocation);
+// Of an operator that may race: whether this call does.
+[[nodiscard]] bool races(c10::ArrayRef<c10::IValue> arguments);
 
 }  // namespace rematfn

@@ -21,13 +21,15 @@
 namespace rematfn {
 namespace {
 
+void materialize_alone(const at::Tensor& tensor) { materialize({tensor}, "materialize(x)"); }
+
 at::Tensor resolve_conj(const at::Tensor& tensor) {
-  materialize(tensor);
+  materialize_alone(tensor);
   return at::native::resolve_conj(tensor);
 }
 
 at::Tensor resolve_neg(const at::Tensor& tensor) {
-  materialize(tensor);
+  materialize_alone(tensor);
   return at::native::resolve_neg(tensor);
 }
 
@@ -39,7 +41,7 @@ at::Tensor sparse_coo_tensor(const at::Tensor& indices, const at::Tensor& values
     return at::native::sparse_coo_tensor(indices, values, dtype, layout, device, pin_memory,
                                          is_coalesced);
   }
-  materialize(indices);
+  materialize_alone(indices);
   std::vector<std::int64_t> size;
   {
     const BelowLevels below;
@@ -55,7 +57,8 @@ at::Tensor sparse_coo_tensor(const at::Tensor& indices, const at::Tensor& values
 
 // Makes all resident, and hands the versions of each domain, whose lock is held, to `use`.
 template <class Use>
-void bring_all_back(c10::ArrayRef<at::Tensor> tensors, const std::string& reader, const Use& use) {
+void bring_all_back(const std::vector<at::Tensor>& tensors, const std::string& reader,
+                    const Use& use) {
   std::vector<at::Tensor> asked;
   for (const at::Tensor& tensor : tensors) {
     for_each_innermost(tensor, [&](const at::Tensor& inner) { asked.push_back(inner); });
@@ -85,13 +88,13 @@ void bring_all_back(c10::ArrayRef<at::Tensor> tensors, const std::string& reader
 
 }  // namespace
 
-void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader) {
+void materialize(const std::vector<at::Tensor>& tensors, const std::string& reader) {
   bring_all_back(tensors, reader, [](TensorDomain& domain, const std::vector<Version*>& versions) {
     for (Version* version : versions) version->exposed = domain.next_order;
   });
 }
 
-void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader, bool addressed) {
+void keep_bytes(const std::vector<at::Tensor>& tensors, const std::string& reader, bool addressed) {
   bring_all_back(tensors, reader, [&](TensorDomain& domain, const std::vector<Version*>& versions) {
     for (Version* version : versions) {
       if (addressed) {
@@ -114,20 +117,18 @@ void keep_contents(Domain& domain, Version& version) {
   if (version.producer) domain.cut(version);
 }
 
-void materialize(const at::Tensor& tensor) { materialize({&tensor, 1}, "materialize(x)"); }
-
-void materialize(const c10::Storage& storage) {
+void materialize_storage(const c10::Storage& storage) {
   Cell* cell = cell_evicted_from(*storage.unsafeGetStorageImpl());
-  if (cell != nullptr) materialize(bytes_of(storage, *cell));
+  if (cell != nullptr) materialize_alone(bytes_of(storage, *cell));
 }
 
-void keep_bytes(const c10::Storage& storage) {
+void keep_storage(const c10::Storage& storage) {
   at::Tensor bytes;
   for_each_live_domain([&](TensorDomain& domain) {
     Cell* cell = bytes.defined() ? nullptr : domain.cell_on(*storage.unsafeGetStorageImpl());
     if (cell != nullptr) bytes = bytes_of(storage, *cell);
   });
-  if (bytes.defined()) keep_bytes({&bytes, 1}, "a storage that is written", /*addressed=*/true);
+  if (bytes.defined()) keep_bytes({bytes}, "a storage that is written", /*addressed=*/true);
 }
 
 // See Note [What is asked before bytes are read]

@@ -26,23 +26,23 @@
 #include <c10/core/Storage.h>
 
 #include <string>
+#include <vector>
 
 #include "engine/domain.h"
+#include "tensors/level_tensor.h"
 
 namespace rematfn {
 
-// Makes the bytes of a level tensor resident; of several, which `reader` needs together.
-void materialize(const at::Tensor& tensor);
-void materialize(c10::ArrayRef<at::Tensor> tensors, const std::string& reader);
+// Makes the bytes of level tensors resident, which `reader` needs together.
+void materialize(const std::vector<at::Tensor>& tensors, const std::string& reader);
 // The same, and what they hold is never replayed from now on.
 // If `addressed`, nor is it moved.
-void keep_bytes(c10::ArrayRef<at::Tensor> tensors, const std::string& reader,
-                bool addressed = false);
+void keep_bytes(const std::vector<at::Tensor>& tensors, const std::string& reader, bool addressed);
 
 // The same of a storage, if a level has evicted it.
-void materialize(const c10::Storage& storage);
+void materialize_storage(const c10::Storage& storage);
 // The same of a storage that some level has: somebody writes there by no operator, or has the address.
-void keep_bytes(const c10::Storage& storage);
+void keep_storage(const c10::Storage& storage);
 
 // Somebody has an array of a level tensor. See Note [Arrays are seldom written]
 void note_array(const at::Tensor& tensor);

@@ -2,8 +2,6 @@
 #include "operators/shapes.h"
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/MetaFunctions.h>
-#include <ATen/Operators.h>
 #include <ATen/native/TypeProperties.h>
 #include <c10/core/DefaultDtype.h>
 
@@ -12,81 +10,13 @@
 #include <unordered_map>
 
 #include "tensors/stack_utils.h"
+#include "tensors/torch_layout.h"
 
 namespace rematfn {
 namespace {
 
 using Arguments = c10::ArrayRef<c10::IValue>;
 using Bytes = std::optional<std::size_t>;
-
-// ---- torch's own -------------------------------------------------------------------------------
-
-struct InCpp {
-  std::string name;
-  c10::KernelFunction kernel;
-};
-
-template <class Op>
-InCpp in_cpp(typename Op::ptr_schema function) {
-  const std::string overload = Op::overload_name;
-  return {Op::name + (overload.empty() ? overload : "." + overload),
-          c10::KernelFunction::makeFromUnboxedRuntimeFunction(function)};
-}
-
-#define IN_CPP(function, op) in_cpp<at::_ops::op>(&at::meta::function)
-
-const std::unordered_map<std::string, c10::KernelFunction>& shape_functions() {
-  static const auto* const table = [] {
-    auto* map = new std::unordered_map<std::string, c10::KernelFunction>;
-    for (InCpp& entry : std::vector<InCpp>{
-      IN_CPP(neg, neg), IN_CPP(exp, exp), IN_CPP(exp2, exp2), IN_CPP(expm1, expm1),
-      IN_CPP(log, log), IN_CPP(log1p, log1p), IN_CPP(log2, log2), IN_CPP(sin, sin),
-      IN_CPP(cos, cos), IN_CPP(tan, tan), IN_CPP(tanh, tanh), IN_CPP(sigmoid, sigmoid),
-      IN_CPP(sqrt, sqrt), IN_CPP(rsqrt, rsqrt), IN_CPP(reciprocal, reciprocal), IN_CPP(erf, erf),
-      IN_CPP(floor, floor), IN_CPP(ceil, ceil), IN_CPP(sign, sign), IN_CPP(silu, silu),
-      IN_CPP(gelu, gelu), IN_CPP(elu, elu), IN_CPP(leaky_relu, leaky_relu),
-      IN_CPP(softplus, softplus), IN_CPP(trunc, trunc), IN_CPP(atan, atan), IN_CPP(asin, asin),
-      IN_CPP(acos, acos), IN_CPP(sinh, sinh), IN_CPP(cosh, cosh), IN_CPP(add, add_Tensor),
-      IN_CPP(sub, sub_Tensor), IN_CPP(mul, mul_Tensor), IN_CPP(div, div_Tensor),
-      IN_CPP(maximum, maximum), IN_CPP(minimum, minimum), IN_CPP(pow, pow_Tensor_Scalar),
-      IN_CPP(pow, pow_Tensor_Tensor), IN_CPP(atan2, atan2), IN_CPP(eq, eq_Scalar),
-      IN_CPP(eq, eq_Tensor), IN_CPP(ne, ne_Scalar), IN_CPP(ne, ne_Tensor), IN_CPP(lt, lt_Scalar),
-      IN_CPP(lt, lt_Tensor), IN_CPP(le, le_Scalar), IN_CPP(le, le_Tensor), IN_CPP(gt, gt_Scalar),
-      IN_CPP(gt, gt_Tensor), IN_CPP(ge, ge_Scalar), IN_CPP(ge, ge_Tensor),
-      IN_CPP(bitwise_and, bitwise_and_Tensor), IN_CPP(bitwise_or, bitwise_or_Tensor),
-      IN_CPP(clamp, clamp), IN_CPP(clamp_min, clamp_min), IN_CPP(clamp_max, clamp_max),
-      IN_CPP(addcmul, addcmul), IN_CPP(addcdiv, addcdiv), IN_CPP(lerp, lerp_Scalar),
-      IN_CPP(lerp, lerp_Tensor), IN_CPP(sum, sum_dim_IntList), IN_CPP(mean, mean_dim),
-      IN_CPP(amax, amax), IN_CPP(amin, amin), IN_CPP(prod, prod_dim_int), IN_CPP(argmax, argmax),
-      IN_CPP(argmin, argmin), IN_CPP(max, max_dim), IN_CPP(min, min_dim), IN_CPP(all, all),
-      IN_CPP(any, any), IN_CPP(all, all_dim), IN_CPP(any, any_dim), IN_CPP(cumsum, cumsum),
-      IN_CPP(linalg_vector_norm, linalg_vector_norm), IN_CPP(mm, mm), IN_CPP(bmm, bmm),
-      IN_CPP(addmm, addmm), IN_CPP(baddbmm, baddbmm), IN_CPP(_softmax, _softmax),
-      IN_CPP(_log_softmax, _log_softmax), IN_CPP(_softmax_backward_data, _softmax_backward_data),
-      IN_CPP(_log_softmax_backward_data, _log_softmax_backward_data),
-      IN_CPP(gelu_backward, gelu_backward), IN_CPP(silu_backward, silu_backward),
-      IN_CPP(sigmoid_backward, sigmoid_backward), IN_CPP(tanh_backward, tanh_backward),
-      IN_CPP(threshold_backward, threshold_backward), IN_CPP(elu_backward, elu_backward),
-      IN_CPP(leaky_relu_backward, leaky_relu_backward),
-      IN_CPP(softplus_backward, softplus_backward), IN_CPP(avg_pool2d, avg_pool2d),
-      IN_CPP(avg_pool2d_backward, avg_pool2d_backward),
-      IN_CPP(max_pool2d_with_indices, max_pool2d_with_indices),
-      IN_CPP(max_pool2d_with_indices_backward, max_pool2d_with_indices_backward),
-      IN_CPP(mse_loss, mse_loss), IN_CPP(cat, cat), IN_CPP(gather, gather),
-      IN_CPP(scatter, scatter_value), IN_CPP(scatter, scatter_src),
-      IN_CPP(scatter_add, scatter_add), IN_CPP(topk_symint, topk),
-      IN_CPP(nll_loss_forward_symint, nll_loss_forward),
-      IN_CPP(nll_loss_backward_symint, nll_loss_backward), IN_CPP(tril_symint, tril),
-      IN_CPP(triu_symint, triu),
-         }) {
-      map->emplace(std::move(entry.name), std::move(entry.kernel));
-    }
-    return map;
-  }();
-  return *table;
-}
-
-#undef IN_CPP
 
 // ---- in a line ---------------------------------------------------------------------------------
 
@@ -136,15 +66,10 @@ bool is_float_or_double(const at::Tensor& t) {
   return t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble;
 }
 
-Bytes times_scalar(Arguments arguments) {
+Bytes like_floats(Arguments arguments) {
   const at::Tensor& self = tensor(arguments, 0);
-  if (!is_float_or_double(self) || arguments[1].isComplexDouble()) return {};
-  return bytes_like(self);
-}
-
-Bytes absolute(Arguments arguments) {
-  const at::Tensor& self = tensor(arguments, 0);
-  return is_float_or_double(self) ? Bytes{bytes_like(self)} : Bytes{};
+  const bool is_complex = std::ranges::any_of(arguments, &c10::IValue::isComplexDouble);
+  return is_float_or_double(self) && !is_complex ? Bytes{bytes_like(self)} : Bytes{};
 }
 
 Bytes masked_fill(Arguments arguments) {
@@ -317,14 +242,14 @@ const std::unordered_map<std::string, Bytes (*)(Arguments)>& in_a_line() {
       {"aten::nll_loss2d_backward", like<1>},
       {"aten::_safe_softmax", like_in_dtype<2>},
       {"aten::logical_not", as_bool},
-      {"aten::abs", absolute},
+      {"aten::abs", like_floats},
       {"aten::masked_fill.Scalar", masked_fill},
       {"aten::masked_fill.Tensor", masked_fill},
       {"aten::index_select", index_select},
-      {"aten::mul.Scalar", times_scalar},
-      {"aten::div.Scalar", times_scalar},
-      {"aten::add.Scalar", times_scalar},
-      {"aten::sub.Scalar", times_scalar},
+      {"aten::mul.Scalar", like_floats},
+      {"aten::div.Scalar", like_floats},
+      {"aten::add.Scalar", like_floats},
+      {"aten::sub.Scalar", like_floats},
       {"aten::zeros_like", like_in_dtype<1>},
       {"aten::ones_like", like_in_dtype<1>},
       {"aten::empty_like", like_in_dtype<1>},
@@ -361,8 +286,8 @@ const std::unordered_map<std::string, Bytes (*)(Arguments)>& in_a_line() {
 }  // namespace
 
 const c10::KernelFunction* shape_function_of(const c10::OperatorHandle& op) {
-  const auto found = shape_functions().find(c10::toString(op.operator_name()));
-  return found == shape_functions().end() ? nullptr : &found->second;
+  const bool is_torchs = op.schema().name().starts_with("aten::");
+  return is_torchs ? first_kernel_of(op, c10::DispatchKey::Meta) : nullptr;
 }
 
 std::optional<std::size_t> bytes_added_by(const c10::OperatorHandle& op, Arguments arguments) {

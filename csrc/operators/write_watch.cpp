@@ -5,7 +5,9 @@
 #include "levels/refusals.h"
 #include "operators/boxed_kernel.h"
 #include "operators/kernels_above.h"
+#include "operators/raw_access.h"
 #include "tensors/layers.h"
+#include "tensors/stack_utils.h"
 
 namespace rematfn {
 namespace {
@@ -43,27 +45,18 @@ const Domain* domain_that_sees() {
   return level != nullptr && is_intercepting() ? level->domain.get() : nullptr;
 }
 
-template <class Visit>
-void for_each_written(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    if (!value.toTensor().defined()) return;
-    for_each_innermost(value.toTensor(), [&](const at::Tensor& inner) {
-      const c10::TensorImpl& impl = *inner.unsafeGetTensorImpl();
-      if (is_plain(impl)) visit(*impl.unsafe_storage().unsafeGetStorageImpl());
-    });
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) for_each_written(element, visit);
-  }
-}
-
 void save_what_is_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   if (DomainLock::is_held()) return;  // it runs within an operator that has been seen
   const auto facts = facts_of(op);
   const std::size_t first = stack.size() - op.schema().arguments().size();
   const auto visit = [&](TensorDomain& domain) {
     const auto save = [&](std::uint8_t position) {
-      for_each_written(stack[first + position], [&](const c10::StorageImpl& storage) {
-        save_or_forget_in(domain, storage, *facts, /*bumps=*/0);
+      for_each_nested_tensor(stack[first + position], [&](const at::Tensor& tensor) {
+        for_each_innermost(tensor, [&](const at::Tensor& inner) {
+          const c10::TensorImpl& impl = *inner.unsafeGetTensorImpl();
+          if (!is_plain(impl)) return;
+          save_or_forget_in(domain, *impl.unsafe_storage().unsafeGetStorageImpl(), *facts, /*bumps=*/0);
+        });
       });
     };
     for (const std::uint8_t position : facts->writes) save(position);
@@ -99,22 +92,29 @@ void watch_writes(const c10::OperatorHandle& op) {
   }
 }
 
-void save_for_readers(const c10::StorageImpl& storage, const OperatorFacts& facts,
-                      std::uint32_t bumps, const std::string& writer) {
-  for_each_live_domain([&](TensorDomain& domain) {
-    try {
-      save_in(domain, storage, facts, bumps);
-    } catch (const NoRoom& why) {
-      raise_budget_error(why, writer);
-    }
-  });
+void save_for_readers(const Invocation& invocation, const FoundTensors& found) {
+  for (const FoundTensor& f : found) {
+    if (!f.written) continue;
+    const std::uint32_t bumps = bumps_so_far(invocation, found, *f.storage);
+    for_each_live_domain([&](TensorDomain& domain) {
+      try {
+        save_in(domain, *f.storage, invocation.facts, bumps);
+      } catch (const NoRoom& why) {
+        raise_budget_error(why, "`" + invocation.op.schema().name() + "`");
+      }
+    });
+  }
 }
 
-void save_for_other_levels(const c10::StorageImpl& storage, const OperatorFacts& facts,
-                           std::uint32_t bumps, const Domain* ours) {
-  for_each_live_domain(
-      [&](TensorDomain& domain) { save_or_forget_in(domain, storage, facts, bumps); },
-      ours);
+void save_for_other_levels(const Invocation& invocation, const FoundTensors& found,
+                           const Domain* ours) {
+  for (const FoundTensor& f : found) {
+    if (!f.written || has_level_key(*f.tensor)) continue;
+    const std::uint32_t bumps = bumps_so_far(invocation, found, *f.storage);
+    for_each_live_domain([&](TensorDomain& domain) {
+      save_or_forget_in(domain, *f.storage, invocation.facts, bumps);
+    }, ours);
+  }
 }
 
 void note_move(const c10::Storage& storage) {

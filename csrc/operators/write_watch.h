@@ -28,23 +28,18 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <string>
-
-#include "operators/operator_facts.h"
-#include "tensors/level_tensor.h"
+#include "operators/find_level.h"
 
 namespace rematfn {
 
-// `writer`, which no level sees, is about to overwrite `storage`, or to resize it: keeps a copy
-// wherever recorded operations have read it, or takes note of what is there. `bumps`: how often the
-// writer may have moved the version counter already.
-void save_for_readers(const c10::StorageImpl& storage, const OperatorFacts& facts,
-                      std::uint32_t bumps, const std::string& writer);
+// An operator that no level sees is about to overwrite storages, or to resize them: keeps a copy
+// wherever recorded operations have read one, or takes note of what is there.
+void save_for_readers(const Invocation& invocation, const FoundTensors& found);
 
 // The same for an operator that `ours` sees: what the levels of other domains, which are over, have
 // read. Where there is no room for a copy, they go without: nobody may ever ask.
-void save_for_other_levels(const c10::StorageImpl& storage, const OperatorFacts& facts,
-                           std::uint32_t bumps, const Domain* ours);
+void save_for_other_levels(const Invocation& invocation, const FoundTensors& found,
+                           const Domain* ours);
 
 // Has writes by the operator seen, if autograd counts them not.
 void watch_writes(const c10::OperatorHandle& op);

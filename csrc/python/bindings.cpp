@@ -6,6 +6,8 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <array>
+
 #include "base/errors.h"
 #include "base/interpreter.h"
 #include "levels/boundary.h"
@@ -30,9 +32,7 @@ namespace rematfn {
 namespace {
 
 // The Python classes, borrowed for the life of the process.
-PyObject* budget_error = nullptr;
-PyObject* replay_error = nullptr;
-PyObject* offload_error = nullptr;
+std::array<PyObject*, 3> errors{};  // by ErrorKind
 
 // torch turns these into Python exceptions wherever an operator is called from.
 struct PythonError final : torch::PyTorchError {
@@ -53,10 +53,7 @@ std::string in_utf8(const std::string& message) {
 }
 
 void raise_python(ErrorKind kind, const std::string& message) {
-  PyObject* const python = kind == ErrorKind::kBudget   ? budget_error
-                           : kind == ErrorKind::kReplay ? replay_error
-                                                        : offload_error;
-  throw PythonError(python, in_utf8(message));
+  throw PythonError(errors[static_cast<std::size_t>(kind)], in_utf8(message));
 }
 
 // See Note [Who waits does not hold the interpreter]
@@ -90,9 +87,7 @@ bool asks_to_stop(const std::exception& error) {
 }
 
 void set_errors(const py::object& budget, const py::object& replay, const py::object& offload) {
-  budget_error = py::object(budget).release().ptr();
-  replay_error = py::object(replay).release().ptr();
-  offload_error = py::object(offload).release().ptr();
+  errors = {budget.inc_ref().ptr(), replay.inc_ref().ptr(), offload.inc_ref().ptr()};
   set_raiser(&raise_python);
 }
 
@@ -104,7 +99,7 @@ std::vector<at::Tensor> ask_for_inner_tensors(const at::Tensor& tensor) {
 }
 
 void set_inner_tensors(const py::object& function) {
-  inner_tensors = py::object(function).release().ptr();
+  inner_tensors = function.inc_ref().ptr();
   set_unwrapper(&ask_for_inner_tensors);
 }
 
@@ -185,6 +180,10 @@ class Outside {
   std::optional<BelowLevels> scope_;
 };
 
+std::optional<std::size_t> if_any(std::size_t budget) {
+  return budget == kNoBudget ? std::nullopt : std::optional(budget);
+}
+
 // It is called in the middle of an eviction: what it does with tensors, no level sees. It may be let
 // go of by a thread that does not hold the interpreter.
 CustomScore make_custom_score(const py::object& function) {
@@ -214,7 +213,7 @@ CustomScore make_custom_score(const py::object& function) {
 
 py::dict record_of(const Statistics& s, std::size_t budget, std::size_t resident_bytes) {
   py::dict record;
-  record["budget"] = budget == kNoBudget ? py::object(py::none()) : py::cast(budget);
+  record["budget"] = py::cast(if_any(budget));
   record["peak_bytes"] = s.peak_bytes;
   record["unconstrained_bytes"] = s.unconstrained_bytes;
   record["resident_bytes"] = resident_bytes;
@@ -284,11 +283,7 @@ PYBIND11_MODULE(_C, m) {
       .def("take_trace", &Report::take_trace, py::arg("waits") = true)
       // These wait for no other thread.
       .def_property_readonly("has_trace", [](const Report& report) { return report.trace != nullptr; })
-      .def_property_readonly("budget", [](const Report& report) -> std::optional<std::size_t> {
-        const std::size_t budget = report.budget;
-        if (budget == kNoBudget) return std::nullopt;
-        return budget;
-      })
+      .def_property_readonly("budget", [](const Report& report) { return if_any(report.budget); })
       .def_property_readonly("unconstrained_bytes", [](const Report& report) {
         return static_cast<std::size_t>(report.unconstrained_bytes);
       })
@@ -300,10 +295,10 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("stopped", &Report::stopped);
   py::class_<LevelHandle, std::shared_ptr<LevelHandle>>(m, "Level")
       .def("report", [](const LevelHandle& handle) { return handle.level().report; })
-      .def("discard", [](LevelHandle& handle) {
+      .def("discard", [](LevelHandle& handle, bool spare_kept) {
         const DomainLock lock(handle.level().domain);
-        handle.level().domain->evictor.evict_all(handle.level(), /*spare_kept=*/true);
-      }, nogil);
+        handle.level().domain->evictor.evict_all(handle.level(), spare_kept);
+      }, nogil, py::arg("spare_kept") = true);
   py::class_<SharedBudget, std::shared_ptr<SharedBudget>>(m, "SharedBudget")
       .def(py::init<std::size_t>())
       .def("resident_bytes", &SharedBudget::resident_bytes)
@@ -355,17 +350,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_inner_tensors", &set_inner_tensors);
   m.def("register_kernels", &register_kernels);
   m.def("hand_out", &hand_out, nogil);
-  m.def("materialize", [](const at::Tensor& tensor) { materialize(tensor); }, nogil);
-  m.def("materialize_storage", [](const c10::Storage& storage) { materialize(storage); }, nogil);
-  m.def("keep_storage", [](const c10::Storage& storage) { keep_bytes(storage); }, nogil);
-  m.def("materialize_together",
-        [](const std::vector<at::Tensor>& tensors, const std::string& reader) {
-          materialize(tensors, reader);
-        }, nogil);
-  m.def("keep_bytes",
-        [](const std::vector<at::Tensor>& tensors, const std::string& reader) {
-          keep_bytes(tensors, reader);
-        }, nogil);
+  m.def("materialize", &materialize, nogil);
+  m.def("materialize_storage", &materialize_storage, nogil);
+  m.def("keep_storage", &keep_storage, nogil);
+  m.def("keep_bytes", &keep_bytes, nogil);
   m.def("note_array", &note_array, nogil);
   m.def("name_storage", &name_storage, nogil);
   m.def("mark", &mark, nogil);

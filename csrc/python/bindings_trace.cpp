@@ -17,35 +17,30 @@ namespace py = pybind11;
 namespace rematfn {
 namespace {
 
+constexpr const char* kEventNames[] = {"call",      "release", "seal",      "filled",
+                                       "addressed", "mark",    "unrecorded"};
+
+py::object data_of(const Trace& trace, const Trace::Event& event) {
+  if (event.what == Trace::What::kMark) {
+    const auto& [value, name] = trace.marks[event.index];
+    return py::make_tuple(value, name);
+  }
+  if (event.what == Trace::What::kUnrecorded) return py::cast(trace.unrecorded[event.index]);
+  if (event.what != Trace::What::kCall) return py::cast(event.index);
+  const Trace::Call& call = trace.calls[event.index];
+  py::list reads;
+  py::list makes;
+  for (const auto& [value, written] : call.reads) reads.append(py::make_tuple(value, written));
+  for (const auto& [value, over] : call.makes) makes.append(py::make_tuple(value, over));
+  return py::make_tuple(call.name, call.cost, call.flops, call.output_bytes, call.scratch_bytes,
+                        call.replayable, call.raw, call.backward, reads, makes);
+}
+
 py::list events_of(const Trace& trace) {
   py::list events;
   for (const Trace::Event& event : trace.events) {
-    if (event.what == Trace::What::kMark) {
-      const auto& [value, name] = trace.marks[event.index];
-      events.append(py::make_tuple("mark", py::make_tuple(value, name)));
-      continue;
-    }
-    if (event.what == Trace::What::kUnrecorded) {
-      events.append(py::make_tuple("unrecorded", trace.unrecorded[event.index]));
-      continue;
-    }
-    if (event.what != Trace::What::kCall) {
-      const char* what = event.what == Trace::What::kSeal     ? "seal"
-                         : event.what == Trace::What::kFilled ? "filled"
-                         : event.what == Trace::What::kAddressed ? "addressed"
-                                                                 : "release";
-      events.append(py::make_tuple(what, event.index));
-      continue;
-    }
-    const Trace::Call& call = trace.calls[event.index];
-    py::list reads;
-    py::list makes;
-    for (const auto& [value, written] : call.reads) reads.append(py::make_tuple(value, written));
-    for (const auto& [value, over] : call.makes) makes.append(py::make_tuple(value, over));
-    events.append(py::make_tuple(
-        "call", py::make_tuple(call.name, call.cost, call.flops, call.output_bytes,
-                               call.scratch_bytes, call.replayable, call.raw, call.backward, reads,
-                               makes)));
+    const char* what = kEventNames[static_cast<std::size_t>(event.what)];
+    events.append(py::make_tuple(what, data_of(trace, event)));
   }
   return events;
 }

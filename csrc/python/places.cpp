@@ -18,17 +18,15 @@ struct SourcePlace {
   std::string file;
   std::string function;
   int line;
-  std::uint32_t module;
+  std::string module;
 };
 
 // All under the interpreter's lock.
 struct Places {
   std::vector<std::string> libraries;          // folders whose frames are passed over
   std::unordered_map<PyObject*, bool> is_users;  // by code object, which is kept
-  std::map<std::tuple<PyObject*, int, std::uint32_t>, std::uint32_t> numbers;
+  std::map<std::tuple<PyObject*, int, std::string>, std::uint32_t> numbers;
   std::vector<SourcePlace> all{{}};
-  std::vector<std::string> modules{""};
-  std::map<std::string, std::uint32_t> modules_by_path{{"", 0}};
 };
 
 Places& places() {
@@ -36,7 +34,7 @@ Places& places() {
   return *instance;
 }
 
-thread_local std::vector<std::uint32_t> modules_around;
+thread_local std::vector<std::string> modules_around;
 
 // A path may have bytes that are no characters, which no other encoding takes.
 std::string text_of(const py::object& text) {
@@ -64,7 +62,7 @@ bool is_users(PyObject* code) {
 std::uint32_t number_of(PyFrameObject* frame, PyObject* code) {
   Places& p = places();
   const int line = PyFrame_GetLineNumber(frame);
-  const std::uint32_t module = modules_around.empty() ? 0 : modules_around.back();
+  const std::string module = modules_around.empty() ? "" : modules_around.back();
   const auto [known, is_new] = p.numbers.try_emplace({code, line, module},
                                                      static_cast<std::uint32_t>(p.all.size()));
   if (is_new) {
@@ -97,8 +95,7 @@ std::string describe(std::uint32_t number) {
   const py::gil_scoped_acquire gil;
   const SourcePlace& place = places().all.at(number);
   std::string text = place.file + ":" + std::to_string(place.line) + " in " + place.function;
-  const std::string& module = places().modules[place.module];
-  return module.empty() ? text : text + " (" + module + ")";
+  return place.module.empty() ? text : text + " (" + place.module + ")";
 }
 
 void bind_places(py::module_& m) {
@@ -107,20 +104,14 @@ void bind_places(py::module_& m) {
     for (const py::str& folder : folders) places().libraries.push_back(text_of(folder));
     places().is_users.clear();
   });
-  m.def("enter_module", [](const std::string& path) {
-    Places& p = places();
-    const auto [known, is_new] =
-        p.modules_by_path.try_emplace(path, static_cast<std::uint32_t>(p.modules.size()));
-    if (is_new) p.modules.push_back(path);
-    modules_around.push_back(known->second);
-  });
+  m.def("enter_module", [](const std::string& path) { modules_around.push_back(path); });
   m.def("leave_module", [] {
     if (!modules_around.empty()) modules_around.pop_back();
   });
   // (file, line, function, module path)
   m.def("place", [](std::uint32_t number) {
     const SourcePlace& place = places().all.at(number);
-    return py::make_tuple(place.file, place.line, place.function, places().modules[place.module]);
+    return py::make_tuple(place.file, place.line, place.function, place.module);
   });
 }
 

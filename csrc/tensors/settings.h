@@ -24,7 +24,7 @@
 //   - how the processor rounds, and whether it flushes denormal numbers to zero. OpenMP's own threads have
 //     that from the thread that made them, and keep it: a replay runs on the same ones;
 //   - torch's marks for regions without TF32 (linalg.pinv) and, on ROCm, for a backward pass;
-//   - grad mode, which Surroundings have: it changes too often.
+//   - grad mode, which templates of calls have: it changes too often.
 // Not here, since nothing below our key asks for it: autocast, inference mode, default device, modes,
 // hooks, functorch's and forward mode's levels, named tensors, fast paths that torch chooses in Python
 // (torch.backends.mha, opt_einsum). Not here, since results do not depend on it: the pool of threads of

@@ -54,6 +54,16 @@ bool for_each_tensor(const c10::IValue& value, Visit&& visit) {
   return true;
 }
 
+// The same without an index, in lists of lists too, which collectives take.
+template <class Visit>
+void for_each_nested_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& each : value.toListRef()) for_each_nested_tensor(each, visit);
+  }
+}
+
 // All that for_each_tensor() visits.
 [[nodiscard]] inline std::vector<at::Tensor> tensors_in(c10::ArrayRef<c10::IValue> values) {
   std::vector<at::Tensor> found;

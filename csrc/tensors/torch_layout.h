@@ -9,6 +9,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
@@ -56,6 +57,31 @@ inline std::size_t holders_of(const c10::StorageImpl& storage) {
   auto* counted = const_cast<c10::StorageImpl*>(&storage);  // the getter is not const
   const std::size_t references = c10::raw::intrusive_ptr::use_count(counted);
   return references - (references > 1 && storage.pyobj_slot()->has_unique_reference() ? 1 : 0);
+}
+
+// Private members of the dispatcher's. A template that is instantiated by name may name what is private:
+// the legal way in. Another name or type does not compile.
+template <class Name, auto member>
+struct Reveal {
+  friend constexpr auto reveal(Name) { return member; }
+};
+#define REMATFN_REVEAL(Name, member)     \
+  struct Name {                          \
+    friend constexpr auto reveal(Name);  \
+  };                                     \
+  template struct Reveal<Name, &member>;
+REMATFN_REVEAL(DefinitionOf, c10::OperatorHandle::operatorDef_)
+REMATFN_REVEAL(KernelsOf, c10::impl::OperatorEntry::kernels_)
+#undef REMATFN_REVEAL
+
+// The kernel that an operator had first at a key, if others have come since; else null. torch keeps them,
+// but tells only of the last. Assumes that the first one is the last in the list. Were the order another
+// one, tests/operators/test_shapes.py would find Python's modules imported.
+inline const c10::KernelFunction* first_kernel_of(const c10::OperatorHandle& op, c10::DispatchKey key) {
+  const auto& kernels = (op.*reveal(DefinitionOf()))->op.*reveal(KernelsOf());
+  const auto found = kernels.find(key);
+  const bool was_replaced = found != kernels.end() && found->second.size() > 1;
+  return was_replaced ? &found->second.back().kernel : nullptr;
 }
 
 }  // namespace rematfn

@@ -160,4 +160,4 @@ def _with_buckets_outside(pre_forward: Any) -> Any:
 
 
 def _keep(*tensors: torch.Tensor) -> None:
-    _C.keep_bytes(list(tensors), "a unit of parameters")
+    _C.keep_bytes(list(tensors), "a unit of parameters", False)

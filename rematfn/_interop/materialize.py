@@ -23,5 +23,5 @@ def materialize(x: torch.Tensor) -> torch.Tensor:
     Raises:
         BudgetError: The replays do not fit in the budget.
     """
-    _C.materialize(x)
+    _C.materialize([x], "materialize(x)")
     return x

@@ -78,7 +78,7 @@ def opaque(f: Callable[P, R]) -> Callable[P, R]:
         if _C.stack_depth() == 0 and not any(map(_C.has_key, arguments)):
             return f(*args, **kwargs)
         first = torch._C._autograd._get_sequence_nr()
-        _C.materialize_together(arguments, _READER)
+        _C.materialize(arguments, _READER)
         counted = [t for t in arguments if _C.has_key(t) and not t.is_inference()]
         before = [t._version for t in counted]
         theirs = {t.grad_fn for t in arguments}
@@ -122,7 +122,7 @@ def _nodes_since(first: int, tensors: list[torch.Tensor], before: set[Any]) -> l
 def _before_backward(gradients: tuple[torch.Tensor | None, ...]) -> None:
     node: Any = torch._C._current_autograd_node()
     tensors = [*gradients, *node.saved_tensors]
-    _C.materialize_together([t for t in tensors if t is not None], _READER)
+    _C.materialize([t for t in tensors if t is not None], _READER)
     _C.stay_outside()
 
 
