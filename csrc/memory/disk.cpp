@@ -74,7 +74,6 @@ struct Disk::State {
       const auto slow = static_cast<std::size_t>(std::min(options.bandwidth * kThrottledChunk, 1e15));
       options.chunk = std::min(options.chunk, Slab::rounded(std::max(slow, kLeastChunk)));
     }
-    find_room();
   }
 
   ~State() {
@@ -171,7 +170,6 @@ struct Disk::State {
   }
 
   [[nodiscard]] Lane& lane_of(const Copy& copy) { return copy.goes_out_ ? out : in; }
-  void find_room() { room = broken ? 0 : slab.largest(); }
 
   // Before something is under way where perhaps nothing was.
   void become_busy(Lane& lane) {
@@ -268,7 +266,6 @@ struct Disk::State {
       free_slot(copy);
       if (copy.full_ && copy.counted_) {  // what the others hold is all that there is
         slab.set_capacity(std::min(slab.capacity(), slab.held()));
-        find_room();
         if (trouble.empty()) trouble = copy.error_;
       }
     }
@@ -295,13 +292,12 @@ struct Disk::State {
     slab.free(*copy.offset_, copy.nbytes_);
     copy.offset_.reset();
     if (!copy.counted_) probing -= before - slab.held();
-    find_room();
   }
 
   void fail(const std::string& why) {
     if (!broken) trouble = why;
     broken = true;
-    find_room();
+    slab.set_capacity(0);
   }
 
   std::string describe(const Copy& copy, int error) const {
@@ -376,7 +372,6 @@ struct Disk::State {
   const bool throttled;
   Disk* disk = nullptr;           // null once it is gone; guarded by Forks
   std::atomic<bool> lost{false};  // made before a fork, and this is the child
-  std::atomic<std::size_t> room{0};
   Lane out;
   Lane in;
 
@@ -399,8 +394,6 @@ struct Disk::State {
 const int Disk::State::watching_forks =
     pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
 
-Disk::Disk(Options options) : Disk(std::move(options), FileCalls{}) {}
-
 Disk::Disk(Options options, const FileCalls& calls) {
   check_scratch_folder(options.folder);
   state_ = State::make(std::move(options), calls, this);
@@ -411,23 +404,18 @@ Disk::~Disk() {
   state_->disk = nullptr;
 }
 
-std::unique_ptr<Disk::Copy> Disk::write(const void* bytes, std::size_t nbytes) {
-  return write(bytes, nbytes, /*counted=*/true);
-}
-
 std::unique_ptr<Disk::Copy> Disk::write(const void* bytes, std::size_t nbytes, bool counted) {
   State& state = *state_;
   std::unique_ptr<Copy> copy(new Copy(state_, nbytes, counted));
   if (nbytes == 0) return copy;
   {
     const std::lock_guard guard(state.mutex);
-    if (state.broken || nbytes > state.room || !state.is_open()) return nullptr;
+    if (!has_room(nbytes) || !state.is_open()) return nullptr;
     if (state.options.verify) {
       copy->checksums_.resize((nbytes + state.options.chunk - 1) / state.options.chunk);
     }
     const std::size_t before = state.slab.held();
     copy->offset_ = state.slab.allocate(nbytes);
-    state.find_room();
     if (!copy->offset_) return nullptr;
     if (!counted) state.probing += state.slab.held() - before;
     state.peak_held = std::max(state.peak_held, state.slab.held() - state.probing);
@@ -437,7 +425,7 @@ std::unique_ptr<Disk::Copy> Disk::write(const void* bytes, std::size_t nbytes, b
   return copy;
 }
 
-bool Disk::has_room(std::size_t nbytes) const { return nbytes <= state_->room; }
+bool Disk::has_room(std::size_t nbytes) const { return nbytes <= state_->slab.largest(); }
 double Disk::write_bandwidth() const { return state_->out.bandwidth; }
 double Disk::read_bandwidth() const { return state_->in.bandwidth; }
 std::size_t Disk::queued_to_read() const { return state_->in.queued; }
@@ -477,7 +465,7 @@ TierFigures Disk::figures() const {
   }
   found.held = state.slab.held() - state.probing;
   found.peak_held = state.peak_held;
-  found.capacity = state.broken ? 0 : state.slab.capacity();
+  found.capacity = state.slab.capacity();
   found.trouble = state.trouble;
   found.direct = state.file ? state.file->is_direct() : state.options.direct;
   return found;

@@ -57,14 +57,14 @@ class Disk {
   class Copy;
 
   // Throws DiskError if the folder cannot be written to or is memory itself. Makes no file yet.
-  explicit Disk(Options options);
+  explicit Disk(Options options, const FileCalls& calls = {});
   ~Disk();  // copies may outlive it: the file and the threads go with the last of them
   Disk(const Disk&) = delete;
   Disk& operator=(const Disk&) = delete;
 
   // Starts to write; `bytes` must stay as they are until the copy is done or gone. Null if there is no
-  // room, or no disk any more: see `trouble`.
-  [[nodiscard]] std::unique_ptr<Copy> write(const void* bytes, std::size_t nbytes);
+  // room, or no disk any more: see `trouble`. `counted`: in the figures.
+  [[nodiscard]] std::unique_ptr<Copy> write(const void* bytes, std::size_t nbytes, bool counted = true);
 
   // These are cheap: atomic loads.
   [[nodiscard]] bool has_room(std::size_t nbytes) const;
@@ -80,12 +80,8 @@ class Disk {
   // fails, none can be any more.
   [[nodiscard]] TierFigures figures() const;
 
- protected:
-  Disk(Options options, const FileCalls& calls);  // for tests
-
  private:
   struct State;
-  std::unique_ptr<Copy> write(const void* bytes, std::size_t nbytes, bool counted);
 
   std::shared_ptr<State> state_;
 };
@@ -114,7 +110,7 @@ class Disk::Copy {
 
   const std::shared_ptr<State> state_;
   const std::size_t nbytes_;
-  const bool counted_;            // in the figures
+  const bool counted_;
   std::atomic<bool> done_{true};  // what stands below is its user's then, else the lock's
   bool goes_out_ = false;
   bool written_;                  // as a whole

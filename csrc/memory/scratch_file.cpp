@@ -2,7 +2,6 @@
 #include "memory/scratch_file.h"
 
 #include <linux/stat.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 
@@ -12,9 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <system_error>
-#include <utility>
-
-#include "memory/slab.h"
 
 namespace rematfn {
 namespace {
@@ -101,17 +97,6 @@ void check_scratch_folder(const std::string& folder) {
     refuse(folder, "could not write to a file: " + describe_error(error) +
                        ". Name another directory, on a disk.");
   }
-}
-
-Bounce::~Bounce() {
-  if (memory_ != nullptr) munmap(memory_, kSize);
-}
-
-char* Bounce::get() {
-  if (memory_ != nullptr) return memory_;
-  void* found = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (found != MAP_FAILED) memory_ = static_cast<char*>(found);
-  return memory_;
 }
 
 ScratchFile::ScratchFile(const std::string& folder, bool direct, const FileCalls& calls)

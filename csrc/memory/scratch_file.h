@@ -10,9 +10,13 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+
+#include "memory/slab.h"
 
 namespace rematfn {
 
@@ -37,14 +41,14 @@ class Bounce {
  public:
   static constexpr std::size_t kSize = std::size_t{1} << 20;
 
-  Bounce() = default;
-  ~Bounce();
-  Bounce(const Bounce&) = delete;
-  Bounce& operator=(const Bounce&) = delete;
-  [[nodiscard]] char* get();  // null if the system gives no memory
+  // Null if the system gives no memory.
+  [[nodiscard]] char* get() {
+    if (!memory_) memory_.reset(static_cast<char*>(std::aligned_alloc(Slab::kAlignment, kSize)));
+    return memory_.get();
+  }
 
  private:
-  char* memory_ = nullptr;
+  std::unique_ptr<char, decltype(&std::free)> memory_{nullptr, &std::free};
 };
 
 // Throws DiskError if `folder` is none, cannot be written to, or is memory itself (a tmpfs).

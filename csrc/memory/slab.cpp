@@ -24,6 +24,7 @@ std::optional<std::size_t> Slab::allocate(std::size_t nbytes) {
     extent_ = *offset + nbytes;
   }
   held_ += nbytes;
+  find_largest();
   return offset;
 }
 
@@ -31,22 +32,25 @@ void Slab::free(std::size_t offset, std::size_t nbytes) {
   nbytes = rounded(nbytes);
   holes_.add(offset, nbytes);
   held_ -= nbytes;
+  find_largest();
 }
 
 void Slab::set_capacity(std::size_t capacity) {
   capacity_ = capacity / kAlignment * kAlignment;
   const std::size_t there = hole_at_end();
-  if (there == 0 || extent_ <= capacity_) return;
-  const std::size_t begin = extent_ - there;
-  holes_.take_all(begin);
-  extent_ = std::max(begin, capacity_);
-  if (extent_ > begin) holes_.add(begin, extent_ - begin);
+  if (there > 0 && extent_ > capacity_) {
+    const std::size_t begin = extent_ - there;
+    holes_.take_all(begin);
+    extent_ = std::max(begin, capacity_);
+    if (extent_ > begin) holes_.add(begin, extent_ - begin);
+  }
+  find_largest();
 }
 
-std::size_t Slab::largest() const {
-  if (held_ >= capacity_) return 0;
+void Slab::find_largest() {
+  const std::size_t left = capacity_ - std::min(held_, capacity_);
   const std::size_t end = extent_ - hole_at_end();
-  return std::min(std::max(holes_.largest(), end < capacity_ ? capacity_ - end : 0), capacity_ - held_);
+  largest_ = std::min(std::max(holes_.largest(), capacity_ - std::min(end, capacity_)), left);
 }
 
 std::size_t Slab::hole_at_end() const {

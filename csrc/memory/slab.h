@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <optional>
 
@@ -13,12 +14,12 @@ namespace rematfn {
 
 // What is asked for goes into the smallest hole that holds it, as low as possible; else at the end,
 // which moves out as far as the capacity. Neighbouring holes are one. Everything is rounded up to the
-// alignment, and O(log n). Not thread-safe.
+// alignment. Not thread-safe.
 class Slab {
  public:
   static constexpr std::size_t kAlignment = 4096;
 
-  explicit Slab(std::size_t capacity) : capacity_(capacity / kAlignment * kAlignment) {}
+  explicit Slab(std::size_t capacity) { set_capacity(capacity); }
 
   // The bytes that so many take.
   [[nodiscard]] static std::size_t rounded(std::size_t nbytes);
@@ -30,8 +31,8 @@ class Slab {
   // beyond.
   void set_capacity(std::size_t capacity);
 
-  // The most bytes that allocate() has room for.
-  [[nodiscard]] std::size_t largest() const;
+  // The most bytes that allocate() has room for. Any thread.
+  [[nodiscard]] std::size_t largest() const { return largest_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::size_t capacity() const { return capacity_; }
   [[nodiscard]] std::size_t held() const { return held_; }
   [[nodiscard]] std::size_t extent() const { return extent_; }  // what lies beyond has never been used
@@ -40,11 +41,13 @@ class Slab {
 
  private:
   [[nodiscard]] std::size_t hole_at_end() const;  // its bytes
+  void find_largest();
 
-  std::size_t capacity_;
+  std::size_t capacity_ = 0;
   std::size_t held_ = 0;
   std::size_t extent_ = 0;
   Stretches holes_;
+  std::atomic<std::size_t> largest_{0};
 };
 
 }  // namespace rematfn

@@ -321,16 +321,14 @@ PYBIND11_MODULE(_C, m) {
         return found;
       })
       .def("link", &link_to, nogil);
-  py::class_<DiskTier, Tier, std::shared_ptr<DiskTier>>(m, "Disk")
-      .def(py::init([](const std::string& folder, std::size_t budget, bool verify, double bandwidth) {
-             try {
-               return std::make_shared<DiskTier>(Disk::Options{
-                   .folder = folder, .budget = budget, .verify = verify, .bandwidth = bandwidth});
-             } catch (const DiskError& error) {
-               raise(ErrorKind::kOffload, error.what());
-             }
-           }),
-           nogil);
+  m.def("open_disk", [](const std::string& folder, std::size_t budget, bool verify, double bandwidth) {
+    try {
+      return make_disk_tier(
+          {.folder = folder, .budget = budget, .verify = verify, .bandwidth = bandwidth});
+    } catch (const DiskError& error) {
+      raise(ErrorKind::kOffload, error.what());
+    }
+  }, nogil);
   py::class_<Host, Tier, std::shared_ptr<Host>>(m, "Host").def(py::init<std::size_t>());
   m.def("memory_left", &memory_left);
   py::class_<ActiveLevel>(m, "ActiveLevel")

@@ -11,12 +11,14 @@
 
 namespace rematfn {
 
-class DiskTier::Copy final : public Tier::Copy {
+namespace {
+
+class DiskCopy final : public Tier::Copy {
  public:
-  Copy(std::unique_ptr<Disk::Copy> copy, std::shared_ptr<Waits> waits)
+  DiskCopy(std::unique_ptr<Disk::Copy> copy, std::shared_ptr<Tier::Waits> waits)
       : waits_(std::move(waits)), copy_(std::move(copy)) {}
   // A chunk that is under way is waited for.
-  ~Copy() override {
+  ~DiskCopy() override {
     time(std::nullopt, [&] { copy_.reset(); });
   }
 
@@ -66,33 +68,55 @@ class DiskTier::Copy final : public Tier::Copy {
     }
   }
 
-  const std::shared_ptr<Waits> waits_;
+  const std::shared_ptr<Tier::Waits> waits_;
   c10::Storage comes_to_;  // it lives longer than what writes there
   std::unique_ptr<Disk::Copy> copy_;
 };
 
-std::unique_ptr<Tier::Copy> DiskTier::put(const c10::Storage& bytes, TensorDomain&,
-                                          std::shared_ptr<Waits> waits) {
-  auto copy = disk_.write(bytes.data(), bytes.nbytes());
-  return copy ? std::make_unique<Copy>(std::move(copy), std::move(waits)) : nullptr;
-}
+class DiskTier final : public Tier {
+ public:
+  explicit DiskTier(Disk::Options options)
+      : Tier("disk", /*is_for_accelerators=*/false), disk_(std::move(options)) {}
 
-LinkFigures DiskTier::link() const {
-  constexpr double kLatency = 1e-4;
-  constexpr double kUnknown = 1e9;
-  // Measured: on two cores, kept busy in both directions, a step takes 1.18 of its time.
-  constexpr double kDrag = 0.18;
-  return {.latency = kLatency,
-          .per_byte_out = seconds_per_byte(disk_.write_bandwidth(), kUnknown),
-          .per_byte_in = seconds_per_byte(disk_.read_bandwidth(), kUnknown),
-          .one_way_at_a_time = true,
-          .drag = kDrag,
-          .clocked = true};
-}
+  [[nodiscard]] bool has_room(const c10::Storage& bytes) const override {
+    return disk_.has_room(bytes.nbytes());
+  }
 
-// On the disk of one machine a probe took 0.06 to 0.11 s.
-void DiskTier::find_bandwidth() {
-  if (disk_.read_bandwidth() == 0) disk_.probe();
+  [[nodiscard]] std::unique_ptr<Copy> put(const c10::Storage& bytes, TensorDomain&,
+                                          std::shared_ptr<Waits> waits) override {
+    auto copy = disk_.write(bytes.data(), bytes.nbytes());
+    return copy ? std::make_unique<DiskCopy>(std::move(copy), std::move(waits)) : nullptr;
+  }
+
+  [[nodiscard]] LinkFigures link() const override {
+    constexpr double kLatency = 1e-4;
+    constexpr double kUnknown = 1e9;
+    // Measured: on two cores, kept busy in both directions, a step takes 1.18 of its time.
+    constexpr double kDrag = 0.18;
+    return {.latency = kLatency,
+            .per_byte_out = seconds_per_byte(disk_.write_bandwidth(), kUnknown),
+            .per_byte_in = seconds_per_byte(disk_.read_bandwidth(), kUnknown),
+            .one_way_at_a_time = true,
+            .drag = kDrag,
+            .clocked = true};
+  }
+
+  // On the disk of one machine a probe took 0.06 to 0.11 s.
+  void find_bandwidth() override {
+    if (disk_.read_bandwidth() == 0) disk_.probe();
+  }
+
+  [[nodiscard]] std::size_t queued_in() const override { return disk_.queued_to_read(); }
+  [[nodiscard]] TierFigures figures() override { return disk_.figures(); }
+
+ private:
+  Disk disk_;
+};
+
+}  // namespace
+
+std::shared_ptr<Tier> make_disk_tier(Disk::Options options) {
+  return std::make_shared<DiskTier>(std::move(options));
 }
 
 }  // namespace rematfn

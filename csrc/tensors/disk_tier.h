@@ -9,25 +9,7 @@
 
 namespace rematfn {
 
-class DiskTier final : public Tier {
- public:
-  explicit DiskTier(Disk::Options options)
-      : Tier("disk", /*is_for_accelerators=*/false), disk_(std::move(options)) {}
-
-  [[nodiscard]] bool has_room(const c10::Storage& bytes) const override {
-    return disk_.has_room(bytes.nbytes());
-  }
-  [[nodiscard]] std::unique_ptr<Tier::Copy> put(const c10::Storage& bytes, TensorDomain& domain,
-                                                std::shared_ptr<Waits> waits) override;
-  [[nodiscard]] LinkFigures link() const override;
-  void find_bandwidth() override;
-  [[nodiscard]] std::size_t queued_in() const override { return disk_.queued_to_read(); }
-  [[nodiscard]] TierFigures figures() override { return disk_.figures(); }
-
- private:
-  class Copy;
-
-  Disk disk_;
-};
+// Throws DiskError.
+[[nodiscard]] std::shared_ptr<Tier> make_disk_tier(Disk::Options options);
 
 }  // namespace rematfn

@@ -78,24 +78,82 @@ class Host::Copy final : public Tier::Copy {
         lane_(lane),
         offset_(offset),
         nbytes_(nbytes) {}
-  ~Copy() override;
+  // What is leaving may be freed now. See Note [Copies are in stream order], 6.
+  ~Copy() override {
+    if (!done_) return;  // it was never begun
+    if (leaves) protect(leaves.data_ptr());
+    if (comes_to_) protect(take().data_ptr());
+    host_->free(offset_, nbytes_, is_over() ? nullptr : done_.get());
+  }
 
   // Whether the stream has done what was begun. While the current one is captured, nobody knows.
   [[nodiscard]] bool is_done() const override {
     return !is_captured(lane_.out.device()) && done_->query();
   }
-  void wait(std::optional<Trace::Id> returning) override;
-  void bring_back() override;
-  [[nodiscard]] c10::Storage take() override;
-  void turn_back() override;
+
+  // See Note [Copies are in stream order], 2 and 4
+  void wait(std::optional<Trace::Id> returning) override {
+    refuse_if_captured(lane_.out.device());
+    const c10::Stream now = enter(domain_, lane_.out.device());
+    if (leaves && domain_.streams.are_several()) protect(leaves.data_ptr());
+    if (is_done()) return;
+    {
+      const std::lock_guard lock(host_->mutex_);
+      host_->timed_.push_back({mark(now), done_, nullptr, nbytes_, waits_, returning});
+    }
+    done_->block(now);
+  }
+
+  void bring_back() override {
+    const c10::Device device = lane_.in.device();
+    refuse_if_captured(device);
+    const c10::Stream now = enter(domain_, device);
+    const c10::DeviceGuard on(device);
+    comes_to_ = c10::Storage(c10::Storage::use_byte_size_t(), nbytes_, c10::GetAllocator(device.type()),
+                             /*resizable=*/true);
+    host_->coming_ += nbytes_;
+    const std::lock_guard lock(host_->mutex_);
+    host_->collect();
+    mark(now)->block(lane_.in);  // 3
+    const Mark begin = mark(lane_.in);
+    {
+      const c10::StreamGuard in_stream(lane_.in);
+      host_->copy(offset_, comes_to_, /*goes_out=*/false, lane_.in);
+    }
+    done_ = mark(lane_.in);
+    host_->counts_.in.bytes += nbytes_;
+    host_->timed_.push_back({begin, done_, &host_->bandwidth_in_, nbytes_, nullptr, std::nullopt});
+  }
+
+  [[nodiscard]] c10::Storage take() override {
+    host_->coming_ -= nbytes_;
+    return std::move(comes_to_);
+  }
+
+  void turn_back() override {
+    const c10::Stream now = enter(domain_, lane_.in.device());
+    if (!is_done()) done_->block(now);
+    const c10::Storage room = take();
+    if (domain_.streams.are_several()) protect(room.data_ptr());
+  }
 
  private:
   friend class Host;
 
   // Whether its bytes are used no more: it is done, or the device has failed.
-  [[nodiscard]] bool is_over() const;
+  [[nodiscard]] bool is_over() const {
+    bool over = true;
+    if_the_device_works([&] { over = is_done(); });
+    return over;
+  }
+
   // `bytes`, which the copy reads or writes, may be freed on another stream than the current one.
-  void protect(const c10::DataPtr& bytes) const;
+  // See Note [Copies are in stream order], 6
+  void protect(const c10::DataPtr& bytes) const {
+    if (is_over()) return;
+    const auto& guard = guard_of(lane_.out.device());
+    for (const c10::Stream& user : {lane_.out, lane_.in}) guard.recordDataPtrOnStream(bytes, user);
+  }
 
   const std::shared_ptr<Host> host_;
   TensorDomain& domain_;
@@ -107,12 +165,10 @@ class Host::Copy final : public Tier::Copy {
 };
 
 Host::Host(std::size_t budget)
-    : Tier("host", /*is_for_accelerators=*/true), slab_(budget), room_(slab_.largest()) {
-  counts_.capacity = slab_.capacity();
-}
+    : Tier("host", /*is_for_accelerators=*/true), slab_(budget) {}
 
 bool Host::has_room(const c10::Storage& bytes) const {
-  return bytes.nbytes() > 0 && bytes.nbytes() <= room_ && !is_captured(bytes.device());
+  return bytes.nbytes() > 0 && bytes.nbytes() <= slab_.largest() && !is_captured(bytes.device());
 }
 
 // See Note [Copies are in stream order]
@@ -130,13 +186,9 @@ std::unique_ptr<Tier::Copy> Host::put(const c10::Storage& from, TensorDomain& do
     if (!grow_to(*offset + Slab::rounded(nbytes), from.device_type())) {
       slab_.free(*offset, nbytes);
       slab_.set_capacity(counts_.pinned);
-      counts_.capacity = slab_.capacity();
-      room_ = slab_.largest();
       return nullptr;
     }
-    room_ = slab_.largest();
-    counts_.held = slab_.held();
-    counts_.peak_held = std::max(counts_.peak_held, counts_.held);
+    counts_.peak_held = std::max(counts_.peak_held, slab_.held());
     const Lane lane = lane_of(from.device());
     copy = std::make_unique<Copy>(shared_from_this(), domain, std::move(waits), lane, *offset, nbytes);
     mark(now)->block(lane.out);  // 1
@@ -219,8 +271,6 @@ void Host::free(std::size_t offset, std::size_t nbytes, const c10::Event* last) 
     for (const Lane& lane : lanes_) last->block(lane.out);
   });
   slab_.free(offset, nbytes);
-  counts_.held = slab_.held();
-  room_ = slab_.largest();
 }
 
 LinkFigures Host::link() const {
@@ -236,6 +286,8 @@ LinkFigures Host::link() const {
 TierFigures Host::figures() {
   const std::lock_guard lock(mutex_);
   collect();
+  counts_.held = slab_.held();
+  counts_.capacity = slab_.capacity();
   counts_.out.bandwidth = bandwidth_out_;
   counts_.in.bandwidth = bandwidth_in_;
   return counts_;
@@ -266,75 +318,6 @@ void Host::collect() {
       of_late = of_late == 0 ? now : 1 / ((1 - kNewest) / of_late + kNewest / now);
     }
   }
-}
-
-// ---- a copy -----------------------------------------------------------------------------------
-
-// What is leaving may be freed now. See Note [Copies are in stream order], 6.
-Host::Copy::~Copy() {
-  if (!done_) return;  // it was never begun
-  if (leaves) protect(leaves.data_ptr());
-  if (comes_to_) protect(take().data_ptr());
-  host_->free(offset_, nbytes_, is_over() ? nullptr : done_.get());
-}
-
-bool Host::Copy::is_over() const {
-  bool over = true;
-  if_the_device_works([&] { over = is_done(); });
-  return over;
-}
-
-// See Note [Copies are in stream order], 2 and 4
-void Host::Copy::wait(std::optional<Trace::Id> returning) {
-  refuse_if_captured(lane_.out.device());
-  const c10::Stream now = enter(domain_, lane_.out.device());
-  if (leaves && domain_.streams.are_several()) protect(leaves.data_ptr());
-  if (is_done()) return;
-  {
-    const std::lock_guard lock(host_->mutex_);
-    host_->timed_.push_back({mark(now), done_, nullptr, nbytes_, waits_, returning});
-  }
-  done_->block(now);
-}
-
-void Host::Copy::bring_back() {
-  const c10::Device device = lane_.in.device();
-  refuse_if_captured(device);
-  const c10::Stream now = enter(domain_, device);
-  const c10::DeviceGuard on(device);
-  comes_to_ = c10::Storage(c10::Storage::use_byte_size_t(), nbytes_, c10::GetAllocator(device.type()),
-                           /*resizable=*/true);
-  host_->coming_ += nbytes_;
-  const std::lock_guard lock(host_->mutex_);
-  host_->collect();
-  mark(now)->block(lane_.in);  // 3
-  const Mark begin = mark(lane_.in);
-  {
-    const c10::StreamGuard in_stream(lane_.in);
-    host_->copy(offset_, comes_to_, /*goes_out=*/false, lane_.in);
-  }
-  done_ = mark(lane_.in);
-  host_->counts_.in.bytes += nbytes_;
-  host_->timed_.push_back({begin, done_, &host_->bandwidth_in_, nbytes_, nullptr, std::nullopt});
-}
-
-c10::Storage Host::Copy::take() {
-  host_->coming_ -= nbytes_;
-  return std::move(comes_to_);
-}
-
-void Host::Copy::turn_back() {
-  const c10::Stream now = enter(domain_, lane_.in.device());
-  if (!is_done()) done_->block(now);
-  const c10::Storage room = take();
-  if (domain_.streams.are_several()) protect(room.data_ptr());
-}
-
-// See Note [Copies are in stream order], 6
-void Host::Copy::protect(const c10::DataPtr& bytes) const {
-  if (is_over()) return;
-  const auto& guard = guard_of(lane_.out.device());
-  for (const c10::Stream& user : {lane_.out, lane_.in}) guard.recordDataPtrOnStream(bytes, user);
 }
 
 }  // namespace rematfn

@@ -102,7 +102,6 @@ class Host final : public Tier, public std::enable_shared_from_this<Host> {
   std::vector<Lane> lanes_;
   std::deque<Timed> timed_;
   TierFigures counts_;
-  std::atomic<std::size_t> room_;
   std::atomic<std::size_t> coming_{0};  // bytes
   std::atomic<double> bandwidth_out_{0}, bandwidth_in_{0};
 };

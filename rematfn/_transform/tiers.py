@@ -197,7 +197,7 @@ class Disk(_Tier):
                 budget = self.budget
                 if budget is None:
                     budget = shutil.disk_usage(folder).free // 2
-                made = _C.Disk(os.fsencode(folder), budget, self.verify, bandwidth)
+                made = _C.open_disk(os.fsencode(folder), budget, self.verify, bandwidth)
             except OSError as error:
                 refused.append(error)
                 continue
