@@ -291,7 +291,7 @@ def recorded(bench: Any) -> rematfn.Trace:
     bench.run(ours.step)
     (key,) = rematted_of(ours.transformed, "recorded")[0]._history._keys.values()
     ((_, call),) = key.pending
-    trace = call.take_trace()
+    trace = call.report.take_trace()
     assert trace is not None
     return rematfn.Trace(trace)
 

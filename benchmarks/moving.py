@@ -138,7 +138,7 @@ class Candidate:
     def planned(self) -> rematfn._C.Program | None:
         """Return the program whose plan the next call follows."""
         last = self.transformed.last_call
-        program = None if last is None else last.forecast.program
+        program = None if last is None else last.program
         return None if program is None else program.planned
 
     def predicted(self) -> float | None:

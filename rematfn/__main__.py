@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory budgets for PyTorch: try one, and look at what budgets do to a program."""
 
-from __future__ import annotations
-
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from rematfn._commands import demo, info, look, simulate
+from rematfn._commands import demo, info, look
 from rematfn._commands.arguments import CommandError
 from rematfn.errors import RematError
 
@@ -27,16 +25,6 @@ A command's own help: python -m rematfn COMMAND --help
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 0, or 1 if it failed or a promise was broken."""
-    options = _parser().parse_args(arguments)
-    command: Callable[[argparse.Namespace], int] = options.command
-    try:
-        return command(options)
-    except (CommandError, RematError) as error:
-        print(f"python -m rematfn: {error}", file=sys.stderr)
-        return 1
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m rematfn",
         description=__doc__,
@@ -44,9 +32,14 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for part in (demo, look, simulate, info):
+    for part in (demo, look, info):
         part.add(commands)
-    return parser
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except (CommandError, RematError) as error:
+        print(f"python -m rematfn: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -13,6 +13,14 @@ __all__ = [
 ]
 
 
+def expect(
+    fits: bool, call: str, needed: str, given: object, kind: type[Exception] = TypeError
+) -> None:
+    """Raise an error that says what an argument of ``call`` has to be, unless it ``fits``."""
+    if not fits:
+        raise kind(f"{call}: {needed} is needed, got {given!r}.")
+
+
 class RematError(Exception):
     """The base of every error of rematfn's own.
 

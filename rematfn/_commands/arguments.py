@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What arguments of the command line mean."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m rematfn demo``."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

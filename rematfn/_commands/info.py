@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m rematfn info``: what a bug report needs."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

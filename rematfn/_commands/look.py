@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m rematfn profile``, ``explain`` and ``timeline``: looking at a program."""
-
-from __future__ import annotations
+"""``python -m rematfn profile``, ``explain``, ``timeline``, ``simulate``: looking at a program."""
 
 import argparse
 import contextlib
@@ -15,25 +13,32 @@ from pathlib import Path
 from typing import Any
 
 import rematfn
-from rematfn._transform.where import called_here
+from rematfn._transform.where import asked
 from rematfn.errors import RematError
 
 from .arguments import CommandError, add_offload, budget, nbytes, positive, writable
 
 _PICTURES = (".png", ".svg", ".pdf")
 _HELP = "script.py:function or module:function, called without arguments; or script.py, all of it"
+_POLICIES = {
+    "guided": rematfn.policies.Guided(),
+    "on": rematfn.policies.ON(),
+    "sqrt": rematfn.policies.Sqrt(),
+    "memory": rematfn.policies.Memory(),
+    "dtr": rematfn.policies.reference.DTR(),
+    "lru": rematfn.policies.reference.LRU(),
+}
 
 
 def add(commands: Any) -> None:
     """Add the commands to the parser's."""
     profile = _command(
         commands,
-        "profile",
+        _profile,
         "what budgets would cost a program",
         "Run a program once without a budget, time its operators, and predict by simulation what"
         " budgets would cost: the unconstrained peak, the smallest budget, and time over budgets.",
     )
-    profile.set_defaults(command=_profile)
     profile.add_argument(
         "--budgets",
         type=budget,
@@ -56,22 +61,20 @@ def add(commands: Any) -> None:
 
     explain = _command(
         commands,
-        "explain",
+        _explain,
         "what a call kept, evicted and replayed, where and why",
         "Run a function within a budget, or a script, and explain the last transformed call.",
     )
-    explain.set_defaults(command=_explain)
     explain.add_argument("--rows", type=positive, default=8, help="rows of each table")
     _call(explain)
 
     timeline = _command(
         commands,
-        "timeline",
+        _timeline,
         "memory over the operators of a call, and over time",
         "Run a function within a budget, or a script, and draw what the last transformed call"
         " held.",
     )
-    timeline.set_defaults(command=_timeline)
     timeline.add_argument(
         "--out",
         type=writable(".html", *_PICTURES, ".json", ".json.gz"),
@@ -83,10 +86,25 @@ def add(commands: Any) -> None:
     )
     _call(timeline)
 
+    simulate = commands.add_parser(
+        "simulate",
+        help="what a budget would make of a trace",
+        description="Run a trace in the format of the DTR simulator, as Trace.save() writes it,"
+        " within a budget: what would be evicted and replayed.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    simulate.set_defaults(command=_simulate)
+    simulate.add_argument("trace", type=Path, help="a file, .gz or not")
+    simulate.add_argument("--budget", type=budget, default=0.5, help="bytes, or a fraction (0.3)")
+    simulate.add_argument("--policy", choices=_POLICIES, default="guided", help="what goes first")
 
-def _command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = commands.add_parser(name, help=short, description=long)
-    made.set_defaults(fail=made.error)
+
+def _command(
+    commands: Any, run: Callable[..., int], short: str, long: str
+) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser
+    made = commands.add_parser(run.__name__[1:], help=short, description=long)
+    made.set_defaults(command=run, fail=made.error)
     made.add_argument("target", help=_HELP)
     made.add_argument(
         "arguments", nargs="*", default=[], help="of the script; after -- if they begin with -"
@@ -143,6 +161,17 @@ def _timeline(options: argparse.Namespace) -> int:
     return 0
 
 
+def _simulate(options: argparse.Namespace) -> int:
+    try:
+        trace = rematfn.Trace.load(options.trace)
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from None
+    found = rematfn.simulate(trace, options.budget, _POLICIES[options.policy])
+    print(trace)
+    print(found)
+    return 0
+
+
 @contextlib.contextmanager
 def _installed() -> Iterator[None]:
     try:
@@ -162,7 +191,7 @@ def _called(options: argparse.Namespace) -> Any:
                 _run_script(options.target, options.arguments)
             except RematError as error:  # the refused call can be looked at
                 print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
-            last = called_here()
+            last = asked.called
             if last is None:
                 raise CommandError(
                     f"{options.target} has called no function that remat() or offload() returned; "
@@ -179,16 +208,13 @@ def _called(options: argparse.Namespace) -> Any:
 
 
 def _function_of(target: str) -> Callable[[], Any] | None:
-    """Return the function that is named; None if it is a script that is.
-
-    Raises:
-        CommandError: There is none, or it wants arguments.
-    """
+    """Return the function that is named; None if it is a script that is."""
     source, _, name = target.rpartition(":")
+    file = source or target
+    if file.endswith(".py") and not Path(file).is_file():
+        raise CommandError(f"there is no file {file!r}")
     if not source:
         if target.endswith(".py"):
-            if not Path(target).is_file():
-                raise CommandError(f"there is no file {target!r}")
             return None
         raise CommandError(f"{target!r} names no function: write {_HELP}")
     # As Python does for a script, or with -m.
@@ -196,8 +222,6 @@ def _function_of(target: str) -> Callable[[], Any] | None:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     if source.endswith(".py"):
-        if not Path(source).is_file():
-            raise CommandError(f"there is no file {source!r}")
         names: Any = runpy.run_path(source, run_name="rematfn_target")
     else:
         try:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A timeline as a picture."""
+"""Timelines and profiles as pictures."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .._transform.budget import format_bytes
+from .._transform.budget import BINARY, format_bytes
 from .points import BANDS, MARKS, Over, Series
 from .tables import shortened
 
@@ -13,32 +14,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Those that Okabe and Ito (2008) chose for colour-blind readers.
-COLOURS = {
-    "forward": "#56b4e9",
-    "backward": "#009e73",
-    "beside": "#cc79a7",
-    "running": "#e69f00",
-    "moved": "#b0b0b0",
-}
-MARK_COLOURS = {"replay": "#000000", "moved": "#0072b2", "returned": "#cc79a7"}
 BUDGET_COLOUR = "#d55e00"
-UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def unit_of(nbytes: int) -> tuple[str, int]:
     """Return the largest unit of which there are two or more, and its bytes."""
-    return next(((u, s) for u, s in reversed(UNITS.items()) if nbytes >= 2 * s), ("B", 1))
+    return next(((u, s) for u, s in reversed(BINARY.items()) if nbytes >= 2 * s), ("B", 1))
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)  # no pyplot: it would choose a window system
+    return figure
 
 
 def draw(shown: Series, over: Over) -> Figure:
     """Return the picture of a timeline."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     unit, size = unit_of(shown.highest)
-    figure = Figure(figsize=(10, 6.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)  # no pyplot: it would choose a window system
+    figure = _figure(10, 6.2)
     axes, rug, listed = figure.subplots(
         3, 1, sharex=False, gridspec_kw={"height_ratios": [8, 1.2, 2.2]}
     )
@@ -47,8 +43,8 @@ def draw(shown: Series, over: Over) -> Figure:
         x,
         [[getattr(p, band) / size for p in shown.points] for band in shown.bands],
         step="post",
-        colors=[COLOURS[band] for band in shown.bands],
-        labels=[BANDS[band] for band in shown.bands],
+        colors=[BANDS[band][1] for band in shown.bands],
+        labels=[BANDS[band][0] for band in shown.bands],
         linewidth=0,
         zorder=2,
     )
@@ -89,8 +85,8 @@ def draw(shown: Series, over: Over) -> Figure:
     marks = shown.marks
     for row, (kind, points) in enumerate(marks.items()):
         at = [shown.x(over, point) for point in points]
-        rug.vlines(at, row - 0.4, row + 0.4, color=MARK_COLOURS[kind], linewidth=0.7)
-    rug.set_yticks(range(len(marks)), [MARKS[kind] for kind in marks], fontsize=8)
+        rug.vlines(at, row - 0.4, row + 0.4, color=MARKS[kind][1], linewidth=0.7)
+    rug.set_yticks(range(len(marks)), [MARKS[kind][0] for kind in marks], fontsize=8)
     rug.set_ylim(max(len(marks), 1) - 0.5, -0.5)
     rug.set_xlabel("operators of the program" if over == "operators" else "seconds")
     for panel in (axes, rug):
@@ -110,5 +106,39 @@ def draw(shown: Series, over: Over) -> Figure:
         family="monospace",
         fontsize=7.5,
         transform=listed.transAxes,
+    )
+    return figure
+
+
+def draw_costs(
+    name: str, curves: Mapping[str, Sequence[tuple[int, float]]], least: int, peak: int
+) -> Figure:
+    """Return the curves of a profile: by policy, times over budgets in bytes."""
+    figure = _figure(7.5, 4.6)
+    axes = figure.add_subplot()
+    colours = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"]
+    markers = "osD^vP"
+    unit, size = unit_of(peak)
+    labels = [shortened(policy, 48) for policy in curves]
+    for i, curve in enumerate(curves.values()):
+        axes.plot(
+            [budget / size for budget, _ in curve],
+            [time for _, time in curve],
+            marker=markers[i % len(markers)],
+            color=colours[i % len(colours)],
+            label=labels[i],
+        )
+    axes.axvline(least / size, color="#888888", linestyle=":", label="smallest budget")
+    axes.axvline(peak / size, color="#888888", linewidth=1, label="peak without one")
+    axes.set_title(shortened(f"{name}: predicted time within budgets", 80), fontsize=10)
+    axes.set_xlabel(f"budget, {unit}")
+    axes.set_ylabel("time, in multiples of a call without a budget")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=min(0.95, axes.get_ylim()[0]))
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    columns = 120 // (max(map(len, labels), default=0) + 10)  # of so many letters has it room
+    figure.legend(
+        loc="outside lower center", ncols=max(1, min(3, columns)), frameon=False, fontsize=8
     )
     return figure

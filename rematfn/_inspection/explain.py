@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .._transform.budget import format_bytes
+from ..errors import expect
 from .journal import NOWHERE, Journal, Place, journal_of
 from .tables import shortened, table
 
@@ -60,9 +61,7 @@ class Part:
         """The operator and its place, the line, or the module's path."""
         if self.operator:
             return _at(self.operator, self.place)
-        if self.place.file:
-            return f"{self.place.short} in {self.place.function}"
-        return self.place.module or "(elsewhere)"
+        return str(self.place) if self.place.file else self.place.module or "(elsewhere)"
 
 
 class Stayed(NamedTuple):
@@ -107,53 +106,29 @@ class Explanation:
         rows = self._rows
         modules = self._alike(self.modules, _module)
         operators = self._alike(self.operators, _operator)
-        replayed = [part for part in operators if part.replays]
-        replayed.sort(key=lambda part: -part.replayed_cost)
-        evicted = [part for part in operators if part.evictions]
-        evicted.sort(key=lambda part: -part.evicted_bytes)
-        needs = sorted(operators, key=lambda part: -part.needed_bytes)
         tables = [
-            *([_table_of("Memory by module", "module", modules, rows)] if modules else []),
-            _table_of("Memory by line", "line", self.lines, rows),
-            table(
+            *([_memory("Memory by module", "module", modules, rows)] if modules else []),
+            _memory("Memory by line", "line", self.lines, rows),
+            _table_of(
                 "Costliest replays",
                 f"{self.replayed_cost:.1%} of the program's cost in all",
-                ("operator", "times", "of the cost"),
-                [(r.name, str(r.replays), f"{r.replayed_cost:.1%}") for r in replayed],
-                most=rows,
+                ("operator", "replays", "of the cost"),
+                sorted((p for p in operators if p.replays), key=lambda p: -p.replayed_cost),
+                rows,
             ),
-            table(
+            _table_of(
                 "Evicted",
                 "the lowest score goes first: cost over bytes and time until it is read",
-                ("made by", "bytes", "times", "unread", "moved", "score", "room for"),
-                [
-                    (
-                        e.name,
-                        format_bytes(e.evicted_bytes),
-                        str(e.evictions),
-                        str(e.unread),
-                        str(e.moves),
-                        "-" if e.score is None else f"{e.score:.2g}",
-                        shortened(e.room_for.most_common(1)[0][0], 28),
-                    )
-                    for e in evicted
-                ],
-                most=rows,
-                names=(0, 6),
+                ("made by", "evicted", "times", "unread", "moved", "score", "room for"),
+                sorted((p for p in operators if p.evictions), key=lambda p: -p.evicted_bytes),
+                rows,
             ),
-            table(
+            _table_of(
                 "What sets the floor",
                 "an operator's inputs and what it allocates are there at once: no smaller budget",
                 ("operator", "needs", "of it inputs"),
-                [
-                    (
-                        n.name + ("" if n.ran else " [did not run]"),
-                        format_bytes(n.needed_bytes),
-                        format_bytes(n.input_bytes),
-                    )
-                    for n in needs
-                ],
-                most=min(rows, 5),
+                sorted(operators, key=lambda p: -p.needed_bytes),
+                min(rows, 5),
             ),
             table(
                 "Resident at the peak",
@@ -171,7 +146,12 @@ class Explanation:
         """Return the parts, or if many, with those as one whose paths differ in numbers alone."""
         if len(parts) <= self._rows:
             return parts
-        return _parts(self._journal, lambda operator, place: key(operator, _starred(place)))
+
+        def starred(operator: str, place: Place) -> tuple[str, Place]:
+            path = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", place.module)
+            return key(operator, place._replace(module=path))
+
+        return _parts(self._journal, starred)
 
 
 def explain(g: Callable[..., object], *, rows: int = 8) -> Explanation:
@@ -202,8 +182,8 @@ def explain(g: Callable[..., object], *, rows: int = 8) -> Explanation:
         >>> max(operator.needed_bytes for operator in why.operators) == why.stats.min_budget
         True
     """
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise ValueError(f"explain(g, rows=...): a whole number above 0 is needed, got {rows!r}.")
+    is_number = type(rows) is int and rows >= 1
+    expect(is_number, "explain(g, rows=...)", "a whole number above 0", rows, ValueError)
     return Explanation(journal_of(g, "explain"), rows)
 
 
@@ -221,11 +201,6 @@ def _line(operator: str, place: Place) -> tuple[str, Place]:
 
 def _operator(operator: str, place: Place) -> tuple[str, Place]:
     return operator, place
-
-
-def _starred(place: Place) -> Place:
-    """Return a place with a star for each number in its module's path."""
-    return place._replace(module=re.sub(r"(?<=\.)\d+(?=\.|$)", "*", place.module))
 
 
 def _parts(journal: Journal, key: _Key) -> list[Part]:
@@ -312,26 +287,38 @@ def _reason(journal: Journal, index: int, is_read: bool, event: int) -> str:
     return "goes last: marked, or its policy keeps it" if value.kept else "could go at need"
 
 
-def _table_of(title: str, what: str, parts: Sequence[Part], rows: int) -> str:
-    return table(
-        title,
-        "",
-        (what, "made", "at the peak", "evicted", "times", "moved", "replays", "of the cost"),
-        [
-            (
-                part.name,
-                format_bytes(part.made_bytes),
-                format_bytes(part.peak_bytes),
-                format_bytes(part.evicted_bytes),
-                str(part.evictions),
-                str(part.moves),
-                str(part.replays),
-                f"{part.replayed_cost:.1%}",
-            )
-            for part in parts
-        ],
-        most=rows,
-    )
+_COLUMNS: dict[str, Callable[[Part], str]] = {
+    "made": lambda part: format_bytes(part.made_bytes),
+    "at the peak": lambda part: format_bytes(part.peak_bytes),
+    "evicted": lambda part: format_bytes(part.evicted_bytes),
+    "times": lambda part: str(part.evictions),
+    "unread": lambda part: str(part.unread),
+    "moved": lambda part: str(part.moves),
+    "score": lambda part: "-" if part.score is None else f"{part.score:.2g}",
+    "room for": lambda part: shortened(part.room_for.most_common(1)[0][0], 28),
+    "replays": lambda part: str(part.replays),
+    "of the cost": lambda part: f"{part.replayed_cost:.1%}",
+    "needs": lambda part: format_bytes(part.needed_bytes),
+    "of it inputs": lambda part: format_bytes(part.input_bytes),
+}
+
+
+def _table_of(
+    title: str, note: str, columns: Sequence[str], parts: Sequence[Part], rows: int
+) -> str:
+    """Return a table of parts: the first column is their names."""
+    refused = " [did not run]" if "needs" in columns else ""
+    cells = [
+        [part.name + ("" if part.ran else refused), *(_COLUMNS[c](part) for c in columns[1:])]
+        for part in parts
+    ]
+    names = [i for i, column in enumerate(columns) if i == 0 or column == "room for"]
+    return table(title, note, columns, cells, most=rows, names=names)
+
+
+def _memory(title: str, what: str, parts: Sequence[Part], rows: int) -> str:
+    columns = ("made", "at the peak", "evicted", "times", "moved", "replays", "of the cost")
+    return _table_of(title, "", (what, *columns), parts, rows)
 
 
 def _at(operator: str, place: Place) -> str:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call has written down: its operators, its values, and what became of them."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sysconfig
@@ -70,11 +68,6 @@ class Place(NamedTuple):
     module: str
 
     @property
-    def short(self) -> str:
-        """The line as people write it: relative to where they are, or to where packages lie."""
-        return f"{_short(self.file)}:{self.line}"
-
-    @property
     def brief(self) -> str:
         """The file's name, the line, and the module or else the function."""
         if not self.file:
@@ -85,7 +78,7 @@ class Place(NamedTuple):
         if not self.file:
             return "(unknown)"
         inside = f" ({self.module})" if self.module else ""
-        return f"{self.short} in {self.function}{inside}"
+        return f"{_short(self.file)}:{self.line} in {self.function}{inside}"
 
 
 NOWHERE = Place("", 0, "", "")
@@ -157,23 +150,18 @@ class Journal:
 
 
 def journal_of(g: Callable[..., Any], asker: str) -> Journal:
-    """Return what the last call of ``g`` has written down.
-
-    Raises:
-        TypeError: ``g`` is no transformed function.
-        ValueError: It was not called yet, or nobody had asked it to write anything down.
-    """
+    """Return what the last call of ``g`` has written down."""
     rematted = rematted_of(g, asker)[0]
     ran = rematted.last_call
     if ran is None:
-        raise ValueError(f"{asker}(g): {rematted._describe()} was not called yet. Call it first.")
+        raise ValueError(f"{asker}(g): {rematted._described} was not called yet. Call it first.")
     columns = ran.report.journal()
     if columns is None:
         raise ValueError(
-            f"{asker}(g): the last call of {rematted._describe()} has written nothing down. Call "
+            f"{asker}(g): the last call of {rematted._described} has written nothing down. Call "
             f"it again inside of `with rematfn.where():`, or transform it with where=True."
         )
-    return Journal(rematted._describe(), stats(g), columns)
+    return Journal(rematted._described, stats(g), columns)
 
 
 @functools.cache
@@ -183,6 +171,7 @@ def _place(number: int) -> Place:
 
 @functools.cache
 def _short(file: str) -> str:
+    """Return a path as people write it: relative to where they are, or to where packages lie."""
     for folder in (os.getcwd(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         if file.startswith(folder + os.sep):
             return file[len(folder) + 1 :]

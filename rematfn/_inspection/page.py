@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A timeline as a page that stands alone, drawn by plotly."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from html import escape
@@ -10,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from .._transform.budget import format_bytes
-from .drawing import BUDGET_COLOUR, COLOURS, MARK_COLOURS, unit_of
+from .drawing import BUDGET_COLOUR, unit_of
 from .points import BANDS, MARKS, Over, Point, Series
 
 _MOST = 20_000  # points that are drawn
@@ -40,11 +38,7 @@ input { font: inherit; width: min(32em, 80%); padding: 4px 8px; }
 
 
 def page(shown: Series, over: Over) -> str:
-    """Return the page of a timeline.
-
-    Raises:
-        ModuleNotFoundError: plotly is not installed.
-    """
+    """Return the page of a timeline."""
     try:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
@@ -97,10 +91,10 @@ def _figure(shown: Series, over: Over) -> Any:
         figure.add_scatter(
             x=x,
             y=[of[i] for of in sums],
-            name=BANDS[band],
+            name=BANDS[band][0],
             fill="tozeroy",
-            fillcolor=COLOURS[band],
-            line={"width": 0, "shape": "hv", "color": COLOURS[band]},
+            fillcolor=BANDS[band][1],
+            line={"width": 0, "shape": "hv", "color": BANDS[band][1]},
             mode="lines",
             hoverinfo="skip",
         )
@@ -129,7 +123,7 @@ def _figure(shown: Series, over: Over) -> Any:
             y=[-row] * len(marked),
             yaxis="y2",
             mode="markers",
-            marker={"symbol": "line-ns-open", "size": 12, "color": MARK_COLOURS[kind]},
+            marker={"symbol": "line-ns-open", "size": 12, "color": MARKS[kind][1]},
             text=[_label(point.what) for point in marked],
             hovertemplate="%{text}<extra></extra>",
             showlegend=False,
@@ -173,7 +167,7 @@ def _figure(shown: Series, over: Over) -> Any:
             "domain": [0, 0.13],
             "range": [0.6 - max(len(marks), 1), 0.6],
             "tickvals": [-row for row in range(len(marks))],
-            "ticktext": [MARKS[kind] for kind in marks],
+            "ticktext": [MARKS[kind][0] for kind in marks],
             "showgrid": False,
             "zeroline": False,
             "fixedrange": True,

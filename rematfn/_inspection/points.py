@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a timeline shows: bytes at points, each with what has happened there."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
@@ -12,15 +10,20 @@ from .._transform.budget import format_bytes
 from .journal import ARRIVES, GOES, Journal
 
 Over = Literal["operators", "time"]
-# What is resident and what is in tiers, the lowest first; and what is marked below that.
+# What is resident and what is in tiers, the lowest first; and what is marked below that. The
+# colours are those that Okabe and Ito (2008) chose for colour-blind readers.
 BANDS: Final = {
-    "forward": "made by the forward",
-    "backward": "made by the backward",
-    "beside": "beside operators",
-    "running": "the running operator's",
-    "moved": "in tiers",
+    "forward": ("made by the forward", "#56b4e9"),
+    "backward": ("made by the backward", "#009e73"),
+    "beside": ("beside operators", "#cc79a7"),
+    "running": ("the running operator's", "#e69f00"),
+    "moved": ("in tiers", "#b0b0b0"),
 }
-MARKS: Final = {"replay": "replays", "moved": "moves out", "returned": "returns"}
+MARKS: Final = {
+    "replay": ("replays", "#000000"),
+    "moved": ("moves out", "#0072b2"),
+    "returned": ("returns", "#cc79a7"),
+}
 _NAMED = 5  # tensors at the peak
 
 

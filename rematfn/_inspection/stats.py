@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the last call of a transformed function did."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -92,6 +90,15 @@ class Stats:
     def __str__(self) -> str:
         if self.operators is None:
             return "not called yet"
+        moved = reserved = ""
+        if self.moves:
+            moved = (
+                f"moved      {self.moves} out ({_bytes(self.moved_bytes)}), "
+                f"{self.returns} back ({_bytes(self.returned_bytes)}, {self.late_returns} late)\n"
+                f"waited     {self.waited:.3f} s for them\n"
+            )
+        if self.reserved_bytes is not None:
+            reserved = f"reserved   {_bytes(self.reserved_bytes)} by the process, at the driver\n"
         return (
             f"budget     {_bytes(self.budget, 'none')}\n"
             f"peak       {_bytes(self.peak_bytes)}\n"
@@ -100,24 +107,9 @@ class Stats:
             f"evictions  {self.evictions}\n"
             f"replays    {self.replays} ({self.replayed_cost:.1%} of the cost)\n"
             f"min budget {_bytes(self.min_budget)}\n"
-            f"{self._moved()}"
-            f"{self._reserved()}"
+            f"{moved}{reserved}"
             f"call       {self.call}: {self.why}"
         )
-
-    def _moved(self) -> str:
-        if not self.moves:
-            return ""
-        return (
-            f"moved      {self.moves} out ({_bytes(self.moved_bytes)}), "
-            f"{self.returns} back ({_bytes(self.returned_bytes)}, {self.late_returns} late)\n"
-            f"waited     {self.waited:.3f} s for them\n"
-        )
-
-    def _reserved(self) -> str:
-        if self.reserved_bytes is None:
-            return ""
-        return f"reserved   {_bytes(self.reserved_bytes)} by the process, at the driver\n"
 
 
 def _bytes(nbytes: int | None, unknown: str = "unknown") -> str:

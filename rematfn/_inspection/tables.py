@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables as text."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Sequence
@@ -20,16 +18,10 @@ def table(
     most: int = sys.maxsize,
     names: Sequence[int] = (0,),
 ) -> str:
-    """Return rows of text under a title, for a terminal.
+    """Return at most so many rows of text under a title and heads, for a terminal.
 
-    Args:
-        title: What it shows.
-        note: How to read it.
-        columns: The heads.
-        rows: As many texts each.
-        most: How many of the rows are shown.
-        names: Which columns are names; the others are figures. Names are cut in the middle if they
-            are too long.
+    Some columns are ``names``, which are cut in the middle if they are too long; the others are
+    figures.
     """
     if not rows:
         return f"{title}: none"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._transform.budget import format_bytes
+from ..errors import expect
 from .drawing import draw
 from .journal import journal_of
 from .page import page
@@ -122,8 +123,9 @@ def timeline(g: Callable[..., Any]) -> Timeline:
 
 
 def _checked(over: Over) -> Over:
-    if over not in ("operators", "time"):
-        raise ValueError(f'timeline: over="operators" or "time" is needed, got {over!r}.')
+    expect(
+        over in ("operators", "time"), "timeline", 'over="operators" or "time"', over, ValueError
+    )
     return over
 
 

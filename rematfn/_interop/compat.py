@@ -18,6 +18,11 @@ NO_TORCH: Final = (
     "install torch first, then run `pip install --no-build-isolation .` in rematfn's source folder."
 )
 
+NOT_BUILT: Final = (
+    "import rematfn: its C++ extension rematfn._C has not been built for this Python. Run "
+    f"`{REBUILD}` in rematfn's source folder; it needs a C++20 compiler and about a minute."
+)
+
 
 def load_extension() -> ModuleType:
     """Return the module `rematfn._C`, after checking that it fits the running torch.
@@ -40,7 +45,7 @@ def load_extension() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name not in ("rematfn._built_with", "rematfn._C"):
             raise
-        raise ImportError(missing_extension_message(), name="rematfn._C") from error
+        raise ImportError(NOT_BUILT, name="rematfn._C") from error
 
 
 def check_torch_version(built: str, running: str) -> None:
@@ -56,14 +61,6 @@ def check_torch_version(built: str, running: str) -> None:
             f"with `{REBUILD}` in its source folder, or install torch {_minor(built)}.",
             name="rematfn._C",
         )
-
-
-def missing_extension_message() -> str:
-    """Return the text of the ImportError for an extension that was never built."""
-    return (
-        "import rematfn: its C++ extension rematfn._C has not been built for this Python. Run "
-        f"`{REBUILD}` in rematfn's source folder; it needs a C++20 compiler and about a minute."
-    )
 
 
 def _minor(version: str) -> str:

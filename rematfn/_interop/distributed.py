@@ -26,8 +26,6 @@ address. They outlive the function, as those of the first step do; so they are m
 Not where ranks may have joined (`model.join()`): these follow each collective of the others.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import weakref
@@ -38,6 +36,7 @@ from torch import nn
 
 from .. import _C
 from .pytrees import tensors_of
+from .storages import tell
 
 # Modules of units of several, whose results are kept by a hook of ours.
 _kept: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -63,8 +62,7 @@ def share_state(module: nn.Module, twin: nn.Module) -> None:
 
 @functools.cache
 def _watch_buckets() -> None:
-    wrapper: Any = nn.parallel.DistributedDataParallel
-    wrapper._pre_forward = _with_buckets_outside(wrapper._pre_forward)
+    tell(nn.parallel.DistributedDataParallel, "_pre_forward", _make_buckets)
 
 
 @functools.cache
@@ -72,11 +70,10 @@ def _watch_units() -> None:
     unit = sys.modules[_UNITS].FSDPParamGroup
     for name in ("unshard", "wait_for_unshard", "reshard"):
         setattr(unit, name, _outside(getattr(unit, name)))
-    parameter = sys.modules[_UNITS].FSDPParam
-    parameter.free_unsharded_param = _named(parameter.free_unsharded_param)
     unit.pre_forward = _with_arguments_watched(unit.pre_forward)
-    unit.post_forward = _with_results_kept(unit.post_forward)
-    unit.post_backward = _with_gradients_kept(unit.post_backward)
+    tell(unit, "post_forward", lambda unit, *given: _keep_result(*given))
+    tell(unit, "post_backward", _keep_gradients)
+    tell(sys.modules[_UNITS].FSDPParam, "free_unsharded_param", _name_storages)
 
 
 def _outside(method: Any) -> Any:
@@ -88,34 +85,26 @@ def _outside(method: Any) -> Any:
     return called
 
 
-def _named(free: Any) -> Any:
-    @functools.wraps(free)
-    def called(parameter: Any) -> Any:
-        name = parameter._param_fqn or "a parameter"
-        for tensor in (*parameter.all_gather_outputs, *parameter._unsharded_inner_tensors):
-            _C.name_storage(tensor.untyped_storage(), name)
-        return free(parameter)
-
-    return called
+def _name_storages(parameter: Any) -> None:
+    name = parameter._param_fqn or "a parameter"
+    for tensor in (*parameter.all_gather_outputs, *parameter._unsharded_inner_tensors):
+        _C.name_storage(tensor.untyped_storage(), name)
 
 
-def _with_gradients_kept(post_backward: Any) -> Any:
-    @functools.wraps(post_backward)
-    def called(unit: Any, *args: Any) -> Any:
-        parameters = [
-            p._unsharded_param for p in unit.fsdp_params if hasattr(p, "_unsharded_param")
-        ]
-        _keep(*(p.grad for p in parameters if p.grad is not None))
-        return post_backward(unit, *args)
-
-    return called
+def _keep_gradients(unit: Any, *_: Any) -> None:
+    parameters = [p._unsharded_param for p in unit.fsdp_params if hasattr(p, "_unsharded_param")]
+    _keep(*(p.grad for p in parameters if p.grad is not None))
 
 
 def _with_arguments_watched(pre_forward: Any) -> Any:
     @functools.wraps(pre_forward)
     def called(unit: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = pre_forward(unit, *args, **kwargs)
-        _keep_results_within(unit)
+        # Of modules before the last, after which the unit is told that its forward is over.
+        for module in unit.modules if len(unit.modules) > 1 else ():
+            if module not in _kept:
+                module.register_forward_hook(_keep_result)
+                _kept.add(module)
         for argument in tensors_of(arguments):
             if argument.requires_grad and argument.grad_fn is not None:
                 argument.register_hook(_keep)  # type: ignore[no-untyped-call]
@@ -124,39 +113,17 @@ def _with_arguments_watched(pre_forward: Any) -> Any:
     return called
 
 
-def _with_results_kept(post_forward: Any) -> Any:
-    @functools.wraps(post_forward)
-    def called(unit: Any, module: Any, arguments: Any, result: Any) -> Any:
-        _keep(*tensors_of(result))
-        return post_forward(unit, module, arguments, result)
-
-    return called
-
-
-# Of those modules that come before the last, after which the unit is told that its forward is over.
-def _keep_results_within(unit: Any) -> None:
-    for module in unit.modules if len(unit.modules) > 1 else ():
-        if module not in _kept:
-            module.register_forward_hook(_keep_result)
-            _kept.add(module)
-
-
 def _keep_result(module: nn.Module, arguments: Any, result: Any) -> None:
     _keep(*tensors_of(result))
 
 
 # See Note [Buckets are outside]
-def _with_buckets_outside(pre_forward: Any) -> Any:
-    @functools.wraps(pre_forward)
-    def called(module: Any, *inputs: Any, **kwargs: Any) -> Any:
-        # Without a reducer where all gradients are reduced later.
-        rebuilds = not getattr(module, "_delay_all_reduce_all_params", False)
-        if rebuilds and torch.is_grad_enabled() and not module._join_config.enable:
-            with _C.Outside():
-                module._has_rebuilt_buckets |= module.reducer._rebuild_buckets()
-        return pre_forward(module, *inputs, **kwargs)
-
-    return called
+def _make_buckets(module: Any, *_: Any, **__: Any) -> None:
+    # Without a reducer where all gradients are reduced later.
+    rebuilds = not getattr(module, "_delay_all_reduce_all_params", False)
+    if rebuilds and torch.is_grad_enabled() and not module._join_config.enable:
+        with _C.Outside():
+            module._has_rebuilt_buckets |= module.reducer._rebuild_buckets()
 
 
 def _keep(*tensors: torch.Tensor) -> None:

@@ -23,8 +23,6 @@ addresses, and each operator comes to the levels. So these compilations are let 
 known by who calls the compiler.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import types

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors among a function's arguments and results."""
-
-from __future__ import annotations
+"""The tensors among a function's arguments and results, and in a tensor subclass."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +8,7 @@ from typing import Any
 import optree
 import torch
 from torch.utils import _pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 # The namespace's registrations are torch's own containers; None is a leaf, as in torch's pytrees.
 _NAMESPACE = "torch"
@@ -46,3 +45,17 @@ def _tensors_of(tree: Any, seen: dict[int, Any]) -> Iterator[torch.Tensor]:
         seen[id(leaf)] = leaf  # alive, so that no other has its id
         for part in inside:
             yield from _tensors_of(part, seen)
+
+
+def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that a subclass with ``__torch_dispatch__`` holds: the core asks.
+
+    A subclass that can be flattened says so itself; of any other, the attributes are looked at.
+    """
+    subclass: Any = tensor
+    if is_traceable_wrapper_subclass(subclass):
+        names, _ = subclass.__tensor_flatten__()
+        held = [getattr(subclass, name) for name in names]
+    else:
+        held = list(vars(subclass).values())
+    return [t for t in held if isinstance(t, torch.Tensor) and t is not tensor]

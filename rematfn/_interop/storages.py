@@ -33,8 +33,6 @@ and from then on they stay. An operator that had read the old ones is not replay
 Note [Evidence of contents].
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +47,7 @@ from .. import _C
 def watch() -> None:
     """From now on, have storages tell the levels what is done to them. Once per process."""
     storage: Any = torch.UntypedStorage
-    resize, copy = storage.resize_, storage.copy_
+    resize = storage.resize_
 
     @functools.wraps(resize)
     def resize_(self: torch.UntypedStorage, size: int, /) -> torch.UntypedStorage:
@@ -58,31 +56,91 @@ def watch() -> None:
         resize(self, size)
         return self
 
-    @functools.wraps(copy)
-    def copy_(self: torch.UntypedStorage, source: Any, *args: Any, **kwargs: Any) -> Any:
-        _C.keep_storage(self)
-        if isinstance(source, torch.UntypedStorage):
-            _C.materialize_storage(source)
-        return copy(self, source, *args, **kwargs)
-
     storage.resize_ = resize_
-    storage.copy_ = copy_
+    tell(storage, "copy_", _copies)
     for name in ("is_shared", "_write_file", "__getitem__"):
-        _tell(storage, name, _C.materialize_storage)
+        tell(storage, name, _reads)
     for name in ("data_ptr", "fill_", "__setitem__", "byteswap", "_set_from_file"):
-        _tell(storage, name, _C.keep_storage)
+        tell(storage, name, _writes)
     # These move the bytes to shared memory.
     for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
-        _tell(storage, name, _C.materialize_storage, _C.note_move)
-    _watch_tensors_over_storages()
-    _tell(torch.Tensor, "data_ptr", _keep)
+        tell(storage, name, _moves)
+    tell(torch.Tensor, "set_", _stands_over)
+    tell(torch.Tensor, "data_ptr", _keep)
     for name in ("apply_", "map_", "map2_"):
-        _tell(torch.Tensor, name, _keep, of_all=True)
-    _tell(torch.Tensor, "numpy", then=_note_array)
+        tell(torch.Tensor, name, _keep_all)
+    tell(torch.Tensor, "numpy", then=_note_array)
     for name in ("_get_tid", "_get_sid"):
-        _tell(torch.autograd.graph, name, _keep)
+        tell(torch.autograd.graph, name, _keep)
     for name in ("new", "new_tensor"):
         _build_as_without_key(name)
+
+
+def tell(
+    owner: Any,
+    name: str,
+    first: Callable[..., object] | None = None,
+    then: Callable[[Any], object] | None = None,
+) -> None:
+    """Have a method, or a function, tell what it is given before it runs, and of whom after."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if first is not None:
+            first(self, *args, **kwargs)
+        result = method(self, *args, **kwargs)
+        if then is not None:
+            then(self)
+        return result
+
+    if owner in (torch.Tensor, torch.UntypedStorage):  # pickle looks for it there
+        told.__module__, told.__qualname__ = "torch", f"{owner.__name__}.{name}"
+    setattr(owner, name, told)
+
+
+def _reads(storage: torch.UntypedStorage, *_: Any, **__: Any) -> None:
+    _C.materialize_storage(storage)
+
+
+def _writes(storage: torch.UntypedStorage, *_: Any, **__: Any) -> None:
+    _C.keep_storage(storage)
+
+
+def _moves(storage: torch.UntypedStorage, *_: Any, **__: Any) -> None:
+    _C.materialize_storage(storage)
+    _C.note_move(storage)  # what it holds is taken down before
+
+
+def _copies(storage: torch.UntypedStorage, source: Any, *_: Any, **__: Any) -> None:
+    _C.keep_storage(storage)
+    if isinstance(source, torch.UntypedStorage):
+        _C.materialize_storage(source)
+
+
+def _stands_over(_: Any, *args: Any, **__: Any) -> None:
+    source = getattr(args[0], "_untyped_storage", args[0]) if args else None
+    if isinstance(source, torch.UntypedStorage) and not _C.is_intercepting():
+        _C.keep_storage(source)
+
+
+# See Note [An address that was asked for stays good]
+def _keep(tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+    # A wrapper of functorch's has no address, and torch says so.
+    if _C.has_key(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor.is_pinned()
+
+
+def _keep_all(*args: Any, **_: Any) -> None:
+    for tensor in args:
+        if isinstance(tensor, torch.Tensor):
+            _keep(tensor)
+
+
+# See Note [Arrays are seldom written]
+def _note_array(tensor: torch.Tensor) -> None:
+    if _C.has_key(tensor):
+        _C.note_array(tensor)
 
 
 def _build_as_without_key(name: str) -> None:
@@ -99,58 +157,3 @@ def _build_as_without_key(name: str) -> None:
 
     build.__module__, build.__qualname__ = "torch", f"Tensor.{name}"
     setattr(torch.Tensor, name, build)
-
-
-def _watch_tensors_over_storages() -> None:
-    method: Any = torch.Tensor.set_
-
-    @functools.wraps(method)
-    def set_(self: Any, *args: Any, **kwargs: Any) -> Any:
-        source = getattr(args[0], "_untyped_storage", args[0]) if args else None
-        if isinstance(source, torch.UntypedStorage) and not _C.is_intercepting():
-            _C.keep_storage(source)
-        return method(self, *args, **kwargs)
-
-    torch.Tensor.set_ = set_  # type: ignore[method-assign]
-
-
-def _tell(
-    owner: Any,
-    name: str,
-    *first: Callable[[Any], None],
-    then: Callable[[Any], None] | None = None,
-    of_all: bool = False,
-) -> None:
-    """Have a method, or a function, tell of its first argument, before it runs and after.
-
-    Before it runs of all tensors among them, if `of_all`.
-    """
-    method = getattr(owner, name)
-
-    @functools.wraps(method)
-    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
-        others = (x for x in args if of_all and isinstance(x, torch.Tensor))
-        for given in (self, *others):
-            for tell in first:
-                tell(given)
-        result = method(self, *args, **kwargs)
-        if then is not None:
-            then(self)
-        return result
-
-    if isinstance(owner, type):  # pickle looks for it there
-        told.__module__, told.__qualname__ = "torch", f"{owner.__name__}.{name}"
-    setattr(owner, name, told)
-
-
-# See Note [An address that was asked for stays good]
-def _keep(tensor: torch.Tensor) -> None:
-    # A wrapper of functorch's has no address, and torch says so.
-    if _C.has_key(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor.is_pinned()
-
-
-# See Note [Arrays are seldom written]
-def _note_array(tensor: torch.Tensor) -> None:
-    if _C.has_key(tensor):
-        _C.note_array(tensor)

@@ -4,13 +4,12 @@
 `Trace.load` and `Trace.save` tell what is read and written.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from .. import _C
 
@@ -19,11 +18,7 @@ _Line: TypeAlias = dict[str, Any]
 
 
 def read(path: str | Path) -> _C.Trace:
-    """Return the trace that is in a file.
-
-    Raises:
-        ValueError: A line is not what the format has at that place; the message names the line.
-    """
+    """Return the trace that is in a file."""
     core = _C.Trace()
     with _open(path, "rt") as lines:
         _Reader(core, str(path)).read(lines)
@@ -37,19 +32,17 @@ def write(core: _C.Trace, path: str | Path) -> None:
             file.write(json.dumps(line) + "\n")
 
 
-def _open(path: str | Path, mode: Literal["rt", "wt"]) -> IO[str]:
-    if str(path).endswith(".gz"):
-        return cast("IO[str]", gzip.open(path, mode))
-    return open(path, mode)
+def _open(path: str | Path, mode: str) -> Any:
+    return (gzip.open if str(path).endswith(".gz") else open)(path, mode)
 
 
+@dataclass
 class _Storage:
     """One storage of the file being read: its contents now, and how many names stand on it."""
 
-    def __init__(self, value: int, nbytes: int) -> None:
-        self.value = value
-        self.nbytes = nbytes
-        self.names = 1
+    value: int
+    nbytes: int
+    names: int = 1
 
 
 class _Reader:
@@ -58,24 +51,23 @@ class _Reader:
         self._path = path
         self._storages: dict[str, _Storage] = {}
         self._backward = False
+        self._number = 0  # of the line
 
     def read(self, lines: Iterable[str]) -> None:
-        number = 0
-
-        def records() -> Iterator[_Line]:
-            nonlocal number
-            for line in lines:
-                number += 1
-                yield json.loads(line)
-
-        rest = records()
+        rest = self._records(lines)
         try:
             for line in rest:
                 self._obey(line, rest)
         except (KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
             raise ValueError(
-                f"{self._path}, line {number}: not a trace in the DTR simulator's format: {error!r}"
+                f"{self._path}, line {self._number}: not a trace in the DTR simulator's format: "
+                f"{error!r}"
             ) from error
+
+    def _records(self, lines: Iterable[str]) -> Iterator[_Line]:
+        for line in lines:
+            self._number += 1
+            yield json.loads(line)
 
     def _obey(self, line: _Line, rest: Iterator[_Line]) -> None:
         kind = line["INSTRUCTION"]
@@ -94,17 +86,15 @@ class _Reader:
         elif kind == "RELEASE":
             self._release(line["NAME"])
         elif kind == "ANNOTATE":
-            if line["ANNOTATION"] == "SEAL":
-                self._core.add_seal(self._storages[line["NAME"]].value)
-            elif line["ANNOTATION"] == "FILLED":
-                self._core.add_filled(self._storages[line["NAME"]].value)
-            elif line["ANNOTATION"] == "ADDRESSED":
-                self._core.add_addressed(self._storages[line["NAME"]].value)
-            elif line["ANNOTATION"] == "BACKWARD":
+            what = line["ANNOTATION"]
+            if what in ("SEAL", "FILLED", "ADDRESSED"):
+                add = getattr(self._core, f"add_{what.lower()}")
+                add(self._storages[line["NAME"]].value)
+            elif what == "BACKWARD":
                 self._backward = True
-            elif line["ANNOTATION"] == "MARK":
+            elif what == "MARK":
                 self._core.add_mark(self._storages[line["NAME"]].value, line["MARK"])
-            elif line["ANNOTATION"] == "UNRECORDED":
+            elif what == "UNRECORDED":
                 self._core.add_unrecorded(int(line["MEMORY"]))
         else:
             raise ValueError(f"unknown instruction {kind!r}")
@@ -173,49 +163,35 @@ def _lines(core: _C.Trace) -> Iterator[_Line]:
             yield {"INSTRUCTION": "MEMORY", "NAME": names[value], "MEMORY": str(nbytes)}
     for kind, data in core.events():
         if kind == "call":
-            yield from _lines_of_call(values, names, *data)
+            yield from _lines_of_call(values, names, data)
         elif kind == "release":
             yield {"INSTRUCTION": "RELEASE", "NAME": names[data]}
-        elif kind == "mark":
-            value, mark = data
-            name = names[value]
-            yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "MARK", "NAME": name, "MARK": mark}
-        elif kind == "unrecorded":
-            memory = str(data)
-            yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "UNRECORDED", "MEMORY": memory}
         else:
-            yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": kind.upper(), "NAME": names[data]}
+            what = (
+                {"NAME": names[data[0]], "MARK": data[1]}
+                if kind == "mark"
+                else {"MEMORY": str(data)}
+                if kind == "unrecorded"
+                else {"NAME": names[data]}
+            )
+            yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": kind.upper(), **what}
 
 
-def _lines_of_call(
-    values: list[tuple[int, bool]],
-    names: list[str],
-    name: str,
-    cost: float,
-    flops: float,
-    nbytes: int,
-    scratch: int,
-    replayable: bool,
-    raw: bool,
-    backward: bool,
-    reads: list[tuple[int, bool]],
-    makes: list[tuple[int, int]],
-) -> Iterator[_Line]:
+def _lines_of_call(values: list[tuple[int, bool]], names: list[str], call: Any) -> Iterator[_Line]:
+    name, cost, flops, _, scratch, replayable, raw, backward, reads, makes = call
     line: _Line = {"NAME": name, "ARGS": [names[value] for value, _ in reads]}
     time = str(round(cost / _NANOSECOND))
-    extra: _Line = {"SCRATCH": str(scratch)} if scratch else {}
-    if flops:
-        extra["FLOPS"] = flops
-    if not replayable:
-        extra["REPLAYABLE"] = False
-    if raw:
-        extra["RAW"] = True
-    if backward:
-        extra["BACKWARD"] = True
     overwritten = {over for _, over in makes}
-    outside = [i for i, (_, writes) in enumerate(reads) if writes and i not in overwritten]
-    if outside:
-        extra["WRITES"] = outside
+    extra: _Line = {
+        "SCRATCH": str(scratch) if scratch else None,
+        "FLOPS": flops or None,
+        "REPLAYABLE": None if replayable else False,
+        "RAW": raw or None,
+        "BACKWARD": backward or None,
+        # What is from outside and overwritten.
+        "WRITES": [i for i, (_, w) in enumerate(reads) if w and i not in overwritten] or None,
+    }
+    extra = {key: value for key, value in extra.items() if value is not None}
     fresh = [value for value, over in makes if over < 0]
     written = [over for _, over in makes if over >= 0]
     if fresh or not written:

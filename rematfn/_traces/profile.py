@@ -5,23 +5,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .. import _C
+from .._inspection.drawing import draw_costs
 from .._inspection.tables import table
-from .._transform.budget import BudgetLike, Limit, format_bytes, parse_budget
+from .._transform.advice import name_of
+from .._transform.budget import BudgetLike, format_bytes, parse_budget, parse_bytes
 from .._transform.deferred import refuse_deferred
 from .._transform.options import policy_of
 from .._transform.remat import DEFAULT_POLICY
-from .._transform.rematted import name_of, without_level
+from .._transform.rematted import without_level
 from .._transform.tiers import TierLike, tiers_of
+from ..errors import expect
 from ..policies import Guided, Policy
 from ..policies._custom import Scorer
 from ..policies._planned import Planned
-from .drawing import draw_costs
-from .measured import Measured, measured
-from .trace import Trace, on_shapes, simulated
+from .shapes import is_on_shapes, trace_on_shapes
+from .trace import Trace, recorded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,32 +91,33 @@ class Profile:
     def __init__(
         self,
         name: str,
-        measured: Measured,
+        trace: Trace,
+        seconds: float,
+        within: float,
         budgets: Sequence[int],
         policies: Sequence[Policy],
         link: _C.Link | None,
         is_measured: bool,
     ) -> None:
         self.name = name
-        self.trace = measured.trace
+        self.trace = trace
         self.peak_bytes = self.trace.peak_bytes
         values = self.trace._core.values()
         sealed = {data for kind, data in self.trace._core.events() if kind == "seal"}
         self.result_bytes = sum(values[v][0] for v in sealed if values[v][1])
-        self.seconds = measured.seconds
+        self.seconds = seconds
         self.is_measured = is_measured
-        self._within = measured.within
+        self._within = within
         self._link = link
         costs = self.trace._core.costs()
         self._times = [taken for taken, _ in costs]
         # See Note [What a profile predicts]
         self._by_model = self.trace._core.with_costs([given or taken for taken, given in costs])
         program = _C.Program(self._by_model)
-        whole = simulated(self.trace._core, max(1, self.peak_bytes), DEFAULT_POLICY, None, Limit())
+        online, peak = DEFAULT_POLICY.core(), self.peak_bytes
+        whole: Any = _C.simulate(self.trace._core, max(1, peak), online, None, "", 0)
         least = max(1, whole["min_budget"])  # what the largest operator needs at once
-        self.min_budget = min(
-            program.enough_for(DEFAULT_POLICY.core(), least, math.inf), self.peak_bytes
-        )
+        self.min_budget = min(program.enough_for(online, least, math.inf), peak)
         self.costs = [
             self._cost(budget, policy, way)
             for policy in policies
@@ -149,12 +156,7 @@ class Profile:
 
     def predict(self, budget: BudgetLike, policy: Policy | Scorer = _DEFAULT) -> Cost:
         """Return what a budget is predicted to cost; a fraction is of the unconstrained peak."""
-        parsed = parse_budget(budget, "predict(budget={})")
-        nbytes = parsed.bytes
-        if parsed.fraction is not None:
-            nbytes = max(1, int(parsed.fraction * self.peak_bytes))
-        if nbytes is None:
-            nbytes = self.peak_bytes
+        nbytes = parse_budget(budget, "predict(budget={})").of(self.peak_bytes) or self.peak_bytes
         found = policy_of(policy, "predict(budget, policy)")
         return self._cost(nbytes, found, self._link)
 
@@ -280,30 +282,22 @@ def profile(
         True
     """
     name = "profile(f)"
-    if not callable(f):
-        raise TypeError(f"{name}: a function is needed, got {f!r}.")
+    expect(callable(f), name, "a function", f)
     refuse_deferred(f, name)
     checked = [policy_of(policy, f"{name}, policies=...") for policy in policies]
     limits = [parse_budget(budget, "profile(f, budgets=[{}])") for budget in budgets]
     given = dict(kwargs or {})
     link = tiers_of(offload, f"{name}, offload=...").link(True, (args, given)) if offload else None
-    is_measured = not on_shapes((args, given))
+    is_measured = not is_on_shapes((args, given))
     with without_level(f):
         if is_measured:
-            found = measured(f, args, given, cap, calls)
+            trace, seconds, within = _measured(f, args, given, cap, calls)
         else:
-            from .shapes import trace_on_shapes
-
-            shapes = Trace(trace_on_shapes(f, args, given, backward=False))
-            found = Measured(trace=shapes, seconds=shapes.cost, within=shapes.cost)
-        peak = found.trace.peak_bytes
-        nbytes = [
-            peak
-            if limit == parse_budget(None)
-            else limit.bytes or max(1, int((limit.fraction or 1) * peak))
-            for limit in limits
-        ]
-        return Profile(name_of(f), found, nbytes, checked, link, is_measured)
+            trace = Trace(trace_on_shapes(f, args, given, backward=False))
+            seconds = within = trace.cost
+        peak = trace.peak_bytes
+        nbytes = [limit.of(peak) or peak for limit in limits]
+        return Profile(name_of(f), trace, seconds, within, nbytes, checked, link, is_measured)
 
 
 def _name(policy: Policy) -> str:
@@ -320,3 +314,62 @@ def _name(policy: Policy) -> str:
 
 def _ratio(time: float) -> str:
     return "does not fit" if math.isinf(time) else f"{time:.2f}"
+
+
+def _measured(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    cap: BudgetLike,
+    calls: int,
+) -> tuple[Trace, float, float]:
+    """Call it once, or as often as :func:`rematfn.profile` says, where nothing is evicted.
+
+    Returns:
+        The program, whose operators cost what they took, and the seconds of a call without a level
+        and within one.
+    """
+    is_number = type(calls) is int and calls >= 1
+    expect(is_number, "profile(f, calls=...)", "a whole number above 0", calls, ValueError)
+    limit = parse_bytes(cap, "profile(f, cap={})")
+
+    def run_recorded(budget: int | None) -> _C.Trace:
+        return recorded(f, args, kwargs, "profile", budget=budget, unit=limit.unit, timed=True)
+
+    once = Trace(run_recorded(limit.bytes))
+    if calls == 1:
+        return once, once.cost, once.cost
+    plain = 0.0
+    if limit.bytes is None:
+        plain = statistics.median(_seconds_of(lambda: f(*args, **kwargs), calls))
+    traces: list[_C.Trace] = []
+    bound = limit.bytes or once.peak_bytes
+    within = _seconds_of(lambda: traces.append(run_recorded(bound)), calls)
+    # A call that took another way is another program.
+    last = traces[-1]
+    alike = [t.costs() for t in traces[1:] if t.operators == last.operators]
+    costs = [
+        statistics.median(taken for taken, _ in operator) for operator in zip(*alike, strict=True)
+    ]
+    trace = Trace(last.with_costs(costs))
+    if limit.bytes is not None:  # its calls replay: what they take is not what a program takes
+        return trace, trace.cost, trace.cost
+    return trace, plain, statistics.median(within)
+
+
+def _seconds_of(run: Callable[[], object], calls: int) -> list[float]:
+    """Return what so many calls take, after one that is not timed."""
+    run()
+    taken = []
+    for _ in range(calls):
+        _synchronize()
+        start = time.perf_counter()
+        run()
+        _synchronize()
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+def _synchronize() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

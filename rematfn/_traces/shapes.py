@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces of programs that run on shapes alone: nothing is computed, and nothing takes memory."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.utils import mutated_args_kwargs
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -50,7 +49,7 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.pauses = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map(self._faked, (args, kwargs or {}))
+        args, kwargs = tree_map(self.faked, (args, kwargs or {}))
         if self.pauses:
             return func(*args, **kwargs)
         given: list[tuple[int | str, Tensor]]
@@ -60,14 +59,18 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note(func, given, args, kwargs, result)
         return result
 
-    def _faked(self, x: Any) -> Any:
-        return self._fakes.from_tensor(x) if _is_real(x) else x
+    def faked(self, x: Any) -> Any:
+        """Return what the operators are given instead of ``x``."""
+        is_real = isinstance(x, Tensor) and not isinstance(x, FakeTensor)
+        return self._fakes.from_tensor(x) if is_real else x
 
     def _note(
         self, func: Any, given: list[tuple[int | str, Tensor]], args: Any, kwargs: Any, result: Any
     ) -> None:
         name = func._schema.name
-        written = _writes_of(func, name, args)
+        positions, names = mutated_args_kwargs(func._schema)
+        untold = _UNTOLD.get(name, ())
+        written = {*positions, *names, *(untold if untold and args[5] is True else ())}
         reads = [(self._value(t, counted=False), place in written) for place, t in given]
         known = {t.untyped_storage()._cdata for _, t in given}
         fresh = {}
@@ -89,7 +92,8 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return  # a view, or a question
         nbytes = sum(t.untyped_storage().nbytes() for t in fresh.values())
         makes += [(self._value(t, counted=True), -1) for t in fresh.values()]
-        flops = float(_flops_of(func, args, kwargs, result))
+        count = flop_registry.get(func._overloadpacket)
+        flops = 0.0 if count is None else float(count(*args, **kwargs, out_val=result))
         example = next(iter(fresh.values()), given[0][1] if given else torch.empty(0))
         self.core.add_call(
             name,
@@ -172,15 +176,11 @@ def state_kept(f: Callable[..., Any]) -> Iterator[None]:
 def trace_on_shapes(
     f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool
 ) -> _C.Trace:
-    """Return the trace of ``f(*args, **kwargs)`` on fake tensors, and of a backward of its results.
-
-    Raises:
-        RuntimeError: ``f`` asks what is in a tensor.
-    """
+    """Return the trace of a call of ``f`` on fake tensors, and of a backward of its results."""
     given = [t for t in tensors_of((args, kwargs)) if isinstance(t, FakeTensor)]
     fakes = _active() or (given[0].fake_mode if given else FakeTensorMode())
-    args, kwargs = tree_map(lambda x: fakes.from_tensor(x) if _is_real(x) else x, (args, kwargs))
     shapes = _Shapes(fakes)
+    args, kwargs = tree_map(shapes.faked, (args, kwargs))
     try:
         with torch.random.fork_rng(devices=()), fakes, shapes:
             results = f(*args, **kwargs)
@@ -236,24 +236,5 @@ def _active() -> FakeTensorMode | None:
     return found
 
 
-def _is_real(x: Any) -> bool:
-    return isinstance(x, Tensor) and not isinstance(x, FakeTensor)
-
-
 def _tensors_in(x: Any) -> list[Tensor]:
     return [t for t in tree_leaves(x) if isinstance(t, Tensor)]
-
-
-def _writes_of(func: Any, name: str, args: Any) -> set[int | str]:
-    written: set[int | str] = {
-        argument.name if argument.kwarg_only else i
-        for i, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    }
-    untold = _UNTOLD.get(name, ())
-    return written | set(untold) if untold and args[5] is True else written
-
-
-def _flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
-    count = flop_registry.get(func._overloadpacket)
-    return 0 if count is None else count(*args, **kwargs, out_val=result)

@@ -3,23 +3,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .. import _C
 from .._inspection.stats import Stats
-from .._transform.budget import BudgetLike, Limit, format_bytes, parse_budget
+from .._transform.budget import BudgetLike, format_bytes, parse_budget
 from .._transform.deferred import refuse_deferred
 from .._transform.level import LevelOptions, call
+from .._transform.options import policy_of
 from .._transform.remat import DEFAULT_POLICY
 from .._transform.rematted import rematted_of
-from ..errors import BudgetError
-from ..policies import Custom, Policy
+from .._transform.signature import signature_of
+from ..errors import BudgetError, expect
+from ..policies import Policy
 from ..policies._custom import Scorer
 from ..policies._planned import Planned
 from . import file
+from .shapes import is_on_shapes, state_kept, trace_on_shapes
 
 
 class Trace:
@@ -40,7 +42,7 @@ class Trace:
     def __init__(self, core: _C.Trace) -> None:
         core.check()
         self._core = core
-        unconstrained = simulated(core, None, DEFAULT_POLICY, None, Limit())
+        unconstrained: Any = _C.simulate(core, None, DEFAULT_POLICY.core(), None, "", 0)
         self.operators: int = unconstrained["operators"]
         self.peak_bytes: int = unconstrained["peak_bytes"]
         self.constant_bytes = sum(nbytes for nbytes, counted in core.values() if not counted)
@@ -103,12 +105,9 @@ def record(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
         >>> trace.peak_bytes > 3 * 4096
         True
     """
-    if not callable(f):
-        raise TypeError(f"record(f, *args): a function is needed, got {f!r}.")
+    expect(callable(f), "record(f, *args)", "a function", f)
     refuse_deferred(f, "record(f)")
-    if on_shapes((args, kwargs)):
-        from .shapes import trace_on_shapes
-
+    if is_on_shapes((args, kwargs)):
         return Trace(trace_on_shapes(f, args, kwargs, backward=False))
     return Trace(recorded(f, args, kwargs, "record"))
 
@@ -142,15 +141,6 @@ def recorded(
     return trace
 
 
-def on_shapes(args: Any) -> bool:
-    """Whether there are fake tensors; to ask does not import what they need."""
-    if "torch._subclasses.fake_tensor" not in sys.modules:
-        return False
-    from .shapes import is_on_shapes
-
-    return is_on_shapes(args)
-
-
 def warmup(g: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     """Measure what ``g(*args, **kwargs)`` needs, so that even its first call keeps to a fraction.
 
@@ -179,13 +169,12 @@ def warmup(g: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
         >>> g(torch.ones(1024)), rematfn.stats(g).budget is not None
         (tensor(...), True)
     """
-    from .shapes import state_kept, trace_on_shapes  # See Note [A trace of shapes]
-
     rematted, given, named = rematted_of(g, "warmup")
     args, kwargs = (*given, *args), {**named, **kwargs}
     with state_kept(rematted._f):
         trace = Trace(trace_on_shapes(rematted._f, args, kwargs, backward=True))
-    rematted.know(args, kwargs, trace.peak_bytes)
+    signature = signature_of(args, kwargs, getattr(rematted._f, "__self__", None))
+    rematted._history.know(signature, trace.peak_bytes)
     return trace
 
 
@@ -215,47 +204,28 @@ def simulate(
         >>> rematfn.simulate(trace, 0.9, rematfn.policies.reference.DTR()).replays >= 0
         True
     """
-    if not isinstance(trace, Trace):
-        raise TypeError(f"simulate(trace): a Trace is needed, as record() returns, got {trace!r}.")
-    if not isinstance(policy, Policy):
-        policy = Custom(policy)
+    is_trace = isinstance(trace, Trace)
+    expect(is_trace, "simulate(trace)", "a Trace, as record() returns,", trace)
+    policy = policy_of(policy, "simulate(trace, policy=...)")
     parsed = parse_budget(budget, "simulate(trace, budget={})")
-    nbytes = parsed.bytes
-    if parsed.fraction is not None:
-        nbytes = max(1, int(parsed.fraction * trace.peak_bytes))
+    nbytes = parsed.of(trace.peak_bytes)
     program = None
     if isinstance(policy, Planned) and nbytes is not None:
         program = _C.Program(trace._core)
         policy.begin(program, nbytes)
         program.finish()
     of = 0 if parsed.fraction is None else trace.peak_bytes
-    return Stats(**simulated(trace._core, nbytes, policy, program, parsed, of))
-
-
-def simulated(
-    core: _C.Trace,
-    budget: int | None,
-    policy: Policy,
-    program: _C.Program | None,
-    limit: Limit,  # as it was given, and of how many bytes, if it was a fraction
-    peak: int = 0,
-) -> dict[str, Any]:
-    """Return the figures of a run of a trace.
-
-    Raises:
-        BudgetError: It does not fit.
-    """
-    found = _C.simulate(core, budget, policy.core(), program, limit.unit, peak)
+    found = _C.simulate(trace._core, nbytes, policy.core(), program, parsed.unit, of)
     if isinstance(found, dict):
         kind = "online" if program is None else "guided"
-        return {**found, "call": kind, "why": "it was simulated"}
+        return Stats(**found, call=kind, why="it was simulated")
     enough, kept, thrashes = found
     why = (
         "replays evict each other's inputs"
         if thrashes
-        else f"{format_bytes(kept, limit.unit)} cannot go"
+        else f"{format_bytes(kept, parsed.unit)} cannot go"
     )
     raise BudgetError(
-        f"simulate(trace, budget={limit}): the trace does not fit, {why}. "
+        f"simulate(trace, budget={parsed}): the trace does not fit, {why}. "
         f"Raise the budget to {enough}."
     )

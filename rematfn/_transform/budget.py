@@ -11,21 +11,21 @@ from typing import Final, SupportsIndex, TypeAlias
 
 from .. import _C
 
-_BINARY: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+BINARY: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _DECIMAL: Final = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS: Final = _BINARY | _DECIMAL
+_UNITS: Final = BINARY | _DECIMAL
 _WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]+)")
 
 _PERCENT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(\s*)%")
 _LETTERS: Final = {unit[0].lower(): unit for unit in ("KiB", "MiB", "GiB", "TiB")}
 
-BYTES: Final = """
+_BYTES: Final = """
 A budget is one of
   4096, "4096"          bytes
   "1.5GiB", "12 KiB"    binary units: KiB, MiB, GiB, TiB
   "200MB", "64 kB"      decimal units: kB, MB, GB, TB"""
 _ACCEPTED: Final = (
-    BYTES
+    _BYTES
     + """
   0.3, "30%"            a float in (0, 1], or per cent: this fraction of the unconstrained peak
   rematfn.Budget("8GiB")  bytes that all functions which are given this object share
@@ -76,13 +76,9 @@ class Budget:
     """
 
     def __init__(self, nbytes: SupportsIndex | str) -> None:
-        is_one = isinstance(nbytes, Budget)
-        limit = Limit() if is_one else parse_budget(nbytes, "Budget({})", BYTES)
+        limit = parse_bytes(nbytes, "Budget({})")
         if limit.bytes is None:
-            raise TypeError(
-                f'Budget({nbytes!r}): a number of bytes is needed, such as 4096 or "8GiB". A '
-                "fraction is one of a single function's peak, and cannot be shared."
-            )
+            raise TypeError(f"Budget({nbytes!r}): bytes are needed.{_BYTES}")
         self.bytes: int = limit.bytes
         self._unit = limit.unit
         self._shared = _C.SharedBudget(limit.bytes)
@@ -130,6 +126,18 @@ class Limit:
     shared: Budget | None = None
     unit: str = field(default="", compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        if self.fraction is not None and not 0 < self.fraction <= 1:  # NaN is turned away too
+            raise ValueError(_NO_FRACTION)
+        if self.bytes is not None and self.bytes < 1:
+            raise ValueError("it must be at least one byte.")
+        if self.bytes is not None and self.bytes >= 2**63:
+            raise ValueError("it is more than any memory has.")
+
+    def of(self, peak: int) -> int | None:
+        """Return the bytes that this comes to, of an unconstrained ``peak``; None: no cap."""
+        return self.bytes if self.fraction is None else max(1, int(self.fraction * peak))
+
     def in_its_terms(self, nbytes: int, budget: int) -> str:
         """Return ``nbytes`` as text, of a call in which this budget comes to ``budget`` bytes."""
         text = format_bytes(nbytes, self.unit)
@@ -156,21 +164,14 @@ def parse_budget(
 ) -> Limit:
     """Return the budget that a user's argument stands for.
 
+    Units are read without regard to case, so ``"1gib"`` is binary and ``"1gb"`` decimal. ``1.0`` is
+    the whole peak; ``1`` is turned away, since one byte is hardly meant. Fractions of a byte are
+    dropped: a budget is an upper bound.
+
     Args:
-        budget: Bytes as an integer or as a string, with or without a unit; a float in (0, 1], or
-            per cent, as ``"30%"``; a :class:`Budget`; or None. Units are read without regard to
-            case, so ``"1gib"`` is binary and ``"1gb"`` decimal. ``1.0`` is the whole peak; ``1``
-            is turned away, since one byte is hardly meant.
+        budget: What was given.
         call: What the user has written, with braces for the budget.
-        accepted: What a budget may be there.
-
-    Returns:
-        The budget. Fractions of a byte are dropped: a budget is an upper bound.
-
-    Raises:
-        ValueError: The type is right and the value means nothing: ``0``, ``1``, ``1.5``,
-            ``"2G"``. The message names what was probably meant.
-        TypeError: The budget is no integer, float, string, :class:`Budget` or None.
+        accepted: What a budget may be there, for messages.
 
     Example:
         >>> parse_budget("1.5GiB")
@@ -183,6 +184,14 @@ def parse_budget(
     except (TypeError, ValueError) as problem:
         said = f"{call.format(repr(budget))}: {problem}{accepted}"
         raise type(problem)(said) from None
+
+
+def parse_bytes(given: BudgetLike, call: str) -> Limit:
+    """Return the bytes that a user's argument stands for, or no cap; no fraction, no Budget."""
+    limit = parse_budget(given, call, _BYTES)
+    if limit.fraction is not None or limit.shared is not None:
+        raise TypeError(f"{call.format(repr(given))}: bytes are needed.{_BYTES}")
+    return limit
 
 
 def _parse(budget: BudgetLike) -> Limit:
@@ -203,11 +212,11 @@ def _parse(budget: BudgetLike) -> Limit:
                 raise ValueError(
                     f"{_NO_FRACTION} Bytes are an int: did you mean {int(number)}?"
                 ) from None
-            return Limit(fraction=_parse_fraction(number))
+            return Limit(fraction=number)
         raise TypeError(f"got a {type(budget).__name__}.") from None
     if size == 1:
         raise ValueError("that is one byte. 1.0 is the whole peak.")
-    return Limit(bytes=_at_least_one(size))
+    return Limit(bytes=size)
 
 
 def format_bytes(n: int, like: str = "") -> str:
@@ -224,7 +233,7 @@ def format_bytes(n: int, like: str = "") -> str:
     if n < 0:
         return f"-{format_bytes(-n, like)}"
     decimal = like in _DECIMAL
-    for unit, size in ({"B": 1} | _DECIMAL if decimal else _BINARY).items():
+    for unit, size in ({"B": 1} | _DECIMAL if decimal else BINARY).items():
         hundredths = -(-n * 100 // size)
         if hundredths < (1000 if decimal else 1024) * 100 or unit in ("TB", "TiB"):
             break
@@ -235,12 +244,12 @@ def format_bytes(n: int, like: str = "") -> str:
 def _parse_text(text: str) -> Limit:
     stripped = text.strip()
     if re.fullmatch(r"[0-9]+", stripped):
-        return Limit(bytes=_at_least_one(int(stripped)))
+        return Limit(bytes=int(stripped))
     if match := _PERCENT.fullmatch(stripped):
         number, space = match.groups()
         if space:
             raise ValueError(f'did you mean "{number}%"?')
-        return Limit(fraction=_parse_fraction(float(Fraction(number) / 100)))
+        return Limit(fraction=float(Fraction(number) / 100))
     match = _WITH_UNIT.fullmatch(stripped)
     if match is None:
         raise ValueError(_guess(stripped))
@@ -250,7 +259,7 @@ def _parse_text(text: str) -> Limit:
         meant = _LETTERS.get(unit.lower()) or _LETTERS.get(unit.lower().removesuffix("i"))
         guess = f' Did you mean "{number}{meant}"?' if meant else ""
         raise ValueError(f"there is no unit {unit!r}.{guess}")
-    return Limit(bytes=_at_least_one(int(Fraction(number) * _UNITS[named])), unit=named)
+    return Limit(bytes=int(Fraction(number) * _UNITS[named]), unit=named)
 
 
 def _guess(text: str) -> str:
@@ -261,17 +270,3 @@ def _guess(text: str) -> str:
     except ValueError:
         return problem
     return f"{problem} Did you mean the fraction {number}?" if 0 < number <= 1 else problem
-
-
-def _parse_fraction(fraction: float) -> float:
-    if not 0 < fraction <= 1:  # NaN is turned away too
-        raise ValueError(_NO_FRACTION)
-    return fraction
-
-
-def _at_least_one(size: int) -> int:
-    if size < 1:
-        raise ValueError("it must be at least one byte.")
-    if size >= 2**63:
-        raise ValueError("it is more than any memory has.")
-    return size

@@ -5,19 +5,18 @@ Torch runs the function a second time; what can differ between two runs is the u
 Here the operators of the one run are replayed: docs/design/exactness.md.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import types
-import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
 from torch.utils.checkpoint import noop_context_fn
+from torch.utils.weak import WeakIdKeyDictionary
 
+from ..errors import expect
 from ..policies import Manual
 from .budget import BudgetLike, parse_budget
 from .deferred import refuse_deferred
@@ -86,22 +85,18 @@ def checkpoint(
         >>> torch.func.grad(loss)(torch.zeros(2))
         tensor([0.5000, 0.5000])
     """
-    _refuse(use_reentrant, preserve_rng_state, "checkpoint")
+    _check(
+        "checkpoint",
+        use_reentrant=use_reentrant,
+        preserve_rng_state=preserve_rng_state,
+        determinism_check=determinism_check,
+        respect_saved_tensors_hooks=respect_saved_tensors_hooks,
+    )
     if context_fn is not noop_context_fn:
         raise ValueError(
             "checkpoint(context_fn=...): there is no second run that a context could surround. To "
             "choose what is kept, mark it with rematfn.keep(x), or write "
             "rematfn.remat(function, policy=rematfn.policies.Speed())(*args)."
-        )
-    if determinism_check not in ("default", "none"):
-        raise ValueError(
-            f'checkpoint(determinism_check=...): "default" or "none" is needed, got '
-            f"{determinism_check!r}."
-        )
-    if respect_saved_tensors_hooks not in (None, False, True):
-        raise ValueError(
-            f"checkpoint(respect_saved_tensors_hooks=...): True, False or None is needed, got "
-            f"{respect_saved_tensors_hooks!r}."
         )
     if debug:
         raise ValueError(
@@ -156,7 +151,11 @@ def checkpoint_sequential(
             "them that the first function takes apart: checkpoint_sequential(functions, segments, "
             "(a, b))."
         )
-    _refuse(use_reentrant, preserve_rng_state, "checkpoint_sequential")
+    _check(
+        "checkpoint_sequential",
+        use_reentrant=use_reentrant,
+        preserve_rng_state=preserve_rng_state,
+    )
     # The children, not the module: like torch's, this runs none of the sequence's own hooks.
     whole = functions.children() if isinstance(functions, nn.Sequential) else functions
     steps: list[Callable[..., Any]] = list(whole)
@@ -178,8 +177,7 @@ def _checkpointed(
     function: Callable[..., R], budget: BudgetLike, name: str, anchor: object, *steps: object
 ) -> Rematted[..., R]:
     """Return ``function`` transformed, with what is remembered of ``anchor`` with ``steps``."""
-    if not callable(function):
-        raise TypeError(f"{name}(function): a function is needed, got {function!r}.")
+    expect(callable(function), f"{name}(function)", "a function", function)
     refuse_deferred(function, f"{name}(function)")
     parsed = parse_budget(budget, name + "(budget={})")
     if parsed.fraction is not None:
@@ -200,7 +198,8 @@ def _checkpointed(
 
 
 # By the identity of a function, and by budget. A function is not kept alive for that.
-_histories: dict[int, tuple[weakref.ref[Any], OrderedDict[tuple[object, ...], History]]] = {}
+_histories: MutableMapping[object, OrderedDict[tuple[object, ...], History]]
+_histories = WeakIdKeyDictionary()
 _MOST_BUDGETS = 8  # of one function
 _lock = threading.Lock()
 os.register_at_fork(
@@ -213,22 +212,11 @@ def _history_of(function: object, key: tuple[object, ...]) -> History:
     if isinstance(function, types.MethodType):
         key = (function.__func__.__qualname__, *key)
         function = function.__self__
-    name = id(function)
-
-    def forget(dead: weakref.ref[Any]) -> None:
-        known = _histories.get(name)  # perhaps by now another's, at the same address
-        if known is not None and known[0] is dead:
-            _histories.pop(name, None)
-
     with _lock:
-        known = _histories.get(name)
-        if known is None or known[0]() is not function:
-            try:
-                known = weakref.ref(function, forget), OrderedDict()
-            except TypeError:  # of some objects it is not known how long they live
-                return History()
-            _histories[name] = known
-        histories = known[1]
+        try:
+            histories = _histories.setdefault(function, OrderedDict())
+        except TypeError:  # of some objects it is not known how long they live
+            return History()
         history = histories.setdefault(key, History())
         histories.move_to_end(key)
         while len(histories) > _MOST_BUDGETS:
@@ -246,12 +234,17 @@ def _run_steps(steps: tuple[Callable[..., Any], ...], x: Any) -> Any:
     return x
 
 
-def _refuse(use_reentrant: object, preserve_rng_state: object, name: str) -> None:
-    if use_reentrant not in (None, True, False):
-        raise ValueError(
-            f"{name}(use_reentrant=...): True, False or None is needed, got {use_reentrant!r}."
-        )
-    if preserve_rng_state not in (True, False):
-        raise ValueError(
-            f"{name}(preserve_rng_state=...): True or False is needed, got {preserve_rng_state!r}."
-        )
+# Options that make no difference, and what torch takes for them.
+_TAKEN: dict[str, tuple[object, ...]] = {
+    "use_reentrant": (None, True, False),
+    "preserve_rng_state": (True, False),
+    "determinism_check": ("default", "none"),
+    "respect_saved_tensors_hooks": (None, True, False),
+}
+
+
+def _check(name: str, **given: object) -> None:
+    for option, value in given.items():
+        taken = _TAKEN[option]
+        needed = " or ".join(map(repr, taken))
+        expect(value in taken, f"{name}({option}=...)", needed, value, ValueError)

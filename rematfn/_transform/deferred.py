@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What runs after a call has returned, where no level would see it: bodies, and lazy results."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import types
@@ -12,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from .signature import attributes_of
 
 _KINDS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (inspect.isgeneratorfunction, "a generator function"),
@@ -81,7 +81,7 @@ def module_held_by(result: Any, given: Iterable[Any]) -> tuple[Any, nn.Module] |
 
 def _parts_of(it: Any) -> list[Any]:
     """Return what an object or a function refers to."""
-    parts: list[Any] = [getattr(it, "__dict__", None)]
+    parts = list(attributes_of(it, type(it)))
     if isinstance(it, functools.partial):
         parts += [it.func, it.args, it.keywords]
     elif isinstance(it, types.MethodType):
@@ -93,13 +93,4 @@ def _parts_of(it: Any) -> list[Any]:
                 parts.append(cell.cell_contents)
             except ValueError:  # nothing has been assigned yet
                 continue
-    for base in type(it).__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in [slots] if isinstance(slots, str) else slots:
-            slot = vars(base).get(name)
-            if isinstance(slot, types.MemberDescriptorType):
-                try:
-                    parts.append(slot.__get__(it))
-                except AttributeError:
-                    continue
     return parts

@@ -5,8 +5,6 @@ The two phases are those of Peng et al., *Capuchin* (ASPLOS 2020): one call is w
 it know what is next.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections import OrderedDict, deque
@@ -14,7 +12,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from .. import _C
-from .recorded import RecordedProgram, lock
+from .budget import Limit
+from .recorded import RecordedProgram, forget_beyond, lock
 from .signature import Signature
 
 _MOST_OPERATORS = 1 << 19  # of the records of one function; a longer call is not recorded
@@ -45,54 +44,50 @@ _MOST_RUNNING = 16  # calls of one function whose peaks may still rise
 Kind = Literal["first", "estimated", "online", "guided"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Forecast:
-    """What is known of a call that is about to run.
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A call: what is known of it before it runs, and what it does, its backward included.
+
+    See Note [Nothing of a call outlives it but numbers].
 
     Attributes:
-        kind: What sort of call it will be.
+        kind: What sort of call it is.
         why: The reason, in words.
         record: Whether to write it down.
-        peak_bytes: The unconstrained peak to expect, if there is any reason to expect one.
+        expected_bytes: The unconstrained peak to expect, if there is any reason to expect one.
         largest_bytes: The largest unconstrained peak that is known of calls of the function.
         settled: Whether calls like it go on by its plan; None where none is followed.
         is_estimate: Whether the peak that a fraction is of may be still to come.
         gives_way: Whether a budget that is only estimated gives way to what an operator needs.
-        program: What the call is expected to run, if that was recorded.
+        program: What it is expected to run, if that was recorded.
         known: The same where nothing is planned, for the figure of a BudgetError.
+        signature: Its signature, if what it does is to be known.
+        limit: Its budget.
+        report: Its figures, once it has begun.
+        to_judge: Whether to see what it has cost, when it is over.
+        stored_bytes: What it has stored away, beside results and gradients.
     """
 
     kind: Kind
     why: str
     record: bool = False
-    peak_bytes: int | None = None
+    expected_bytes: int | None = None
     largest_bytes: int = 0
     settled: bool | None = None
     is_estimate: bool = True
     gives_way: bool = True
     program: RecordedProgram | None = None
     known: _C.Trace | None = None
-
-
-class Ran:
-    """A call that has begun: what it was, and its figures, which go on with its backward.
-
-    See Note [Nothing of a call outlives it but numbers].
-    """
-
-    def __init__(self, report: _C.Report, forecast: Forecast, fraction: float | None) -> None:
-        self.report = report
-        self.forecast = forecast
-        self._fraction = fraction
-        self.to_judge = False  # See Note [What the replays of a call are compared with]
-        self.to_advise = False
-        self.signature: Signature | None = None
-        self.stored_bytes = 0  # beside results and gradients
-        self._thread = threading.get_ident()
+    signature: Signature | None = None
+    limit: Limit = dataclasses.field(default_factory=Limit)
+    report: _C.Report = dataclasses.field(init=False, repr=False)
+    to_judge: bool = False  # See Note [What the replays of a call are compared with]
+    stored_bytes: int = 0
+    thread: int = dataclasses.field(default_factory=threading.get_ident)
 
     def read(self) -> dict[str, Any]:
         """Return the figures of now."""
-        kind, why, settled = self.forecast.kind, self.forecast.why, self.forecast.settled
+        kind, why, settled = self.kind, self.why, self.settled
         if self.report.guide_lost:
             kind, settled = "online", None
             why = "it took another way than the call that was recorded"
@@ -102,17 +97,12 @@ class Ran:
     def peak_bytes(self) -> int:
         """The unconstrained peak; until the call is over, at least what was expected."""
         peak = self.report.unconstrained_bytes
-        return peak if self.report.is_over() else max(peak, self.forecast.peak_bytes or 0)
+        return peak if self.report.is_over() else max(peak, self.expected_bytes or 0)
 
     def only_measured(self) -> bool:
         """Whether it is over, and was there to learn the peak that the budget is a fraction of."""
-        return (
-            self.forecast.kind == "first" and self._fraction is not None and self.report.is_over()
-        )
-
-    def take_trace(self) -> _C.Trace | None:
-        """Return what was recorded; recording ends, unless another thread is in the call."""
-        return self.report.take_trace(waits=False)
+        measures = self.kind == "first" and self.limit.fraction is not None
+        return measures and self.report.is_over()
 
     def was_too_tight(self) -> bool:
         """Whether the budget had to give way, and no peak that was worth it came after.
@@ -120,29 +110,27 @@ class Ran:
         While another thread is in the call, that peak may be still to come.
         """
         budget = self.report.budget
-        if self._fraction is None or budget is None:
+        if self.limit.fraction is None or budget is None:
             return False
-        if self._thread != threading.get_ident() and not self.report.is_over():
+        if self.thread != threading.get_ident() and not self.report.is_over():
             return False
-        peak = max(self.peak_bytes, self.forecast.largest_bytes)
-        return budget > max(1, int(self._fraction * peak))
+        meant = self.limit.of(max(self.peak_bytes, self.largest_bytes))
+        return meant is not None and budget > meant
 
 
 class _Key:
     """What is known of the calls with one key."""
 
     def __init__(self, signature: Signature) -> None:
-        self.around = signature.around
-        self.builds_graphs = signature.builds_graphs
-        self.nbytes = signature.nbytes
-        self.calls: OrderedDict[int, Ran | int] = OrderedDict()  # by numbers; latest last; or peaks
-        # By numbers; the latest recorded last.
+        self.signature = signature  # of the first
+        # By numbers, the latest last: calls, or the peaks that they would have; and programs.
+        self.calls: OrderedDict[int, Call | int] = OrderedDict()
         self.programs: OrderedDict[int, RecordedProgram] = OrderedDict()
-        self.pending: list[tuple[int, Ran]] = []  # whose traces are still to be taken
+        self.pending: list[tuple[int, Call]] = []  # whose traces are still to be taken
         self.known: _C.Trace | None = None  # where nothing is planned, till a call has fitted
 
     @property
-    def latest(self) -> Ran | int:
+    def latest(self) -> Call | int:
         """The last call, or the peak that it would have."""
         return self.calls[next(reversed(self.calls))]
 
@@ -152,84 +140,82 @@ class History:
 
     def __init__(self) -> None:
         self._keys: OrderedDict[tuple[object, ...], _Key] = OrderedDict()
-        self._running: deque[Ran] = deque()  # or over, and not looked at since
+        self._running: deque[Call] = deque()  # or over, and not looked at since
         self._largest_bytes = 0  # of calls that are over
-        self.has_warned = False  # of replays
-        self.advised: set[type[Warning]] = set()  # what else it was warned of
-        self.result_seen = False  # and whether a result was looked at for that
+        self.warned_of: set[type[Warning]] = set()
+        self.result_seen = False  # and looked at for what computes later
         self.lost_in_a_row = 0  # guided calls that took another way than their record
 
-    def forecast(self, signature: Signature, *, guided: bool, outermost: bool) -> Forecast:
+    def forecast(self, signature: Signature, *, guided: bool, outermost: bool) -> Call:
         """Return what is known of a call.
 
-        Args:
-            signature: Its signature.
-            guided: Whether a record guides later calls. Else that of a first call serves the
-                figure of a BudgetError.
-            outermost: Whether it can be recorded: what runs inside is in the record of the level
-                around.
+        If it is ``outermost`` it can be recorded: what runs inside is in the record of the level
+        around. A record guides later calls, or else serves the figure of a BudgetError.
         """
         with lock:
-            forecast = self._forecast(signature, guided, outermost)
+            call = self._forecast(signature, guided, outermost)
             # See Note [A fraction means bytes]
-            trains = signature.builds_graphs or any(k.builds_graphs for k in self._keys.values())
-            return dataclasses.replace(
-                forecast,
-                largest_bytes=self._largest_peak(),
-                is_estimate=forecast.is_estimate or not trains,
-                gives_way=forecast.gives_way or not trains,
-            )
+            known = (key.signature for key in self._keys.values())
+            trains = signature.builds_graphs or any(other.builds_graphs for other in known)
+            call.largest_bytes = self._largest_peak()
+            call.is_estimate |= not trains
+            call.gives_way |= not trains
+            call.signature = signature
+            return call
 
-    def _forecast(self, signature: Signature, guided: bool, outermost: bool) -> Forecast:
+    def _forecast(self, signature: Signature, guided: bool, outermost: bool) -> Call:
         key = self._keys.get(signature.key)
         if key is None:
             return self._forecast_new(signature, outermost)
         self._keys.move_to_end(signature.key)
         self._harvest(key, guided)
-        call = key.calls.get(signature.numbers, key.latest)
+        before = key.calls.get(signature.numbers, key.latest)
+        if isinstance(before, int):
+            return Call("estimated", "its peak was measured on shapes alone", outermost, before)
         same_numbers = signature.numbers in key.calls
-        if isinstance(call, int):
-            return Forecast("estimated", _MEASURED, outermost, call)
-        estimate = not (same_numbers and call.report.is_over())
-        forecast = Forecast(
+        call = Call(
             kind="online",
-            why=_SAME if same_numbers else _OTHER_NUMBERS,
-            peak_bytes=call.peak_bytes,
-            is_estimate=estimate,
-            gives_way=not call.was_too_tight(),
+            why=f"as the last call with {'the same' if same_numbers else 'other'} numbers",
+            expected_bytes=before.peak_bytes,
+            is_estimate=not (same_numbers and before.report.is_over()),
+            gives_way=not before.was_too_tight(),
         )
         if not guided:
-            return dataclasses.replace(
-                forecast, known=key.known, record=key.known is not None and outermost
-            )
+            call.known = key.known
+            call.record = key.known is not None and outermost
+            return call
         program = key.programs.get(signature.numbers)
-        latest = key.latest
-        if (
-            program is None
-            and key.programs
-            and not (isinstance(latest, Ran) and latest.report.guide_lost)
-        ):
+        lost = same_numbers and before.report.guide_lost
+        if program is None and key.programs:
+            latest = key.latest
+            lost |= isinstance(latest, Call) and latest.report.guide_lost
             program = key.programs[next(reversed(key.programs))]
-        if program is None or (same_numbers and call.report.guide_lost):
-            why = _LOST if key.programs else "no record is at hand"
-            return dataclasses.replace(forecast, why=why, record=outermost, is_estimate=True)
-        if program.makes_state:
-            return dataclasses.replace(forecast, why=_STATE, record=outermost, is_estimate=True)
-        program.note_use()
-        return dataclasses.replace(forecast, kind="guided", program=program)
+        if program is not None and not lost and not program.makes_state:
+            program.note_use()
+            call.kind = "guided"
+            call.program = program
+            return call
+        if program is None:
+            call.why = "no record is at hand"
+        elif lost:
+            call.why = "the last such call took another way than the one that was recorded"
+        else:
+            call.why = "the call that was recorded has stored away what later ones find"
+        call.record = call.is_estimate = True
+        return call
 
-    def _forecast_new(self, signature: Signature, outermost: bool) -> Forecast:
+    def _forecast_new(self, signature: Signature, outermost: bool) -> Call:
         if not self._keys:
-            return Forecast("first", "nothing is known of the function yet", outermost)
-        alike = [key for key in self._keys.values() if key.around == signature.around]
+            return Call("first", "nothing is known of the function yet", outermost)
+        alike = [key for key in self._keys.values() if key.signature.around == signature.around]
         nearest = min(
-            alike or self._keys.values(), key=lambda key: _ratio(key.nbytes, signature.nbytes)
+            alike or self._keys.values(), key=lambda key: _ratio(key.signature, signature)
         )
-        scale = max(signature.nbytes, 1) / max(nearest.nbytes, 1)
+        scale = max(signature.nbytes, 1) / max(nearest.signature.nbytes, 1)
         known = nearest.latest
         peak = known if isinstance(known, int) else known.peak_bytes
         why = f"{scale:.3g} times the peak of the call whose arguments are the nearest in size"
-        return Forecast("estimated", why, outermost, int(peak * scale))
+        return Call("estimated", why, outermost, int(peak * scale))
 
     def _largest_peak(self) -> int:
         """Return the largest peak that is known; of calls that are not over, as far as they are."""
@@ -242,18 +228,18 @@ class History:
                 self._largest_bytes = largest
         return largest
 
-    def record_of(self, signature: Signature | None, ran: Ran, guided: bool) -> _C.Program | None:
+    def record_of(self, ran: Call, guided: bool) -> _C.Program | None:
         """Return the program that a call which is over has run, if it was recorded."""
         with lock:
-            key = self._keys.get(signature.key) if signature is not None else None
-            if signature is None or key is None:
+            key = self._keys.get(ran.signature.key) if ran.signature is not None else None
+            if ran.signature is None or key is None:
                 return None
             if not guided:
-                trace = ran.take_trace()
+                trace = ran.report.take_trace(waits=False)
                 return None if trace is None else _C.Program(trace)
             self._harvest(key, guided)
-            found = key.programs.get(signature.numbers)
-            return None if found is None else found.program()
+            found = key.programs.get(ran.signature.numbers)
+            return None if found is None else found.program
 
     def is_alike(self, signature: Signature) -> bool:
         """Return whether calls with other numbers ran as many operators each, two at the least.
@@ -265,22 +251,22 @@ class History:
             calls = key.calls if key is not None else {}
             if signature.numbers in calls:
                 return False
-            over = [ran for ran in calls.values() if isinstance(ran, Ran) and ran.report.is_over()]
+            over = [ran for ran in calls.values() if isinstance(ran, Call) and ran.report.is_over()]
             return len(over) > 1 and len({ran.read()["operators"] for ran in over}) == 1
 
     def like(self, signature: Signature) -> _C.Program | None:
         """Return the planned program of the key that is the nearest in size, if there is one."""
         with lock:
             found = [
-                (_ratio(key.nbytes, signature.nbytes), planned)
+                (_ratio(key.signature, signature), planned)
                 for name, key in self._keys.items()
-                if name != signature.key and key.around == signature.around
+                if name != signature.key and key.signature.around == signature.around
                 for program in key.programs.values()
                 if (planned := program.planned) is not None
             ]
         return min(found, key=lambda pair: pair[0])[1] if found else None
 
-    def begin(self, signature: Signature, ran: Ran) -> Callable[[], None]:
+    def begin(self, signature: Signature, ran: Call) -> Callable[[], None]:
         """Note that a call begins. What is returned is to be called if it ends by an exception."""
         with lock:
             key = self._keys.get(signature.key) or _Key(signature)
@@ -295,7 +281,7 @@ class History:
                 self._largest_bytes = max(
                     self._largest_bytes, self._running.popleft().report.unconstrained_bytes
                 )
-            if ran.forecast.record:
+            if ran.record:
                 key.pending.append((signature.numbers, ran))
 
         def fail() -> None:  # what was seen is not the whole of it
@@ -332,7 +318,7 @@ class History:
             numbers, ran = entry
             if not (ran.report.is_over() or not guided or len(key.pending) > _MOST_PENDING):
                 continue
-            trace = ran.take_trace()
+            trace = ran.report.take_trace(waits=False)  # or none, while another thread is in it
             if trace is None and ran.report.has_trace:
                 continue
             key.pending.remove(entry)
@@ -346,25 +332,14 @@ class History:
                 )
                 while len(key.programs) > _MOST_PROGRAMS:
                     key.programs.popitem(last=False)
-                self._forget_old(key)
-        for numbers in [n for n, p in key.programs.items() if p.operators == 0]:
+                others = [k for k in self._keys.values() if k is not key]
+                forget_beyond(
+                    _MOST_OPERATORS,
+                    (p for k in [key, *reversed(others)] for p in reversed(k.programs.values())),
+                )
+        for numbers in [n for n, p in key.programs.items() if p.program is None]:
             del key.programs[numbers]
 
-    def _forget_old(self, latest: _Key) -> None:
-        mine = [w for k in self._keys.values() if k is not latest for w in k.programs.values()]
-        left = _MOST_OPERATORS - sum(p.operators for p in latest.programs.values())
-        for program in reversed(mine):
-            left -= program.operators
-            if left < 0:
-                program.forget()
 
-
-_MEASURED = "its peak was measured on shapes alone"
-_SAME = "as the last call with the same numbers"
-_OTHER_NUMBERS = "as the last call with other numbers"
-_STATE = "the call that was recorded has stored away what later ones find"
-_LOST = "the last such call took another way than the one that was recorded"
-
-
-def _ratio(a: int, b: int) -> float:
-    return max(a, b, 1) / max(min(a, b), 1)
+def _ratio(a: Signature, b: Signature) -> float:
+    return max(a.nbytes, b.nbytes, 1) / max(min(a.nbytes, b.nbytes), 1)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running a function under a level, and sealing what comes out."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +17,7 @@ from .deferred import refuse_deferred_result
 MAX_OPERATIONS: Final = 262_144
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class LevelOptions:
     """What a level is to be, decided. `_C.ActiveLevel` reads all but `discards`, by name."""
 
@@ -73,7 +71,11 @@ def call(
             result = f(*args, **kwargs)
             refuse_deferred_result(result, options.name)
     except RuntimeError as error:
-        _raise_own(error)
+        if not isinstance(error, RematError):  # or one that TorchScript has made of ours
+            try:
+                _C.raise_quoted(str(error))
+            except RematError as own:
+                raise own from error
         raise
     leaving = tensors_of((result, args, kwargs))  # `x.set_(y)` makes an argument the level's
     stored_bytes = _C.hand_out(level, leaving, any(map(_computes_again, leaving)))
@@ -92,13 +94,3 @@ def _computes_again(tensor: Tensor) -> bool:
     if not (tensor.requires_grad and tensor.is_leaf and _C.has_key(tensor)):
         return False
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
-
-
-def _raise_own(error: RuntimeError) -> None:
-    """Raise an error of ours that TorchScript has made a RuntimeError of."""
-    if isinstance(error, RematError):
-        return
-    try:
-        _C.raise_quoted(str(error))
-    except RematError as own:
-        raise own from error

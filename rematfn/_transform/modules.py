@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An `nn.Module` under a budget: a twin that shares its state, with `forward` transformed."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import inspect
@@ -112,15 +110,11 @@ class _Slot:
         if is_its_own and type(twin) is not own.twin_class:
             # What changed the class (parametrizations, FSDP2) may have put properties there.
             current = types.MethodType(current.__func__, twin)
-        if self._enters_a_level(current, owner):
-            return current
+        if self._name == "_compiled_call_impl":
+            compiled = getattr(inspect.unwrap(current), "__self__", None)
+            if isinstance(compiled, owner):  # the twin's own calls, which enter a level
+                return current
         return own.transformed(self._name, current)
-
-    def _enters_a_level(self, current: Any, owner: type) -> bool:
-        """Return whether `current` is the twin's own calls, compiled."""
-        if self._name != "_compiled_call_impl":
-            return False
-        return isinstance(getattr(inspect.unwrap(current), "__self__", None), owner)
 
     def __set__(self, twin: nn.Module, value: Any) -> None:
         twin.__dict__[self._name] = value

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transform `offload`: values go to a tier instead of being computed again."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload

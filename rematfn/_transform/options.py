@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a transform was asked for, checked."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, Final, Literal
 
+from ..errors import expect
 from ..policies import Custom, Policy
 from ..policies._custom import Scorer
 from .budget import Limit
@@ -19,12 +18,7 @@ DEFAULT_MOST: Final = 4.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `remat` or `offload` was asked for, beside the function.
-
-    Raises:
-        TypeError: An option is of the wrong type.
-        ValueError: An option means nothing.
-    """
+    """What `remat` or `offload` was asked for, beside the function."""
 
     name: str = "remat"  # the transform
     of: str = ""  # what is transformed, if that is more than the function: a module's class
@@ -40,28 +34,20 @@ class Options:
     methods: tuple[str, ...] = ("forward",)  # of a module
 
     def __post_init__(self) -> None:
-        name = self.name
-        if self.cost not in ("model", "time"):
-            raise ValueError(
-                f'{name}(f, cost=...): "model" or "time" is needed, got {self.cost!r}.'
-            )
-        for option in ("verify", "where"):
-            given = getattr(self, option)
-            if not isinstance(given, bool):
-                raise TypeError(f"{name}(f, {option}=...): True or False is needed, got {given!r}.")
+        def check(fits: bool, option: str, needed: str, kind: type[Exception]) -> None:
+            expect(fits, f"{self.name}(f, {option}=...)", needed, getattr(self, option), kind)
+
         most: Any = self.max_operations
-        if isinstance(most, bool) or not isinstance(most, int):
-            raise TypeError(f"{name}(f, max_operations=...): an int is needed, got {most!r}.")
-        if not 1 <= most < 1 << 63:
-            raise ValueError(f"{name}(f, max_operations=...): it must be at least 1, got {most!r}.")
         replays: Any = self.most_replays
-        if isinstance(replays, bool) or not isinstance(replays, int | float | None):
-            raise TypeError(
-                f"{name}(f, most_replays=...): a number is needed, in multiples of the program's "
-                f"cost, such as 4.0, got {replays!r}."
-            )
-        if replays is not None and not replays > 0:
-            raise ValueError(f"{name}(f, most_replays=...): it must be above 0, got {replays!r}.")
+        is_number = isinstance(replays, int | float | None) and not isinstance(replays, bool)
+        multiples = "a number above 0, in multiples of the program's cost, such as 4.0,"
+        check(self.cost in ("model", "time"), "cost", '"model" or "time"', ValueError)
+        check(isinstance(self.verify, bool), "verify", "True or False", TypeError)
+        check(isinstance(self.where, bool), "where", "True or False", TypeError)
+        check(type(most) is int, "max_operations", "an int", TypeError)
+        check(1 <= most < 1 << 63, "max_operations", "at least 1", ValueError)
+        check(is_number, "most_replays", multiples, TypeError)
+        check(replays is None or replays > 0, "most_replays", multiples, ValueError)
 
     @property
     def limit(self) -> float:
@@ -73,20 +59,16 @@ class Options:
 
 def policy_of(policy: Policy | Scorer, call: str) -> Policy:
     """Return the policy that was given to ``call``."""
-    if not isinstance(policy, Policy) and callable(policy) and not isinstance(policy, type):
-        return Custom(policy)
-    if not isinstance(policy, Policy):
-        raise TypeError(
-            f"{call}: a policy such as rematfn.policies.ON() is needed, got {policy!r}."
-        )
-    return policy
+    if isinstance(policy, Policy):
+        return policy
+    is_score = callable(policy) and not isinstance(policy, type)
+    expect(is_score, call, "a policy such as rematfn.policies.ON()", policy)
+    return Custom(policy)
 
 
 def methods_of(methods: Any, transform: str) -> tuple[str, ...]:
     """Return the names that were given to ``transform(module, methods=...)``, each once."""
-    if isinstance(methods, list | tuple) and methods and all(isinstance(m, str) for m in methods):
-        return tuple(dict.fromkeys(methods))
-    raise TypeError(
-        f"{transform}(module, methods=...): a list of names of methods is needed, such as "
-        f'["forward", "log_prob"], got {methods!r}.'
-    )
+    are_names = isinstance(methods, list | tuple) and all(isinstance(m, str) for m in methods)
+    needed = 'a list of names of methods, such as ["forward", "log_prob"],'
+    expect(are_names and len(methods) > 0, f"{transform}(module, methods=...)", needed, methods)
+    return tuple(dict.fromkeys(methods))

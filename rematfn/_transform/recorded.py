@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that were recorded, and the plans that calls of them follow."""
 
-from __future__ import annotations
-
 import atexit
 import math
 import os
@@ -10,6 +8,7 @@ import threading
 import warnings
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from .. import _C
 
@@ -28,45 +27,43 @@ class RecordedProgram:
     """A program that a call has run, and a plan that later calls of it follow."""
 
     def __init__(self, trace: _C.Trace, peak_bytes: int, makes_state: bool) -> None:
-        self._trace: _C.Trace | None = trace
         self.peak_bytes = peak_bytes  # what the call held at the most
         self.makes_state = makes_state  # See Note [The first step makes the state]
-        self._program: _C.Program | None = None
         self.operators = trace.operators
-        _remember(self)
-
-    def program(self) -> _C.Program | None:
-        """Return the program, with or without a plan; None if there is no record."""
-        with lock:
-            trace, self._trace = self._trace, None
-            if trace is not None:
-                try:
-                    trace.check()
-                except ValueError as error:
-                    warnings.warn(f"{error}; not guided. Please report it.", stacklevel=3)
-                    return None
-                self._program = _C.Program(trace)
-            return self._program
-
-    def finish(self) -> None:
-        """Wait until the search for a plan is over."""
-        if self._program is not None:
-            self._program.finish()
+        self.program: _C.Program | None = None  # with or without a plan
+        try:
+            trace.check()
+            self.program = _C.Program(trace)
+        except ValueError as error:
+            warnings.warn(f"{error}; not guided. Please report it.", stacklevel=3)
+        name = id(self)
+        _programs[name] = weakref.ref(self, lambda _: _programs.pop(name, None))
+        # What was used longest ago loses its record, if they are too much.
+        used = (known for ref in reversed(list(_programs.values())) if (known := ref()) is not None)
+        forget_beyond(_MOST_OPERATORS_IN_ALL, used)
 
     @property
     def planned(self) -> _C.Program | None:
         """The program, if there is a plan for it."""
-        program = self._program
+        program = self.program
         return program if program is not None and program.overhead() < math.inf else None
 
     def note_use(self) -> None:
         """Note that a call is about to follow it; those that none follows are forgotten first."""
         _programs.move_to_end(id(self))
 
-    def forget(self) -> None:
-        """Let go of the record."""
-        self._trace = self._program = None
-        self.operators = 0
+
+# What all functions remember together, by id; what was used last comes last.
+_programs: OrderedDict[int, weakref.ref[RecordedProgram]] = OrderedDict()
+
+
+def forget_beyond(most: int, programs: Iterable[RecordedProgram]) -> None:
+    """Let go of the records of all but the first programs, which have so many operators at most."""
+    for program in programs:
+        most -= program.operators
+        if most < 0:
+            program.program = None
+            program.operators = 0
 
 
 def finish_searches() -> None:
@@ -75,26 +72,7 @@ def finish_searches() -> None:
     For tests and measurements of calls that have been warmed up.
     """
     with lock:
-        begun = [program for known in _programs.values() if (program := known()) is not None]
-    for program in begun:
-        program.finish()
-
-
-# --- what all functions remember together ---------------------------------------------------------
-
-# By id; what was used last comes last.
-_programs: OrderedDict[int, weakref.ref[RecordedProgram]] = OrderedDict()
-
-
-def _remember(program: RecordedProgram) -> None:
-    """Note ``program``. What was used longest ago loses its record, if they are too much."""
-    name = id(program)
-    _programs[name] = weakref.ref(program, lambda _: _programs.pop(name, None))
-    left = _MOST_OPERATORS_IN_ALL
-    for reference in reversed(list(_programs.values())):
-        known = reference()
-        if known is None:
-            continue
-        left -= known.operators
-        if left < 0 and known is not program:
-            known.forget()
+        begun = [known for reference in _programs.values() if (known := reference()) is not None]
+    for known in begun:
+        if known.program is not None:
+            known.program.finish()

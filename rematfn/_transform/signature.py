@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signatures: which calls of a function are alike, so that one's peak tells the other's."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools
@@ -64,10 +62,7 @@ class Signature(NamedTuple):
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], owner: Any = None) -> Signature:
     """Return the signature of a call with these arguments, under the grad mode and transforms now.
 
-    Args:
-        args: Arguments by position.
-        kwargs: Arguments by name.
-        owner: A module whose ``forward`` is called, if any: it is in training mode, or it is not.
+    ``owner``: a module whose ``forward`` is called, which is in training mode, or is not.
     """
     builds_graphs = torch.is_grad_enabled()
     interpreters = torch._C._functorch.get_interpreter_stack() or []
@@ -164,8 +159,11 @@ class _Walk:
         self.key.append(_name_of(kind))
         if depth > _MOST_DEPTH:
             return
+        numpy = sys.modules.get("numpy")
         if isinstance(x, (list, tuple, deque)):
-            self.see_all(_items(x, self._left), depth)
+            base: Any = list if isinstance(x, list) else tuple if isinstance(x, tuple) else deque
+            # Not by the class itself, whose iterator may be the user's.
+            self.see_all(list(itertools.islice(base.__iter__(x), self._left)), depth)
         if isinstance(x, dict):
             self.see_pairs(x, depth)
         elif kind is functools.partial:
@@ -176,14 +174,14 @@ class _Walk:
             self.key.append(_name_of(x))
         elif kind.__module__ == "torch":  # a dtype, a device, a layout
             self.key.append(str(x))
-        elif _is_array(x):
+        elif numpy is not None and isinstance(x, (numpy.ndarray, numpy.generic)):
             self.key.append((x.shape, str(x.dtype)))
             self.nbytes += x.nbytes
         elif isinstance(x, torch.nn.Module):
             state = object.__getattribute__(x, "__dict__")
             self.see_pairs({n: state[n] for n in state if n[:1] != "_" or n in _OF_MODULES}, depth)
         elif not isinstance(x, types.ModuleType):
-            for found in _attributes_of(x, kind):
+            for found in attributes_of(x, kind):
                 if type(found) is dict:
                     self.see_pairs(found, depth)
                 else:
@@ -191,26 +189,15 @@ class _Walk:
         self.key.append(...)  # the end of what is inside
 
 
-def _items(x: Any, most: int) -> Iterable[Any]:
-    base = list if isinstance(x, list) else tuple if isinstance(x, tuple) else deque
-    # Not by the class itself, whose iterator may be the user's.
-    return list(itertools.islice(base.__iter__(x), most))
-
-
 def _name_of(x: Any) -> str:
     return f"{x.__module__}.{x.__qualname__}"
-
-
-def _is_array(x: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(x, (numpy.ndarray, numpy.generic))
 
 
 # By class: where in its order of bases, under which name. A descriptor would hold the class.
 _known_attributes: weakref.WeakKeyDictionary[type, _Places] = weakref.WeakKeyDictionary()
 
 
-def _attributes_of(x: Any, kind: type) -> Iterator[Any]:
+def attributes_of(x: Any, kind: type) -> Iterator[Any]:
     """Yield the instance's dictionary, and what is in its slots, without a word to the class."""
     places = _known_attributes.get(kind)
     if places is None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
 import os
@@ -11,15 +12,14 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeAlias
 
 import torch
 
 from .. import _C
 from .._interop.pytrees import tensors_of
-from ..errors import OffloadError
-from .budget import BYTES, parse_budget
+from ..errors import OffloadError, expect
+from .budget import parse_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,17 +45,21 @@ os.register_at_fork(
 )
 
 
+def _told(name: str, doc: str, unknown: object) -> Any:
+    """Return the property that is a figure of the core's."""
+
+    def get(tier: _Tier) -> Any:
+        figures = {} if tier._opened is None else tier._opened.statistics()
+        return figures.get(name) or unknown
+
+    return property(get, doc=doc)
+
+
 class _Tier:
     """What lies there, and how fast it comes and goes."""
 
     def __init__(self, budget: SupportsIndex | str | None) -> None:
-        limit = parse_budget(budget, type(self).__name__ + "(budget={})", BYTES)
-        if limit.fraction is not None or limit.shared is not None:
-            raise TypeError(
-                f"{type(self).__name__}(budget={budget!r}): a number of bytes is needed, such as "
-                '4096 or "64GiB".'
-            )
-        self.budget = limit.bytes
+        self.budget = parse_bytes(budget, type(self).__name__ + "(budget={})").bytes
         self._opened: _C.Tier | None = None
 
     def open(self) -> _C.Tier:
@@ -68,42 +72,17 @@ class _Tier:
     def _make(self) -> _C.Tier:
         raise NotImplementedError
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that lie there now."""
-        return self._figure("held_bytes")
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most bytes that lay there at once."""
-        return self._figure("peak_bytes")
-
-    @property
-    def bytes_out(self) -> int:
-        """Bytes that have been moved there."""
-        return self._figure("bytes_out")
-
-    @property
-    def bytes_in(self) -> int:
-        """Bytes that have come back from there."""
-        return self._figure("bytes_in")
-
-    @property
-    def bandwidth_out(self) -> float | None:
-        """Bytes per second that went there of late; None until some have."""
-        return self._bandwidth("bandwidth_out")
-
-    @property
-    def bandwidth_in(self) -> float | None:
-        """Bytes per second that came back of late; None until some have."""
-        return self._bandwidth("bandwidth_in")
-
-    def _figure(self, name: str) -> int:
-        return 0 if self._opened is None else int(self._opened.statistics()[name])
-
-    def _bandwidth(self, name: str) -> float | None:
-        # The core says 0 for what it does not know yet.
-        return None if self._opened is None else float(self._opened.statistics()[name]) or None
+    held_bytes: int = _told("held_bytes", "Bytes that lie there now.", 0)
+    peak_bytes: int = _told("peak_bytes", "The most bytes that lay there at once.", 0)
+    bytes_out: int = _told("bytes_out", "Bytes that have been moved there.", 0)
+    bytes_in: int = _told("bytes_in", "Bytes that have come back from there.", 0)
+    # The core says 0 for what it does not know yet.
+    bandwidth_out: float | None = _told(
+        "bandwidth_out", "Bytes per second that went there of late; None until some have.", None
+    )
+    bandwidth_in: float | None = _told(
+        "bandwidth_in", "Bytes per second that came back of late; None until some have.", None
+    )
 
     def __copy__(self) -> Self:
         return self
@@ -159,23 +138,17 @@ class Disk(_Tier):
         verify: bool = False,
         bandwidth: float | None = None,
     ) -> None:
-        if path is not None and not isinstance(path, str | os.PathLike):
-            raise TypeError(f"Disk(path): a folder or None is needed, got {path!r}.")
-        if path is not None and not _is_name(path):
-            raise ValueError(f"Disk(path): the name of a folder or None is needed, got {path!r}.")
+        is_path = isinstance(path, str | os.PathLike | None)
+        expect(is_path, "Disk(path)", "a folder or None", path)
+        needed = "the name of a folder or None"
+        expect(path is None or _is_name(path), "Disk(path)", needed, path, ValueError)
         super().__init__(budget)
-        if not isinstance(verify, bool):
-            raise TypeError(f"Disk(verify=...): True or False is needed, got {verify!r}.")
+        expect(isinstance(verify, bool), "Disk(verify=...)", "True or False", verify)
         given: Any = bandwidth
         is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
-        if not (given is None or is_number):
-            raise TypeError(
-                f"Disk(bandwidth=...): bytes per second as a number are needed, got {bandwidth!r}."
-            )
-        if bandwidth is not None and not bandwidth > 0:
-            raise ValueError(
-                f"Disk(bandwidth=...): bytes per second above 0 are needed, got {bandwidth!r}."
-            )
+        call, needed = "Disk(bandwidth=...)", "a number of bytes per second, above 0,"
+        expect(bandwidth is None or is_number, call, needed, bandwidth)
+        expect(bandwidth is None or bandwidth > 0, call, needed, bandwidth, ValueError)
         # The file is made later, when the current folder may be another one.
         self.path = None if path is None else os.path.abspath(os.fsdecode(path))
         self.verify = verify
@@ -215,7 +188,8 @@ class Disk(_Tier):
         return f"Disk({', '.join(given)})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _disk, (self.path, self.budget, self.verify, self.bandwidth)
+        made = functools.partial(Disk, verify=self.verify, bandwidth=self.bandwidth)
+        return made, (self.path, self.budget)
 
 
 class Host(_Tier):
@@ -254,15 +228,12 @@ class Host(_Tier):
             )
         return _C.Host(_C.memory_left() // 2 if self.budget is None else self.budget)
 
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes that are pinned, whether something lies there or not."""
-        return self._figure("pinned_bytes")
-
-    @property
-    def waited(self) -> float:
-        """Seconds that the accelerator waited for copies, as far as known by now."""
-        return 0.0 if self._opened is None else float(self._opened.statistics()["waited"])
+    pinned_bytes: int = _told(
+        "pinned_bytes", "Bytes that are pinned, whether something lies there or not.", 0
+    )
+    waited: float = _told(
+        "waited", "Seconds that the accelerator waited for copies, as far as known by now.", 0.0
+    )
 
     def __repr__(self) -> str:
         return "Host()" if self.budget is None else f"Host(budget={self.budget})"
@@ -299,15 +270,15 @@ class Tiers:
     def link(self, drops: bool, values: object = ()) -> _C.Link | None:
         """Return what is planned for: the way to the host, if that is used.
 
-        Args:
-            drops: Whether values may be dropped as well.
-            values: What the function is called with. Where nothing has moved yet, these tell
-                whether it works on an accelerator.
+        Where nothing has moved yet, ``values``, which the function is called with, tell whether it
+        works on an accelerator.
         """
         opened = self.open()
         if len(opened) > 1 and self.host and self.disk:
+            device = torch.accelerator.current_accelerator()
+            is_there = any(device and x.device.type == device.type for x in tensors_of(values))
             nothing_moved = self.host.bytes_out == self.disk.bytes_out == 0
-            if self.host.bytes_out > 0 or (nothing_moved and _on_an_accelerator(values)):
+            if self.host.bytes_out > 0 or (nothing_moved and is_there):
                 opened.pop()
         return opened[-1].link(drops) if opened else None
 
@@ -329,11 +300,6 @@ def tiers_of(offload: object, call: str) -> Tiers:
     return parse_tiers(None if offload is True else offload, call, _ACCEPTED_BESIDE_REPLAYS)
 
 
-def _on_an_accelerator(values: object) -> bool:
-    device = torch.accelerator.current_accelerator()
-    return device is not None and any(x.device.type == device.type for x in tensors_of(values))
-
-
 def _is_name(path: str | os.PathLike[str]) -> bool:
     """Return whether a folder could have this name."""
     try:
@@ -341,10 +307,6 @@ def _is_name(path: str | os.PathLike[str]) -> bool:
     except UnicodeEncodeError:
         return False
     return name != b"" and b"\0" not in name
-
-
-def _disk(path: str | None, budget: int | None, verify: bool, bandwidth: float | None) -> Disk:
-    return Disk(path, budget, verify=verify, bandwidth=bandwidth)
 
 
 _DEFAULT_FOLDERS: Final[list[Callable[[], str]]] = [
@@ -358,12 +320,7 @@ TierLike: TypeAlias = Disk | Host | str | os.PathLike[str] | None
 
 
 def parse_tiers(to: object, call: str, accepted: str = _ACCEPTED) -> Tiers:
-    """Return the tiers that ``to`` means; ``call`` is what it was given to, for messages.
-
-    Raises:
-        TypeError: It is none of the accepted forms.
-        ValueError: It is a string that is no folder.
-    """
+    """Return the tiers that ``to`` means; ``call`` is what it was given to, for messages."""
     if to is None:
         return Tiers(Disk(), Host(), as_there_are=True)
     if to == "disk":
@@ -376,6 +333,6 @@ def parse_tiers(to: object, call: str, accepted: str = _ACCEPTED) -> Tiers:
         return Tiers(host=to)
     if not isinstance(to, str | os.PathLike):
         raise TypeError(f"{call}: a tier is needed, got {to!r}.{accepted}")
-    if not _is_name(to) or not Path(os.fsdecode(to)).is_dir():
+    if not os.path.isdir(to):
         raise ValueError(f"{call}: {os.fspath(to)!r} is no folder that exists.{accepted}")
     return Tiers(Disk(to))

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where in the program: what calls of transformed functions write down on request."""
 
-from __future__ import annotations
-
 import contextlib
 import sysconfig
 import threading
@@ -31,7 +29,7 @@ _C.set_libraries(
 
 
 class _Asked(threading.local):
-    depth = 0
+    blocks = 0  # of `where` that the thread is in
     called: Any = None  # the transformed function that was called last, inside of no other
     modules: list[tuple[nn.Module, str]]  # whose forward runs, and their paths
 
@@ -39,7 +37,7 @@ class _Asked(threading.local):
         self.modules = []
 
 
-_asked = _Asked()
+asked = _Asked()
 _names: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 
 
@@ -60,30 +58,14 @@ def where() -> Iterator[None]:
         >>> rematfn.explain(g).stats.replays
         0
     """
-    _asked.depth += 1
+    asked.blocks += 1
     try:
-        with module_paths(True):
+        with module_paths():
             yield
     finally:
-        _asked.depth -= 1
-        if _asked.depth == 0:
-            _asked.called = None
-
-
-def is_asked_where() -> bool:
-    """Whether this thread is inside of a :func:`where` block."""
-    return _asked.depth > 0
-
-
-def note_called(g: Any) -> None:
-    """Note that a transformed function is called, inside of no other."""
-    if _asked.depth > 0:
-        _asked.called = g
-
-
-def called_here() -> Any:
-    """Return the transformed function that was called last in the block; None: none was."""
-    return _asked.called
+        asked.blocks -= 1
+        if asked.blocks == 0:
+            asked.called = None
 
 
 _lock = threading.Lock()
@@ -92,26 +74,23 @@ _hooks: list[Any] = []
 
 
 @contextlib.contextmanager
-def module_paths(wanted: bool, root: object = None) -> Iterator[None]:
+def module_paths(root: object = None) -> Iterator[None]:
     """Have the extension know, on each thread, which module's ``forward`` runs.
 
     ``root``: whose ``forward`` is about to run, if it is a module's.
     """
-    if not wanted:
-        yield
-        return
     _change_blocks(+1)
-    around = _asked.modules[-1][0] if _asked.modules else None
+    around = asked.modules[-1][0] if asked.modules else None
     # A transformed module has its original's state, and has said already where it is.
     is_known = around is not None and around.__dict__ is getattr(root, "__dict__", None)
-    depth = len(_asked.modules)
+    depth = len(asked.modules)
     if isinstance(root, nn.Module) and not is_known:
         _enter(root, None)
     try:
         yield
     finally:
-        while len(_asked.modules) > depth:  # hooks do not run where an interrupt passes
-            _leave(_asked.modules[-1][0], None, None)
+        while len(asked.modules) > depth:  # hooks do not run where an interrupt passes
+            _leave(asked.modules[-1][0], None, None)
         _change_blocks(-1)
 
 
@@ -129,29 +108,25 @@ def _change_blocks(by: int) -> None:
 
 def _enter(module: nn.Module, args: Any) -> None:
     path = _path_of(module)
-    _asked.modules.append((module, path))
+    asked.modules.append((module, path))
     _C.enter_module(path)
 
 
 def _leave(module: nn.Module, args: Any, result: Any) -> None:
     # It may have been entered before anybody asked.
-    if _asked.modules and _asked.modules[-1][0] is module:
-        _asked.modules.pop()
+    if asked.modules and asked.modules[-1][0] is module:
+        asked.modules.pop()
         _C.leave_module()
 
 
 def _path_of(module: nn.Module) -> str:
     """Return ``"GPT.blocks.0.mlp"``: from the outermost module whose forward runs."""
-    for around, path in reversed(_asked.modules):
-        name = _names_in(around).get(id(module))
+    for around, path in reversed(asked.modules):
+        known = _names.get(around)
+        if known is None:
+            known = {id(inner): name for name, inner in around.named_modules()}
+            _names[around] = known
+        name = known.get(id(module))
         if name is not None:
             return f"{path}.{name}" if name else path
     return type(module).__name__
-
-
-def _names_in(module: nn.Module) -> dict[int, str]:
-    known = _names.get(module)
-    if known is None:
-        known = {id(inner): name for name, inner in module.named_modules()}
-        _names[module] = known
-    return known

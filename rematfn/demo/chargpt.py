@@ -4,8 +4,6 @@
 With the default sizes it has 10.7 million parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

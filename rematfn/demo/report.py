@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the demo measured, as a table and a picture, and which of rematfn's promises that breaks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,10 +80,14 @@ class Report:
         seen = "resident set" if on_cpu else "reserved"
         source = "VmHWM" if on_cpu else "max_memory_reserved"
         stats = self.stats
+        of_eager = against = ""
+        if stats.budget is not None:
+            of_eager = f"{stats.budget / self.eager_peak:.3f} of eager's peak"
+            against = f"{self.counted_peak / stats.budget:.3f} of the budget"
         rows = [
             ("parameters", f"{self.parameters:,} on {self.device}", ""),
-            ("budget", _bytes(stats.budget), self._part_of_eager()),
-            ("peak, rematted, allocator", _bytes(self.counted_peak), self._against_budget()),
+            ("budget", _bytes(stats.budget), of_eager),
+            ("peak, rematted, allocator", _bytes(self.counted_peak), against),
             ("peak, rematted, own count", _bytes(self.own_peak), "largest over all steps"),
             ("peak, eager, allocator", _bytes(self.eager_peak), ""),
             (f"{seen}, rematted", _rise(self.resident), f"{source}, with the gradients"),
@@ -108,14 +110,6 @@ class Report:
                 ("bandwidth in", _rate(self.disk.bandwidth_in), "of late"),
             ]
         return "\n".join(f"{name:<26} {value:>20}  {note}".rstrip() for name, value, note in rows)
-
-    def _part_of_eager(self) -> str:
-        budget = self.stats.budget
-        return "" if budget is None else f"{budget / self.eager_peak:.3f} of eager's peak"
-
-    def _against_budget(self) -> str:
-        budget = self.stats.budget
-        return "" if budget is None else f"{self.counted_peak / budget:.3f} of the budget"
 
 
 def _of_pairs(ratios: Sequence[float]) -> str:

@@ -36,11 +36,7 @@ class Task:
     ) -> Task:
         """Return the task of learning to write Python's reference manual, which CPython has.
 
-        Args:
-            batch: How many excerpts there are in a batch.
-            device: Where the model is.
-            seed: Of weights, batches and dropout.
-            **sizes: Those of the model, as `Sizes` has them.
+        The seed is that of weights, batches and dropout.
         """
         text = "\n\n".join(topics[name] for name in sorted(topics))
         characters = sorted(set(text))
@@ -126,10 +122,6 @@ class Count:
         Blocks that outlive the step without belonging to a result are something that leaked, or
         is kept for later. They count as intermediates all along, so that keeping memory does not
         look like saving it.
-
-        Args:
-            timeline: What was counted.
-            results: A pytree of tensors.
         """
         tensors: list[Tensor] = optree.tree_leaves(results)  # type: ignore[arg-type]
         storages = [t.untyped_storage() for t in tensors]

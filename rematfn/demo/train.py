@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo's job: train a GPT inside a budget and compare it with eager on the way."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -40,14 +38,9 @@ def run_demo(
 ) -> Report:
     """Train inside the budget, with eager steps in between to compare with; save the picture.
 
-    Args:
-        budget: As for `remat`.
-        steps: How many.
-        pairs: About how many of them eager takes as well.
-        learning_rate: Of AdamW.
-        png: Where the picture is saved.
-        offload: The folder of a disk that values may be moved to; True: that for temporary files.
-        **of_task: As for `Task.of_python_manual`.
+    Eager takes about so many of the steps, in ``pairs``, as well. ``offload`` is the folder of a
+    disk that values may be moved to, or True, for that of temporary files; ``of_task`` is as
+    `Task.of_python_manual` takes it.
     """
     task = Task.of_python_manual(**of_task)
     disk = None

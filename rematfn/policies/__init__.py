@@ -3,9 +3,8 @@
 
 from . import reference as reference
 from ._custom import Candidate, Custom
-from ._keeping import Manual, Speed
 from ._planned import Guided, Memory, Sqrt
-from ._scores import ON, Policy
+from ._scores import ON, Manual, Policy, Speed
 
 __all__ = [
     "ON",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from .. import _C
+from ..errors import expect
 from ._scores import Policy
 
 
@@ -65,8 +66,7 @@ class Custom(Policy):
     scorer: Scorer
 
     def __post_init__(self) -> None:
-        if not callable(self.scorer):
-            raise TypeError(f"Custom(scorer): a function is needed, got {self.scorer!r}.")
+        expect(callable(self.scorer), "Custom(scorer)", "a function", self.scorer)
 
     def core(self) -> _C.Policy:
         """Return the policy as the core takes it."""

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from .. import _C
+from ..errors import expect
 from ._scores import ON, Policy
 
 _MOST_SEARCHES = 10  # times the operators that may bring nothing
@@ -22,11 +23,9 @@ class Planned(Policy, ABC):
 
     def __post_init__(self) -> None:
         scores = isinstance(self.first, Policy) and not self.first.discards
-        if not scores or isinstance(self.first, Planned):
-            raise TypeError(
-                f"{type(self).__name__}(first=...): a policy that scores, such as ON(), is needed, "
-                f"got {self.first!r}."
-            )
+        scores = scores and not isinstance(self.first, Planned)
+        call = f"{type(self).__name__}(first=...)"
+        expect(scores, call, "a policy that scores, such as ON(),", self.first)
 
     def core(self) -> _C.Policy:
         """Return the policy of calls about which nothing is known."""
@@ -43,11 +42,7 @@ class Planned(Policy, ABC):
     ) -> None:
         """Begin a search for a plan, unless one has begun.
 
-        Args:
-            program: What was recorded.
-            budget: In bytes.
-            like: Whose settings are tried first.
-            link: Over which values may be moved.
+        The settings of ``like`` are tried first; values may be moved over ``link``.
         """
 
 
@@ -76,11 +71,9 @@ class Guided(Planned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.search) is not int or self.search < 0:
-            raise ValueError(
-                f"Guided(search=...): a number of operators is needed, such as 1_000_000, "
-                f"got {self.search!r}."
-            )
+        is_number = type(self.search) is int and self.search >= 0
+        needed = "a number of operators, such as 1_000_000,"
+        expect(is_number, "Guided(search=...)", needed, self.search, ValueError)
 
     def begin(
         self,
@@ -126,8 +119,8 @@ class Sqrt(Planned):
     def __post_init__(self) -> None:
         super().__post_init__()
         found = self.segments
-        if found is not None and (type(found) is not int or found < 1):
-            raise ValueError(f"Sqrt(segments=...): a number from 1 or None, got {found!r}.")
+        fits = found is None or (type(found) is int and found >= 1)
+        expect(fits, "Sqrt(segments=...)", "a number from 1 or None", found, ValueError)
 
     def begin(self, program: _C.Program, budget: int, **_: object) -> None:
         """Begin to try numbers of segments."""

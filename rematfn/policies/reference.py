@@ -18,24 +18,8 @@ def _staleness(c: Candidate) -> float:
     return c.nbytes * (c.age + _LEAST_AGE)
 
 
-def _dtr(c: Candidate) -> float:
-    return (c.cost + c.ancestors + c.descendants) / _staleness(c)
-
-
-def _local(c: Candidate) -> float:
-    return c.cost / _staleness(c)
-
-
-def _msps(c: Candidate) -> float:
-    return (c.cost + c.ancestors) / c.nbytes
-
-
-def _lru(c: Candidate) -> float:
-    return -c.age
-
-
-def _largest(c: Candidate) -> float:
-    return -c.nbytes
+def _scorer(score: Scorer) -> Scorer:
+    return staticmethod(score)  # no method of the policy's
 
 
 @dataclass(frozen=True)
@@ -46,14 +30,20 @@ class DTR(Custom):
     *Dynamic Tensor Rematerialization* (ICLR 2021).
     """
 
-    scorer: Scorer = field(default_factory=lambda: _dtr, init=False, repr=False)
+    scorer: Scorer = field(
+        default=_scorer(lambda c: (c.cost + c.ancestors + c.descendants) / _staleness(c)),
+        init=False,
+        repr=False,
+    )
 
 
 @dataclass(frozen=True)
 class Local(Custom):
     """Evict the smallest ``c / (m * age)`` (h_local, ibid.)."""
 
-    scorer: Scorer = field(default_factory=lambda: _local, init=False, repr=False)
+    scorer: Scorer = field(
+        default=_scorer(lambda c: c.cost / _staleness(c)), init=False, repr=False
+    )
 
 
 @dataclass(frozen=True)
@@ -63,18 +53,20 @@ class MSPS(Custom):
     After Peng et al., *Capuchin* (ASPLOS 2020), as Kirisame et al. compare with it.
     """
 
-    scorer: Scorer = field(default_factory=lambda: _msps, init=False, repr=False)
+    scorer: Scorer = field(
+        default=_scorer(lambda c: (c.cost + c.ancestors) / c.nbytes), init=False, repr=False
+    )
 
 
 @dataclass(frozen=True)
 class LRU(Custom):
     """Evict what the program has not touched for longest."""
 
-    scorer: Scorer = field(default_factory=lambda: _lru, init=False, repr=False)
+    scorer: Scorer = field(default=_scorer(lambda c: -c.age), init=False, repr=False)
 
 
 @dataclass(frozen=True)
 class Largest(Custom):
     """Evict the largest version."""
 
-    scorer: Scorer = field(default_factory=lambda: _largest, init=False, repr=False)
+    scorer: Scorer = field(default=_scorer(lambda c: -c.nbytes), init=False, repr=False)

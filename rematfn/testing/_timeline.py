@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
-from types import TracebackType
 from typing import NamedTuple
 
 import torch
@@ -98,12 +97,7 @@ class MemoryTimeline:
         self._profile.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         running, self._profile = self._profile, None
         assert running is not None, "MemoryTimeline left without having been entered"
         if self._device_counts:

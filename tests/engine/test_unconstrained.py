@@ -64,7 +64,7 @@ def records_of(program: Program, transform: Any) -> list[Any]:
     found = traced(lambda keep: world(program, keep), transform)
     keys = [key for g in found for key in rematted_of(g, "test")[0]._history._keys.values()]
     recorded = [call for key in keys for _, call in key.pending]
-    return [t for call in recorded if (t := call.take_trace()) is not None]
+    return [t for call in recorded if (t := call.report.take_trace()) is not None]
 
 
 def steps_of(events: list[tuple[str, Any]]) -> list[Any]:

@@ -165,13 +165,13 @@ def test_without_a_budget_nothing_is_kept_as_with_torchs(depth: int) -> None:
 
 def test_what_is_remembered_keeps_no_function_alive_and_goes_with_it() -> None:
     net: nn.Module | None = Layer()
-    name, alive = id(net), weakref.ref(net)
+    alive, known = weakref.ref(net), len(checkpoints._histories)
     rematfn.checkpoint(net, torch.ones(WIDTH, WIDTH), budget="1MiB")
-    assert name in checkpoints._histories
+    assert net in checkpoints._histories
     del net
     gc.collect()
     assert alive() is None
-    assert name not in checkpoints._histories
+    assert len(checkpoints._histories) <= known
 
 
 @pytest.mark.parametrize("segments", [0, -1, 5, 1.5, True])

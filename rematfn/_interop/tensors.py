@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that the program marks to be kept."""
-
-from __future__ import annotations
+"""What a program asks for a tensor: that it be kept, or that its bytes be there."""
 
 import torch
 
 from .. import _C
+from ..errors import expect
 
 
 def keep(x: torch.Tensor, name: str | None = None) -> torch.Tensor:
@@ -39,9 +38,27 @@ def keep(x: torch.Tensor, name: str | None = None) -> torch.Tensor:
         tensor([[0., 0.],
                 [0., 0.]])
     """
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"keep(x): a tensor is needed, got {type(x).__name__}.")
-    if not (name is None or (isinstance(name, str) and name)):
-        raise TypeError(f"keep(x, name): a string or None is needed, got {name!r}.")
+    expect(isinstance(x, torch.Tensor), "keep(x)", "a tensor", x)
+    is_name = isinstance(name, str) and name != ""
+    expect(name is None or is_name, "keep(x, name)", "a string or None", name)
     _C.mark(x, name or "")
+    return x
+
+
+def materialize(x: torch.Tensor) -> torch.Tensor:
+    """Make the bytes of ``x`` resident, and return it.
+
+    Operators find an evicted tensor's bytes by themselves. What goes past the dispatcher
+    (a DLPack capsule, C++ code that takes the address) does not, and needs this first.
+
+    Args:
+        x: Any tensor. One that no level made, or that is resident, is returned as it is.
+
+    Returns:
+        ``x``, the same object.
+
+    Raises:
+        BudgetError: The replays do not fit in the budget.
+    """
+    _C.materialize([x], "materialize(x)")
     return x
