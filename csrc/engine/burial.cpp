@@ -30,7 +30,7 @@ void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   const bool goes = !stays && room_.store.forget(*version);
   room_.let_go(*version);
   // Of a constant that lineage reads, what is coming is all that there is.
-  const bool is_needed = version->place == Place::kComing && !version->producer && version->readers;
+  const bool is_needed = version->place() == Place::kComing && !version->producer && version->readers;
   if (goes && !is_needed && version->table && version->has_bytes()) room_.leave(*version);
   if (retains_) let_go_of_kept_for(*version);
 }

@@ -70,7 +70,7 @@ bool Evictor::may_be_missed(const Version& version) const {
     const bool moves = plan.prefers == Preference::kByValue
                            ? moves_.observers.guide->preference_for(v) == Preference::kMoving
                            : v.way != nullptr && v.way->keeps_copy();
-    return moves || v.copied_by != nullptr;
+    return moves || v.copied_by() != nullptr;
   };
   for (const Input* use = version.readers; use != nullptr; use = use->next) {
     for (const Version* output : use->reader->outputs) {

@@ -16,7 +16,7 @@ void add_once(std::vector<Ref<Version>>& versions, Version& version) {
 
 // It comes, or would come, from a copy.
 bool comes_by_copy(const Version& version) {
-  return version.copied_by != nullptr || (version.is_candidate() && version.way->keeps_copy());
+  return version.copied_by() != nullptr || (version.is_candidate() && version.way->keeps_copy());
 }
 
 }  // namespace
@@ -142,7 +142,7 @@ std::size_t FrugalReplayer::peak_of(const Sweep& sweep, const Table& table, cons
 void FrugalReplayer::run(Sweep& sweep) {
   const auto pin_in_sweep = [&](Version& version) {
     const auto place = sweep.versions.find(&version);
-    if (place == sweep.versions.end() || place->second.pinned || version.place != Place::kHere) return;
+    if (place == sweep.versions.end() || place->second.pinned || version.place() != Place::kHere) return;
     pin(version);
     place->second.pinned = true;
   };
@@ -167,7 +167,7 @@ void FrugalReplayer::run(Sweep& sweep) {
     while (done < sweep.operations.size()) {
       Operation& operation = *sweep.operations[done];
       for (Input& input : operation.inputs) have(*input.version);
-      const auto is_lost = [](const Input& input) { return input.version->place != Place::kHere; };
+      const auto is_lost = [](const Input& input) { return input.version->place() != Place::kHere; };
       if (std::ranges::any_of(operation.inputs, is_lost)) return finish();  // with its copy
       replays_.run(operation);
       ++done;
@@ -220,7 +220,7 @@ void FrugalReplayer::leave_frame() {
 
 // A version whose copy was lost is not there.
 void FrugalReplayer::pin_in_frame(Version& version) {
-  if (version.place != Place::kHere) return;
+  if (version.place() != Place::kHere) return;
   pin(version);
   frames_.back().pinned.emplace_back(&version);
 }
@@ -264,7 +264,7 @@ void FrugalReplayer::finish_frame() {
   leave_frame();
   if (!operation) return;
   for (const Ref<Version>& v : frames_.back().inputs) {
-    if (v->place == Place::kHere && v->producer.get() == operation.get()) pin_in_frame(*v);
+    if (v->place() == Place::kHere && v->producer.get() == operation.get()) pin_in_frame(*v);
   }
 }
 

@@ -77,7 +77,7 @@ void Ledger::list_candidates() {
   if (std::exchange(lists_candidates_, true)) return;
   for_each_table([&](Table& table) {
     for (Version* v = table.oldest; v != nullptr; v = v->next) {
-      if (v->place == Place::kHere) enlist(*v);
+      if (v->place() == Place::kHere) enlist(*v);
     }
   });
 }
@@ -123,7 +123,7 @@ void Ledger::delist(Version& version) {
 void Ledger::relist(Version& version) {
   if (!version.table || !version.table->has_copies()) return;
   delist(version);
-  if (version.place == Place::kHere) enlist(version);
+  if (version.place() == Place::kHere) enlist(version);
 }
 
 void Ledger::offer(Version& version) {
@@ -252,13 +252,21 @@ void Ledger::expel(Version& version) {
   Table& table = *version.table;
   delist(version);
   let_go(version);
-  if (version.copied_by != nullptr) discard_copy(version);
+  if (version.copied_by() != nullptr) discard_copy(version);
   if (version.has_bytes()) {
     discharge(table, version.nbytes);
     if (version.trimmed) discharge_trimmed(version);
     observers.note(version.references == 0 ? Journal::What::kReleased : Journal::What::kLeft, version);
   }
   table.unlink(version);
+}
+
+void Ledger::transfer(Version& version, Table& heir) {
+  Way* const copied_by = std::exchange(version.copied_by_, nullptr);
+  const bool unconstrained = version.unconstrained;
+  expel(version);
+  admit(heir, version, unconstrained);
+  version.copied_by_ = copied_by;
 }
 
 void Ledger::charge_trimmed(const Version& version) {
@@ -290,7 +298,7 @@ void Ledger::cut(Version& version, bool trimmed) {
   if (version.has_bytes()) store.keep_alive(version);
   version.producer.reset();
   observers.note_cut(version);
-  if (!version.table || version.place != Place::kHere) return;
+  if (!version.table || version.place() != Place::kHere) return;
   enlist(version);
   if (!trimmed || version.is_candidate()) return;  // it can still be moved
   version.trimmed = true;
@@ -358,41 +366,43 @@ void Ledger::discharge(Table& table, std::size_t nbytes) {
 }
 
 void Ledger::be_here(Version& version) {
-  version.place = Place::kHere;
+  version.place_ = Place::kHere;
   enlist(version);
 }
 
 void Ledger::stop_moving(Version& version) {
-  const bool is_leaving = version.place == Place::kLeaving;
+  const bool is_leaving = version.place() == Place::kLeaving;
   auto& moving = is_leaving ? leaving_ : coming_;
   if (const auto at = std::ranges::find(moving, &version); at != moving.end()) moving.erase(at);
   (is_leaving ? version.table->leaving_bytes_ : version.table->coming_bytes_) -= version.nbytes;
 }
 
-void Ledger::start_leaving(Version& version) {
-  require_invariant(version.place == Place::kHere, "what leaves is here");
+void Ledger::start_leaving(Version& version, Way& way) {
+  require_invariant(version.place() == Place::kHere, "what leaves is here");
   delist(version);
   version.table->leaving_bytes_ += version.nbytes;
-  version.place = Place::kLeaving;
+  version.place_ = Place::kLeaving;
+  version.copied_by_ = &way;
   leaving_.push_back(&version);
 }
 
 void Ledger::stay(Version& version) {
-  require_invariant(version.place == Place::kLeaving, "what stays after all was leaving");
+  require_invariant(version.place() == Place::kLeaving, "what stays after all was leaving");
   stop_moving(version);
-  version.copied_by = nullptr;
+  version.copied_by_ = nullptr;
   be_here(version);
 }
 
-void Ledger::lose_bytes(Version& version, Journal::What how) {
+void Ledger::lose_bytes(Version& version, Journal::What how, Way* way) {
   require_invariant(version.is_readable(), "what loses its bytes has them");
-  if (version.place == Place::kLeaving) stop_moving(version);
+  if (way != nullptr) version.copied_by_ = way;
+  if (version.place() == Place::kLeaving) stop_moving(version);
   Table& table = *version.table;
   delist(version);
   discharge(table, version.nbytes);
   observers.note(how, version);
   if (std::exchange(version.trimmed, false)) discharge_trimmed(version);
-  version.place = Place::kAway;
+  version.place_ = Place::kAway;
   expect_use(version);
   neighbourhood.note_change(version, /*came_back=*/false, foresees());
 }
@@ -400,29 +410,29 @@ void Ledger::lose_bytes(Version& version, Journal::What how) {
 // What has a copy and is away.
 void Ledger::expect_use(Version& version) {
   const bool is_known = version.next_use != kUnknown && version.next_use != kNever;
-  if (version.copied_by != nullptr && is_known) expected_.insert(Use(version));
+  if (version.copied_by() != nullptr && is_known) expected_.insert(Use(version));
 }
 
 void Ledger::start_coming(Version& version) {
   require_invariant(version.can_be_fetched(), "what comes is away, and has a copy");
   expected_.erase(Use(version));
-  version.place = Place::kComing;
+  version.place_ = Place::kComing;
   version.table->coming_bytes_ += version.nbytes;
   charge(*version.table, version.nbytes);
 }
 
 void Ledger::stop_coming(Version& version, bool again) {
-  require_invariant(version.place == Place::kComing, "what does not come after all was coming");
+  require_invariant(version.place() == Place::kComing, "what does not come after all was coming");
   stop_moving(version);
-  version.place = Place::kAway;
+  version.place_ = Place::kAway;
   discharge(*version.table, version.nbytes);
   if (again) expect_use(version);
 }
 
 void Ledger::arrive_by_copy(Version& version) {
-  require_invariant(version.place == Place::kComing, "what has come by its copy was coming");
+  require_invariant(version.place() == Place::kComing, "what has come by its copy was coming");
   stop_moving(version);
-  version.copied_by = nullptr;
+  version.copied_by_ = nullptr;
   if (!version.producer && version.readers != nullptr) store.keep_alive(version);
   be_here(version);
   neighbourhood.note_change(version, /*came_back=*/true, foresees());
@@ -438,14 +448,14 @@ void Ledger::arrive(Version& version) {
 }
 
 void Ledger::discard_copy(Version& version) {
-  if (version.place == Place::kLeaving || version.place == Place::kComing) {
+  if (version.place() == Place::kLeaving || version.place() == Place::kComing) {
     stop_moving(version);
-    version.place = Place::kHere;
-  } else if (version.place == Place::kAway) {
+    version.place_ = Place::kHere;
+  } else if (version.place() == Place::kAway) {
     expected_.erase(Use(version));
     observers.note(Journal::What::kForgotten, version);
   }
-  std::exchange(version.copied_by, nullptr)->discard(version);
+  std::exchange(version.copied_by_, nullptr)->discard(version);
 }
 
 }  // namespace rematfn

@@ -92,10 +92,12 @@ class Ledger {
   // they would without a budget. See Note [What a call would have held].
   void admit(Table& table, Version& version, bool unconstrained = true);
   void expel(Version& version);
-  void start_leaving(Version& version);
+  // What is here or away becomes `heir`'s, with its copy.
+  void transfer(Version& version, Table& heir);
+  void start_leaving(Version& version, Way& way);
   void stay(Version& version);
-  // `version` has lost its bytes; it stays as lineage.
-  void lose_bytes(Version& version, Journal::What how);
+  // `version` has lost its bytes; it stays as lineage. `way`: that has a copy by now, of what was here.
+  void lose_bytes(Version& version, Journal::What how, Way* way = nullptr);
   // It counts from now on. Once its copy is under way, await() says so.
   void start_coming(Version& version);
   void await(Version& version) { coming_.push_back(&version); }

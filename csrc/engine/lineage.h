@@ -109,15 +109,18 @@ struct Input {
 // The contents of one storage after its k-th write: the unit of residency and of eviction.
 struct Version : Node {
   ~Version() override;
+  [[nodiscard]] Place place() const { return place_; }
+  // Not here: the way that has, or makes, a copy; else null.
+  [[nodiscard]] Way* copied_by() const { return copied_by_; }
   // Its bytes count: they are here, or there is room for them.
-  [[nodiscard]] bool has_bytes() const { return place != Place::kAway; }
+  [[nodiscard]] bool has_bytes() const { return place_ != Place::kAway; }
   // And can be read, though they may be leaving.
   [[nodiscard]] bool is_readable() const {
-    return place == Place::kHere || place == Place::kLeaving;
+    return place_ == Place::kHere || place_ == Place::kLeaving;
   }
   // See Note [A version goes by a way]
-  [[nodiscard]] bool can_be_fetched() const { return place == Place::kAway && copied_by != nullptr; }
-  [[nodiscard]] bool must_be_replayed() const { return place == Place::kAway && copied_by == nullptr; }
+  [[nodiscard]] bool can_be_fetched() const { return place_ == Place::kAway && copied_by_ != nullptr; }
+  [[nodiscard]] bool must_be_replayed() const { return place_ == Place::kAway && copied_by_ == nullptr; }
   [[nodiscard]] bool is_addressed() const { return addressed || communicated; }
   // Its table lists it among those that may go, in time.
   [[nodiscard]] bool is_candidate() const { return slot != kNoSlot; }
@@ -134,7 +137,6 @@ struct Version : Node {
   Ref<Operation> producer;  // none: a constant
   Input* readers = nullptr;
   Way* way = nullptr;        // a candidate: the one that it would go by
-  Way* copied_by = nullptr;  // not here: the one that has, or makes, a copy
 
   std::size_t nbytes = 0;
   double last_access = 0;      // program time
@@ -150,7 +152,6 @@ struct Version : Node {
   std::uint32_t last_saver = 0;
   std::uint32_t pins = 0;
   std::uint32_t pending = 0;  // scheduled replays, and the waiting operator, that will read it
-  Place place = Place::kHere;
   // The domain's `next_order` when its address was given out.
   // See Note [An address is good until its level's next operator]
   std::uint64_t exposed = 0;
@@ -164,6 +165,12 @@ struct Version : Node {
   bool kept = false;      // goes when nothing else can
   bool marked = false;    // kept because the program says so, whatever a plan does
   bool backward = false;  // made in a backward; known where something may be kept
+
+ private:
+  friend class Ledger;  // Note [The ledger alone moves a version]
+
+  Place place_ = Place::kHere;
+  Way* copied_by_ = nullptr;
 };
 
 // One recorded call of an operator.

@@ -16,7 +16,7 @@ Version* first_arrived(const std::deque<Version*>& moving) {
   constexpr std::ptrdiff_t kFew = 8;
   const auto end = moving.begin() + std::min<std::ptrdiff_t>(std::ssize(moving), kFew);
   const auto found =
-      std::find_if(moving.begin(), end, [](Version* v) { return v->copied_by->has_arrived(*v); });
+      std::find_if(moving.begin(), end, [](Version* v) { return v->copied_by()->has_arrived(*v); });
   return found == end ? nullptr : *found;
 }
 
@@ -27,19 +27,19 @@ void Moves::evict(Version& version) {
   const Place place = way.leave(version);
   if (place == Place::kHere) return;
   observers.note_eviction(version, way.keeps_copy());
-  if (way.keeps_copy()) version.copied_by = &way;
-  if (place == Place::kLeaving) return start_leaving(version);
-  lose_bytes(version, way.keeps_copy() ? Journal::What::kMoved : Journal::What::kDropped);
+  if (place == Place::kLeaving) return start_leaving(version, way);
+  way.keeps_copy() ? lose_bytes(version, Journal::What::kMoved, &way)
+                   : lose_bytes(version, Journal::What::kDropped);
 }
 
 void Moves::drop(Version& version) {
-  if (version.copied_by != nullptr) discard_copy(version);  // which may be reading the bytes
+  if (version.copied_by() != nullptr) discard_copy(version);  // which may be reading the bytes
   store.drop(version);
   lose_bytes(version, Journal::What::kReleased);
 }
 
 void Moves::leave(Version& version) {
-  if (version.copied_by != nullptr) discard_copy(version);
+  if (version.copied_by() != nullptr) discard_copy(version);
   lose_bytes(version, Journal::What::kReleased);
 }
 
@@ -47,7 +47,7 @@ void Moves::begin_to_fetch(Version& version, bool wanted) {
   start_coming(version);
   Place place;
   try {
-    place = version.copied_by->bring_back(version);
+    place = version.copied_by()->bring_back(version);
   } catch (const CopyLost& why) {
     stop_coming(version, /*again=*/false);
     return lose_copy(version, why, wanted);
@@ -61,7 +61,7 @@ void Moves::begin_to_fetch(Version& version, bool wanted) {
 
 void Moves::let_come(Version& version, bool wanted) {
   try {
-    std::ignore = version.copied_by->wait(version);
+    std::ignore = version.copied_by()->wait(version);
   } catch (const CopyLost& why) {
     stop_coming(version, /*again=*/false);
     observers.note(Journal::What::kTurnedBack, version);
@@ -79,7 +79,7 @@ void Moves::lose_copy(Version& version, const CopyLost& why, bool wanted) {
 }
 
 void Moves::finish_leaving(Version& version) {
-  if (version.copied_by->wait(version) == Place::kHere) return stay(version);
+  if (version.copied_by()->wait(version) == Place::kHere) return stay(version);
   lose_bytes(version, Journal::What::kMoved);
 }
 
@@ -110,7 +110,7 @@ bool Moves::turn_one_back(const Table& table) {
 }
 
 void Moves::turn_back(Version& version) {
-  version.copied_by->turn_back(version);
+  version.copied_by()->turn_back(version);
   stop_coming(version, /*again=*/true);
   observers.note_turned_back(version);
 }
@@ -121,13 +121,9 @@ void Moves::end_moves(const Table& table) {
 }
 
 void Moves::give(Version& version, Table& heir) {
-  if (version.place == Place::kLeaving) call_back(version);
-  if (version.place == Place::kComing) turn_back(version);
-  Way* const copied_by = std::exchange(version.copied_by, nullptr);
-  const bool unconstrained = version.unconstrained;
-  expel(version);
-  admit(heir, version, unconstrained);
-  version.copied_by = copied_by;
+  if (version.place() == Place::kLeaving) call_back(version);
+  if (version.place() == Place::kComing) turn_back(version);
+  transfer(version, heir);
 }
 
 }  // namespace rematfn

@@ -69,7 +69,7 @@ bool Domain::bring_back_for_good(const Version& version, const std::vector<Versi
   if (!could_make_room(level, bytes_of(dependents, goes_or_is_away))) return false;
   std::vector<Version*> wanted;
   std::ranges::copy_if(dependents, std::back_inserter(wanted),
-                       [](const Version* v) { return v->copied_by == nullptr; });
+                       [](const Version* v) { return v->copied_by() == nullptr; });
   try {
     materialize(wanted);
   } catch (const NoRoom&) {

@@ -25,7 +25,7 @@ Replayer::Replayer(Room& room, Burial& burial)
     : room_(room), replays_(room, burial), frugal_(room, replays_) {}
 
 void Replayer::materialize(std::span<Version* const> wanted) {
-  const auto missing = [](const Version* v) { return v->place != Place::kHere; };
+  const auto missing = [](const Version* v) { return v->place() != Place::kHere; };
   if (std::none_of(wanted.begin(), wanted.end(), missing)) return;
   if (room_.is_replaying) {
     throw std::runtime_error(
@@ -96,12 +96,12 @@ NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
 }
 
 void Replayer::replay_softly(std::span<Version* const> wanted, std::size_t per_operation) {
-  const auto missing = [](const Version* v) { return v->place != Place::kHere; };
+  const auto missing = [](const Version* v) { return v->place() != Place::kHere; };
   replays_.left = most_replays(per_operation, room_.live_operations);
   for (bool again = false; std::any_of(wanted.begin(), wanted.end(), missing); again = true) {
     for (Version* v : wanted) {
       if (replays_.is_missing(*v) && v->must_be_replayed()) schedule(*v);
-      if (v->place == Place::kHere && again) hold(*v, nullptr);  // Rule 4
+      if (v->place() == Place::kHere && again) hold(*v, nullptr);  // Rule 4
     }
     run_schedule();
     for (Version* v : wanted) {

@@ -8,8 +8,8 @@ namespace rematfn {
 
 // See Note [A handle may outlive its storage]
 bool Replays::is_missing(Version& version) {
-  if (version.place == Place::kLeaving) room_.call_back(version);
-  if (version.place == Place::kComing) room_.let_come(version);
+  if (version.place() == Place::kLeaving) room_.call_back(version);
+  if (version.place() == Place::kComing) room_.let_come(version);
   if (version.has_bytes() && room_.store.lost(version)) {
     version.has_tensor = false;
     if (room_.store.forget(version)) {
@@ -17,14 +17,14 @@ bool Replays::is_missing(Version& version) {
       room_.leave(version);
     }
   }
-  return version.place != Place::kHere;
+  return version.place() != Place::kHere;
 }
 
 void Replays::run(Operation& operation) {
   if (left == 0) throw thrashing(*operation.table);  // Rule 5
   --left;
   assert(std::ranges::all_of(operation.inputs,
-                             [](const Input& i) { return i.version->place == Place::kHere; }));
+                             [](const Input& i) { return i.version->place() == Place::kHere; }));
   for (Input& input : operation.inputs) pin(*input.version);
   try {
     room_.make_room(*operation.table, operation.replay_bytes());

@@ -67,13 +67,13 @@ void Room::fetch(Version& version) {
       if (!evict_after_failure(version.nbytes)) throw;
     }
   }
-  if (version.place == Place::kComing) let_come(version);
+  if (version.place() == Place::kComing) let_come(version);
 }
 
 void Room::fetch_ahead() {
   while (observers.guide) {
     Version* const version = read_next();
-    if (version == nullptr || !version->copied_by->is_due(*version, version->next_use - clock) ||
+    if (version == nullptr || !version->copied_by()->is_due(*version, version->next_use - clock) ||
         !clear_for(*version)) {
       return;
     }
@@ -84,7 +84,7 @@ void Room::fetch_ahead() {
       return;  // the device has no room, or the process, whatever the budget says
     }
     // It got the room of another that came, which would get it back, and so on.
-    if (version->place == Place::kComing && coming().size() <= were_coming) return;
+    if (version->place() == Place::kComing && coming().size() <= were_coming) return;
   }
 }
 

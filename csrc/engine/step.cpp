@@ -169,8 +169,8 @@ void Step::bring_back() {
   bool is_missing = false;
   for (const Operand& operand : operands_) {
     if (operand.home == nullptr) continue;
-    if (operand.version->place == Place::kComing) domain_.let_come(*operand.version);
-    is_missing |= operand.version->place != Place::kHere;
+    if (operand.version->place() == Place::kComing) domain_.let_come(*operand.version);
+    is_missing |= operand.version->place() != Place::kHere;
   }
   if (is_missing) {
     std::vector<Version*> wanted;

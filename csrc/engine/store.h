@@ -50,7 +50,7 @@ class Sizes : public Store {
   bool held_elsewhere(const Version&) override { return false; }
   bool retain(Version&, const Bytes&) override { return true; }
   bool forget(Version& version) override {
-    return version.producer || version.place == Place::kComing;
+    return version.producer || version.place() == Place::kComing;
   }
   bool lost(const Version&) override { return false; }
   void copy(Version&) override {}

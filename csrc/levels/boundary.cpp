@@ -48,7 +48,7 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
     cell.move_to(*heir);
     return;
   }
-  if (version.place != Place::kHere) {
+  if (version.place() != Place::kHere) {
     Version* wanted = &version;
     materialize_for(level, wanted, "a result");
   }

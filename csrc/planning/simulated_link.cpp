@@ -46,7 +46,7 @@ bool SimulatedLink::has_arrived(const Version& version) const {
 Place SimulatedLink::wait(Version& version) {
   const double late = arrives_.at(&version) - now();
   if (late > 0) ledger_.root->statistics.waited += late;
-  if (version.place == Place::kLeaving) return Place::kAway;
+  if (version.place() == Place::kLeaving) return Place::kAway;
   if (late > 0) note_late(version.value);
   discard(version);
   return Place::kHere;

@@ -100,7 +100,7 @@ void bind_testing(py::module_& core) {
   }, nogil);
   m.def("begin_to_fetch", [](const at::Tensor& tensor) {
     return with_contents(tensor, [](Domain& domain, Version& version) {
-      if (version.place != Place::kAway || version.copied_by == nullptr) return false;
+      if (version.place() != Place::kAway || version.copied_by() == nullptr) return false;
       domain.begin_to_fetch(version, /*wanted=*/true);
       return true;
     });

@@ -39,7 +39,7 @@ bool Move::has_arrived(const Version& version) const { return copies_.at(&versio
 
 Place Move::wait(Version& version) {
   Tier::Copy& copy = *copies_.at(&version);
-  const bool was_leaving = version.place == Place::kLeaving;
+  const bool was_leaving = version.place() == Place::kLeaving;
   if (!was_leaving && copy.is_done()) note_early(version);
   try {
     copy.wait(was_leaving ? std::nullopt : std::optional(version.value));

@@ -25,7 +25,7 @@ constexpr const char* kMoved =
     "dispatcher. Call rematfn.materialize(x) first, or return the tensor from the transformed function.";
 
 const char* said_of(const Version& version) {
-  return version.copied_by != nullptr ? kMoved : kEvicted;
+  return version.copied_by() != nullptr ? kMoved : kEvicted;
 }
 
 // Note [The engine asks for bytes that have gone]

@@ -209,15 +209,15 @@ class Audit {
   void add(const Table& table, Sum& sum) const {
     Sum own;
     for (const Version* v = table.oldest; v != nullptr; v = v->next) {
-      if (v->place != Place::kAway) own.bytes += v->nbytes;
+      if (v->place() != Place::kAway) own.bytes += v->nbytes;
       if (v->has_tensor) own.held_bytes += v->nbytes;
       own.held_values += v->has_tensor;
-      expect(evicts() || !v->has_tensor || v->place == Place::kHere, "all is here without a budget");
-      if (v->place != Place::kAway || v->copied_by != nullptr) continue;
+      expect(evicts() || !v->has_tensor || v->place() == Place::kHere, "all is here without a budget");
+      if (v->place() != Place::kAway || v->copied_by() != nullptr) continue;
       expect(static_cast<bool>(v->producer), "what is gone can be had again" + at());
       for (const Input& input : v->producer->inputs) {
         const bool is_listed = static_cast<bool>(input.version->table);
-        expect(is_listed || input.version->place == Place::kHere, "from what there is" + at());
+        expect(is_listed || input.version->place() == Place::kHere, "from what there is" + at());
       }
     }
     for (const Table* inner : table.inner) add(*inner, own);
