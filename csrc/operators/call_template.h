@@ -69,7 +69,7 @@ struct CallTemplate final : Node {
 };
 
 // The templates that calls in a domain have had of late.
-class CallTemplates final : public TensorDomain::Kept {
+class CallTemplates final : public TensorDomain::Companion {
  public:
   [[nodiscard]] static CallTemplates& of(TensorDomain& domain) {
     if (!domain.call_templates) domain.call_templates = std::make_unique<CallTemplates>();

@@ -197,8 +197,8 @@ void detach(c10::TensorImpl& tensor);
 class TensorDomain final : public Domain {
  public:
   // What others keep with a domain.
-  struct Kept {
-    virtual ~Kept() = default;
+  struct Companion {
+    virtual ~Companion() = default;
   };
 
   TensorDomain();
@@ -212,7 +212,7 @@ class TensorDomain final : public Domain {
 
   std::vector<Table*> levels;  // the domain's, alive in Python or in a tensor
   std::vector<std::unique_ptr<Way>> ways;  // of its levels, beside dropping
-  std::unique_ptr<Kept> call_templates;  // those of its calls; made by whoever asks first
+  std::unique_ptr<Companion> call_templates;  // those of its calls; made by whoever asks first
   OutsideContents outside;
   Savers savers;
   Streams streams;
