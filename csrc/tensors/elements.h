@@ -55,6 +55,7 @@ template <std::size_t kSize, class Visit>
 void for_each_element(const char* first, Dimensions& dimensions, std::int64_t count,
                       std::int64_t step, const Visit& visit) {
   if (count == 0) return;
+  const bool stays_in_row = !dimensions.empty() && step < dimensions.front().size;
   std::int64_t distance = 0;
   for (Dimension& d : dimensions) {
     d.index = 0;
@@ -63,9 +64,17 @@ void for_each_element(const char* first, Dimensions& dimensions, std::int64_t co
     step /= d.size;
   }
   std::int64_t place = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    visit(bits_at<kSize>(first + place * static_cast<std::int64_t>(kSize)));
-    place += distance;
+  for (std::int64_t left = count; left > 0;) {
+    std::int64_t run = 1;
+    if (stays_in_row) {  // most walks spend their time here
+      Dimension& row = dimensions.front();
+      run = std::min(left, (row.size - row.index + row.step - 1) / row.step);
+      row.index += (run - 1) * row.step;
+    }
+    left -= run;
+    for (; run > 0; --run, place += distance) {
+      visit(bits_at<kSize>(first + place * static_cast<std::int64_t>(kSize)));
+    }
     bool carries = false;
     for (Dimension& d : dimensions) {
       d.index += d.step + (carries ? 1 : 0);
