@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "engine/evictor.h"
+#include "engine/moves.h"
 
 namespace rematfn {
 

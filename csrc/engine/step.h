@@ -37,9 +37,7 @@
 #include <string_view>
 #include <utility>
 
-#include "engine/journal.h"
-#include "engine/table.h"
-#include "engine/trace.h"
+#include "engine/ledger.h"
 #include "policy/work.h"
 
 namespace rematfn {

@@ -26,6 +26,7 @@
 
 namespace rematfn {
 
+class Domain;
 class TensorDomain;
 struct TensorVersion;
 
