@@ -64,8 +64,7 @@ bool Burial::is_kept_for_somebody(const Version& version) {
 // See Note [Near the floor], Rule 3
 bool Burial::is_kept_for_evicted(const Version& version) const {
   if (!version.backward || version.raw || version.nbytes == 0 || !version.table) return false;
-  return room_.floor.retained && room_.evictor.prices_pending(*version.table) &&
-         is_wanted(version);
+  return room_.evictor.retains(*version.table) && is_wanted(version);
 }
 
 // See Note [A kept value outlives the program's tensors]

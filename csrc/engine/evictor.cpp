@@ -122,7 +122,7 @@ double Evictor::score_of(const Version& version) {
 
 // See Note [Near the floor], Rule 1
 ScoreContext Evictor::context_for(const Score& kind) {
-  ScoreContext context{.now = moves_.clock};
+  ScoreContext context{.now = moves_.clock, .record_now = moves_.record_clock()};
   const bool may_mirror = moves_.floor.mirrored && kind.horizon == Horizon::kAge;
   if (may_mirror && moves_.thrash.is_thrashing(moves_.clock)) {
     context.front = moves_.thrash.front();
@@ -141,10 +141,17 @@ ScoreContext Evictor::context_for(const Score& kind) {
 Version* Evictor::choose(Table& table, bool spare_pending) {
   if (table.policy.custom_score) return choose_by_custom_score(table, spare_pending);
   const Score& kind = score_in_force(table);
-  const ScoreContext context = context_for(kind);
+  std::vector<Version*> refused;
+  Version* victim = choose(table, kind, context_for(kind), spare_pending, refused);
+  for (Version* version : refused) table.candidates[version->slot].refused = false;
+  return victim;
+}
+
+// What has to stay is marked as refused.
+Version* Evictor::choose(Table& table, const Score& kind, const ScoreContext& context, bool spare_pending,
+                         std::vector<Version*>& refused) {
   Batch& batch = table.batch;
   if (batch.evictions_left == 0) batch.clear();
-  bool refused = false;
   Version* victim = lowest_of_batch(table, kind, context, spare_pending);
   for (;;) {
     if (victim == nullptr) {
@@ -152,15 +159,18 @@ Version* Evictor::choose(Table& table, bool spare_pending) {
       victim = lowest_of_batch(table, kind, context, spare_pending);
     }
     if (!has_to_stay(*victim)) break;
-    table.candidates[victim->slot].refused = refused = true;
-    batch.remove(*victim);
+    refuse(*victim, refused);
     victim = lowest_of_batch(table, kind, context, spare_pending);
-  }
-  if (refused) {
-    for (Candidate& c : table.candidates) c.refused = false;
   }
   if (victim != nullptr) --batch.evictions_left;
   return victim;
+}
+
+// It is not to be found again.
+void Evictor::refuse(Version& version, std::vector<Version*>& refused) {
+  version.table->candidates[version.slot].refused = true;
+  version.table->batch.remove(version);
+  refused.push_back(&version);
 }
 
 // See Note [An address is good until its level's next operator]
@@ -202,7 +212,7 @@ Version* Evictor::choose_by_custom_score(Table& table, bool spare_pending) {
                                       .ancestors = moves_.neighbourhood.ancestors(version),
                                       .descendants = moves_.neighbourhood.descendants(version),
                                       .age = moves_.clock - c.last_access,
-                                      .next_use = known ? std::max(next - moves_.clock, 0.0) : next,
+                                      .next_use = known ? std::max(next - moves_.record_clock(), 0.0) : next,
                                       .consumed = c.consumed,
                                       .producer = version.producer ? version.producer->name() : ""});
     const std::pair found(version.kept, found_score);
@@ -278,7 +288,8 @@ void Evictor::refresh(Candidate& c, Version& version, const Score& kind) {
   c.stale = false;
   c.next_use = moves_.neighbourhood.next_use(version);
   const bool is_free = c.next_use == kNever;  // whatever is around it
-  c.ancestors = is_free ? 0 : moves_.neighbourhood.ancestors(version);
+  constexpr double kTimesDropped = 2;  // See Note [Ancestors that nobody holds]
+  c.ancestors = is_free ? 0 : moves_.neighbourhood.ancestors(version, kTimesDropped);
   if (version.table->has_copies()) choose_way(c, version, kind);
 }
 
@@ -307,8 +318,13 @@ void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
 bool Evictor::prices_pending(const Table& table) const {
   // What a custom score says, and what inner levels do, cannot be compared with it.
   if (table.policy.custom_score || !table.inner.empty()) return false;
-  return moves_.floor.priced &&
-         moves_.thrash.has_cost(score_in_force(table).patience, moves_.clock);
+  const double patience = score_in_force(table).patience;
+  return moves_.floor.priced && (patience == 0 || moves_.thrash.has_cost(patience, moves_.clock));
+}
+
+bool Evictor::retains(const Table& table) const {
+  return moves_.floor.retained && !table.policy.custom_score && table.inner.empty() &&
+         moves_.thrash.has_cost(score_in_force(table).retention, moves_.clock);
 }
 
 // Makes room for `nbytes`, of what is not pinned, as far as there is any.
@@ -316,20 +332,22 @@ void Evictor::evict_by_price(Table& table, std::size_t nbytes) {
   const Score& kind = score_in_force(table);
   ScoreContext context = context_for(kind);
   context.prices_pending = true;
-  const Victims in_order =
-      lowest_of_all(table, kind, context, /*spare_pending=*/false, table.candidates.size());
   std::vector<Version*> victims;
+  std::vector<Version*> refused;
   std::size_t freed = 0;
-  for (const std::size_t index : in_order.indices) {
-    Version* version = table.candidate_versions[index];
-    if (freed >= nbytes || moves_.store.held_elsewhere(*version) || !find_way(*version)) continue;
+  while (freed < nbytes) {
+    Version* version = choose(table, kind, context, /*spare_pending=*/false, refused);
+    if (version == nullptr) break;
+    refuse(*version, refused);
     victims.push_back(version);
     freed += version->nbytes;
   }
+  for (Version* version : refused) table.candidates[version->slot].refused = false;
   std::for_each(victims.rbegin(), victims.rend(), [&](Version* version) {  // Rule 2
     const bool is_necessary = freed - version->nbytes < nbytes;
     if (!is_necessary) {
       freed -= version->nbytes;
+      moves_.offer(*version);
     } else if (find_way(*version)) {  // those before may have taken the room
       evict(*version);
     }

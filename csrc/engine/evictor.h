@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include <vector>
+
 #include "engine/table.h"
 
 namespace rematfn {
@@ -42,6 +44,8 @@ class Evictor {
 
   // Whether what scheduled replays will read is scored like all else: Note [Near the floor], Rule 2.
   [[nodiscard]] bool prices_pending(const Table& table) const;
+  // Whether what replays read stays: Rule 3 there.
+  [[nodiscard]] bool retains(const Table& table) const;
   // Makes room for `nbytes`, of what is not pinned, as far as there is any.
   void evict_by_price(Table& table, std::size_t nbytes);
 
@@ -55,6 +59,9 @@ class Evictor {
   [[nodiscard]] const Score& score_in_force(const Table& table) const;
   [[nodiscard]] ScoreContext context_for(const Score& kind);
   Version* choose(Table& table, bool spare_pending);
+  Version* choose(Table& table, const Score& kind, const ScoreContext& context, bool spare_pending,
+                  std::vector<Version*>& refused);
+  static void refuse(Version& version, std::vector<Version*>& refused);
   Version* choose_by_custom_score(Table& table, bool spare_pending);
   Version* lowest_of_batch(Table& table, const Score& kind, const ScoreContext& context,
                            bool spare_pending);

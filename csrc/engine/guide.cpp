@@ -2,18 +2,20 @@
 #include "engine/guide.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 namespace rematfn {
 
 Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()), cost(trace.cost()) {
   std::vector<double> start(trace.calls.size());
+  ends_.resize(trace.calls.size());
   double clock = 0;
   for (const Trace::Event& event : trace.events) {
     if (event.what != Trace::What::kCall) continue;
     clock += trace.calls[event.index].pause;
     start[event.index] = clock;
-    clock += trace.calls[event.index].cost;
+    ends_[event.index] = clock += trace.calls[event.index].cost;
   }
   first_.resize(trace.calls.size() + 1);
   made_.resize(trace.calls.size());
@@ -45,42 +47,120 @@ Guide::Guide(Followed followed, std::shared_ptr<Timings> timings)
       timings_(std::move(timings)) {}
 
 Guide::~Guide() {
-  if (timings_ && taken_.costs.size() == trace_.calls.size()) timings_->add(std::move(taken_));
+  const bool is_whole = as_recorded_ && taken_.costs.size() == trace_.calls.size();
+  if (timings_ && is_whole) timings_->add(std::move(taken_));
 }
 
 void Guide::note_broken() {
   if (followed_.broken) (*followed_.broken)[index_of(plan().prefers)] = true;
 }
 
-bool Guide::follow(const ObservedCall& seen) {
-  const std::size_t index = next_call_++;
-  if (index >= trace_.calls.size()) return false;
+// ---- the place in the record ---------------------------------------------------------------------
+
+namespace {
+
+bool is_of_kind(const Trace::Call& call, const ObservedCall& seen) {
+  return call.name == seen.name && call.reads.size() == seen.reads.size() &&
+         call.makes.size() == seen.makes.size();
+}
+
+}  // namespace
+
+const CallIndex& Future::index(const Trace& trace) const {
+  std::call_once(indexed_, [&] { index_ = std::make_unique<const CallIndex>(trace); });
+  return *index_;
+}
+
+std::size_t Guide::conflicts(const ObservedCall& seen, std::size_t call) const {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < seen.reads.size(); ++i) {
+    const Trace::Id value = trace_.calls[call].reads[i].value;
+    const Trace::Id known = seen.reads[i].version->value;
+    const bool is_new = known == kNoValue && !trace_.values[value].counted;
+    if (known != value && !is_new) ++count;
+  }
+  return count;
+}
+
+bool Guide::is_next(const ObservedCall& seen) const {
+  return next_call_ < trace_.calls.size() && is_of_kind(trace_.calls[next_call_], seen) &&
+         conflicts(seen, next_call_) == 0;
+}
+
+// See Note [A guide finds its place again]
+std::size_t Guide::look_for(const ObservedCall& seen) const {
+  const CallIndex& index = future_.index(trace_);
+  const std::uint64_t context = CallIndex::context_of(recent_);
+  struct {
+    std::size_t call = kNowhere;
+    std::size_t conflicts = 0;
+    std::size_t distance = 0;
+  } best;
+  const auto consider = [&](std::size_t call, bool reads_known) {
+    if (!is_of_kind(trace_.calls[call], seen)) return;
+    const std::size_t differing = conflicts(seen, call);
+    const bool is_likely = index.context(call) == context || (differing == 0 && reads_known);
+    // To go on is likelier than to go back.
+    const std::size_t distance = call >= next_call_ ? call - next_call_ : 2 * (next_call_ - call);
+    if (!is_likely) return;
+    if (best.call == kNowhere || std::pair(differing, distance) < std::pair(best.conflicts, best.distance)) {
+      best = {call, differing, distance};
+    }
+  };
+  const auto consider_near = [&](std::span<const std::uint32_t> calls, bool reads_known) {
+    constexpr std::ptrdiff_t kFew = 4;
+    const auto here = std::ranges::lower_bound(calls, next_call_);
+    const auto first = here - std::min(kFew, here - calls.begin());
+    const auto last = here + std::min(kFew, calls.end() - here);
+    for (auto at = first; at != last; ++at) consider(*at, reads_known);
+  };
+  for (const ObservedCall::Read& read : seen.reads) {
+    if (read.version->value != kNoValue) consider_near(index.readers_of(read.version->value), true);
+  }
+  consider_near(index.after(context), false);
+  return best.call;
+}
+
+void Guide::follow(const ObservedCall& seen) {
+  std::size_t index = next_call_;
+  if (!is_next(seen)) {
+    if (as_recorded_) recent_ = future_.index(trace_).kinds_before(next_call_);
+    as_recorded_ = false;
+    CallIndex::push(recent_, CallIndex::kind_of(seen.name, seen.reads.size(), seen.makes.size()));
+    index = look_for(seen);
+  } else if (!as_recorded_) {
+    CallIndex::push(recent_, future_.index(trace_).kind(index));
+  }
+  note_found(index != kNowhere);
+  if (index == kNowhere) {
+    now_ = next_call_ == 0 ? 0 : future_.end_of(next_call_ - 1);
+    for (const ObservedCall::Made& made : seen.makes) made.version->value = kNoValue;
+    return;
+  }
+  next_call_ = index + 1;
+  now_ = future_.end_of(index);
   const Trace::Call& call = trace_.calls[index];
-  if (call.name != seen.name || call.reads.size() != seen.reads.size() ||
-      call.makes.size() != seen.makes.size()) {
-    return false;
-  }
-  for (std::size_t i = 0; i < call.reads.size(); ++i) {
-    const Trace::Id value = call.reads[i].value;
-    Version& version = *seen.reads[i].version;
-    if (version.value == kNoValue && !trace_.values[value].counted) version.value = value;
-    if (version.value != value) return false;
-  }
-  for (std::size_t i = 0; i < call.makes.size(); ++i) {
-    if (seen.makes[i].version->nbytes != trace_.values[call.makes[i].value].nbytes) return false;
-  }
   for (std::size_t i = 0; i < call.reads.size(); ++i) {
     advise(*seen.reads[i].version, call.reads[i].value, future_.after_read(index, i));
   }
   for (std::size_t i = 0; i < call.makes.size(); ++i) {
-    advise(*seen.makes[i].version, call.makes[i].value, future_.after_made(index, i));
+    Version& version = *seen.makes[i].version;
+    as_recorded_ &= version.nbytes == trace_.values[call.makes[i].value].nbytes;
+    advise(version, call.makes[i].value, future_.after_made(index, i));
   }
-  return true;
+}
+
+void Guide::note_found(bool found) {
+  constexpr double kLately = 32;  // calls
+  if (!found) ++strays_;
+  if (found && doubt_ == 0) return;
+  doubt_ += ((found ? 0 : 1) - doubt_) / kLately;
+  dormant_ = doubt_ > (dormant_ ? 0.25 : 0.5);
 }
 
 // See Note [A guided call keeps its record's time]
 void Guide::note_taken(double observed, double overhead, double copying) {
-  if (!timings_) return;
+  if (!timings_ || !as_recorded_) return;
   const Clock::time_point now = Clock::now();
   double pause = 0;
   if (!taken_.costs.empty()) {
@@ -94,12 +174,17 @@ void Guide::note_taken(double observed, double overhead, double copying) {
   overhead_ = overhead;
 }
 
-double Guide::cost_of_next(double observed) const {
-  return next_call_ < trace_.calls.size() ? trace_.calls[next_call_].cost : observed;
+double Guide::cost_of_next(double observed, std::size_t output_bytes) {
+  if (next_call_ >= trace_.calls.size()) return observed;
+  const Trace::Call& call = trace_.calls[next_call_];
+  now_ += call.cost;
+  return as_recorded_ && call.output_bytes == output_bytes ? call.cost : observed;
 }
 
-double Guide::pause_before_next() const {
-  return next_call_ < trace_.calls.size() ? trace_.calls[next_call_].pause : 0;
+double Guide::pause_before_next() {
+  if (next_call_ >= trace_.calls.size()) return 0;
+  now_ += trace_.calls[next_call_].pause;
+  return trace_.calls[next_call_].pause;
 }
 
 Preference Guide::preference_for(const Version& version) const {

@@ -6,8 +6,8 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A guide says when a value is read next, and a plan which values to keep longest. Both only move
 // scores: what is evicted, never what is computed. So a guide that is wrong costs time and nothing
-// else, and still it is compared with the program at each operator. At the first difference it is
-// dropped, and the level scores as one that knows nothing.
+// else, and still it is compared with the program at each operator. Where the two differ it looks for
+// its place: Note [A guide finds its place again].
 
 // Note [A guided call keeps its record's time]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -17,15 +17,33 @@
 // So is what lies between an operator and the one before, the interpreter's time and the program's own: copies
 // go on meanwhile. Of an LSTM's step it is an eighth (measured). Replays and waiting lie there as well; they
 // are the plan's, and taken off.
+// The record's time is that of the place where the guide is. It stands still while the program runs what is
+// not in the record, and jumps where the program does; so a next use is as far away as the record has it,
+// whatever came between. In a call that is as recorded it is the program's own.
+//
+// Note [A guide finds its place again]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Calls of one function differ: an optimiser has its state by now, a layer is dropped, a loop runs once more,
+// a batch has other sizes. Sizes are not compared. An operator that is not what comes next in the record is
+// looked for there, by what it is (its name, how many values it reads and makes):
+//   1. among the calls that read the same values;
+//   2. among those that come after the same operators, the last kContext of them; such a call may read
+//      values other than the record's, which take their names: one more iteration is the last one again.
+// The nearest is taken, and the guide goes on behind it. What is found nowhere is the program's own: nothing
+// is known of what it makes. Where most of what has run lately was not found, the guide is dormant, until
+// most is again: what it predicted is forgotten, and the level scores as one that knows nothing.
 
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <mutex>
 #include <vector>
 
+#include "engine/call_index.h"
 #include "engine/feedback.h"
 #include "engine/plan.h"
 #include "engine/trace.h"
@@ -40,6 +58,11 @@ class Future {
   const std::size_t result_bytes;
   const double cost;  // of the program
 
+  // Program time when call number `call` has run.
+  [[nodiscard]] double end_of(std::size_t call) const { return ends_[call]; }
+  // Of `trace`; any thread.
+  [[nodiscard]] const CallIndex& index(const Trace& trace) const;
+
   // After call number `call`: of its i-th read, and of the i-th value it makes.
   [[nodiscard]] double after_read(std::size_t call, std::size_t i) const {
     return next_[first_[call] + i];
@@ -52,6 +75,9 @@ class Future {
   std::vector<std::size_t> first_;  // where a call's entries begin
   std::vector<std::size_t> made_;
   std::vector<double> next_;
+  std::vector<double> ends_;
+  mutable std::once_flag indexed_;
+  mutable std::unique_ptr<const CallIndex> index_;  // made where a call first differs
 };
 
 // A plan for a trace, and what has been learnt of it.
@@ -78,21 +104,27 @@ class Guide {
   Guide(const Guide&) = delete;
   Guide& operator=(const Guide&) = delete;
 
-  // The program has called `name`, reading `reads` and making `made`. True if so did the trace;
-  // then the versions know their next use, if it foresees.
-  [[nodiscard]] bool follow(const ObservedCall& call);
+  // The program has run this call. The versions know their next use, if it is found and the guide foresees.
+  // See Note [A guide finds its place again]
+  void follow(const ObservedCall& call);
+  // Whether it has lost its place.
+  [[nodiscard]] bool is_dormant() const { return dormant_; }
+  // Calls that were not found.
+  [[nodiscard]] std::size_t strays() const { return strays_; }
+  // The record's time where the program is; next uses are in it.
+  [[nodiscard]] double now() const { return now_; }
   [[nodiscard]] const Plan& plan() const { return *followed_.plan; }
   [[nodiscard]] Preference preference_for(const Version& version) const;
   // Whether it moves scores.
-  [[nodiscard]] bool foresees() const { return !plan().online; }
+  [[nodiscard]] bool foresees() const { return !plan().online && !dormant_; }
   [[nodiscard]] Leads* leads() const { return followed_.leads.get(); }  // or null
   // The operator that is about to be followed has taken `observed` seconds. So far, replays and waiting
   // took `overhead`, and copies `copying`.
   void note_taken(double observed, double overhead, double copying);
-  // What the record says that it costs; `observed` if it has no such.
-  [[nodiscard]] double cost_of_next(double observed) const;
+  // What the record says that it costs, if the call is as recorded; else `observed`.
+  [[nodiscard]] double cost_of_next(double observed, std::size_t output_bytes);
   // What it says has passed since the operator before it ended.
-  [[nodiscard]] double pause_before_next() const;
+  [[nodiscard]] double pause_before_next();
   // What replays cost at the most where the plan holds what it promises.
   [[nodiscard]] double most_replayed() const { return 2 * plan().replayed + future_.cost / 10; }
   // They have cost more. See Note [Plans that break]
@@ -106,6 +138,13 @@ class Guide {
   [[nodiscard]] std::size_t bytes_ahead() const;
 
  private:
+  static constexpr std::size_t kNowhere = std::numeric_limits<std::size_t>::max();
+
+  [[nodiscard]] bool is_next(const ObservedCall& seen) const;
+  [[nodiscard]] std::size_t look_for(const ObservedCall& seen) const;
+  // How many of its reads are of other values than those of call number `call`, which is of its kind.
+  [[nodiscard]] std::size_t conflicts(const ObservedCall& seen, std::size_t call) const;
+  void note_found(bool found);
   void advise(Version& version, Trace::Id value, double next_use);
 
   const Followed followed_;
@@ -117,6 +156,12 @@ class Guide {
   double overhead_ = 0;      // by then
   Times taken_;
   std::size_t next_call_ = 0;
+  double now_ = 0;
+  CallIndex::Kinds recent_{};  // of the calls before, once one has differed
+  std::size_t strays_ = 0;
+  double doubt_ = 0;  // how much of what has run lately was not found
+  bool as_recorded_ = true;
+  bool dormant_ = false;
   bool may_know_useless_ = false;
 };
 

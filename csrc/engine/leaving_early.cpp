@@ -11,7 +11,7 @@ namespace rematfn {
 void Evictor::evict_by_copy(Version& version) {
   if (!version.may_go() || version.pending > 0 || version.kept) return;
   const double next = version.next_use;
-  const double until = next == kUnknown || next == kNever ? kNever : next - moves_.clock;
+  const double until = next == kUnknown || next == kNever ? kNever : next - moves_.record_clock();
   Way* cheapest = nullptr;
   moves_.for_each_way(version, [&](Way& way) {
     if (!way.keeps_copy() || until <= way.pays_after(version) || !way.has_room(version)) return;

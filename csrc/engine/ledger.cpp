@@ -29,7 +29,7 @@ Operation::~Operation() {
 void Ledger::note_call(const ObservedCall& call) {
   if (!observers.note_call(call, *root->report)) {
     root->report->lost_at = call.name;
-    lose_guide();
+    forget_predictions();
   }
   // What has been written has other contents now, which are another value.
   for (const ObservedCall::Read& read : call.reads) {
@@ -37,9 +37,8 @@ void Ledger::note_call(const ObservedCall& call) {
   }
 }
 
-// See Note [Guided, never trusted]
-void Ledger::lose_guide() {
-  observers.guide.reset();
+// See Note [A guide finds its place again]
+void Ledger::forget_predictions() {
   expected_.clear();
   guide_lost = root->report->guide_lost = true;
   root->results_ahead_ = 0;

@@ -58,6 +58,8 @@ class Ledger {
   [[nodiscard]] double spent() const { return thrash.replayed() + root->statistics.waited; }
   // Whether there is a guide that moves scores.
   [[nodiscard]] bool foresees() const { return observers.guide && observers.guide->foresees(); }
+  // What next uses are compared with. See Note [A guided call keeps its record's time]
+  [[nodiscard]] double record_clock() const { return observers.guide ? observers.guide->now() : clock; }
   // The program has run an operator: it is written down, or compared with what was foreseen.
   void note_call(const ObservedCall& call);
   void for_each_table(c10::function_ref<void(Table&)> visit) const;
@@ -144,8 +146,8 @@ class Ledger {
   }
 
  private:
-  // The trace turned out to be of another program: what it predicted is forgotten.
-  void lose_guide();
+  // The guide is dormant: what it predicted is forgotten.
+  void forget_predictions();
   void charge(Table& table, std::size_t nbytes);
   void discharge(Table& table, std::size_t nbytes);
   void charge_trimmed(const Version& version);

@@ -65,7 +65,7 @@ void Link::note_turned_back(const Version& version) {
 
 bool Link::is_early(const Version& version) const {
   if (!ledger_.observers.guide || !ledger_.observers.guide->leads() || version.next_use == kUnknown) return false;
-  return version.next_use - ledger_.clock > time_in(version.nbytes);
+  return version.next_use - ledger_.record_clock() > time_in(version.nbytes);
 }
 
 double Link::time_out(std::size_t nbytes) const {

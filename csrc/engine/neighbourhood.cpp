@@ -34,7 +34,7 @@ std::size_t bytes_of(const std::vector<Version*>& versions,
 }
 
 // See Note [Closure walks are capped]
-double Neighbourhood::ancestors(const Version& version) {
+double Neighbourhood::ancestors(const Version& version, double times_dropped) {
   any_asked_ = true;
   if (!version.producer) return 0;
   double sum = 0;
@@ -43,7 +43,8 @@ double Neighbourhood::ancestors(const Version& version) {
   const auto visit = [&](const Operation& operation) {
     for (const Input& input : operation.inputs) {
       Operation* producer = input.version->producer.get();
-      if (input.version->must_be_replayed() && walk.visit(*producer)) sum += producer->cost;
+      if (!input.version->must_be_replayed() || !walk.visit(*producer)) continue;
+      sum += (input.version->has_tensor ? 1 : times_dropped) * producer->cost;
     }
   };
   visit(*version.producer);

@@ -27,8 +27,9 @@ class Neighbourhood {
  public:
   explicit Neighbourhood(Walks& walks) : walks_(walks) {}
 
-  // What replaying its evicted ancestors costs, which would come first.
-  [[nodiscard]] double ancestors(const Version& version);
+  // What replaying its evicted ancestors costs, which would come first; so many times, of those that the
+  // program does not hold.
+  [[nodiscard]] double ancestors(const Version& version, double times_dropped = 1);
   // The same of its evicted descendants, which cannot be had back without it.
   [[nodiscard]] double descendants(const Version& version);
   // When the program reads `version` next, or something evicted that it takes `version` to replay.

@@ -21,7 +21,11 @@ bool Observers::note_call(const ObservedCall& call, Report& report) {
     }
   }
   if (journal) journal->note_reads(call);
-  return !guide || guide->follow(call);
+  if (!guide) return true;
+  const bool was_dormant = guide->is_dormant();
+  guide->follow(call);
+  report.strays = guide->strays();
+  return was_dormant || !guide->is_dormant();
 }
 
 void Observers::note_eviction(const Version& version, bool keeps_copy) {

@@ -33,7 +33,7 @@ class Observers {
 
   // ---- an operator of the program, in this order --------------------------------------------------
   // Returns what passes before it, in program time.
-  [[nodiscard]] double note_next() const { return guide ? guide->pause_before_next() : 0; }
+  [[nodiscard]] double note_next() { return guide ? guide->pause_before_next() : 0; }
   void note_begin(std::string_view name, const Site& site, const Table& level, bool backward) {
     if (journal) journal->begin(name, site, level, backward);
   }
@@ -41,14 +41,14 @@ class Observers {
     if (journal) journal->note_need(nbytes);
   }
   // It took `observed` seconds. Returns what it costs, in program time. `overhead` and `copying`: see Guide.
-  [[nodiscard]] double note_taken(double observed, double overhead, double copying) {
+  [[nodiscard]] double note_taken(double observed, std::size_t output_bytes, double overhead, double copying) {
     if (!guide) return observed;
     guide->note_taken(observed, overhead, copying);
-    return guide->cost_of_next(observed);
+    return guide->cost_of_next(observed, output_bytes);
   }
   // It has run, and allocated `peak` bytes at once.
   void note_run(Table& level, double cost, double flops, std::size_t peak, bool replayable);
-  // False: it is not what the guide has foreseen.
+  // False: the guide has just lost its place.
   [[nodiscard]] bool note_call(const ObservedCall& call, Report& report);
 
   // ---- what else the program does ----------------------------------------------------------------

@@ -71,9 +71,9 @@ void Room::fetch(Version& version) {
 }
 
 void Room::fetch_ahead() {
-  while (observers.guide) {
+  while (foresees()) {
     Version* const version = read_next();
-    if (version == nullptr || !version->copied_by()->is_due(*version, version->next_use - clock) ||
+    if (version == nullptr || !version->copied_by()->is_due(*version, version->next_use - record_clock()) ||
         !clear_for(*version)) {
       return;
     }

@@ -60,7 +60,7 @@ void Step::finish() {
 // See Note [A version goes by a way], Rule 6
 void Step::let_go_early() {
   if (level_.leaves_early) domain_.evictor.evict_untouched(before_);
-  if (!domain_.observers.guide) return;
+  if (!domain_.foresees()) return;
   if (seen_) {
     for (const ObservedCall::Read& read : seen_->reads) domain_.evictor.evict_early(*read.version);
   }
@@ -212,7 +212,7 @@ void Step::account(const Outcome& outcome) {
   }
   // See Note [A guided call keeps its record's time]
   Observers& observers = domain_.observers;
-  const double cost = observers.note_taken(outcome.cost, domain_.spent(), domain_.copying);
+  const double cost = observers.note_taken(outcome.cost, outcome.output_bytes, domain_.spent(), domain_.copying);
   domain_.clock += cost;
   domain_.thrash.note_operator(cost);
   if (operation_) {

@@ -64,7 +64,10 @@ void Search::try_settings(const SearchLimits& limits, std::optional<Score> first
   if (online) policy_ = std::move(*online);
   stage_ = Stage::kScores;
   if (first) queue_.push_back({*first, {}, {}});
-  for (const Score& score : kPortfolio) queue_.push_back({score, {}, {}});
+  for (Score score : kPortfolio) {
+    score.patience = score.retention;
+    queue_.push_back({score, {}, {}});
+  }
 }
 
 void Search::try_segments(std::size_t count) {
@@ -198,7 +201,7 @@ bool Search::begin_next_stage() {
       stage_ = Stage::kPatience;
       for (const double patience : {0.0, kNever}) {
         for (Score score : kPortfolio) {
-          score.patience = patience;
+          score.patience = score.retention = patience;
           queue_.push_back({score, {}, {}});
         }
       }

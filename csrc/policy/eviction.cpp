@@ -22,7 +22,7 @@ double time_of(const Score& s, const Candidate& c, const ScoreContext& context) 
     return c.last_access > context.front ? age : context.front - c.last_access + kOperatorCost;
   }
   if (c.next_use == kUnknown) return age;
-  const double next = std::max(c.next_use - context.now, 0.0) + kOperatorCost;
+  const double next = std::max(c.next_use - context.record_now, 0.0) + kOperatorCost;
   switch (s.horizon) {
     case Horizon::kGeometric:
       return std::sqrt(age * next);

@@ -41,12 +41,19 @@ enum class Horizon : std::uint8_t {
 
 // (cost + ancestors * evicted ancestors) / (bytes * time^exponent), `unread` times that until the
 // value is first read.
+//
+// Note [Ancestors that nobody holds]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// An evicted ancestor that the program still holds is likely to be made again anyway, for whoever reads it
+// next; so half of its cost counts. One that the program has dropped is made again for this value alone, as
+// is all that lies behind a gradient; that counts in full. benchmarks/floor.py has both.
 struct Score {
   double ancestors = 0.5;
   double exponent = 0.6;
   double unread = 4;
   Horizon horizon = Horizon::kAge;
-  double patience = 3;  // see Note [Near the floor], Rule 2
+  double patience = 0;   // see Note [Near the floor], Rule 2
+  double retention = 3;  // the same, Rule 3
 };
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -55,16 +62,17 @@ inline constexpr double kUnknown = -1;
 // What a score is worked out with that changes while the program runs.
 struct ScoreContext {
   double now = 0;  // program time, at least every last access
+  double record_now = 0;  // the same in the record that next uses are of
   // Program time; where Horizon::kAge counts, what was last read before it is as old as it lies before.
   // See Note [Near the floor], Rule 1.
   double front = -kNever;
-  bool prices_pending = false;  // the patience is used up
+  bool prices_pending = false;  // See Note [Near the floor], Rule 2
 };
 
 struct Candidate {
   double nbytes = 0;
   double cost = 0;         // of the operation that would be replayed, seconds
-  double ancestors = 0;    // cost of those that are evicted
+  double ancestors = 0;    // cost of those that are evicted; twice, of what the program does not hold
   double last_access = 0;  // program time, seconds
   double next_use = kUnknown;  // program time: when it, or what needs it to be replayed, is read
   double weight = 1;       // of a plan, past all others for what is kept; see score()

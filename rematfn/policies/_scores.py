@@ -33,7 +33,8 @@ class Policy:
 class ON(Policy):
     """Evict the smallest ``(c + ancestors * a) / (m * age ** exponent)``: the best that looks back.
 
-    ``a`` is the cost of the evicted versions that would have to be recomputed first. The score
+    ``a`` is the cost of the evicted versions that would have to be recomputed first, twice that of
+    those that the program does not hold any more. The score
     counts ``unread`` times until an operator of the program has read the value. Where replays in a
     backward cost more than the program does, the distance from what that backward read last takes
     the place of ``age``: a backward reads in reverse.

@@ -58,7 +58,7 @@ Candidate costing(double cost) {
   return c;
 }
 
-constexpr ScoreContext kTwoSeconds{.now = 2 - kTick};  // ages of what was accessed at 0: 2
+constexpr ScoreContext kTwoSeconds{.now = 2 - kTick, .record_now = 2 - kTick};  // ages of what was accessed at 0: 2
 
 // ---- scores -----------------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ void the_next_use() {
 // See Note [Near the floor], Rule 1
 void behind_a_front() {
   Candidate c = read_candidate();
-  ScoreContext context{.now = 9};
+  ScoreContext context{.now = 9, .record_now = 9};
   context.front = 5;
   c.last_access = 2 + kTick;
   expect_score(kPlain, c, context, 1 / 3.0, "made 3 before the front");
@@ -199,7 +199,7 @@ void stale_candidates(std::size_t most, unsigned seed) {
     true_ones.push_back(c);
   }
   const auto choose = [&](std::vector<Candidate> candidates, std::vector<std::size_t>& asked) {
-    return choose_victims({}, candidates, {.now = 1}, true, most, [&](std::size_t i) {
+    return choose_victims({}, candidates, {.now = 1, .record_now = 1}, true, most, [&](std::size_t i) {
       candidates[i].ancestors = true_ones[i].ancestors;
       asked.push_back(i);
     });

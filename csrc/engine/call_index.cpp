@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/call_index.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "base/golden_ratio.h"
+
+namespace rematfn {
+
+CallIndex::Kind CallIndex::kind_of(std::string_view name, std::size_t reads, std::size_t makes) {
+  return (std::hash<std::string_view>{}(name) ^ (reads << 8U) ^ makes) * kGoldenRatio;
+}
+
+void CallIndex::push(Kinds& kinds, Kind kind) {
+  std::shift_left(kinds.begin(), kinds.end(), 1);
+  kinds.back() = kind;
+}
+
+std::uint64_t CallIndex::context_of(const Kinds& kinds) {
+  std::uint64_t hash = 0;
+  for (const Kind kind : kinds) hash = (hash ^ kind) * kGoldenRatio + 1;
+  return hash;
+}
+
+CallIndex::CallIndex(const Trace& trace) : readers_(trace.values.size()) {
+  Kinds latest{};
+  for (std::uint32_t i = 0; i < trace.calls.size(); ++i) {
+    const Trace::Call& call = trace.calls[i];
+    kinds_.push_back(kind_of(call.name, call.reads.size(), call.makes.size()));
+    push(latest, kinds_.back());
+    contexts_.push_back(context_of(latest));
+    by_context_[contexts_.back()].push_back(i);
+    for (const Trace::Read& read : call.reads) {
+      std::vector<std::uint32_t>& readers = readers_[read.value];
+      if (readers.empty() || readers.back() != i) readers.push_back(i);
+    }
+  }
+}
+
+CallIndex::Kinds CallIndex::kinds_before(std::size_t call) const {
+  Kinds kinds{};
+  const std::size_t count = std::min(call, kContext);
+  std::copy_n(kinds_.begin() + static_cast<std::ptrdiff_t>(call - count), count, kinds.end() - count);
+  return kinds;
+}
+
+std::span<const std::uint32_t> CallIndex::after(std::uint64_t context) const {
+  const auto found = by_context_.find(context);
+  if (found == by_context_.end()) return {};
+  return found->second;
+}
+
+}  // namespace rematfn
