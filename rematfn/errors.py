@@ -130,17 +130,19 @@ class OffloadError(RematError, OSError):
 class NotGuidedWarning(RuntimeWarning):
     """Three calls in a row left the record that they were to follow.
 
-    A policy that plans records a call and guides those after it, as long as they call the same
-    operators on the same sizes. Where control flow or shapes depend on data, no call does, and each
-    second one is recorded in vain. Results do not depend on it; what is replayed is more than need
-    be. The message names the operator at which the last one differed. Once for each function.
+    A policy that plans records a call and guides those after it. Other sizes, layers that are left
+    out and loops that run more often do no harm: the guide finds its place again. Where most of the
+    operators that run are in no record, nothing can be foreseen. Results do not depend on it; what
+    is replayed is more than need be. The message names the operator at which the last one was lost.
+    Once for each function.
 
     Example:
         >>> import itertools, rematfn, torch
-        >>> lengths = itertools.count(2)
+        >>> operators = itertools.cycle((torch.sin, torch.cos, torch.tanh, torch.atan))
         >>> def wander(x):
-        ...     for _ in range(next(lengths)):
-        ...         x = x.sin()
+        ...     operator = next(operators)
+        ...     for _ in range(40):
+        ...         x = operator(x)
         ...     return x.sum()
         >>> g = rematfn.remat(wander, budget="1MiB")
         >>> import warnings

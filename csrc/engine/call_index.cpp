@@ -8,8 +8,8 @@
 
 namespace rematfn {
 
-CallIndex::Kind CallIndex::kind_of(std::string_view name, std::size_t reads, std::size_t makes) {
-  return (std::hash<std::string_view>{}(name) ^ (reads << 8U) ^ makes) * kGoldenRatio;
+CallIndex::Kind CallIndex::kind_of(std::string_view name) {
+  return std::hash<std::string_view>{}(name);
 }
 
 void CallIndex::push(Kinds& kinds, Kind kind) {
@@ -27,7 +27,7 @@ CallIndex::CallIndex(const Trace& trace) : readers_(trace.values.size()) {
   Kinds latest{};
   for (std::uint32_t i = 0; i < trace.calls.size(); ++i) {
     const Trace::Call& call = trace.calls[i];
-    kinds_.push_back(kind_of(call.name, call.reads.size(), call.makes.size()));
+    kinds_.push_back(kind_of(call.name));
     push(latest, kinds_.back());
     contexts_.push_back(context_of(latest));
     by_context_[contexts_.back()].push_back(i);

@@ -21,11 +21,10 @@ class CallIndex {
   explicit CallIndex(const Trace& trace);
 
   static constexpr std::size_t kContext = 4;  // calls
-  // What a call is apart from its values: its name, and how many it reads and makes.
-  using Kind = std::uint64_t;
+  using Kind = std::uint64_t;  // of the calls of one operator
   // Of a call and those before it; the last comes last.
   using Kinds = std::array<Kind, kContext>;
-  [[nodiscard]] static Kind kind_of(std::string_view name, std::size_t reads, std::size_t makes);
+  [[nodiscard]] static Kind kind_of(std::string_view name);
   static void push(Kinds& kinds, Kind kind);
   [[nodiscard]] static std::uint64_t context_of(const Kinds& kinds);
 

@@ -318,7 +318,8 @@ void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
 bool Evictor::prices_pending(const Table& table) const {
   // What a custom score says, and what inner levels do, cannot be compared with it.
   if (table.policy.custom_score || !table.inner.empty()) return false;
-  const double patience = score_in_force(table).patience;
+  const Guide* guide = moves_.observers.guide.get();
+  const double patience = guide != nullptr && !guide->is_in_order() ? 0 : score_in_force(table).patience;
   return moves_.floor.priced && (patience == 0 || moves_.thrash.has_cost(patience, moves_.clock));
 }
 

@@ -59,9 +59,9 @@ void Guide::note_broken() {
 
 namespace {
 
-bool is_of_kind(const Trace::Call& call, const ObservedCall& seen) {
-  return call.name == seen.name && call.reads.size() == seen.reads.size() &&
-         call.makes.size() == seen.makes.size();
+// What overwrites tensors of the caller's makes nothing; a first call may have made those.
+bool is_alike(const Trace::Call& call, const ObservedCall& seen) {
+  return call.reads.size() == seen.reads.size() && call.makes.size() == seen.makes.size();
 }
 
 }  // namespace
@@ -72,6 +72,7 @@ const CallIndex& Future::index(const Trace& trace) const {
 }
 
 std::size_t Guide::conflicts(const ObservedCall& seen, std::size_t call) const {
+  if (!is_alike(trace_.calls[call], seen)) return kNowhere;
   std::size_t count = 0;
   for (std::size_t i = 0; i < seen.reads.size(); ++i) {
     const Trace::Id value = trace_.calls[call].reads[i].value;
@@ -83,7 +84,7 @@ std::size_t Guide::conflicts(const ObservedCall& seen, std::size_t call) const {
 }
 
 bool Guide::is_next(const ObservedCall& seen) const {
-  return next_call_ < trace_.calls.size() && is_of_kind(trace_.calls[next_call_], seen) &&
+  return next_call_ < trace_.calls.size() && trace_.calls[next_call_].name == seen.name &&
          conflicts(seen, next_call_) == 0;
 }
 
@@ -97,7 +98,7 @@ std::size_t Guide::look_for(const ObservedCall& seen) const {
     std::size_t distance = 0;
   } best;
   const auto consider = [&](std::size_t call, bool reads_known) {
-    if (!is_of_kind(trace_.calls[call], seen)) return;
+    if (trace_.calls[call].name != seen.name) return;
     const std::size_t differing = conflicts(seen, call);
     const bool is_likely = index.context(call) == context || (differing == 0 && reads_known);
     // To go on is likelier than to go back.
@@ -124,11 +125,11 @@ std::size_t Guide::look_for(const ObservedCall& seen) const {
 void Guide::follow(const ObservedCall& seen) {
   std::size_t index = next_call_;
   if (!is_next(seen)) {
-    if (as_recorded_) recent_ = future_.index(trace_).kinds_before(next_call_);
-    as_recorded_ = false;
-    CallIndex::push(recent_, CallIndex::kind_of(seen.name, seen.reads.size(), seen.makes.size()));
+    if (in_order_) recent_ = future_.index(trace_).kinds_before(next_call_);
+    in_order_ = as_recorded_ = false;
+    CallIndex::push(recent_, CallIndex::kind_of(seen.name));
     index = look_for(seen);
-  } else if (!as_recorded_) {
+  } else if (!in_order_) {
     CallIndex::push(recent_, future_.index(trace_).kind(index));
   }
   note_found(index != kNowhere);
@@ -137,9 +138,12 @@ void Guide::follow(const ObservedCall& seen) {
     for (const ObservedCall::Made& made : seen.makes) made.version->value = kNoValue;
     return;
   }
-  next_call_ = index + 1;
-  now_ = future_.end_of(index);
+  note_place(index);
   const Trace::Call& call = trace_.calls[index];
+  if (!is_alike(call, seen)) {
+    for (const ObservedCall::Made& made : seen.makes) made.version->value = kNoValue;
+    return;
+  }
   for (std::size_t i = 0; i < call.reads.size(); ++i) {
     advise(*seen.reads[i].version, call.reads[i].value, future_.after_read(index, i));
   }
@@ -150,12 +154,26 @@ void Guide::follow(const ObservedCall& seen) {
   }
 }
 
+void Guide::note_place(std::size_t index) {
+  next_call_ = index + 1;
+  now_ = future_.end_of(index);
+  ++found_;
+  if (next_call_ > furthest_) {
+    furthest_ = next_call_;
+  } else {
+    ++repeated_;
+  }
+}
+
+// See Note [A guide finds its place again]
+bool Guide::loops() const { return repeated_ > 32 && 4 * repeated_ > found_; }
+
 void Guide::note_found(bool found) {
   constexpr double kLately = 32;  // calls
   if (!found) ++strays_;
   if (found && doubt_ == 0) return;
   doubt_ += ((found ? 0 : 1) - doubt_) / kLately;
-  dormant_ = doubt_ > (dormant_ ? 0.25 : 0.5);
+  dormant_ = given_up_ || doubt_ > (dormant_ ? 0.25 : 0.5);
 }
 
 // See Note [A guided call keeps its record's time]

@@ -33,8 +33,17 @@
 // is known of what it makes. Where most of what has run lately was not found, the guide is dormant, until
 // most is again: what it predicted is forgotten, and the level scores as one that knows nothing.
 
+// Note [A plan for calls that differ]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Local search fits a plan to one program in one budget, by weights of single values. In a call of other
+// sizes such a plan may cost many times what it promised: one for a force field's step, at half of the peak,
+// replays 0.17 of the program, and in batches of other sizes 1.3 to 5.3. The settings alone, without weights,
+// replay 0.18 to 0.19 in each. So a search also tells the best plan of its first stages, and that one is
+// followed from where a call differs from its record, by an operator or a size.
+
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -92,6 +101,8 @@ struct Followed {
   std::shared_ptr<const Trace> trace{};
   std::shared_ptr<const Future> future{};
   std::shared_ptr<const Plan> plan{};
+  // For calls that differ from the trace: the best that says nothing of single values. Or null.
+  std::shared_ptr<const Plan> general{};
   std::shared_ptr<Leads> leads{};  // null where nothing moves
   std::shared_ptr<Broken> broken{};  // of the search that found it; or null
 };
@@ -109,14 +120,21 @@ class Guide {
   void follow(const ObservedCall& call);
   // Whether it has lost its place.
   [[nodiscard]] bool is_dormant() const { return dormant_; }
+  // So far, sizes included: what was simulated holds.
+  [[nodiscard]] bool is_as_recorded() const { return as_recorded_; }
+  // Whether all calls came in the order of the record.
+  [[nodiscard]] bool is_in_order() const { return in_order_; }
   // Calls that were not found.
   [[nodiscard]] std::size_t strays() const { return strays_; }
   // The record's time where the program is; next uses are in it.
   [[nodiscard]] double now() const { return now_; }
-  [[nodiscard]] const Plan& plan() const { return *followed_.plan; }
+  // See Note [A plan for calls that differ]
+  [[nodiscard]] const Plan& plan() const {
+    return as_recorded_ || !followed_.general ? *followed_.plan : *followed_.general;
+  }
   [[nodiscard]] Preference preference_for(const Version& version) const;
   // Whether it moves scores.
-  [[nodiscard]] bool foresees() const { return !plan().online && !dormant_; }
+  [[nodiscard]] bool foresees() const { return !plan().online && !dormant_ && !loops(); }
   [[nodiscard]] Leads* leads() const { return followed_.leads.get(); }  // or null
   // The operator that is about to be followed has taken `observed` seconds. So far, replays and waiting
   // took `overhead`, and copies `copying`.
@@ -125,8 +143,13 @@ class Guide {
   [[nodiscard]] double cost_of_next(double observed, std::size_t output_bytes);
   // What it says has passed since the operator before it ended.
   [[nodiscard]] double pause_before_next();
-  // What replays cost at the most where the plan holds what it promises.
-  [[nodiscard]] double most_replayed() const { return 2 * plan().replayed + future_.cost / 10; }
+  // What replays cost at the most where the plan holds what it promises, by program time `clock`.
+  [[nodiscard]] double most_replayed(double clock) const {
+    const double scale = now_ > 0 ? std::max(clock / now_, 1.0) : 1;
+    return scale * (2 * plan().replayed + future_.cost / 10);
+  }
+  // The plan does not suit this call: dormant to its end.
+  void give_up() { given_up_ = dormant_ = true; }
   // They have cost more. See Note [Plans that break]
   void note_broken();
   // Whether, since nothing was found to be useless, something has been read for the last time.
@@ -145,6 +168,8 @@ class Guide {
   // How many of its reads are of other values than those of call number `call`, which is of its kind.
   [[nodiscard]] std::size_t conflicts(const ObservedCall& seen, std::size_t call) const;
   void note_found(bool found);
+  void note_place(std::size_t index);
+  [[nodiscard]] bool loops() const;
   void advise(Version& version, Trace::Id value, double next_use);
 
   const Followed followed_;
@@ -159,9 +184,14 @@ class Guide {
   double now_ = 0;
   CallIndex::Kinds recent_{};  // of the calls before, once one has differed
   std::size_t strays_ = 0;
+  std::size_t found_ = 0;
+  std::size_t furthest_ = 0;
+  std::size_t repeated_ = 0;  // at places that it had passed
   double doubt_ = 0;  // how much of what has run lately was not found
   bool as_recorded_ = true;
+  bool in_order_ = true;
   bool dormant_ = false;
+  bool given_up_ = false;
   bool may_know_useless_ = false;
 };
 

@@ -27,32 +27,51 @@ Operation::~Operation() {
 // ---- the program ----------------------------------------------------------------------------------
 
 void Ledger::note_call(const ObservedCall& call) {
-  if (!observers.note_call(call, *root->report)) {
+  const Guide* guide = observers.guide.get();
+  const bool foresaw = foresees();
+  const Plan* const plan = guide != nullptr ? &guide->plan() : nullptr;
+  observers.note_call(call, *root->report);
+  if (guide != nullptr && (plan != &guide->plan() || foresaw != foresees())) {
     root->report->lost_at = call.name;
-    forget_predictions();
+    forget_plan();
+    if (guide->is_dormant()) forget_next_uses();
   }
   // What has been written has other contents now, which are another value.
   for (const ObservedCall::Read& read : call.reads) {
-    if (read.written && !read.version->table) read.version->value = kNoValue;
+    if (read.written && !read.version->table) read.version->value = read.version->recorded = kNoValue;
   }
 }
 
+void Ledger::give_up_plan() {
+  observers.guide->give_up();
+  forget_plan();
+  forget_next_uses();
+}
+
+// See Note [A plan for calls that differ]
+void Ledger::forget_plan() {
+  for_each_table([&](Table& table) {
+    for (Version* v = table.oldest; v != nullptr; v = v->next) {
+      v->weight = 1;
+      if (&table == root) v->kept = v->marked;  // the rest a plan has said
+    }
+    for (std::size_t k = 0; k < table.candidates.size(); ++k) {
+      table.candidates[k].weight = weight_of(*table.candidate_versions[k]);
+    }
+    table.batch.clear();
+  });
+}
+
 // See Note [A guide finds its place again]
-void Ledger::forget_predictions() {
+void Ledger::forget_next_uses() {
   expected_.clear();
   guide_lost = root->report->guide_lost = true;
   root->results_ahead_ = 0;
   root->is_estimate |= root->is_estimate_unguided;
   for_each_table([&](Table& table) {
-    for (Version* v = table.oldest; v != nullptr; v = v->next) {
-      v->next_use = kUnknown;
-      v->weight = 1;
-      if (&table == root) v->kept = v->marked;  // the rest a plan has said
-    }
-    for (std::size_t k = 0; k < table.candidates.size(); ++k) {
-      Candidate& c = table.candidates[k];
+    for (Version* v = table.oldest; v != nullptr; v = v->next) v->next_use = kUnknown;
+    for (Candidate& c : table.candidates) {
       c.next_use = kUnknown;
-      c.weight = weight_of(*table.candidate_versions[k]);
       c.stale = true;
     }
   });

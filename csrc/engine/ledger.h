@@ -60,6 +60,8 @@ class Ledger {
   [[nodiscard]] bool foresees() const { return observers.guide && observers.guide->foresees(); }
   // What next uses are compared with. See Note [A guided call keeps its record's time]
   [[nodiscard]] double record_clock() const { return observers.guide ? observers.guide->now() : clock; }
+  // The plan does not suit this call, which differs from its record: it costs too much.
+  void give_up_plan();
   // The program has run an operator: it is written down, or compared with what was foreseen.
   void note_call(const ObservedCall& call);
   void for_each_table(c10::function_ref<void(Table&)> visit) const;
@@ -146,8 +148,9 @@ class Ledger {
   }
 
  private:
-  // The guide is dormant: what it predicted is forgotten.
-  void forget_predictions();
+  // What the guide has said: of values, by its plan; and when they are read.
+  void forget_plan();
+  void forget_next_uses();
   void charge(Table& table, std::size_t nbytes);
   void discharge(Table& table, std::size_t nbytes);
   void charge_trimmed(const Version& version);

@@ -141,7 +141,8 @@ struct Version : Node {
   std::size_t nbytes = 0;
   double last_access = 0;      // program time
   double next_use = kUnknown;  // program time; known to a guide
-  std::uint32_t value = kNoValue;  // its name in the domain's trace
+  std::uint32_t value = kNoValue;  // its name in the trace that is followed
+  std::uint32_t recorded = kNoValue;  // and in the one that is written down
   std::uint32_t entry = kNoValue;  // and in its journal
   float weight = 1;                // of the guide's plan
   std::size_t slot = kNoSlot;  // place among the table's candidates

@@ -12,7 +12,7 @@ void Observers::note_run(Table& level, double cost, double flops, std::size_t pe
   if (journal) journal->note_run(cost, flops, peak, replayable);
 }
 
-bool Observers::note_call(const ObservedCall& call, Report& report) {
+void Observers::note_call(const ObservedCall& call, Report& report) {
   if (recorder) {
     recorder->note(call);
     if (recorder->is_too_long()) {
@@ -21,11 +21,9 @@ bool Observers::note_call(const ObservedCall& call, Report& report) {
     }
   }
   if (journal) journal->note_reads(call);
-  if (!guide) return true;
-  const bool was_dormant = guide->is_dormant();
+  if (!guide) return;
   guide->follow(call);
   report.strays = guide->strays();
-  return was_dormant || !guide->is_dormant();
 }
 
 void Observers::note_eviction(const Version& version, bool keeps_copy) {

@@ -20,7 +20,7 @@ namespace rematfn {
 
 class Observers {
  public:
-  // At most one of the two; or null.
+  // Or null.
   std::unique_ptr<Recorder> recorder;
   std::shared_ptr<Guide> guide;
   std::shared_ptr<Journal> journal;  // null: nobody asks
@@ -48,8 +48,7 @@ class Observers {
   }
   // It has run, and allocated `peak` bytes at once.
   void note_run(Table& level, double cost, double flops, std::size_t peak, bool replayable);
-  // False: the guide has just lost its place.
-  [[nodiscard]] bool note_call(const ObservedCall& call, Report& report);
+  void note_call(const ObservedCall& call, Report& report);
 
   // ---- what else the program does ----------------------------------------------------------------
   void note_release(const Version& version) {

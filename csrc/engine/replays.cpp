@@ -40,7 +40,9 @@ void Replays::run(Operation& operation) {
   room_.observers.note_replayed(operation);
   room_.thrash.note_replay(operation.cost);
   Guide* const guide = room_.observers.guide.get();
-  if (room_.floor.moved && guide != nullptr && room_.thrash.replayed() > guide->most_replayed()) {
+  if (guide == nullptr || room_.thrash.replayed() <= guide->most_replayed(room_.clock)) return;
+  if (!guide->is_as_recorded() && guide->foresees()) room_.give_up_plan();
+  if (room_.floor.moved) {
     guide->note_broken();
     room_.evictor.move_from_now_on();  // Rule 6
   }

@@ -102,8 +102,8 @@ void Trace::check() const {
 }
 
 Trace::Id Recorder::id_of(Version& version, bool made) {
-  if (version.value == kNoValue) version.value = trace->add_value(version.nbytes, made);
-  return version.value;
+  if (version.recorded == kNoValue) version.recorded = trace->add_value(version.nbytes, made);
+  return version.recorded;
 }
 
 void Recorder::note(const ObservedCall& seen) {
@@ -117,24 +117,24 @@ void Recorder::note(const ObservedCall& seen) {
 
 void Recorder::note_release(const Version& version) {
   // What came from outside, or has left, may be read again by whoever else holds it.
-  if (version.value != kNoValue && version.table) trace->add_release(version.value);
+  if (version.recorded != kNoValue && version.table) trace->add_release(version.recorded);
 }
 
 void Recorder::note_seal(const Version& version) {
-  if (version.value == kNoValue || !version.table) return;
-  if (sealed_.insert(version.value).second) trace->add_seal(version.value);
+  if (version.recorded == kNoValue || !version.table) return;
+  if (sealed_.insert(version.recorded).second) trace->add_seal(version.recorded);
 }
 
 void Recorder::note_filled(const Version& version) {
-  if (version.value != kNoValue) trace->add_filled(version.value);
+  if (version.recorded != kNoValue) trace->add_filled(version.recorded);
 }
 
 void Recorder::note_addressed(const Version& version) {
-  if (version.value != kNoValue) trace->add_addressed(version.value);
+  if (version.recorded != kNoValue) trace->add_addressed(version.recorded);
 }
 
 void Recorder::note_mark(const Version& version, const std::string& name) {
-  if (version.value != kNoValue) trace->add_mark(version.value, name);
+  if (version.recorded != kNoValue) trace->add_mark(version.recorded, name);
 }
 
 Trace Recorder::followed_by(const ObservedCall* refused) const {
@@ -142,7 +142,7 @@ Trace Recorder::followed_by(const ObservedCall* refused) const {
   if (refused == nullptr) return whole;
   Trace::Call call(refused->name, *refused);
   for (const auto& [version, written] : refused->reads) {
-    if (version->value != kNoValue) call.reads.push_back({version->value, written});
+    if (version->recorded != kNoValue) call.reads.push_back({version->recorded, written});
   }
   whole.add_call(std::move(call));
   return whole;

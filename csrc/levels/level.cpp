@@ -264,7 +264,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
     domain->known = options.known;
   }
   const Ref<Level> level(new Level(options, domain, enclosing));
-  if (enclosing == nullptr && options.guide) domain->expect_results(options.guide->result_bytes());
+  if (enclosing == nullptr && options.guide && options.as_recorded) domain->expect_results(options.guide->result_bytes());
   if (level->has_tier()) {
     std::vector<Way*> ways;
     if (options.drops) ways.push_back(&domain->drop_and_replay);

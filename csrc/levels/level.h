@@ -43,6 +43,7 @@ struct LevelOptions {
   std::size_t max_operations = Trimmer::kMostOperations;
   bool record = false;
   std::shared_ptr<Guide> guide;
+  bool as_recorded = true;  // the call is like the one that the guide knows, in sizes and results
   // The budget is so much of a peak. See Note [A fraction of what is not known yet]
   double fraction = 0;
   bool is_estimate = false;

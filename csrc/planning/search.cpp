@@ -158,6 +158,7 @@ void Search::note_result(Result result, std::uint64_t operators) {
   // Most changes alter nothing by themselves; those that are to come may need them.
   const bool as_good = stage_ == Stage::kLocal && overhead == reached();
   if (better) found_ = plan;
+  if (stage_ <= Stage::kMoves && (!general_ || overhead < general_->overhead)) general_ = plan;
   Best& alike = best_of_[index_of(plan->prefers)];
   if (!alike.plan || overhead <= alike.plan->overhead) alike = {plan, result.moved};
   if (better || as_good) best_ = {plan, std::move(result.moved)};
@@ -188,6 +189,10 @@ std::shared_ptr<const Plan> Search::best() const {
     if (alike.plan && !is_broken(*alike.plan) && is_better(alike.plan, other)) other = alike.plan;
   }
   return other ? other : best;
+}
+
+std::shared_ptr<const Plan> Search::general() const {
+  return online_ && (!general_ || online_->overhead < general_->overhead) ? online_ : general_;
 }
 
 bool Search::pays() const {

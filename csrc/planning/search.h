@@ -73,6 +73,8 @@ class Search {
   // The best plan so far, or the policy as it is; null if none fits. Of those that do not prefer what is
   // broken, if there are such.
   [[nodiscard]] std::shared_ptr<const Plan> best() const;
+  // The best that says nothing of single values; or null. See Note [A plan for calls that differ]
+  [[nodiscard]] std::shared_ptr<const Plan> general() const;
   // For the calls that follow its plans.
   const std::shared_ptr<Broken> broken = std::make_shared<Broken>();
 
@@ -133,6 +135,7 @@ class Search {
   double gained_ = kNever;  // the overhead then
   Best best_;
   std::shared_ptr<const Plan> found_;  // the first that is as good
+  std::shared_ptr<const Plan> general_;  // the same, of settings alone
   std::array<Best, kPreferences> best_of_;  // by what plans prefer
   std::optional<PlanChanges> changes_;  // for local search
 };

@@ -144,9 +144,10 @@ void OutsideContents::erase(TensorVersion& version) {
 }
 
 void OutsideContents::bury(TensorVersion& version) {
-  const bool is_named = version.value != kNoValue && (domain_.observers.recorder || domain_.observers.guide);
+  const bool is_named = version.value != kNoValue || version.recorded != kNoValue;
   if (is_named && entry_of(version) != nullptr) {
-    names_[version.storage.unsafeGetStorageImpl()] = {version.storage.getWeakStorageImpl(), version.value};
+    names_[version.storage.unsafeGetStorageImpl()] = {version.storage.getWeakStorageImpl(), version.value,
+                                                      version.recorded};
   }
   erase(version);
 }
@@ -154,7 +155,10 @@ void OutsideContents::bury(TensorVersion& version) {
 void OutsideContents::take_name(TensorVersion& version) {
   const auto found = names_.find(version.storage.unsafeGetStorageImpl());
   if (found == names_.end()) return;
-  if (!found->second.storage.expired()) version.value = found->second.value;
+  if (!found->second.storage.expired()) {
+    version.value = found->second.value;
+    version.recorded = found->second.recorded;
+  }
   names_.erase(found);
 }
 

@@ -86,6 +86,7 @@ class OutsideContents {
   struct Name {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
     std::uint32_t value = kNoValue;
+    std::uint32_t recorded = kNoValue;
   };
 
   // Where it stands, or null.

@@ -72,7 +72,7 @@ def look_back(g: Told, ran: Call, *, of_the_last: bool) -> None:
     ran.to_judge = False
     options, figures = g._options, ran.read()
     replayed = figures["replayed_cost"]
-    follows = ran.kind == "guided" and not ran.report.guide_lost
+    follows = ran.kind == "guided" and ran.as_recorded and not ran.report.guide_lost
     by_plan = follows and not options.tiers  # it was judged then
     if options.limit < replayed < math.inf and not by_plan and not ran.report.stopped:
         program = g._history.record_of(ran, guided=isinstance(options.policy, Planned))
@@ -142,10 +142,9 @@ def _advise(g: Told, ran: Call, figures: dict[str, Any]) -> None:
             g,
             NotGuidedWarning,
             f": {_LOST} calls in a row left the record that they were to follow, the last at "
-            f"`{ran.report.lost_at}`: which operators run, or how large they are, differs from "
-            f"call to call. Such calls choose what to evict as they go, and each second one is "
-            f"recorded in vain. If that is as it must be, policy=rematfn.policies.ON() records "
-            f"nothing.",
+            f"`{ran.report.lost_at}`: most of the operators that run there are in no record. Such "
+            f"calls choose what to evict as they go. If that is as it must be, "
+            f"policy=rematfn.policies.ON() records nothing.",
         )
     budget, needed = figures["budget"], figures["min_budget"]
     if not isinstance(budget, int) or not isinstance(needed, int):

@@ -21,6 +21,8 @@ _MOST_KEYS = 1024  # of one function; without a record a key is some numbers
 _MOST_PROGRAMS = 8  # of one key, by the numbers of the calls that ran them
 _MOST_PENDING = 4  # recorded calls, of one key, whose end is waited for
 _MOST_RUNNING = 16  # calls of one function whose peaks may still rise
+_SOME_PROGRAMS = 4  # of one function: enough for sizes that are new
+_MOST_LOST = 3  # calls in a row that left their records: later ones are not written down
 
 # Note [A fraction means bytes]
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -36,10 +38,19 @@ _MOST_RUNNING = 16  # calls of one function whose peaks may still rise
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 # An optimiser makes its state in its first step and finds it from the second on; so does whoever
 # fills a cache. The second call is then another program than the first, with other bytes that
-# count: by the first one's record it must be neither guided nor refused. So where the first record
+# count: by the first one's record it must not be refused. So where the first record
 # of a key is of a call that has stored something away, the next call is recorded again; that record
 # is good, whatever it stores. From the third call on, one that does not fit is refused before it
 # has written anything.
+#
+# Note [A record guides calls that are not like it]
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# Batches of other sizes run the same operators, and a call that goes another way runs most of them.
+# So a call for which there is no record, or none that is good, follows the nearest in size, which
+# finds its place where the two differ: Note [A guide finds its place again]. Such a call is written
+# down beside, if a record of it is likely to be used: for the first few sizes, and when a size
+# comes again. Sizes that never come again are not recorded. Nor are calls of a function that have
+# left what they followed time after time.
 
 Kind = Literal["first", "estimated", "online", "guided"]
 
@@ -59,7 +70,8 @@ class Call:
         settled: Whether calls like it go on by its plan; None where none is followed.
         is_estimate: Whether the peak that a fraction is of may be still to come.
         gives_way: Whether a budget that is only estimated gives way to what an operator needs.
-        program: What it is expected to run, if that was recorded.
+        program: What it follows, if something like it was recorded.
+        as_recorded: Whether it is expected to run just that.
         known: The same where nothing is planned, for the figure of a BudgetError.
         signature: Its signature, if what it does is to be known.
         limit: Its budget.
@@ -77,6 +89,7 @@ class Call:
     is_estimate: bool = True
     gives_way: bool = True
     program: RecordedProgram | None = None
+    as_recorded: bool = True
     known: _C.Trace | None = None
     signature: Signature | None = None
     limit: Limit = dataclasses.field(default_factory=Limit)
@@ -166,12 +179,15 @@ class History:
     def _forecast(self, signature: Signature, guided: bool, outermost: bool) -> Call:
         key = self._keys.get(signature.key)
         if key is None:
-            return self._forecast_new(signature, outermost)
+            return self._guided_by_nearest(
+                self._forecast_new(signature, outermost), signature, guided
+            )
         self._keys.move_to_end(signature.key)
         self._harvest(key, guided)
         before = key.calls.get(signature.numbers, key.latest)
         if isinstance(before, int):
-            return Call("estimated", "its peak was measured on shapes alone", outermost, before)
+            call = Call("estimated", "its peak was measured on shapes alone", outermost, before)
+            return self._guided_by_nearest(call, signature, guided)
         same_numbers = signature.numbers in key.calls
         call = Call(
             kind="online",
@@ -201,7 +217,28 @@ class History:
             call.why = "the last such call took another way than the one that was recorded"
         else:
             call.why = "the call that was recorded has stored away what later ones find"
-        call.record = call.is_estimate = True
+        call.record = self.lost_in_a_row < _MOST_LOST
+        call.is_estimate = True
+        call.program = program
+        return self._guided_by_nearest(call, signature, guided)
+
+    # See Note [A record guides calls that are not like it]
+    def _guided_by_nearest(self, call: Call, signature: Signature, guided: bool) -> Call:
+        for key in [key for key in self._keys.values() if guided and key.pending]:
+            self._harvest(key, guided)
+        programs = [
+            (_ratio(key.signature, signature), program)
+            for key in self._keys.values()
+            if key.signature.around == signature.around
+            for program in key.programs.values()
+            if program.program is not None
+        ]
+        if call.program is None and guided and programs:
+            call.program = min(programs, key=lambda pair: pair[0])[1]
+            call.record &= len(programs) < _SOME_PROGRAMS or signature.key in self._keys
+        if call.program is not None:
+            call.program.note_use()
+            call.as_recorded = False
         return call
 
     def _forecast_new(self, signature: Signature, outermost: bool) -> Call:

@@ -30,6 +30,7 @@ class LevelOptions:
     max_operations: int = MAX_OPERATIONS  # of an outermost level: before its record is trimmed
     record: bool = False
     program: _C.Program | None = None
+    as_recorded: bool = True  # the call is expected to run that very program
     # The budget is so much of a peak, which may be only an estimate, always or without the guide.
     fraction: float = 0.0
     is_estimate: bool = False

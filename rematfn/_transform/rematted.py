@@ -186,7 +186,11 @@ class Rematted(Generic[P, R]):
         budget = recorded.peak_bytes if options.leaves_early else options.budget
         assert budget is not None
         link = self._options.tiers.link(options.drops, given)
-        program = options.program = recorded.program
+        program = recorded.program
+        if not ran.as_recorded:
+            self._follow_nearest(program, options, budget, link, ran)
+            return
+        options.program = program
         if program is not None:
             like = None if recorded.planned else self._history.like(signature)
             self.policy.begin(program, budget, like=like, link=link)
@@ -203,6 +207,27 @@ class Rematted(Generic[P, R]):
         if program is not None and program.writes_outside and is_known:
             refuse(self, program, budget, link)
         ran.kind, ran.why = "online", "no plan fits its budget"
+
+    # See Note [A record guides calls that are not like it]
+    def _follow_nearest(
+        self,
+        program: _C.Program | None,
+        options: LevelOptions,
+        budget: int,
+        link: _C.Link | None,
+        ran: Call,
+    ) -> None:
+        assert isinstance(self.policy, Planned)
+        # What `offload` keeps to, without a budget, is the record's; its times are, too.
+        if program is not None and not options.leaves_early:
+            if program.overhead() == math.inf:
+                self.policy.begin(program, budget, link=link)
+            program.follow()
+            if program.overhead() < math.inf:
+                options.program, options.as_recorded = program, False
+                ran.kind, ran.why = "guided", f"by the record of another call: {ran.why}"
+                return
+        ran.record = options.record = True
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
         """Bind where `f` would: functions do, and neither bound methods nor most objects."""

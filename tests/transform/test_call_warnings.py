@@ -24,12 +24,14 @@ def caught_of(kind: type[Warning]) -> Iterator[list[str]]:
 
 
 def wandering() -> Callable[[Tensor], Tensor]:
-    lengths = itertools.count(2)
+    """Return a function that runs other operators at each call."""
+    operators = itertools.cycle((torch.sin, torch.cos, torch.tanh, torch.atan, torch.erf))
 
     def f(x: Tensor) -> Tensor:
-        for _ in range(next(lengths)):
-            x = x.sin()
-        return x.cos().sum()
+        operator = next(operators)
+        for _ in range(40):
+            x = operator(x)
+        return x.sum()
 
     return f
 
@@ -41,7 +43,7 @@ def test_calls_that_never_follow_their_record() -> None:
             g(torch.ones(4))
     (message,) = found
     assert "3 calls in a row" in message
-    assert "`aten::sin`" in message
+    assert "are in no record" in message
     assert "policy=rematfn.policies.ON()" in message
 
 
