@@ -2,6 +2,7 @@
 //
 // bindings.cpp: with those beside it the only file that knows Python. Holds no logic.
 
+#include <ATen/FuncTorchTLS.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
@@ -364,6 +365,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("resize_if_known", &resize_if_known, nogil);
   m.def("note_move", &note_move, nogil);
   m.def("has_key", &has_key);
+  m.def("knows_functorch", [] { return at::functorch::functorchTLSAccessor() != nullptr; });
   m.def("empty_without_key", [](const at::Tensor& like) {
     const BackendScope backend;
     return at::empty({0}, like.options());

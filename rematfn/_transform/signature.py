@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from .. import _C
+
 # What is looked at of one call's arguments.
 _MOST_OBJECTS = 4096
 _MOST_DEPTH = 16
@@ -65,11 +67,12 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], owner: Any = Non
     ``owner``: a module whose ``forward`` is called, which is in training mode, or is not.
     """
     builds_graphs = torch.is_grad_enabled()
-    interpreters = torch._C._functorch.get_interpreter_stack() or []
+    # Once asked, functorch keeps a state for the thread, which autograd copies for each node.
+    interpreters = torch._C._functorch.get_interpreter_stack() if _C.knows_functorch() else None
     around = (
         builds_graphs,
         bool(owner.__dict__.get("training")) if isinstance(owner, torch.nn.Module) else None,
-        *(str(interpreter.key()) for interpreter in interpreters),
+        *(str(interpreter.key()) for interpreter in interpreters or ()),
     )
     with torch._C.DisableTorchFunctionSubclass():
         walk = _Walk()
