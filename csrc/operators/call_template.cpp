@@ -5,6 +5,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "tensors/stack_utils.h"
 
@@ -165,22 +169,86 @@ View CallTemplate::view(std::size_t i) const {
           argument.dtype.itemsize()};
 }
 
+namespace {
+
+constexpr std::size_t kMostOfAnOperator = 16;
+constexpr std::size_t kMostUnused = 8;
+
+// What domains have left behind.
+struct Unused {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<CallTemplates>> templates;
+};
+Unused& unused() {
+  static auto* const instance = new Unused;  // outlives the tensors of a dying process
+  return *instance;
+}
+
+// Those of a domain, for as long as it lives. In a forked child another thread's lock may be held for good.
+struct Lent final : TensorDomain::Companion {
+  Lent() {
+    const std::unique_lock lock(unused().mutex, std::try_to_lock);
+    if (!lock || unused().templates.empty()) return;
+    templates = std::move(unused().templates.back());
+    unused().templates.pop_back();
+  }
+  ~Lent() override {
+    const std::unique_lock lock(unused().mutex, std::try_to_lock);
+    if (lock && unused().templates.size() < kMostUnused) unused().templates.push_back(std::move(templates));
+  }
+
+  std::unique_ptr<CallTemplates> templates = std::make_unique<CallTemplates>();
+};
+
+bool has_generator(const CallTemplate& made) {
+  return std::ranges::any_of(made.arguments, [](const c10::IValue& v) { return v.isGenerator(); });
+}
+
+}  // namespace
+
+CallTemplates& CallTemplates::of(TensorDomain& domain) {
+  if (!domain.call_templates) domain.call_templates = std::make_unique<Lent>();
+  return *static_cast<Lent&>(*domain.call_templates).templates;
+}
+
 Ref<CallTemplate> CallTemplates::of(const Invocation& invocation, const FoundTensors& found) {
   // See Note [Operators are known by an address]
   if (const std::uint64_t current = operator_generation(); current != generation_) {
-    by_operator_.clear();
+    clear();
     generation_ = current;
   }
-  Latest& latest = by_operator_[&invocation.op.schema()];
   const Settings& now = Settings::present();
-  for (std::size_t i = 0; i < latest.size() && latest[i]; ++i) {
-    if (!latest[i]->fits(invocation, found, now)) continue;
-    if (i > 0) std::rotate(latest.begin(), &latest[i], &latest[i] + 1);
-    return latest.front();
+  if (last_ && last_->next && last_->next->op == invocation.op && last_->next->fits(invocation, found, now)) {
+    return last_ = last_->next;
   }
-  std::rotate(latest.begin(), latest.end() - 1, latest.end());
-  latest.front() = Ref<CallTemplate>(new CallTemplate(invocation, found));
-  return latest.front();
+  Latest& latest = by_operator_[&invocation.op.schema()];
+  const auto fitting = std::ranges::find_if(
+      latest, [&](const Ref<CallTemplate>& each) { return each->fits(invocation, found, now); });
+  if (fitting != latest.end()) {
+    std::rotate(latest.begin(), fitting, fitting + 1);
+  } else {
+    Ref<CallTemplate> made(new CallTemplate(invocation, found));
+    if (has_generator(*made)) {  // which is the program's
+      last_.reset();
+      return made;
+    }
+    if (latest.size() == kMostOfAnOperator) {
+      latest.back()->next.reset();
+      latest.pop_back();
+    }
+    latest.insert(latest.begin(), std::move(made));
+  }
+  if (last_) last_->next = latest.front();
+  return last_ = latest.front();
+}
+
+// Those that follow one another may do so in a circle.
+void CallTemplates::clear() {
+  for (auto& [_, latest] : by_operator_) {
+    for (const Ref<CallTemplate>& each : latest) each->next.reset();
+  }
+  by_operator_.clear();
+  last_.reset();
 }
 
 }  // namespace rematfn

@@ -8,7 +8,9 @@
 // same shapes. All that a replay needs but the versions themselves (the operator, its plain arguments,
 // the views that it had of its tensors, grad mode and the like) is then the same, some four hundred
 // bytes. So it is written down once, as a template, and a call refers to it. The template of a
-// call is found by comparing the call with those that the operator's last calls had.
+// call is found by comparing the call with the one that came next when the template before it was last
+// used, and else with those that the operator's last calls had. As steps are alike, a domain that ends leaves
+// its templates to one that begins.
 
 #pragma once
 
@@ -16,7 +18,7 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
-#include <array>
+#include <memory>
 
 #include "operators/find_level.h"
 #include "operators/footprint.h"
@@ -60,6 +62,7 @@ struct CallTemplate final : Node {
   c10::SmallVector<c10::IValue, 4> arguments;  // without their tensors
   c10::SmallVector<TensorArgument, 3> tensors;
   c10::SmallVector<std::int64_t, 12> geometry;
+  Ref<CallTemplate> next;  // that was used after this one last; of those that are still kept
 
  private:
   c10::SmallVector<std::uint16_t, 6> compared_;  // arguments other than the found tensors
@@ -69,17 +72,19 @@ struct CallTemplate final : Node {
 };
 
 // The templates that calls in a domain have had of late.
-class CallTemplates final : public TensorDomain::Companion {
+class CallTemplates {
  public:
-  [[nodiscard]] static CallTemplates& of(TensorDomain& domain) {
-    if (!domain.call_templates) domain.call_templates = std::make_unique<CallTemplates>();
-    return static_cast<CallTemplates&>(*domain.call_templates);
-  }
+  [[nodiscard]] static CallTemplates& of(TensorDomain& domain);
+  ~CallTemplates() { clear(); }
   [[nodiscard]] Ref<CallTemplate> of(const Invocation& invocation, const FoundTensors& found);
 
  private:
-  using Latest = std::array<Ref<CallTemplate>, 4>;  // the one that was met last comes first
+  using Latest = c10::SmallVector<Ref<CallTemplate>, 2>;  // the one that was met last comes first
+
+  void clear();
+
   ska::flat_hash_map<const c10::FunctionSchema*, Latest> by_operator_;
+  Ref<CallTemplate> last_;
   std::uint64_t generation_ = operator_generation();
 };
 
