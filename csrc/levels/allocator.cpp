@@ -72,7 +72,7 @@ class Asked {
  private:
   // See Note [Bytes beside operators] and Note [The operators of a node are its level's]
   void count_if_unrecorded() {
-    Level* level = level_of_thread();
+    Level* level = level_of_thread(running_node());
     if (level == nullptr || !level->unrecorded || !is_intercepting()) return;
     beside_ = level->unrecorded;
     beside_->add(nbytes_);

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -33,7 +34,7 @@ const Governor* governor() {
 
 void begin_to_govern(const std::shared_ptr<LevelHandle>& level) {
   if (current_level() != nullptr) return;
-  const GraphNode* node = torch::autograd::get_current_node().get();
+  const GraphNode* node = running_node();
   const Governor* now = governor();
   if (now != nullptr && now->node == node && now->level &&
       now->level->level().depth >= level->level().depth) {
@@ -45,7 +46,7 @@ void begin_to_govern(const std::shared_ptr<LevelHandle>& level) {
 
 // See Note [The operators of a node are its level's], Rule 4
 void end_to_govern() {
-  const GraphNode* node = torch::autograd::get_current_node().get();
+  const GraphNode* node = running_node();
   c10::ThreadLocalDebugInfo::_push(own_slot(), std::make_shared<Governor>(nullptr, node));
 }
 
@@ -98,19 +99,18 @@ class GovernedPostHook final : public PostAccumulateGradHook {
 
 }  // namespace
 
-Level* level_of_running_node() {
+Level* level_of_running_node(const GraphNode* node) {
   if (!c10::impl::tls_is_dispatch_key_included(kLevelKey)) return nullptr;
   const Governor* now = governor();
   if (now == nullptr || !now->level) return nullptr;
-  const auto node = torch::autograd::get_current_node();
-  if (!node || (node->sequence_nr() == kAccumulator && node.get() != now->node)) return nullptr;
+  if (node == nullptr || (node->sequence_nr() == kAccumulator && node != now->node)) return nullptr;
   return &now->level->level();
 }
 
 bool is_backward_governed(const Level* by) {
   const Governor* now = governor();
   if (now == nullptr || !now->level) return false;
-  if (now->node == torch::autograd::get_current_node().get()) return false;
+  if (now->node == running_node()) return false;
   return by == nullptr || is_within(&now->level->level(), *by);
 }
 
@@ -119,8 +119,7 @@ std::unique_ptr<FunctionPreHook> make_hook(HookAction action, const void* mark) 
 }
 
 bool has_mark(const FunctionPreHook& hook, const void* mark) {
-  const auto* ours = dynamic_cast<const Hook*>(&hook);
-  return ours != nullptr && ours->mark == mark;
+  return typeid(hook) == typeid(Hook) && static_cast<const Hook&>(hook).mark == mark;
 }
 
 void govern(GraphNode& node, const std::shared_ptr<LevelHandle>& level) {

@@ -46,13 +46,16 @@ using HookAction = std::function<void(const torch::autograd::variable_list&)>;
     HookAction action, const void* mark = nullptr);
 [[nodiscard]] bool has_mark(const torch::autograd::FunctionPreHook& hook, const void* mark);
 
-// The level whose the operators are of the node that a backward runs on this thread; null if there is
-// none.
-[[nodiscard]] Level* level_of_running_node();
+// The node that a backward runs on this thread, which lives as long as it runs; or null.
+[[nodiscard]] inline const torch::autograd::Node* running_node() {
+  return torch::autograd::get_current_node().get();
+}
+// The level whose the operators are of that node; null if there is none.
+[[nodiscard]] Level* level_of_running_node(const torch::autograd::Node* node);
 // The level whose this thread's operators are: the innermost active one, or else that of the node.
-[[nodiscard]] inline Level* level_of_thread() {
+[[nodiscard]] inline Level* level_of_thread(const torch::autograd::Node* node) {
   Level* level = current_level();
-  return level != nullptr ? level : level_of_running_node();
+  return level != nullptr ? level : level_of_running_node(node);
 }
 // Whether a node of some level has begun the running backward; of `by` or of one inside it, if given.
 [[nodiscard]] bool is_backward_governed(const Level* by = nullptr);

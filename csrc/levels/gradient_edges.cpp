@@ -62,7 +62,7 @@ void leave_count(const at::Tensor& gradient) {
 // In a hook: `leave` is called with each gradient, the part of it that is a level tensor, and the cell of that.
 template <class Leave>
 void for_each_leaving(const variable_list& gradients, const Leave& leave) {
-  const Node* outer = std::exchange(in_hook_of, torch::autograd::get_current_node().get());
+  const Node* outer = std::exchange(in_hook_of, running_node());
   const auto restore = c10::make_scope_exit([&] { in_hook_of = outer; });
   for (const at::Tensor& gradient : gradients) {
     if (!gradient.defined()) continue;

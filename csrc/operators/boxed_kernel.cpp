@@ -170,8 +170,8 @@ void govern(Invocation& invocation) {
     }
     std::optional<DomainLock> lock;
     if (domain.domain != nullptr) lock.emplace(*domain.domain);
-    if (Level* level = find_level(invocation, domain.level, found, kind)) {
-      LevelCall(invocation, *level, found, kind == ArgumentKind::kOpaque).run();
+    if (Level* level = find_level(invocation, domain, found, kind)) {
+      LevelCall(invocation, *level, found, kind == ArgumentKind::kOpaque, domain.node).run();
       return;
     }
   }
@@ -182,6 +182,27 @@ void govern(Invocation& invocation) {
   find_writes(invocation, found);
   save_for_readers(invocation, found);
   invocation.run_below();
+}
+
+at::Tensor govern_view(const at::Tensor& base, c10::function_ref<at::Tensor()> run_below) {
+  const BelowLevels below;
+  if (registrations().any_pending.load(std::memory_order_relaxed)) register_new_operators();
+  FoundTensors found;
+  add(found, *base.unsafeGetTensorImpl(), /*position=*/0, /*index=*/-1);
+  const FoundDomain domain = find_domain(found);
+  std::optional<DomainLock> lock;
+  if (domain.domain != nullptr) lock.emplace(*domain.domain);
+  Level* level = innermost_level(domain, found);
+  if (level == nullptr) {
+    lock.reset();
+    return run_below();
+  }
+  note_operator(*level, found);
+  if (!base.is_cpu()) level->tensor_domain().streams.enter(base.device());
+  at::Tensor view = run_below();
+  put_handle_on(*view.unsafeGetTensorImpl(), found);
+  if (domain.node != nullptr) keep_for_hooks(domain.node, {c10::IValue(view)});
+  return view;
 }
 
 void register_kernels() {

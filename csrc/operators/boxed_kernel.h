@@ -6,6 +6,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/util/FunctionRef.h>
 
 #include <optional>
 
@@ -17,6 +18,8 @@ namespace rematfn {
 void register_kernels();
 // What the kernel does.
 void govern(Invocation& invocation);
+// The same for a view of a plain tensor, of which nothing is to be found out and nothing written down.
+[[nodiscard]] at::Tensor govern_view(const at::Tensor& base, c10::function_ref<at::Tensor()> run_below);
 // The same, with another kernel to run in the place of the one below.
 void govern(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
             const c10::SafeKernelFunction* instead = nullptr);

@@ -61,12 +61,12 @@ bool is_abstract(const c10::TensorImpl& tensor) {
 
 // A leaf's gradient is accumulated at the end of a backward: what arrives there has left it. The leaf's
 // own hooks may be a level's.
-bool is_outside_of_backward() {
-  const auto node = torch::autograd::get_current_node();
-  if (!node) return true;
-  const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
+bool is_outside_of_backward(const torch::autograd::Node* node) {
+  if (node == nullptr) return true;
+  if (node->sequence_nr() != kAccumulator) return false;
+  const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
   return leaf != nullptr && leaf->variable.defined() && !has_key(leaf->variable) &&
-         level_of_running_node() == nullptr;
+         level_of_running_node(node) == nullptr;
 }
 
 }  // namespace
@@ -111,7 +111,8 @@ ArgumentKind find_tensors(Invocation& invocation, FoundTensors& found) {
 
 FoundDomain find_domain(const FoundTensors& found) {
   FoundDomain ours;
-  ours.level = level_of_thread();
+  ours.node = running_node();
+  ours.level = level_of_thread(ours.node);
   if (ours.level != nullptr) ours.domain = ours.level->domain.get();
   for (const FoundTensor& f : found) {
     std::shared_ptr<Domain> theirs;
@@ -132,12 +133,12 @@ FoundDomain find_domain(const FoundTensors& found) {
   return ours;
 }
 
-Level* find_level(Invocation& invocation, Level* level, FoundTensors& found, ArgumentKind& kind) {
-  if (kind != ArgumentKind::kPlain && level != nullptr) find_storages(invocation, *level, found);
+Level* innermost_level(const FoundDomain& domain, FoundTensors& found) {
+  Level* level = domain.level;
   for (FoundTensor& f : found) {
     f.cell = cell_of(*f.tensor);
     // See Note [Why the backward finds its level again]
-    if (f.cell != nullptr && !level_of(*f.cell).active && is_outside_of_backward()) {
+    if (f.cell != nullptr && !level_of(*f.cell).active && is_outside_of_backward(domain.node)) {
       seal(tensor_of(*f.tensor), level_of(*f.cell));
       f.cell = cell_of(*f.tensor);
     }
@@ -145,6 +146,12 @@ Level* find_level(Invocation& invocation, Level* level, FoundTensors& found, Arg
       level = &level_of(*f.cell);
     }
   }
+  return level;
+}
+
+Level* find_level(Invocation& invocation, const FoundDomain& domain, FoundTensors& found, ArgumentKind& kind) {
+  if (kind != ArgumentKind::kPlain && domain.level != nullptr) find_storages(invocation, *domain.level, found);
+  Level* level = innermost_level(domain, found);
   const auto is_ours = [](const FoundTensor& f) { return f.cell != nullptr; };
   if (kind != ArgumentKind::kAbstract) return level;
   if (std::none_of(found.begin(), found.end(), is_ours)) return nullptr;

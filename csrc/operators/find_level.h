@@ -13,6 +13,10 @@
 #include "levels/level.h"
 #include "operators/invocation.h"
 
+namespace torch::autograd {
+struct Node;
+}
+
 namespace rematfn {
 
 // A tensor among the arguments; the invocation holds it.
@@ -48,6 +52,7 @@ void add(FoundTensors& found, c10::TensorImpl& tensor, std::size_t position, int
 // The domain that an operator belongs to: the one of this thread's levels, which is alive while
 // they run, else that of its level tensors, or none.
 struct FoundDomain {
+  const torch::autograd::Node* node = nullptr;  // that a backward runs on this thread
   Level* level = nullptr;  // of this thread, or of the node that runs
   Domain* domain = nullptr;
   std::shared_ptr<Domain> alive;
@@ -56,12 +61,14 @@ struct FoundDomain {
 // held.
 [[nodiscard]] FoundDomain find_domain(const FoundTensors& found);
 
-// The level that the operator is under: the innermost of its tensors' and of `level`, the thread's.
+// The level that the operator is under: the innermost of its tensors' and of the thread's.
 // Tensors of levels that nobody runs are sealed on the way, see
 // Note [Why the backward finds its level again]. The lock of the operator's domain is held, if any.
 // With a level tensor among them, arguments are not abstract.
-[[nodiscard]] Level* find_level(Invocation& invocation, Level* level, FoundTensors& found,
-                               ArgumentKind& kind);
+[[nodiscard]] Level* find_level(Invocation& invocation, const FoundDomain& domain, FoundTensors& found,
+                                ArgumentKind& kind);
+// The same where all arguments are plain.
+[[nodiscard]] Level* innermost_level(const FoundDomain& domain, FoundTensors& found);
 
 // How often the operator may have moved the version counters of tensors on `storage` by now.
 [[nodiscard]] std::uint32_t bumps_so_far(const Invocation& invocation, const FoundTensors& found,

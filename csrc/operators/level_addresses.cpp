@@ -2,10 +2,10 @@
 //
 // level_addresses.cpp: the part of LevelCall for bytes that somebody reads or fills by their address.
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <utility>
 
+#include "levels/governed_nodes.h"
 #include "operators/level_call.h"
 #include "operators/raw_access.h"
 #include "tensors/stack_utils.h"
@@ -44,13 +44,9 @@ void LevelCall::note_communicated(bool communicated) {
 // into a bucket it asks whether the two share an address, which no operator does for it, and finds
 // nothing if the gradient was evicted after the node's last operator. We cannot step in between. So what
 // is made while such a node runs is kept, if somebody has a hook behind it.
-void LevelCall::keep_for_hooks() {
-  const auto node = torch::autograd::get_current_node();
-  if (!node || node->post_hooks().empty() ||
-      dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get()) == nullptr) {
-    return;
-  }
-  keep_bytes(tensors_in(results()), "a hook of a leaf", /*addressed=*/true);
+void keep_for_hooks(const torch::autograd::Node* node, c10::ArrayRef<c10::IValue> results) {
+  if (node == nullptr || node->post_hooks().empty() || node->sequence_nr() != kAccumulator) return;
+  keep_bytes(tensors_in(results), "a hook of a leaf", /*addressed=*/true);
 }
 
 // See Note [Uninitialised memory is kept] and Note [Arrays are seldom written]

@@ -18,6 +18,7 @@
 #include "base/errors.h"
 #include "base/interpreter.h"
 #include "levels/boundary.h"
+#include "levels/governed_nodes.h"
 #include "levels/meter.h"
 #include "levels/pressure.h"
 #include "levels/refusals.h"
@@ -56,16 +57,42 @@ bool empties(const Invocation& invocation) {
 
 bool is_on_cpu(const FoundTensor& f) { return f.tensor->device().is_cpu(); }
 
+// Below functorch nobody can tell whether autograd made a node before it called us; that it has is then the
+// safer answer.
+bool has_node(const FoundTensors& found) {
+  return at::GradMode::is_enabled() &&
+         (at::functorch::functorchTLSAccessor() != nullptr ||
+          std::ranges::any_of(found, [](const FoundTensor& f) { return f.tensor->requires_grad(); }));
+}
+
 }  // namespace
 
-LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque)
+std::uint32_t note_operator(Level& level, const FoundTensors& found) {
+  TensorDomain& domain = level.tensor_domain();
+  const std::uint64_t thread = at::RecordFunction::currentThreadId();
+  if (thread != level.last_thread) level.enter_thread(thread, has_node(found));
+  for (const FoundTensor& f : found) {
+    if (level.active && f.cell == nullptr && is_leaf_with_gradient(*f.tensor)) note_leaf(level, *f.tensor);
+  }
+  // See Note [What autograd may have saved]
+  const std::uint32_t saver = domain.savers.now(domain, thread);
+  for (const FoundTensor& f : found) {
+    if (saver != 0 && f.cell != nullptr) note_saver(*f.cell->version, saver);
+  }
+  domain.outside.note_bumps();
+  return saver;
+}
+
+LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque,
+                     const torch::autograd::Node* node)
     : Step(level.tensor_domain(), level),
       invocation_(invocation),
       op_(invocation.op),
       facts_(invocation.facts),
       level_(level),
       domain_(level.tensor_domain()),
-      found_(found) {
+      found_(found),
+      node_(node) {
   nature_.raw = facts_.leaves_raw;
   nature_.replayable = !opaque && !facts_.never_replayed && !empties(invocation) &&
                        !(facts_.may_race && races(arguments()));
@@ -76,7 +103,7 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
   // Found out where something may be evicted or kept, or is recorded.
   nature_.backward =
       (is_bounded_ || level_.policy.keeping.decides() || domain_.observers.see_calls()) &&
-      torch::autograd::get_current_node();
+      node_ != nullptr;
 }
 
 void LevelCall::run() {
@@ -92,11 +119,8 @@ void LevelCall::run() {
     if (!is_on_cpu(f)) enter_stream(f.tensor->device());
   }
   count_inputs();
-  const std::uint64_t thread = at::RecordFunction::currentThreadId();
-  if (thread != level_.last_thread) level_.enter_thread(thread, has_node());
-  if (level_.active) note_leaves();
-  note_saver_of_arguments();
-  domain_.outside.note_bumps();
+  saver_ = note_operator(level_, found_);
+  if (facts_.casts && level_.active) note_casts();
   domain_.bury_unreported(/*at_once=*/false);
   try {
     if (is_metered_) notice_unrecorded(level_);
@@ -104,11 +128,11 @@ void LevelCall::run() {
     if (facts_.is_view || facts_.announces_address || facts_.changes_metadata) {
       pass();
       give_away_parts();
-      return keep_for_hooks();
+      return keep_for_hooks(node_, results());
     }
     Step::run();
     give_away_parts();
-    keep_for_hooks();  // See Note [Hooks of a leaf read by address]
+    keep_for_hooks(node_, results());  // See Note [Hooks of a leaf read by address]
     finish();
     if (!is_bounded_) relieve_pressure(level_, output_bytes_);
   } catch (const NoRoom& why) {
@@ -161,19 +185,11 @@ void LevelCall::enter_stream(c10::Device device) {
   domain_.streams.enter(device);
 }
 
-// Below functorch nobody can tell; that it has is then the safer answer.
-bool LevelCall::has_node() const {
-  return at::GradMode::is_enabled() &&
-         (at::functorch::functorchTLSAccessor() != nullptr ||
-          std::any_of(found_.begin(), found_.end(),
-                      [](const FoundTensor& f) { return f.tensor->requires_grad(); }));
-}
-
 Site LevelCall::site() const {
   const bool numbers_are_its = at::RecordFunction::currentThreadId() == level_.thread;
   Site site{.nodes = numbers_are_its ? at::sequence_number::peek() : 0};
-  if (const auto node = torch::autograd::get_current_node()) {
-    site.node = node->sequence_nr();
+  if (node_ != nullptr) {
+    site.node = node_->sequence_nr();
   } else {
     site.place = place_in_program();
   }
@@ -187,20 +203,10 @@ const Ref<CallTemplate>& LevelCall::call_template() {
   return call_template_;
 }
 
-void LevelCall::note_leaves() {
+void LevelCall::note_casts() {
   for (const FoundTensor& f : found_) {
-    if (f.cell != nullptr || !is_leaf_with_gradient(*f.tensor)) continue;
-    note_leaf(level_, *f.tensor);
-    if (facts_.casts && is_cast_of_autocast(*f.tensor, arguments()[1])) note_cast(level_, *f.tensor);
-  }
-}
-
-// See Note [What autograd may have saved]
-void LevelCall::note_saver_of_arguments() {
-  saver_ = domain_.savers.now(domain_, level_.last_thread);
-  if (saver_ == 0) return;
-  for (const FoundTensor& f : found_) {
-    if (f.cell != nullptr) note_saver(*f.cell->version, saver_);
+    const bool is_leaf = f.cell == nullptr && is_leaf_with_gradient(*f.tensor);
+    if (is_leaf && is_cast_of_autocast(*f.tensor, arguments()[1])) note_cast(level_, *f.tensor);
   }
 }
 

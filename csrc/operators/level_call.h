@@ -16,9 +16,18 @@
 
 namespace rematfn {
 
+// An operator of the level is about to run on these tensors, whether it makes bytes or not. Returns the node
+// of autograd's that may save what it reads and makes.
+std::uint32_t note_operator(Level& level, const FoundTensors& found);
+// A result that stands on the storage of one of these gets that one's handle. False if it does not.
+bool put_handle_on(c10::TensorImpl& tensor, const FoundTensors& found);
+// See Note [Hooks of a leaf read by address]
+void keep_for_hooks(const torch::autograd::Node* node, c10::ArrayRef<c10::IValue> results);
+
 class LevelCall final : private Step {
  public:
-  LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque);
+  LevelCall(Invocation& invocation, Level& level, FoundTensors& found, bool opaque,
+            const torch::autograd::Node* node);
 
   void run();
 
@@ -36,18 +45,13 @@ class LevelCall final : private Step {
   // been waited for.
   void note_addressed();
   void note_communicated(bool communicated);
-  void keep_for_hooks();
-  void note_leaves();
-  void note_saver_of_arguments();
+  void note_casts();
   void run_measured();
   void enter_stream(c10::Device device);
-  // Whether autograd made a node before it called us.
-  [[nodiscard]] bool has_node() const;
   void run_until_it_fits();
   void run_until_device_has_room();
   void reserve();
   void sort_results();
-  bool put_handle_on(c10::TensorImpl& tensor);
   void give_away_parts();
   void give_away(Cell& cell, c10::TensorImpl& tensor);
   [[nodiscard]] Rates rates() const;
@@ -84,6 +88,7 @@ class LevelCall final : private Step {
   Level& level_;
   TensorDomain& domain_;
   FoundTensors& found_;  // the operands
+  const torch::autograd::Node* const node_;  // that a backward runs, or null
   std::uint32_t saver_ = 0;  // the autograd node that may save what is read and made
 
   Ref<CallTemplate> call_template_;  // once it has been asked for

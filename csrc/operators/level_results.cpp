@@ -28,6 +28,20 @@ bool is_object(const c10::StorageImpl& storage) {
 
 }  // namespace
 
+bool put_handle_on(c10::TensorImpl& tensor, const FoundTensors& found) {
+  const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+  for (const FoundTensor& f : found) {
+    if (f.storage != storage) continue;
+    if (f.cell != nullptr) {
+      attach(tensor, c10::intrusive_ptr<Cell>::reclaim_copy(f.cell));
+    } else if (has_level_key(tensor)) {
+      detach(tensor);
+    }
+    return true;
+  }
+  return false;
+}
+
 // Puts handles on results that stand on an argument's storage; the others are fresh. Whether an
 // output aliases an argument is read off the storage, never off the schema.
 // See Note [Which key we borrow]: view kernels copy the key, not the handle.
@@ -35,7 +49,7 @@ void LevelCall::sort_results() {
   if (facts_.changes_metadata) {
     // `x.set_(y)` moved x to y's storage: it is a tensor of y's cell now, or of none.
     for (const FoundTensor& f : found_) {
-      if (!put_handle_on(*f.tensor) && f.cell != nullptr) detach(*f.tensor);
+      if (!put_handle_on(*f.tensor, found_) && f.cell != nullptr) detach(*f.tensor);
     }
   }
   const c10::ArrayRef<c10::IValue> all = results();
@@ -47,7 +61,7 @@ void LevelCall::sort_results() {
         if (has_level_key(*impl)) detach(*impl);
         return;
       }
-      if (put_handle_on(*impl)) return;
+      if (put_handle_on(*impl, found_)) return;
       add(fresh_, *impl, i, index);
     });
     if (all[i].isTensor()) continue;
@@ -85,20 +99,6 @@ void LevelCall::give_away(Cell& cell, c10::TensorImpl& tensor) {
   domain_.materialize({&version, 1});
   domain_.make_outside(*cell.version);
   detach(tensor);
-}
-
-bool LevelCall::put_handle_on(c10::TensorImpl& tensor) {
-  const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
-  for (const FoundTensor& f : found_) {
-    if (f.storage != storage) continue;
-    if (f.cell != nullptr) {
-      attach(tensor, c10::intrusive_ptr<Cell>::reclaim_copy(f.cell));
-    } else if (has_level_key(tensor)) {
-      detach(tensor);
-    }
-    return true;
-  }
-  return false;
 }
 
 void LevelCall::take_results() {

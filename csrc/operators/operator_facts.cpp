@@ -245,6 +245,8 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   facts.never_replayed |= op.hasTag(at::Tag::nondeterministic_bitwise) || facts.communicates;
   facts.selects_backend = op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect);
   facts.work = work_of(name);
+  facts.is_plain_view = facts.is_view && !facts.announces_read && !facts.announces_address &&
+                        !facts.changes_metadata && !facts.ends_filling && !facts.communicates;
   return facts;
 }
 

@@ -2,8 +2,34 @@
 #include "operators/unboxed_kernel.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_log_softmax_backward_data_ops.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
+#include <ATen/ops/_to_copy_ops.h>
+#include <ATen/ops/clone_ops.h>
+#include <ATen/ops/convolution_backward_ops.h>
+#include <ATen/ops/convolution_ops.h>
+#include <ATen/ops/copy_ops.h>
+#include <ATen/ops/embedding_dense_backward_ops.h>
+#include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/gelu_backward_ops.h>
+#include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/mean_ops.h>
+#include <ATen/ops/native_batch_norm_backward_ops.h>
+#include <ATen/ops/native_batch_norm_ops.h>
+#include <ATen/ops/native_layer_norm_backward_ops.h>
+#include <ATen/ops/native_layer_norm_ops.h>
+#include <ATen/ops/nll_loss_backward_ops.h>
+#include <ATen/ops/nll_loss_forward_ops.h>
+#include <ATen/ops/permute_ops.h>
+#include <ATen/ops/select_backward_ops.h>
+#include <ATen/ops/select_ops.h>
+#include <ATen/ops/slice_backward_ops.h>
+#include <ATen/ops/slice_ops.h>
+#include <ATen/ops/zeros_like_ops.h>
 
+#include <array>
 #include <cstddef>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -11,6 +37,7 @@
 #include "operators/boxed_kernel.h"
 #include "operators/invocation.h"
 #include "tensors/dispatch_key.h"
+#include "tensors/level_tensor.h"
 #include "tensors/torch_layout.h"
 
 namespace rematfn {
@@ -28,7 +55,7 @@ class Borrowed {
   }
   ~Borrowed() {
     std::size_t i = 0;
-    (end<Args>(*place(i++)), ...);
+    (end<std::decay_t<Args>>(*place(i++)), ...);
   }
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
@@ -42,13 +69,16 @@ class Borrowed {
   static c10::IValue as_value(const T& value) {
     if constexpr (std::is_same_v<T, at::Tensor>) {
       return borrow(value);
+    } else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
+      return value ? borrow(*value) : c10::IValue();
     } else {
       return value;
     }
   }
   template <class T>
   static void end(c10::IValue& value) {
-    if constexpr (!std::is_same_v<std::decay_t<T>, at::Tensor>) value.~IValue();
+    constexpr bool is_borrowed = std::is_same_v<T, at::Tensor> || std::is_same_v<T, std::optional<at::Tensor>>;
+    if constexpr (!is_borrowed) value.~IValue();
   }
   c10::IValue* place(std::size_t i) { return reinterpret_cast<c10::IValue*>(memory_) + i; }
 
@@ -56,6 +86,16 @@ class Borrowed {
 };
 
 // ---- the kernel --------------------------------------------------------------------------------
+
+// How many tensors a result is.
+template <class Result>
+constexpr std::size_t count_of(std::type_identity<Result> /*of*/) {
+  return 1;
+}
+template <class... Tensors>
+constexpr std::size_t count_of(std::type_identity<std::tuple<Tensors...>> /*of*/) {
+  return sizeof...(Tensors);
+}
 
 template <class Result, class... Args>
 class UnboxedInvocation final : public Invocation {
@@ -82,7 +122,7 @@ class UnboxedInvocation final : public Invocation {
     if constexpr (kReturnsArgument) {
       return std::get<0>(args_);
     } else {
-      return std::move(boxed_result_).toTensor();
+      return give(std::type_identity<Result>());
     }
   }
 
@@ -94,16 +134,34 @@ class UnboxedInvocation final : public Invocation {
     if constexpr (kReturnsArgument) {
       results_ = arguments_.slice(0, 1);
     } else {
-      boxed_result_ = std::move(result);
-      results_ = c10::ArrayRef<c10::IValue>(boxed_result_);
+      keep(std::move(result));
+      results_ = boxed_results_;
     }
+  }
+  void keep(at::Tensor result) { boxed_results_[0] = std::move(result); }
+  template <class... Tensors>
+  void keep(std::tuple<Tensors...> result) {
+    std::apply([&](Tensors&... each) { boxed_results_ = {std::move(each)...}; }, result);
+  }
+  at::Tensor give(std::type_identity<at::Tensor> /*as*/) { return std::move(boxed_results_[0]).toTensor(); }
+  template <class... Tensors>
+  std::tuple<Tensors...> give(std::type_identity<std::tuple<Tensors...>> /*as*/) {
+    return std::apply([](auto&... each) { return std::tuple<Tensors...>(std::move(each).toTensor()...); },
+                      boxed_results_);
   }
 
   const Operator& operator_;
   std::tuple<Args...> args_;
   Borrowed<Args...> boxed_;
-  c10::IValue boxed_result_;
+  std::array<c10::IValue, count_of(std::type_identity<Result>())> boxed_results_;
 };
+
+// Whether it makes a tensor of a tensor and what is none.
+template <class Result, class First, class... Rest>
+constexpr bool may_be_view(Result (*)(First, Rest...)) {
+  return std::is_same_v<Result, at::Tensor> && std::is_same_v<First, const at::Tensor&> &&
+         (!std::is_convertible_v<Rest, std::optional<at::Tensor>> && ...);
+}
 
 template <class Signature>
 class UnboxedKernel;
@@ -115,6 +173,12 @@ class UnboxedKernel<Result(Args...)> final : public c10::OperatorKernel {
       : operator_(op.typed<Result(Args...)>()), facts_(facts_of(op)) {}
 
   Result operator()(c10::DispatchKeySet keys, Args... args) {
+    if constexpr (may_be_view(static_cast<Result (*)(Args...)>(nullptr))) {
+      const at::Tensor& base = std::get<0>(std::forward_as_tuple(args...));
+      if (facts_->is_plain_view && base.defined() && is_plain(*base.unsafeGetTensorImpl())) {
+        return govern_view(base, [&] { return operator_.redispatch(keys & kBelowLevels, args...); });
+      }
+    }
     UnboxedInvocation<Result, Args...> invocation(operator_, keys, *facts_, args...);
     govern(invocation);
     return invocation.result();
@@ -127,48 +191,11 @@ class UnboxedKernel<Result(Args...)> final : public c10::OperatorKernel {
 
 // ---- which operators ---------------------------------------------------------------------------
 
-// Whether the dispatcher passes an argument, or a result, of this schema as a T.
-template <class T>
-bool is_passed_as(const c10::Argument& argument) {
-  const c10::Type& type = *argument.real_type();
-  const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-  if constexpr (std::is_same_v<std::decay_t<T>, at::Tensor>) {
-    constexpr bool may_write = std::is_same_v<T, at::Tensor&>;
-    return type.kind() == c10::TypeKind::TensorType && written == may_write;
-  } else if constexpr (std::is_same_v<std::decay_t<T>, at::Scalar>) {
-    return type.kind() == c10::TypeKind::NumberType;
-  } else if constexpr (std::is_same_v<T, bool>) {
-    return type.kind() == c10::TypeKind::BoolType;
-  } else if constexpr (std::is_same_v<T, std::int64_t>) {
-    return type.kind() == c10::TypeKind::IntType;
-  } else {
-    static_assert(std::is_same_v<T, c10::SymIntArrayRef>);
-    return type.kind() == c10::TypeKind::ListType &&
-           type.containedType(0)->kind() == c10::TypeKind::SymIntType;
-  }
-}
-
-template <class Result, class... Args>
-bool has_signature(const c10::FunctionSchema& schema, Result (*)(Args...)) {
-  if (schema.arguments().size() != sizeof...(Args) || schema.returns().size() != 1) return false;
-  if (!is_passed_as<Result>(schema.returns()[0])) return false;
-  std::size_t i = 0;
-  if (!(is_passed_as<Args>(schema.arguments()[i++]) && ...)) return false;
-  if constexpr (std::is_reference_v<Result>) {
-    return schema.arguments()[0].alias_info() != nullptr;
-  }
-  return true;
-}
-
 template <class Signature>
 bool make_if_of(const c10::OperatorHandle& op, std::optional<c10::KernelFunction>& kernel) {
-  if (!has_signature(op.schema(), static_cast<Signature*>(nullptr))) return false;
-  try {
-    kernel = c10::KernelFunction::makeFromUnboxedFunctor<false, UnboxedKernel<Signature>>(
-        std::make_unique<UnboxedKernel<Signature>>(op));
-  } catch (const c10::Error&) {
-    return false;  // its C++ signature is older than its schema
-  }
+  if (!has_signature<Signature>(op)) return false;
+  kernel = c10::KernelFunction::makeFromUnboxedFunctor<false, UnboxedKernel<Signature>>(
+      std::make_unique<UnboxedKernel<Signature>>(op));
   return true;
 }
 
@@ -187,6 +214,7 @@ std::optional<c10::KernelFunction> unboxed_kernel_for(const c10::OperatorHandle&
   using Written = at::Tensor&;
   using Int = std::int64_t;
   using Sizes = c10::SymIntArrayRef;
+  using namespace at::_ops;
   if (!op.schema().name().starts_with("aten::") || facts_of(op)->selects_backend) return {};
   return first_of<at::Tensor(T),                    // sin
                   at::Tensor(T, T),                 // mul, mm
@@ -202,7 +230,16 @@ std::optional<c10::KernelFunction> unboxed_kernel_for(const c10::OperatorHandle&
                   Written(Written),                 // exp_
                   Written(Written, T),              // mul_
                   Written(Written, T, S),           // add_
-                  Written(Written, S)>(op);         // fill_
+                  Written(Written, S),              // fill_
+                  // Those of networks that have signatures of their own.
+                  _log_softmax_backward_data::schema, _scaled_dot_product_flash_attention_for_cpu::schema,
+                  _to_copy::schema, clone::schema, convolution::schema, convolution_backward::schema,
+                  copy_::schema, embedding::schema, embedding_dense_backward::schema, gelu::schema,
+                  gelu_backward::schema, mean_dim::schema, native_batch_norm::schema,
+                  native_batch_norm_backward::schema, native_layer_norm::schema,
+                  native_layer_norm_backward::schema, nll_loss_backward::schema, nll_loss_forward::schema,
+                  permute::schema, select_int::schema, select_backward::schema, slice_Tensor::schema,
+                  slice_backward::schema, zeros_like::schema>(op);
 }
 
 }  // namespace rematfn

@@ -72,6 +72,8 @@ struct Reveal {
   template struct Reveal<Name, &member>;
 REMATFN_REVEAL(DefinitionOf, c10::OperatorHandle::operatorDef_)
 REMATFN_REVEAL(KernelsOf, c10::impl::OperatorEntry::kernels_)
+REMATFN_REVEAL(SignatureOf, c10::impl::OperatorEntry::cpp_signature_)
+REMATFN_REVEAL(SymbolicSignatureOf, c10::impl::OperatorEntry::sym_cpp_signature_)
 #undef REMATFN_REVEAL
 
 // The kernel that an operator had first at a key, if others have come since; else null. torch keeps them,
@@ -82,6 +84,15 @@ inline const c10::KernelFunction* first_kernel_of(const c10::OperatorHandle& op,
   const auto found = kernels.find(key);
   const bool was_replaced = found != kernels.end() && found->second.size() > 1;
   return was_replaced ? &found->second.back().kernel : nullptr;
+}
+
+// Whether the dispatcher passes an operator's arguments and results as a function of this type does.
+template <class Function>
+bool has_signature(const c10::OperatorHandle& op) {
+  const auto& entry = (op.*reveal(DefinitionOf()))->op;
+  const auto& symbolic = entry.*reveal(SymbolicSignatureOf());
+  const auto& known = symbolic ? symbolic : entry.*reveal(SignatureOf());
+  return known && known->signature == c10::impl::CppSignature::make<Function>();
 }
 
 }  // namespace rematfn
