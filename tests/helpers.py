@@ -13,9 +13,12 @@ import gc
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import optree
@@ -412,3 +415,22 @@ def wave_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
 def wave_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     (x,) = ctx.saved_tensors
     return grad * (x * ctx.scale).cos() * ctx.scale, None
+
+
+@contextmanager
+def no_shape_function_in_python() -> Iterator[None]:
+    """Fail if torch asks Python for the shape of a result: Note [Shapes without Python]."""
+    asked: set[str] = set()
+    parts = ("_decomp", "_refs", "_prims_common")
+
+    def see(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and (path.name == "_meta_registrations.py" or path.parent.name in parts):
+            asked.add(frame.f_code.co_name)
+
+    sys.setprofile(see)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+    assert not asked, sorted(asked)

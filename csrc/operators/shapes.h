@@ -8,7 +8,9 @@
 // that runs imports the compiler, sympy and onnx, some 800 modules, which takes seconds. For the
 // operators that most programs are made of, C++ knows as well: `at::meta` still holds the functions
 // beneath, and where there is none the result's size follows from the arguments' in a line. What is
-// neither here goes through Python. All three give the same bytes; only how long it takes differs.
+// neither here goes through Python. All three give the same bytes; only how long it takes differs. Where an
+// accelerator asks its library how much it keeps (cuDNN for a recurrent network's or a norm's backward), all
+// three leave that out, and the first run tells.
 
 #pragma once
 
