@@ -26,6 +26,7 @@ from models import ENVIRONMENT, SANITIZE, TORCH, built_once
 
 SOURCES = Path(__file__).with_name("device")
 
+DEVICE = "fake"  # what the tests of devices run on: `--device` names another
 _library: Any = None
 
 
@@ -55,10 +56,11 @@ def built() -> Path:
     return built_once("fake_device", options, sorted(SOURCES.glob("*.[ch]*")), make)
 
 
-def load() -> None:
-    """Make the device known to torch in this process, as ``"fake"``."""
-    global _library
-    if _library is not None:
+def load(device: str = "fake") -> None:
+    """Make the device known to torch in this process, as ``"fake"``; or take a real one for it."""
+    global _library, DEVICE
+    DEVICE = device
+    if _library is not None or device != "fake":
         return
     _library = ctypes.CDLL(str(built()))
     _library.fake_close_gate.restype = ctypes.c_void_p
@@ -127,9 +129,19 @@ def assert_comes_empty(host: Any) -> None:
 # --- what only a fake device can do ---------------------------------------------------------------
 
 
+def _only_fake(what: str) -> None:
+    if DEVICE != "fake":
+        import pytest
+
+        pytest.skip(f"only the fake device {what}")
+
+
 @contextmanager
 def delays(seed: int, most: int = 500) -> Iterator[None]:
-    """Have one job in four, on each stream, begin up to `most` microseconds late."""
+    """Have one job in four, on each stream, begin up to `most` us late; not on a real device."""
+    if DEVICE != "fake":
+        yield
+        return
     _library.fake_delay(ctypes.c_uint64(seed), most)
     try:
         yield
@@ -137,14 +149,22 @@ def delays(seed: int, most: int = 500) -> Iterator[None]:
         _library.fake_delay(ctypes.c_uint64(0), 0)
 
 
+_LONG = 20_000_000  # cycles, some hundredths of a second
+
+
 @contextmanager
 def stopped(stream: torch.Stream | None = None) -> Iterator[None]:
     """Stop a stream (the current one) where its queue ends now, until the block is left.
 
     Whoever waits for the stream within the block waits for ever. Before it goes on, others get the
-    time to overtake it, if they can.
+    time to overtake it, if they can. One of a real device has a long kernel to run.
     """
     stream = stream or torch.accelerator.current_stream()
+    if DEVICE != "fake":
+        with stream:
+            torch.get_device_module(DEVICE)._sleep(_LONG)
+        yield
+        return
     gate = _library.fake_close_gate(ctypes.c_int64(stream.stream_id))
     try:
         yield
@@ -156,6 +176,7 @@ def stopped(stream: torch.Stream | None = None) -> Iterator[None]:
 @contextmanager
 def memory_limit(nbytes: int) -> Iterator[None]:
     """Let the device have only so many bytes for the while."""
+    _only_fake("has less memory when told")
     before = torch.accelerator.get_memory_info()[1]
     _library.fake_limit_memory(ctypes.c_size_t(nbytes))
     try:
@@ -166,6 +187,7 @@ def memory_limit(nbytes: int) -> Iterator[None]:
 
 @contextmanager
 def _switched_on(name: str) -> Iterator[None]:
+    _only_fake("fails, or captures, when told")
     switch = getattr(_library, name)
     switch(True)
     try:
@@ -186,6 +208,7 @@ def captured() -> AbstractContextManager[None]:
 
 def pinned_bytes() -> int:
     """Return how much memory of the host is pinned and in use."""
+    _only_fake("tells how much is pinned")
     return int(_library.fake_pinned_bytes())
 
 

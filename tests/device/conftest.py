@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each module of this folder runs in a process of its own, which has the fake device."""
+"""Each module of this folder runs in a process of its own, which has the fake device.
+
+With `--device` all run in this one, on that device: `pytest tests/device --device cuda`.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +18,40 @@ import fake_device
 import pytest
 import torch
 
-ON_DEVICE = "REMATFN_FAKE_DEVICE"  # set it to choose single tests from the command line
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", help="run tests/device on it in this process: fake, cuda")
 
 
-if ON_DEVICE in os.environ:
-    fake_device.load()
+def pytest_configure(config: pytest.Config) -> None:
+    if device := config.getoption("--device", None):
+        fake_device.load(device)
 
-    @pytest.fixture(autouse=True)
-    def the_device_is_empty_again() -> Iterator[None]:
-        """Check that a test leaves no bytes on the device, and that no kernel of it has failed."""
-        torch.accelerator.synchronize()
-        before = torch.accelerator.memory_allocated()
-        yield
-        torch.accelerator.synchronize()
-        # Threads of autograd let go of what they ran at some time after its end.
-        until = time.monotonic() + 30
-        while torch.accelerator.memory_allocated() > before and time.monotonic() < until:
-            gc.collect()
-            time.sleep(0.001)
-        assert torch.accelerator.memory_allocated() <= before
 
-else:
+@pytest.fixture(autouse=True)
+def the_device_is_empty_again() -> Iterator[None]:
+    """Check that a test leaves no bytes on the device, and that no kernel of it has failed."""
+    before = allocated()
+    yield
+    # Threads of autograd let go of what they ran at some time after its end.
+    until = time.monotonic() + 30
+    while allocated() > before and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.001)
+    assert allocated() <= before
 
-    def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Module:
-        return Module.from_parent(parent, path=module_path)
+
+def allocated() -> int:
+    torch.accelerator.synchronize()
+    if fake_device.DEVICE == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()  # kept for each stream
+    return torch.accelerator.memory_allocated()
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Module | None:
+    if parent.config.getoption("--device", None):
+        return None  # as anywhere else
+    return Module.from_parent(parent, path=module_path)
 
 
 class Module(pytest.File):
@@ -53,8 +66,9 @@ class InItsOwnProcess(pytest.Item):
         if fake_device.compiler() is None:
             pytest.skip("needs a C++ compiler")
         fake_device.built()
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(self.path)]
-        environment = {**os.environ, ON_DEVICE: "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command += ["--device", "fake", str(self.path)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         for name in [n for n in environment if n.startswith("PYTEST_")]:
             del environment[name]  # of the session around
         found = subprocess.run(

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_device import delays, memory_limit
+from fake_device import DEVICE, delays, memory_limit
 from helpers import assert_bitwise_equal
 from torch import Tensor, nn
 
-DEVICE = "fake"
+pytestmark = pytest.mark.skipif(DEVICE != "fake", reason="about the fake device itself")
 
 
 # --- what it computes -----------------------------------------------------------------------------

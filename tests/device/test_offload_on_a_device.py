@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from fake_device import (
+    DEVICE,
     assert_comes_empty,
     captured,
     delays,
@@ -39,7 +40,7 @@ HOST = rematfn.Host("256MiB")
 
 @pytest.fixture(autouse=True)
 def on_the_device() -> Iterator[None]:
-    with torch.device("fake"):
+    with torch.device(DEVICE):
         yield
     torch.accelerator.synchronize()
     assert_comes_empty(HOST)
@@ -47,7 +48,7 @@ def on_the_device() -> Iterator[None]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_on_several_streams_that_are_late(seed: int) -> None:
-    side = torch.Stream("fake")
+    side = torch.Stream(DEVICE)
 
     def f(x: Tensor) -> Tensor:
         kept = []
@@ -115,7 +116,7 @@ def streams() -> tuple[int, int]:
 @pytest.fixture(autouse=True, scope="module")
 def a_first_copy() -> None:
     """The streams are made with the first copy."""
-    x = torch.ones(8, device="fake")
+    x = torch.ones(8, device=DEVICE)
     rematfn.offload(lambda x: (y := x.sin(), gone(y), y.cos())[-1], 1 << 20, to=HOST)(x)
 
 
@@ -222,7 +223,7 @@ def test_what_comes_back_is_not_read_before_it_has_come() -> None:
 def test_a_place_is_not_given_away_before_it_has_been_read() -> None:
     """Two functions share a host, on two streams (no block is reused before its copy is done)."""
     host = rematfn.Host(4096)  # one place
-    side = torch.Stream("fake")
+    side = torch.Stream(DEVICE)
     x, w = argument(), argument().cos()
     expected = x.sin() * 2, w.exp() * 3
     torch.accelerator.synchronize()
@@ -253,7 +254,7 @@ def test_a_place_is_not_given_away_before_it_has_been_read() -> None:
 
 def test_the_stream_is_the_current_one_of_each_call() -> None:
     """The compute stream taken down when the tier was made (trl, pull request 7195)."""
-    side = torch.Stream("fake")
+    side = torch.Stream(DEVICE)
 
     def f(x: Tensor) -> Tensor:
         side.wait_stream(main())
@@ -342,7 +343,7 @@ def test_what_goes_out_may_be_written_on_the_way() -> None:
 
 def test_a_side_stream_reads_what_has_come_back() -> None:
     """Side streams beside it (torchtune, issue 2683)."""
-    side = torch.Stream("fake")
+    side = torch.Stream(DEVICE)
 
     def f(x: Tensor) -> Tensor:
         y = x.sin()
@@ -386,7 +387,7 @@ def test_the_budget_holds_as_the_device_counts(transform: Any, units: int) -> No
     expected = chain(x)
     g = transform(chain, budget=units * ONE, **where)
     for _ in range(3):
-        with MemoryTimeline("fake") as timeline:
+        with MemoryTimeline(DEVICE) as timeline:
             found = g(x)
         assert_bitwise_equal(found, expected)
         stats = rematfn.stats(g)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import delays
+from fake_device import DEVICE, delays
 from helpers import EXHAUSTIVE, Transform, assert_bitwise_equal, untransformed
 from sweep.kinds import KINDS, Kind
 from sweep.samples import DTYPES, Sample, dtypes_of, operators, samples
@@ -33,7 +33,7 @@ def moving(f: Any) -> Any:
 
 def on_the_device(sample: Sample) -> Sample:
     leaves = [
-        leaf.detach().to("fake").requires_grad_(leaf.requires_grad)
+        leaf.detach().to(DEVICE).requires_grad_(leaf.requires_grad)
         if isinstance(leaf, Tensor)
         else leaf
         for leaf in sample.leaves
@@ -47,7 +47,7 @@ NAMES = [name for name, info in operators().items() if dtypes_of(info)][::EVERY]
 def run(info: Any, dtype: torch.dtype, kind: Kind, transform: Transform) -> Any:
     torch.manual_seed(20)
     sample = next(samples(info, dtype, kind.requires_grad))
-    with torch.device("fake"):
+    with torch.device(DEVICE):
         found = kind.program(info, on_the_device(sample), transform)
     torch.accelerator.synchronize()
     return found

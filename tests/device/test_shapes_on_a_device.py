@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_device import DEVICE
 from helpers import no_shape_function_in_python
 from torch import Tensor
 
@@ -138,7 +139,7 @@ def test_a_budget_one_byte_too_small_is_refused_for_what_torch_s_shape_function_
     def there(value: Any) -> Any:
         if isinstance(value, list):
             return [there(v) for v in value]
-        return torch.empty_like(value, device="fake") if isinstance(value, Tensor) else value
+        return torch.empty_like(value, device=DEVICE) if isinstance(value, Tensor) else value
 
     on_device = [there(value) for value in args]
     g = rematfn.remat(lambda: op(*on_device), f"{made - 1}B")

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from fake_device import delays
+from fake_device import DEVICE, delays
 from helpers import EXHAUSTIVE
 from torch import Tensor
 from whole.test_stateful import Tier, Twins, search
@@ -34,16 +34,16 @@ class OnADevice(Twins):
         super().__init__()
         self.elsewhere.shutdown()
         self.elsewhere = ThreadPoolExecutor(
-            1, initializer=torch.set_default_device, initargs=("fake",)
+            1, initializer=torch.set_default_device, initargs=(DEVICE,)
         )
         self.late = delays(next(SEEDS), most=50)
         self.late.__enter__()
 
     def random_state(self) -> Tensor:
-        return self.elsewhere.submit(torch.fake.get_rng_state).result()
+        return self.elsewhere.submit(torch.get_device_module(DEVICE).get_rng_state).result()
 
     def set_random_state(self, state: Tensor) -> None:
-        torch.fake.set_rng_state(state)
+        torch.get_device_module(DEVICE).set_rng_state(state)
 
     def teardown(self) -> None:
         try:
@@ -56,7 +56,7 @@ class OnADevice(Twins):
 def on_the_device() -> Iterator[None]:
     torch.set_num_threads(1)
     _C.testing.draw_link_costs(True)  # so that it is left to chance what moves and what is dropped
-    with torch.device("fake"):
+    with torch.device(DEVICE):
         yield
     _C.testing.draw_link_costs(False)
     assert _C.stack_depth() == 0

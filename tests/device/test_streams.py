@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import delays, stopped
+from fake_device import DEVICE, delays, stopped
 from helpers import Transform, assert_bitwise_equal, untransformed
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -28,7 +28,7 @@ EVERYTHING = functools.partial(rematfn.remat, policy=rematfn.testing.EvictEveryt
 
 @pytest.fixture(autouse=True)
 def on_the_device() -> Iterator[None]:
-    with torch.device("fake"):
+    with torch.device(DEVICE):
         yield
 
 
@@ -51,7 +51,7 @@ def assert_no_race(run: Callable[[Transform], Any], *others: Transform) -> None:
 
 
 def test_bytes_that_a_side_stream_reads_are_not_handed_out_again() -> None:
-    side = torch.Stream("fake")
+    side = torch.Stream(DEVICE)
 
     def f(x: Tensor) -> Tensor:
         y = x.sin()
@@ -69,7 +69,7 @@ def test_bytes_that_a_side_stream_reads_are_not_handed_out_again() -> None:
 
 
 def test_what_is_made_again_on_a_side_stream_is_waited_for() -> None:
-    side = torch.Stream("fake")
+    side = torch.Stream(DEVICE)
 
     def f(x: Tensor) -> Tensor:
         y = x.sin()
@@ -87,7 +87,7 @@ def test_what_is_made_again_on_a_side_stream_is_waited_for() -> None:
 
 
 def test_what_a_replay_reads_is_not_overwritten_by_another_stream() -> None:
-    side = torch.Stream("fake")
+    side = torch.Stream(DEVICE)
 
     def f(x: Tensor, buffer: Tensor) -> Tensor:
         y = x * buffer
@@ -108,7 +108,7 @@ def test_what_a_replay_reads_is_not_overwritten_by_another_stream() -> None:
 
 
 def test_a_result_is_ready_for_whoever_waits_for_the_stream_that_made_it() -> None:
-    side = torch.Stream("fake")
+    side = torch.Stream(DEVICE)
 
     def f(x: Tensor) -> Tensor:
         side.wait_stream(main())
@@ -129,7 +129,7 @@ def test_a_result_is_ready_for_whoever_waits_for_the_stream_that_made_it() -> No
 
 
 def test_backward_runs_on_the_streams_of_forward() -> None:
-    side = torch.Stream("fake")
+    side = torch.Stream(DEVICE)
 
     def f(x: Tensor) -> Tensor:
         y = x.sin().exp()
@@ -151,7 +151,7 @@ def test_backward_runs_on_the_streams_of_forward() -> None:
 def test_record_stream_is_no_write() -> None:
     def f(x: Tensor) -> Tensor:
         y = x.sin()
-        y.record_stream(torch.Stream("fake"))
+        y.record_stream(torch.Stream(DEVICE))
         return y.cos() * y
 
     g = EVERYTHING(f)
@@ -171,7 +171,7 @@ def test_record_stream_finds_bytes_of_the_allocators() -> None:
         y = rematfn.keep(x.sin())
         for _ in range(4):
             x = (x * 2).cos()  # before each of these the level looks for what has died
-        y.record_stream(torch.Stream("fake"))
+        y.record_stream(torch.Stream(DEVICE))
         return x * y
 
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True):
