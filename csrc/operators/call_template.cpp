@@ -200,8 +200,11 @@ struct Lent final : TensorDomain::Companion {
   std::unique_ptr<CallTemplates> templates = std::make_unique<CallTemplates>();
 };
 
-bool has_generator(const CallTemplate& made) {
-  return std::ranges::any_of(made.arguments, [](const c10::IValue& v) { return v.isGenerator(); });
+// A generator, a process group: it is not to be kept alive.
+bool holds_object(const CallTemplate& made) {
+  return std::ranges::any_of(made.arguments, [](const c10::IValue& v) {
+    return v.isGenerator() || v.isObject() || v.isPyObject() || v.isCapsule();
+  });
 }
 
 }  // namespace
@@ -228,7 +231,7 @@ Ref<CallTemplate> CallTemplates::of(const Invocation& invocation, const FoundTen
     std::rotate(latest.begin(), fitting, fitting + 1);
   } else {
     Ref<CallTemplate> made(new CallTemplate(invocation, found));
-    if (has_generator(*made)) {  // which is the program's
+    if (holds_object(*made)) {
       last_.reset();
       return made;
     }

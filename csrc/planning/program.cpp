@@ -98,6 +98,12 @@ bool Program::writes_outside() const {
   });
 }
 
+std::optional<Score> Program::general_score() const {
+  const std::lock_guard guard(plans_mutex());
+  const std::shared_ptr<const Plan> general = best().general;
+  return general && !general->online ? std::optional(general->score) : std::nullopt;
+}
+
 Plan Program::plan() const {
   const std::lock_guard guard(plans_mutex());
   const std::shared_ptr<const Plan> plan = best().plan;

@@ -43,6 +43,8 @@ class Program : public std::enable_shared_from_this<Program> {
   // Who guides the next run, or null if no plan fits.
   [[nodiscard]] std::shared_ptr<Guide> guide() const;
   [[nodiscard]] Plan plan() const;
+  // The score of its plan for calls that differ, if there is one.
+  [[nodiscard]] std::optional<Score> general_score() const;
   // Of the program itself, in seconds: its operators; and those with what lies between them, where that is
   // known.
   [[nodiscard]] double cost() const { return trace->cost(); }

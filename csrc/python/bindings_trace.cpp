@@ -154,7 +154,7 @@ void bind_traces(py::module_& m) {
              std::int64_t plans, const Program* like, const LinkOptions* link,
              const Policy* online) {
             std::optional<Score> first;
-            if (like != nullptr && !like->plan().online) first = like->plan().score;
+            if (like != nullptr) first = like->general_score();
             // A score of Python's is not for a thread without the interpreter.
             std::optional<Policy> simulable;
             if (online != nullptr && !online->custom_score) simulable = *online;

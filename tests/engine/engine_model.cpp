@@ -227,7 +227,8 @@ void random_programs(unsigned first, unsigned count) {
         options.inner = random_level(dice, calls, budgets[dice.below(4)]);
         if (dice.one_in(4)) std::swap(options.budget, options.inner->budget);
       }
-      const RandomPlan plan(dice, *trace);
+      // At times the guide knows another program.
+      const RandomPlan plan(dice, dice.one_in(2) ? *trace : random_program(random));
       const bool is_guided = dice.one_in(2);
       if (is_guided) options.guide = plan.guide();
       const auto found = run(*trace, options);
