@@ -54,8 +54,10 @@ class Guided(Planned):
     each reads, and when the program lets go of a value. Later calls of the same signature know
     every next use: what is never read again goes first, and the score weighs time since the last
     access against time to the next. Which weighing does best at this budget is found by simulating
-    the recorded call. Each operator is compared with the record; at the first difference the call
-    goes on with ``first``, and the next call is recorded anew. Results never depend on the record.
+    the recorded call. Each operator is compared with the record. A call of other sizes, or one
+    that leaves out operators or runs others, follows the nearest record and finds its place there
+    again; while most of what runs is in no record, it goes on with ``first``. Results never depend
+    on the record.
 
     Recording and guiding as in Peng et al., *Capuchin* (ASPLOS 2020).
 
