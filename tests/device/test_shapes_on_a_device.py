@@ -134,7 +134,11 @@ def test_a_budget_one_byte_too_small_is_refused_for_what_torch_s_shape_function_
 ) -> None:
     op, *args = CALLS[number]
     given = {id(t) for t in args if isinstance(t, Tensor)}
-    made = sum(t.untyped_storage().nbytes() for t in tensors(op(*args)) if id(t) not in given)
+    try:
+        results = tensors(op(*args))
+    except NotImplementedError:
+        pytest.skip("this torch has no shape function for it")
+    made = sum(t.untyped_storage().nbytes() for t in results if id(t) not in given)
 
     def there(value: Any) -> Any:
         if isinstance(value, list):
