@@ -107,8 +107,9 @@ def layer_drop() -> Iterator[Step]:
 
 def routing() -> Iterator[Step]:
     """Yield steps of a mixture of experts."""
-    # Few tokens, so that some expert gets none.
-    yield from blocks([torch.randn(2, n, 64) for n in (8, 3, 16, 4, 12, 2)], experts=True)
+    # Tokens that are alike, so that some expert gets none.
+    inputs = [torch.randn(4, 1, 64) + torch.randn(4, n, 64) / 4 for n in (96, 64, 128, 80, 120, 48)]
+    yield from blocks(inputs, experts=True)
 
 
 def unrolled() -> Iterator[Step]:
