@@ -43,10 +43,9 @@ from ..policies import Custom
 from ..policies._planned import Guided, Planned
 from .budget import Limit, format_bytes
 from .deferred import module_held_by
-from .history import Call, History
+from .history import MOST_LOST, Call, History
 from .options import Options
 
-_LOST = 3  # guided calls in a row
 _NEAR = 0.9  # of the budget
 _COSTLY = 1.0  # in multiples of the program's cost
 
@@ -137,11 +136,11 @@ def _advise(g: Told, ran: Call, figures: dict[str, Any]) -> None:
     history = g._history
     if ran.kind == "guided":
         history.lost_in_a_row = history.lost_in_a_row + 1 if ran.report.guide_lost else 0
-    if history.lost_in_a_row >= _LOST:
+    if history.lost_in_a_row >= MOST_LOST:
         _warn_once(
             g,
             NotGuidedWarning,
-            f": {_LOST} calls in a row left the record that they were to follow, the last at "
+            f": {MOST_LOST} calls in a row left the record that they were to follow, the last at "
             f"`{ran.report.lost_at}`: most of the operators that run there are in no record. Such "
             f"calls choose what to evict as they go. If that is as it must be, "
             f"policy=rematfn.policies.ON() records nothing.",

@@ -22,7 +22,7 @@ _MOST_PROGRAMS = 8  # of one key, by the numbers of the calls that ran them
 _MOST_PENDING = 4  # recorded calls, of one key, whose end is waited for
 _MOST_RUNNING = 16  # calls of one function whose peaks may still rise
 _SOME_PROGRAMS = 4  # of one function: enough for sizes that are new
-_MOST_LOST = 3  # calls in a row that left their records: later ones are not written down
+MOST_LOST = 3  # calls in a row that left their records: later ones are not written down
 
 # Note [A fraction means bytes]
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -217,7 +217,7 @@ class History:
             call.why = "the last such call took another way than the one that was recorded"
         else:
             call.why = "the call that was recorded has stored away what later ones find"
-        call.record = self.lost_in_a_row < _MOST_LOST
+        call.record = self.lost_in_a_row < MOST_LOST
         call.is_estimate = True
         call.program = program
         return self._guided_by_nearest(call, signature, guided)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that vary are capped and guided all the same, by records of calls that were not like them."""
+"""Calls that vary are capped and guided all the same, by records of other calls."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_a_guide_finds_its_place_again(way: str) -> None:
     found = rematfn.stats(g)
     assert found.call == "guided"
     assert timeline.peak_excluding_survivors <= 192 * 1024
-    assert 0 < found.replayed_cost
+    assert found.replayed_cost > 0
     trace = rematfn.record(stack, x, now, 32)
     own = rematfn.simulate(trace, "192KiB", Guided(search=20_000)).replayed_cost
     assert 1 + found.replayed_cost < 1.15 * (1 + own)
