@@ -163,14 +163,12 @@ void Guide::note_place(std::size_t index) {
   } else {
     ++repeated_;
   }
+  constexpr std::size_t kSome = 32;
+  loops_ = repeated_ > kSome && (loops_ ? 8 : 4) * repeated_ > found_;
 }
-
-// See Note [A guide finds its place again]
-bool Guide::loops() const { return repeated_ > 32 && 4 * repeated_ > found_; }
 
 void Guide::note_found(bool found) {
   constexpr double kLately = 32;  // calls
-  if (!found) ++strays_;
   if (found && doubt_ == 0) return;
   doubt_ += ((found ? 0 : 1) - doubt_) / kLately;
   dormant_ = given_up_ || doubt_ > (dormant_ ? 0.25 : 0.5);

@@ -25,13 +25,16 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Calls of one function differ: an optimiser has its state by now, a layer is dropped, a loop runs once more,
 // a batch has other sizes. Sizes are not compared. An operator that is not what comes next in the record is
-// looked for there, by what it is (its name, how many values it reads and makes):
+// looked for there, by its name:
 //   1. among the calls that read the same values;
 //   2. among those that come after the same operators, the last kContext of them; such a call may read
 //      values other than the record's, which take their names: one more iteration is the last one again.
 // The nearest is taken, and the guide goes on behind it. What is found nowhere is the program's own: nothing
 // is known of what it makes. Where most of what has run lately was not found, the guide is dormant, until
-// most is again: what it predicted is forgotten, and the level scores as one that knows nothing.
+// most is again: what it predicted is forgotten, and the level scores as one that knows nothing. It scores so,
+// too, where much of what was found had been passed before: the values of a loop that runs more often than
+// recorded are all read at one place of the record, which says nothing of their order. Each of the two ends
+// at half of where it begins, so that it is not left and entered at every other operator.
 
 // Note [A plan for calls that differ]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -124,8 +127,6 @@ class Guide {
   [[nodiscard]] bool is_as_recorded() const { return as_recorded_; }
   // Whether all calls came in the order of the record.
   [[nodiscard]] bool is_in_order() const { return in_order_; }
-  // Calls that were not found.
-  [[nodiscard]] std::size_t strays() const { return strays_; }
   // The record's time where the program is; next uses are in it.
   [[nodiscard]] double now() const { return now_; }
   // See Note [A plan for calls that differ]
@@ -134,7 +135,7 @@ class Guide {
   }
   [[nodiscard]] Preference preference_for(const Version& version) const;
   // Whether it moves scores.
-  [[nodiscard]] bool foresees() const { return !plan().online && !dormant_ && !loops(); }
+  [[nodiscard]] bool foresees() const { return !plan().online && !dormant_ && !loops_; }
   [[nodiscard]] Leads* leads() const { return followed_.leads.get(); }  // or null
   // The operator that is about to be followed has taken `observed` seconds. So far, replays and waiting
   // took `overhead`, and copies `copying`.
@@ -165,11 +166,11 @@ class Guide {
 
   [[nodiscard]] bool is_next(const ObservedCall& seen) const;
   [[nodiscard]] std::size_t look_for(const ObservedCall& seen) const;
-  // How many of its reads are of other values than those of call number `call`, which is of its kind.
+  // How many of its reads are of other values than those of call number `call`; kNowhere if they cannot be
+  // compared.
   [[nodiscard]] std::size_t conflicts(const ObservedCall& seen, std::size_t call) const;
   void note_found(bool found);
   void note_place(std::size_t index);
-  [[nodiscard]] bool loops() const;
   void advise(Version& version, Trace::Id value, double next_use);
 
   const Followed followed_;
@@ -183,13 +184,13 @@ class Guide {
   std::size_t next_call_ = 0;
   double now_ = 0;
   CallIndex::Kinds recent_{};  // of the calls before, once one has differed
-  std::size_t strays_ = 0;
   std::size_t found_ = 0;
   std::size_t furthest_ = 0;
   std::size_t repeated_ = 0;  // at places that it had passed
   double doubt_ = 0;  // how much of what has run lately was not found
   bool as_recorded_ = true;
   bool in_order_ = true;
+  bool loops_ = false;  // over parts of the record, more often than that does
   bool dormant_ = false;
   bool given_up_ = false;
   bool may_know_useless_ = false;

@@ -28,14 +28,15 @@ Operation::~Operation() {
 
 void Ledger::note_call(const ObservedCall& call) {
   const Guide* guide = observers.guide.get();
-  const bool foresaw = foresees();
+  const bool was_dormant = guide != nullptr && guide->is_dormant();
   const Plan* const plan = guide != nullptr ? &guide->plan() : nullptr;
   observers.note_call(call, *root->report);
-  if (guide != nullptr && (plan != &guide->plan() || foresaw != foresees())) {
+  const bool is_lost = guide != nullptr && guide->is_dormant() && !was_dormant;
+  if (is_lost || (guide != nullptr && plan != &guide->plan())) {
     root->report->lost_at = call.name;
     forget_plan();
-    if (guide->is_dormant()) forget_next_uses();
   }
+  if (is_lost) forget_next_uses();
   // What has been written has other contents now, which are another value.
   for (const ObservedCall::Read& read : call.reads) {
     if (read.written && !read.version->table) read.version->value = read.version->recorded = kNoValue;

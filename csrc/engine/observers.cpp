@@ -21,9 +21,7 @@ void Observers::note_call(const ObservedCall& call, Report& report) {
     }
   }
   if (journal) journal->note_reads(call);
-  if (!guide) return;
-  guide->follow(call);
-  report.strays = guide->strays();
+  if (guide) guide->follow(call);
 }
 
 void Observers::note_eviction(const Version& version, bool keeps_copy) {

@@ -81,7 +81,6 @@ struct Report {
   ByteCount unconstrained_bytes;  // as in the statistics
   bool guide_lost = false;  // at some time
   std::string lost_at;      // the operator at which it was
-  std::size_t strays = 0;   // operators that were not found in the record that the call follows
   std::string neediest;  // the operator that needs most at once: it sets the least budget
   bool stopped = false;  // for what its replays cost
   c10::intrusive_ptr<UnrecordedBytes> unrecorded;

@@ -65,7 +65,7 @@ void Search::try_settings(const SearchLimits& limits, std::optional<Score> first
   stage_ = Stage::kScores;
   if (first) queue_.push_back({*first, {}, {}});
   for (Score score : kPortfolio) {
-    score.patience = score.retention;
+    score.patience = score.retention;  // where next uses are known, what is pending is spared as long
     queue_.push_back({score, {}, {}});
   }
 }

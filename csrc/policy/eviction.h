@@ -46,7 +46,9 @@ enum class Horizon : std::uint8_t {
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // An evicted ancestor that the program still holds is likely to be made again anyway, for whoever reads it
 // next; so half of its cost counts. One that the program has dropped is made again for this value alone, as
-// is all that lies behind a gradient; that counts in full. benchmarks/floor.py has both.
+// is all that lies behind a gradient; that counts in full. With half of all (measured while victims were
+// chosen one by one) a U-Net at half of its peak replays 0.16 of the program in place of 0.12, a
+// Hessian-vector product 0.21 in place of 0.12, MACE's forces at 0.4 1.55 in place of 0.62.
 struct Score {
   double ancestors = 0.5;
   double exponent = 0.6;

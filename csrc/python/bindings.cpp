@@ -293,7 +293,6 @@ PYBIND11_MODULE(_C, m) {
       .def("is_over", &is_over)
       .def_readonly("guide_lost", &Report::guide_lost)
       .def_readonly("lost_at", &Report::lost_at)
-      .def_readonly("strays", &Report::strays)
       .def_readonly("neediest", &Report::neediest)
       .def_readonly("stopped", &Report::stopped);
   py::class_<LevelHandle, std::shared_ptr<LevelHandle>>(m, "Level")

@@ -224,22 +224,23 @@ class History:
 
     # See Note [A record guides calls that are not like it]
     def _guided_by_nearest(self, call: Call, signature: Signature, guided: bool) -> Call:
-        for key in [key for key in self._keys.values() if guided and key.pending]:
-            self._harvest(key, guided)
-        programs = [
-            (_ratio(key.signature, signature), program)
-            for key in self._keys.values()
-            if key.signature.around == signature.around
-            for program in key.programs.values()
-            if program.program is not None
-        ]
-        if call.program is None and guided and programs:
-            call.program = min(programs, key=lambda pair: pair[0])[1]
-            call.record &= len(programs) < _SOME_PROGRAMS or signature.key in self._keys
+        if call.program is None and guided:
+            for key in [key for key in self._keys.values() if key.pending]:
+                self._harvest(key, guided)
+            near = self._nearest_first(signature)
+            call.program = near[0] if near else None
+            call.record &= len(near) < _SOME_PROGRAMS or signature.key in self._keys
         if call.program is not None:
             call.program.note_use()
             call.as_recorded = False
         return call
+
+    def _nearest_first(self, signature: Signature) -> list[RecordedProgram]:
+        """Return the programs of calls in the same surroundings, the nearest in size first."""
+        alike = [key for key in self._keys.values() if key.signature.around == signature.around]
+        alike.sort(key=lambda key: _ratio(key.signature, signature))
+        programs = (program for key in alike for program in key.programs.values())
+        return [program for program in programs if program.program is not None]
 
     def _forecast_new(self, signature: Signature, outermost: bool) -> Call:
         if not self._keys:
@@ -292,16 +293,10 @@ class History:
             return len(over) > 1 and len({ran.read()["operators"] for ran in over}) == 1
 
     def like(self, signature: Signature) -> _C.Program | None:
-        """Return the planned program of the key that is the nearest in size, if there is one."""
+        """Return the planned program of a call that is the nearest in size, if there is one."""
         with lock:
-            found = [
-                (_ratio(key.signature, signature), planned)
-                for name, key in self._keys.items()
-                if name != signature.key and key.signature.around == signature.around
-                for program in key.programs.values()
-                if (planned := program.planned) is not None
-            ]
-        return min(found, key=lambda pair: pair[0])[1] if found else None
+            near = self._nearest_first(signature)
+        return next((planned for known in near if (planned := known.planned) is not None), None)
 
     def begin(self, signature: Signature, ran: Call) -> Callable[[], None]:
         """Note that a call begins. What is returned is to be called if it ends by an exception."""
