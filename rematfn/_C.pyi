@@ -149,7 +149,15 @@ def simulate(
 def replays_of(
     trace: Trace, budget: int, policy: Policy, program: Program | None, link: Link | None
 ) -> tuple[list[int], float] | None: ...
-def modelled_cost(flops: float, nbytes: int, device: str, itemsize: int) -> float: ...
+def modelled_cost(
+    name: str,
+    overload: str,
+    arguments: tuple[Any, ...],
+    elements: int,
+    nbytes: int,
+    device: str,
+    itemsize: int,
+) -> tuple[float, float]: ...
 def end_searches() -> None: ...
 def set_errors(
     budget: type[BaseException], replay: type[BaseException], offload: type[BaseException]

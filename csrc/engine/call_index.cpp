@@ -8,8 +8,20 @@
 
 namespace rematfn {
 
+namespace {
+
+std::string_view without_in_place(std::string_view name) {
+  return name.ends_with('_') ? name.substr(0, name.size() - 1) : name;
+}
+
+}  // namespace
+
 CallIndex::Kind CallIndex::kind_of(std::string_view name) {
-  return std::hash<std::string_view>{}(name);
+  return std::hash<std::string_view>{}(without_in_place(name));
+}
+
+bool CallIndex::is_same_kind(std::string_view a, std::string_view b) {
+  return a == b || without_in_place(a) == without_in_place(b);
 }
 
 void CallIndex::push(Kinds& kinds, Kind kind) {

@@ -21,10 +21,12 @@ class CallIndex {
   explicit CallIndex(const Trace& trace);
 
   static constexpr std::size_t kContext = 4;  // calls
-  using Kind = std::uint64_t;  // of the calls of one operator
+  // Of the calls of one operator, in place or not: autograd adds gradients up in place where it can.
+  using Kind = std::uint64_t;
   // Of a call and those before it; the last comes last.
   using Kinds = std::array<Kind, kContext>;
   [[nodiscard]] static Kind kind_of(std::string_view name);
+  [[nodiscard]] static bool is_same_kind(std::string_view a, std::string_view b);
   static void push(Kinds& kinds, Kind kind);
   [[nodiscard]] static std::uint64_t context_of(const Kinds& kinds);
 

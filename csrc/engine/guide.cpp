@@ -84,7 +84,8 @@ std::size_t Guide::conflicts(const ObservedCall& seen, std::size_t call) const {
 }
 
 bool Guide::is_next(const ObservedCall& seen) const {
-  return next_call_ < trace_.calls.size() && trace_.calls[next_call_].name == seen.name &&
+  return next_call_ < trace_.calls.size() &&
+         CallIndex::is_same_kind(trace_.calls[next_call_].name, seen.name) &&
          conflicts(seen, next_call_) == 0;
 }
 
@@ -98,7 +99,7 @@ std::size_t Guide::look_for(const ObservedCall& seen) const {
     std::size_t distance = 0;
   } best;
   const auto consider = [&](std::size_t call, bool reads_known) {
-    if (trace_.calls[call].name != seen.name) return;
+    if (!CallIndex::is_same_kind(trace_.calls[call].name, seen.name)) return;
     const std::size_t differing = conflicts(seen, call);
     const bool is_likely = index.context(call) == context || (differing == 0 && reads_known);
     // To go on is likelier than to go back.
@@ -140,6 +141,7 @@ void Guide::follow(const ObservedCall& seen) {
   }
   note_place(index);
   const Trace::Call& call = trace_.calls[index];
+  as_recorded_ &= call.name == seen.name;
   if (!is_alike(call, seen)) {
     for (const ObservedCall::Made& made : seen.makes) made.version->value = kNoValue;
     return;

@@ -25,7 +25,7 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Calls of one function differ: an optimiser has its state by now, a layer is dropped, a loop runs once more,
 // a batch has other sizes. Sizes are not compared. An operator that is not what comes next in the record is
-// looked for there, by its name:
+// looked for there, by its name (`add_` is found as `add`):
 //   1. among the calls that read the same values;
 //   2. among those that come after the same operators, the last kContext of them; such a call may read
 //      values other than the record's, which take their names: one more iteration is the last one again.

@@ -2,6 +2,8 @@
 //
 // bindings_trace.cpp: traces, the simulator and plans, as Python sees them. Holds no logic.
 
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "engine/domain.h"
@@ -86,6 +88,30 @@ std::optional<std::pair<std::vector<std::uint32_t>, double>> replays_of(
   } catch (const NoRoom&) {
     return std::nullopt;
   }
+}
+
+// The FLOPs of an operator, and what the model gives it: `elements` are those of its largest result.
+std::pair<double, double> modelled_cost_of(const std::string& name, const std::string& overload,
+                                           const py::tuple& arguments, std::int64_t elements,
+                                           std::size_t bytes_moved, const std::string& device,
+                                           std::size_t itemsize) {
+  c10::SmallVector<c10::IValue, 8> stack;  // as much as FLOPs depend on: tensors, and flags
+  for (const py::handle argument : arguments) {
+    c10::IValue& value = stack.emplace_back();
+    if (THPVariable_Check(argument.ptr())) {
+      value = THPVariable_Unpack(argument.ptr());
+    } else if (py::isinstance<py::list>(argument)) {
+      c10::List<bool> flags;
+      for (const py::handle item : argument) flags.push_back(item.ptr() == Py_True);
+      value = std::move(flags);
+    }
+  }
+  const auto facts =
+      facts_of(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str()));
+  const double flops = flops_of(*facts, stack).total(elements);
+  const auto type = c10::Device(device).type();
+  const bool draws = facts->draws_random && type == c10::DeviceType::CPU;
+  return {flops, modelled_cost(flops, bytes_moved, rates_of(type, itemsize, draws))};
 }
 
 }  // namespace
@@ -198,11 +224,7 @@ void bind_traces(py::module_& m) {
       .def("overhead", [](const Program& program) { return program.plan().overhead; });
   m.def("simulate", &simulate_trace);
   m.def("replays_of", &replays_of, nogil);
-  m.def("modelled_cost", [](double flops, std::size_t nbytes, const std::string& device,
-                            std::size_t itemsize) {
-    const auto type = c10::Device(device).type();
-    return modelled_cost(flops, nbytes, rates_of(type, itemsize, /*draws=*/false));
-  });
+  m.def("modelled_cost", &modelled_cost_of);
   m.def("end_searches", &end_searches, nogil);
 }
 

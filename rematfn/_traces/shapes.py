@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import flop_registry
 
 from .. import _C
 from .._interop.pytrees import tensors_of
@@ -34,6 +33,8 @@ _UNTOLD = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4)}
 # A tensor that is not fake becomes so on its way in; it came from outside. A storage is released
 # when its Python object goes, which lives as long as the storage does. Two things are not in the
 # trace: what kernels take for the while, which no shape function knows, and bytes beside operators.
+# And where autograd adds up gradients in place, fake ones are added into a fresh tensor: a guide
+# takes the one for the other.
 
 
 class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -56,7 +57,7 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = [(i, t) for i, x in enumerate(args) for t in _tensors_in(x)]
         given += [(name, t) for name, x in kwargs.items() for t in _tensors_in(x)]
         result = func(*args, **kwargs)
-        self._note(func, given, args, kwargs, result)
+        self._note(func, given, args, result)
         return result
 
     def faked(self, x: Any) -> Any:
@@ -65,7 +66,7 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._fakes.from_tensor(x) if is_real else x
 
     def _note(
-        self, func: Any, given: list[tuple[int | str, Tensor]], args: Any, kwargs: Any, result: Any
+        self, func: Any, given: list[tuple[int | str, Tensor]], args: Any, result: Any
     ) -> None:
         name = func._schema.name
         positions, names = mutated_args_kwargs(func._schema)
@@ -88,16 +89,24 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if all(self._values[cdata] != v for v, _ in makes):
                     self._values[cdata] = value
                     makes.append((value, i))
-        if not fresh and not any(w for _, w in reads):
-            return  # a view, or a question
+        if not fresh and not any(w for _, w in reads) and type(result) is not bool:
+            return  # a view, or a question that no level sees
         nbytes = sum(t.untyped_storage().nbytes() for t in fresh.values())
         makes += [(self._value(t, counted=True), -1) for t in fresh.values()]
-        count = flop_registry.get(func._overloadpacket)
-        flops = 0.0 if count is None else float(count(*args, **kwargs, out_val=result))
         example = next(iter(fresh.values()), given[0][1] if given else torch.empty(0))
+        made = [*fresh.values(), *(t for place, t in given if place in written)]
+        flops, cost = _C.modelled_cost(
+            name,
+            func._schema.overload_name,
+            args,
+            max((t.numel() for t in made), default=0),
+            touched + nbytes,
+            example.device.type,
+            example.itemsize,
+        )
         self.core.add_call(
             name,
-            _C.modelled_cost(flops, touched + nbytes, example.device.type, example.itemsize),
+            cost,
             flops,
             nbytes,
             0,

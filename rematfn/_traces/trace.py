@@ -142,12 +142,14 @@ def recorded(
 
 
 def warmup(g: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
-    """Measure what ``g(*args, **kwargs)`` needs, so that even its first call keeps to a fraction.
+    """Measure what ``g(*args, **kwargs)`` needs, so that even its first call has a plan.
 
     The function runs on fake tensors, which have shapes and no contents: nothing is computed, no
     memory is taken, no tensor is written to, no random number is drawn. If its results have
     gradients, their backward runs as well. For the call itself, and for those of other sizes, the
-    peak is then known, but for what kernels take for the while.
+    peak is then known, but for what kernels take for the while: a fraction of it holds from the
+    first call on. That call follows a plan as later ones do, if ``g`` has a budget and a policy
+    that plans (:class:`rematfn.policies.Guided`, the default).
 
     Args:
         g: What :func:`remat` has returned: a function, a method, a module.
@@ -174,7 +176,7 @@ def warmup(g: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     with state_kept(rematted._f):
         trace = Trace(trace_on_shapes(rematted._f, args, kwargs, backward=True))
     signature = signature_of(args, kwargs, getattr(rematted._f, "__self__", None))
-    rematted._history.know(signature, trace.peak_bytes)
+    rematted._history.know(signature, trace.peak_bytes, trace._core)
     return trace
 
 

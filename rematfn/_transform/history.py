@@ -139,6 +139,7 @@ class _Key:
         # By numbers, the latest last: calls, or the peaks that they would have; and programs.
         self.calls: OrderedDict[int, Call | int] = OrderedDict()
         self.programs: OrderedDict[int, RecordedProgram] = OrderedDict()
+        self.on_shapes: RecordedProgram | None = None  # until a call of it was recorded
         self.pending: list[tuple[int, Call]] = []  # whose traces are still to be taken
         self.known: _C.Trace | None = None  # where nothing is planned, till a call has fitted
 
@@ -239,8 +240,8 @@ class History:
         """Return the programs of calls in the same surroundings, the nearest in size first."""
         alike = [key for key in self._keys.values() if key.signature.around == signature.around]
         alike.sort(key=lambda key: _ratio(key.signature, signature))
-        programs = (program for key in alike for program in key.programs.values())
-        return [program for program in programs if program.program is not None]
+        programs = (program for key in alike for program in (*key.programs.values(), key.on_shapes))
+        return [known for known in programs if known is not None and known.program is not None]
 
     def _forecast_new(self, signature: Signature, outermost: bool) -> Call:
         if not self._keys:
@@ -330,11 +331,13 @@ class History:
 
         return fail
 
-    def know(self, signature: Signature, peak_bytes: int) -> None:
-        """Note the peak that a call would have, though none has run."""
+    def know(self, signature: Signature, peak_bytes: int, trace: _C.Trace) -> None:
+        """Note what a call would do, though none has run."""
         with lock:
             key = self._keys.get(signature.key) or _Key(signature)
             key.calls.setdefault(signature.numbers, peak_bytes)
+            if not key.programs:
+                key.on_shapes = RecordedProgram(trace, peak_bytes, makes_state=False)
             self._keep(key, signature)
             self._largest_bytes = max(self._largest_bytes, peak_bytes)
 
@@ -358,6 +361,7 @@ class History:
                 key.known = trace if ran.only_measured() else None
             elif trace is not None:
                 makes_state = ran.stored_bytes > 0 and not key.programs
+                key.on_shapes = None
                 key.programs.pop(numbers, None)
                 key.programs[numbers] = RecordedProgram(
                     trace, ran.read()["peak_bytes"], makes_state

@@ -102,11 +102,83 @@ def test_a_first_call_that_was_warmed_up_is_capped(network: str) -> None:
     with MemoryTimeline() as timeline:
         found = step(g, x)
     assert_bitwise_equal(found, expected)
-    assert rematfn.stats(g).call == "estimated"
+    assert rematfn.stats(g).call == "guided"
+    assert rematfn.stats(g).why.endswith("its peak was measured on shapes alone")
     assert rematfn.stats(g).evictions > 0
     assert timeline.peak_excluding_survivors <= rematfn.stats(g).budget
     assert rematfn.stats(g).budget <= 0.61 * rematfn.stats(g).unconstrained_bytes
     step(g, x)
+    assert rematfn.stats(g).call == "guided"
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_operators_on_shapes_are_those_of_the_call(network: str) -> None:
+    """But that gradients of a storage's only holder are added up in place."""
+    torch.manual_seed(0)
+    net, x = NETWORKS[network]()
+    names = list(dict(net.named_parameters()))
+
+    def loss(x: Tensor, *parameters: Tensor) -> Tensor:
+        given = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(net, given, (x,)).square().mean()
+
+    def gradients(x: Tensor, *parameters: Tensor) -> Any:
+        inside = [p.detach().requires_grad_() for p in parameters]
+        return torch.autograd.grad(loss(x, *inside), inside)
+
+    given = [p.detach() for p in net.parameters()]
+    real = rematfn.record(gradients, x, *given)
+    shapes = rematfn.warmup(rematfn.remat(gradients), x, *given)
+    theirs, ours = calls_in(real), calls_in(shapes)
+    assert [name.removesuffix("_") for name, *_ in ours] == [
+        name.removesuffix("_") for name, *_ in theirs
+    ]
+    assert shapes.flops == pytest.approx(real.flops)
+    assert shapes.cost == pytest.approx(real.cost, rel=0.02)
+
+
+def calls_in(trace: rematfn.Trace) -> list[Any]:
+    return [call for kind, call in trace._core.events() if kind == "call"]
+
+
+def test_a_first_call_that_was_warmed_up_has_a_plan() -> None:
+    """`grad` keeps all that a second derivative would need: next uses tell that none is taken."""
+    torch.manual_seed(0)
+    x, v = torch.randn(2, 64, 64)
+
+    def loss(x: Tensor) -> Tensor:
+        for _ in range(12):
+            x = (x.sin() * x).exp().tanh()
+        return x.square().sum()
+
+    def product(x: Tensor, v: Tensor) -> Tensor:
+        return torch.func.jvp(torch.func.grad(loss), (x,), (v,))[1]
+
+    expected = product(x, v)
+    free = rematfn.remat(product, 2**40)
+    free(x, v)
+    replayed = []
+    for is_warm in (False, True):
+        g = rematfn.remat(product, int(0.4 * rematfn.stats(free).peak_bytes), policy=AT_ONCE)
+        if is_warm:
+            rematfn.warmup(g, x, v)
+        assert_bitwise_equal(g(x, v), expected)
+        replayed.append(rematfn.stats(g).replayed_cost)
+        g(x, v)
+        assert rematfn.stats(g).why != "no record is at hand", "the first call was written down"
+    assert replayed[1] < 0.5 * replayed[0]
+
+
+def test_what_was_warmed_up_guides_first_calls_of_other_sizes() -> None:
+    torch.manual_seed(0)
+    net, x = transformer()
+    loss = Loss(net)
+    g = rematfn.remat(loss, 0.6, policy=AT_ONCE)
+    rematfn.warmup(g, x)
+    longer = torch.cat([x, x], dim=1)
+    expected = [None if t is None else t.clone() for t in step(loss, longer)]
+    loss.zero_grad()
+    assert_bitwise_equal(step(g, longer), expected)
     assert rematfn.stats(g).call == "guided"
 
 
