@@ -63,7 +63,8 @@ class BudgetError(RematError, MemoryError):
         enough; on a first call it says *about*: it is enough for what the call has done by then,
         and what comes after may need more; *at least* is said of the least that can do. The message
         says which. ``stats(g).min_budget`` is the largest need of one operator so far. Or let the
-        operator do less at once: split the batch, or compute the loss in chunks.
+        operator do less at once: split the batch, or compute the loss in chunks. Where one operator
+        alone reads and allocates more than the budget, the message says so: no eviction helps then.
 
         >>> rematfn.remat(loss, budget="1MiB")(x) == loss(x)
         tensor(True)

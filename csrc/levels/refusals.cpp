@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <sstream>
+#include <vector>
 
 #include "base/interpreter.h"
 #include "planning/advice.h"
@@ -100,6 +101,29 @@ std::string changes_of(const Level& level) {
          " of the caller's by then (parameters, buffers, states, gradients): what it updates is half updated.";
 }
 
+// What the operator takes by itself, if that alone is more than the budget. Of one that is refused while it
+// runs, what it reads is not known.
+std::string needs_alone(const NoRoom& why, const ObservedCall* refused, const std::string& what) {
+  if (!what.starts_with('`')) return "";  // no operator
+  const auto& level = static_cast<const Level&>(*why.table);
+  std::size_t reads = 0;
+  std::vector<const Version*> seen;
+  for (const ObservedCall::Read& read : refused != nullptr ? refused->reads : decltype(refused->reads){}) {
+    const Version& version = *read.version;
+    if (!version.table || !is_within(version.table.get(), level)) continue;
+    if (std::ranges::find(seen, &version) != seen.end()) continue;
+    seen.push_back(&version);
+    reads += version.nbytes;
+  }
+  const std::size_t makes = why.smallest_budget - why.unevictable;  // scratch included
+  if (reads + makes <= level.budget) return "";
+  const auto written = [&](std::size_t nbytes) { return format_bytes(nbytes, level.wording); };
+  const std::string read = reads > 0 ? " reads " + written(reads) + " that count and" : "";
+  return "\n" + what + read + " allocates " + written(makes) +
+         ": no eviction helps. On half of the batch, or with numbers of half the width (bfloat16 for "
+         "float32), it takes about half.";
+}
+
 std::string in_multiples(double number) {
   std::ostringstream text;
   text << std::setprecision(3) << number;
@@ -152,7 +176,8 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
                 written(why.unevictable) +
                 (level.has_tier() ? ", pinned, or with no room where it would go" : ", pinned or not replayable") +
                 holders + tiers_of(level) +
-                "\n  to allocate " + written(why.smallest_budget - why.unevictable) + raise_it;
+                "\n  to allocate " + written(why.smallest_budget - why.unevictable) +
+                needs_alone(why, refused, what) + raise_it;
   raise(ErrorKind::kBudget, message + changes_of(level));
 }
 

@@ -98,6 +98,29 @@ def refusal(budget: int | str) -> rematfn.BudgetError | None:
     return None
 
 
+def test_an_error_tells_where_no_eviction_helps() -> None:
+    a = torch.randn(256, 256)  # 256 KiB
+
+    def product(a: Tensor) -> Tensor:
+        return a.sin() @ a.cos()
+
+    with pytest.raises(rematfn.BudgetError) as error:
+        rematfn.remat(product, "512KiB")(a)
+    assert "`aten::mm` reads 512 KiB that count and allocates 256 KiB: no eviction helps." in str(
+        error.value
+    )
+
+    def pinned(a: Tensor) -> Tensor:  # by its addresses
+        b = a.sin()
+        b.numpy()
+        return b.sum() + (a.cos() * 2).sum()
+
+    with pytest.raises(rematfn.BudgetError) as error:
+        rematfn.remat(pinned, "600KiB")(a)
+    assert "resident at once" in str(error.value)
+    assert "no eviction helps" not in str(error.value)
+
+
 def test_the_error_comes_before_the_operator_runs() -> None:
     """So the peak is kept even then, and what the operator would have written is not."""
     x, outside = torch.ones(4 * 256), torch.zeros(8 * 256)
