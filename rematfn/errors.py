@@ -36,15 +36,15 @@ class RematError(Exception):
 class BudgetError(RematError, MemoryError):
     """One operator needs more bytes at once than the budget has.
 
-    A running operator needs its inputs and its outputs resident together. What that comes to is
-    known before it runs, and the error is raised then: the budget has not been exceeded. Two cases
-    are found out later. The inputs may not fit together while one of them is replayed. And a
-    kernel's scratch memory is learnt when the kernel first asks for it, in the middle of its run;
-    from then on such a call is refused beforehand.
+    A running operator needs its inputs and its outputs resident together. That number of bytes is
+    known before the operator runs, and the error is raised then: the budget has not been exceeded.
+    Two cases are found later. The inputs may not fit together while one of them is replayed. And a
+    kernel's scratch memory is known only when the kernel first asks for it, while it runs. After
+    that, such a call is refused before it runs.
 
-    With ``remat(..., most_replays=...)`` it is also raised when replays cost more than that: before
-    a call that follows a plan begins; while another runs, once it has passed the limit by what can
-    be told of its cost; or as it returns.
+    With ``remat(..., most_replays=...)`` it is also raised when replays cost more than that. A call
+    that follows a plan is refused before it begins. Another call is stopped while it runs, once its
+    replays exceed the limit for its estimated cost, or when it returns.
 
     Example:
         The sine of 256 KiB is 256 KiB, and 64 KiB are not enough to hold it:
@@ -58,13 +58,13 @@ class BudgetError(RematError, MemoryError):
         rematfn.BudgetError: ...
 
     The fix:
-        Raise the budget to the number in the message, which is written as the budget was: in bytes,
-        in its unit, or as a fraction. If it was tried out on a record of the whole call, it is
-        enough; on a first call it says *about*: it is enough for what the call has done by then,
-        and what comes after may need more; *at least* is said of the least that can do. The message
-        says which. ``stats(g).min_budget`` is the largest need of one operator so far. Or let the
-        operator do less at once: split the batch, or compute the loss in chunks. Where one operator
-        alone reads and allocates more than the budget, the message says so: no eviction helps then.
+        Raise the budget to the number in the message. It has the form that the budget had: bytes, a
+        unit, or a fraction. If it was simulated on a record of the whole call, it is enough.
+        *About* means that it is enough for what the call has done so far, as in a first call; the
+        rest may need more. *At least* means that no smaller budget is enough. ``stats(g).min_budget``
+        is the largest need of one operator so far. Or let the operator do less at once: split the
+        batch, or compute the loss in chunks. Where one operator alone needs more than the
+        budget, the message says so: no eviction helps then.
 
         >>> rematfn.remat(loss, budget="1MiB")(x) == loss(x)
         tensor(True)
@@ -76,13 +76,13 @@ class BudgetError(RematError, MemoryError):
 class ThrashingWarning(RuntimeWarning):
     """The replays of a call cost more than four times what its program costs.
 
-    A budget a little too small can make a call many times slower than it need be. So the first call
-    of a transformed function that replays this much is told of: one that follows a plan before it
-    begins, another when it is over, its backward included. The message names the least budget in
-    which it would not, or about that, if the call was recorded. Once for each function. To ask for
-    an error instead, or for another limit, say so: ``remat(f, budget, most_replays=1.5)``.
+    A budget that is slightly too small can make a call many times slower than necessary. The
+    warning comes once for each function: before the call begins if it follows a plan, otherwise
+    when the call and its backward are over. If the call was recorded, the message names roughly the
+    least budget in which it would not come. ``remat(f, budget, most_replays=1.5)`` sets another
+    limit, and makes it an error.
 
-    :class:`~rematfn.testing.EvictEverything`, which is there to replay, is not warned of.
+    :class:`~rematfn.testing.EvictEverything` replays on purpose, and causes no warning.
 
     Example:
         >>> import rematfn, torch
@@ -99,23 +99,25 @@ class ThrashingWarning(RuntimeWarning):
         'ThrashingWarning'
 
     The fix:
-        Raise the budget to the number in the message. Where a call has to fit that is slow, give
-        ``most_replays=float("inf")``, and nothing is said.
+        Raise the budget to the number in the message. If the call may be slow as long as it fits,
+        ``most_replays=float("inf")`` turns the warning off.
     """
 
 
 class OffloadError(RematError, OSError):
     """A value could not be moved to a tier, or cannot be had back from it.
 
-    That the tier is full, or that a write fails, is no error: the value stays where it is, and
-    something else goes. What cannot be read back is computed again, if that is possible. This is
-    raised for the rest: the folder of a :class:`Disk` cannot be used; a :class:`Host` was asked for
-    where torch knows of no accelerator; a value is read while a stream is captured; or one that
-    nothing can compute again (a constant, a copy of an argument that was overwritten) was on a disk
-    that fails, on one whose file was damaged, or moved there by the parent of a forked process.
+    A full tier or a failed write is no error: the value stays where it is, and others are evicted.
+    What cannot be read back is computed again, if that is possible. The error is raised if
+
+    - the folder of a :class:`Disk` cannot be used;
+    - a :class:`Host` was asked for and torch knows of no accelerator;
+    - a value is read while a stream is captured;
+    - a value that cannot be computed again (a constant, a copy of an overwritten argument) is lost:
+      the disk failed, its file was damaged, or the parent of a forked process had moved it there.
 
     Example:
-        A folder that lies in memory saves none:
+        A folder in memory saves no memory, and is refused:
 
         >>> import rematfn, torch
         >>> g = rematfn.offload(torch.sin, to=rematfn.Disk("/dev/shm"))
@@ -131,11 +133,11 @@ class OffloadError(RematError, OSError):
 class NotGuidedWarning(RuntimeWarning):
     """Three calls in a row left the record that they were to follow.
 
-    A policy that plans records a call and guides those after it. Other sizes, layers that are left
-    out and loops that run more often do no harm: the guide finds its place again. Where most of the
-    operators that run are in no record, nothing can be foreseen. Results do not depend on it; what
-    is replayed is more than need be. The message names the operator at which the last one was lost.
-    Once for each function.
+    A policy that plans records a call, and later calls follow the record. Other sizes, skipped
+    layers and longer loops do no harm: the call finds its place in the record again. If most of its
+    operators are in no record, it cannot be guided. Results stay the same, but more is replayed
+    than necessary. The message names the operator at which the last call left its record. The
+    warning comes once for each function.
 
     Example:
         >>> import itertools, rematfn, torch
@@ -155,17 +157,18 @@ class NotGuidedWarning(RuntimeWarning):
         'NotGuidedWarning'
 
     The fix:
-        Give the function what decides as an argument: a number among the arguments tells calls
-        apart. Where that cannot be, ``policy=rematfn.policies.ON()`` records nothing.
+        Pass what decides as an argument: numbers among the arguments choose the record. If that is
+        impossible, use ``policy=rematfn.policies.ON()``, which records nothing.
     """
 
 
 class FloorWarning(RuntimeWarning):
-    """One operator needs almost the whole budget, and what is replayed for that costs much.
+    """One operator needs almost the whole budget, and the replays for it are costly.
 
-    The inputs of an operator and what it allocates are resident at once. Where one operator takes
-    more than nine tenths of the budget, all else has to go for it, each time; if replays then cost
-    more than the program itself, the message names that operator. Once for each function.
+    The inputs of an operator and what it allocates are resident at once. If one operator takes more
+    than nine tenths of the budget, almost all other values are evicted each time it runs. If
+    replays then cost more than the program itself, the message names that operator. The warning
+    comes once for each function.
 
     Example:
         >>> import rematfn, torch
@@ -181,19 +184,19 @@ class FloorWarning(RuntimeWarning):
         'FloorWarning'
 
     The fix:
-        Have the operator work in smaller pieces, of a batch or of a sequence; or raise the budget.
+        Let the operator work on smaller pieces of a batch or of a sequence, or raise the budget.
         :func:`rematfn.explain` names the line.
     """
 
 
 class DeferredWarning(RuntimeWarning):
-    """A call has returned what is computed with later, where no budget is.
+    """A call has returned something that computes later, outside of every budget.
 
-    A budget governs the operators that run while the function does, and in the backward of what it
-    returns. What is returned may be an object that holds a module, or a function that closes over
-    one: a lazy distribution, a flow, a covariance that is evaluated when it is asked for. What that
-    computes later, it computes as if nothing had been transformed. Neither has a budget any effect
-    on a call that runs no operator. The first call of each function is looked at.
+    A budget bounds the operators that run during the function, and in the backward of its results.
+    A result may be an object that holds a module, or a function that closes over one: a lazy
+    distribution, a flow, a covariance that is evaluated when it is asked for. What it computes
+    later is under no budget. A call that runs no operator causes the warning, too. Only the first
+    call of each function is checked.
 
     Example:
         >>> import rematfn, torch
@@ -216,26 +219,26 @@ class DeferredWarning(RuntimeWarning):
 class ReplayError(RematError, RuntimeError):
     """A value is needed again, and what it was computed from is no longer there.
 
-    An evicted value is rematerialised by replaying the operators it came from. Those may read
-    tensors that rematfn does not own: arguments, parameters, captured tensors. rematfn sees it when
-    they are written while the function runs, and when an operator writes them for which autograd
-    counts nothing, such as a fused optimiser. When they are written elsewhere, or lose their bytes
-    (``x.untyped_storage().resize_``), a replay would give another value than the first time; it
-    raises instead.
+    An evicted value is made again by replaying the operators it came from. Those may read tensors
+    that rematfn does not own: arguments, parameters, captured tensors. If such a tensor was written
+    between the passes, or lost its bytes (``x.untyped_storage().resize_``), a replay would give
+    another value than the first run. It raises this error instead. Two kinds of writes are handled
+    without an error: those while the function runs, and those by operators that autograd does not
+    count, such as a fused optimiser.
 
-    A replay runs under the settings of the first run (``torch.backends``, precisions). Where these
-    are the whole process's and have changed, and another thread runs operators meanwhile, it raises
-    and names them.
+    A replay runs under the settings of the first run (``torch.backends``, precisions). If these
+    belong to the whole process and have changed, and another thread runs operators meanwhile, the
+    error names them.
 
-    With ``remat(..., verify=True)`` it is also raised when an operator, given what it was given the
-    first time, computed something else. The message names the operator and the first element that
-    differs. Such a kernel can be made deterministic, or tagged ``nondeterministic_seeded`` if it
-    draws its random numbers from torch's generators, or ``nondeterministic_bitwise``
-    (:class:`torch.Tag`), by which its results are kept and never replayed.
+    With ``remat(..., verify=True)`` it is also raised when an operator computed other bits from the
+    same inputs. The message names the operator and the first element that differs. Make such a
+    kernel deterministic; or tag it ``nondeterministic_seeded`` (:class:`torch.Tag`) if it draws its
+    random numbers from torch's generators; or tag it ``nondeterministic_bitwise``, so that its
+    results are kept and never replayed.
 
     Example:
         Between the forward and the backward pass, ``w`` is overwritten in place. The backward pass
-        needs ``x + w`` as it was::
+        needs the ``x + w`` of the forward::
 
             def loss(x, w):
                 return (x + w).sin().sum()
