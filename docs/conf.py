@@ -48,6 +48,8 @@ extensions = [
 nb_execution_mode = "off"
 nb_render_markdown_format = "gfm"
 nb_merge_streams = True
+# What a screen reader says of a figure whose cell's metadata has no better text, under `mystnb`.
+nb_render_image_options = {"alt": "The figure that the cell above draws"}
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_block", "colon_fence"]
 

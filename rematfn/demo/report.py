@@ -25,13 +25,13 @@ class Report:
     parameters: int  # how many numbers
     stats: Stats  # of the last call
     own_peak: int  # rematfn's table, over all steps
-    counted_peak: int  # the allocator's events, over one rematted step
+    counted_peak: int  # the allocator's events, over one step under remat
     eager_peak: int  # the same counter, over an eager step
-    # What the resident set rose by in a rematted step, gradients included. On an accelerator: what
-    # its allocator had reserved.
+    # What the resident set rose by in a step under remat, gradients included. On an accelerator:
+    # what its allocator had reserved.
     resident: int | None
     eager_resident: int | None  # in an eager step; None if the system does not tell
-    time_ratios: Sequence[float]  # rematted / eager, pairs of steps side by side
+    time_ratios: Sequence[float]  # remat / eager, pairs of steps side by side
     eager_seconds: float  # median
     unequal: Sequence[str]  # what differed from eager: "call 1: head.weight"
     compared: int  # tensors compared
@@ -40,7 +40,7 @@ class Report:
 
     @property
     def time_ratio(self) -> float:
-        """The median time of a rematted step, in eager steps."""
+        """The median time of a step under remat, in eager steps."""
         return median(self.time_ratios)
 
     @property
@@ -87,15 +87,15 @@ class Report:
         rows = [
             ("parameters", f"{self.parameters:,} on {self.device}", ""),
             ("budget", _bytes(stats.budget), of_eager),
-            ("peak, rematted, allocator", _bytes(self.counted_peak), against),
-            ("peak, rematted, own count", _bytes(self.own_peak), "largest over all steps"),
+            ("peak, remat, allocator", _bytes(self.counted_peak), against),
+            ("peak, remat, own count", _bytes(self.own_peak), "largest over all steps"),
             ("peak, eager, allocator", _bytes(self.eager_peak), ""),
-            (f"{seen}, rematted", _rise(self.resident), f"{source}, with the gradients"),
+            (f"{seen}, remat", _rise(self.resident), f"{source}, with the gradients"),
             (f"{seen}, eager", _rise(self.eager_resident), "the same"),
-            ("peak, rematted / eager", f"{self.counted_peak / self.eager_peak:.3f}", ""),
+            ("peak, remat / eager", f"{self.counted_peak / self.eager_peak:.3f}", ""),
             ("replayed cost", f"{stats.replayed_cost or 0:.1%}", "of the cost of one eager step"),
             ("step, eager", f"{self.eager_seconds:.3f} s", f"median of {len(self.time_ratios)}"),
-            ("step, rematted / eager", f"{self.time_ratio:.3f}", _of_pairs(self.time_ratios)),
+            ("step, remat / eager", f"{self.time_ratio:.3f}", _of_pairs(self.time_ratios)),
             ("bitwise eager's", "no" if self.unequal else "yes", f"{self.compared} tensors"),
             ("loss", f"{self.losses[0]:.3f} -> {self.last_loss:.3f}", f"{len(self.losses)} steps"),
         ]
@@ -133,13 +133,13 @@ def _bytes(nbytes: int | None) -> str:
 
 
 def plot_step(
-    path: Path, eager: Count, rematted: Count, budget: int | None, held: Count | None = None
+    path: Path, eager: Count, bounded: Count, budget: int | None, held: Count | None = None
 ) -> None:
     """Save a PNG of both curves, the budget line and what the disk ``held`` at ``path``."""
     figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)  # no pyplot: it would choose a window system
     axes = figure.add_subplot()
-    curves = [(eager, "eager", "#8c8c8c"), (rematted, "rematted", "#1f6fb4")]
+    curves = [(eager, "eager", "#8c8c8c"), (bounded, "remat", "#1f6fb4")]
     if held is not None:
         curves.append((held, "on the disk", "#2e8b57"))
     for curve, name, colour in curves:

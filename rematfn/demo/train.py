@@ -46,8 +46,8 @@ def run_demo(
     disk = None
     if offload is not False:
         disk = rematfn.Disk(None if offload is True else offload)
-    rematted_loss = rematfn.remat(task.loss_fn, budget, offload=disk)
-    rematted: Step = torch.func.grad_and_value(rematted_loss)
+    bounded_loss = rematfn.remat(task.loss_fn, budget, offload=disk)
+    bounded: Step = torch.func.grad_and_value(bounded_loss)
     eager: Step = torch.func.grad_and_value(task.loss_fn)
     unequal: list[str] = []
     compared = 0
@@ -65,12 +65,12 @@ def run_demo(
     tokens = next(task.batches)
     expected, _ = task.run(eager, tokens, 0)
     for call in ("call 1", "call 2"):
-        got, _ = task.run(rematted, tokens, 0)
+        got, _ = task.run(bounded, tokens, 0)
         compare(call, got, expected)
         del got
     del expected
 
-    own_peak = rematfn.stats(rematted_loss).peak_bytes or 0
+    own_peak = rematfn.stats(bounded_loss).peak_bytes or 0
     losses: list[float] = []
     ratios: list[float] = []
     eager_seconds: list[float] = []
@@ -82,13 +82,13 @@ def run_demo(
         runs = {}
         # They take turns in going first, so that neither always runs on a warmer machine. A step
         # that counts comes after one of its kind, as in training: it finds that one's memory.
-        order = [eager, rematted] if number // pair_every % 2 else [rematted, eager]
-        for step in order if paired else [rematted]:
+        order = [eager, bounded] if number // pair_every % 2 else [bounded, eager]
+        for step in order if paired else [bounded]:
             if paired:
                 task.run(step, tokens, number)
             runs[step] = task.run(step, tokens, number)
-        results, seconds = runs[rematted]
-        stats = rematfn.stats(rematted_loss)
+        results, seconds = runs[bounded]
+        stats = rematfn.stats(bounded_loss)
         if paired:
             ratios.append(seconds / runs[eager][1])
             eager_seconds.append(runs[eager][1])
@@ -104,28 +104,28 @@ def run_demo(
     tokens = next(task.batches)
     expected, eager_memory = task.count(eager, tokens, steps)
     with rematfn.where() if disk is not None else nullcontext():
-        got, rematted_memory = task.count(rematted, tokens, steps)
+        got, bounded_memory = task.count(bounded, tokens, steps)
     compare("the last call", got, expected)
     on_disk = None
     if disk is not None:
-        points = rematfn.timeline(rematted_loss).points
+        points = rematfn.timeline(bounded_loss).points
         moved = [point.moved for point in points]
         on_disk = Count([point.time for point in points], moved, max(moved))
     del expected, got
     eager_resident = task.count_resident(eager, tokens, steps)
-    rematted_resident = task.count_resident(rematted, tokens, steps)
-    stats = rematfn.stats(rematted_loss)
+    bounded_resident = task.count_resident(bounded, tokens, steps)
+    stats = rematfn.stats(bounded_loss)
     if png is not None:
-        plot_step(png, eager_memory, rematted_memory, stats.budget, on_disk)
+        plot_step(png, eager_memory, bounded_memory, stats.budget, on_disk)
 
     return Report(
         device=str(task.device),
         parameters=sum(p.numel() for p in task.params.values()),
         stats=stats,
         own_peak=max(own_peak, stats.peak_bytes or 0),
-        counted_peak=rematted_memory.peak,
+        counted_peak=bounded_memory.peak,
         eager_peak=eager_memory.peak,
-        resident=rematted_resident,
+        resident=bounded_resident,
         eager_resident=eager_resident,
         time_ratios=ratios,
         eager_seconds=median(eager_seconds),

@@ -51,6 +51,14 @@ def test_every_benchmark_that_has_results_has_its_command() -> None:
     assert set(rows) == results
 
 
+def test_every_figure_of_a_page_is_told_in_words() -> None:
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
+    told = re.compile(r"!\[(.*?)\]\(", re.S)
+    texts = [text for page in pages for text in told.findall(page.read_text(encoding="utf-8"))]
+    assert len(texts) >= 3
+    assert [text for text in texts if len(text.split()) < 8] == []
+
+
 def broken_links(site: Path) -> set[tuple[str, str]]:
     """Return the pages and links of a site that lead to no file, or to no place in it."""
     texts = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
