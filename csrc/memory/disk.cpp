@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "base/background.h"
+#include "base/condition_variable.h"
 #include "base/interpreter.h"
 #include "memory/checksum.h"
 #include "memory/slab.h"

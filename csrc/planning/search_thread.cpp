@@ -7,13 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <system_error>
 #include <thread>
 
 #include "base/background.h"
+#include "base/condition_variable.h"
 #include "engine/feedback.h"
 
 namespace rematfn {
