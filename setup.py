@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the C++ core of rematfn, the extension ``rematfn._C``.
+"""Build the C++ core of rematfn: ``rematfn/_C_torch2_13.*.so`` is the one for torch 2.13.
 
 Everything that does not depend on the build is in pyproject.toml. torch is not in its
-``build-system.requires``, and on purpose: the extension uses torch's C++ interface, which promises
+``build-system.requires``, and on purpose: the core uses torch's C++ interface, which promises
 nothing from one minor version to the next, so it must be compiled against the torch it will run
 with. A build-time requirement would fetch another copy of torch into a throw-away environment and
 compile against that one. Hence ``pip install --no-build-isolation .`` in an environment with torch.
+
+A wheel for others holds a core for each torch (``make wheels``): ``REMATFN_TORCHES`` names their
+folders, which need hold no more than headers, libraries and ``version.py``. torch is never
+imported here.
 """
 
+import importlib.machinery
+import importlib.util
 import os
+import re
 import shlex
 import shutil
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import setuptools
+from setuptools.command.build_ext import build_ext
 
 MIN_TORCH = (2, 12)
 # The first that reads the licence in pyproject.toml. Below 70.1 none makes wheels by itself.
@@ -50,12 +59,41 @@ def find_compiler() -> str:
     sys.exit(NO_COMPILER.format(tried=", ".join(dict.fromkeys(tried))))
 
 
-def flags(torch_includes: list[str]) -> tuple[list[str], list[str]]:
+def find_torches() -> dict[tuple[int, int], tuple[str, Path]]:
+    """Return, by minor version, each torch to build for: its whole version, and its folder."""
+    named = os.environ.get("REMATFN_TORCHES")
+    if named:
+        folders = [Path(folder).resolve() for folder in named.split(os.pathsep)]
+    else:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            sys.exit(NO_TORCH)
+        folders = [Path(spec.origin).parent]
+    found = {}
+    for folder in folders:
+        text = (folder / "version.py").read_text(encoding="utf-8")
+        version = re.search(r"^__version__ = '([^'+]+)", text, re.M)[1]
+        minor = tuple(map(int, version.split(".")[:2]))
+        if minor < MIN_TORCH:
+            sys.exit(OLD_TORCH.format(running=version, needed=".".join(map(str, MIN_TORCH))))
+        found[minor] = (version, folder)
+    return dict(sorted(found.items()))
+
+
+def requirement(minors: list[tuple[int, int]]) -> str:
+    """Return what a package with cores for these minor versions of torch, in order, requires."""
+    if len(minors) == 1:  # with its pre-releases, as one of them may have been built with
+        return "torch=={}.{}.*".format(*minors[0])
+    (major, first), (_, last) = minors[0], minors[-1]
+    without = [n for n in range(first, last) if (major, n) not in minors]
+    skipped = "".join(f",!={major}.{n}.*" for n in without)
+    return f"torch>={major}.{first},<{major}.{last + 1}{skipped}"
+
+
+def flags() -> tuple[list[str], list[str]]:
     """Return the arguments for compiling and for linking."""
-    # A folder given with -isystem is searched as a system folder even though torch also gives it
-    # with -I: warnings are then about our code only.
-    compile_args = [f"-isystem{path}" for path in torch_includes]
-    compile_args += ["-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra"]
+    # -MMD writes down which files were read, for `is_current`.
+    compile_args = ["-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-MMD"]
     sanitize = os.environ.get("REMATFN_SANITIZE")  # such as "address,undefined"
     if not sanitize:
         return [*compile_args, "-O2", "-g0"], []
@@ -86,56 +124,110 @@ def units() -> list[str]:
     return written
 
 
-def main() -> None:
-    """Describe the extension and hand over to setuptools."""
-    if int(setuptools.__version__.split(".")[0]) < MIN_SETUPTOOLS:
-        sys.exit(OLD_SETUPTOOLS.format(running=setuptools.__version__))
-    try:
-        import torch
-    except ModuleNotFoundError:
-        sys.exit(NO_TORCH)
-
-    version = torch.__version__.split("+")[0]
-    major, minor = version.split(".")[:2]
-    if (int(major), int(minor)) < MIN_TORCH:
-        sys.exit(OLD_TORCH.format(running=version, needed=".".join(map(str, MIN_TORCH))))
-    from torch.utils import cpp_extension  # has a word to say about CUDA
-
-    class BuildExtension(cpp_extension.BuildExtension):
-        """Compile with ninja if it is there, and note which torch the result belongs to."""
-
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, use_ninja=cpp_extension.is_ninja_available(), **kwargs)
-
-        def initialize_options(self):
-            super().initialize_options()
-            # One folder for every way to build, an editable installation's throw-away one too, so
-            # that only what has changed is compiled again.
-            self.build_temp = f"build/{sys.implementation.cache_tag}-torch-{version}"
-            if sanitizers := os.environ.get("REMATFN_SANITIZE"):
-                self.build_temp += f"-{sanitizers.replace(',', '-')}"
-
-        def run(self):
-            os.environ["CXX"] = find_compiler()
-            super().run()
-            # rematfn._interop.compat reads this before it loads the extension.
-            beside = Path(self.get_ext_fullpath("rematfn._C")).with_name("_built_with.py")
-            beside.write_text(f'"""Written by setup.py."""\n\nTORCH = "{version}"\n')
-
-    compile_args, link_args = flags(cpp_extension.include_paths())
-    extension = cpp_extension.CppExtension(
-        "rematfn._C",
-        units(),
-        depends=sorted(path.as_posix() for path in Path("csrc").rglob("*.[ch]*")),  # units too
-        include_dirs=[str(Path("csrc").resolve()), str(Path("csrc/third_party_shims").resolve())],
+def core(
+    minor: tuple[int, int], version: str, torch: Path, sources: list[str]
+) -> setuptools.Extension:
+    """Describe the core for one torch, as `rematfn/_interop/compat.py` looks for it."""
+    includes = [torch / "include", torch / "include/torch/csrc/api/include"]
+    compile_args, link_args = flags()
+    # As system folders: warnings are then about our code only.
+    compile_args = [*(f"-isystem{path}" for path in includes), *compile_args]
+    compile_args.append(f"-ffile-prefix-map={torch.parent}/=")  # messages name no folder of ours
+    described = setuptools.Extension(
+        "rematfn._C_torch{}_{}".format(*minor),
+        sources,
+        depends=sorted(path.as_posix() for path in Path("csrc").rglob("*.[ch]*")),  # for the sdist
+        include_dirs=["csrc", "csrc/third_party_shims"],
         define_macros=[("REMATFN_BUILT_TORCH", f'"{version}"')],
+        library_dirs=[str(torch / "lib")],
+        libraries=["c10", "torch", "torch_cpu", "torch_python"],
         extra_compile_args=compile_args,
         extra_link_args=link_args,
+        language="c++",
     )
+    described.torch_version = version
+    return described
+
+
+def is_current(product: Path) -> bool:
+    """Return whether a compiled unit is newer than all that it was compiled from."""
+    record = product.with_suffix(".d")
+    if not (product.exists() and record.exists()):
+        return False
+    read = shlex.split(record.read_text(encoding="utf-8").partition(":")[2].replace("\\\n", " "))
+    sources = [Path("setup.py"), *map(Path, read)]
+    made = product.stat().st_mtime
+    return all(path.exists() and path.stat().st_mtime < made for path in sources)
+
+
+def remove_others(built: set[Path]) -> None:
+    """Remove the cores for this Python that lie beside those that were built."""
+    for folder in {path.parent for path in built}:
+        for other in set(folder.glob(f"_C*{importlib.machinery.EXTENSION_SUFFIXES[0]}")) - built:
+            other.unlink()
+
+
+class BuildCores(build_ext):
+    """Compile as many units at a time as there are processors, or ``MAX_JOBS``."""
+
+    def finalize_options(self):
+        """Have each core linked again: what has to be compiled is found unit by unit."""
+        super().finalize_options()
+        self.force = True
+
+    def run(self):
+        """Build, and remove the cores that an earlier build left there, of other sources."""
+        os.environ["CXX"] = find_compiler()
+        super().run()
+        remove_others({Path(self.get_ext_fullpath(built.name)) for built in self.extensions})
+
+    def build_extensions(self):
+        """Compile for others without the flags of this Python, which may name folders of its own.
+
+        All Pythons then have the same commands, and a compiler cache has most units of the next.
+        """
+        if os.environ.get("REMATFN_TORCHES"):
+            compiler = os.environ["CXX"]
+            self.compiler.set_executables(
+                compiler_so_cxx=f"{compiler} -DNDEBUG -fPIC -fwrapv",
+                linker_so_cxx=f"{compiler} -shared",
+            )
+        super().build_extensions()
+
+    def build_extension(self, ext):
+        """Compile into one folder for every way to build, an editable installation's too."""
+        self.build_temp = f"build/{sys.implementation.cache_tag}-torch-{ext.torch_version}"
+        if sanitizers := os.environ.get("REMATFN_SANITIZE"):
+            self.build_temp += f"-{sanitizers.replace(',', '-')}"
+        compile_all = self.compiler.compile
+
+        def compile_one(source: str, **options) -> list[str]:
+            [product] = self.compiler.object_filenames([source], output_dir=self.build_temp)
+            return [product] if is_current(Path(product)) else compile_all([source], **options)
+
+        def compile_side_by_side(sources, **options) -> list[str]:
+            jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
+            with ThreadPoolExecutor(jobs) as pool:
+                made = pool.map(lambda source: compile_one(source, **options), sources)
+                return [product for products in made for product in products]
+
+        self.compiler.compile = compile_side_by_side
+        try:
+            super().build_extension(ext)
+        finally:
+            self.compiler.compile = compile_all
+
+
+def main() -> None:
+    """Describe the cores and hand over to setuptools."""
+    if int(setuptools.__version__.split(".")[0]) < MIN_SETUPTOOLS:
+        sys.exit(OLD_SETUPTOOLS.format(running=setuptools.__version__))
+    torches = find_torches()
+    sources = units()
     setuptools.setup(
-        ext_modules=[extension],
-        cmdclass={"build_ext": BuildExtension},
-        install_requires=["optree>=0.13", f"torch=={major}.{minor}.*"],
+        ext_modules=[core(minor, *torch, sources) for minor, torch in torches.items()],
+        cmdclass={"build_ext": BuildCores},
+        install_requires=["optree>=0.13", requirement(list(torches))],
     )
 
 

@@ -4,10 +4,10 @@
 __version__ = "0.1.0"
 
 from . import errors
-from ._interop.compat import load_extension as _load_extension
+from ._interop.compat import load_core as _load_core
 from .errors import BudgetError, ReplayError
 
-_C = _load_extension()
+_C = _load_core()
 
 from ._interop.pytrees import inner_tensors as _inner_tensors  # noqa: E402  (needs torch)
 

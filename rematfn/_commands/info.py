@@ -13,6 +13,7 @@ import torch
 
 import rematfn
 from rematfn import _C
+from rematfn._interop.compat import cores
 from rematfn._transform.budget import format_bytes
 from rematfn.errors import RematError
 
@@ -35,7 +36,7 @@ def _info(options: argparse.Namespace) -> int:
     count = torch.accelerator.device_count()
     rows = [
         ("rematfn", _version("rematfn")),
-        ("built with", f"torch {_C.built_torch_version}; dispatch key {_C.dispatch_key}"),
+        *_cores(),
         ("torch", torch.__version__),
         ("python", f"{platform.python_version()} at {sys.executable}"),
         ("system", platform.platform()),
@@ -49,6 +50,12 @@ def _info(options: argparse.Namespace) -> int:
     for name, text in rows:
         print(f"{name:<{width}}  {text}")
     return 0
+
+
+def _cores() -> list[tuple[str, str]]:
+    built = f"built with torch {_C.built_torch_version}; dispatch key {_C.dispatch_key}"
+    others = [f"torch {minor}" for minor, path in cores().items() if str(path) != _C.__file__]
+    return [("core", f"{_C.__file__}, {built}"), ("other cores", ", ".join(others) or "none")]
 
 
 def _version(name: str) -> str:

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading the C++ extension, or saying in plain words why it cannot be loaded.
+"""Loading the C++ core, or saying in plain words why it cannot be loaded.
 
-The extension uses C++ interfaces of torch that may change with every minor version. Under another
-one the dynamic loader stops at the first name it misses, and its message helps nobody. So setup.py
-leaves the version it built with in `rematfn/_built_with.py`, and it is read before the extension is
-loaded.
+The core uses C++ interfaces of torch that may change with every minor version. Under another one
+the dynamic loader stops at the first name it misses, and its message helps nobody. So there is a
+core for each minor version, and its file is named after it. A wheel holds several; what is built
+from source holds the one for the torch that it was built with.
 """
 
-import importlib
+import importlib.machinery
+import importlib.util
+import re
+import sys
+from pathlib import Path
 from types import ModuleType
-from typing import Final, cast
+from typing import Final
 
+NAME: Final = "rematfn._C"
 REBUILD: Final = "pip install --no-build-isolation --no-deps --force-reinstall ."
 
 NO_TORCH: Final = (
@@ -19,17 +24,27 @@ NO_TORCH: Final = (
 )
 
 NOT_BUILT: Final = (
-    "import rematfn: its C++ extension rematfn._C has not been built for this Python. Run "
+    "import rematfn: its C++ core rematfn._C has not been built for this Python, {python}. Run "
     f"`{REBUILD}` in rematfn's source folder; it needs a C++20 compiler and about a minute."
 )
 
+OTHER_TORCH: Final = (
+    "import rematfn: torch {running} is running, and this rematfn has a C++ core for torch {there} "
+    "only: torch's C++ interface changes with every minor version. Install that torch, such as by "
+    "`pip install 'torch=={newest}.*'`, or build rematfn for torch {running}: "
+    f"`{REBUILD}` in its source folder."
+)
 
-def load_extension() -> ModuleType:
-    """Return the module `rematfn._C`, after checking that it fits the running torch.
+_FOLDER: Final = Path(__file__).parents[1]
+_SUFFIX: Final = importlib.machinery.EXTENSION_SUFFIXES[0]  # tells Python's version and platform
+
+
+def load_core() -> ModuleType:
+    """Return the module `rematfn._C`: the core for the running torch.
 
     Raises:
-        ImportError: torch is not installed, is of another minor version than the extension was
-            built with, or the extension was never built.
+        ImportError: torch is not installed, there is no core for its minor version, or none for
+            this Python at all.
     """
     try:
         import torch
@@ -38,30 +53,39 @@ def load_extension() -> ModuleType:
             raise
         raise ImportError(NO_TORCH, name="torch") from error
 
-    try:
-        built_with = importlib.import_module("rematfn._built_with")
-        check_torch_version(cast("str", built_with.TORCH), torch.__version__)
-        return importlib.import_module("rematfn._C")
-    except ModuleNotFoundError as error:
-        if error.name not in ("rematfn._built_with", "rematfn._C"):
-            raise
-        raise ImportError(NOT_BUILT, name="rematfn._C") from error
+    path = choose_core(torch.__version__, cores())
+    spec = importlib.util.spec_from_file_location(NAME, path)
+    assert spec is not None, "its suffix is an extension's"
+    assert spec.loader is not None, "its suffix is an extension's"
+    core = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(core)
+    sys.modules[NAME] = core
+    return core
 
 
-def check_torch_version(built: str, running: str) -> None:
-    """Raise unless both versions have the same major and minor number.
+def cores(folder: Path = _FOLDER) -> dict[str, Path]:
+    """Return the cores for this Python that are in a folder, by torch's minor version, in order."""
+    found = {}
+    for path in folder.glob(f"_C_torch*{_SUFFIX}"):
+        if named := re.fullmatch(r"_C_torch(\d+)_(\d+)", path.name.removesuffix(_SUFFIX)):
+            found[int(named[1]), int(named[2])] = path
+    return {f"{major}.{minor}": path for (major, minor), path in sorted(found.items())}
+
+
+def choose_core(running: str, among: dict[str, Path]) -> Path:
+    """Return the core for a version of torch.
 
     Raises:
-        ImportError: They differ, with both versions and the command that builds the extension anew.
+        ImportError: There is none. The message names the versions that there are, and the command
+            that builds one.
     """
-    if _minor(built) != _minor(running):
+    if not among:
+        raise ImportError(NOT_BUILT.format(python=sys.version.split()[0]), name=NAME)
+    path = among.get(".".join(running.split("+")[0].split(".")[:2]))
+    if path is None:
+        *others, newest = among
+        there = f"{', '.join(others)} or {newest}" if others else newest
         raise ImportError(
-            f"import rematfn: its extension was built with torch {built}, and torch {running} is "
-            f"running. torch's C++ interface changes with every minor version: build rematfn again "
-            f"with `{REBUILD}` in its source folder, or install torch {_minor(built)}.",
-            name="rematfn._C",
+            OTHER_TORCH.format(running=running, there=there, newest=newest), name=NAME
         )
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split("+")[0].split(".")[:2])
+    return path

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import rematfn
+from rematfn import _C
 from rematfn.__main__ import main
 
 ROOT = Path(rematfn.__file__).parents[1]
@@ -134,7 +135,10 @@ def test_info(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
     rows = dict(re.split(r"  +", line, maxsplit=1) for line in found.stdout.splitlines())
     assert rows["torch"].strip() == torch.__version__
-    assert rows["built with"].startswith(f"torch {torch.__version__.partition('+')[0]}")
+    core, _, built = rows["core"].partition(", built with ")
+    assert core == _C.__file__
+    assert built == f"torch {torch.__version__.partition('+')[0]}; dispatch key {_C.dispatch_key}"
+    assert rows["other cores"] == "none"
     assert "MB/s out" in rows["disk tier"] or "cannot be used" in rows["disk tier"]
 
 

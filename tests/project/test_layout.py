@@ -70,7 +70,6 @@ def test_no_include_in_the_engine_runs_up(path: Path) -> None:
 # --- the Python side ------------------------------------------------------------------------------
 
 PACKAGE = ROOT / "rematfn"
-BUILT = "_built_with.py"  # by setup.py
 # `rematfn` is the package's own `__init__`: the public names.
 PYTHON_PARTS = [
     *("_C", "errors", "_interop", "policies", "_transform", "_inspection", "_traces", "testing"),
@@ -83,11 +82,7 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-MODULES = {
-    name_of(path): path
-    for path in [*sorted(PACKAGE.rglob("*.py")), PACKAGE / "_C.pyi"]
-    if path.name != BUILT
-}
+MODULES = {name_of(path): path for path in [*sorted(PACKAGE.rglob("*.py")), PACKAGE / "_C.pyi"]}
 
 
 def part_of(module: str) -> str:
@@ -173,4 +168,4 @@ def test_files_that_are_named_exist() -> None:
         texts += [p for p in (ROOT / folder).rglob("*") if p.suffix in {*SUFFIXES, ".md", ".py"}]
     named = {name for path in texts for name in NAMED.findall(path.read_text(encoding="utf-8"))}
     assert len(named) > 20
-    assert {name for name in named if not (ROOT / name).exists()} <= {f"rematfn/{BUILT}"}
+    assert {name for name in named if not (ROOT / name).exists()} == set()

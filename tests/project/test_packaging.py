@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user reads when torch, the compiler or the extension is missing or does not fit."""
 
+import importlib.machinery
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import rematfn
 from rematfn._interop import compat
 
 ROOT = Path(__file__).parents[2]
@@ -23,32 +27,180 @@ def setup_script():
     return module
 
 
-@pytest.mark.parametrize(
-    ("built", "running"),
-    [("2.13.0", "2.13.0+cpu"), ("2.13.0", "2.13.1"), ("2.15.0a0+git1", "2.15.0")],
-)
-def test_the_same_minor_version_fits(built, running):
-    compat.check_torch_version(built, running)
+# --- which core is taken --------------------------------------------------------------------------
+
+SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a package's folder with three cores, and files that are none for this Python."""
+    for minor in ("2_15", "2_9", "2_13"):
+        (tmp_path / f"_C_torch{minor}{SUFFIX}").touch()
+    for name in (
+        f"_C{SUFFIX}",
+        f"_C_torchx{SUFFIX}",
+        "_C_torch2_14.cpython-30-x86_64.so",
+        "_C.pyi",
+    ):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def test_the_cores_that_are_there_are_found_in_the_order_of_versions(folder):
+    assert [*compat.cores(folder)] == ["2.9", "2.13", "2.15"]
 
 
 @pytest.mark.parametrize(
-    ("built", "running"), [("2.12.1", "2.13.0+cpu"), ("2.13.0", "2.1.3"), ("2.13.0", "3.13.0")]
+    ("running", "minor"),
+    [("2.13.0+cpu", "2_13"), ("2.13.1", "2_13"), ("2.15.0a0+git1", "2_15"), ("2.9.1+cu130", "2_9")],
 )
-def test_another_minor_version_is_an_error_with_both_and_the_fix(built, running):
+def test_the_core_of_the_running_minor_version_is_taken(folder, running, minor):
+    path = compat.choose_core(running, compat.cores(folder))
+    assert path == folder / f"_C_torch{minor}{SUFFIX}"
+
+
+@pytest.mark.parametrize("running", ["2.14.1+cu130", "2.1.3", "3.13.0"])
+def test_a_torch_without_a_core_is_an_error_with_what_there_is_and_the_fix(folder, running):
     with pytest.raises(ImportError) as caught:
-        compat.check_torch_version(built, running)
+        compat.choose_core(running, compat.cores(folder))
     message = str(caught.value)
-    assert f"built with torch {built}" in message
     assert f"torch {running} is running" in message
-    assert compat.REBUILD in message
+    assert "a C++ core for torch 2.9, 2.13 or 2.15 only" in message
+    assert "pip install 'torch==2.15.*'" in message
+    assert f"or build rematfn for torch {running}: `{compat.REBUILD}`" in message
 
 
-@pytest.mark.parametrize("missing", ["rematfn._C", "rematfn._built_with"])
-def test_an_extension_that_was_never_built_is_named_with_the_fix(monkeypatch, missing):
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ImportError, match="has not been built") as caught:
-        compat.load_extension()
+def test_no_core_for_this_python_is_an_error_with_the_fix(tmp_path):
+    (tmp_path / "_C_torch2_13.cpython-30-x86_64.so").touch()
+    with pytest.raises(ImportError, match="has not been built for this Python") as caught:
+        compat.choose_core("2.13.0", compat.cores(tmp_path))
     assert compat.REBUILD in str(caught.value)
+
+
+def test_importing_under_another_torch_says_so_before_a_core_is_loaded():
+    run = python("import torch; torch.__version__ = '2.99.0'; import rematfn")
+    last = run.stderr.splitlines()[-1]
+    there = torch.__version__.rpartition(".")[0]
+    assert last.startswith("ImportError: import rematfn: torch 2.99.0 is running, and this rematfn")
+    assert f"for torch {there} only" in last
+
+
+def test_importing_without_torch_says_to_install_it_first():
+    run = python("import sys; sys.modules['torch'] = None; import rematfn")
+    assert "ImportError: import rematfn: torch is not installed" in run.stderr.splitlines()[-1]
+
+
+# --- what is built, and what it requires ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("minors", "text"),
+    [
+        ([(2, 13)], "torch==2.13.*"),
+        ([(2, 12), (2, 13), (2, 14), (2, 15)], "torch>=2.12,<2.16"),
+        ([(2, 12), (2, 14), (2, 17)], "torch>=2.12,<2.18,!=2.13.*,!=2.15.*,!=2.16.*"),
+    ],
+)
+def test_a_package_requires_the_torches_that_it_has_cores_for(setup_script, minors, text):
+    assert setup_script.requirement(minors) == text
+
+
+def fake_torch(folder, version):
+    (folder / "torch").mkdir(parents=True)
+    text = f"from typing import Optional\n\n__version__ = '{version}'\ncuda = None\n"
+    (folder / "torch/version.py").write_text(text)
+    return str(folder / "torch")
+
+
+def test_a_wheel_requires_the_range_of_its_torches(tmp_path):
+    folders = [fake_torch(tmp_path / v, v) for v in ("2.14.1+cu130", "2.12.1", "2.13.0+cpu")]
+    run = subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "dist_info", "--output-dir", tmp_path],
+        cwd=ROOT,
+        env={**os.environ, "REMATFN_TORCHES": os.pathsep.join(folders)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    [metadata] = tmp_path.glob("*.dist-info/METADATA")
+    required = re.findall(r"^Requires-Dist: (torch.*)", metadata.read_text(), re.M)
+    assert required in (["torch>=2.12,<2.15"], ["torch<2.15,>=2.12"])
+
+
+def test_a_core_is_built_for_each_torch_that_is_named(setup_script, monkeypatch, tmp_path):
+    folders = [fake_torch(tmp_path / v, v) for v in ("2.14.1+cu130", "2.13.0+cpu")]
+    monkeypatch.setenv("REMATFN_TORCHES", os.pathsep.join(folders))
+    found = setup_script.find_torches()
+    assert [*found.items()] == [
+        ((2, 13), ("2.13.0", Path(folders[1]))),
+        ((2, 14), ("2.14.1", Path(folders[0]))),
+    ]
+    built = [setup_script.core(minor, *torch, []) for minor, torch in found.items()]
+    assert [core.name for core in built] == ["rematfn._C_torch2_13", "rematfn._C_torch2_14"]
+    assert built[0].define_macros == [("REMATFN_BUILT_TORCH", '"2.13.0"')]
+    assert f"-isystem{folders[0]}/include" in built[1].extra_compile_args
+
+
+def test_a_torch_that_is_too_old_is_refused(setup_script, monkeypatch, tmp_path):
+    monkeypatch.setenv("REMATFN_TORCHES", fake_torch(tmp_path, "2.3.1"))
+    with pytest.raises(SystemExit) as caught:
+        setup_script.find_torches()
+    assert caught.value.code.startswith("rematfn: torch 2.3.1 is too old, 2.")
+
+
+def test_what_an_earlier_build_left_is_removed(setup_script, folder):
+    setup_script.remove_others({folder / f"_C_torch2_13{SUFFIX}"})
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [f"_C_torch2_13{SUFFIX}", "_C_torch2_14.cpython-30-x86_64.so", "_C.pyi"]
+    )
+
+
+def test_a_unit_is_compiled_again_when_what_it_read_has_changed(setup_script, tmp_path):
+    product, header = tmp_path / "unit.o", tmp_path / "a header.h"
+    assert not setup_script.is_current(product)
+    header.touch()
+    os.utime(header, (1e9, 1e9))
+    product.touch()
+    assert not setup_script.is_current(product)
+    escaped = str(header).replace(" ", "\\ ")
+    product.with_suffix(".d").write_text(f"{product}: {escaped} \\\n {ROOT}/setup.py\n")
+    assert setup_script.is_current(product)
+    header.touch()
+    os.utime(header, (4e9, 4e9))
+    assert not setup_script.is_current(product)
+    header.unlink()
+    assert not setup_script.is_current(product)
+
+
+def test_the_oldest_versions_are_the_same_everywhere(setup_script):
+    def text(name):
+        return (ROOT / name).read_text(encoding="utf-8")
+
+    torches = re.search(r"^TORCHES \?= (.+)$", text("Makefile"), re.M)[1].split()
+    minors = [tuple(map(int, version.split(".")[:2])) for version in torches]
+    assert minors[0] == setup_script.MIN_TORCH
+    oldest, newest = ("{}.{}".format(*minor) for minor in (minors[0], minors[-1]))
+    for name in ("README.md", "docs/install.md", "docs/versions.md"):
+        assert f"torch {oldest} to {newest}" in " ".join(text(name).split())
+    pythons = re.search(r"^PYTHONS \?= (.+)$", text("Makefile"), re.M)[1].split()
+    assert f'requires-python = ">={pythons[0].removeprefix("python")}"' in text("pyproject.toml")
+    for name in ("docs/versions.md",):
+        assert (
+            f"Python {pythons[0].removeprefix('python')} to {pythons[-1].removeprefix('python')}"
+            in text(name)
+        )
+
+
+def test_the_changelog_begins_with_this_version():
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    released = [heading for heading in headings if heading != "Unreleased"]
+    assert released[0].split()[0] == rematfn.__version__
+
+
+# --- what is missing when one builds --------------------------------------------------------------
 
 
 def test_building_without_torch_says_to_install_it_first():

@@ -1,0 +1,3 @@
+"""Written by setup.py."""
+
+TORCH = "2.13.0"
