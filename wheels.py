@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the source distribution and a wheel for each Python, each with a core for each torch.
+
+``make wheels`` runs this. What it makes lies in ``dist/``.
+
+No torch is installed. Compiling takes the headers of one, and linking its libraries; they are the
+same for each Python. A build of torch for CUDA has the headers that one for CPUs has, but for those
+of CUDA and for macros that say what it was built with, and rematfn reads neither. So any wheel of a
+version of torch does, and a core runs under each build of that version.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+BUILD = ROOT / "build/wheels"
+DIST = ROOT / "dist"
+LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")
+OF_TORCH = ("torch/include/", "torch/version.py", *(f"torch/lib/lib{n}.so" for n in LIBRARIES))
+
+
+def pip(python: str, *arguments: str | Path, **environment: str) -> None:
+    """Run pip of a Python."""
+    command = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    subprocess.run(command, check=True, env={**os.environ, **environment})
+
+
+def fetch_torch(version: str, index: str | None) -> Path:
+    """Return a folder with what is needed of a version of torch."""
+    folder = ROOT / "build/torches" / version
+    if not folder.exists():
+        print(f"Fetching torch {version}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            source = ["--index-url", index] if index else []
+            only = ["--no-deps", "--only-binary=:all:", "--dest", scratch, *source]
+            pip(sys.executable, "download", *only, f"torch=={version}")
+            [wheel] = Path(scratch).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                names = [name for name in archive.namelist() if name.startswith(OF_TORCH)]
+                archive.extractall(Path(scratch, "unpacked"), names)
+            Path(scratch, "unpacked").rename(folder)
+    return folder / "torch"
+
+
+def make_sdist(torches: str) -> Path:
+    """Return the source distribution, made anew."""
+    DIST.mkdir(exist_ok=True)
+    command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", DIST]
+    subprocess.run(command, check=True, env={**os.environ, "REMATFN_TORCHES": torches}, cwd=ROOT)
+    return max(DIST.glob("rematfn-*.tar.gz"), key=lambda path: path.stat().st_mtime)
+
+
+def make_wheel(python: str, sdist: Path, torches: str) -> Path:
+    """Return the wheel for a Python, with the oldest platform that its symbols allow in its name.
+
+    torch's libraries are left out: they are those of the torch that is running.
+    """
+    shutil.rmtree(BUILD, ignore_errors=True)
+    pip(python, "wheel", "--no-deps", "--wheel-dir", BUILD / "made", sdist, REMATFN_TORCHES=torches)
+    [made] = (BUILD / "made").glob("*.whl")
+    excluded = [word for n in LIBRARIES for word in ("--exclude", f"lib{n}.so")]
+    command = [sys.executable, "-m", "auditwheel", "repair", *excluded, "-w", BUILD / "named", made]
+    subprocess.run(command, check=True)
+    [named] = (BUILD / "named").glob("*.whl")
+    return Path(shutil.move(named, DIST / named.name))
+
+
+def main() -> None:
+    """Make all that was asked for; exit with an error if a Python is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--torches", nargs="+", required=True, help="versions, such as 2.13.0")
+    parser.add_argument("--pythons", nargs="+", required=True, help="commands, such as python3.12")
+    parser.add_argument("--torch-index", help="the package index to take torch from")
+    options = parser.parse_args()
+    found = [
+        p for p in options.pythons if not subprocess.run([p, "-c", ""], check=False).returncode
+    ]
+    torches = os.pathsep.join(str(fetch_torch(v, options.torch_index)) for v in options.torches)
+    made = [make_sdist(torches)]
+    print(made[0].name)
+    for python in found:
+        began = time.monotonic()
+        wheel = make_wheel(python, made[0], torches)
+        minutes = (time.monotonic() - began) / 60
+        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, {minutes:.1f} minutes")
+    if missing := [python for python in options.pythons if python not in found]:
+        sys.exit(f"make wheels: there is no wheel for {', '.join(missing)}, which cannot be run")
+
+
+if __name__ == "__main__":
+    main()
