@@ -81,6 +81,14 @@ class _Module(ModuleType):
         return True
 
     @staticmethod
+    def _lazy_init() -> None:
+        """Tell torch 2.11 that there is something for `torch.accelerator.synchronize` to wait for.
+
+        It waits for no device that was not initialised, and has a device without this function for
+        one.
+        """
+
+    @staticmethod
     def device_count() -> int:
         return 1
 
