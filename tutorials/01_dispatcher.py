@@ -14,200 +14,249 @@
 # %% [markdown]
 # # 1. The dispatcher on one page
 #
-# You write `x.sin()`. Somebody has to compute the sine on the right device. But before that,
-# autograd may have to record the operator, `vmap` may have to turn it into another, and a profiler
-# may want to count it. What decides who gets a turn, and in which order, is PyTorch's *dispatcher*.
+# You write `x.sin()`. One function has to compute the sine. Before that, autograd may record the
+# call, autocast may change its type, and `vmap` may turn it into a call on a batch. PyTorch's
+# *dispatcher* decides which of these functions run, and in which order.
 #
-# **Let's build ourselves a dispatcher.** At the end of this notebook we have one, in some three
-# hundred lines of Python, checks included. After each step we look at the same thing in PyTorch,
-# and compare. The last part shows where `rematfn` stands in it.
+# This page shows how it decides: first in pictures of real calls, then in a toy dispatcher of about
+# sixty lines that follows the same rule. Each heading is a question, so you can also look one up.
 #
-# The way of telling, one problem after the other, is that of *How does the dispatcher work?* on
-# [dev-discuss.pytorch.org](https://dev-discuss.pytorch.org/t/how-does-the-dispatcher-work/3358).
-# Another good text is Edward Yang's [Let's talk about the PyTorch
-# dispatcher](https://blog.ezyang.com/2020/09/lets-talk-about-the-pytorch-dispatcher/).
+# To run the page you need a notebook and PyTorch (`pip install torch`). Nothing has to be compiled.
+# It was written with torch 2.13; names that begin with an underscore may change.
 
 # %%
 # SPDX-License-Identifier: Apache-2.0
-import functools
 import math
 import threading
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from enum import IntEnum
 
-import matplotlib.pyplot as plt
 import torch
-from show import quote, table
+from IPython.display import SVG, Markdown, display
 from torch import _C
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 x = torch.linspace(-1, 1, 4).reshape(2, 2)
 
+# %% tags=["hide-input"]
+# Helpers of this page: they read PyTorch's tables, and draw.
+
+
+def key_named(name):
+    return _C._parse_dispatch_key(name)
+
+
+def names_in(keys):
+    """The names in a key set of PyTorch's, from high to low."""
+    inside = str(keys).removeprefix("DispatchKeySet(").removesuffix(")")
+    return [name for name in reversed(inside.split(", ")) if name]
+
+
+def row_of(name):
+    """An operator's row of PyTorch's table: what stands at each key."""
+    row = {}
+    for line in _C._dispatch_dump_table(name).splitlines():
+        key, _, text = line.partition(": ")
+        if text:
+            kind = text[text.rindex("[") :].strip("[]").replace("backend ", "")
+            row[key] = "fallthrough" if text.startswith("fallthrough") else kind
+    return row
+
+
+def show_table(rows, headers):
+    lines = [headers, ["---"] * len(headers), *rows]
+    display(Markdown("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)))
+
+
+COLORS = {
+    "kernel": "#0072B2", "autograd kernel": "#009E73", "math kernel": "#D55E00",
+    "default kernel": "#56B4E9", "batched kernel": "#E69F00", "fallback": "#CC79A7",
+    "fallthrough": "#BBBBBB",
+}  # fmt: skip
+
+
+def box(x, y, width, text="", color="#0072B2", full=True):
+    ink = "#FFFFFF" if full and color != "#BBBBBB" else "#222222"
+    return (
+        f'<rect x="{x}" y="{y}" width="{width}" height="26" rx="4" stroke="{color}" '
+        f'stroke-width="1.5" fill="{color if full else "#FFFFFF"}"/>'
+        + words(x + width / 2, y + 17, text, "middle", ink)
+    )
+
+
+def words(x, y, text, anchor="start", ink="#222222", weight="normal"):
+    return (
+        f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{ink}" font-size="12" '
+        f'font-weight="{weight}" font-family="sans-serif">{text}</text>'
+    )
+
+
+def picture(width, height, title, *parts):
+    display(
+        SVG(
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'width="{width}" role="img"><title>{title}</title>'
+            f'<rect width="{width}" height="{height}" fill="#FFFFFF"/>{"".join(parts)}</svg>'
+        )
+    )
+
+
 # %% [markdown]
-# ## 1. Two lists that grow
+# ## What does the dispatcher choose from?
 #
-# An **operator** is what a program can ask for: `sin`, `mul`, `view`. PyTorch has thousands, and
-# each library may add more. A **kernel** is a function that does what an operator asks for, in one
-# setting. There are kernels for the CPU, for CUDA, for sparse tensors and so on, and new devices
-# come up.
+# - An **operator** is what a program asks for: `sin`, `mul`, `view`. PyTorch has more than two
+#   thousand, and a library can add its own.
+# - A **kernel** is a function that does one part of an operator's work. For `sin` there is one that
+#   computes on a CPU, one that computes on CUDA, one that records for autograd, and others.
+# - A **dispatch key** is the name of one part: `CPU`, `CUDA`, `AutogradCPU`, `AutocastCPU`. A
+#   kernel is registered for one operator and one key.
 #
-# So there are two lists, and both grow. A class with a method for each operator does not do:
-# whoever adds an operator would have to change each class. A chain of `if` in each operator does
-# not do, either: whoever adds a device would have to change each operator. A **table** does. It has
-# a row for each operator and a column for each setting, and anybody can fill in a cell.
+# ## What is a key set?
 #
-# In our toy a tensor is a list of numbers, and the settings are devices. Operators get their
-# methods by way of `method`, so that later cells can replace one by a better one.
+# Every tensor carries a set of dispatch keys: the parts that may have something to do when an
+# operator reads this tensor. Keys have a fixed order. The picture has the keys of our `x`, the
+# highest first.
+
+# %% tags=["hide-input"]
+# Alt: The four keys of x in a row, from high to low: AutocastCPU, AutogradCPU, ADInplaceOrView,
+# CPU, each with its task below it.
+TASKS = {
+    "AutocastCPU": "change the type",
+    "AutogradCPU": "record for backward",
+    "ADInplaceOrView": "note writes and views",
+    "BackendSelect": "find the device",
+    "CPU": "compute",
+}
+keys_of_x = names_in(_C._dispatch_keys(x))
+parts = [words(10, 20, "high"), words(630, 20, "low", "end")]
+parts.append(
+    '<path d="M45 16 H600" stroke="#888888"/><path d="M600 11 l10 5 l-10 5z" fill="#888"/>'
+)
+for i, key in enumerate(keys_of_x):
+    parts.append(box(10 + 157 * i, 34, 147, key))
+    parts.append(words(83 + 157 * i, 80, TASKS[key], "middle"))
+picture(640, 95, "The key set of x", *parts)
+
+# %% [markdown]
+# In PyTorch a key set is a number of 64 bits, with the highest key as the highest bit. Joining two
+# sets and finding the highest key take an instruction or two each. So this costs little, although
+# it happens at every call.
+#
+# Here are more tensors and their keys:
 
 
 # %%
-class Operator:
-    def __init__(self, schema):
-        self.schema = schema
-        self.name = schema.partition("(")[0]
-        self.kernels = {}  # its row of the table
-
-    def __call__(self, *args):
-        return self.call(*args)
+def keys_of(tensor):
+    return ", ".join(names_in(_C._dispatch_keys(tensor)))
 
 
-def method(function):
-    setattr(Operator, function.__name__, function)
-    return function
-
-
-@dataclass(eq=False)
-class Numbers:
-    data: list
-    device: str
-
-
-operators = {}
-
-
-def define(schema):
-    op = Operator(schema)
-    operators[op.name] = op
-    return op
-
-
-def impl(name, setting):
-    """Fill in a cell of the table."""
-
-    def decorate(function):
-        operators[name].kernels[setting] = function
-        return function
-
-    return decorate
-
-
-@method
-def call(op, *args):
-    setting = next(a.device for a in args if isinstance(a, Numbers))
-    return op.kernels[setting](*args)
-
-
-sin = define("sin(Tensor x) -> Tensor")
-
-
-@impl("sin", "CPU")
-def sin_cpu(x):
-    return Numbers([math.sin(number) for number in x.data], "CPU")
-
-
-@impl("sin", "CUDA")
-def sin_cuda(x):
-    return Numbers([math.sin(number) for number in x.data], "CUDA")  # let us pretend
-
-
-for device in ("CPU", "CUDA"):
-    print(sin(Numbers([0.0, 1.0], device)))
-assert sin(Numbers([0.0], "CUDA")).device == "CUDA"
-
-# %% [markdown]
-# The text that `define` is given is the operator's **schema**: its name, and the types of its
-# arguments and results. We come back to it in part 4.
-#
-# PyTorch has the same two calls. In C++ one writes `TORCH_LIBRARY(name, m) { m.def(schema); }` and
-# `TORCH_LIBRARY_IMPL(name, key, m) { m.impl(operator, function); }`. In Python a
-# `torch.library.Library` has both. `_dispatch_dump` prints what has been filled in for an operator.
-
-
-# %%
-def dumped(name):
-    """What torch's dispatcher knows of an operator, without files and line numbers."""
-    lines = _C._dispatch_dump(name).splitlines()
-    rows = [line.partition(": ") for line in lines if line]
-    return {key: text[text.find("[ ") :] if " :: " in text else text for key, _, text in rows}
-
-
-library = torch.library.Library("notebook1", "DEF")
-library.define("scale(Tensor x, float by) -> Tensor")
-library.impl("scale", lambda x, by: x * by, "CPU")
-print(torch.ops.notebook1.scale(x, 2.0))
-ours, sine = dumped("notebook1::scale"), dumped("aten::sin")
-some = ["CPU", "SparseCPU", "Meta", "FuncTorchBatched"]  # and there are more
-count = len(_C._dispatch_get_all_op_names())
-print(count, "operators; each overload, such as mul.Tensor and mul.Scalar, is one")
-print("scale:", ours["schema"], "|", *(key for key in some if key in ours))
-print("sin:  ", sine["schema"], "|", *(key for key in some if key in sine))
-assert torch.equal(torch.ops.notebook1.scale(x, 2.0), 2 * x)
-assert [key for key in some if key in ours] == ["CPU"]
-assert set(some) <= set(sine)
-assert count > 2000
-
-# %% [markdown]
-# (`aten` is the library of PyTorch's own operators.) What we called a setting is a **dispatch key**
-# there. The first three of these keys are a device or a kind of tensor. `FuncTorchBatched` is
-# something else: it is `vmap`. So a dispatch key is a reason to treat an operator in a way of its
-# own. The device is one such reason among several.
-#
-# **Question.** Suppose that our toy had a `mul` of two tensors. What would happen if one of them is
-# on the CPU and the other on CUDA?
-#
-# <details><summary>Answer</summary>
-#
-# The first tensor decides. So the CPU's kernel might read an address of the GPU. We need a rule
-# that looks at all arguments. That is the next part.
-#
-# </details>
-
-# %% [markdown]
-# ## 2. More than one reason
-#
-# Take a tensor on the CPU whose operators autograd has to record. So there are two reasons to treat
-# its operators in a way of their own: autograd and the device. Autograd comes first: it records the
-# operator, and then wants it to be computed. So a tensor has a **set of keys**, and the keys have
-# an **order**. The highest key in the set gets its turn first.
-#
-# The toy has nine keys. PyTorch has all of them, in this order, as the cell after the next checks.
-# There the names of the last two begin with `TESTING_ONLY_`.
-
-# %%
-KEYS = [
-    "CPU",  # compute; this is the lowest
-    "CUDA",
-    "BackendSelect",  # find out the device, where no tensor tells it
-    "ADInplaceOrView",  # keep account of writes and views
-    "AutogradCPU",  # record
-    "AutogradCUDA",
-    "AutocastCPU",  # cast to a smaller type
-    "GenericWrapper",  # free, for part 6
-    "GenericMode",  # free; this is the highest
+rows = [
+    ("`x`", keys_of(x)),
+    ("`x.clone().requires_grad_()`", keys_of(x.clone().requires_grad_())),
+    ("`x.to_sparse()`", keys_of(x.to_sparse())),
+    ("`x.to(torch.complex64).conj()`", keys_of(x.to(torch.complex64).conj())),
 ]
+with torch.inference_mode():
+    rows.append(("`torch.ones(2)` in `inference_mode`", keys_of(torch.ones(2))))
+torch.func.vmap(lambda row: rows.append(("`row` inside `vmap`", keys_of(row))) or row)(x)
+show_table(rows, ["tensor", "its keys, from high to low"])
+
+# %% [markdown]
+# - `x` has autograd's key although it requires no gradient. The key only says that autograd is
+#   *asked*. Its kernel finds out whether there is something to record.
+# - A tensor that was made in inference mode has no key of autograd's, so autograd is not asked.
+# - `SparseCPU`, `Conjugate` and `FuncTorchBatched` (this is `vmap`) tell that an ordinary CPU
+#   kernel could not use the tensor's bytes as they are.
+#
+# ## Which kernel runs?
+#
+# The kernel at the highest key *of the call*. The dispatcher works out the keys of a call in three
+# steps:
+#
+# 1. It joins the keys of all tensors among the arguments.
+# 2. It adds the keys that the current thread **includes**, and removes those that the thread
+#    **excludes**. Each thread has these two sets, whatever the tensors are.
+# 3. It keeps only the keys in the operator's **mask**. The mask has all keys but those at which
+#    this operator has nothing to do.
+#
+# The picture shows the three steps for `x.sin()`. A full box means "the key is in this set".
+
+# %% tags=["hide-input"]
+# Alt: Five keys as rows, five sets as columns. x has AutocastCPU, AutogradCPU, ADInplaceOrView
+# and CPU. The thread includes ADInplaceOrView and BackendSelect, and excludes AutocastCPU. The
+# mask of sin has AutogradCPU and CPU, and so has the call: AutogradCPU has the first turn, CPU
+# the second.
+included = _C._dispatch_tls_local_include_set()
+excluded = _C._dispatch_tls_local_exclude_set()
+
+
+def keys_of_thread_and(*tensors):
+    """The keys of a call after step 2."""
+    keys = included
+    for tensor in tensors:
+        keys = keys | _C._dispatch_keys(tensor)
+    return names_in(keys - excluded)
+
+
+def stops(name, *tensors):
+    """The keys of a call after step 3: where kernels run, if each goes on to the next."""
+    row = row_of(name)
+    return [key for key in keys_of_thread_and(*tensors) if row.get(key) != "fallthrough"]
+
+
+sets = {
+    "x has": keys_of_x,
+    "thread includes": names_in(included),
+    "thread excludes": names_in(excluded),
+    "mask of sin": [key for key in TASKS if row_of("aten::sin").get(key) != "fallthrough"],
+    "keys of the call": stops("aten::sin", x),
+}
+parts = []
+for column, (name, members) in enumerate(sets.items()):
+    last = column == 4
+    parts.append(words(196 + 116 * column, 20, name, "middle", weight="bold" if last else "normal"))
+    for row, key in enumerate(TASKS):
+        turn = f"turn {members.index(key) + 1}" if last and key in members else ""
+        color = "#D55E00" if last else "#999999" if "excludes" in name else "#0072B2"
+        left, top = 146 + 116 * column, 32 + 34 * row
+        if key in members:
+            parts.append(box(left, top, 100, turn, color))
+        else:
+            parts.append(box(left, top, 100, "", "#DDDDDD", full=False))
+for row, key in enumerate(TASKS):
+    parts.append(words(136, 49 + 34 * row, key, "end"))
+picture(730, 210, "From the keys of x to the keys of the call", *parts)
+
+# %% [markdown]
+# Two keys are left for `x.sin()`. Autograd's kernel runs first. It then asks for the rest of the
+# call, and the CPU's kernel computes. Three keys dropped out on the way:
+#
+# - `AutocastCPU`: the thread excludes it, because autocast is off.
+# - `ADInplaceOrView`: the thread includes it, but `sin` neither writes nor makes a view.
+# - `BackendSelect`: the thread includes it, but `sin` knows its device by its argument.
+#
+# Now the same rule as Python. The toy has six keys, with the names and the order of PyTorch.
+
+
+# %%
+class Key(IntEnum):
+    CPU = 0  # compute
+    BackendSelect = 1  # find the device of an operator without tensors
+    ADInplaceOrView = 2  # note writes and views
+    AutogradCPU = 3  # record
+    AutocastCPU = 4  # change the type
+    TESTING_ONLY_GenericMode = 5  # free: we shall use it
 
 
 @dataclass(frozen=True)
 class KeySet:
-    """A set of keys, as the bits of a number: the highest key is the highest bit."""
+    """A set of keys: one bit for each."""
 
     bits: int = 0
 
     @staticmethod
     def of(*keys):
-        return KeySet(sum(1 << KEYS.index(key) for key in set(keys)))
+        return KeySet(sum(1 << key for key in set(keys)))
 
     def __or__(self, other):
         return KeySet(self.bits | other.bits)
@@ -219,288 +268,284 @@ class KeySet:
         return KeySet(self.bits & ~other.bits)
 
     def __iter__(self):
-        """From high to low."""
-        return (key for key in reversed(KEYS) if self.bits >> KEYS.index(key) & 1)
-
-    @property
-    def highest(self):
-        return KEYS[self.bits.bit_length() - 1] if self.bits else None
+        """From the highest to the lowest."""
+        return (key for key in reversed(Key) if self.bits >> key & 1)
 
     def below(self, key):
         """Those lower than `key`."""
-        return KeySet(self.bits & ((1 << KEYS.index(key)) - 1))
-
-    def __repr__(self):
-        return f"KeySet({', '.join(self)})"
+        return KeySet(self.bits & ((1 << key) - 1))
 
 
-@dataclass(eq=False)
+class Thread(threading.local):
+    """What a thread adds to the keys of each call, and what it takes away."""
+
+    included = excluded = KeySet()
+
+
+thread = Thread()
+thread.included = KeySet.of(Key.BackendSelect, Key.ADInplaceOrView)
+thread.excluded = KeySet.of(Key.AutocastCPU)
+
+
 class Tensor:
-    data: list
-    keys: KeySet
-    made_by: str = ""  # as autograd has recorded it
+    keys = KeySet.of(Key.CPU, Key.ADInplaceOrView, Key.AutogradCPU, Key.AutocastCPU)
+    made_by = None  # autograd writes here
+
+    def __init__(self, number):
+        self.number = number
 
 
-PLAIN_CPU = KeySet.of("CPU", "ADInplaceOrView", "AutogradCPU", "AutocastCPU")
-
-
-def tensor(*numbers):
-    return Tensor(list(numbers), PLAIN_CPU)
-
-
-print(tensor(1.0).keys)
-print("highest:", tensor(1.0).keys.highest)
-print("below autograd:", tensor(1.0).keys.below("AutogradCPU"))
-assert tensor(1.0).keys.highest == "AutocastCPU"
+keys = (Tensor(1.0).keys | thread.included) - thread.excluded
+print("after step 2:", *(key.name for key in keys))
 
 # %% [markdown]
-# PyTorch does it with bits, too. That is why the choice is cheap: to join two sets is one
-# instruction, and to find the highest bit is another. The next cell shows the keys of some tensors.
-
+# (One detail is left out. In PyTorch `AutogradCPU` and `AutogradCUDA` are two columns of the table,
+# but not two bits. There is a bit for *autograd* and one for each *device*, and the two together
+# name the column. So 64 bits are enough for more than a hundred columns.)
+#
+# ## What does fallthrough do?
+#
+# It says: **this operator has nothing to do at this key; skip the key**.
+#
+# At most keys, most operators have nothing to do. A kernel there that only passes the call on would
+# cost time at every call. So an operator's place in the table can say `fallthrough`. That is not a
+# function that runs. It removes the key from the operator's mask. The dispatcher keeps the mask up
+# to date whenever something is registered. At a call, step 3 is one *and* of two numbers.
+#
+# A fallthrough is not the same as an empty place. At a key with `fallthrough` the dispatcher goes
+# on to the next key. At a key with *nothing* it stops, with an error.
+#
+# In C++ one registers it in two ways:
+#
+# ```cpp
+# m.impl("sin", torch::CppFunction::makeFallthrough());   // sin has nothing to do at this key
+# m.fallback(torch::CppFunction::makeFallthrough());      // nor has any operator without a kernel
+# ```
+#
+# In Python it is `torch.library.fallthrough_kernel`. Here are three operators of our own, each
+# with a kernel for the CPU. At `AutogradCPU` the first has a kernel and the second a fallthrough.
+# The third is called with a sparse tensor, and at `SparseCPU` its place is empty.
 
 # %%
-def key_named(name):
-    return _C._parse_dispatch_key(name)
+library = torch.library.Library("page", "DEF")
+ran = []
+
+for name in ("recorded", "skipped", "empty"):
+    library.define(f"{name}(Tensor x) -> Tensor")
+    library.impl(name, lambda x: ran.append("CPU") or x + x, "CPU")
 
 
-def names_in(keys):
-    """The names in a key set of torch's, from high to low."""
-    inside = str(keys).removeprefix("DispatchKeySet(").removesuffix(")")
-    return [name for name in reversed(inside.split(", ")) if name]
+def at_autograd(keys, x):
+    ran.append("AutogradCPU")
+    rest = keys & _C._dispatch_keyset_full_after(key_named("AutogradCPU"))
+    return torch.ops.page.recorded.default.redispatch(rest, x)
 
 
-tensors = {
-    "x": x,
-    "x.requires_grad_()": x.clone().requires_grad_(),
-    "x.to_sparse()": x.to_sparse(),
-    "x.to('meta')": x.to("meta"),
-    "a complex tensor's conj()": x.to(torch.complex64).conj(),
+library.impl("recorded", at_autograd, "AutogradCPU", with_keyset=True)
+library.impl("skipped", torch.library.fallthrough_kernel, "AutogradCPU")
+for name in ("recorded", "skipped"):
+    ran.clear()
+    getattr(torch.ops.page, name)(x)
+    print(f"{name}: kernels ran at", ", ".join(ran))
+try:
+    torch.ops.page.empty(x.to_sparse())  # there is nothing at SparseCPU
+except NotImplementedError as error:
+    print("empty:", str(error).split(". ")[0])
+
+# %% [markdown]
+# ## Where does the dispatcher find the kernel?
+#
+# In a table. It has a row for each operator and a column for each key. Here is a piece of
+# PyTorch's, turned so that keys go down from high to low. Each column is an operator.
+#
+# - A **full** box is at a key that a call on our `x` has after step 2. Grey ones say `fallthrough`.
+# - A **hollow** box is at a key that such a call does not have.
+# - **No box**: nothing is registered.
+# - The black line is the way of the call, and each ring is a kernel that runs.
+
+# %% tags=["hide-input"]
+# Alt: A table of seven operators and eight keys. The line of sin and mm has rings at AutogradCPU
+# and CPU; that of mul_ and view also at ADInplaceOrView; that of linear ends at AutogradCPU; that
+# of zeros goes through BackendSelect to CPU.
+OPERATORS = {
+    "sin": "aten::sin",
+    "mm": "aten::mm",
+    "mul_": "aten::mul_.Tensor",
+    "view": "aten::view",
+    "linear": "aten::linear",
+    "zeros": "aten::zeros",
+    "recorded": "page::recorded",
 }
-with torch.inference_mode():
-    tensors["made in inference mode"] = torch.ones(2)
+KEYS = ["FuncTorchBatched", *TASKS]
+KEYS.insert(KEYS.index("CPU"), "SparseCPU")
 
 
-def look_at(name, tensor):
-    tensors[name] = tensor
-    return tensor.sum()
+def way(label):
+    name = OPERATORS[label]
+    found = stops(name) if label == "zeros" else stops(name, x)
+    parts = [key for key in found if row_of(name).get(key) == "math kernel"]
+    found = found[: found.index(parts[0]) + 1] if parts else found
+    return [*found, "CPU"] if label == "zeros" else found  # BackendSelect goes on to the device
 
 
-torch.func.vmap(lambda row: look_at("inside vmap", row))(x)
-torch.func.grad(lambda y: look_at("inside torch.func.grad", y))(x)
-torch_names = {key: key.replace("Generic", "TESTING_ONLY_Generic") for key in KEYS}
-all_nine = [_C.DispatchKeySet(key_named(name)) for name in torch_names.values()]
-in_order = names_in(functools.reduce(lambda one, other: one | other, all_nine))
-assert in_order == [torch_names[key] for key in reversed(KEYS)]
-rows = [(name, ", ".join(names_in(_C._dispatch_keys(t)))) for name, t in tensors.items()]
-table(rows, ["tensor", "its keys, from high to low"])
-found = dict(rows)
-assert found["x"] == found["x.requires_grad_()"] == ", ".join(PLAIN_CPU)
-assert found["made in inference mode"] == "AutocastCPU, CPU"
-assert found["inside vmap"].startswith("FuncTorchBatched")
-assert found["inside torch.func.grad"].startswith("FuncTorchGradWrapper")
-
-# %% [markdown]
-# Three things to see in this table.
-#
-# - `x` has autograd's key although it does not require a gradient. The key says that autograd is
-#   *asked*. It finds out itself whether there is anything to record.
-# - A tensor that was made in inference mode lacks autograd's key. Autograd is not even asked.
-# - `SparseCPU`, `Conjugate`, `FuncTorchBatched`: a tensor has such a key if a kernel of the CPU
-#   cannot just take its bytes as they stand. (`Conjugate` says that they are not conjugated yet.)
-#   `FuncTorchGradWrapper` says that `torch.func.grad` watches this tensor.
-#
-# One more detail, which we leave out of the toy. `AutogradCPU` and `AutogradCUDA` are not two bits
-# in PyTorch. There is one bit for *autograd* and one for each *device*, and the two together give a
-# column of the table. In the same way *dense* and *CPU* give the column `CPU`. So the four keys of
-# `x` are five bits: autocast, `ADInplaceOrView`, *autograd*, *dense* and *CPU*. And 64 bits are
-# enough for more than a hundred columns.
-
-# %%
-bits = _C._dispatch_keys(x).raw_repr()
-filled = [line for line in _C._dispatch_dump_table("aten::linear").splitlines() if line]
-print("x:", bin(bits).count("1"), "bits - linear has", len(filled), "cells that are filled")
-assert len(filled) > 100
-assert bin(bits).count("1") == 5
+parts = []
+for column, (label, name) in enumerate(OPERATORS.items()):
+    left = 136 + 96 * column
+    parts.append(words(left + 42, 18, label, "middle", weight="bold"))
+    for line, key in enumerate(KEYS):
+        kind = row_of(name).get(key)
+        if kind:
+            reached = keys_of_thread_and(*[] if label == "zeros" else [x])
+            full = key in reached or (label == "zeros" and key == "CPU")
+            parts.append(box(left, 28 + 34 * line, 84, "", COLORS[kind], full))
+    path = [(left + 42, 41 + 34 * KEYS.index(key)) for key in way(label)]
+    line = " ".join(f"L{a} {b}" for a, b in path)
+    parts.append(
+        f'<path d="M{left + 42} 22 {line}" stroke="#000000" stroke-width="2" fill="none"/>'
+    )
+    parts += [
+        f'<circle cx="{a}" cy="{b}" r="5" fill="#FFFFFF" stroke="#000000" stroke-width="2"/>'
+        for a, b in path
+    ]
+for line, key in enumerate(KEYS):
+    parts.append(words(128, 45 + 34 * line, key, "end"))
+for i, (kind, color) in enumerate(COLORS.items()):
+    parts.append(box(136 + 165 * (i % 4), 278 + 32 * (i // 4), 24, "", color))
+    parts.append(words(168 + 165 * (i % 4), 295 + 32 * (i // 4), kind))
+picture(810, 345, "A piece of PyTorch's table", *parts)
 
 # %% [markdown]
-# Now we choose by the keys of **all** arguments. (With a tensor of the CPU and one of CUDA that is
-# CUDA's kernel, which can look at both and refuse.) Here are two operators, and autograd's kernel
-# for one of them:
-
+# - `sin` and `mm` have two stops: record, compute.
+# - `mul_` writes into its argument and `view` makes a view. So `ADInplaceOrView` has a kernel
+#   there.
+# - `linear` has one stop. It is made of other operators, and its kernel at autograd's key calls
+#   those. They are new calls, which begin at the top.
+# - `zeros` has no tensor among its arguments. The key `BackendSelect`, which the thread includes,
+#   is what brings it to a kernel. That one reads the argument `device` and goes on to the CPU.
+#
+# For the toy, the table is a dictionary in each operator. The class is all that is missing:
 
 # %%
-def keys_of(args):
-    found = KeySet()
-    for a in args:
-        if isinstance(a, Tensor):
-            found |= a.keys
-    return found
+fallbacks = {}  # for operators without a kernel of their own at a key
 
 
-@method
-def call(op, *args):  # noqa: F811
-    keys = keys_of(args) & op.mask()
-    return op.kernels[keys.highest](keys, *args)
+def fallthrough(op, keys, args):
+    """Stand in a table for "nothing to do at this key"; it is never run."""
 
 
-@method
-def mask(op):
-    return KeySet.of(*op.kernels)
+class Operator:
+    """A name, and a table with at most one kernel for each key."""
+
+    def __init__(self, name):
+        self.name = name
+        self.kernels = {}
+
+    def entry(self, key):
+        """Return what stands in the table at a key, or None."""
+        return self.kernels.get(key) or fallbacks.get(key)
+
+    def mask(self):
+        """Return the keys at which the table does not say `fallthrough`."""
+        return KeySet.of(*(key for key in Key if self.entry(key) is not fallthrough))
+
+    def __call__(self, *args):
+        """Work out the keys of this call, and run the kernel of the highest one."""
+        keys = thread.included
+        for arg in args:
+            keys |= getattr(arg, "keys", KeySet())
+        return self.redispatch((keys - thread.excluded) & self.mask(), args)
+
+    def redispatch(self, keys, args):
+        """Run the kernel of the highest of these keys."""
+        for key in keys:
+            kernel = self.entry(key)
+            if kernel is None:
+                raise NotImplementedError(f"{self.name} has no kernel for {key.name}")
+            return kernel(self, keys, args)
+        raise NotImplementedError(f"this call of {self.name} has no key")
 
 
-sin = define("sin(Tensor x) -> Tensor")
-mul = define("mul(Tensor x, Tensor y) -> Tensor")
+# %% [markdown]
+# `__call__` is the three steps. `redispatch` is the subject of the next question. `fallbacks` serve
+# operators that have nothing of their own at a key. For now there are three, and all of them are
+# fallthroughs.
+
+# %%
+for key in (Key.AutocastCPU, Key.ADInplaceOrView, Key.BackendSelect):
+    fallbacks[key] = fallthrough
+
+sin = Operator("sin")
+print("in the mask of sin:", *(key.name for key in sin.mask()))
+
+# %% [markdown]
+# (Nothing is registered at these three yet. An empty place stays in the mask, so a call that gets
+# there ends with an error.)
+#
+# ## How does the next kernel get its turn?
+#
+# The kernel that has its turn calls the operator again, with lower keys only. This is a
+# **redispatch**. It does not look at the arguments again: a kernel is given the keys of its call,
+# and takes its own key and all higher ones out. If it does not redispatch, the call ends with it.
+#
+# The toy's autograd kernel notes who made a tensor, and leaves the computing to the next key.
+
+# %%
+mul, cube = Operator("mul"), Operator("cube")
 journey = []  # who had a turn
 
 
-@impl("sin", "CPU")
-def sin_cpu(keys, x):  # noqa: F811
-    journey.append("sin at CPU")
-    return tensor(*map(math.sin, x.data))
+def computes(f):
+    def kernel(op, keys, args):
+        journey.append(f"{op.name} at CPU")
+        return Tensor(f(*(arg.number for arg in args)))
+
+    return kernel
 
 
-@impl("mul", "CPU")
-def mul_cpu(keys, x, y):
-    journey.append("mul at CPU")
-    return tensor(*(a * b for a, b in zip(x.data, y.data)))
-
-
-@impl("sin", "AutogradCPU")
-def sin_autograd(keys, x):
-    journey.append("sin at AutogradCPU")
-    result = sin(x)  # somebody else computes
-    result.made_by = "sin"
+def record(op, keys, args):
+    journey.append(f"{op.name} at AutogradCPU")
+    result = op.redispatch(keys.below(Key.AutogradCPU), args)
+    result.made_by = op.name
     return result
 
 
-try:
-    sin(tensor(0.0, 1.0))
-except RecursionError:
-    print("the journey:", ", ".join(journey[:3]), "and so on: too deep")
-assert set(journey) == {"sin at AutogradCPU"}
-
-# %% [markdown]
-# Kernels get the key set of the call as their first argument. We need it in a moment. And `op.mask`
-# leaves out the keys for which nobody has filled in a cell. (That is for the time being; part 5
-# does better.)
-#
-# The autograd kernel asks for the sine of `x`. The tensor is the same, so its keys are the same, so
-# it is autograd's turn, again and again.
-#
-# **Question.** Which key would you give a tensor whose values are not computed before somebody
-# reads them, a lazy one: a high or a low one?
-#
-# <details><summary>Answer</summary>
-#
-# One below autograd. Autograd then records operators of lazy tensors just as it does others, and
-# what it saves is lazy, too. That is where PyTorch's lazy device stands. `rematfn` is in the same
-# position: part 7.
-#
-# </details>
-
-# %% [markdown]
-# ## 3. Going on
-#
-# A kernel that has done its part calls the operator again, but for lower keys only. That is to
-# **redispatch**. It needs no look at the arguments: the key set of this call is known already, and
-# the kernel takes its own key and all higher ones out.
+def cube_at_cpu(op, keys, args):
+    journey.append("cube at CPU")
+    (x,) = args
+    return mul(mul(x, x), x)  # two new calls
 
 
-# %%
-@method
-def redispatch(op, keys, *args):
-    keys &= op.mask()
-    return op.kernels[keys.highest](keys, *args)
+sin.kernels[Key.CPU] = computes(math.sin)
+mul.kernels[Key.CPU] = computes(lambda a, b: a * b)
+cube.kernels[Key.CPU] = cube_at_cpu
+for op in (sin, mul, cube):
+    op.kernels[Key.AutogradCPU] = record
 
 
-@impl("sin", "AutogradCPU")
-def sin_autograd(keys, x):  # noqa: F811
-    journey.append("sin at AutogradCPU")
-    result = sin.redispatch(keys.below("AutogradCPU"), x)
-    result.made_by = "sin"
-    return result
-
-
-@impl("mul", "AutogradCPU")
-def mul_autograd(keys, x, y):
-    journey.append("mul at AutogradCPU")
-    result = mul.redispatch(keys.below("AutogradCPU"), x, y)
-    result.made_by = "mul"
-    return result
-
-
-def travelled(op, *args):
+def travelled(f, *args):
     journey.clear()
-    op(*args)
+    f(*args)
     return list(journey)
 
 
-print(travelled(sin, tensor(0.0, 1.0)))
-assert travelled(sin, tensor(0.0, 1.0)) == ["sin at AutogradCPU", "sin at CPU"]
+print(*travelled(sin, Tensor(1.0)), sep=", ")
+print(*travelled(cube, Tensor(2.0)), sep=", ")
 
 # %% [markdown]
-# The next problem: a kernel that calls **other** operators. Here is a cube. Its kernel for the CPU
-# multiplies twice.
-
-# %%
-cube = define("cube(Tensor x) -> Tensor")
-
-
-@impl("cube", "CPU")
-def cube_cpu(keys, x):
-    journey.append("cube at CPU")
-    return mul(mul(x, x), x)
-
-
-@impl("cube", "AutogradCPU")
-def cube_autograd(keys, x):
-    journey.append("cube at AutogradCPU")
-    result = cube.redispatch(keys.below("AutogradCPU"), x)
-    result.made_by = "cube"
-    return result
-
-
-print("\n".join(travelled(cube, tensor(2.0))))
-assert travelled(cube, tensor(2.0)).count("mul at AutogradCPU") == 2
-
-# %% [markdown]
-# The two multiplications are calls of their own, and begin at the top. So autograd records them
-# although it has recorded the cube. What autograd's kernel wants to say is: *until I return, nobody
-# on this thread is to be served at autograd.* That is no property of a tensor, and none of one
-# call. It belongs to the **thread**, which has two sets of keys:
+# The first line is what we want. The second is not. Autograd has recorded the cube, and then each
+# multiplication inside it as well. Why? `mul(x, x)` is a **new call**. It begins at the top, and
+# knows nothing of the cube.
 #
-# - the keys that it **excludes**: they are taken out of each call's set;
-# - the keys that it **includes**: they are added to each call's set, whatever the tensors are.
+# ## How does autograd keep from recording twice?
 #
-# This is the whole rule. With it the cube's kernel can exclude autograd's keys, and with them
-# `ADInplaceOrView`, which keeps its account for autograd.
-#
-# The included keys help with another case. An operator that has no tensor among its arguments is a
-# **factory**. The key `BackendSelect` is there for factories, and the thread includes it. Its
-# kernel looks at the `device` argument, and redispatches to the key of that device.
+# By the thread's excluded keys. What autograd's kernel wants to say is: *until I return, no call on
+# this thread comes to autograd*. So it excludes the key while it runs.
 
 
 # %%
-class thread:  # noqa: N801 - the toy has only one
-    included = KeySet.of("BackendSelect", "ADInplaceOrView")  # so it is in torch, too
-    excluded = KeySet.of("AutocastCPU")  # until somebody switches autocast on
-
-
-def keys_of_call(args):
-    return (keys_of(args) | thread.included) - thread.excluded
-
-
-@method
-def call(op, *args):  # noqa: F811
-    return op.redispatch(keys_of_call(args), *args)
-
-
-NO_KEYS = KeySet()
-
-
 @contextmanager
-def keys_changed(include=NO_KEYS, exclude=NO_KEYS):
-    """Until the end of the block the thread includes, or excludes, these as well."""
+def keys_changed(include=KeySet(0), exclude=KeySet(0)):
+    """Until the block ends, include these keys in all calls of this thread, or exclude them."""
     before = thread.included, thread.excluded
     thread.included, thread.excluded = before[0] | include, before[1] | exclude
     try:
@@ -509,1043 +554,361 @@ def keys_changed(include=NO_KEYS, exclude=NO_KEYS):
         thread.included, thread.excluded = before
 
 
-AUTOGRAD = KeySet.of("AutogradCPU", "AutogradCUDA", "ADInplaceOrView")
+def record_once(op, keys, args):
+    with keys_changed(exclude=KeySet.of(Key.AutogradCPU, Key.ADInplaceOrView)):
+        return record(op, keys, args)
 
 
-@impl("cube", "AutogradCPU")
-def cube_autograd(keys, x):  # noqa: F811
-    journey.append("cube at AutogradCPU")
-    with keys_changed(exclude=AUTOGRAD):
-        result = cube.redispatch(keys.below("AutogradCPU"), x)
-    result.made_by = "cube"
-    return result
-
-
-zeros = define("zeros(int size, str device) -> Tensor")
-
-
-@impl("zeros", "BackendSelect")
-def zeros_select(keys, size, device):
-    journey.append("zeros at BackendSelect")
-    return zeros.redispatch(KeySet.of(device), size, device)
-
-
-@impl("zeros", "CPU")
-def zeros_cpu(keys, size, device):
-    journey.append("zeros at CPU")
-    return tensor(*[0.0] * size)
-
-
-print(travelled(cube, tensor(2.0)))
-print(travelled(zeros, 2, "CPU"))
-assert travelled(cube, tensor(2.0)) == ["cube at AutogradCPU", "cube at CPU"] + 2 * ["mul at CPU"]
-assert travelled(zeros, 2, "CPU") == ["zeros at BackendSelect", "zeros at CPU"]
+for op in (sin, mul, cube):
+    op.kernels[Key.AutogradCPU] = record_once
+print(*travelled(cube, Tensor(2.0)), sep=", ")
 
 # %% [markdown]
-# Redispatch and exclusion are two things, and a kernel often does both. Redispatch is about *this
-# call*: go on with the next key. Exclusion is about *the calls that are made until I return*.
+# Redispatching and excluding are two things, and many kernels do both.
 #
-# In PyTorch, `_dispatch_tls_local_include_set` and `..._exclude_set` tell the two sets of the
-# thread. (TLS is *thread-local storage*.) An operator of our own, with a kernel for the CPU and one
-# for autograd, can look at the keys that it is given: `with_keyset=True` asks for them.
-# `_dispatch_keyset_full_after(key)` is the set of all keys below one.
-
-# %%
-library.define("twice(Tensor x) -> Tensor")
-twice = torch.ops.notebook1.twice.default
-given = {}
-
-
-def twice_autograd(keys, x):
-    given["AutogradCPU"] = keys
-    return twice.redispatch(keys & _C._dispatch_keyset_full_after(key_named("AutogradCPU")), x)
-
-
-def twice_cpu(keys, x):
-    given["CPU"] = keys
-    return x + x
-
-
-library.impl("twice", twice_autograd, "AutogradCPU", with_keyset=True)
-library.impl("twice", twice_cpu, "CPU", with_keyset=True)
-assert torch.equal(twice(x), 2 * x)
-
-included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
-
-
-def keys_of_new_call(*args):
-    """By the rule: the keys with which a call on this thread would begin now."""
-    keys = functools.reduce(lambda one, other: one | other, map(_C._dispatch_keys, args))
-    return (keys | _C._dispatch_tls_local_include_set()) - _C._dispatch_tls_local_exclude_set()
-
-
-rows = [
-    ("the keys of x", names_in(_C._dispatch_keys(x))),
-    ("the thread includes", names_in(included)),
-    ("the thread excludes", ["AutocastCPU", f"{len(names_in(excluded)) - 1} more for autocast"]),
-    ("by the rule", names_in(keys_of_new_call(x))),
-    ("given to the kernel at AutogradCPU", names_in(given["AutogradCPU"])),
-    ("given to the kernel at CPU", names_in(given["CPU"])),
-]
-table([(what, ", ".join(names)) for what, names in rows], ["", "keys, from high to low"])
-assert names_in(included) == list(thread.included)
-assert all(name.startswith("Autocast") for name in names_in(excluded))
-assert names_in(keys_of_new_call(x)) == ["AutogradCPU", "ADInplaceOrView", "BackendSelect", "CPU"]
-assert names_in(given["AutogradCPU"]) == ["AutogradCPU", "CPU"]
-assert names_in(given["CPU"]) == ["CPU"]
-
-# %% [markdown]
-# The rule's set has two keys that our kernels are not given: `ADInplaceOrView` and `BackendSelect`.
-# For `twice` there is nothing to do at these two, and the dispatcher knows. Part 5 tells how.
+# | | is about |
+# |---|---|
+# | **redispatch** | *this* call: which key is next |
+# | **exclude** | *new* calls, until the kernel returns |
 #
-# Does PyTorch's autograd exclude, as our `cube_autograd` does? To see it we need somebody to look
-# from below autograd. We put a *spy* there: a kernel for `aten::sin` at a key that nobody uses in
-# this process, `FPGA`, and the thread includes that key. `_IncludeDispatchKeyGuard` is PyTorch's
-# name for our `keys_changed(include=...)`.
+# PyTorch's autograd does both, too. To see it we need an observer below autograd. We put a kernel
+# for `sin` at `FPGA`, a key for a device that we do not have, and let the thread include that key.
 
 # %%
 aten = torch.library.Library("aten", "IMPL")
-seen_by_spy = {}
+seen = {}
 
 
-def spy(keys, x):
-    seen_by_spy["this call, below autograd"] = names_in(keys)
-    seen_by_spy["a new call, below autograd"] = names_in(keys_of_new_call(x))
-    lower = keys & _C._dispatch_keyset_full_after(key_named("FPGA"))
-    return torch.ops.aten.sin.default.redispatch(lower, x)
+def observe(keys, x):
+    seen["this call, below autograd"] = names_in(keys)
+    now = _C._dispatch_keys(x) | _C._dispatch_tls_local_include_set()
+    seen["a new call from there"] = names_in(now - _C._dispatch_tls_local_exclude_set())
+    rest = keys & _C._dispatch_keyset_full_after(key_named("FPGA"))
+    return torch.ops.aten.sin.default.redispatch(rest, x)
 
 
-aten.impl("sin", spy, "FPGA", with_keyset=True)
-leaf = x.clone().requires_grad_()
+aten.impl("sin", observe, "FPGA", with_keyset=True)
 with _C._IncludeDispatchKeyGuard(key_named("FPGA")):
-    seen_by_spy["a new call, before"] = names_in(keys_of_new_call(leaf))
-    result = leaf.sin()
-for name, keys in seen_by_spy.items():
-    print(f"{name + ':':28}", *keys)
-assert "AutogradCPU" in seen_by_spy["a new call, before"]
-assert seen_by_spy["this call, below autograd"] == ["FPGA", "CPU"]
-assert seen_by_spy["a new call, below autograd"] == ["BackendSelect", "FPGA", "CPU"]
-assert torch.equal(result, x.sin())
-assert result.grad_fn is not None  # autograd has had its turn
+    x.clone().requires_grad_().sin()
+show_table([(name, ", ".join(keys)) for name, keys in seen.items()], ["", "keys, from high to low"])
 
 # %% [markdown]
-# Below autograd the rest of this call has lower keys only: that is redispatch. And a new call, for
-# example of `mul`, would not come to autograd either: that is exclusion.
+# In this call only lower keys are left: that is the redispatch. A new call would not come to
+# autograd either: that is the exclusion. (`BackendSelect` is there after step 2, and most masks
+# take it out.)
 #
-# Some switches that you know from Python change these two sets.
+# ## What do `autocast`, `inference_mode` and `no_grad` change?
+#
+# The first two change the thread's sets. So does a `TorchDispatchMode`. `no_grad` changes neither:
+# it sets a flag, which autograd's kernel reads when it has its turn.
+
 
 # %%
-rows = []
-
-
-def family(key):
-    return "all of autograd's keys" if key.startswith("Autograd") else key
-
-
-def note(name):
-    now = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
-    changes = [
-        f"{verb} {key}"
-        for verb, one, other in (
-            ("includes", now[0], included),
-            ("no longer includes", included, now[0]),
-            ("excludes", now[1], excluded),
-            ("no longer excludes", excluded, now[1]),
-        )
-        for key in dict.fromkeys(map(family, names_in(one - other)))
-    ]
-    rows.append((f"`{name}`", ", ".join(changes) or "nothing"))
-
-
-class Mode(TorchDispatchMode):
+class Mode(torch.utils._python_dispatch.TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
 
 
-with torch.autocast("cpu"):
-    note("torch.autocast('cpu')")
-with torch.inference_mode():
-    note("torch.inference_mode()")
-    assert "AutogradCPU" not in names_in(keys_of_new_call(x))
-with Mode():
-    note("a TorchDispatchMode")
-with torch.no_grad():
-    note("torch.no_grad()")
-table(rows, ["inside", "what the thread does"])
-assert dict(rows)["`torch.autocast('cpu')`"] == "no longer excludes AutocastCPU"
-assert dict(rows)["`a TorchDispatchMode`"] == "includes PythonTLSSnapshot, includes Python"
-assert dict(rows)["`torch.no_grad()`"] == "nothing"
-assert "no longer includes ADInplaceOrView" in dict(rows)["`torch.inference_mode()`"]
+def family(key):
+    return "all of autograd's keys" if key.startswith("Autograd") else f"`{key}`"
+
+
+def changes():
+    now = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    found = {
+        "includes": now[0] - included,
+        "no longer includes": included - now[0],
+        "excludes": now[1] - excluded,
+        "no longer excludes": excluded - now[1],
+    }
+    found = {verb: dict.fromkeys(map(family, names_in(keys))) for verb, keys in found.items()}
+    return "; ".join(f"{verb} {', '.join(keys)}" for verb, keys in found.items() if keys) or "-"
+
+
+rows = []
+for text in ("torch.autocast('cpu')", "torch.inference_mode()", "torch.no_grad()", "Mode()"):
+    with eval(text):
+        rows.append((f"`with {text}`", changes()))
+show_table(rows, ["inside", "the thread"])
 
 # %% [markdown]
-# `torch.no_grad()` changes nothing here. It is a flag that autograd's kernels look at, when it is
-# their turn. (`PythonTLSSnapshot` helps the `Python` key: its kernel saves a copy of the thread's
-# two sets.)
+# `AutocastCPU` is above `AutogradCPU`. So autograd records the casts that autocast makes, and saves
+# what has the smaller type. (`PythonTLSSnapshot` belongs to the `Python` key: it keeps a copy of
+# the thread's two sets for it.)
 #
-# **Question.** Autograd's kernel for `cube` redispatches while it excludes autograd's keys. It
-# could also call `cube(x)` anew while it excludes them. What would be different?
+# ## What is a boxed kernel?
 #
-# <details><summary>Answer</summary>
+# In C++ every function has a type. A kernel of `sin` takes a tensor, one of `mul` takes two, one of
+# `zeros` takes sizes and a device. A caller must know that type when it is compiled. Such a kernel
+# is **unboxed**.
 #
-# Here, nothing. But the new call begins at the top. If a key above autograd is in the set,
-# autocast's for example, its kernel gets a second turn. A kernel that calls anew must exclude those
-# keys as well.
+# A **boxed** kernel takes the operator and a *stack*. On the stack lie the arguments. Each of them
+# is an `IValue`, a C++ type that can hold a value of any kind. The kernel takes its arguments off
+# the stack and puts its results there. So all boxed kernels have *one* type, and one of them can
+# serve every operator. The operator's *schema* tells it how many arguments it has, and which types.
 #
-# </details>
-
-# %% [markdown]
-# ## 4. One kernel for all operators
+# ```text
+# unboxed:   Tensor  mul(Tensor a, Tensor b)
+# boxed:     void    kernel(operator, stack)          stack before: [a, b]   after: [result]
+# ```
 #
-# We want to count the operators of a program, whichever they are. The key `GenericMode` is above
-# all others, and the thread can include it. What kernel is to stand there?
-#
-# In Python that is easy: a function of `*args`. In C++ it is not. There each function has a type,
-# and the kernels of `sin`, `mul` and `zeros` have three different ones. Whoever calls a function
-# has to know its type when the program is compiled. So with plain types there is no function that
-# fits all operators.
-#
-# `*args` is a tuple of values of any type. C++ can have that as well, if we make it by hand: a
-# **stack**, on which a caller puts the arguments, and from which the kernel takes them. It leaves
-# its result there. All that lies on a stack has one C++ type, which can hold a value of any kind.
-# (PyTorch calls it `IValue`.) To put a value into one is to **box** it. A kernel with a stack is
-# **boxed**, and one with typed arguments is **unboxed**.
-#
-# A boxed kernel needs to know how many values on the stack are its own. The operator's **schema**
-# says so. That is why `define` wants one.
+# Boxing costs time: each argument is wrapped and unwrapped. PyTorch calls a kernel unboxed where it
+# can. For a C++ kernel it has both forms. Of a kernel written in Python it has the boxed one only:
 
 
 # %%
-@dataclass
-class Kernel:
-    function: object
-    boxed: bool = False
-
-    def call(self, op, keys, args):
-        """A call with typed arguments."""
-        if not self.boxed:
-            return self.function(keys, *args)
-        stack = list(args)
-        self.function(op, keys, stack)
-        return stack.pop()
-
-    def call_boxed(self, op, keys, stack):
-        """A call with a stack."""
-        if self.boxed:
-            self.function(op, keys, stack)
-        else:
-            stack.append(self.function(keys, *pop(stack, op.arity())))
+def forms(name, key):
+    """Which forms of a kernel there are, as `_dispatch_dump` tells."""
+    lines = _C._dispatch_dump(name).splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{key}:") or line.startswith(f"{key} ")]
+    return line[line.rindex("[") :].strip("[ ]").replace(" ", " and ")
 
 
-def pop(stack, count):
-    taken = stack[len(stack) - count :]
-    del stack[len(stack) - count :]
-    return taken
+show_table(
+    [(f"`{n}`", k, forms(n, k)) for n, k in (("aten::sin", "CPU"), ("page::recorded", "CPU"))],
+    ["operator", "kernel at", "forms"],
+)
 
+# %% [markdown]
+# In the toy all kernels are boxed: `kernel(op, keys, args)`, with the arguments as one tuple.
+#
+# ## What is a fallback, and why is it boxed?
+#
+# A **fallback** is a kernel for a whole column of the table: at its key it serves every operator
+# that has nothing better there, also operators that are registered later. It has to be boxed,
+# because those operators have arguments of any number and type.
+#
+# A fallback fits work that is the same for every operator: count it, record it, unwrap its
+# arguments. Here we count. `TESTING_ONLY_GenericMode` is above all other keys of the toy.
 
-@method
-def arity(op):
-    return op.schema.partition("(")[2].partition(")")[0].count(",") + 1
-
-
-@method
-def kernel_at(op, key):
-    found = op.kernels[key]
-    return found if isinstance(found, Kernel) else Kernel(found)
-
-
-@method
-def redispatch(op, keys, *args):  # noqa: F811
-    keys &= op.mask()
-    return op.kernel_at(keys.highest).call(op, keys, args)
-
-
-@method
-def redispatch_boxed(op, keys, stack):
-    keys &= op.mask()
-    op.kernel_at(keys.highest).call_boxed(op, keys, stack)
-
-
+# %%
 counted = []
 
 
-def count(op, keys, stack):
+def count(op, keys, args):
     counted.append(op.name)
-    op.redispatch_boxed(keys.below("GenericMode"), stack)
+    with keys_changed(exclude=KeySet.of(Key.TESTING_ONLY_GenericMode)):
+        return op.redispatch(keys.below(Key.TESTING_ONLY_GenericMode), args)
 
 
-for op in operators.values():
-    op.kernels["GenericMode"] = Kernel(count, boxed=True)
-with keys_changed(include=KeySet.of("GenericMode")):
-    cube(sin(zeros(2, "CPU")))
+fallbacks[Key.TESTING_ONLY_GenericMode] = count
+with keys_changed(include=KeySet.of(Key.TESTING_ONLY_GenericMode)):
+    cube(sin(Tensor(1.0)))
 print(counted)
-assert counted == ["zeros", "sin", "cube", "mul", "mul"]
 
 # %% [markdown]
-# One function, registered for each operator there is. And each pair fits: either kind of call, with
-# either kind of kernel.
-#
-# | | the kernel is unboxed | the kernel is boxed |
-# |---|---|---|
-# | **a call with typed arguments** | a plain call | put on a stack, call, take the result off |
-# | **a call with a stack** | take off the stack, call, put the result on | a plain call |
-#
-# PyTorch does the same. `_dispatch_dump` tells of each kernel which calls it takes directly. For a
-# C++ kernel a template makes the boxed version from the unboxed one. A kernel that is written in
-# Python is boxed only: it gets what is on the stack as Python objects. And when Python calls an
-# operator by its name under `torch.ops`, that is a call with a stack.
-
-# %%
-rows = [
-    (name, key, dumped(name)[key].strip("[ ]").replace(" ", ", "))
-    for name, key in (("aten::sin", "CPU"), ("aten::sin", "FPGA"), ("notebook1::scale", "CPU"))
-]
-table(rows, ["operator", "kernel for", "takes calls that are"])
-assert [row[2] for row in rows] == ["boxed, unboxed", "boxed", "boxed"]
-handle = _C._dispatch_find_schema_or_throw("aten::sin", "")
-assert torch.equal(_C._dispatch_call_boxed(handle, x), x.sin())
-
-# %% [markdown]
-# ### Why boxed fallbacks?
-#
-# Our loop over `operators` has one fault left: it has seen the operators that there are. One that
-# is defined later is not counted. What we mean is a kernel for a **column** of the table: it serves
-# each operator that has nothing better at this key. That is a **fallback**.
-#
-# A fallback must be boxed: it serves operators of any type, also those of libraries that were not
-# written when it was compiled. There are two other ways to serve all operators at a key, and
-# PyTorch has both.
-#
-# - *Write a program that writes the kernels*, one for each operator. Most of autograd's kernels are
-#   made so. (The files in which they are registered lie in a folder called `generated`.) But the
-#   program knows only PyTorch's own operators.
-# - *A template over the signature*: one text, from which the compiler makes a function for each
-#   type that occurs. It has to be told each type.
-#
-# A boxed fallback is one function, knows the schema of what it is called for, and needs no list of
-# operators. The price is the boxing itself. So it is for work that is the same for each operator:
-# to count, to record, to unwrap.
-
-# %%
-fallbacks = {}  # a row of the table that serves all operators
-
-
-def fallback(key, function, boxed=True):
-    fallbacks[key] = Kernel(function, boxed)
-
-
-@method
-def mask(op):  # noqa: F811
-    return KeySet.of(*op.kernels, *(key for key in fallbacks if key not in op.kernels))
-
-
-@method
-def kernel_at(op, key):  # noqa: F811
-    found = op.kernels.get(key) or fallbacks[key]
-    return found if isinstance(found, Kernel) else Kernel(found)
-
-
-for op in operators.values():
-    del op.kernels["GenericMode"]
-fallback("GenericMode", count)
-
-add = define("add(Tensor x, Tensor y) -> Tensor")  # defined later
-
-
-@impl("add", "CPU")
-def add_cpu(keys, x, y):
-    return tensor(*(a + b for a, b in zip(x.data, y.data)))
-
-
-def counted_in(f, *args):
-    counted.clear()
-    with keys_changed(include=KeySet.of("GenericMode")):
-        f(*args)
-    return list(counted)
-
-
-assert counted_in(lambda: add(cube(tensor(2.0)), tensor(1.0))) == ["cube", "mul", "mul", "add"]
-print(counted_in(lambda: add(cube(tensor(2.0)), tensor(1.0))))
-
-# %% [markdown]
-# ### What does `TORCH_LIBRARY_IMPL(_, key, m)` mean?
-#
-# In C++ a fallback is registered so:
-#
-# ```cpp
-# TORCH_LIBRARY_IMPL(_, SomeKey, m) {
-#   m.fallback(torch::CppFunction::makeFromBoxedFunction<&f>());
-# }
-# ```
-#
-# Where a library's name would stand, there is an underscore: *for every library*. In Python it is a
-# `Library("_", "IMPL")`. There can be one fallback for a key and no more. We take PyTorch's own
-# `GenericMode`, which is free, and count a program of PyTorch's.
+# The same in PyTorch, at the same key. A `Library` whose namespace is `_` is for every operator.
 
 # %%
 GENERIC_MODE = key_named("TESTING_ONLY_GenericMode")
-assert not _C._dispatch_has_backend_fallback(GENERIC_MODE)
 everything = torch.library.Library("_", "IMPL")
-seen = []
-
-
-def short(op):
-    return str(op).partition(".")[2].removesuffix(".default")
+torch_counted = []
 
 
 def torch_count(op, *args, **kwargs):
-    seen.append(short(op))
+    torch_counted.append(op.name())
     with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(GENERIC_MODE)):
         return op(*args, **kwargs)
 
 
 everything.fallback(torch_count, "TESTING_ONLY_GenericMode")
-
-
-def seen_in(f, *args):
-    seen.clear()
-    with _C._IncludeDispatchKeyGuard(GENERIC_MODE):
-        f(*args)
-    return list(seen)
-
-
-def program():
-    return torch.nn.functional.linear(torch.zeros(2), x).sin()
-
-
-_, _, at_autograd = _C._dispatch_dump_table("aten::sin").partition("AutogradCPU: ")
-assert "/generated/" in at_autograd.splitlines()[0]
-library.define("later(Tensor x) -> Tensor")
-library.impl("later", lambda x: x + 1, "CPU")
-print(seen_in(program), seen_in(lambda: torch.ops.notebook1.later(x)))
-assert seen_in(program) == ["zeros", "linear", "sin"]
-assert seen_in(lambda: torch.ops.notebook1.later(x)) == ["later"]
-again = torch.library.Library("_", "IMPL")
-try:
-    again.fallback(torch_count, "TESTING_ONLY_GenericMode")
-except RuntimeError as error:
-    print(str(error).partition("; ")[0])
-    assert "multiple backend fallbacks" in str(error)
+with _C._IncludeDispatchKeyGuard(GENERIC_MODE):
+    torch.nn.functional.linear(torch.zeros(2), x).sin()
+print(torch_counted)
 
 # %% [markdown]
-# Our toy's `count` redispatches, and `torch_count` calls the operator anew with its key excluded.
-# So it saw `linear`, but none of the operators that `linear` is made of: these were called while
-# the key was excluded. In the toy the two multiplications of the cube were counted. That is the
-# difference from part 3 again.
+# It saw `zeros`, although no tensor was among its arguments, because the key came from the thread.
+# It did not see the parts of `linear`: they ran while the key was excluded.
 #
-# **Question.** How would you make the toy's `count` see only what the program itself calls?
+# ## What does `TORCH_LIBRARY_IMPL(_, key, m)` mean?
 #
-# <details><summary>Answer</summary>
+# The underscore stands where a library's name would stand, and means *every library*. With
+# `m.fallback(...)` inside it is how C++ registers a fallback for `key`. A key has at most one.
 #
-# `with keys_changed(exclude=KeySet.of("GenericMode"))` around the `redispatch_boxed`. Then the
-# multiplications within `cube` are new calls on a thread that excludes the key.
+# ```cpp
+# TORCH_LIBRARY_IMPL(_, SomeKey, m) {
+#   m.fallback(torch::CppFunction::makeFromBoxedFunction<&kernel>());
+# }
+# ```
 #
-# </details>
-
-# %% [markdown]
-# ## 5. Cells that nobody has filled
+# ## Is `m.impl(op, makeFromBoxedFunction)` a fallback?
 #
-# Now there are two ways to fill a cell: a kernel for the operator at this key, and a fallback for
-# all operators at this key. PyTorch has more. Each of them answers a complaint.
+# No. `makeFromBoxedFunction` says *how the kernel takes its arguments*: boxed. `m.impl` or
+# `m.fallback` says *whom it serves*.
 #
-# **"I do not want to write the same kernel for each device."** Autograd's kernel for `sin` is the
-# same for the CPU and for CUDA. So there are **alias keys**, which stand for several keys. A kernel
-# for `Autograd` serves `AutogradCPU`, `AutogradCUDA` and so on. No tensor has an alias among its
-# keys.
+# | | serves |
+# |---|---|
+# | `m.impl("sin", makeFromBoxedFunction<&f>())` | `sin` at this key: a kernel that is boxed |
+# | `m.fallback(makeFromBoxedFunction<&f>())` | every operator that has nothing better at this key |
+# | `m.impl("sin", makeFallthrough())` | `sin` skips this key |
+# | `m.fallback(makeFallthrough())` | every operator that has nothing better skips this key |
 #
-# **"My operator is made of others."** Then it can have a **default kernel**, which serves every
-# device. There are two main kinds, which are alias keys, too.
+# The difference shows in the order of the next answer: a kernel from `impl` comes first, and a
+# fallback comes last.
 #
-# - `CompositeExplicitAutograd`: the kernel serves all devices, and not autograd. Autograd treats
-#   the operator as one step, with a kernel of its own. `sum` is of this kind.
-# - `CompositeImplicitAutograd`: the kernel serves all devices **and autograd**. So when autograd's
-#   turn comes, the operator falls into its parts, and autograd records the parts. `linear` is of
-#   this kind. PyTorch's tables call such a kernel a *math kernel*.
+# ## Which kernel gets a place that several could fill?
 #
-# **"At this key there is nothing to do for most operators."** `ADInplaceOrView` keeps account of
-# writes and views, and `sin` is neither. A kernel that only goes on would take time for nothing. So
-# a cell can say **fallthrough**: take this key out of the set, and look for the next. A call pays
-# nothing for that. Whenever a kernel is registered, the dispatcher works out the operator's
-# **mask**: the keys that do not say *fallthrough*. A call takes from its keys those in the mask.
-# Our `mask` becomes just that. So a cell that is *empty* is no longer skipped: a call that arrives
-# there ends with an error.
+# PyTorch has a few keys that stand for many. They are called **alias keys**. You register at them,
+# but no tensor has them.
 #
-# The order of these is fixed. A kernel for the key itself comes first, then a default kernel
-# (*explicit* before *implicit*), then one for `Autograd`, and a fallback last. We write it down, in
-# the words that PyTorch prints.
+# - `Autograd` stands for `AutogradCPU`, `AutogradCUDA` and so on.
+# - `CompositeExplicitAutograd` stands for all devices. Such a *default kernel* is written in terms
+#   of other operators. Autograd still sees the operator as one step.
+# - `CompositeImplicitAutograd` stands for all devices and for autograd. So the operator falls into
+#   its parts *before* autograd records, and autograd records the parts. `linear` is one. PyTorch's
+#   tables call such a kernel a *math kernel*.
+#
+# For each place PyTorch takes the first of these that exists:
+#
+# 1. the operator's kernel for this very key;
+# 2. its default kernel, if the key is a device (`CompositeExplicitAutograd`);
+# 3. its math kernel, if the key is a device or autograd's (`CompositeImplicitAutograd`). At
+#    autograd's key there is a condition: the device must have no kernel of its own from 1 or 2;
+# 4. its kernel for `Autograd`, if the key is autograd's;
+# 5. the fallback of the key.
+#
+# If there is none of these, the place is empty. We define five operators and look.
 
 # %%
-BACKENDS = ("CPU", "CUDA")
-AUTOGRADS = {"AutogradCPU": "CPU", "AutogradCUDA": "CUDA"}
-FALLTHROUGH = Kernel(None)
-
-
-@method
-def entry(op, key):
-    """What stands in an operator's row at a key, and why."""
-    backend = AUTOGRADS.get(key)  # None, unless this is a key of autograd's
-    explicit, implicit = "CompositeExplicitAutograd", "CompositeImplicitAutograd"
-    if key in op.kernels:
-        return op.kernels[key], "[kernel]"
-    if key in BACKENDS and explicit in op.kernels:
-        return op.kernels[explicit], "[default backend kernel]"
-    # Autograd leaves an operator whole if its device has a kernel.
-    has_own = backend in op.kernels or explicit in op.kernels
-    if key in (*BACKENDS, *AUTOGRADS) and implicit in op.kernels and not has_own:
-        return op.kernels[implicit], "[math kernel]"
-    if backend and "Autograd" in op.kernels:
-        return op.kernels["Autograd"], "[autograd kernel]"
-    if key in fallbacks:
-        return fallbacks[key], "[backend fallback]"
-    return None, ""
-
-
-@method
-def dump_table(op):
-    lines = {}
-    for key in KEYS:
-        kernel, why = op.entry(key)
-        if kernel is not None:
-            lines[key] = "fallthrough " * (kernel is FALLTHROUGH) + why
-    return lines
-
-
-@method
-def mask(op):  # noqa: F811
-    return KeySet.of(*(key for key in KEYS if op.entry(key)[0] is not FALLTHROUGH))
-
-
-@method
-def kernel_at(op, key):  # noqa: F811
-    found = op.entry(key)[0]
-    if found is None:
-        raise NotImplementedError(f"could not run {op.name} at {key}")
-    return found if isinstance(found, Kernel) else Kernel(found)
-
-
-def not_differentiable(op, keys, stack):
-    op.redispatch_boxed(keys - AUTOGRAD, stack)
-
-
-for key in ("BackendSelect", "ADInplaceOrView", "AutocastCPU"):
-    fallbacks[key] = FALLTHROUGH
-for key in AUTOGRADS:
-    fallback(key, not_differentiable)
-assert counted_in(lambda: add(cube(tensor(2.0)), tensor(1.0))) == ["cube", "mul", "mul", "add"]
-
-# %% [markdown]
-# (`not_differentiable` is our fallback at autograd's keys: it goes on below autograd. PyTorch's
-# does so, too. It also warns in the backward, if it turns out that nobody knew the operator's
-# gradient.)
-#
-# A fallthrough can also be registered for one operator at a key that has a fallback. Then nobody
-# counts that operator. In PyTorch the name for it is `torch.library.fallthrough_kernel`.
-
-# %%
-mul.kernels["GenericMode"] = FALLTHROUGH
-aten.impl("mul.Tensor", torch.library.fallthrough_kernel, "TESTING_ONLY_GenericMode")
-print("toy:  ", counted_in(lambda: mul(sin(tensor(2.0)), tensor(2.0))))
-print("torch:", seen_in(lambda: x.sin() * x))
-assert counted_in(lambda: mul(sin(tensor(2.0)), tensor(2.0))) == ["sin"]
-assert seen_in(lambda: x.sin() * x) == ["sin"]
-
-# %% [markdown]
-# Now the comparison. We define six operators, each with other cells filled, in the toy and in
-# PyTorch. Then we print the two tables. `_dispatch_dump_table` is PyTorch's; it gives the file and
-# line of each registration, too, which we leave out.
-
-
-# %%
-def torch_table(name):
-    lines = {}
-    for line in _C._dispatch_dump_table(name).splitlines():
-        key, _, text = line.partition(": ")
-        if text:
-            fallen = "fallthrough " * text.startswith("fallthrough")
-            lines[key] = fallen + text[text.rindex("[") :]
-    return lines
-
-
-def in_short(text):
-    return "fallthrough" if text.startswith("fall") else text.strip("[]").replace("backend ", "")
-
-
 cells = {
     "plain": ["CPU"],
-    "recorded": ["CPU", "CUDA", "Autograd"],
+    "with_autograd": ["CPU", "Autograd"],
     "explicit": ["CompositeExplicitAutograd", "CPU"],
     "implicit": ["CompositeImplicitAutograd"],
     "both": ["CompositeImplicitAutograd", "CPU"],
-    "special": ["CPU", "Autograd", "AutocastCPU", "ADInplaceOrView"],
 }
 for name, keys in cells.items():
-    schema = f"{name}(Tensor x) -> Tensor"
-    define(schema)
-    library.define(schema)
+    library.define(f"{name}(Tensor x) -> Tensor")
     for key in keys:
-        impl(name, key)(lambda keys, x: x)
         library.impl(name, lambda x: x.clone(), key)
-
-del fallbacks["GenericMode"]
-real = {name: torch_table(f"notebook1::{name}") for name in cells}
-ours = {name: operators[name].dump_table() for name in cells}
-table(
-    [
-        (key, *(in_short(ours[name].get(key, "")) for name in cells))
-        for key in reversed(KEYS)
-        if not key.startswith("Generic")
-    ],
-    ["key", *(f"`{name}`" for name in cells)],
+at = ["AutogradCUDA", "AutogradCPU", "ADInplaceOrView", "CUDA", "CPU"]
+show_table(
+    [(f"`{n}`", *(row_of(f"page::{n}").get(key, "") for key in at)) for n in cells],
+    ["operator", *at],
 )
-for name in cells:
-    assert ours[name] == {key: text for key, text in real[name].items() if key in KEYS}
-print("the same in torch:", sum(map(len, ours.values())), "cells")
 
 # %% [markdown]
-# (The tables of this notebook leave out the brackets and the word *backend*.)
+# (The real list has two more special cases, for batched and for nested tensors.)
 #
-# Look at `implicit` and `both`. `implicit` falls into its parts when autograd has its turn. `both`
-# does so on CUDA, but the CPU has a kernel of its own, and so autograd must treat it as one step
-# there. Nobody has said how: its cell is the fallback.
+# Look at `both`. On CUDA it falls into its parts. On the CPU it has a kernel of its own, so
+# autograd has to treat it as one step. Nobody said how, so its place at `AutogradCPU` is the
+# fallback, which goes on and warns later if a gradient is asked for.
 #
-# And look at `explicit`: at `CUDA` it has the default kernel. If somebody registered a fallback at
-# `CUDA`, the default kernel would still come first. Notebook 5 runs into that.
+# ## What is the difference between a mode and a wrapper?
 #
-# The empty cells are errors. The toy and PyTorch, asked for `plain` at `CUDA`:
+# A key gets into a call in two ways: the thread includes it, or a tensor has it.
+#
+# - A **mode** is a key that the thread includes. It belongs to a *stretch of a program* on one
+#   thread. It sees every operator there, also those without tensors, and nothing afterwards.
+# - A **wrapper** is a tensor that has the key, and has another tensor inside. It belongs to a
+#   *value*, and goes where the value goes: into other threads, and into a later backward.
+#
+# In Python the first is a `TorchDispatchMode`, the second a tensor subclass with
+# `__torch_dispatch__`. Both use the key `Python`. We let each of them see four operators.
 
 
 # %%
-def error_of(f):
-    try:
-        f()
-    except NotImplementedError as error:
-        return str(error)
-    raise AssertionError("somebody ran it")
-
-
-in_toy = error_of(lambda: operators["plain"](Tensor([1.0], KeySet.of("CUDA"))))
-with _C._IncludeDispatchKeyGuard(key_named("CUDA")):  # as if `x` were there
-    in_torch = error_of(lambda: torch.ops.notebook1.plain(x))
-print("toy:  ", in_toy)
-print("torch:", in_torch.partition(". ")[0])
-assert "plain" in in_toy
-assert "from the 'CUDA' backend" in in_torch
-
-# %% [markdown]
-# ### An operator's way down
-#
-# Here is a piece of PyTorch's own table. Keys go from high to low, and each column is an operator.
-# The line is the way of a call whose tensors are plain tensors of the CPU; a ring is a stop.
-#
-# - A *full* box is at a key that this call has. Grey ones say *fallthrough*, and the mask takes
-#   them out.
-# - A *hollow* box is at a key that this call does not have. Other calls may stop there: one on a
-#   sparse tensor, or one inside of `vmap`.
-# - *No box*: nobody has filled in this cell.
-# - A *batched kernel* comes from one more alias key. It takes an operator apart for `vmap`.
-# - The line of `linear` ends at autograd, where it falls into its parts.
-
-# %%
-ops = {
-    "sin": "aten::sin",
-    "mul_": "aten::mul_.Tensor",
-    "view": "aten::view",
-    "mm": "aten::mm",
-    "linear": "aten::linear",
-    "silu_backward": "aten::silu_backward",
-    "scale": "notebook1::scale",
-}
-column_keys = [
-    "FuncTorchDynamicLayerFrontMode",
-    "FuncTorchBatched",
-    "AutocastCPU",
-    "AutogradCPU",
-    "ADInplaceOrView",
-    "Python",
-    "BackendSelect",
-    "SparseCPU",
-    "CPU",
-]
-palette = {
-    "[kernel]": "#0072B2",
-    "[autograd kernel]": "#009E73",
-    "[math kernel]": "#D55E00",
-    "[batched kernel]": "#56B4E9",
-    "[backend fallback]": "#CC79A7",
-    "fallthrough [backend fallback]": "#DDDDDD",
-}
-
-
-def stops(name):
-    """Where a call on `x` stops, by the rule."""
-    line, found = torch_table(name), []
-    for key in names_in(keys_of_new_call(x)):
-        if not line.get(key, "").startswith("fallthrough"):
-            found.append(key)
-        if line[key] == "[math kernel]":
-            break  # it falls into its parts, which begin anew
-    return found
-
-
-in_set = names_in(keys_of_new_call(x))
-ways = {label: stops(name) for label, name in ops.items()}
-figure, axes = plt.subplots(figsize=(7, 5))
-for column, (label, name) in enumerate(ops.items()):
-    line = torch_table(name)
-    for row, key in enumerate(column_keys):
-        kind = line.get(key)
-        if kind is not None:
-            face = palette[kind] if key in in_set else "none"
-            box = plt.Rectangle(
-                (column - 0.4, row - 0.38), 0.8, 0.76, facecolor=face, edgecolor=palette[kind], lw=2
-            )
-            axes.add_patch(box)
-    rows = [column_keys.index(key) for key in ways[label]]
-    axes.plot([column] * (len(rows) + 1), [-1, *rows], color="black", lw=2)
-    axes.plot([column] * len(rows), rows, "o", color="black", ms=7, mfc="white", mew=2)
-axes.set_xlim(-0.6, len(ops) - 0.4)
-axes.set_ylim(len(column_keys) - 0.4, -1.1)
-axes.set_xticks(range(len(ops)), [label.replace("_b", "_\nb") for label in ops])
-axes.set_yticks(range(len(column_keys)), column_keys)
-axes.tick_params(length=0)
-kinds = {kind: plt.Rectangle((0, 0), 1, 1, color=color) for kind, color in palette.items()}
-figure.legend(kinds.values(), map(in_short, kinds), loc="lower center", ncols=3, frameon=False)
-figure.tight_layout(rect=(0, 0.1, 1, 1))
-plt.show()
-assert in_set == ["AutogradCPU", "ADInplaceOrView", "BackendSelect", "CPU"]
-assert ways["sin"] == ways["mm"] == ["AutogradCPU", "CPU"]
-assert ways["mul_"] == ways["view"] == ["AutogradCPU", "ADInplaceOrView", "CPU"]
-assert ways["linear"] == ["AutogradCPU"]
-with torch.autocast("cpu"):  # for the question below
-    assert stops("aten::mm") == ["AutocastCPU", "AutogradCPU", "CPU"]
-    assert stops("aten::sin") == ["AutogradCPU", "CPU"]
-
-# %% [markdown]
-# `sin` has two stops. `mul_` writes, and `view` makes a view: both have three. `linear` has one:
-# its parts, `mm` among them, begin anew at the top. `silu_backward` falls into its parts for a
-# sparse tensor, and has a kernel for the CPU. `scale` is ours, of part 1: at autograd's key it has
-# the fallback. (`FuncTorchDynamicLayerFrontMode` is where the transforms of `torch.func` begin:
-# notebook 2.)
-#
-# **Question.** `AutocastCPU` has a kernel for `mm` and a fallthrough for `sin`. Inside of
-# `torch.autocast("cpu")`, what are the stops of `mm` and of `sin`? And why is the order of
-# `AutocastCPU` and `AutogradCPU` as it is?
-#
-# <details><summary>Answer</summary>
-#
-# `mm`: AutocastCPU, AutogradCPU, CPU. `sin`: AutogradCPU, CPU, as before. Autocast is above
-# autograd, so its casts are operators that autograd records, and what autograd saves is in the
-# smaller type.
-#
-# </details>
-#
-# ### The toy as a module
-#
-# The notebooks' toy is also a module, `tutorials/toy/`, and this dispatcher is its first file. It
-# is smaller. For *highest* it says *most urgent*. All its kernels are boxed, and the box is a
-# tuple. It has no default kernels, since it has no second device. It does without a mask, and
-# passes by a fallthrough as it meets it. Here is how it chooses:
-
-# %%
-quote("tutorials/toy/dispatcher.py", "def __call__(self", "return kernel(self")
-
-# %% [markdown]
-# ## 6. A mode and a wrapper
-#
-# A key gets into the set of a call in two ways: the thread includes it, or a tensor has it. We
-# write one fallback for each way. Both do nothing but go on.
-#
-# - A **mode** is a key that the thread includes. Its kernel excludes the key while it goes on.
-# - A **wrapper** is a tensor that has the key, and has another tensor inside. Its kernel takes the
-#   inner tensors out of their wrappers, goes on with these, and wraps the result. It need not
-#   exclude its key, since the inner tensors do not have it.
-
-
-# %%
-class Wrapper(Tensor):
-    def __init__(self, inner):
-        super().__init__([], KeySet.of("GenericWrapper"))
-        self.inner = inner
-
-
-def mode_kernel(op, keys, stack):
-    seen.append(("mode", op.name))
-    with keys_changed(exclude=KeySet.of("GenericMode")):
-        stack.append(op(*pop(stack, op.arity())))
-
-
-def wrapper_kernel(op, keys, stack):
-    seen.append(("wrapper", op.name))
-    inner = [a.inner if isinstance(a, Wrapper) else a for a in pop(stack, op.arity())]
-    stack.append(Wrapper(op(*inner)))
-
-
-fallback("GenericMode", mode_kernel)
-fallback("GenericWrapper", wrapper_kernel)
-seen.clear()
-with keys_changed(include=KeySet.of("GenericMode")):
-    plain = sin(zeros(2, "CPU"))
-print("while the thread includes the mode's key:", seen)
-assert seen == [("mode", "zeros"), ("mode", "sin")]
-
-seen.clear()
-wrapped = sin(Wrapper(zeros(2, "CPU")))
-result = cube(wrapped)
-print("with a wrapper:", seen, "- result:", type(result).__name__, "of", result.inner.data)
-assert seen == [("wrapper", "sin"), ("wrapper", "cube")]
-assert result.inner.made_by == "cube"
-
-# %% [markdown]
-# Autograd has recorded the cube, as the last assertion says, at the inner tensor. A wrapper has no
-# key of autograd's. It stands above autograd, and all keys below have their turn with what it has
-# inside.
-#
-# ### What were `TESTING_ONLY_GenericMode` and `TESTING_ONLY_GenericWrapper` for?
-#
-# For a test of just this. When boxed fallbacks came into PyTorch, in September 2019, [pull request
-# #26719](https://github.com/pytorch/pytorch/pull/26719) by Edward Yang added two tests that do what
-# our last cell does. Each got a key of its own. The description names what the two are models of:
-# wrappers such as lazy or nested tensors, and modes such as profiling or tracing. It also says that
-# a mode turned out to be much simpler to write than a wrapper. That a thread can include a key was
-# new with that request.
-#
-# Both keys are still there, close to the top. The comments at them say that they are for tests
-# within one process, and PyTorch itself registers nothing at them. (The comment on the mode tells
-# of a function `TESTING_ONLY_tls_generic_mode_set_enabled`. There is no such function any more.
-# Today one includes this key like any other.)
-#
-# Here are the two tests in Python. For the mode we have the fallback of part 4. The wrapper is a
-# tensor subclass, since that is how Python makes a tensor with a key of its choice. A subclass has
-# the `Python` key besides, which is lower than ours. (One detail: with such a subclass among the
-# arguments, torch 2.13 fails to find a fallback that is written in Python. So we register the
-# wrapper's kernel by name, for the four operators that we are going to call.)
-
-
-# %%
-GENERIC_WRAPPER = key_named("TESTING_ONLY_GenericWrapper")
-assert not _C._dispatch_has_backend_fallback(GENERIC_WRAPPER)
-
-
-class TorchWrapper(torch.Tensor):
+class Wrapper(torch.Tensor):
     @staticmethod
     def __new__(cls, inner):
-        key = _C.DispatchKeySet(GENERIC_WRAPPER)
-        like = {"dtype": inner.dtype, "device": inner.device}
-        self = cls._make_wrapper_subclass(cls, inner.shape, **like, _extra_dispatch_keys=key)
+        return cls._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
         self.inner = inner
-        return self
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise AssertionError("our key is above Python's")
+        noticed.append(func._schema.name)
+        inner = [arg.inner if isinstance(arg, Wrapper) else arg for arg in args]
+        return Wrapper(func(*inner, **(kwargs or {})))
 
 
-def wrapper(op, *args, **kwargs):
-    seen.append(short(op))
-    args, kwargs = tree_map_only(TorchWrapper, lambda t: t.inner, (args, kwargs))
-    return tree_map_only(torch.Tensor, TorchWrapper, op(*args, **kwargs))
+class NoticingMode(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        noticed.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
 
 
-for name in ("sin", "cos", "exp", "batch_norm"):
-    op = getattr(torch.ops.aten, name).default
-    aten.impl(name, functools.partial(wrapper, op), "TESTING_ONLY_GenericWrapper")
-
-
-def batch_norm(a):
-    return torch.batch_norm(a, None, None, None, None, True, 0.1, 1e-5, False)
-
-
-seen_by_mode = seen_in(lambda: batch_norm(torch.ones(5, 5)))
-seen.clear()
-result = batch_norm(TorchWrapper(torch.ones(5, 5)))
-seen_by_wrapper = list(seen)
-print("mode:   ", seen_by_mode)
-print("wrapper:", seen_by_wrapper)
-assert seen_by_mode == ["ones", "batch_norm"]
-assert seen_by_wrapper == ["batch_norm"]
-assert isinstance(result, TorchWrapper)
-headers = Path(torch.__file__).parent / "include" / "c10"
-removed = "TESTING_ONLY_tls_generic_mode_set_enabled"
-named_in = [file.name for file in headers.rglob("*.h") if removed in file.read_text()]
-assert named_in == ["DispatchKey.h"]  # in a comment
-assert names_in(_C._dispatch_keys(result))[0] == "TESTING_ONLY_GenericWrapper"
-
-# %% [markdown]
-# Two operators for the mode and one for the wrapper: those are the numbers that PyTorch's tests
-# expect as well. (They are in `aten/src/ATen/test/backend_fallback_test.cpp`.)
-#
-# ### Why are a mode and a wrapper two things?
-#
-# The mode has seen `ones`, a factory. The wrapper has not: among the arguments of a factory there
-# is no tensor that could be a wrapper. Let us look for more differences. The same four operators
-# run, once with a mode that is on in a block, and once on a wrapper.
-
-
-# %%
 def four_operators(value, block):
-    with block():
+    with block:
         torch.ones(2)
         value.sin()
-    value.cos()
-    with block():
         other = threading.Thread(target=value.exp)
         other.start()
         other.join()
+    value.cos()
 
 
-def seen_of(value, block):
-    seen.clear()
+found = {}
+for who, value, block in (("mode", x, NoticingMode()), ("wrapper", Wrapper(x), nullcontext())):
+    noticed = []
     four_operators(value, block)
-    return list(seen)
-
-
-seen_by_mode = seen_of(x, lambda: _C._IncludeDispatchKeyGuard(GENERIC_MODE))
-seen_by_wrapper = seen_of(TorchWrapper(x), nullcontext)
+    found[who] = [name.partition("::")[2] for name in noticed]
 rows = [
-    ("a factory, in the block", "ones"),
-    ("an operator on the value, in the block", "sin"),
-    ("the same, after the block", "cos"),
-    ("the same, in another thread, during the block", "exp"),
+    ("`torch.ones(2)`, which has no tensor", "ones"),
+    ("`value.sin()`", "sin"),
+    ("`value.exp()` on another thread", "exp"),
+    ("`value.cos()` after the block", "cos"),
 ]
-table(
-    [
-        (what, name, *("yes" if name in by else "" for by in (seen_by_mode, seen_by_wrapper)))
-        for what, name in rows
-    ],
-    ["what", "operator", "the mode sees it", "the wrapper sees it"],
+show_table(
+    [(text, *("yes" if name in found[who] else "no" for who in found)) for text, name in rows],
+    ["operator", *(f"the {who} sees it" for who in found)],
 )
-assert seen_by_mode == ["ones", "sin"]
-assert seen_by_wrapper == ["sin", "cos", "exp"]
 
 # %% [markdown]
-# A mode belongs to a **stretch of a program**, on one thread. It sees all that happens there, and
-# nothing afterwards. A wrapper belongs to a **value**. It goes where the value goes: out of the
-# block, into other threads, into a backward much later. It can also carry something of its own with
-# each value.
+# What needs both has both. `vmap` has a wrapper, `FuncTorchBatched`, which knows the dimension of
+# the batch. It also has a mode, `FuncTorchVmapMode`, which sees the operators that draw random
+# numbers.
 #
-# Neither can do the other's work, and so what wants both has both. `vmap` is a pair:
-# `FuncTorchBatched` is a wrapper, which says which dimension is the batch; `FuncTorchVmapMode` is a
-# mode, which sees the operators that draw random numbers. (Notebook 2.) The `Python` key is used in
-# both ways:
+# ## What are `TESTING_ONLY_GenericMode` and `TESTING_ONLY_GenericWrapper` for?
 #
-# - a tensor subclass with `__torch_dispatch__` has the key: a wrapper;
-# - a `TorchDispatchMode` makes the thread include it, as the table in part 3 shows: a mode.
+# For a test of these two ways. They came with boxed fallbacks, in [pull request
+# #26719](https://github.com/pytorch/pytorch/pull/26719) of September 2019. Its tests register a
+# fallback at each of the two. One behaves as a mode and one as a wrapper. PyTorch itself registers
+# nothing at these keys, and their comments say that they are for tests within one process. That is
+# why this page could use one.
 #
-# So today these two are what the `GenericWrapper` and the `GenericMode` were models of.
+# ## How do I look at my own program?
 #
-# **Question.** Which of the two is a profiler to be, and which a lazy tensor?
+# | to see | call |
+# |---|---|
+# | the keys of a tensor | `torch._C._dispatch_keys(tensor)` |
+# | the thread's two sets | `torch._C._dispatch_tls_local_include_set()`, `..._exclude_set()` |
+# | an operator's row; the file of each kernel | `torch._C._dispatch_dump_table("aten::sin")` |
+# | what was registered for it | `torch._C._dispatch_dump("aten::sin")` |
+# | operators as they run, below autograd | a `TorchDispatchMode` |
+#
+# In C++ the rule stands in three headers that come with PyTorch. `c10/core/DispatchKey.h` has the
+# keys in their order. `ATen/core/dispatch/DispatchKeyExtractor.h` has the three steps, in
+# `computeDispatchKeySet`. `ATen/core/dispatch/Dispatcher.h` has `call` and `redispatch`.
+#
+# ## Try yourself
+#
+# **Question.** A tensor's values are computed only when somebody reads them: it is *lazy*. Should
+# its key be above or below autograd's?
 #
 # <details><summary>Answer</summary>
 #
-# A profiler is asked about a stretch of a program: a mode. A lazy tensor has not been computed yet
-# wherever it goes, and each has a computation of its own: a wrapper.
+# Below. Then autograd records operators on lazy tensors as it does others, and what it saves for
+# the backward is lazy as well. With a key above autograd, autograd would only see the values that
+# were computed in the end.
 #
 # </details>
-
-# %% [markdown]
-# ## 7. Where does `rematfn` stand?
 #
-# `rematfn` runs a function within a memory budget: it *evicts* tensors, that is, it takes their
-# bytes away, and makes them again when somebody reads them. One run of such a function is a
-# *level*. It has to see every operator before a kernel reads bytes. It needs what we have built
-# here: a key, and a boxed fallback for it. Here is its registration. `kLevelKey` is the key
-# `CustomRNGKeyId`, which was made for other people's random generators. `rematfn` borrows it.
-
-# %%
-quote("csrc/operators/boxed_kernel.cpp", "void register_kernels() {", "getAllOpNames());")
-
-# %% [markdown]
-# - `registerFallback` is what `m.fallback` in a `TORCH_LIBRARY_IMPL(_, ...)` comes to. It is called
-#   by hand, so that a check can come first: there can be only one fallback at a key.
-# - `makeFromBoxedFunction` makes a kernel of a function with a stack.
-# - `register_operators` gives some operators a kernel of their own at the key: those whose default
-#   kernel would come before a fallback (part 5), such as `sin`, and a choice of frequent ones, such
-#   as `view`, for which there is an unboxed kernel. (PyTorch counts `CustomRNGKeyId` among the
-#   devices. That is why default kernels serve it.)
-#
-# The table before and after the import. (`linear` keeps its math kernel: it falls into its parts,
-# and the level sees these.)
-
-# %%
-LEVEL_KEY = "CustomRNGKeyId"
-chosen = ["aten::sin", "aten::view", "aten::linear", "notebook1::scale"]
-
-
-def cells_at_level_key():
-    return [in_short(torch_table(name).get(LEVEL_KEY, "")) for name in chosen]
-
-
-assert not _C._dispatch_has_backend_fallback(key_named(LEVEL_KEY))
-before = cells_at_level_key()
-import rematfn
-
-after = cells_at_level_key()
-assert _C._dispatch_has_backend_fallback(key_named(LEVEL_KEY))
-table(
-    [(f"`{name}`", *pair) for name, *pair in zip(chosen, before, after)],
-    ["operator", f"at `{LEVEL_KEY}`, without `rematfn`", "with `rematfn`"],
-)
-assert before == ["default kernel", "", "math kernel", ""]
-assert after == ["kernel", "kernel", "math kernel", "fallback"]
-
-# %% [markdown]
-# ### Is it a mode or a wrapper?
-#
-# It is both, with one key. We look at the keys of the thread and of some tensors, within and after
-# a call of a function under `remat`.
-
-# %%
-rows = []
-has_key = {}
-kept = []
-
-
-def look_for_key(name, tensor):
-    has_key[name] = LEVEL_KEY in names_in(_C._dispatch_keys(tensor))
-
-
-def f(x):
-    note("f, under remat")
-    look_for_key("in f: x, from outside", x)
-    h = x.sin()
-    look_for_key("in f: h, made there", h)
-    kept.append(h)
-    return h.exp()
-
-
-y = rematfn.remat(f)(x)
-note("the program, afterwards")
-look_for_key("afterwards: h, which the program has kept", kept[0])
-look_for_key("afterwards: the result", y)
-table(rows, ["inside", "what the thread does"])
-table(
-    [(name, "yes" if has else "") for name, has in has_key.items()],
-    ["tensor", f"has `{LEVEL_KEY}`"],
-)
-assert dict(rows)["`f, under remat`"] == f"includes {LEVEL_KEY}, no longer includes BackendSelect"
-assert dict(rows)["`the program, afterwards`"] == "nothing"
-assert list(has_key.values()) == [False, True, True, False]
-assert torch.equal(y, x.sin().exp())
-
-# %% [markdown]
-# - **A mode**: while `f` runs, the thread includes the key. So `rematfn` sees factories, and
-#   operators on tensors from outside.
-# - **A wrapper**, in that the tensors that `f` makes have the key, and keep it when `f` has
-#   returned. What autograd saves of them is read in the backward. Then the thread no longer
-#   includes the key, and `rematfn` sees these operators all the same. But nothing is wrapped: it is
-#   the kernel's own tensor, with a key added.
-#
-# Notebook 5 tells why `BackendSelect` is taken out, how the key comes off a result, and what the
-# kernel does in between.
-#
-# **Question.** The key is below autograd. What would go wrong if it were above?
+# **Question.** A kernel at autograd's key could call `cube(x)` anew while autograd's key is
+# excluded. What would be different from a redispatch?
 #
 # <details><summary>Answer</summary>
 #
-# Autograd would have its turn below the level. What it saves would then be tensors that the level
-# has not made and does not know. The level could not evict them, and these are the tensors that
-# fill the memory of a training step.
+# The new call begins at the top. If a key above autograd is in the set, such as autocast's, its
+# kernel gets a second turn.
 #
 # </details>
 #
-# **What comes next.** We have a dispatcher, and keys that do nothing but go on. Notebook 2 puts
-# something behind such a pair: `vmap`, as a wrapper and a mode.
+# **Where to go on.** [Notebook 2](02_vmap.ipynb) builds `vmap` on this toy dispatcher. The library
+# that these notebooks belong to, `rematfn`, is one boxed fallback at a key below autograd: it sees
+# every operator before a kernel reads bytes, and so it can free tensors and compute them again
+# ([notebook 5](05_boxed_kernel.ipynb)). Two other good texts are Edward Yang's [Let's talk about
+# the PyTorch dispatcher](https://blog.ezyang.com/2020/09/lets-talk-about-the-pytorch-dispatcher/)
+# and [How does the dispatcher
+# work?](https://dev-discuss.pytorch.org/t/how-does-the-dispatcher-work/3358).

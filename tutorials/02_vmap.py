@@ -52,7 +52,7 @@ import rematfn
 # %% [markdown]
 # First a reminder. An operator has a table of kernels, at most one for each key. A call has a set
 # of keys: those of its arguments and those that the thread includes, without those that it
-# excludes. The highest key, which the toy calls the most urgent one, decides which kernel runs. A
+# excludes. The highest key decides which kernel runs. A
 # kernel that is *boxed* takes the arguments as one tuple, so that it can serve all operators. (Part
 # 4 tells what a *level* is.)
 
@@ -301,7 +301,7 @@ quote("tutorials/toy/vmap.py", "rules = {", "}")
 # %% [markdown]
 # In PyTorch a rule is a kernel for the key `FuncTorchBatched`. Many operators need none: they are
 # written in terms of other operators, and their kernel for this key takes them apart. PyTorch calls
-# such operators *composite* (notebook 1, part 5). The dispatcher's tables say who has what.
+# such operators *composite* (notebook 1). The dispatcher's tables say who has what.
 
 # %%
 names = [name for name in _C._dispatch_get_all_op_names() if name.startswith("aten::")]
@@ -498,7 +498,7 @@ quote("tutorials/toy/levels.py", "class Level:", "self.shape = value.shape")
 quote("tutorials/toy/levels.py", "def front(", "fallbacks[Key.LEVELS] = front")
 
 # %% [markdown]
-# While a level is on the stack, the thread includes the key `LEVELS`. It is more urgent than all
+# While a level is on the stack, the thread includes the key `LEVELS`. It is higher than all
 # others, so every operator comes to `front` first, whatever its arguments are. `front` takes the
 # innermost level from the stack, runs the kernel that the operator has for that level's key, and
 # puts the level back. `active` makes the levels that it is given the stack, `thread.stack`, until
@@ -648,7 +648,7 @@ assert [row[2] for row in journey] == [[(), ()], [(3,), (3,)], [(5, 3), (5, 3)]]
 # ### functorch's interpreter stack
 #
 # functorch says *interpreter* for what a level does. It has a stack of them, and a key that takes
-# the part of our `LEVELS`: `FuncTorchDynamicLayerFrontMode`. A second key, less urgent than those
+# the part of our `LEVELS`: `FuncTorchDynamicLayerFrontMode`. A second key, lower than those
 # of autograd, is `FuncTorchDynamicLayerBackMode`. The front one takes an operator to the innermost
 # interpreter. That one may let autograd work on the operator, since a level of functorch's `grad`
 # records with PyTorch's own autograd. After that the operator comes to the back one, which takes
@@ -663,7 +663,7 @@ order = []
 while (key := keys.highestPriorityTypeId()) != _C.DispatchKey.Undefined:
     order.append(key)
     keys = keys.remove(key)
-print("the most urgent first:", *(key.name for key in order), sep="\n    ")
+print("the highest first:", *(key.name for key in order), sep="\n    ")
 assert order[0] == FRONT
 assert order.index(_C.DispatchKey.AutogradCPU) < order.index(BACK)
 assert order[-1] == _C.DispatchKey.CPU
@@ -738,7 +738,7 @@ print("the table of products, by hand:", products(vmap_by_hand, torch_w, torch_w
 #
 # Our toy can answer at once, since `front` gets *every* operator while a level is active. We give
 # the operator a kernel of its own at `VMAP`. (At the bottom such a call has no key, so here the
-# thread includes `CPU`. PyTorch has `BackendSelect` for that: notebook 1, part 3.)
+# thread includes `CPU`. PyTorch has `BackendSelect` for that: notebook 1.)
 
 # %%
 generator = np.random.default_rng(0)
@@ -981,7 +981,7 @@ assert rows[1][1].startswith("Either your tensor may have escaped")
 assert rows[2][1] == f"a plain tensor: {np.sin(1.0) + 1:.4f}"
 
 # %% [markdown]
-# In the toy the stack is empty, so nobody includes `LEVELS`. The most urgent key is the wrapper's
+# In the toy the stack is empty, so nobody includes `LEVELS`. The highest key is the wrapper's
 # own. Its kernel runs, finds that no level is in charge, and says so. functorch's kernels for
 # `FuncTorchBatched` do the same.
 #
@@ -1037,7 +1037,7 @@ for vmaps in (1, 2):
     print(vmaps, "of vmap:", result.shape, tuple(expected.shape))
 
 # %% [markdown]
-# What is `vmap` to `rematfn`? `rematfn` evicts tensors and makes them again. Its key is less urgent
+# What is `vmap` to `rematfn`? `rematfn` evicts tensors and makes them again. Its key is lower
 # than all those we have met, except `CPU`: by the time it is its turn, the wrappers are off. So it
 # sees the operators that our dispatch mode sees, with all examples in one tensor. (`rematfn.record`
 # runs a function once, and notes the operators that its level sees.)

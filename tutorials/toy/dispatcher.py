@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class Key(IntEnum):
-    """Reasons to treat a call in a way of its own, the most urgent last."""
+    """Reasons to treat a call in a way of its own, the highest last."""
 
     CPU = 0  # the arguments are arrays: compute
     REMAT = 1  # keep a budget
@@ -33,15 +33,18 @@ class KeySet:
     def __or__(self, other: KeySet) -> KeySet:
         return KeySet(self.bits | other.bits)
 
+    def __and__(self, other: KeySet) -> KeySet:
+        return KeySet(self.bits & other.bits)
+
     def __sub__(self, other: KeySet) -> KeySet:
         return KeySet(self.bits & ~other.bits)
 
     def __iter__(self) -> Iterator[Key]:
-        """The most urgent first."""
+        """From the highest to the lowest."""
         return (key for key in reversed(Key) if self.bits >> key & 1)
 
     def below(self, key: Key) -> KeySet:
-        """Those less urgent than `key`."""
+        """Those lower than `key`."""
         return KeySet(self.bits & ((1 << key) - 1))
 
 
@@ -70,7 +73,7 @@ def fallthrough(op: Operator, keys: KeySet, args: tuple) -> None:
 
 
 def unboxed(kernel: Callable) -> Callable:
-    """Make a kernel that takes an operator's own arguments into one that takes a tuple of them."""
+    """Make a boxed kernel from one that takes an operator's own arguments."""
     return lambda op, keys, args: kernel(*args)
 
 
@@ -88,19 +91,26 @@ class Operator:
         self.name = name
         self.kernels: dict[Key, Callable] = {}
 
+    def entry(self, key: Key) -> Callable | None:
+        """Return what stands in the table at a key, or None."""
+        return self.kernels.get(key) or fallbacks.get(key)
+
+    def mask(self) -> KeySet:
+        """Return the keys at which the table does not say `fallthrough`."""
+        return KeySet.of(*(key for key in Key if self.entry(key) is not fallthrough))
+
     def __call__(self, *args: object) -> object:
-        """Work out the keys of this call, and run the kernel of the most urgent one."""
+        """Work out the keys of this call, and run the kernel of the highest one."""
         keys = thread.included
         for arg in args:
             keys |= getattr(arg, "keys", KeySet())
-        return self.redispatch(keys - thread.excluded, args)
+        return self.redispatch((keys - thread.excluded) & self.mask(), args)
 
     def redispatch(self, keys: KeySet, args: tuple) -> object:
-        """Run the kernel of the most urgent of these keys."""
+        """Run the kernel of the highest of these keys."""
         for key in keys:
-            kernel = self.kernels.get(key) or fallbacks.get(key)
+            kernel = self.entry(key)
             if kernel is None:
                 raise NotImplementedError(f"{self.name} has no kernel for {key.name}")
-            if kernel is not fallthrough:
-                return kernel(self, keys, args)
-        raise NotImplementedError(f"no key of this call of {self.name} has a kernel")
+            return kernel(self, keys, args)
+        raise NotImplementedError(f"this call of {self.name} has no key")
