@@ -435,6 +435,8 @@ counts = {
     name: [len(calls_of_toy(program, np.ones((size, 3)))[1]) for size in sizes]
     for name, program in programs.items()
 }
+# Alt: Kernels that ran, by the number of examples. Two straight lines rise together: a loop, and
+# vmap with one operator that has no rule. vmap with rules for all is flat, at two.
 figure, axes = plt.subplots(figsize=(6.4, 3.2))
 for name, marker in zip(counts, "os^"):
     axes.plot(sizes, counts[name], marker=marker, label=name)

@@ -22,7 +22,7 @@
 # The idea is that of *Dynamic Tensor Rematerialization* (Kirisame et al., ICLR 2021,
 # [arXiv:2006.09616](https://arxiv.org/abs/2006.09616)), DTR for short. We write it first much as
 # its authors describe it; that is the *toy*. Then we break it, with views, writes, random numbers
-# and aliases, and mend it each time. After each step we ask `rematfn`, whose engine is in C++, for
+# and aliases, and fix it each time. After each step we ask `rematfn`, whose engine is in C++, for
 # the same.
 
 # %%
@@ -538,7 +538,7 @@ assert found == "RecursionError"
 
 # %% [markdown]
 # The program has dropped all but the last `h`. To make that again takes all 2000 calls, and the
-# recursion is as deep. The mend: first collect the calls, without a recursion; then run them in the
+# recursion is as deep. The fix: first collect the calls, without a recursion; then run them in the
 # order of the program. Each comes after those that it needs, because the program ran them in that
 # order.
 #
@@ -595,7 +595,7 @@ quote("csrc/engine/replayer.h", "//   1. Collect the closure", "found missing wh
 # - **When?** Before an operator runs. Afterwards would be too late, as its results are there then.
 # - **How much room?** As much as the results will take. The operator is run first on *meta
 #   tensors*, which have sizes and no bytes; what comes out has the sizes of the results.
-# - **Who goes?** DTR gives each value a score, and the lowest goes first. What is dear to make
+# - **Who goes?** DTR gives each value a score, and the lowest goes first. What is costly to make
 #   again should stay; what is large, or was not used for long, should go. The simplest score that
 #   says so is called h_local in the paper:
 #
@@ -710,6 +710,8 @@ class Watched(DTR):
         self.seen.append({i for i, value in refs if value() is not None and value().here})
 
 
+# Alt: Three pictures, for room for 20, 12 and 8 values. Each value has a row that is blue while
+# the value is here. The less room, the more rows are blue, then white, then blue again.
 figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), sharey=True)
 drawn = {}
 for axis, units in zip(axes, (20, 12, 8), strict=True):
@@ -766,7 +768,7 @@ assert found == "LookupError"
 # worse: a linear layer reads its weight through a view, and a level that evicts the view has thrown
 # away the weight.
 #
-# **The mend.** What goes and comes is not a tensor. It is the contents of a storage. We put
+# **The fix.** What goes and comes is not a tensor. It is the contents of a storage. We put
 # something between tensors and values: a **cell** is one storage as the level knows it, and all
 # tensors on the storage share it.
 #
@@ -884,7 +886,7 @@ assert found == ["OTHER BITS"] * 3
 # the `h` of after the write. The second has lost the old `x` altogether. The third has its batch
 # norm run twice, and each run moves the running statistics.
 #
-# **The mend** has four parts.
+# **The fix** has four parts.
 #
 # 1. *A write makes a new value.* The cell gets it; calls that were recorded before keep the old
 #    one. The old one has lost its bytes to the write, but it still has its producer, so it can be
@@ -996,7 +998,7 @@ assert found == "OTHER BITS"
 # on. So the replay draws other numbers, and then the program itself does, since the generator has
 # been moved once more.
 #
-# **The mend.** A random operator has the tag `nondeterministic_seeded`. The call keeps the state
+# **The fix.** A random operator has the tag `nondeterministic_seeded`. The call keeps the state
 # that its generator had. The replay puts that back, draws, and puts the present back.
 
 
@@ -1090,7 +1092,7 @@ assert found == ["LookupError", "OTHER BITS", "RuntimeError"]
 # The third is another kind of alias. No operator made it: NumPy holds the bytes. PyTorch knows
 # that, and raised an error when we resized the storage.
 #
-# **The mend** is to delete a rule. Do not ask the schema who shares a storage. Ask the storage. The
+# **The fix** is to delete a rule. Do not ask the schema who shares a storage. Ask the storage. The
 # key of the table becomes the storage, and a result is a view if it stands on an argument's
 # storage. `numpy()` leaves a mark on the storage that it lends: it cannot be resized any more. So
 # what cannot be resized stays.
@@ -1173,7 +1175,7 @@ for p in [p for p in programs if p not in (long_chain, lends_to_numpy)]:
 # few operators: `Note [What is asked before bytes are read]`. And the long chain would take
 # two million replays.
 #
-# Now a training step, with all that we have mended in it: views of weights, writes, dropout, and
+# Now a training step, with all that we have fixed in it: views of weights, writes, dropout, and
 # autograd, whose backward reads what the forward has saved. The level is active while both run.
 
 # %%
@@ -1224,6 +1226,9 @@ assert stats.replays > 0
 assert abs(level.replays - stats.replays) <= 0.2 * stats.replays
 
 # %%
+# Alt: Live bytes over the allocations of one training step. The plain step rises to a peak of
+# twice the budget. The toy and rematfn rise to the budget and stay at it until the backward is
+# near its end.
 figure, axis = plt.subplots(figsize=(8, 3.2))
 lines = [("plain", plain, "#555555"), ("toy", toy, "#D55E00"), ("rematfn", real, "#0072B2")]
 for name, timeline, colour in lines:
@@ -1269,7 +1274,7 @@ def length_of(level):
 
 
 whole = length_of(Storages) + count_lines(classes["Cell"])
-print("DTR:", length_of(DTR), "lines; with all mends:", whole)
+print("DTR:", length_of(DTR), "lines; with all fixes:", whole)
 assert length_of(DTR) < 170
 
 # %% [markdown]

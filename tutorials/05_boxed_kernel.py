@@ -239,17 +239,17 @@ assert sine_before.endswith("[default backend kernel]")
 quote("csrc/operators/boxed_kernel.cpp", "bool needs_kernel_of_its_own", "NonFunctional);")
 
 # %% [markdown]
-# **The mend**: such an operator gets our kernel by name. We leave out those whose default kernel
+# **The fix**: such an operator gets our kernel by name. We leave out those whose default kernel
 # decomposes them above us (`CompositeImplicitAutograd`, such as `linear`): they are made of
 # operators that we see. (The question below is about the exception in the C++.)
 #
 # **The second consequence: factories lose our key.** `torch.zeros(3)` is a *factory*: it has no
 # tensor among its arguments. A kernel under `BackendSelect` works out the device, makes a key set
-# of that alone, and goes on with it; the thread's included keys are gone. **The mend**: while a
+# of that alone, and goes on with it; the thread's included keys are gone. **The fix**: while a
 # level is active, the thread does not include `BackendSelect`. Then it is our turn at once. When we
 # go on, we put it back.
 #
-# Both mends are in the next cell. `above` and `below` are guards that set the keys of the thread,
+# Both fixes are in the next cell. `above` and `below` are guards that set the keys of the thread,
 # and put them back at the end. A kernel that is registered by name is not told the operator, so
 # each operator gets one of its own. All of them call `govern`, and later cells replace that by
 # better ones.
@@ -486,7 +486,7 @@ assert inner.resident == 3 * 256
 
 # %% [markdown]
 # The addition is under the wrong level. `c` left the inner level but still belongs to it, and so
-# does the sum, though nobody runs the inner level any more. Part 5 mends that; the lines about
+# does the sum, though nobody runs the inner level any more. Part 5 fixes that; the lines about
 # `seal` in the C++ below are about it, too. `rematfn` has it right. (It counts an inner level's
 # operators in the outer one as well. Its bytes are fewer here, since `inside` drops `b` when it
 # returns.)

@@ -421,6 +421,9 @@ quote(
 
 # %%
 PALETTE = ["#999999", "#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#0072B2", "#D55E00"]
+# Alt: For three programs, the total of each score over the lower bound, by the budget. Guided
+# stays at one almost everywhere. The other scores rise as the budget falls; largest and LRU rise
+# most.
 figure, panels = plt.subplots(1, 3, figsize=(10, 3.6), sharey=True)
 for axes, name in zip(panels, traces, strict=True):
     for color, marker, label in zip(PALETTE, "sv^DPX*o", SCORES):

@@ -27,6 +27,7 @@
 # %%
 # SPDX-License-Identifier: Apache-2.0
 import json
+import os
 import re
 import tempfile
 import warnings
@@ -153,6 +154,8 @@ def longest_gap(at):
     return max(pairwise(at), key=lambda gap: gap[1] - gap[0])
 
 
+# Alt: Each value is a row, with a dot at each operator that touches it. Long blue gaps between
+# two dots form a triangle: values of the first layers wait the longest.
 fig, ax = plt.subplots(figsize=(7, 3.4))
 for row, (_, at) in enumerate(sorted(accesses.items())):
     ax.plot(at, [row] * len(at), "-", color="0.8", lw=1, zorder=1)
@@ -209,10 +212,14 @@ assert theirs == [call.name for call in first.calls]
 # (*measured execution*) and guides those that follow (*guided execution*). We take over its words.
 # The access before a gap, after which the value may leave, is the *evicted-access*. The access that
 # ends the gap is the *back-access*. A swap is free if the copy out and the copy in fit into the gap
-# between them. So Capuchin swaps first, in the order of how much time is left over. When no free
-# swap is left it recomputes, those values first that bring the most bytes per second of
-# recomputation (*MSPS*, memory saving per second). Here is that idea in a few lines of our own. The
-# *peak* is the most bytes that are alive at once; it is to come down to a *budget*.
+# between them. So Capuchin swaps first, in the order of how much time is left over. Where no free
+# swap is left, it compares what a swap and a recomputation of this value would cost, and takes the
+# cheaper one. It rates a recomputation by the bytes that it frees per second of recomputing
+# (*MSPS*, memory saving per second), and works that out anew as other values are chosen.
+#
+# Here is a simpler version in a few lines of our own: what has no free swap is recomputed, the
+# highest MSPS first, and nothing is worked out anew. The *peak* is the most bytes that are alive at
+# once; it is to come down to a *budget*.
 
 
 # %%
@@ -314,6 +321,8 @@ for _ in range(12):
     common.append(microseconds(waits))
     lead *= 1.25 if common[-1] else 1
 
+# Alt: Microseconds waited, by iteration. With each in-trigger moved by itself some waiting is
+# left after twelve iterations. With one lead for all it comes to nothing.
 fig, ax = plt.subplots(figsize=(6, 2.4))
 iterations = np.arange(1, 13)
 ax.bar(iterations - 0.2, each, width=0.4, label="each in-trigger by itself")
@@ -331,21 +340,36 @@ assert common[-1] == 0 < each[-1]
 # a lead of a hundred, then? Because what has come back takes room. A copy that is too early undoes
 # the eviction. So one begins with a lead for all, and corrects single values afterwards.
 #
-# ### How does rematfn differ from Capuchin?
+# ### How do DTR, Capuchin and rematfn differ?
+#
+# DTR (Kirisame et al., ICLR 2021) decides while the program runs, from what it has seen. Capuchin
+# decides once, from a record. rematfn does the first in a first call and the second afterwards.
+#
+# | | DTR | Capuchin | rematfn |
+# |---|---|---|---|
+# | decides | at each eviction | after the first iteration | first call: as DTR; later: as planned |
+# | must know | nothing beforehand | that iterations are alike | nothing; a record helps |
+# | frees bytes by | dropping | moving to the host, or dropping | either |
+# | they come back | by replay, on demand | ahead of use if moved, else on demand | the same |
+# | chooses by | a score: cost, bytes, staleness | free time of a swap, then the cheaper way | a score |
+# | a program that branches | is no problem | is not what it is made for | keeps its place in the record |
+# | was built into | PyTorch, MegEngine | TensorFlow | nothing: it is a plug-in |
+#
+# In more detail, against Capuchin:
 #
 # - **Where it lives.** Capuchin is built into TensorFlow, for a GPU. rematfn is a plug-in below
 #   PyTorch's autograd and `torch.func`.
 # - **The record.** Capuchin carries it out: these values leave here, those come back there. Ours
 #   moves scores; what is computed never depends on it (part 6).
 # - **A step that differs.** Capuchin takes access patterns to be regular. We compare each operator
-#   with the record, and drop the record at the first difference.
+#   with the record. Where they differ, we look for our place in it, or go on without it.
 # - **The first step.** Capuchin's evicts when memory has run out. Ours keeps to the budget from the
 #   first operator on (part 3).
 # - **The budget.** Capuchin's is the device's memory. Ours is a number of bytes, never exceeded, or
 #   a clear error before the operator runs.
-# - **Swap or recompute.** Capuchin swaps while that is free, then recomputes by MSPS. We take for
-#   each value what is cheaper in seconds. A second on the link has a price in seconds of computing,
-#   and a search in a simulator finds that price.
+# - **Swap or recompute.** Capuchin swaps while that is free. Ours has no such rule: each value
+#   goes the way that is cheaper in seconds. A second on the link has a price in seconds of
+#   computing, and a search in a simulator finds that price.
 # - **When a copy starts.** Capuchin has an in-trigger for each value, moved by feedback. Ours
 #   begins with a lead for the whole call, which the search has found. From call to call feedback
 #   then stretches the lead of a value that was late, and shortens that of one that lay waiting.
@@ -398,6 +422,10 @@ assert float(rows[1][1]) < 0.5
 # %% [markdown]
 # ### How can compressed activations be decompressed ahead of their use?
 #
+# [ActNN](https://github.com/ucbrise/actnn) (Chen et al., ICML 2021) keeps what autograd saves in
+# two bits a number on average, and decompresses when the backward reads it. Could it begin
+# earlier?
+#
 # This is the same question. To decompress is a way back that takes time, as a copy over a link is.
 # Three things are needed: to know which value is read next, to know how long it takes, and somebody
 # who does it while the operators run.
@@ -405,8 +433,8 @@ assert float(rows[1][1]) < 0.5
 # Autograd's saved-tensor hooks let us build it. `pack` is called when autograd saves a tensor, and
 # `unpack` when the backward reads it. Naively `unpack` decompresses, and the backward waits.
 # Instead we note in the first backward in which order things are unpacked. From the second step on,
-# each `unpack` hands the next `ahead` values to a thread. (zlib loses no bit, and lets go of
-# Python's global lock while it works.)
+# each `unpack` hands the next `ahead` values to a thread. (ActNN's compression is lossy. Ours is
+# zlib's, which loses no bit, and which lets other threads run Python while it works.)
 
 
 # %%
@@ -690,7 +718,7 @@ assert replayed == {f: f is straight for f, *_ in cases}
 # - *During*: run the program, and compare each operator as it comes. No operator can hide. But the
 #   program has to run, so there is nothing to gain in speed. What can be gained is foresight.
 #
-# Keying the record by the arguments is a guard of the first kind. It mends one row of the table.
+# Keying the record by the arguments is a guard of the first kind. It fixes one row of the table.
 
 
 # %%
@@ -708,9 +736,9 @@ def keyed(f):
 
 
 by_key = try_out(keyed)
-mended = [f.__name__ for f in by_key if by_key[f] and not replayed[f]]
-print("mended:", mended)
-assert mended == ["averages"]
+fixed = [f.__name__ for f in by_key if by_key[f] and not replayed[f]]
+print("fixed:", fixed)
+assert fixed == ["averages"]
 
 # %% [markdown]
 # ### Why do CUDA graphs use it all the same?
@@ -759,8 +787,8 @@ print(f"the first result was {kept[0]:.3f}; the same tensor is now {before[0]:.3
 #    fixed shapes does. And `torch.compile(mode="reduce-overhead")` does: its [CUDAGraph
 #    Trees](https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cudagraph_trees.html)
 #    record code that is already guarded (next), copy fresh inputs to the recorded addresses,
-#    compare the addresses of those that are not copied, look which earlier results are still alive,
-#    and record again if something does not agree (`check_invariants` in
+#    compare the addresses of those that are not copied, look which earlier results are still
+#    alive, and record again if something does not agree (`check_invariants` in
 #    `torch/_inductor/cudagraph_trees.py`).
 #
 # ### Why does `torch.compile` use it?
@@ -813,16 +841,48 @@ assert torch.equal(unwatched, ones * 1)  # of the world as it was
 assert torch.equal(watched, ones * 2)
 
 # %% [markdown]
-# **Question.** Dynamo guards everything that the *Python* code reads. What can still change that no
-# guard sees?
+# Dynamo guards what its tracer knows to be read, and that is not everything. Two things that change
+# here are read by Python code, and no guard looks at them: an environment variable that is read by
+# `os.getenv`, and a hook that is put on a module after it was compiled. For hooks this is a choice,
+# to save time: `torch._dynamo.config.skip_nnmodule_hook_guards` is true by default.
+
+
+# %%
+def reads_environment(t):
+    return t * int(os.getenv("SCALE"))
+
+
+torch._dynamo.reset()
+os.environ["SCALE"] = "1"
+by_environment = torch.compile(reads_environment, backend=backend)
+by_environment(ones)
+os.environ["SCALE"] = "2"
+
+layer = torch.nn.Linear(4, 4)
+with_hook = torch.compile(layer, backend=backend)
+with_hook(ones)
+layer.register_forward_hook(lambda module, args, result: 100 * result)
+
+followed = {
+    "`os.getenv`": torch.equal(by_environment(ones), reads_environment(ones)),
+    "a hook that was added": torch.equal(with_hook(ones), layer(ones)),
+}
+table(
+    [(what, "right" if right else "**wrong**") for what, right in followed.items()],
+    ["what changed", "torch.compile"],
+)
+assert not any(followed.values())
+
+# %% [markdown]
+# **Question.** Which other changes can no guard of Dynamo's see?
 #
 # <details><summary>Answer</summary>
 #
-# What is read behind Python's back: by a C extension, by an operator of yours that keeps state, or
-# by code that was told to be left alone (`allow_in_graph`, a custom operator). An operator that
-# reads a global counter in C++ is recorded as an operator with its arguments, and is called again
-# with these. What is guarded ends where the one who records stops looking. That is so for every
-# guard of the first kind.
+# What is read where no Python code reads: by a C extension, by an operator of yours that keeps
+# state, or by code that was told to be left alone (`allow_in_graph`, a custom operator). An
+# operator that reads a global counter in C++ is recorded as an operator with its arguments, and is
+# called again with these. What is guarded ends where the one who records stops looking. That is so
+# for every guard of the first kind.
 # </details>
 
 # %% [markdown]
@@ -866,7 +926,7 @@ more = {
     "`torch.jit.trace`": ("no, at the end", "nothing", "nobody notices"),
     "lazy tensors": ("when it is read", "a hash of the graph", "compiles that graph"),
     "`torch.compile`": ("at the end of each graph", "guards, before", "compiles again, or breaks"),
-    "`rematfn.remat`": ("yes", "each operator, during", "drops the advice"),
+    "`rematfn.remat`": ("yes", "each operator, during", "looks for its place"),
 }
 table(
     [(name, *found[name], *more[name]) for name in found],
@@ -1001,12 +1061,14 @@ assert known.calls[follower.left_at].name == "aten::exp"
 
 # %%
 quote("csrc/engine/guide.h", "// Note [Guided, never trusted]", "scores as one that knows nothing")
-quote("csrc/engine/guide.cpp", "bool Guide::follow", "version.value != value) return false")
+quote("csrc/engine/guide.cpp", "void Guide::follow", "index = look_for(seen);")
 
 # %% [markdown]
-# `follow` is called for each operator. It compares its name, the values that it reads, and the
-# bytes that it makes. At the first `false` the guide is gone, and the score looks back for the rest
-# of the call. Here is the same program in a budget, called with data of both kinds.
+# `follow` is called for each operator. It compares its name and the values that it reads with what
+# comes next in the record. An operator that is something else is looked for further on, or further
+# back. If it is found, the guide goes on behind it. If most operators are found nowhere, the guide
+# is *dormant*: what it predicted is forgotten, and the score looks back, as in a first call. Here
+# is the same program in a budget, called with data of both kinds.
 
 # %%
 budgeted = rematfn.remat(torch.func.grad(branchy), "600KiB")
@@ -1021,14 +1083,13 @@ for batch in (x.abs(), x.abs() + 1, -x.abs(), -x.abs() - 1, -x.abs() - 2):
     assert s.peak_bytes <= 600 << 10
     rows.append(("yes" if batch.sum() > 0 else "no", s.call, s.why, s.replays))
 table(rows, ["branch taken", "call", "why", "replays"])
-assert [row[1] for row in rows] == ["first", "guided", "online", "online", "guided"]
-assert rows[1][3] < rows[0][3]
+assert [row[1] for row in rows] == ["first", *4 * ["guided"]]
+assert all(row[3] < rows[0][3] / 2 for row in rows[1:])
 
 # %% [markdown]
 # (The *numbers* are those among the arguments; part 1. Here there are none.) The third call went
-# another way, and lost its guide. The fourth was recorded anew, and the fifth
-# is guided again. Every result was right, and every peak was within the budget. A wrong forecast
-# costs time.
+# another way: it has no `exp`. The guide found the operators behind it in the record, and went on.
+# Every result was right, and every peak was within the budget. A wrong forecast costs time.
 #
 # Foresight pays most under `torch.func.grad`. That transform keeps the graph of the backward, in
 # case somebody wants a second derivative. Mostly nobody does. To a score that looks back, the
@@ -1102,6 +1163,8 @@ asked = (1.0, 0.7, 0.5, 0.3, 0.15, 0.0)
 theirs = [with_compiler(b) / eager for b in asked]
 ours = [peak_of(rematfn.remat(objective, int(b * eager))) / eager for b in asked[:-1]]
 
+# Alt: The peak by the budget asked for. The curve of torch.compile's budget falls and rises
+# again, above what was asked. That of rematfn lies on or below what was asked.
 fig, ax = plt.subplots(figsize=(5, 3.6))
 ax.plot([0, 1], [0, 1], ":", color="0.6", label="what was asked")
 ax.plot(asked, theirs, "s-", label="torch.compile's budget")
@@ -1171,7 +1234,7 @@ if torch.__version__.startswith("2.13."):
 # torch 2.13 a compiled function on the CPU that recomputes its dropout draws a new mask, and the
 # gradients are those of another function (pytorch issues
 # [#190758](https://github.com/pytorch/pytorch/issues/190758) and
-# [#190717](https://github.com/pytorch/pytorch/issues/190717); a later version may have mended it).
+# [#190717](https://github.com/pytorch/pytorch/issues/190717); a later version may have fixed it).
 # The rule that was broken is the one of this notebook: what is computed again must see all that the
 # first run saw, and the state of the generator is a part of that which no operator has among its
 # arguments. rematfn writes the generator's state down with each operation that draws, and puts it

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import jupytext
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "tutorials"
+ROOT = FOLDER.parent
 SOURCES = sorted(FOLDER.glob("[0-9]*.py"))
 PAGE = 60  # lines
 
@@ -41,3 +43,41 @@ def test_a_notebook_was_executed_to_its_end(source: Path) -> None:
     assert not [output for output in outputs if output["output_type"] == "error"]
     assert not [output for output in outputs if output.get("name") == "stderr"]
     assert all(text_of(o.get("text", "")).count("\n") <= PAGE for o in outputs)
+
+
+def quotations(source: Path) -> list[list[str]]:
+    """Return the arguments of each `quote` in a notebook: a path, and texts in the file."""
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    names = {
+        target.id: node.value.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    return [
+        [arg.value if isinstance(arg, ast.Constant) else names[arg.id] for arg in node.args]  # type: ignore[attr-defined]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "quote"
+    ]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_what_a_notebook_quotes_is_there(source: Path) -> None:
+    for path, *texts in quotations(source):
+        lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+        for text in texts:
+            found = [number for number, line in enumerate(lines) if text in line]
+            assert found, f"{path} has no {text!r} (any more)"
+            lines = lines[found[0] :]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_a_picture_has_alternative_text(source: Path) -> None:
+    pictures = [
+        cell["metadata"].get("mystnb", {}).get("image", {}).get("alt", "")
+        for cell in cells_of(source.with_suffix(".ipynb"))
+        for output in cell.get("outputs", ())
+        if any(kind.startswith("image/") for kind in output.get("data", {}))
+    ]
+    assert all(len(text) > 20 for text in pictures)
