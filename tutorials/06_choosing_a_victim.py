@@ -266,28 +266,56 @@ def msps(c):
     return (c.cost + c.ancestors) / c.nbytes
 
 
-def on(c):
+def on_in_python(c):
     fresh = 1 if c.consumed else 4
     return fresh * (c.cost + c.ancestors / 2) / (c.nbytes * (c.age + TICK) ** 0.6)
 
 
-third = race({"local": local, "MSPS": msps, "ON": on})
-assert all(third[name, "ON"][0.4] < third[name, "local"][0.4] for name in traces)
+third = race({"local": local, "MSPS": msps, "ON in Python": on_in_python})
+assert all(third[name, "ON in Python"][0.4] < third[name, "local"][0.4] for name in traces)
 
 # %% [markdown]
 # In some cells of the table MSPS does better than ON: no score is the best everywhere.
 #
-# - *MSPS*, memory saved per second of replay, is what Capuchin (Peng et al., ASPLOS 2020) ranks
+# - *MSPS*, memory saved per second of replay, is what Capuchin (Peng et al., ASPLOS 2020) rates
 #   recomputation by. It has no age.
 # - DTR's own score `h_DTR` counts evicted *descendants* too: to make one of them again, this value
 #   is needed.
-# - *ON* is rematfn's. It halves ancestors, leaves descendants out, damps age, and spares what
-#   nobody has read yet. These numbers come from simulations; no theory says them.
+# - *ON* is rematfn's. It leaves descendants out, damps age, spares what nobody has read yet, and
+#   counts ancestors in two ways:
 #
-# The others are in `rematfn.policies.reference`, in Python. ON is in C++. (`priced` is a rule for
-# very small budgets, of part 7.)
+# ```text
+#          (cost + dropped ancestors + held ancestors / 2)
+# score =  -----------------------------------------------   * 4, until the value is first read
+#                      bytes * age ^ 0.6
+# ```
+#
+# An ancestor is *held* if the program still has a tensor of it: a variable, or what autograd has
+# saved. Somebody is likely to read it and have it replayed anyway, so half of its cost counts. An
+# ancestor that the program has *dropped* would be replayed for this value alone. It counts in full.
+# What lies behind a gradient is mostly of that kind.
+
 
 # %%
+def ancestors_of_on(costs, held):
+    """What evicted ancestors count in ON: by name their costs, and those that are held."""
+    return sum(cost / 2 if name in held else cost for name, cost in costs.items())
+
+
+gap = {"c": 1.0, "d": 1.0, "e": 1.0}  # before f, in the chain above
+for held in ("cde", "ce", ""):
+    print(f"f, if the program holds {list(held)}: 1 + {ancestors_of_on(gap, held)}")
+
+# %% [markdown]
+# No theory says these numbers; they come from simulations. `Note [Ancestors that nobody holds]` has
+# what halving all of them would cost. A score in Python is not told which ancestors are held, so
+# `on_in_python` halves them all.
+#
+# The others are in `rematfn.policies.reference`, in Python. ON is in C++. (There `c.ancestors`
+# counts what is dropped twice, and `s.ancestors` is one half. `priced` is a rule of part 7.)
+
+# %%
+quote("csrc/policy/eviction.h", "// Note [Ancestors that nobody holds]", "1.55 in place of 0.62")
 quote("csrc/policy/eviction.cpp", "// A value nobody has read yet", "return c.weight * found")
 
 # %% [markdown]
@@ -296,9 +324,43 @@ quote("csrc/policy/eviction.cpp", "// A value nobody has read yet", "return c.we
 # time. So we compare at 0.8.
 
 # %%
-pair = [total(traces["mlp"], 0.8, policy) for policy in (on, ON())]
+pair = [total(traces["mlp"], 0.8, policy) for policy in (on_in_python, ON())]
 print(f"mlp at 0.8, ON: {shown(pair[0])} in Python, {shown(pair[1])} in C++")
 assert abs(pair[0] - pair[1]) < 0.01
+
+# %% [markdown]
+# ### One request, several victims
+#
+# So far one value goes after the other until there is room. That has a fault. Suppose that 100
+# bytes are needed. The lowest score is that of a small value, which goes first and frees 1 byte.
+# The next one frees 100. So the small one went for nothing. ON chooses the victims of a request as
+# a *set*: it takes the lowest scores until there is room, and then goes back from the costliest and
+# leaves alone what is no longer needed.
+
+
+# %%
+def victims(candidates, need):
+    """Candidates are (score, bytes, name). Which of them go."""
+    chosen, freed = [], 0
+    for candidate in sorted(candidates):
+        if freed >= need:
+            break
+        chosen.append(candidate)
+        freed += candidate[1]
+    kept = []
+    for candidate in reversed(chosen):
+        if freed - candidate[1] >= need:
+            freed -= candidate[1]  # the others free enough
+        else:
+            kept.append(candidate[2])
+    return kept
+
+
+candidates = [(0.1, 1, "small"), (0.2, 100, "large"), (0.3, 50, "medium")]
+for need in (1, 100, 130):
+    print(f"{need} bytes are needed:", *victims(candidates, need))
+assert victims(candidates, 100) == ["large"]
+quote("csrc/engine/evictor.cpp", "const bool is_necessary", "moves_.offer(*version);")
 
 # %% [markdown]
 # <details><summary><b>Question.</b> Evicting <code>h</code> changes the score of which
@@ -501,13 +563,16 @@ assert float(rows[2][1 + at]) > 3 * low_bounds[at]
 # **Replays undo each other.** One evicts what the next one reads, and that one evicts what the
 # first had made. This is *thrash*. A score looks at one eviction at a time and does not see it.
 #
-# The core has five rules for this, in `csrc/policy/floor.h` (Note [Near the floor]):
+# The core has six rules for this, in `csrc/policy/floor.h` (Note [Near the floor]):
 #
 # 1. *mirrored*: where a backward thrashes, the distance from the last miss takes the place of age.
-# 2. *priced*: after many replays, what a replay will read is not spared any more.
-# 3. *retained*: from then on, what the backward drops stays while something is replayed from it.
+# 2. *priced*: what a replay will read is not spared. It is scored like all else, as about to be
+#    read. Victims are chosen as a set (part 4). ON does so from the start.
+# 3. *retained*: after many replays, what the backward drops stays while something is replayed from
+#    it.
 # 4. *pinned*: what a replay reads cannot go, if some of it had to be made anew.
 # 5. *frugal*: if replays go on and on, values are made in the order that takes the least memory.
+# 6. *moved*: then what can be moved to a disk is not dropped any more.
 #
 # The first changes the score. The others change what may go, or the order of replays. The
 # simulator can switch each off:
@@ -538,7 +603,7 @@ assert abs(rows[0][1] - total(traces["mlp"], 0.3, ON())) < 1e-6  # the same engi
 assert rows[1][1] > rows[0][1]  # without the first rule it replays more
 
 # %% [markdown]
-# The first and the fourth help at these budgets. `docs/design/floor.md` has what each of the five
+# The first, the second and the fourth help at these budgets. `docs/design/floor.md` has what each
 # buys, over many programs and budgets.
 #
 # <details><summary><b>Question.</b> Why not just use the solver's schedule?</summary>
