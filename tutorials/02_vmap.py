@@ -58,7 +58,7 @@ import rematfn
 
 # %%
 quote("tutorials/toy/dispatcher.py", "    def __call__", "return self.redispatch")
-quote("tutorials/toy/dispatcher.py", "class Key(", "LEVELS = 4")
+quote("tutorials/toy/dispatcher.py", "class Key(", "LEVELS = ")
 
 # %% [markdown]
 # `tutorials/toy/operators.py` has fourteen operators. At the key `CPU` each has a kernel, which
@@ -504,8 +504,8 @@ quote("tutorials/toy/levels.py", "def front(", "fallbacks[Key.LEVELS] = front")
 # others, so every operator comes to `front` first, whatever its arguments are. `front` takes the
 # innermost level from the stack, runs the kernel that the operator has for that level's key, and
 # puts the level back. `active` makes the levels that it is given the stack, `thread.stack`, until
-# its block ends. (The condition with `included` passes over levels of `remat`. They are the subject
-# of notebook 5, and do not work through `front`.)
+# its block ends. (The condition with `included` passes over levels that are not reached through
+# `front`. Here there are none; notebook 8 has one.)
 #
 # The kernel begins by asking for the level that `front` has just taken down, which is *in charge*.
 # It also empties `in_charge`, so that a kernel that did not come through `front` finds no level.
@@ -557,7 +557,7 @@ def to_front(x, dim):
 # %% [markdown]
 # The function `vmap` puts a level on the stack, wraps the arguments, runs `f`, and takes the
 # results out. A result that no batched tensor went into is repeated. (`tree_map` is for functions
-# that return a tuple. `leave` does something for levels of `remat`; here it returns its argument.)
+# that return a tuple. `leave` tells whoever wants to know that a result leaves; here nobody does.)
 
 
 # %%
@@ -861,8 +861,8 @@ quote("tutorials/toy/grad.py", "    ops.sin: lambda", "    ops.mul: lambda")
 # pulls a gradient back through this operator. In the rules `g` is the gradient that comes in, and
 # `r` the operator's result. When `f` has returned, `backward` goes through the nodes, the latest
 # first. The rules compute with operators. So if there are levels around, those see the backward,
-# too: they may record it, or run it for many examples at once. (A node also notes the stack, for
-# levels of `remat`.)
+# too: they may record it, or run it for many examples at once. (A node also notes the
+# stack of levels. Notebook 8 needs that.)
 #
 # The two transforms combine in any order.
 
@@ -1063,29 +1063,9 @@ table(itertools.zip_longest([name for name, _ in theirs], ours), ["below vmap", 
 assert ours == [name for name, _ in theirs] == ["sin", "mul", "exp", "sum"]
 
 # %% [markdown]
-# It does not matter which transform is inside and which around. The toy's `remat` is made in the
-# same way: its key `REMAT` comes just before `CPU`. Notebook 5 follows an operator on that part of
-# its way.
-
-
-# %%
-def longer_loss(row):
-    return ops.total(ops.sin(ops.exp(row) * toy_w) * ops.cos(row), 0)
-
-
-budget = 5 * toy_x.nbytes
-plain = vmap(toy.grad(longer_loss))(toy_x)
-around = toy.remat(vmap(toy.grad(longer_loss)), budget)
-result = around(toy_x)
-inside = vmap(toy.grad(toy.remat(longer_loss, budget)))(toy_x)
-level = around.level
-print(level.evictions, "evictions,", level.replays, "replays,", level.peak, "bytes at most")
-assert level.replays > 0
-assert level.peak <= budget
-assert np.array_equal(result.data, plain.data)
-assert np.array_equal(inside.data, plain.data)
-
-# %% [markdown]
+# It does not matter which transform is inside and which around. The toy has a `remat` that is made
+# in the same way: its key `REMAT` comes just before `CPU`. Notebook 8 shows it at work.
+#
 # **Question.** The levels of `vmap` and `grad` wrap tensors, and the innermost level has its turn
 # first. Suppose that a level of `remat` did both as well. What would happen to memory in
 # `grad(remat(f))`?

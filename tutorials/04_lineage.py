@@ -81,12 +81,13 @@ def program(x):
 #
 # Three small classes hold what we write down.
 #
-# - A **value** is the contents of a tensor. It knows the call that made it, when it was last used,
-#   and the *storage* that its bytes lie in. A storage is PyTorch's name for a block of bytes; a
-#   tensor is a storage together with sizes, strides and an offset.
-# - A **call** is an operator with the arguments that it was given.
-# - An **argument** stands in a call in the place of a tensor. It is a value, and the sizes, strides
-#   and offset by which the operator saw it.
+# - A `Version` is the contents of a tensor: its **value**. It knows the call that made it, when it
+#   was last used, and the *storage* that its bytes lie in. A storage is PyTorch's name for a block
+#   of bytes; a tensor is a storage together with sizes, strides and an offset. (Part 5 tells why
+#   this class is called so.)
+# - An `Operation` is a recorded **call**: an operator with the arguments that it was given.
+# - An `Input` stands in an operation in the place of a tensor. It is a value, and the sizes,
+#   strides and offset by which the operator saw it.
 #
 # A value refers to its storage in one of two ways. `program` is weak: the program's tensors keep
 # that storage alive, and can still drop it. `own` is strong: we keep it alive ourselves. (A weak
@@ -95,7 +96,7 @@ def program(x):
 
 
 # %%
-class Value:
+class Version:
     """The contents of a tensor: what may be taken away, and made again."""
 
     def __init__(self, tensor, producer, now):
@@ -118,8 +119,8 @@ class Value:
 
 
 @dataclass
-class Argument:
-    value: Value
+class Input:
+    value: Version
     dtype: torch.dtype
     view: tuple  # offset, sizes, strides
 
@@ -130,7 +131,7 @@ class Argument:
 
 
 @dataclass(eq=False)
-class Call:
+class Operation:
     func: Callable
     given: tuple  # its arguments, positional and by name
     order: int  # its place in the program
@@ -140,7 +141,7 @@ class Call:
 
     @property
     def parents(self):
-        return [leaf.value for leaf in tree_leaves(self.given) if isinstance(leaf, Argument)]
+        return [leaf.value for leaf in tree_leaves(self.given) if isinstance(leaf, Input)]
 
 
 # %% [markdown]
@@ -167,7 +168,7 @@ class Recorder(TorchDispatchMode):
 
     def value_of(self, tensor):
         if tensor not in self.table:
-            self.table[tensor] = Value(tensor, None, self.clock)
+            self.table[tensor] = Version(tensor, None, self.clock)
         return self.table[tensor]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -180,10 +181,10 @@ class Recorder(TorchDispatchMode):
     def record(self, func, given):
         def noted(t):
             view = (t.storage_offset(), t.size(), t.stride())
-            return Argument(self.value_of(t), t.dtype, view)
+            return Input(self.value_of(t), t.dtype, view)
 
         self.order += 1
-        return Call(func, tree_map_only(torch.Tensor, noted, given), self.order)
+        return Operation(func, tree_map_only(torch.Tensor, noted, given), self.order)
 
     def run(self, call, given):
         return call.func(*given[0], **given[1])
@@ -201,7 +202,7 @@ class Recorder(TorchDispatchMode):
             value.last_access = self.clock
 
     def output(self, call, tensor, place):
-        value = Value(tensor, call, self.clock)
+        value = Version(tensor, call, self.clock)
         call.outputs.append((place, weakref.ref(value)))
         self.values.add(value)
         return value
@@ -253,8 +254,7 @@ assert ours == theirs == [("aten::sin", [0]), ("aten::mul", [1, 1]), ("aten::sum
 #
 # A value refers to the call that made it, and a call to the values that it read. What leads
 # forward, from a call to its outputs, is weak. So the last value that needs a part of the record
-# takes that part with it when it dies. The C++ keeps to the same rule. It says *version* for our
-# value, and *operation* for our call.
+# takes that part with it when it dies. The C++ keeps to the same rule, with the same names.
 
 # %%
 quote("csrc/engine/lineage.h", "// Note [Lineage owns inputs, never outputs]", "each link.")
@@ -264,11 +264,18 @@ quote("csrc/engine/lineage.h", "double last_access")
 # %% [markdown]
 # Through `producer` one comes to the parents, and `last_access` is the access time.
 #
-# We can look at the access times of `rematfn`, too. `rematfn.remat(f, budget, policy=...)` is `f`
-# under a level that keeps what `f` makes within a budget; what comes from outside, as `x`, does not
-# count. Its *policy* is a function of Python that is asked about each value that may go, and is
-# told its `age`, the time since its last use. The value with the lowest answer goes. All calls
-# below cost the same, so an age divided by a cost is a number of calls.
+# We can look at the access times of `rematfn`, too. Three words are needed for that; part 3 comes
+# back to them.
+#
+# - A **budget** is the number of bytes that a level may hold. What it makes counts. What comes from
+#   outside, as `x`, does not.
+# - A **candidate** is a value that may go when there is no room for the next one.
+# - A **policy** says which candidate goes. It can be a function of Python that gives each candidate
+#   a number, its *score*. The lowest goes first.
+#
+# `rematfn.remat(f, budget, policy=...)` is `f` under such a level. The policy is told each
+# candidate's `age`, the time since its last use. All calls below cost the same, so an age divided
+# by a cost is a number of calls.
 
 
 # %%
@@ -413,7 +420,7 @@ class Lineage(Recorder):
         self.replays += 1
 
     def arguments(self, call):
-        return tree_map_only(Argument, lambda a: a.over(a.value.storage), call.given)
+        return tree_map_only(Input, lambda a: a.over(a.value.storage), call.given)
 
     def refill(self, value, storage):
         place = value.program()
@@ -795,7 +802,7 @@ class Views(DTR):
     def cell_of(self, tensor):
         key = self.key(tensor)
         if key not in self.table:
-            self.table[key] = Cell(Value(tensor, None, self.clock))
+            self.table[key] = Cell(Version(tensor, None, self.clock))
         return self.table[key]
 
     def value_of(self, tensor):
@@ -825,7 +832,7 @@ assert verdict(reads_a_view, Views()) == verdict(reads_a_view, "rematfn") == "sa
 
 # %% [markdown]
 # What about the strides? They belong to the tensor, and not to the bytes. A call has always noted
-# them beside the value, in its `Argument`. So a replay of `v + 1` gets the bytes of `h`, and the
+# them beside the value, in its `Input`. So a replay of `v + 1` gets the bytes of `h`, and the
 # strides of `v`.
 #
 # The C++ has a `Cell`, too. It hangs on every tensor of its storage (the *backend meta* is a place
@@ -928,7 +935,7 @@ class Versions(Views):
         for tensor in self.written(call.func, given):
             cell = self.cell_of(tensor)
             if cell.value.producer is None:  # the caller's tensor: its new contents stay, too
-                cell.value = Value(tensor, None, self.clock)
+                cell.value = Version(tensor, None, self.clock)
             else:  # 1: a new version; the old one has lost the program's storage
                 cell.value.program = nobody
                 cell.value.evicted = cell.value.own is None
@@ -1262,7 +1269,7 @@ def count_lines(node):
 def length_of(level):
     """The lines of a level, without methods that a later class replaces altogether."""
     parts = [classes[cls.__name__] for cls in level.__mro__ if cls.__name__ in classes]
-    counted = [classes[name] for name in ("Value", "Argument", "Call")]
+    counted = [classes[name] for name in ("Version", "Input", "Operation")]
     replaced = set()
     for part in parts:
         for method in [node for node in part.body if isinstance(node, ast.FunctionDef)]:

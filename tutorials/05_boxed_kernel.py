@@ -39,6 +39,7 @@ import weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from show import quote, table
@@ -62,6 +63,51 @@ def registered(operator, key):
     lines = _C._dispatch_dump_table(operator).splitlines()
     return next(line for line in lines if line.startswith(key + ":"))
 
+
+# %% [markdown]
+# Here is the whole journey in one picture. On the left is a call on its way down through the keys.
+# The level stands at one of them: below all that wraps and records, and above the kernels. On the
+# right is what it does there with one operator, step by step. The names are those of the C++; part
+# 4 goes through them one by one.
+
+# %% tags=["hide-input"]
+# Alt: Left, boxes from high to low: torch.func, autocast, autograd, then the level, then kernels.
+# An arrow leads down through all of them. Right, the steps of the level in order: govern,
+# require_room, bring_back, make_operation, make_room, run_kernel, take_results, each with its task.
+figure, axes = plt.subplots(figsize=(8.5, 4.6))
+axes.set(xlim=(0, 17), ylim=(0, 9.4))
+axes.axis("off")
+
+
+def labelled(x, y, width, text, color="#DDDDDD", ink="black", **style):
+    axes.add_patch(plt.Rectangle((x, y), width, 0.8, facecolor=color))
+    axes.text(x + width / 2, y + 0.4, text, ha="center", va="center", color=ink, **style)
+
+
+above_us = ("torch.func: grad, vmap", "autocast", "autograd: records and saves")
+for i, text in enumerate(above_us):
+    labelled(0, 7.2 - 1.5 * i, 5.5, text)
+labelled(0, 2.7, 5.5, "the level", "#0072B2", "white", weight="bold")
+labelled(0, 0.6, 5.5, "kernels, which read bytes")
+for y in (7.2, 5.7, 4.2, 2.7):
+    end = 1.5 if y == 2.7 else y - 0.65
+    axes.annotate("", (2.75, end), (2.75, y), arrowprops={"arrowstyle": "->"})
+axes.text(2.75, 8.6, "h * y", ha="center", family="monospace")
+stages = {
+    "govern": "finds the level",
+    "require_room": "does it fit the budget at all?",
+    "bring_back": "replays what was evicted",
+    "make_operation": "records the call",
+    "make_room": "evicts other values",
+    "run_kernel": "goes on to lower keys",
+    "take_results": "gives the results a key and a handle",
+}
+for i, (name, task) in enumerate(stages.items()):
+    y = 7.9 - 1.2 * i
+    labelled(6.7, y, 3.6, name, "#0072B2", "white", family="monospace", size=9)
+    axes.text(10.6, y + 0.4, task, va="center")
+axes.plot([5.5, 6.7], [3.5, 8.7], [5.5, 6.7], [2.7, 0.7], color="#0072B2", lw=1, ls=":")
+plt.show()
 
 # %% [markdown]
 # ## 1. Where to stand
@@ -421,7 +467,7 @@ class Level:
         return sum(value.nbytes for value in self.values if value.here)
 
 
-class Value:
+class Version:
     """What lies in a storage that a level has made."""
 
     def __init__(self, level, storage, producer):
@@ -469,7 +515,7 @@ def govern(keys, op, args, kwargs):  # noqa: F811
     print("    " * level.depth + f"{op} under {level.name}")
     for tensor in tensors_in(result):
         storage = tensor.untyped_storage()
-        handles[storage] = Value(level, storage, None)
+        handles[storage] = Version(level, storage, None)
     level.operators += 1
     return result
 
@@ -626,7 +672,7 @@ class Input:
     view: tuple
 
     def tensor(self):
-        storage = self.source.storage if isinstance(self.source, Value) else self.source
+        storage = self.source.storage if isinstance(self.source, Version) else self.source
         return torch.empty(0, dtype=self.dtype).set_(storage, *self.view)
 
 
@@ -665,7 +711,9 @@ class Step:
         for value in values:
             if not value.here:
                 operation = value.producer
-                self.bring_back([i.source for i in operation.inputs if isinstance(i.source, Value)])
+                self.bring_back(
+                    [i.source for i in operation.inputs if isinstance(i.source, Version)]
+                )
                 self.make_room(2 * value.nbytes)
                 value.refill(operation.replay())
                 self.level.replays += 1
@@ -700,7 +748,7 @@ class Step:
         for tensor in tensors_in(self.result):
             storage = tensor.untyped_storage()
             if storage not in known:
-                handles[storage] = Value(self.level, storage, self.operation)
+                handles[storage] = Version(self.level, storage, self.operation)
                 self.log.append("its result gets a handle")
 
 
@@ -734,7 +782,7 @@ def evict(value):
     value.level.evictions += 1
 
 
-Value.refill = refill
+Version.refill = refill
 journeys = []
 
 
@@ -922,6 +970,12 @@ borrowed = _C.DispatchKeySet(key_named("CustomRNGKeyId"))
 assert inside_keys[0] == inside_keys[1] == _C._dispatch_keys(x) | borrowed
 
 # %% [markdown]
+# So is a level a mode or a wrapper (notebook 1)? Both, with one key. It is a mode, in that the
+# thread includes the key while `f` runs. So it sees factories, and operators on tensors from
+# outside. It is like a wrapper, in that what `f` makes has the key and keeps it when `f` has
+# returned. What autograd saves of that is read in a backward, when the thread no longer includes
+# the key.
+#
 # `v` has the key, too. That is the third consequence of Note [Which key we borrow]: a view kernel
 # copies its argument's keys. It does not copy the handle; `sort_results`, which comes first in
 # `take_results`, puts that on.

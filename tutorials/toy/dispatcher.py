@@ -17,7 +17,8 @@ class Key(IntEnum):
     REMAT = 1  # keep a budget
     GRAD = 2  # an argument is wrapped by a level of grad
     VMAP = 3  # an argument is wrapped by a level of vmap
-    LEVELS = 4  # levels are active: ask the innermost one
+    ABOVE = 4  # notebook 8 puts a level of remat here, to see what comes of it
+    LEVELS = 5  # levels are active: ask the innermost one
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .dispatcher import Key, KeySet, Thread, fallbacks, thread
-from .operators import Array, Tensor
+from .operators import Tensor
 
 Thread.stack = ()  # the levels that are active, the innermost last
 Thread.in_charge = None  # the level that the front has just called
@@ -37,7 +37,8 @@ def active(*levels: Level, in_charge: Level | None = None) -> Iterator[None]:
     """Until the block ends, let these be the stack, and include their keys."""
     before = thread.stack, thread.in_charge, thread.included
     thread.stack, thread.in_charge = levels, in_charge
-    thread.included -= KeySet.of(Key.LEVELS, Key.REMAT)
+    for level in before[0]:
+        thread.included -= level.included
     for level in levels:
         thread.included |= level.included
     try:
@@ -69,11 +70,14 @@ def tree_map(f, tree):
     return tuple(tree_map(f, t) for t in tree) if isinstance(tree, tuple) else f(tree)
 
 
+leaving = []  # functions that are told of each array that leaves a transform
+
+
 def leave(tensor):
-    """Return a function's result. If a level of remat made it, tell that level that it leaves."""
+    """Return a transform's result, and tell whoever wants to know."""
     inner = tensor
     while isinstance(inner, Wrapper):
         inner = inner.value
-    if isinstance(inner, Array) and inner.level:
-        inner.level.seal(inner)
+    for tell in leaving:
+        tell(inner)
     return tensor

@@ -7,7 +7,7 @@ import math
 import weakref
 
 from .dispatcher import Key, KeySet, fallbacks
-from .levels import Level, active, leave, thread, tree_map
+from .levels import Level, active, leave, leaving, thread, tree_map
 from .operators import Array
 
 
@@ -113,7 +113,13 @@ def at_remat(op, keys, args):
     return op.redispatch(keys.below(Key.REMAT), tuple(map(leave, args)))
 
 
+def seal_if_ours(tensor):
+    if isinstance(tensor, Array) and tensor.level:
+        tensor.level.seal(tensor)
+
+
 fallbacks[Key.REMAT] = at_remat
+leaving.append(seal_if_ours)
 
 
 def remat(f, budget):
