@@ -26,17 +26,21 @@
 # %%
 # SPDX-License-Identifier: Apache-2.0
 import itertools
-import math
-import operator
 import subprocess
 import sys
+import tracemalloc
 import weakref
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
+import toy
 from show import quote, table
 from torch.func import functional_call, grad, jvp, vmap
 from torch.utils._pytree import tree_leaves
+from toy import operators as ops
+from toy.dispatcher import Key, fallbacks
+from toy.levels import Level, Wrapper, active, thread
 
 import rematfn
 
@@ -50,259 +54,175 @@ def same_bits(a, b):
 # %% [markdown]
 # ## 1. The obvious design
 #
-# We build the smallest thing that nests. A `Buffer` stands for the bytes of a tensor. It holds one
-# number, and it counts how many buffers are alive: that is the memory of our toy. An operator goes
-# to the top of a stack of levels. A level does its part and calls the operator again, on what is
-# inside of its arguments, which brings it to the level below. At the bottom are kernels.
+# We take the toy of notebook 2: a dispatcher, a stack of levels, and `grad`. An operator goes to
+# the innermost level. The level does its part and calls the operator again, on what is inside of
+# its wrappers, which brings it to the level around. At the bottom NumPy computes.
+#
+# The obvious design makes `remat` one more level of this kind. It wraps each result. A wrapper
+# knows how its value was made, so the value can be dropped. The level keeps the values of the last
+# few wrappers, as many as it has `slots`, and replays the others when they are read.
 
 
 # %%
-class Buffer:
-    alive = peak = 0
+class Above(Level):
+    """remat as a level that wraps, like those of grad and vmap."""
 
-    def __init__(self, number):
-        self.number = number
-        Buffer.alive += 1
-        Buffer.peak = max(Buffer.peak, Buffer.alive)
+    key = Key.ABOVE
 
-    def __del__(self):
-        Buffer.alive -= 1
+    def __init__(self, slots):
+        self.slots = slots
+        self.full = []  # wrappers that have their value, the oldest first; weak references
 
-
-KERNELS = {"sin": math.sin, "cos": math.cos, "mul": operator.mul}
-
-
-def kernel(name, *args):
-    return Buffer(KERNELS[name](*(a.number for a in args)))
-
-
-stack = []  # of levels
-
-
-def call(name, *args):
-    if not stack:
-        return kernel(name, *args)
-    level = stack.pop()
-    try:
-        return level.process(name, *args)
-    finally:
-        stack.append(level)
-
-
-# %% [markdown]
-# `grad` is the first level. It wraps each value. A wrapped value carries a *tape*: the input of
-# the operator that made it, which the backward will need, and the tape of that input. When `f` is
-# over, the tape is walked back. (This one differentiates chains of `sin`. Notebook 2 builds a
-# whole one.)
-
-
-# %%
-class Wrapped:
-    def __init__(self, inside, tape=None):
-        self.inside, self.tape = inside, tape
-
-
-class Grad:
-    def process(self, name, x):
-        assert name == "sin"
-        return Wrapped(call(name, x.inside), tape=(x.inside, x.tape))
-
-
-def toy_grad(f, seal=lambda x: x):
-    def gradient_of(x):
-        stack.append(Grad())
-        try:
-            tape = f(Wrapped(x)).tape
-        finally:
-            stack.pop()
-        gradient = Buffer(1.0)
-        while tape is not None:  # the backward: its operators go to the levels below
-            saved, tape = tape
-            gradient = call("mul", gradient, call("cos", saved))
-        return seal(gradient)  # of which more below
-
-    return gradient_of
-
-
-# %% [markdown]
-# `remat` is the other level. What it hands out are boxes. A box knows how its contents were made,
-# so they can be dropped. The level keeps the contents of the last few boxes, as many as it has
-# `slots`, and replays the others when they are read. `below` is where the level sends its
-# operators.
-
-
-# %%
-class Box:
-    def __init__(self, level, name, args):
-        self.level, self.name, self.args, self.contents = level, name, args, None
-
-
-class Remat:
-    def __init__(self, slots, below):
-        self.slots, self.below = slots, below
-        self.full = []  # boxes that have their contents, the oldest first; weak references
-        self.replays = 0
-
-    def process(self, name, *args):
-        box = Box(self, name, args)
-        self.fill(box)
-        return box
-
-    def fill(self, box):
-        box.contents = self.below(box.name, *map(self.contents_of, box.args))
-        self.full = [r for r in self.full if r() is not None] + [weakref.ref(box)]
+    def fill(self, wrapper):
+        op, args = wrapper.made_by
+        wrapper.value = op(*(self.value_of(arg) for arg in args))
+        self.full = [r for r in self.full if r() is not None] + [weakref.ref(wrapper)]
         while len(self.full) > self.slots:
-            self.full.pop(0)().contents = None  # evicted
-        return box.contents
+            self.full.pop(0)().value = None  # evicted
 
-    def contents_of(self, x):
-        if not isinstance(x, Box):
-            return x
-        if x.contents is None:
-            self.replays += 1
-            return self.fill(x)
-        return x.contents
+    def value_of(self, arg):
+        if not self.owns(arg):
+            return arg
+        if arg.value is None:
+            self.fill(arg)  # a replay
+        return arg.value
+
+
+def at_above(op, keys, args):
+    level, thread.in_charge = thread.in_charge, None
+    result = Wrapper(level, None, shape=())
+    result.made_by = op, args
+    level.fill(result)
+    result.shape = result.value.shape
+    return result
+
+
+fallbacks[Key.ABOVE] = at_above
 
 
 def obvious_remat(f, slots):
     def g(x):
-        level = Remat(slots, below=call)  # one level among the others
-        stack.append(level)
-        try:
+        level = Above(slots)
+        with active(*thread.stack, level):  # one level among the others
             result = f(x)
-        finally:
-            stack.pop()
-        return level.contents_of(result)  # what leaves is no box
+        return level.value_of(result)  # what leaves is no wrapper of ours
 
     return g
 
 
 # %% [markdown]
-# Now both orders, on a chain of 24 sines with 8 slots.
+# Now both orders, on a chain of 24 sines with 8 slots. `tracemalloc` tells what NumPy has allocated
+# at most. We divide it by the bytes of one array.
 
 
 # %%
-def sines(x):
+def toy_sines(x):
     for _ in range(24):
-        x = call("sin", x)
-    return x
+        x = ops.sin(x)
+    return x.sum()
 
 
-def measured(f):
-    Buffer.peak = 0
-    result = f(Buffer(0.5)).number
-    assert Buffer.alive == 0  # nothing is left behind
-    return result, Buffer.peak
+toy_x = toy.Array(np.linspace(0, 1, 1 << 14))
 
 
-value, all_of_it = measured(toy_grad(sines))
-rows = [("grad(f)", all_of_it)]
-for name, f in {
-    "remat(grad(f))": obvious_remat(toy_grad(sines), 8),
-    "grad(remat(f))": toy_grad(obvious_remat(sines, 8)),
-}.items():
-    got, peak = measured(f)
-    assert got == value
-    rows.append((name, peak))
-table(rows, ["obvious design", "most buffers alive"])
-assert rows[1][1] < 16 < all_of_it <= rows[2][1]
+def arrays_alive(f):
+    """The result of f, and the most arrays that were alive at once."""
+    tracemalloc.start()
+    try:
+        result = f(toy_x).data
+        return result, tracemalloc.get_traced_memory()[1] / toy_x.nbytes
+    finally:
+        tracemalloc.stop()
+
+
+toy_gradient, all_of_it = arrays_alive(toy.grad(toy_sines))
+
+
+def compare_orders(orders, title):
+    rows = [("grad(f)", f"{all_of_it:.0f}")]
+    peaks = []
+    for name, f in orders.items():
+        found, peak = arrays_alive(f)
+        assert np.array_equal(found, toy_gradient)
+        rows.append((name, f"{peak:.0f}"))
+        peaks.append(peak)
+    table(rows, [title, "most arrays alive"])
+    return peaks
+
+
+of_grad, of_f = compare_orders(
+    {
+        "remat(grad(f))": obvious_remat(toy.grad(toy_sines), 8),
+        "grad(remat(f))": toy.grad(obvious_remat(toy_sines, 8)),
+    },
+    "obvious design",
+)
+assert of_grad < 16 < 0.9 * all_of_it < of_f
 
 # %% [markdown]
-# Both are right, and only one of them saves anything. (The argument, the gradient, and what the
-# running operator reads and makes come on top of the 8 slots. rematfn counts what an operator makes
-# before it runs; the toy does not.) Why only one? In `grad(remat(f))` the level of `remat` is on
-# top. An operator comes to it first, with wrapped arguments, and goes on to `grad`, *below*. There
-# the tape saves its input: a buffer. The box that `remat` empties held one reference to that
-# buffer; the tape holds another, and nobody asks the tape to give it up.
+# Both are right, and only one of them saves anything. (The gradient, and what the running operator
+# reads and makes, come on top of the 8 slots.) Why only one? In `grad(remat(f))` the level of
+# `remat` is innermost. An operator comes to it first, and goes on to `grad`. There a node saves its
+# input: an array. The wrapper that `remat` empties held one reference to that array; the node holds
+# another, and nobody asks the node to give it up.
 #
 # ```text
 #   remat(grad(f))                          grad(remat(f))
 #
 #   operator                                operator
 #      |                                       |
-#   [ grad ]  the tape saves boxes          [ remat ]  boxes hold wrapped values
+#   [ grad ]  nodes save wrappers           [ remat ]  its wrappers hold grad's wrappers
 #      |                                       |
-#   [ remat ] boxes: can be emptied         [ grad ]   the tape saves buffers: nobody
+#   [ remat ] these can be emptied          [ grad ]   nodes save arrays: nobody
 #      |                                       |       can evict them
-#   kernel                                  kernel
+#   NumPy                                   NumPy
 # ```
 #
 # Whatever is built as a mode or a wrapper above autograd has this trouble: autograd's own
 # references keep the bytes. That is why `torch.utils.checkpoint` hooks into what autograd saves.
 # And `torch.func.grad` refuses such hooks (notebook 3).
 #
-# **Question.** `grad(remat(f))` needed no fewer buffers than `grad(f)`. Can it need more?
+# **Question.** `grad(remat(f))` needed no fewer arrays than `grad(f)`. Can it need more?
 #
 # <details><summary>Answer</summary>
 #
-# Yes. A box whose contents were evicted is replayed through `call`, that is through `grad`: the
-# replay is one more operator on the tape, with one more saved input. Each replay makes the graph
-# longer. Here it does not show: inside of `f` each value is read only by the next operator, before
-# it can go, so nothing is replayed.
+# Yes. A value that was evicted is replayed through `grad`: the replay is one more operator with a
+# node, and one more saved input. Each replay makes the graph longer. Here it does not show: inside
+# of `f` each value is read only by the next operator, before it can go, so nothing is replayed.
 # </details>
 #
 # ## 2. Below everything
 #
 # The fix is not to forbid an order. The place of `remat` in the stack should not depend on its
 # place in the expression. What has to be evictable is *the innermost value*, whatever is wrapped
-# around it. So remat's levels get a stack of their own, below all others, and they call kernels.
-#
-# Two things follow. First, the backward of `grad(remat(f))` runs when `remat`'s call is over and
-# its level is off the stack. The tape's boxes still belong to it; so a level is found by the
-# *arguments* as well. Second, what leaves must be an ordinary value again. It is *sealed*: the
-# innermost box is replaced by its contents. That goes for the result of `f`, through the wrappers
-# around it, and for the gradient, which leaves later.
+# around it. So remat's level gets a key of its own, below those of all other levels, and wraps
+# nothing. This is the toy's `remat`. Its budget is a number of bytes. At its key stands one boxed
+# fallback:
 
 # %%
-governors = []  # remat's levels: below all others
+quote("tutorials/toy/remat.py", "def at_remat(", "return op.redispatch")
+quote("tutorials/toy/remat.py", "    def run(self", "return result")
 
+# %% [markdown]
+# `run` has the operator computed, and notes on the result how it was made. Two things follow from
+# this place. First, the backward of `grad(remat(f))` runs when `remat`'s call is over and its
+# level is off the stack. What was saved still belongs to it. So each node has noted the stack of
+# levels, and the backward puts it back for this node. Second, what leaves must be an ordinary
+# array again. It is *sealed*: its numbers are brought back, and its key and its way back are taken
+# off. That goes for the result of `f`, through the wrappers around it, and for the gradient, which
+# leaves later.
 
-def call(name, *args):  # noqa: F811
-    if stack:
-        level = stack.pop()
-        try:
-            return level.process(name, *args)
-        finally:
-            stack.append(level)
-    level = governors[-1] if governors else level_of(args)
-    return level.process(name, *args) if level else kernel(name, *args)
-
-
-def level_of(args):
-    return next((a.level for a in args if isinstance(a, Box)), None)
-
-
-def seal(x):
-    if isinstance(x, Wrapped):
-        return Wrapped(seal(x.inside), x.tape)
-    if isinstance(x, Box) and x.level not in governors:
-        return x.level.contents_of(x)
-    return x
-
-
-def toy_remat(f, slots):
-    def g(x):
-        governors.append(Remat(slots, below=kernel))
-        try:
-            result = f(x)
-        finally:
-            governors.pop()
-        return seal(result)
-
-    return g
-
-
-rows = [("grad(f)", all_of_it)]
-for name, f in {
-    "remat(grad(f))": toy_remat(toy_grad(sines, seal), 8),
-    "grad(remat(f))": toy_grad(toy_remat(sines, 8), seal),
-}.items():
-    got, peak = measured(f)
-    assert got == value
-    rows.append((name, peak))
-table(rows, ["below everything", "most buffers alive"])
-assert rows[1][1] < 16
-assert rows[2][1] < 16
+# %%
+quote("tutorials/toy/remat.py", "    def seal(", "leave(array)")
+budget = 8 * toy_x.nbytes
+peaks = compare_orders(
+    {
+        "remat(grad(f))": toy.remat(toy.grad(toy_sines), budget),
+        "grad(remat(f))": toy.grad(toy.remat(toy_sines, budget)),
+    },
+    "below everything",
+)
+assert max(peaks) < 12
 
 # %% [markdown]
 # rematfn is built like this. Operators come to its levels by a dispatch key that stands below
@@ -344,17 +264,17 @@ table(rows, ["", "peak"])
 # would need. In `grad(remat(f))` the allocator sees eight bytes more than the budget: the loss and
 # the gradient that the backward begins with are `grad`'s, not `f`'s.)
 #
-# Our `level_of` is `find_level` in C++: the innermost among the stack's top and the levels of the
-# arguments. (A *cell* is a storage as its level knows it. A tensor without one belongs to no
-# level.) And `seal` is called there too, for a tensor that is met outside of a backward although
-# its level is over: it has left by a side effect.
+# In C++ no node notes the stack. A level is found by `find_level`: it is the innermost among the
+# stack's top and the levels of the arguments. (A *cell* is a storage as its level knows it. A
+# tensor without one belongs to no level.) And `seal` is called there too, for a tensor that is met
+# outside of a backward although its level is over: it has left by a side effect.
 
 # %%
 quote("csrc/operators/find_level.cpp", "Level* innermost_level(", "level = &level_of(*f.cell)")
 quote("csrc/levels/level.h", "// Note [Why the backward finds its", "nobody is running")
 
 # %% [markdown]
-# The toy's `toy_grad` calls `seal` itself. Autograd could not: it knows nothing of levels. The
+# The toy's `grad` tells when a gradient leaves. Autograd could not: it knows nothing of levels. The
 # real `remat` looks at the part of the graph that `f` has made, and at the edges by which
 # gradients leave it. It hooks the nodes that these edges lead to. There a sum of gradients is
 # complete, and is sealed. See the section on gradients in
