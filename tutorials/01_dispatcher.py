@@ -364,7 +364,7 @@ except NotImplementedError as error:
 # - The black line is the way of the call, and each ring is a kernel that runs.
 
 # %% tags=["hide-input"]
-# Alt: A table of seven operators and eight keys. The line of sin and mm has rings at AutogradCPU
+# Alt: A table of seven operators and seven keys. The line of sin and mm has rings at AutogradCPU
 # and CPU; that of mul_ and view also at ADInplaceOrView; that of linear ends at AutogradCPU; that
 # of zeros goes through BackendSelect to CPU.
 OPERATORS = {
