@@ -545,7 +545,7 @@ class SaveInput(torch.autograd.Function):
         return phony.clone()  # nobody needs it; the node that keeps h is what we are after
 
 
-class EverythingIsBack(Exception):
+class EverythingIsBack(Exception):  # noqa: N818
     pass
 
 

@@ -351,8 +351,8 @@ assert common[-1] == 0 < each[-1]
 # | must know | nothing beforehand | that iterations are alike | nothing; a record helps |
 # | frees bytes by | dropping | moving to the host, or dropping | either |
 # | they come back | by replay, on demand | ahead of use if moved, else on demand | the same |
-# | chooses by | a score: cost, bytes, staleness | free time of a swap, then the cheaper way | a score |
-# | a program that branches | is no problem | is not what it is made for | keeps its place in the record |
+# | chooses by | a score: cost, bytes, staleness | a swap's free time, then cost | a score |
+# | a program that branches | is no problem | breaks the pattern | finds its place again |
 # | was built into | PyTorch, MegEngine | TensorFlow | nothing: it is a plug-in |
 #
 # In more detail, against Capuchin:
