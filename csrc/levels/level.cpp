@@ -227,6 +227,9 @@ Level* current_level() { return top_level; }
 
 std::size_t stack_depth() { return top_level == nullptr ? 0 : top_level->depth; }
 
+LevelsHidden::LevelsHidden() : top_(std::exchange(top_level, nullptr)) {}
+LevelsHidden::~LevelsHidden() { top_level = top_; }
+
 namespace {
 
 void enter_in_journal(Level& level) {

@@ -303,6 +303,8 @@ Flops flops_of(const OperatorFacts& facts, Arguments arguments) {
     case Work::kAttention:
       // Two products of queries with all keys; the backward's five are judged by their operands.
       return {4 * static_cast<double>(tensor(0).numel()) * extent(tensor(1), -2), 0};
+    case Work::kStated:
+      return {static_cast<double>(arguments.back().toInt()), 0};
   }
   return {};
 }

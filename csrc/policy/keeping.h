@@ -37,7 +37,7 @@ struct Keeping {
   // Whether a value is kept that no mark is on (yet), made by an operator that does such work. The
   // choice is among what the forward leaves behind; values of the backward do not go before that.
   [[nodiscard]] bool unmarked(Work work, bool backward) const {
-    return (products && work != Work::kBytes) || marks == Marks::kAllBut || (backward && decides());
+    return (products && is_product(work)) || marks == Marks::kAllBut || (backward && decides());
   }
   // Whether what an operator writes over a value is kept, if the value was.
   [[nodiscard]] bool written() const { return products; }

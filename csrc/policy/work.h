@@ -9,8 +9,9 @@
 
 namespace rematfn {
 
-// Of all but the first, the time is in the FLOPs.
-enum class Work : std::uint8_t { kBytes, kMatmul, kConvolution, kConvolutionBackward, kAttention };
+// Of all but the first, the time is in the FLOPs; of the last, whoever calls it says how many.
+enum class Work : std::uint8_t { kBytes, kMatmul, kConvolution, kConvolutionBackward, kAttention, kStated };
+[[nodiscard]] constexpr bool is_product(Work work) { return work != Work::kBytes && work != Work::kStated; }
 
 // `name` is a schema's: "aten::mm".
 [[nodiscard]] Work work_of(std::string_view name);

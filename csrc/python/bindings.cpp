@@ -173,14 +173,23 @@ class ActiveLevel {
 };
 
 // A block whose operators no level sees.
-class Outside {
+template <typename Scope>
+class Unseen {
  public:
   void enter() { scope_.emplace(); }
   void exit(const py::object&, const py::object&, const py::object&) { scope_.reset(); }
 
  private:
-  std::optional<BelowLevels> scope_;
+  std::optional<Scope> scope_;
 };
+
+template <typename Scope>
+void bind_unseen(py::module_& m, const char* name) {
+  py::class_<Unseen<Scope>>(m, name)
+      .def(py::init())
+      .def("__enter__", &Unseen<Scope>::enter)
+      .def("__exit__", &Unseen<Scope>::exit);
+}
 
 std::optional<std::size_t> if_any(std::size_t budget) {
   return budget == kNoBudget ? std::nullopt : std::optional(budget);
@@ -337,10 +346,8 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init([](const py::object& given) { return ActiveLevel(options_from(given)); }))
       .def("__enter__", &ActiveLevel::enter)
       .def("__exit__", &ActiveLevel::exit);
-  py::class_<Outside>(m, "Outside")
-      .def(py::init())
-      .def("__enter__", &Outside::enter)
-      .def("__exit__", &Outside::exit);
+  bind_unseen<BelowLevels>(m, "Outside");
+  bind_unseen<LevelsHidden>(m, "LevelsHidden");
   m.def("stay_outside", &stay_outside);
   m.def("is_intercepting", &is_intercepting);
   bind_traces(m);

@@ -25,6 +25,7 @@ known by who calls the compiler.
 
 import functools
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -147,22 +148,56 @@ def refuse_symbolic_trace(call: str) -> None:
 
 
 def watch_compiler() -> None:
-    """Have compilations under a level raise, from when torch's compiler is loaded."""
+    """Have levels know of compilations, from when torch's compiler is loaded."""
     compiler = sys.modules.get("torch._dynamo.callback")
     if compiler is None:
         return
     handler = compiler.callback_handler
-    if _refuse_under_level not in handler.start_callbacks:  # torch._dynamo.reset() forgets it
-        handler.register_start_callback(_refuse_under_level)
+    if _before_compilation not in handler.start_callbacks:  # torch._dynamo.reset() forgets it
+        handler.register_start_callback(_before_compilation)
+        handler.register_end_callback(show_levels)
 
 
-def _refuse_under_level(_: object) -> None:
-    if _C.is_intercepting() and not _is_for_control_flow():
-        raise RuntimeError(
-            "torch.compile inside of remat: compiled code reads addresses, and no level sees that. "
-            "Write rematfn.opaque(torch.compile(f)) for a part that may run outside of the budget; "
-            "or transform what is not compiled, remat(f) and not remat(torch.compile(f))."
-        )
+def _before_compilation(_: object) -> None:
+    if not _C.is_intercepting() or _is_for_control_flow():
+        return
+    backend = _backend_of_compilation()
+    if backend == "rematfn":
+        _hidden.levels = _C.LevelsHidden()
+        _hidden.levels.__enter__()
+        return
+    raise RuntimeError(
+        f'torch.compile(f, backend="{backend}") inside of remat: this code reads addresses, and no '
+        'level sees that. Write torch.compile(f, backend="rematfn"): inductor\'s code as operators, '
+        "which are inside of the budget. Or write rematfn.opaque(torch.compile(f)) for a part that "
+        "may run outside of it."
+    )
+
+
+_hidden = threading.local()
+
+
+# See Note [The compiler is hidden from levels]
+def show_levels(_: object = None) -> None:
+    """Have this thread's levels no longer hidden, if they are."""
+    levels = getattr(_hidden, "levels", None)
+    if levels is not None:
+        _hidden.levels = None
+        levels.__exit__(None, None, None)
+
+
+def _backend_of_compilation() -> str:
+    """Return the name of the backend for which dynamo compiles on this thread."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("/torch/_dynamo/convert_frame.py"):
+            backend = frame.f_locals.get("compiler_fn")
+            if backend is not None:
+                while hasattr(backend, "_torchdynamo_orig_backend"):
+                    backend = backend._torchdynamo_orig_backend
+                return str(getattr(backend, "compiler_name", None) or backend.__name__)
+        frame = frame.f_back
+    return "unknown"
 
 
 # See Note [Control flow is compiled by torch itself]
