@@ -25,7 +25,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-device bench-floor bench-models bench-offload bench-overhead bench-varying docs lint notebooks clean
+.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-compiled bench-device bench-floor bench-models bench-offload bench-overhead bench-varying docs lint notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -134,6 +134,9 @@ bench-models: $(LIBRARIES)/.installed  ## models of libraries, beside their own 
 
 bench-varying: $(INSTALLED)  ## steps that differ from call to call, by the record of one
 	$(BIN)/python benchmarks/varying.py $(ARGS)
+
+bench-compiled: $(INSTALLED)  ## compiled blocks inside of budgets, beside the compiler's own budget
+	$(BIN)/python benchmarks/compiled.py $(ARGS)
 
 bench-offload: $(INSTALLED)  ## a disk beside a budget: moved, computed again, or chosen
 	$(BIN)/python benchmarks/offload.py $(ARGS)

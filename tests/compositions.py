@@ -83,7 +83,9 @@ programs: `remat`, and then `offload`, stands outside of both, between them, and
 
 Triples of transforms, and tight budgets, are run by `tests/whole/test_nesting.py`. Autocast,
 compiled functions, hooks, data parallelism and subclasses of tensors are no transforms:
-[limitations](limitations.md) has what does not work with them.
+[limitations](limitations.md) has what does not work with them. Of
+`torch.compile(f, backend="rematfn")`, `tests/interop/test_compiled.py` runs `grad` and `vmap`
+around it and inside.
 """
 
 

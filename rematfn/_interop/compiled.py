@@ -6,14 +6,14 @@ Note [A compiled graph is an operator]
 AOTAutograd makes a forward and a backward graph of a block, and inductor a function of each, which
 takes the addresses of what it is given. As the kernel of an operator it may: a level has the
 arguments of an operator in place, and meters what it allocates. So each graph is one call of
-`rematfn::compiled`, which is counted, evicted and replayed as any other. A replay finds the function
-by its number.
+`rematfn::compiled`, which is counted, evicted and replayed as any other. A replay finds the
+function by its number.
 
 An operator reads its arguments and returns fresh tensors. A graph of AOTAutograd's does more than
 that, and this is undone on the two sides of the operator:
 
-- It writes its inputs, by `copy_` at its end. These are taken out of the graph, and are operators of
-  their own: Note [Statistics are no input of their block]. So a replay writes nothing.
+- It writes its inputs, by `copy_` at its end. These are taken out of the graph, and are operators
+  of their own: Note [Statistics are no input of their block]. So a replay writes nothing.
 - Among its results are inputs, views of inputs and of other results, the same one twice, sizes and
   None. The operator returns one tensor for each fresh storage. What the rest is made of is found by
   the storages when the graph runs, and put together outside.
@@ -63,13 +63,13 @@ from .opaque import show_levels
 aten = torch.ops.aten
 # The arguments of a graph, by kind; the number that it has here; the FLOPs that it takes.
 _SIGNATURE = "(Tensor[] tensors, int[] sizes, float[] numbers, int graph, int flops) -> Tensor[]"
-_LIBRARY = torch.library.Library("rematfn", "DEF")
+_LIBRARY: Any = torch.library.Library("rematfn", "DEF")  # type: ignore[no-untyped-call]
 _TAGS = {
     "compiled": (),
     "compiled_random": (torch.Tag.nondeterministic_seeded,),
     "compiled_once": (torch.Tag.nondeterministic_bitwise,),
 }
-# These take the running statistics though nothing depends on them; inductor decomposes them by itself.
+# These take the running statistics though nothing depends on them. Inductor decomposes them itself.
 _READ_STATISTICS = [aten._native_batch_norm_legit_functional, aten.native_batch_norm_backward]
 _SUMS_IN_ANY_ORDER = {
     "_unsafe_index_put",
@@ -148,7 +148,8 @@ def rematfn(
                 **patches,
                 "triton.cudagraphs": False,
             }
-            return compile_fx(gm, example_inputs, compile_inner, config_patches=patches)
+            compiled: Any = compile_fx(gm, example_inputs, compile_inner, config_patches=patches)
+            return compiled  # type: ignore[no-any-return]
         if inner == "aot_eager":
             from torch._dynamo.backends.common import aot_autograd
 
@@ -169,9 +170,10 @@ class _SavesAll(CustomPartitionerFn):
     """The partitioner that recomputes nothing, as inductor asks for one."""
 
     def __call__(
-        self, gm: fx.GraphModule, inputs: Sequence[object], *, compiler: str, **given: Any
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **given: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return default_partition(gm, inputs, **given)
+        given.pop("compiler", None)
+        return default_partition(gm, joint_inputs, **given)
 
     def uuid(self) -> str:
         return "rematfn: default_partition"
@@ -195,14 +197,16 @@ def _as_it_is(
 def _compiled(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_inner: _Compile
 ) -> "_Graph | _Writer":
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []  # None is taken for some by what runs a backward
     taken = _take_writes(gm)
     graph = _Graph(gm, inputs, compile_inner)
     if taken is None:
         return graph
     # Inductor has told AOTAutograd of results that it does not know.
-    context = TracingContext.try_get()
     if context is not None and context.output_strides:
-        del context.output_strides[-taken.count :]
+        del context.output_strides[-taken.extra :]
     return _Writer(graph, taken)
 
 
@@ -213,9 +217,7 @@ class _Graph:
         run: The function that was compiled of it. It empties the list that it is given.
     """
 
-    def __init__(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], compile_inner: _Compile
-    ) -> None:
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], compile_inner: _Compile) -> None:
         self._boxed_call = True  # AOTAutograd is to hand over a list, and hold nothing of it
         self._used = _drop_unused(gm, inputs)
         inputs = [inputs[i] for i in self._used]
@@ -275,7 +277,7 @@ class _Graph:
         at = tuple(args[i] if d is None else args[i].shape[d] for _, i, d in self._symbols)
         known = self._known.get(at)
         if known is None:
-            values = {symbol: value for (symbol, _, _), value in zip(self._symbols, at, strict=True)}
+            values = {of[0]: value for of, value in zip(self._symbols, at, strict=True)}
             known = (
                 sum(_number(n, values) for n in self._products),
                 sum(_number(n, values) for n in self._result_bytes),
@@ -297,8 +299,8 @@ class _Writer:
     def __call__(self, args: list[Any]) -> list[Any]:
         written = [args[i] for i in self._taken.written]
         results = self._graph(args)
-        given = [*written, *results[-self._taken.count :]]
-        del results[-self._taken.count :]
+        given = [*written, *results[-self._taken.extra :]]
+        del results[-self._taken.extra :]
         with torch.no_grad():
             for tensor, contents in zip(written, self._update(given), strict=True):
                 tensor.copy_(contents)
@@ -313,7 +315,7 @@ class _Taken(NamedTuple):
 
     written: list[int]  # which of its inputs
     update: fx.GraphModule  # makes the new contents of the old ones and of what the graph returns
-    count: int  # of results that the graph returns for it, which are the last
+    extra: int  # results that the graph returns for it, which are the last
 
 
 # See Note [Statistics are no input of their block]
@@ -508,7 +510,7 @@ class _Part(NamedTuple):
 
     value: Any = None
     source: int | None = None  # 0: an argument; 1: what is fresh
-    index: int = 0
+    at: int = 0  # which of them
     view: tuple[Any, ...] | None = None  # its sizes, strides and offset, where it is not all of it
 
 
@@ -531,10 +533,8 @@ def _run_on_shapes(
     return [torch.empty(nbytes, dtype=torch.uint8, device="meta")]
 
 
-def _take_apart(
-    results: Iterable[Any], tensors: list[Tensor]
-) -> tuple[list[Tensor], list[_Part]]:
-    """Return one tensor for each storage that is no argument's, and what the results are made of."""
+def _take_apart(results: Iterable[Any], tensors: list[Tensor]) -> tuple[list[Tensor], list[_Part]]:
+    """Return a tensor for each storage that is no argument's, and what the results are made of."""
     fresh: list[Tensor] = []
     same = {id(t): (0, i) for i, t in enumerate(tensors)}
     sources = (tensors, fresh)
@@ -571,7 +571,7 @@ def _storage_of(tensor: Tensor) -> int:
 
 def _view(sources: tuple[Sequence[Tensor], Sequence[Tensor]], part: _Part) -> Tensor:
     assert part.source is not None
-    tensor = sources[part.source][part.index]
+    tensor = sources[part.source][part.at]
     return tensor if part.view is None else tensor.as_strided(*part.view)
 
 

@@ -13,7 +13,8 @@ operator comes to a level, so none is evicted. The same goes for its part of the
 which reads what it saved: a hook on its node sees to that, and the engine ends it with the node.
 
 Nobody is to forget it: the first call of a compiled function under a level compiles (dynamo's
-guards know the dispatch keys, and ours is among them), and a compilation under a level is refused.
+guards know the dispatch keys, and ours is among them), and a compilation under a level is refused,
+but for the backend of ours: Note [A compiled graph is an operator].
 
 Note [Control flow is compiled by torch itself]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -47,11 +48,11 @@ _AS_PYTHON = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 def opaque(f: Callable[P, R]) -> Callable[P, R]:
     """Return a function equal to ``f`` whose operators no level sees.
 
-    Inside :func:`remat`, compiled functions have to be wrapped:
-    ``rematfn.opaque(torch.compile(f))``. So may be any other code that takes the addresses of its
-    arguments. Values and gradients are those of ``f``. When it is called, and again in the
-    backward pass, its tensor arguments are made resident together. What it makes is not evicted,
-    not replayed, and does not count towards any budget.
+    It is for code that takes the addresses of its arguments: inside :func:`remat`, functions that
+    were compiled otherwise than with ``torch.compile(f, backend="rematfn")`` have to be wrapped,
+    ``rematfn.opaque(torch.compile(f))``. Values and gradients are those of ``f``. When it is
+    called, and again in the backward pass, its tensor arguments are made resident together. What it
+    makes is not evicted, not replayed, and does not count towards any budget.
 
     Args:
         f: A function of tensors, as arguments in any pytree. Tensors that it captures must not have
@@ -168,9 +169,9 @@ def _before_compilation(_: object) -> None:
         return
     raise RuntimeError(
         f'torch.compile(f, backend="{backend}") inside of remat: this code reads addresses, and no '
-        'level sees that. Write torch.compile(f, backend="rematfn"): inductor\'s code as operators, '
-        "which are inside of the budget. Or write rematfn.opaque(torch.compile(f)) for a part that "
-        "may run outside of it."
+        'level sees that. Write torch.compile(f, backend="rematfn"), which makes operators of it, '
+        "inside of the budget. Or write rematfn.opaque(torch.compile(f)) for a part that may run "
+        "outside of it."
     )
 
 

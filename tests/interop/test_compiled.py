@@ -1,0 +1,536 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torch.compile(block, backend="rematfn")` inside of `remat`: each graph is an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import (
+    EACH,
+    EVERY,
+    EVERYTHING,
+    Mode,
+    Transform,
+    assert_bitwise_equal,
+    assert_same_as_eager,
+    untransformed,
+)
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import rematfn
+from rematfn import _C
+from rematfn.testing import EvictEverything
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns about torch
+
+
+@pytest.fixture(autouse=True)
+def _forget_what_was_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+# Operator by operator, so that most tests need no compiler.
+EAGERLY = {"inner": "aot_eager"}
+
+
+def fused(f: Any, inner: str = "aot_eager", **kwargs: Any) -> Any:
+    return torch.compile(f, backend="rematfn", options={"inner": inner}, **kwargs)
+
+
+def leaves() -> tuple[Tensor, Tensor]:
+    x = torch.linspace(0.2, 1.1, 36).view(6, 6)
+    return x.requires_grad_(), x.detach().cos().requires_grad_()
+
+
+# --- blocks ---------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.three, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        heads = [
+            t.view(batch, length, 2, width // 2).transpose(1, 2)
+            for t in self.three(self.before(x)).chunk(3, -1)
+        ]
+        y = F.scaled_dot_product_attention(*heads, dropout_p=0.1, is_causal=True)
+        x = x + self.dropout(self.out(y.transpose(1, 2).reshape(x.shape)))
+        return x + self.dropout(self.down(F.gelu(self.up(self.after(x)))))
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int = 4) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm(self.convolution(x)).relu()
+
+
+BLOCKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "attention": (Attention, (4, 8, 16)),
+    "batch norm": (Residual, (4, 4, 8, 8)),
+}
+MANY = 12
+
+
+def trained(
+    kind: str, inner: str, transform: Transform, look: Callable[[Any], object] = lambda f: None
+) -> Any:
+    """Train blocks that are compiled one by one; return all that can be seen.
+
+    `look` is given the transformed function after each step.
+    """
+    block, shape = BLOCKS[kind]
+    torch.manual_seed(0)
+    net = nn.Sequential(*(block() for _ in range(MANY)))
+    for part in net:
+        part.compile(backend="rematfn", options={"inner": inner})
+    x = torch.randn(shape)
+    f = transform(net)
+    losses = []
+    for step in range(2):
+        torch.manual_seed(step)
+        loss = f(x).square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+        look(f)
+    return losses, [p.grad for p in net.parameters()], list(net.buffers()), torch.rand(3)
+
+
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_compiled_blocks_in_two_fifths_of_the_peak(kind: str, inner: str) -> None:
+    expected = trained(kind, inner, untransformed)
+    seen: list[Any] = []
+    look = lambda f: seen.append(rematfn.stats(f))  # noqa: E731
+    actual = trained(kind, inner, lambda f: rematfn.remat(f, 0.4), look)
+    assert_bitwise_equal(actual, expected)
+    first, second = seen  # the first has no cap: it measures the peak
+    assert first.operators == second.operators
+    assert second.peak_bytes <= 0.4 * first.peak_bytes
+    assert second.replays > 0
+    assert_bitwise_equal(trained(kind, inner, EVERYTHING), expected)
+
+
+def test_a_block_is_an_operator_each_way() -> None:
+    seen: list[int] = []
+    look = lambda f: seen.append(rematfn.stats(f).operators)  # noqa: E731
+    trained("attention", "aot_eager", rematfn.remat, look)
+    assert seen == [2 * MANY] * 2
+
+
+def test_the_compiler_is_not_recorded() -> None:
+    """The call that compiles is the same program as those after it."""
+    f = rematfn.remat(fused(lambda x, w: (x @ w).sin()))
+    x, w = leaves()
+    seen = []
+    for _ in range(2):
+        f(x, w).sum().backward()
+        seen.append(rematfn.stats(f).operators)
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("whole", [torch.compile, nn.Module.compile], ids=["around", "in place"])
+def test_a_module_that_is_compiled_as_a_whole(whole: Any) -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 6))
+        net = whole(net, backend="rematfn", options=EAGERLY) or net
+        x, _ = leaves()
+        out = transform(net)(x)
+        out.sum().backward()
+        return out, x.grad, [p.grad for p in net.parameters()], list(net.buffers())
+
+    assert_same_as_eager(run, EVERY)
+
+
+def test_a_step_with_compiled_blocks_and_its_optimizer(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 6))
+        block, head = fused(net), fused(lambda h: h.softmax(-1).square().sum())
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = head(block(block(x.sin())).exp())
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        f = transform(step)
+        losses = [f(leaves()[0].detach()) for _ in range(3)]
+        return losses, list(net.parameters()), list(net.buffers())
+
+    assert_same_as_eager(run, mode)
+
+
+# --- what AOTAutograd's graphs do, and is undone at the edge --------------------------------------
+
+
+def doubles(x: Tensor, w: Tensor) -> Tensor:
+    x.mul_(2)
+    return (x * w).sin()
+
+
+def writes_inside(x: Tensor, w: Tensor) -> Tensor:
+    y = x * w
+    y.mul_(x)
+    return y.sum(0)
+
+
+def draws(x: Tensor, w: Tensor) -> Tensor:
+    return F.dropout(x @ w, 0.3) * torch.rand_like(x) + torch.randn(6, 6)
+
+
+def breaks(x: Tensor, w: Tensor) -> Tensor:
+    y = (x @ w).sin()
+    torch._dynamo.graph_break()
+    return (y * x).exp()
+
+
+def sums_in_any_order(x: Tensor, w: Tensor) -> Tensor:
+    return torch.zeros(6, 6).index_add(0, torch.tensor([0, 0, 1, 2, 2, 5]), x @ w)
+
+
+def says_twice(x: Tensor, w: Tensor) -> Any:
+    y = x.sin()
+    return y, y, y.view(-1), y.t()
+
+
+BODIES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "views": lambda x, w: ((x @ w).t(), x[1:], (x * 2)[:, 1:3], x),
+    "twice": says_twice,
+    "no tensors": lambda x, w: ((x @ w).exp(), 3, None, x.shape[0]),
+    "in place": doubles,
+    "in place inside": writes_inside,
+    "random": draws,
+    "graph break": breaks,
+    "scatter": sums_in_any_order,
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_what_a_graph_returns_and_writes(name: str) -> None:
+    block = fused(BODIES[name])
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(1)
+        x, w = leaves()
+        out = transform(lambda x, w: block(x.sin(), w.exp()))(x, w)
+        tensors = [t for t in (out if isinstance(out, tuple) else [out]) if isinstance(t, Tensor)]
+        sum(t.sum() for t in tensors if t.requires_grad).backward()
+        return out, x.grad, w.grad, torch.rand(2)
+
+    assert_same_as_eager(run, EVERY)
+
+
+def test_an_argument_of_the_callers_is_written_once() -> None:
+    block = fused(lambda x, total: (total.add_(x.sum()), (x * 2).sin())[1])
+
+    def run(transform: Transform) -> Any:
+        x, total = leaves()[0], torch.zeros(())
+        out = transform(lambda x: block(block(x.exp(), total), total).exp())(x)
+        out.sum().backward()
+        return out, x.grad, total
+
+    assert_same_as_eager(run, EACH)
+
+
+def test_arguments_that_overlap() -> None:
+    block = fused(lambda a, b: (a.mul_(2), (a + b).sin())[1])
+
+    def run(transform: Transform) -> Any:
+        x, _ = leaves()
+
+        def f(x: Tensor) -> Tensor:
+            y = x.sin()
+            return block(y[:3], y[2:5]) * y[:3]
+
+        out = transform(f)(x)
+        out.sum().backward()
+        return out, x.grad
+
+    assert_same_as_eager(run, EVERY)
+
+
+def test_a_block_without_arguments() -> None:
+    block = fused(lambda: torch.randn(4) + torch.ones(4))
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(1)
+        return transform(lambda: block() * 2)()
+
+    assert_same_as_eager(run, EVERY)
+
+
+# --- guards ---------------------------------------------------------------------------------------
+
+
+def test_recompilation(mode: Mode) -> None:
+    def run(transform: Transform) -> Any:
+        block = fused(lambda x, k: (x * k).sin())
+        f = {n: transform(lambda x, k: block(x.exp(), k) * 2) for n in (3, 5, 7)}
+        seen = []
+        for n, k in ((3, 1), (5, 2), (7, 3.5)):
+            x = torch.linspace(-1, 1, n * 4).view(n, 4).requires_grad_()
+            out = f[n](x, k)
+            out.sum().backward()
+            seen += [out, x.grad]
+        return seen
+
+    assert_same_as_eager(run, mode)
+
+
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+def test_sizes_that_differ_from_call_to_call(inner: str) -> None:
+    block = fused(lambda x: (x @ x.t()).sin().relu() + x.shape[0], inner, dynamic=True)
+
+    def run(transform: Transform) -> Any:
+        seen = []
+        for n in (3, 5, 7):
+            x = torch.linspace(-1, 1, n * 4).view(n, 4).requires_grad_()
+            out = transform(lambda x: block(x.exp()))(x)
+            out.sum().backward()
+            seen += [out, x.grad]
+        return seen
+
+    assert_same_as_eager(run, EVERY)
+
+
+def test_a_result_that_would_not_fit_is_refused_before_it_is_made() -> None:
+    """The sizes of results are known from the graph, of each size that it is called with."""
+    block = fused(lambda x: (x + 1).repeat(100, 1), dynamic=True)
+    for n in (4, 8):
+        x = torch.zeros(n, 4)
+        g = rematfn.remat(lambda x: block(x.sin()), budget=50 * x.nbytes)
+        with pytest.raises(rematfn.BudgetError, match=r"rematfn::compiled"):
+            g(x)
+
+
+def test_attributes_of_a_module() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor, self.linear, self.last = 2, nn.Linear(6, 6), torch.zeros(())
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            self.last = x * 2
+            return self.linear(x) * self.factor + self.calls
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(0)
+        net, (x, _), seen = Counts(), leaves(), []
+        block = fused(net)
+        for net.factor in (2, 3):
+            out = transform(lambda x: block(x.sin()))(x)
+            out.sum().backward()
+            seen += [out, net.last.detach().clone()]
+        return seen, x.grad, net.calls
+
+    assert_same_as_eager(run, EVERY)
+
+
+def test_autocast() -> None:
+    block = fused(lambda x, w: (x @ w).sin() @ w)
+
+    def run(transform: Transform) -> Any:
+        x, w = leaves()
+
+        def f(x: Tensor, w: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return block(x.sin(), w).float()
+
+        out = transform(f)(x, w)
+        out.sum().backward()
+        return out, x.grad, w.grad
+
+    assert_same_as_eager(run, EVERY)
+
+
+def test_hooks() -> None:
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+        net[0].register_forward_hook(lambda module, args, out: out * 2)
+        block, (x, _) = fused(net), leaves()
+
+        def f(x: Tensor) -> Tensor:
+            y = block(x.sin())
+            y.register_hook(lambda gradient: gradient * 3)
+            return y
+
+        out = transform(f)(x)
+        out.sum().backward()
+        return out, x.grad, [p.grad for p in net.parameters()]
+
+    assert_same_as_eager(run, EVERY)
+
+
+def test_without_gradients() -> None:
+    block = fused(lambda x, w: (x @ w).sin().t())
+
+    def run(transform: Transform) -> Any:
+        seen = []
+        for guard in (torch.no_grad, torch.inference_mode):
+            with guard():
+                seen.append(transform(lambda x, w: block(x.sin(), w) * 2)(*leaves()).clone())
+        return seen
+
+    assert_same_as_eager(run, EVERY)
+
+
+# --- what stands around ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
+@pytest.mark.parametrize("transform_of", [torch.func.grad, torch.func.vmap])
+def test_transforms_of_functions(transform_of: Any, inside: bool) -> None:
+    def run(transform: Transform) -> Any:
+        x, w = (t.detach() for t in leaves())
+
+        def body(x: Tensor) -> Tensor:
+            return (x * w.sum(0)).sin().sum()
+
+        block = fused(transform_of(body) if inside else body)
+        f = transform(lambda x: block(x.sin()).sum())
+        return (f if inside else transform_of(f))(x)
+
+    assert_same_as_eager(run, EVERY)
+
+
+def test_levels_in_levels() -> None:
+    block = fused(lambda x, w: F.dropout((x @ w).sin(), 0.5))
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(1)
+        x, w = leaves()
+        out = transform(lambda x: transform(lambda x: block(x.sin(), w))(x).exp())(x)
+        out.sum().backward()
+        return out, x.grad, w.grad
+
+    assert_same_as_eager(run, EVERY)
+
+
+def test_checkpoint_around() -> None:
+    block = fused(lambda x, w: F.dropout((x @ w).sin(), 0.5))
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(1)
+        x, w = leaves()
+        out = transform(lambda x: checkpoint(block, x.sin(), w, use_reentrant=False))(x)
+        out.sum().backward()
+        return out, x.grad, w.grad
+
+    assert_same_as_eager(run, EVERY)
+
+
+def test_a_backward_that_runs_twice() -> None:
+    block = fused(lambda x, w: (x @ w).sin())
+
+    def run(transform: Transform) -> Any:
+        x, w = leaves()
+        loss = transform(lambda x: block(x.sin(), w))(x).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return x.grad, w.grad
+
+    assert_same_as_eager(run, EVERY)
+
+
+def test_it_may_be_opaque() -> None:
+    block = rematfn.opaque(fused(lambda x, w: (x @ w).sin()))
+
+    def run(transform: Transform) -> Any:
+        x, w = leaves()
+        loss = transform(lambda x: block(x.sin(), w))(x).sum()
+        loss.backward()
+        return loss, x.grad, w.grad
+
+    assert_same_as_eager(run, EVERY)
+
+
+def test_what_was_compiled_outlives_its_function() -> None:
+    """A replay may come when nobody has the function any more."""
+
+    def f(x: Tensor) -> Tensor:
+        y = torch.compile(nn.Tanh(), backend="rematfn", options=EAGERLY)(x.sin())
+        torch._dynamo.reset()
+        return y.exp() * y
+
+    x = leaves()[0].detach()
+    g = rematfn.remat(f, policy=EvictEverything())
+    assert_bitwise_equal(g(x), x.sin().tanh().exp() * x.sin().tanh())
+    assert rematfn.stats(g).replays > 0
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def test_double_backward_is_refused_as_torch_refuses_it() -> None:
+    block = fused(lambda x, w: (x @ w).sin())
+    x, w = leaves()
+    loss = rematfn.remat(lambda x: block(x.sin(), w).sum())(x)
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mode": "reduce-overhead"}, "mode='reduce-overhead'.*CUDA graphs overwrite"),
+        ({"mode": "max-autotune"}, "mode='max-autotune'.*CUDA graphs overwrite"),
+        ({"options": {"triton.cudagraphs": True}}, "options.*CUDA graphs overwrite"),
+        ({"options": {"inner": "eager"}}, '"inductor" or "aot_eager"'),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_asked_for(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        torch.compile(torch.sin, backend="rematfn", **given)(torch.ones(3))
+
+
+def test_a_compiled_function_of_another_backend_is_named() -> None:
+    f = torch.compile(lambda x: x.sin(), backend="aot_eager")
+    advice = r'backend="aot_eager"\) inside of remat.*backend="rematfn"'
+    with pytest.raises(RuntimeError, match=advice):
+        rematfn.remat(lambda x: f(x.exp()))(torch.ones(3))
+    assert _C.stack_depth() == 0
+
+
+def test_options_are_those_of_inductor() -> None:
+    f = torch.compile(torch.sin, backend="rematfn", options={"no such option": 1})
+    with pytest.raises(Exception, match="no such option"):
+        f(torch.ones(3))
+
+
+def test_a_graph_with_effects_is_refused() -> None:
+    with torch.library._scoped_library("tested", "FRAGMENT") as library:
+        library.define("log(Tensor x) -> Tensor")
+        library.impl("log", torch.clone, "CompositeExplicitAutograd")
+        from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+        effect = _register_effectful_op(torch.ops.tested.log.default, _EffectType.ORDERED)
+        try:
+            with pytest.raises(Exception, match="has effects beside its results"):
+                fused(lambda x: torch.ops.tested.log(x) * 2)(torch.ones(3))
+        finally:
+            effect.destroy()
