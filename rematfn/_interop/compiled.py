@@ -43,6 +43,7 @@ levels are hidden for the while. The key stays, since the guards are made from i
 """
 
 import functools
+import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -148,8 +149,10 @@ def rematfn(
                 **patches,
                 "triton.cudagraphs": False,
             }
-            compiled: Any = compile_fx(gm, example_inputs, compile_inner, config_patches=patches)
-            return compiled  # type: ignore[no-any-return]
+            compiled: Callable[..., Any] = compile_fx(  # type: ignore[assignment]
+                gm, example_inputs, compile_inner, config_patches=patches
+            )
+            return compiled
         if inner == "aot_eager":
             from torch._dynamo.backends.common import aot_autograd
 
@@ -206,7 +209,7 @@ def _compiled(
         return graph
     # Inductor has told AOTAutograd of results that it does not know.
     if context is not None and context.output_strides:
-        del context.output_strides[-taken.extra :]
+        del context.output_strides[len(context.output_strides) - taken.extra :]
     return _Writer(graph, taken)
 
 
@@ -299,8 +302,9 @@ class _Writer:
     def __call__(self, args: list[Any]) -> list[Any]:
         written = [args[i] for i in self._taken.written]
         results = self._graph(args)
-        given = [*written, *results[-self._taken.extra :]]
-        del results[-self._taken.extra :]
+        end = len(results) - self._taken.extra
+        given = [*written, *results[end:]]
+        del results[end:]
         with torch.no_grad():
             for tensor, contents in zip(written, self._update(given), strict=True):
                 tensor.copy_(contents)
@@ -340,9 +344,12 @@ def _take_writes(gm: fx.GraphModule) -> _Taken | None:
     for node in gm.graph.nodes:
         if not reads.isdisjoint(node.all_input_nodes):
             reads.add(node)
-    wanted = _ancestors(contents.values())
-    apart = [n for n in gm.graph.nodes if n in wanted and n in reads and n not in needed]
-    moved = [node for node in apart if node.op != "placeholder"]
+    apart = _ancestors(contents.values()) & reads - needed
+    moved: list[fx.Node] = []
+    for node in gm.graph.nodes:
+        is_part = node.target is operator.getitem and node.args[0] not in moved
+        if node.op != "placeholder" and node in apart and not is_part:
+            moved.append(node)
     sources = [n for node in moved for n in node.all_input_nodes] + list(contents.values())
     returned = [n for n in dict.fromkeys(sources) if n not in contents and n not in moved]
 
@@ -355,7 +362,8 @@ def _take_writes(gm: fx.GraphModule) -> _Taken | None:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in contents.values()))
     update = fx.GraphModule(gm, graph)
-    output.args = ((*output.args[0], *returned),)
+    results: Any = output.args[0]
+    output.args = ((*results, *returned),)
     for node in reversed(moved):
         gm.graph.erase_node(node)
     gm.recompile()
@@ -396,8 +404,8 @@ def _operator_of(gm: fx.GraphModule) -> str:
             if name in ("with_effects", "print", "call_torchbind"):
                 _refuse(node, "has effects beside its results")
             continue
-        namespace, _, operator = name.rpartition(".")[0].partition(".")
-        sums = operator.removesuffix("_") in _SUMS_IN_ANY_ORDER and _adds_up(node)
+        namespace, _, called = name.rpartition(".")[0].partition(".")
+        sums = called.removesuffix("_") in _SUMS_IN_ANY_ORDER and _adds_up(node)
         if sums or namespace in _COMMUNICATES:
             return "compiled_once"
         tags = getattr(node.target, "tags", ())

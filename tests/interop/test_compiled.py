@@ -252,6 +252,37 @@ def test_an_argument_of_the_callers_is_written_once() -> None:
     assert_same_as_eager(run, EACH)
 
 
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+def test_a_counter(inner: str) -> None:
+    """Its new contents depend on nothing else."""
+    block = fused(lambda x, calls: (calls.add_(1), (x * 2).sin())[1], inner)
+
+    def run(transform: Transform) -> Any:
+        x, calls = leaves()[0], torch.zeros((), dtype=torch.int64)
+        out = transform(lambda x: block(block(x.exp(), calls), calls).exp())(x)
+        out.sum().backward()
+        return out, x.grad, calls
+
+    assert_same_as_eager(run, EVERY)
+
+
+def test_new_contents_that_an_operator_makes_beside_a_result() -> None:
+    def body(x: Tensor, total: Tensor) -> Tensor:
+        least, most = torch.aminmax(total + x.detach().sum())
+        total.copy_(most + 1)
+        return x.sin() * least
+
+    block = fused(body)
+
+    def run(transform: Transform) -> Any:
+        x, total = leaves()[0], torch.zeros(3)
+        out = transform(lambda x: block(block(x.exp(), total), total).exp())(x)
+        out.sum().backward()
+        return out, x.grad, total
+
+    assert_same_as_eager(run, EVERY)
+
+
 def test_arguments_that_overlap() -> None:
     block = fused(lambda a, b: (a.mul_(2), (a + b).sin())[1])
 
