@@ -1,3 +1,0 @@
-"""Written by setup.py."""
-
-TORCH = "2.13.0"
