@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from torch import distributed
 
 import rematfn
 
+R = TypeVar("R")
 SECONDS = 300  # that a script may take, on a busy machine
 
 
@@ -201,6 +203,35 @@ def forked(
         ended = Ended(codes[str(script)], out, err)
         found[name] = fresh(script, jobs[name][1]) if aborted_by_torch(ended) else ended
     return found
+
+
+def once(factory: pytest.TempPathFactory, name: str, work: Callable[[], R]) -> R:
+    """Return what ``work()`` returns, which one of the processes that run the tests calls.
+
+    The others wait for it: a module's fixture would do the same in each of them.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return work()
+    folder = factory.getbasetemp().parent / f"once-{name}"
+    done = folder / "done"
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        deadline = time.monotonic() + 10 * SECONDS
+        while not done.exists():
+            assert time.monotonic() < deadline, f"nobody has come to the end of {name}"
+            time.sleep(0.1)
+    else:
+        try:
+            outcome: tuple[Any, BaseException | None] = (work(), None)
+        except BaseException as error:
+            outcome = (None, error)
+        (folder / "being written").write_bytes(pickle.dumps(outcome))
+        (folder / "being written").rename(done)
+    result, error = pickle.loads(done.read_bytes())
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
 
 
 def aborted_by_torch(ended: Ended) -> bool:

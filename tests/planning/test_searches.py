@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import Ended, forked
+from processes import Ended, forked, once
 from torch import Tensor
 
 import rematfn
@@ -86,7 +86,8 @@ def start(script: str) -> subprocess.Popen[str]:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     jobs = {end: (DEFAULT + BEGUN + script, "") for end, (script, _) in ENDS.items()}
-    return forked(tmp_path_factory.mktemp("scripts"), jobs)
+    folder = tmp_path_factory.mktemp("scripts")
+    return once(tmp_path_factory, "searches", lambda: forked(folder, jobs))
 
 
 @pytest.mark.forking

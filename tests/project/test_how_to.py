@@ -24,7 +24,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from helpers import EXHAUSTIVE
-from processes import Ended, await_all, forked
+from processes import Ended, await_all, forked, once
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -138,7 +138,8 @@ def can_run(page: Path) -> bool:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Ended]:
     pages = [p for p in PAGES if can_run(p) and not ranks_of(p.read_text(encoding="utf-8"))]
-    return run_pages(pages, tmp_path_factory.mktemp("pages"))
+    folder = tmp_path_factory.mktemp("pages")
+    return once(tmp_path_factory, "pages", lambda: run_pages(pages, folder))
 
 
 @pytest.mark.forking

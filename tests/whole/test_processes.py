@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from processes import Ended, forked, fresh
+from processes import Ended, forked, fresh, once
 
 PRELUDE = """
 import atexit, faulthandler, gc, os, signal, sys, threading, time
@@ -182,8 +182,12 @@ BUDGET_ERROR = "step(g); step(remat(f, 512))"
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
-    """Run all scripts, and return how each ended in eager and under a budget."""
+    """Return how each script ended, in eager and under a budget."""
     folder = tmp_path_factory.mktemp("scripts")
+    return once(tmp_path_factory, "processes", lambda: run_scripts(folder))
+
+
+def run_scripts(folder: Path) -> dict[str, Ended]:
     jobs = {
         f"{name}, {kind}": (PRELUDE + text + "\n", kind)
         for name, text in SCRIPTS.items()
