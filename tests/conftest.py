@@ -63,3 +63,11 @@ def program(request: pytest.FixtureRequest) -> Program:
 def differentiable(request: pytest.FixtureRequest) -> Program:
     """Every program of the zoo that has gradients."""
     return request.param
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """Have torch's compiler know of nothing before a test, and forget what it compiled."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

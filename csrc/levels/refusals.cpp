@@ -10,8 +10,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <sstream>
-#include <vector>
 
 #include "base/interpreter.h"
 #include "planning/advice.h"
@@ -107,13 +107,12 @@ std::string needs_alone(const NoRoom& why, const ObservedCall* refused, const st
   if (!what.starts_with('`')) return "";  // no operator
   const auto& level = static_cast<const Level&>(*why.table);
   std::size_t reads = 0;
-  std::vector<const Version*> seen;
-  for (const ObservedCall::Read& read : refused != nullptr ? refused->reads : decltype(refused->reads){}) {
-    const Version& version = *read.version;
-    if (!version.table || !is_within(version.table.get(), level)) continue;
-    if (std::ranges::find(seen, &version) != seen.end()) continue;
-    seen.push_back(&version);
-    reads += version.nbytes;
+  std::set<const Version*> counted;
+  if (refused != nullptr) {
+    for (const ObservedCall::Read& read : refused->reads) counted.insert(read.version.get());
+  }
+  for (const Version* version : counted) {
+    if (version->table && is_within(version->table.get(), level)) reads += version->nbytes;
   }
   const std::size_t makes = why.smallest_budget - why.unevictable;  // scratch included
   if (reads + makes <= level.budget) return "";

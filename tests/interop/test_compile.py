@@ -7,7 +7,6 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -31,14 +30,10 @@ from torch import Tensor, nn
 import rematfn
 from rematfn import _C
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns about torch
-
-
-@pytest.fixture(autouse=True)
-def _forget_what_was_compiled() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # torch's compiler warns about torch
+    pytest.mark.usefixtures("nothing_compiled"),
+]
 
 
 def body(x: Tensor, w: Tensor) -> Tensor:

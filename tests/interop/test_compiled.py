@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,14 +26,10 @@ import rematfn
 from rematfn import _C
 from rematfn.testing import EvictEverything
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns about torch
-
-
-@pytest.fixture(autouse=True)
-def _forget_what_was_compiled() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # torch's compiler warns about torch
+    pytest.mark.usefixtures("nothing_compiled"),
+]
 
 
 # Operator by operator, so that most tests need no compiler.
