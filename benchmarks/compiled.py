@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled blocks inside of budgets, beside the compiler's own budget and `checkpoint`.
 
-A transformer's blocks are compiled one by one, and trained by each contender in turn, in one
-process. Peaks are those of torch's allocator, counted alike for all.
+The blocks of a transformer and of a residual network are compiled one by one, and trained by each
+contender in turn, in one process. Peaks are those of torch's allocator, counted alike for all.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from torch.utils.checkpoint import checkpoint
 import rematfn
 from rematfn.testing import MemoryTimeline
 
-BUDGETS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2)
+BUDGETS = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2)
+EAGER_BUDGETS = (0.6, 0.4, 0.3)
 COMPILED_BUDGETS = (0.75, 0.5, 0.25, 0.0)
 ABOUT = """
-A step of {blocks} transformer blocks with dropout, width {width}, length {length}, batch {batch}:
-forward and backward. *Peak*: the most bytes of tensors at once, parameters' gradients included, as
-torch's profiler counts allocations, in MiB and over eager's. *Time*: the median, over {repeats}
-rounds, of the ratio to eager in the same round, and the least and the most of them. *Exact*: loss
-and gradients are bitwise those of the same blocks, compiled by the same backend, without a budget.
-*rematfn, compiled, 0.4*: `remat(net, 0.4)` of blocks of `torch.compile(block, backend="rematfn")`.
+A step, forward and backward, of {blocks} blocks: a transformer's with dropout, width {width},
+length {width}, batch {batch}; or residual ones of two convolutions with batch norms, {channels}
+channels, {size} x {size} pixels, batch {batch}. *Peak*: the most bytes of tensors at once,
+parameters' gradients included, as torch's profiler counts allocations, in MiB and over eager's.
+*Time*: the median, over {repeats} rounds, of the ratio to eager in the same round, and the least
+and the most of them. *Exact*: loss and gradients are bitwise those of the same blocks, compiled by
+the same backend, without a budget.
+*rematfn, compiled, 0.4*: `remat(net, 0.4)` of blocks of `torch.compile(block, backend="rematfn")`;
+the fraction is one of the peak of these blocks without a budget.
 *inductor, 0.5*: blocks that were compiled with `activation_memory_budget` 0.5, the fraction of what
 each block saves. Others kept {load} of the machine's cores busy meanwhile.
 """
@@ -55,6 +59,21 @@ class Block(nn.Module):
         y = F.scaled_dot_product_attention(*heads, is_causal=True)
         x = x + F.dropout(self.out(y.transpose(1, 2).reshape(x.shape)), 0.1)
         return x + F.dropout(self.down(F.gelu(self.up(self.after(x)))), 0.1)
+
+
+class Residual(nn.Module):
+    """A residual block of two convolutions with batch norms."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2)
+        )
+        self.norm_1, self.norm_2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        y = self.norm_1(self.first(x)).relu()
+        return (x + self.norm_2(self.second(y))).relu()
 
 
 class Checkpointed(nn.Module):
@@ -83,7 +102,7 @@ def contenders(make: Callable[[], nn.Sequential]) -> dict[str, tuple[Any, nn.Mod
         found[name] = (net if f is None else f, net, whose)
 
     add("eager", make(), "eager")
-    for budget in BUDGETS[2::2]:
+    for budget in EAGER_BUDGETS:
         net = make()
         add(f"rematfn, eager, {budget:g}", net, "eager", rematfn.remat(net, budget))
     add("inductor", compiled(backend="inductor"), "inductor")
@@ -133,50 +152,74 @@ def timed(step: Step) -> float:
 def main() -> None:
     """Measure, print, and write the document."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("blocks", 8), ("width", 128), ("length", 128), ("batch", 8)):
+    sizes = {"blocks": 8, "width": 256, "batch": 8, "channels": 64, "size": 32, "repeats": 9}
+    for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
+    torch._dynamo.config.recompile_limit = 64  # all nets are of one class
+    nets: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+        "transformer": (
+            lambda: Block(options.width),
+            torch.randn(options.batch, options.width, options.width),
+        ),
+        "residual": (
+            lambda: Residual(options.channels),
+            torch.randn(options.batch, options.channels, options.size, options.size),
+        ),
+    }
+    rows: list[dict[str, object]] = []
+    with OthersLoad() as load:
+        for name, (block, x) in nets.items():
+            rows += measured(name, block, x, options.blocks, options.repeats)
+    save(
+        "compiled",
+        "Compiled blocks inside of budgets",
+        rows,
+        about=ABOUT.format(
+            **vars(options), load="an unknown number" if load.cores is None else f"{load.cores:.1f}"
+        ),
+    )
+
+
+def measured(
+    name: str, block: Callable[[], nn.Module], x: Tensor, blocks: int, repeats: int
+) -> list[dict[str, object]]:
+    """Return a row for each contender."""
 
     def make() -> nn.Sequential:
         torch.manual_seed(0)
-        return nn.Sequential(*(Block(options.width) for _ in range(options.blocks)))
+        return nn.Sequential(*(block() for _ in range(blocks)))
 
-    torch._dynamo.config.recompile_limit = 64  # all nets are of one class
-    x = torch.randn(options.batch, options.length, options.width)
     steps: dict[str, Step] = {}
     rows: dict[str, dict[str, object]] = {}
     bits: dict[str, list[Tensor]] = {}
     peaks: dict[str, float] = {}
-    for name, (f, net, whose) in contenders(make).items():
+    for contender, (f, net, whose) in contenders(make).items():
         step = step_of(f, net, x)
-        rows[name] = {"contender": name}
+        rows[contender] = {"net": name, "contender": contender}
         try:
             for _ in range(3):
-                bits[name] = step()
+                bits[contender] = step()
         except rematfn.BudgetError as error:
-            rows[name]["note"] = f"BudgetError: {str(error).splitlines()[0].split(': ', 1)[1]}"
+            note = str(error).splitlines()[0].split(": ", 1)[1]
+            rows[contender]["note"] = f"BudgetError: {note}"
             continue
         with MemoryTimeline() as timeline:
             step()
-        peaks[name] = timeline.peak / 2**20
-        rows[name] |= {"peak, MiB": peaks[name], "peak / eager": peaks[name] / peaks["eager"]}
-        rows[name]["exact"] = all(map(torch.equal, bits[name], bits[whose]))
-        steps[name] = step
-        print(rows[name], flush=True)
-    with OthersLoad() as load:
-        seconds = interleaved(
-            {name: functools.partial(timed, step) for name, step in steps.items()}, options.repeats
-        )
-    for name in steps:
-        rows[name] |= compared(seconds[name], seconds["eager"])
-    load_ = "an unknown number" if load.cores is None else f"{load.cores:.1f}"
-    save(
-        "compiled",
-        "Compiled blocks inside of budgets",
-        list(rows.values()),
-        about=ABOUT.format(**vars(options), load=load_),
+        peaks[contender] = timeline.peak / 2**20
+        rows[contender] |= {
+            "peak, MiB": peaks[contender],
+            "peak / eager": peaks[contender] / peaks["eager"],
+            "exact": all(map(torch.equal, bits[contender], bits[whose])),
+        }
+        steps[contender] = step
+        print(rows[contender], flush=True)
+    seconds = interleaved(
+        {contender: functools.partial(timed, step) for contender, step in steps.items()}, repeats
     )
+    for contender in steps:
+        rows[contender] |= compared(seconds[contender], seconds["eager"])
+    return list(rows.values())
 
 
 if __name__ == "__main__":

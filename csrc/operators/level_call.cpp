@@ -285,7 +285,7 @@ void LevelCall::take_inputs() {
   }
   if (!facts_.draws_random) return;
   const at::Generator generator = generator_of(arguments());
-  draws_on_cpu_ = generator.device().is_cpu() && facts_.work != Work::kStated;
+  draws_on_cpu_ = generator.device().is_cpu();
   call().random = RandomState::of(generator);
 }
 

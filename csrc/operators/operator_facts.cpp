@@ -56,6 +56,12 @@ constexpr std::array<std::string_view, 7> kCommunication{
     "c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::",
     "_dtensor::", "symm_mem::", "fsdp::"};
 
+// Prims that draw from a generator. Torch tags them in Python alone, where no dispatcher asks.
+constexpr std::array<std::string_view, 6> kRandomPrims{
+    "prims::normal",         "prims::uniform",
+    "prims::inductor_seed",  "prims::inductor_seeds",
+    "prims::inductor_rand_eager_offset", "prims::inductor_rand_eager_offsets"};
+
 // Note [Uninitialised memory is kept]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Programs fill the result of `empty` by raw pointer, where no dispatcher sees it: torch.tensor([..])
@@ -239,7 +245,9 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   facts.overwrites |=
       std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.is_out(); }) ||
       (op.hasTag(at::Tag::nondeterministic_seeded) && facts.may_write());
-  facts.draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
+  facts.draws_random =
+      op.hasTag(at::Tag::nondeterministic_seeded) ||
+      std::find(kRandomPrims.begin(), kRandomPrims.end(), name) != kRandomPrims.end();
   facts.dynamic_shape = op.hasTag(at::Tag::dynamic_output_shape);
   facts.adds_no_bytes |= returns_what_it_writes(schema);
   facts.never_replayed |= op.hasTag(at::Tag::nondeterministic_bitwise) || facts.communicates;

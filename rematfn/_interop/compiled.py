@@ -1,38 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled blocks as operators: ``torch.compile(block, backend="rematfn")``.
 
-Note [A compiled graph is an operator]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-AOTAutograd makes a forward and a backward graph of a block, and inductor a function of each, which
-takes the addresses of what it is given. As the kernel of an operator it may: a level has the
-arguments of an operator in place, and meters what it allocates. So each graph is one call of
-`rematfn::compiled`, which is counted, evicted and replayed as any other. A replay finds the
-function by its number.
+Note [Compiled pieces are operators]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+AOTAutograd makes a forward and a backward graph of a block. These are cut into pieces
+(Note [A graph is cut at its products]), and inductor makes a function of each, which takes the
+addresses of what it is given. As the kernel of an operator it may: a level has the arguments of an
+operator in place, and meters what it allocates. So each piece is one call of `rematfn::compiled`,
+which is counted, evicted and replayed as any other. A replay finds the function by its number.
 
 An operator reads its arguments and returns fresh tensors. A graph of AOTAutograd's does more than
-that, and this is undone on the two sides of the operator:
+that, and this is undone outside of the operators:
 
 - It writes its inputs, by `copy_` at its end. These are taken out of the graph, and are operators
   of their own: Note [Statistics are no input of their block]. So a replay writes nothing.
-- Among its results are inputs, views of inputs and of other results, the same one twice, sizes and
-  None. The operator returns one tensor for each fresh storage. What the rest is made of is found by
-  the storages when the graph runs, and put together outside.
-- It draws random numbers. Then the operator is `rematfn::compiled_random`, whose tag has a level
-  keep the state of the generator: a replay draws the same.
-- It adds up in an order that differs from run to run, or talks to other processes. Then it is
-  `rematfn::compiled_once`, which is not replayed.
+- Among its results are inputs, views, the same one twice, sizes and None. An operator returns one
+  tensor for each fresh storage. What the rest is made of is found by the storages when it runs.
 
-What the forward saves for the backward is among its results, and all of it is: the level decides
-what goes, and so no partitioner recomputes. Without a level the functions are called as they are.
+Without a level the functions are called as they are. They are the same, and so are the bits.
 
-Note [Statistics are no input of their block]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A batch norm's graph makes the new running statistics from the old ones. Were these inputs of the
-block's operator, then once they are overwritten it could not be replayed without a copy of them,
-and all that the block saves would stay (Note [What an old value is needed for]). But nothing else
-in the block depends on them. So what depends on the old contents of an input that is written, and
-serves the new ones alone, is taken out, and runs after the block: an operator of its own, whose
-results are gone once they are written.
+Note [The partitioner recomputes what is free]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+What the forward saves for the backward is among its results. Torch's partitioner saves the least
+from which the backward's own kernels make the rest as they read it: a minimal cut of bytes, without
+a product or a random number a second time. That is cheaper than an eviction, after which a kernel
+writes the value once more. So the partitioner goes first, without the rules by which it holds back
+(they take a longer backward for a slower one), and the level decides what goes of the rest. Torch's
+own `activation_memory_budget` begins with the same rules off.
 
 Note [The compiler is hidden from levels]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -42,8 +36,6 @@ would be the program's, and the next call, which compiles nothing, another progr
 levels are hidden for the while. The key stays, since the guards are made from it.
 """
 
-import functools
-import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -52,41 +44,28 @@ import torch
 from torch import Tensor, fx
 from torch._decomp import get_decompositions
 from torch._functorch import config as functorch_config
-from torch._functorch.partitioners import default_partition
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from .. import _C
+from .compiled_graphs import (
+    Piece,
+    aten,
+    bytes_of_results,
+    cut,
+    flops_of,
+    take_writes,
+)
 from .opaque import show_levels
 
-aten = torch.ops.aten
 # The arguments of a graph, by kind; the number that it has here; the FLOPs that it takes.
 _SIGNATURE = "(Tensor[] tensors, int[] sizes, float[] numbers, int graph, int flops) -> Tensor[]"
 _LIBRARY: Any = torch.library.Library("rematfn", "DEF")  # type: ignore[no-untyped-call]
-_TAGS = {
-    "compiled": (),
-    "compiled_random": (torch.Tag.nondeterministic_seeded,),
-    "compiled_once": (torch.Tag.nondeterministic_bitwise,),
-}
 # These take the running statistics though nothing depends on them. Inductor decomposes them itself.
 _READ_STATISTICS = [aten._native_batch_norm_legit_functional, aten.native_batch_norm_backward]
-_SUMS_IN_ANY_ORDER = {
-    "_unsafe_index_put",
-    "embedding_dense_backward",
-    "index_add",
-    "index_put",
-    "index_reduce",
-    "put",
-    "scatter_add",
-    "scatter_reduce",
-}
-_COMMUNICATES = ("_c10d_functional", "c10d", "c10d_functional", "_dtensor", "symm_mem", "fsdp")
-
-# See Note [A compiled graph is an operator]
+# See Note [Compiled pieces are operators]
 # What has compiled a graph may be gone when a level replays it, so all that ran stay.
-_graphs: list["_Graph"] = []
+_pieces: list["_Piece"] = []
 _ran = threading.local()  # what the last graph's results are made of
 
 
@@ -129,38 +108,39 @@ def rematfn(
         "force_non_lazy_backward_lowering": True,  # the backward may run under other levels
         "enable_autograd_cache": False,  # it keeps what inductor gives, and not what we make of it
         "activation_memory_budget": 1.0,
+        # See Note [The partitioner recomputes what is free]
+        "ban_recompute_used_far_apart": False,
+        "ban_recompute_long_fusible_chains": False,
+        "ban_recompute_materialized_backward": False,
     }
     with _C.Outside(), functorch_config.patch(settings):
         if inner == "inductor":
             from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-            def compile_inner(gm: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
-                def compile_used(
-                    gm: fx.GraphModule, inputs: Sequence[Any], used: list[int]
-                ) -> Callable[[list[Any]], Any]:
-                    static = given.pop("static_input_idxs", ())
-                    now = [used.index(i) for i in static if i in used]
-                    return compile_fx_inner(gm, inputs, static_input_idxs=now, **given)
+            def compile_graph(
+                gm: fx.GraphModule,
+                inputs: Sequence[Any],
+                static_input_idxs: Sequence[int] = (),
+                **given: Any,
+            ) -> "_Graph":
+                def compile_piece(gm: fx.GraphModule, inputs: Sequence[Any], at: list[int]) -> Any:
+                    static = [i for i, place in enumerate(at) if place in static_input_idxs]
+                    return compile_fx_inner(gm, inputs, static_input_idxs=static, **given)
 
-                return _compiled(gm, inputs, compile_used)
+                return _Graph(gm, inputs, compile_piece)
 
-            patches = {
-                "custom_partitioner_fn": _SavesAll(),
-                **patches,
-                "triton.cudagraphs": False,
-            }
-            compiled: Callable[..., Any] = compile_fx(  # type: ignore[assignment]
-                gm, example_inputs, compile_inner, config_patches=patches
+            inductor: Any = compile_fx
+            compiled: Callable[..., Any] = inductor(
+                gm, example_inputs, compile_graph, {**patches, "triton.cudagraphs": False}
             )
             return compiled
         if inner == "aot_eager":
             from torch._dynamo.backends.common import aot_autograd
 
-            compile_graph = functools.partial(_compiled, compile_inner=_as_it_is)
             return aot_autograd(
-                fw_compiler=compile_graph,
+                fw_compiler=lambda gm, inputs: _Graph(gm, inputs, _as_it_is),
                 decompositions=get_decompositions(_READ_STATISTICS),
-                partition_fn=default_partition,
+                partition_fn=min_cut_rematerialization_partition,
                 keep_inference_input_mutations=True,
             )(gm, example_inputs)
     raise ValueError(
@@ -169,26 +149,11 @@ def rematfn(
     )
 
 
-class _SavesAll(CustomPartitionerFn):
-    """The partitioner that recomputes nothing, as inductor asks for one."""
-
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **given: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        given.pop("compiler", None)
-        return default_partition(gm, joint_inputs, **given)
-
-    def uuid(self) -> str:
-        return "rematfn: default_partition"
-
-
-# Compiles a graph for inputs, which were those at these places.
+# Compiles a piece for its inputs, which are the values at these places: first come the graph's.
 _Compile = Callable[[fx.GraphModule, Sequence[Any], list[int]], Callable[[list[Any]], Any]]
 
 
-def _as_it_is(
-    gm: fx.GraphModule, inputs: Sequence[Any], used: list[int]
-) -> Callable[[list[Any]], Any]:
+def _as_it_is(gm: fx.GraphModule, inputs: Sequence[Any], places: list[int]) -> Any:
     def run(args: list[Any]) -> Any:
         taken = tuple(args)
         args.clear()
@@ -197,53 +162,135 @@ def _as_it_is(
     return run
 
 
-def _compiled(
-    gm: fx.GraphModule, inputs: Sequence[Any], compile_inner: _Compile
-) -> "_Graph | _Writer":
-    context = TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []  # None is taken for some by what runs a backward
-    taken = _take_writes(gm)
-    graph = _Graph(gm, inputs, compile_inner)
-    if taken is None:
-        return graph
-    # Inductor has told AOTAutograd of results that it does not know.
-    if context is not None and context.output_strides:
-        del context.output_strides[len(context.output_strides) - taken.extra :]
-    return _Writer(graph, taken)
+class _Step(NamedTuple):
+    """A piece of a graph, and the places of what it takes and gives in a list of all values."""
+
+    run: Callable[[list[Any]], Sequence[Any]]
+    run_as_operator: Callable[[list[Any]], Sequence[Any]]
+    takes: list[int]
+    ends: list[int]  # of these: no later step takes them
+    gives: list[int]
 
 
+# See Note [Compiled pieces are operators]
 class _Graph:
-    """A graph that AOTAutograd has made, and what calls it.
+    """A graph that AOTAutograd has made: what AOTAutograd calls."""
+
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], compile_piece: _Compile) -> None:
+        self._boxed_call = True  # AOTAutograd is to hand over a list, and hold nothing of it
+        context = TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            context.fw_metadata.bw_donated_idxs = []  # None is taken for some by what runs it
+        writes = take_writes(gm)
+        output = gm.graph.output_node()
+        results: Any = output.args[0]
+        shown = [results[i] for i in output.meta.get("user_visible_output_idxs", ())]
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        places = {node: place for place, node in enumerate(placeholders)}
+        values = dict(zip(placeholders, inputs, strict=True))
+        strides: dict[fx.Node, tuple[int, ...] | None] = {}
+        self._steps: list[_Step] = []
+
+        def add_step(piece: Piece, compile_piece: _Compile) -> None:
+            takes = [places[node] for node in piece.takes]
+            given = [values[node] for node in piece.takes]
+            end = piece.gm.graph.output_node()
+            end.meta["user_visible_output_idxs"] = [
+                i for i, node in enumerate(piece.gives) if node in shown
+            ]
+            if piece.is_fused:
+                with TracingContext.report_output_strides() as found:
+                    made = _Piece(piece, given, takes, compile_piece)
+                run, run_as_operator = made.run, made.run_as_operator
+                for node, stride in zip(piece.gives, found or [], strict=False):
+                    strides[node] = stride
+                values.update((n, _laid_out(n.meta["val"], strides.get(n))) for n in piece.gives)
+            else:
+                run = run_as_operator = _as_it_is(piece.gm, given, takes)
+                values.update(zip(piece.gives, piece.gm(*given), strict=True))
+            for node in piece.gives:
+                places[node] = len(places)
+            gives = [places[node] for node in piece.gives]
+            self._steps.append(_Step(run, run_as_operator, takes, [], gives))
+
+        for piece in cut(gm):
+            add_step(piece, compile_piece)
+        own = results if writes is None else results[: len(results) - writes.extra]
+        self._results = [
+            (places[node], None) if isinstance(node, fx.Node) else (-1, node) for node in own
+        ]
+        self._writes: list[tuple[int, int]] = []
+        if writes is not None:
+            written = [placeholders[i] for i in writes.written]
+            taken = [*written, *results[len(own) :]]
+            new: Any = writes.update.graph.output_node().args[0]
+            contents = list(new)
+            add_step(Piece(writes.update, taken, contents, True), _as_it_is)
+            self._writes = [(places[w], places[c]) for w, c in zip(written, contents, strict=True)]
+        stay = {place for place, _ in self._results} | {p for pair in self._writes for p in pair}
+        for step in reversed(self._steps):
+            step.ends.extend(place for place in step.takes if place not in stay)
+            stay.update(step.takes)
+        self._unused = [place for place in range(len(inputs)) if place not in stay]
+        self._blank = [None] * (len(places) - len(inputs))
+        if context is not None and context.output_strides is not None and any(strides.values()):
+            context.output_strides[:] = [
+                strides.get(node) if isinstance(node, fx.Node) else None for node in own
+            ]
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        show_levels()
+        is_seen = _C.is_intercepting() or any(
+            isinstance(value, Tensor) and _C.has_key(value) for value in args
+        )
+        values = [*args, *self._blank]
+        args.clear()
+        for place in self._unused:
+            values[place] = None
+        for step in self._steps:
+            given = [values[place] for place in step.takes]
+            for place in step.ends:
+                values[place] = None
+            made = step.run_as_operator(given) if is_seen else step.run(given)
+            for place, value in zip(step.gives, made, strict=True):
+                values[place] = value
+            del made
+        if self._writes:
+            with torch.no_grad():
+                for place, contents in self._writes:
+                    values[place].copy_(values[contents])
+        return [other if place < 0 else values[place] for place, other in self._results]
+
+
+def _laid_out(value: Any, stride: tuple[int, ...] | None) -> Any:
+    """Return the fake tensor with the strides that the compiler has given it."""
+    if stride is None or tuple(value.stride()) == tuple(stride):
+        return value
+    return value.as_strided(value.shape, stride)
+
+
+class _Piece:
+    """A piece of a graph, compiled.
 
     Attributes:
         run: The function that was compiled of it. It empties the list that it is given.
     """
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], compile_inner: _Compile) -> None:
-        self._boxed_call = True  # AOTAutograd is to hand over a list, and hold nothing of it
-        self._used = _drop_unused(gm, inputs)
-        inputs = [inputs[i] for i in self._used]
-        self._operator = getattr(torch.ops.rematfn, _operator_of(gm)).default
+    def __init__(
+        self, piece: Piece, inputs: Sequence[Any], places: list[int], compile_piece: _Compile
+    ) -> None:
+        self._operator = torch.ops.rematfn.compiled.default
         self._kinds = [_kind_of(value) for value in inputs]
         self._symbols = list(_symbols_in(inputs))
-        self._result_bytes = _bytes_of_results(gm)
-        self._products = _flops_of(gm)
+        self._result_bytes = bytes_of_results(piece.gm)
+        self._products = flops_of(piece.gm)
         self._known: dict[tuple[Any, ...], tuple[int, int]] = {}
-        self.run = compile_inner(gm, inputs, self._used)
-        self._number = len(_graphs)
-        _graphs.append(self)
+        self.run = compile_piece(piece.gm, inputs, places)
+        self._number = len(_pieces)
+        _pieces.append(self)
 
-    # See Note [A compiled graph is an operator]
-    def __call__(self, args: list[Any]) -> list[Any]:
-        show_levels()
-        used = [args[i] for i in self._used]
-        args.clear()
-        if _C.is_intercepting() or any(isinstance(a, Tensor) and _C.has_key(a) for a in used):
-            return self._run_as_operator(used)
-        return list(self.run(used))
-
-    def _run_as_operator(self, args: list[Any]) -> list[Any]:
+    def run_as_operator(self, args: list[Any]) -> list[Any]:
+        """Return what `run` does, by the operator."""
         tensors: list[Tensor] = []
         sizes: list[int] = []
         numbers: list[float] = []
@@ -287,196 +334,6 @@ class _Graph:
             )
             self._known[at] = known
         return known
-
-
-class _Writer:
-    """A graph that writes some of its inputs: that part of it is done when the rest is."""
-
-    def __init__(self, graph: _Graph, taken: "_Taken") -> None:
-        self._boxed_call = True
-        self._graph = graph
-        self._taken = taken
-        values = [node.meta.get("val") for node in taken.update.graph.find_nodes(op="placeholder")]
-        self._update = _Graph(taken.update, values, _as_it_is)
-
-    def __call__(self, args: list[Any]) -> list[Any]:
-        written = [args[i] for i in self._taken.written]
-        results = self._graph(args)
-        end = len(results) - self._taken.extra
-        given = [*written, *results[end:]]
-        del results[end:]
-        with torch.no_grad():
-            for tensor, contents in zip(written, self._update(given), strict=True):
-                tensor.copy_(contents)
-        return results
-
-
-# ---- what a graph does ---------------------------------------------------------------------------
-
-
-class _Taken(NamedTuple):
-    """The writes of a graph, taken out of it."""
-
-    written: list[int]  # which of its inputs
-    update: fx.GraphModule  # makes the new contents of the old ones and of what the graph returns
-    extra: int  # results that the graph returns for it, which are the last
-
-
-# See Note [Statistics are no input of their block]
-def _take_writes(gm: fx.GraphModule) -> _Taken | None:
-    """Take the writes of inputs out of a graph, if there are any."""
-    inputs = gm.graph.find_nodes(op="placeholder")
-    output = gm.graph.output_node()
-    contents: dict[fx.Node, fx.Node] = {}
-    for node in list(gm.graph.nodes):
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or schema is None or not schema.is_mutable:
-            continue
-        if node.target is not aten.copy_.default or node.args[0] not in inputs:
-            _refuse(node, "writes in the middle of the graph")
-        contents[node.args[0]] = node.args[1]
-        node.replace_all_uses_with(node.args[1])
-        gm.graph.erase_node(node)
-    if not contents:
-        return None
-    needed = _ancestors(output.all_input_nodes)
-    reads: set[fx.Node] = set(contents)
-    for node in gm.graph.nodes:
-        if not reads.isdisjoint(node.all_input_nodes):
-            reads.add(node)
-    apart = _ancestors(contents.values()) & reads - needed
-    moved: list[fx.Node] = []
-    for node in gm.graph.nodes:
-        is_part = node.target is operator.getitem and node.args[0] not in moved
-        if node.op != "placeholder" and node in apart and not is_part:
-            moved.append(node)
-    sources = [n for node in moved for n in node.all_input_nodes] + list(contents.values())
-    returned = [n for n in dict.fromkeys(sources) if n not in contents and n not in moved]
-
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in [*contents, *returned]:
-        copies[node] = graph.placeholder(node.name)
-        copies[node].meta = dict(node.meta)
-    for node in moved:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[node] for node in contents.values()))
-    update = fx.GraphModule(gm, graph)
-    results: Any = output.args[0]
-    output.args = ((*results, *returned),)
-    for node in reversed(moved):
-        gm.graph.erase_node(node)
-    gm.recompile()
-    return _Taken([inputs.index(node) for node in contents], update, len(returned))
-
-
-def _drop_unused(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
-    """Take tensors that nothing is computed of off the inputs; return which are left."""
-    used: list[int] = []
-    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
-        if isinstance(inputs[i], Tensor) and not node.users and not any(_symbols_in([inputs[i]])):
-            gm.graph.erase_node(node)
-        else:
-            used.append(i)
-    gm.recompile()
-    return used
-
-
-def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return the nodes, and all that they are computed from."""
-    found: set[fx.Node] = set()
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo.extend(node.all_input_nodes)
-    return found
-
-
-def _operator_of(gm: fx.GraphModule) -> str:
-    """Return how the graph is recorded: by the name of the operator."""
-    devices = {str(value.device.type) for value in _values_of(gm, "placeholder")}
-    draws = False
-    for node in _calls_in(gm):
-        name = str(node.target)
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
-            if name in ("with_effects", "print", "call_torchbind"):
-                _refuse(node, "has effects beside its results")
-            continue
-        namespace, _, called = name.rpartition(".")[0].partition(".")
-        sums = called.removesuffix("_") in _SUMS_IN_ANY_ORDER and _adds_up(node)
-        if sums or namespace in _COMMUNICATES:
-            return "compiled_once"
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_bitwise in tags:
-            return "compiled_once"
-        if torch.Tag.nondeterministic_seeded in tags:
-            draws = True
-            devices |= {str(value.device.type) for value in _tensors_in(node.meta.get("val"))}
-    if draws:  # of one generator, or else of several
-        return "compiled_random" if len(devices) == 1 else "compiled_once"
-    return "compiled"
-
-
-def _adds_up(node: fx.Node) -> bool:
-    """Return whether several threads may add to one element, and the order be another each time."""
-    if torch.are_deterministic_algorithms_enabled():
-        return False
-    on_cpu = all(value.device.type == "cpu" for value in _tensors_in(node.meta.get("val")))
-    if on_cpu and torch.get_num_threads() == 1:
-        return False
-    return "index_put" not in str(node.target) or (len(node.args) > 3 and bool(node.args[3]))
-
-
-def _refuse(node: fx.Node, what: str) -> None:
-    raise NotImplementedError(
-        f'torch.compile(f, backend="rematfn"): {node.target} {what}, and a replay would do it '
-        "again. Compile with another backend, and wrap that: rematfn.opaque(torch.compile(f))."
-    )
-
-
-def _calls_in(gm: fx.GraphModule) -> Iterator[fx.Node]:
-    """Visit the calls of a graph, and of those in it."""
-    for module in gm.modules():
-        if isinstance(module, fx.GraphModule):
-            yield from (node for node in module.graph.nodes if node.op == "call_function")
-
-
-def _tensors_in(values: Any) -> list[Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
-
-
-def _values_of(gm: fx.GraphModule, kind: str) -> list[Tensor]:
-    return _tensors_in([node.meta.get("val") for node in gm.graph.find_nodes(op=kind)])
-
-
-def _bytes_of_results(gm: fx.GraphModule) -> list[int | torch.SymInt]:
-    """Return the bytes of each storage that the graph makes, and returns something of."""
-    seen = {value.untyped_storage()._cdata for value in _values_of(gm, "placeholder")}
-    found: list[int | torch.SymInt] = []
-    results = [node.meta.get("val") for node in gm.graph.output_node().all_input_nodes]
-    for value in _tensors_in(results):
-        storage = value.untyped_storage()
-        if storage._cdata not in seen:
-            seen.add(storage._cdata)
-            found.append(storage.nbytes())
-    return found
-
-
-def _flops_of(gm: fx.GraphModule) -> list[int | torch.SymInt]:
-    """Return the FLOPs of each product in the graph, as torch counts them."""
-
-    def value(node: fx.Node) -> Any:
-        return node.meta.get("val")
-
-    found: list[int | torch.SymInt] = []
-    for node in _calls_in(gm):
-        count = flop_registry.get(getattr(node.target, "overloadpacket", None))
-        if count is not None:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
-            found.append(count(*args, **kwargs, out_val=value(node)))
-    return found
 
 
 # ---- sizes ---------------------------------------------------------------------------------------
@@ -525,8 +382,8 @@ class _Part(NamedTuple):
 def _run(
     tensors: list[Tensor], sizes: list[int], numbers: list[float], graph: int, flops: int
 ) -> list[Tensor]:
-    ran = _graphs[graph]
-    with torch._C._AutoDispatchBelowAutograd():
+    ran = _pieces[graph]
+    with torch._C._AutoDispatchBelowADInplaceOrView():
         results = ran.run(ran.arguments(tensors, sizes, numbers))
         fresh, _ran.parts = _take_apart(results, tensors)
     return fresh
@@ -536,7 +393,7 @@ def _run_on_shapes(
     tensors: list[Tensor], sizes: list[int], numbers: list[float], graph: int, flops: int
 ) -> list[Tensor]:
     """Return a tensor of as many bytes as the results have: a level asks for no more."""
-    ran = _graphs[graph]
+    ran = _pieces[graph]
     _, nbytes = ran.known_of(ran.arguments(tensors, sizes, numbers))
     return [torch.empty(nbytes, dtype=torch.uint8, device="meta")]
 
@@ -583,7 +440,6 @@ def _view(sources: tuple[Sequence[Tensor], Sequence[Tensor]], part: _Part) -> Te
     return tensor if part.view is None else tensor.as_strided(*part.view)
 
 
-for _name, _tags in _TAGS.items():
-    _LIBRARY.define(_name + _SIGNATURE, tags=_tags)
-    _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
-    _LIBRARY.impl(_name, _run_on_shapes, "Meta")
+_LIBRARY.define("compiled" + _SIGNATURE)
+_LIBRARY.impl("compiled", _run, "CompositeExplicitAutograd")
+_LIBRARY.impl("compiled", _run_on_shapes, "Meta")

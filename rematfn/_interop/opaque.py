@@ -14,7 +14,7 @@ which reads what it saved: a hook on its node sees to that, and the engine ends 
 
 Nobody is to forget it: the first call of a compiled function under a level compiles (dynamo's
 guards know the dispatch keys, and ours is among them), and a compilation under a level is refused,
-but for the backend of ours: Note [A compiled graph is an operator].
+but for the backend of ours: Note [Compiled pieces are operators].
 
 Note [Control flow is compiled by torch itself]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

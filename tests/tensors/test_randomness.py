@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.inductor_prims
 from helpers import Transform, same_as_eager
 from torch import Tensor, nn
 
@@ -59,9 +60,20 @@ def cloned_generator(x: Tensor, a: torch.Generator, b: torch.Generator) -> Any:
     return x * torch.rand(4, 3, generator=a), x * torch.rand(4, 3, generator=twin)
 
 
+def prims_that_torch_tags_in_python(
+    x: Tensor, a: torch.Generator, b: torch.Generator
+) -> tuple[Tensor, ...]:
+    where = {"dtype": x.dtype, "device": x.device}
+    seeds = torch.ops.prims.inductor_seeds(3, x.device)
+    seed = torch.ops.prims.inductor_seed(x.device)
+    normal = torch.ops.prims.normal([4, 3], mean=0, std=1, requires_grad=False, **where)
+    return seeds * 1, seed * 1, x * normal
+
+
 DRAWS: list[Draw] = [
     *(two_generators, pairs_of_normals, seeded_inside),
     *(forked_inside, states_read_and_set, cloned_generator),
+    prims_that_torch_tags_in_python,
 ]
 
 

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of AOTAutograd's: cut into pieces, which are operators.
+
+Note [A graph is cut at its products]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+An operator's arguments and results are resident together, and a replay runs all of it. So were a
+graph one operator, then a block's backward would hold all that the block has saved, and one missing
+value would have all of the forward run again. Inductor fuses what is element-wise, and reductions,
+but no matrix product, convolution or attention: these are calls of a library. So a graph is cut at
+each of them. A product stays the operator that it is. What is between two is a piece, one operator.
+
+An operator that a level has to treat in its own way stays one, too: what draws from a generator,
+adds up in an order that differs from run to run, or talks to other processes. So a piece gives the
+same bits whenever it runs. Random numbers of a given seed are a piece of their own: on a CPU they
+take longer than all that is done with them.
+
+A sum of a piece's results belongs to it, although the graph has it later: a bias's part of a
+backward reads a gradient that is at hand. So does a mask of random numbers. Views, constants and
+arithmetic on sizes are no reason to hold a value. Each piece has its own copy of those it uses.
+
+Note [Statistics are no input of their block]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A batch norm's graph makes the new running statistics from the old ones. Were these inputs of the
+block's operators, then once they are overwritten these could not be replayed without a copy of
+them, and all that the block saves would stay (Note [What an old value is needed for]). But nothing
+else in the block depends on them. So what depends on the old contents of an input that is written,
+and serves the new ones alone, is taken out, and runs after the block: an operator of its own, whose
+results are gone once they are written.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+# torch counts no FLOPs for a CPU's attention, which is called as a GPU's is.
+_FLOPS = {
+    **flop_registry,
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+        aten._scaled_dot_product_flash_attention
+    ],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
+}
+_SUMS_IN_ANY_ORDER = {
+    "_unsafe_index_put",
+    "embedding_dense_backward",
+    "index_add",
+    "index_put",
+    "index_reduce",
+    "put",
+    "scatter_add",
+    "scatter_reduce",
+}
+_COMMUNICATES = ("_c10d_functional", "c10d", "c10d_functional", "_dtensor", "symm_mem", "fsdp")
+_FLOPS_OF_A_RANDOM_NUMBER = 800  # on a CPU, by its time beside a product's
+
+
+# ---- writes --------------------------------------------------------------------------------------
+
+
+class Writes(NamedTuple):
+    """The writes of a graph, taken out of it."""
+
+    written: list[int]  # which of its inputs
+    update: fx.GraphModule  # makes the new contents of the old ones and of what the graph returns
+    extra: int  # results that the graph returns for it, which are the last
+
+
+# See Note [Statistics are no input of their block]
+def take_writes(gm: fx.GraphModule) -> Writes | None:
+    """Take the writes of inputs out of a graph, if there are any."""
+    inputs = gm.graph.find_nodes(op="placeholder")
+    output = gm.graph.output_node()
+    contents: dict[fx.Node, fx.Node] = {}
+    for node in list(gm.graph.nodes):
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or not schema.is_mutable:
+            continue
+        if node.target is not aten.copy_.default or node.args[0] not in inputs:
+            _refuse(node, "writes in the middle of the graph")
+        contents[node.args[0]] = node.args[1]
+        node.replace_all_uses_with(node.args[1])
+        gm.graph.erase_node(node)
+    if not contents:
+        return None
+    needed = set(_visit(output.all_input_nodes, lambda n: True))
+    reads: set[fx.Node] = set(contents)
+    for node in gm.graph.nodes:
+        if not reads.isdisjoint(node.all_input_nodes):
+            reads.add(node)
+    apart = set(_visit(contents.values(), lambda n: True)) & reads - needed
+    moved: list[fx.Node] = []
+    for node in gm.graph.nodes:
+        is_part = node.target is operator.getitem and node.args[0] not in moved
+        if node.op != "placeholder" and node in apart and not is_part:
+            moved.append(node)
+    sources = [n for node in moved for n in node.all_input_nodes] + list(contents.values())
+    returned = [n for n in dict.fromkeys(sources) if n not in contents and n not in moved]
+    update = _part_of(gm, [*contents, *returned], moved, list(contents.values()))
+    results: Any = output.args[0]
+    output.args = ((*results, *returned),)
+    for node in reversed(moved):
+        gm.graph.erase_node(node)
+    return Writes([inputs.index(node) for node in contents], update, len(returned))
+
+
+def _part_of(
+    gm: fx.GraphModule, takes: Sequence[fx.Node], body: Sequence[fx.Node], gives: Sequence[fx.Node]
+) -> fx.GraphModule:
+    """Return the graph of these nodes alone, as a function of others."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in takes:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in body:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in gives))
+    return fx.GraphModule(gm, graph)
+
+
+# ---- pieces --------------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """A part of a graph, as a graph of its own."""
+
+    gm: fx.GraphModule
+    takes: list[fx.Node]  # inputs of the whole graph, or what other pieces give
+    gives: list[fx.Node]
+    is_fused: bool  # else it stays the operator that it is, or looks at what it takes
+
+
+# See Note [A graph is cut at its products]
+def cut(gm: fx.GraphModule) -> list[Piece]:
+    """Cut a graph into pieces, in the order in which they run."""
+    for node in _calls_in(gm):
+        if str(node.target) in ("with_effects", "print", "call_torchbind"):
+            _refuse(node, "has effects beside its results")
+        if node.graph is not gm.graph and _stays(node) and _packet(node) not in _FLOPS:
+            _refuse(node, "is called by a branch or a loop")
+    gm.graph.eliminate_dead_code()
+    results = list(dict.fromkeys(gm.graph.output_node().all_input_nodes))
+    places: dict[int, list[fx.Node]] = {}
+    for node, place in _places(gm, results).items():
+        places.setdefault(place, []).append(node)
+    symbols = [n for n in gm.graph.find_nodes(op="placeholder") if _is_size(n)]
+    taken: dict[int, list[fx.Node]] = {}
+    bodies: dict[int, list[fx.Node]] = {}
+    for place, own in places.items():
+        body, taken[place] = set(own), list(symbols)
+        for node in _visit(own, lambda n, own=set(own): n in own or _is_copied(n)):  # type: ignore[misc]
+            if _is_copied(node):
+                body.add(node)
+            elif node not in body and node not in symbols:
+                taken[place].append(node)
+        bodies[place] = [node for node in gm.graph.nodes if node in body]
+    wanted = set(results).union(*taken.values())
+    pieces: list[Piece] = []
+    for place in sorted(places):
+        gives = [node for node in places[place] if node in wanted]
+        part = _part_of(gm, taken[place], bodies[place], gives)
+        is_look = all(node.op == "get_attr" or _is_look(node) for node in bodies[place])
+        is_fused = not is_look and not any(map(_stays, places[place]))
+        if not is_fused:
+            for view in part.graph.find_nodes(op="call_function", target=aten.view.default):
+                view.target = aten.reshape.default  # of whatever strides a piece gives
+            part.recompile()
+        pieces.append(Piece(part, taken[place], gives, is_fused))
+    return pieces
+
+
+def _places(gm: fx.GraphModule, results: Sequence[fx.Node]) -> dict[fx.Node, int]:
+    """Return the piece of each node that computes something, and of each result."""
+    found: dict[fx.Node, int] = {}
+    place = 0  # what stays the operator that it is has an odd one
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or _is_copied(node):
+            continue
+        whole: Any = node.args[0] if node.target is operator.getitem else node
+        if _stays(node):
+            found[node] = place + 1
+            place += 2
+        elif _is_random(node):
+            found[node] = place + 2
+            place += 4
+        elif whole in found:
+            found[node] = found[whole]
+        else:
+            sources = [found[n] for n in _visit(node.all_input_nodes, _is_copied) if n in found]
+            latest = max(sources, default=place)
+            found[node] = latest + latest % 2 if _sums_up(node) else place
+    for node in results:
+        if node.op != "placeholder" and node not in found:
+            seen = [n for n in _visit([node], _is_copied) if n.op != "placeholder"]
+            made = [found[n] for n in seen if n in found]
+            is_look = all(n.op == "get_attr" or _is_look(n) for n in seen)
+            found[node] = max(made, default=place + 3 if is_look else 0)
+    return found
+
+
+def _visit(nodes: Iterable[fx.Node], through: Callable[[fx.Node], bool]) -> list[fx.Node]:
+    """Return the nodes and what they are computed from, as far as it goes `through` nodes."""
+    found = dict.fromkeys(nodes)
+    todo = list(found)
+    while todo:
+        node = todo.pop()
+        if through(node):
+            todo.extend(n for n in node.all_input_nodes if n not in found)
+            found.update(dict.fromkeys(node.all_input_nodes))
+    return list(found)
+
+
+def _is_copied(node: fx.Node) -> bool:
+    """Return whether each piece computes it by itself: no memory is held by it, or none is read."""
+    if node.op == "get_attr" or _is_look(node):
+        return True
+    if node.op != "call_function" or _stays(node):
+        return False
+    is_constant = not any(_tensors_in(n.meta.get("val")) for n in node.all_input_nodes)
+    return is_constant and isinstance(node.meta.get("val"), Tensor)
+
+
+def _is_look(node: fx.Node) -> bool:
+    """Return whether a node is a view of its argument, or a size."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return _is_look(node.args[0]) if isinstance(node.args[0], fx.Node) else False
+    return getattr(node.target, "is_view", False) or _is_size(node)
+
+
+def _sums_up(node: fx.Node) -> bool:
+    """Return whether a node's result is much smaller than what it reads, or a mask of that."""
+    if any(map(_is_random, node.all_input_nodes)):
+        return bool(node.meta["val"].dtype == torch.bool)
+    read = sum(map(_elements_of, node.all_input_nodes))
+    return read > 0 and _elements_of(node) * 4 <= read
+
+
+def _elements_of(node: fx.Node) -> int:
+    """Return the elements of a node's results, for the sizes with which it was traced."""
+    found = 0
+    for value in _tensors_in(node.meta.get("val")):
+        sizes: Sequence[Any] = value.shape
+        hints = [s.node.hint if isinstance(s, torch.SymInt) else s for s in sizes]
+        found += math.prod(hint or 0 for hint in hints)
+    return found
+
+
+def _stays(node: fx.Node) -> bool:
+    """Return whether a node stays the operator that it is."""
+    namespace, _, name = str(node.target).rpartition(".")[0].partition(".")
+    return (
+        _packet(node) in _FLOPS
+        or torch.Tag.nondeterministic_seeded in _tags(node)
+        or torch.Tag.nondeterministic_bitwise in _tags(node)
+        or name.removesuffix("_") in _SUMS_IN_ANY_ORDER
+        or namespace in _COMMUNICATES
+    )
+
+
+def _is_random(node: fx.Node) -> bool:
+    return str(node.target) in ("prims.inductor_random.default", "prims.inductor_randint.default")
+
+
+def _is_size(node: fx.Node) -> bool:
+    return isinstance(
+        node.meta.get("val"), int | float | torch.SymInt | torch.SymFloat | torch.SymBool
+    )
+
+
+def _packet(node: fx.Node) -> Any:
+    return getattr(node.target, "overloadpacket", None)
+
+
+def _tags(node: fx.Node) -> Sequence[torch.Tag]:
+    return getattr(node.target, "tags", ())
+
+
+# ---- what a graph does ---------------------------------------------------------------------------
+
+
+def _refuse(node: fx.Node, what: str) -> None:
+    raise NotImplementedError(
+        f'torch.compile(f, backend="rematfn"): {node.target} {what}, and a replay would do it '
+        "again. Compile with another backend, and wrap that: rematfn.opaque(torch.compile(f))."
+    )
+
+
+def bytes_of_results(gm: fx.GraphModule) -> list[int | torch.SymInt]:
+    """Return the bytes of each storage that the graph makes, and returns something of."""
+    seen = {value.untyped_storage()._cdata for value in _values_of(gm, "placeholder")}
+    found: list[int | torch.SymInt] = []
+    results = [node.meta.get("val") for node in gm.graph.output_node().all_input_nodes]
+    for value in _tensors_in(results):
+        storage = value.untyped_storage()
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            found.append(storage.nbytes())
+    return found
+
+
+def flops_of(gm: fx.GraphModule) -> list[int | torch.SymInt]:
+    """Return the FLOPs of products and random numbers in the graph, as torch counts the former."""
+
+    def value(node: fx.Node) -> Any:
+        return node.meta.get("val")
+
+    found: list[int | torch.SymInt] = []
+    for node in _calls_in(gm):
+        count = _FLOPS.get(_packet(node))
+        if count is not None:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+            found.append(count(*args, **kwargs, out_val=value(node)))
+        elif _is_random(node) and value(node).is_cpu:
+            found.append(value(node).numel() * _FLOPS_OF_A_RANDOM_NUMBER)
+    return found
+
+
+def _calls_in(gm: fx.GraphModule) -> Iterator[fx.Node]:
+    """Visit the calls of a graph, and of those in it."""
+    for module in gm.modules():
+        if isinstance(module, fx.GraphModule):
+            yield from (node for node in module.graph.nodes if node.op == "call_function")
+
+
+def _tensors_in(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+
+
+def _values_of(gm: fx.GraphModule, kind: str) -> list[Tensor]:
+    return _tensors_in([node.meta.get("val") for node in gm.graph.find_nodes(op=kind)])
