@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sphinx import addnodes
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -99,7 +101,21 @@ def _by_last_name(app: Any, env: Any, node: Any, child: Any) -> Any:
     )
 
 
+def _places(app: Any, doctree: Any) -> None:
+    """Give each entry of the API the places that the pages of sources link back to.
+
+    `sphinx.ext.viewcode` links to ``rematfn.Stats``, whatever module the entry names, and to
+    `docs/errors.md`, whose entries have no place of their own.
+    """
+    for entry in doctree.findall(addnodes.desc_signature):
+        for module in (entry.get("module"), "rematfn"):
+            place = f"{module}.{entry.get('fullname')}"
+            if place not in entry["ids"]:
+                entry["ids"].append(place)
+
+
 def setup(app: Any) -> None:
-    """Connect the two functions above."""
+    """Connect the three functions above."""
     app.connect("source-read", _existing)
+    app.connect("doctree-read", _places)
     app.connect("missing-reference", _by_last_name)

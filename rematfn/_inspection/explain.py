@@ -29,15 +29,15 @@ class Part:
         evicted_bytes: Their bytes, counted each time.
         moves: How many of them were moved.
         unread: How many of them nothing was to read again, as far as was known: these cost nothing.
-        score: What spoke against the others, the least of all times: the lowest score goes first.
-            None: there were none. NaN: a function of the user's said so.
+        score: The lowest score of the others at their eviction; the lowest is evicted first. None:
+            there were no others. NaN: the user's function returned that.
         room_for: The operators that they made room for, and how often.
         replays: How often an operator of it ran again.
         replayed_cost: What that cost, as a fraction of the program's cost.
         needed_bytes: The most that an operator of it needs at once, its inputs that count and what
-            it allocates: no smaller budget does.
+            it allocates: no smaller budget is enough.
         input_bytes: The inputs of that one.
-        ran: Whether that one came to its end; one that did not fit has not.
+        ran: Whether that one ran to its end; one that did not fit has not.
     """
 
     operator: str
@@ -158,9 +158,9 @@ def explain(g: Callable[..., object], *, rows: int = 8) -> Explanation:
     """Say what the last call of ``g`` kept, evicted, replayed and moved, where, and why.
 
     The call has to have written it down: transform with ``remat(f, budget, where=True)``, or call
-    inside of :func:`where`. Its backward counts as far as it has run; an operator of the backward
-    stands at the line whose gradient it makes. Of functions inside each other, the outermost's call
-    is what is explained, with all inside.
+    inside of :func:`where`. Its backward counts as far as it has run. An operator of the backward
+    is listed at the line whose gradient it computes. Of nested functions, the call of the outermost
+    one is explained, with all inside.
 
     Args:
         g: What :func:`remat` or :func:`offload` returned, or what wraps it, as for :func:`stats`.

@@ -10,15 +10,16 @@ from ..errors import expect
 def keep(x: torch.Tensor, name: str | None = None) -> torch.Tensor:
     """Mark the value of ``x`` to be kept, and return ``x`` itself.
 
-    Under every policy a marked value goes only when nothing else can: the budget comes first, and
-    so does what running replays are about to read. A value that is known not to be read again may
-    go as well. Names narrow it down: :class:`Manual` says which marks it heeds; the others heed
-    all. What the program itself lets go of is kept by :class:`Manual` and :class:`Speed` alone.
+    Under every policy a marked value is evicted only if nothing else can be, except what running
+    replays are about to read. The budget holds even then. A marked value that is known not to be
+    read again may be evicted, too. :class:`Manual` can respect some names alone; other policies
+    respect all marks. A value whose last tensor the program drops is kept by :class:`Manual` and
+    :class:`Speed` alone.
 
-    Nothing is copied or computed, and no gradient knows of it. The mark is on the contents that
-    ``x`` has now, all of its storage if it is a view; what an in-place operator makes of them is
-    another value. Of nested functions under :func:`remat` the innermost, which made the value, says
-    what its mark means. Outside of :func:`remat`, or on an argument, it does nothing; nor does it
+    Nothing is copied or computed, and gradients do not change. The mark is on the present contents
+    of the whole storage of ``x``; what an in-place operator writes there is another value. If
+    functions under :func:`remat` are nested, the innermost one made the value, and its policy
+    decides what the mark means. A mark has no effect outside of :func:`remat`, on an argument, or
     under :class:`rematfn.testing.EvictEverything`.
 
     Args:
@@ -48,8 +49,8 @@ def keep(x: torch.Tensor, name: str | None = None) -> torch.Tensor:
 def materialize(x: torch.Tensor) -> torch.Tensor:
     """Make the bytes of ``x`` resident, and return it.
 
-    Operators find an evicted tensor's bytes by themselves. What goes past the dispatcher
-    (a DLPack capsule, C++ code that takes the address) does not, and needs this first.
+    An operator that reads an evicted tensor brings its bytes back. Code that reads them without an
+    operator (a DLPack capsule, C++ that takes the address) does not: call this first.
 
     Args:
         x: Any tensor. One that no level made, or that is resident, is returned as it is.

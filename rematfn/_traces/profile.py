@@ -258,9 +258,9 @@ def profile(
         kwargs: The same, by name.
         budgets: Bytes or fractions of the peak, as for :func:`remat`.
         policies: By which policies.
-        offload: A tier, as for :func:`remat`: what a call costs whose values may be moved there is
-            predicted as well, by its measured bandwidths. ``Guided`` alone plans when they move; by
-            the others they go when room is wanted, and come when they are read.
+        offload: A tier, as for :func:`remat`. Then calls that may also move values there are
+            predicted, by its measured bandwidths. ``Guided`` alone plans when values move. Other
+            policies move a value when room is needed, and fetch it when it is read.
         cap: The most bytes that this one call may hold, for a program that does not fit otherwise.
         calls: How many calls to time. 1: one call, whose operators' times are all that is known.
             More: medians of so many calls without a level and as many in a level that evicts

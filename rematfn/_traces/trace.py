@@ -27,7 +27,7 @@ from .shapes import is_on_shapes, state_kept, trace_on_shapes
 class Trace:
     """The sequence of operators of a program, by sizes, without tensors.
 
-    It says what each operator reads, makes, overwrites and costs, and when the program lets go of a
+    It says what each operator reads, makes, overwrites and costs, and when the program drops a
     value. :func:`record` makes one, :meth:`load` reads one from a file; :func:`simulate` runs it.
 
     Attributes:
@@ -69,13 +69,15 @@ class Trace:
     def save(self, path: str | Path) -> None:
         """Write the trace in the format of the DTR simulator, as :meth:`load` reads it.
 
-        What is ours other readers may pass over: the keys ``FLOPS``, ``SCRATCH`` (bytes of a call),
-        ``REPLAYABLE``, ``RAW`` (uninitialised), ``BACKWARD`` (called by autograd) and ``WRITES``
-        (arguments from outside that are overwritten), and the annotations ``SEAL``, by which a
-        value becomes a result, ``FILLED``, by which raw memory becomes a constant, ``ADDRESSED``,
-        by which what somebody has the address of becomes one that is not moved, ``MARK``, by which
-        :func:`keep` marks one, and ``UNRECORDED``, the bytes alive from there on that no operator
-        has made.
+        Other readers may ignore these additions to the format:
+
+        - keys: ``FLOPS``, ``SCRATCH`` (bytes of a call), ``REPLAYABLE``, ``RAW`` (uninitialised),
+          ``BACKWARD`` (called by autograd), ``WRITES`` (arguments from outside that are
+          overwritten);
+        - annotations: ``SEAL`` (a value becomes a result), ``FILLED`` (raw memory becomes a
+          constant), ``ADDRESSED`` (a value whose address somebody has is not moved any more),
+          ``MARK`` (:func:`keep` marks a value), ``UNRECORDED`` (bytes that are alive from there on
+          and that no operator has made).
         """
         file.write(self._core, path)
 
@@ -90,7 +92,7 @@ def record(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     function such as ``torch.func.grad(loss)``.
 
     On fake tensors, or under a ``FakeTensorMode``, the trace is of shapes alone, and nothing is
-    computed. What kernels take for the while is not in it then.
+    computed. The scratch of kernels is not in it then.
 
     Args:
         f: A function of tensors.
@@ -147,8 +149,8 @@ def warmup(g: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     The function runs on fake tensors, which have shapes and no contents: nothing is computed, no
     memory is taken, no tensor is written to, no random number is drawn. If its results have
     gradients, their backward runs as well. For the call itself, and for those of other sizes, the
-    peak is then known, but for what kernels take for the while: a fraction of it holds from the
-    first call on. That call follows a plan as later ones do, if ``g`` has a budget and a policy
+    peak is then known, except for the scratch of kernels: a fraction of it holds from the first
+    call on. That call follows a plan as later ones do, if ``g`` has a budget and a policy
     that plans (:class:`rematfn.policies.Guided`, the default).
 
     Args:

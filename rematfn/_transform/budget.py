@@ -34,26 +34,25 @@ _ACCEPTED: Final = (
 
 
 class Budget:
-    """Bytes that several functions share: the sum over all their calls that are alive stays within.
+    """Bytes that several functions share: the sum over all their live calls stays within them.
 
-    A call is alive until the graph that it leaves behind is freed. So the blocks of a model, each
-    transformed by itself, may together hold what one function around all of them might; as may
-    several microbatches whose backward passes come later, and calls on several threads. Whoever
-    needs room takes it from whoever can replay at the lowest price. What is done for that never
-    changes a value.
+    A call lives until the graph that it leaves behind is freed. So the blocks of a model, each
+    transformed by itself, may together hold as much as one function around all of them. The same
+    is true of microbatches whose backward passes come later, and of calls on several threads. A
+    call that needs room may evict values of the others: those that are cheapest to replay. Results
+    do not change.
 
-    The object is the budget: functions share it if they were given the same one. Calls nested in
-    each other that share a budget count once. To copy a model (:func:`copy.deepcopy`) is to have
-    another one that shares its budget, since both need memory of the same process; what is
-    unpickled has a budget of its own.
+    The object is the budget: functions share it if they are given the same one. Calls nested in
+    each other that share a budget count once. A copy of a model (:func:`copy.deepcopy`) shares its
+    budget, since both need memory of the same process. An unpickled model has a budget of its own.
 
     Args:
-        nbytes: How many, as :func:`remat` takes them: ``4096``, ``"8GiB"``. No fraction: one of
-            which function's peak would it be?
+        nbytes: How many, as :func:`remat` takes them: ``4096``, ``"8GiB"``. A fraction is refused,
+            since several functions have no common peak.
 
     Attributes:
         bytes: How many.
-        resident_bytes: How many are in use now, those included that running operators are about to
+        resident_bytes: How many are in use now, including those that running operators are about to
             allocate.
         peak_bytes: The most that were in use at once.
 

@@ -44,32 +44,31 @@ def checkpoint(
     """Return ``function(*args, **kwargs)``, and evict what was computed inside.
 
     As :func:`torch.utils.checkpoint.checkpoint`: arguments and results stay, and what is between
-    them is computed again when the backward pass reads it. It is not ``function`` that runs again,
-    but its operators are replayed, each at most once for each time that its result is evicted. So
-    dropout masks are the same whatever generator drew them, batch norms count a batch once, and
-    side effects happen once. It works under ``torch.func.grad``, ``vjp``, ``jvp``, ``vmap`` and
-    ``jacrev``, nested, and inside of :func:`remat`. Values that ``function`` marks with
-    :func:`keep` stay.
+    them is computed again when the backward pass reads it. ``function`` itself does not run again:
+    those of its operators are replayed whose results are needed. So dropout masks are the same
+    whatever generator drew them, batch norms count a batch once, and side effects happen once. It
+    works under ``torch.func.grad``, ``vjp``, ``jvp``, ``vmap`` and ``jacrev``, nested, and inside
+    of :func:`remat`. Values that ``function`` marks with :func:`keep` stay.
 
     Args:
         function: A function of tensors, or a module.
         *args: Its arguments.
-        use_reentrant: True, False or None, which make no difference: there is no second run that
-            would be part of the backward or not. Whatever either of torch's kinds can do works.
+        use_reentrant: True, False or None, which make no difference, since there is no second run.
+            What works with either of torch's two kinds works here.
         context_fn: Refused: there is no second run to be surrounded. To choose what is kept, mark
             it with :func:`keep`, or write ``remat(function, policy=Speed())``.
         determinism_check: "default" or "none", which make no difference: the same operators run.
         debug: True is refused: there are no two runs to compare. Use
             ``remat(function, verify=True)`` to compare replays with first runs, bit for bit.
-        early_stop: Makes no difference: only what is read is replayed, and what that is made of.
-        preserve_rng_state: Makes no difference: a replay always draws what was drawn.
+        early_stop: Makes no difference: only operators whose results are needed are replayed.
+        preserve_rng_state: Makes no difference: a replay always draws the numbers of the first run.
         respect_saved_tensors_hooks: Makes no difference: hooks see all that autograd saves, and
             nothing else keeps values.
-        budget: Bytes that all that is made inside may occupy, as for :func:`remat`; then it is
-            evicted as room is needed, and ``function`` may as well be the whole model. What a call
-            has taught is remembered for as long as ``function`` lives, so pass the same object,
-            not a new ``lambda`` each time. None: what is described above. A fraction is refused: it
-            is one of what an earlier call has used, and of a new object no call is known.
+        budget: The most bytes that values made inside may occupy, as for :func:`remat`. Then values
+            are evicted as room is needed, and ``function`` may be the whole model. What calls have
+            shown is remembered as long as ``function`` lives: so pass the same object each time,
+            and no new ``lambda``. None: values inside are discarded when ``function`` returns. A
+            fraction is refused, since it needs the peak of an earlier call.
         **kwargs: Arguments of ``function`` by name, other than these.
 
     Returns:
@@ -118,8 +117,8 @@ def checkpoint_sequential(
     """Return what ``functions`` make of ``input`` one after the other, checkpointed in segments.
 
     As :func:`torch.utils.checkpoint.checkpoint_sequential`: all segments but the last go through
-    :func:`checkpoint`. With a budget the whole sequence goes at once, and what stays is decided by
-    what it costs: ``segments`` places no boundaries then.
+    :func:`checkpoint`. With a budget the whole sequence goes through one :func:`checkpoint`, costs
+    decide what stays, and ``segments`` has no effect.
 
     Args:
         functions: An ``nn.Sequential``, or modules or functions in a list.

@@ -83,19 +83,19 @@ def offload(
             ``nn.Module``. Arguments and results may be any pytree. Without ``f``, a decorator is
             returned.
         budget: The most bytes of tensors made inside that may be resident at once, counted and
-            written as for :func:`remat`. None: no cap, and what is not in use is moved, whether or
-            not there is room, if it has 64 KiB or more; calls that are guided keep to what the
-            first one held at the most.
+            written as for :func:`remat`. None: no cap. The first call then moves every value of
+            64 KiB or more that is not in use; later calls move what does not fit in the peak of
+            the first call.
         to: The tier. None: the host's memory for values on an accelerator, a disk for those on a
             CPU. A :class:`Disk`, a folder, or ``"disk"`` for the folder for temporary files; a
-            :class:`Host` or ``"host"``. What lies there counts against its own budget alone. Where
-            it is full, values stay and something else goes.
-        policy: What goes first, as for :func:`remat`.
+            :class:`Host` or ``"host"``. Bytes there count against the tier's own budget alone. If
+            it is full, values stay and others are evicted.
+        policy: What is evicted first, as for :func:`remat`.
         where: Write down what each call does, and where in the program, as for :func:`remat`.
         methods: Of a module: the methods that are transformed, as for :func:`remat`.
 
     Returns:
-        A function with the signature of ``f``, or for a module a twin that shares its state, as of
+        A function with the signature of ``f``; for a module, one that shares its state, as from
         :func:`remat`. :func:`stats` says what its last call moved.
 
     Raises:

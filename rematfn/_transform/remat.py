@@ -89,50 +89,54 @@ def remat(
         f: A function of tensors, a method, a ``staticmethod`` or ``classmethod``, or an
             ``nn.Module``. Arguments and results may be any pytree. Without ``f``, a decorator is
             returned.
-        budget: The most bytes of tensors made inside that may be resident at once. Residuals, the
-            backward's intermediates, scratch of the running operator (on a CPU) and copies of what
-            was overwritten count; results and gradients until they leave the function; arguments,
-            parameters, captured tensors and the record of what was done (host memory) not. Bytes
-            (``4096``), a string with a unit (``"1.5GiB"``, ``"200MB"``), a float in (0, 1] (that
-            fraction of the largest peak that its calls would have had without a budget, as those
-            before it have measured; the very first has no cap, unless :func:`warmup` has), a
-            :class:`Budget` that several functions share, or None (no cap).
-        policy: What to evict first. :class:`Guided` unless given, which learns from the first call
-            of each signature; with :class:`ON` nothing is learnt or searched for. Within a shared
-            budget no call is guided: those of policies that plan go by their ``first`` policy.
-            For experiments, a function of a :class:`Candidate` (:class:`Custom`).
+        budget: The most bytes of tensors made inside that may be resident at once.
+
+            - These count: values that the forward saves for the backward, the backward's
+              intermediates, scratch of the running operator (on a CPU), copies of what was
+              overwritten. Results and gradients count until they leave the function.
+            - These do not: arguments, parameters, captured tensors, and the record of what was
+              done (host memory).
+
+            It is written as bytes (``4096``), a string with a unit (``"1.5GiB"``, ``"200MB"``), a
+            float in (0, 1], a :class:`Budget` that several functions share, or None (no cap). A
+            float is that fraction of the largest peak that the function's calls would have had
+            without a budget, as earlier calls have measured it. The very first call has no cap,
+            unless :func:`warmup` ran before it.
+        policy: What to evict first. The default is :class:`Guided`, which learns from the first
+            call of each signature. :class:`ON` learns nothing. Within a shared budget no call is
+            guided: a policy that plans then uses its ``first`` policy. For experiments, a function
+            of a :class:`Candidate` (:class:`Custom`).
         cost: ``"model"`` estimates an operator's cost from bytes and FLOPs, the same on every run
-            and machine; ``"time"`` measures it. With ``offload`` it is measured in any case.
+            and machine; ``"time"`` measures it. With ``offload`` it is always measured.
         verify: Compare the results of each replay with those of the operator's first run, and raise
             a :class:`ReplayError` that names the operator and the first element that differs. For
             trying out kernels of your own, best with ``policy=EvictEverything()``. It reads every
             result once more, and keeps two bytes for each of its elements, outside of the budget.
-        max_operations: How many operators a call may have on record before that is trimmed. Each
-            takes some 530 bytes of host memory, outside of the budget (and 330 more for a number
-            among its arguments); the first call of a signature, which is written down for later
-            ones, twice that. When a record is trimmed, the oldest resident values become constants,
-            so that a loop that feeds on its own result does not remember every step. Constants are
-            not evicted, so they are given no more than half of the bytes to spare; evicted values
+        max_operations: How many operators the record of a call may have before it is trimmed;
+            262,144 unless given. An operator takes some 530 bytes of host memory, outside of the
+            budget, and 330 more for a number among its arguments. In the first call of a signature,
+            which is recorded for later ones, it takes twice that. To trim makes the oldest resident
+            values constants, so that a loop over its own result does not remember every step.
+            Constants cannot be evicted, so they get at most half of the spare bytes. Evicted values
             need their record, however long it is. In nested calls the outermost one decides.
         most_replays: The most that the replays of a call may cost, in multiples of the program's
-            cost; beyond that it is a :class:`BudgetError`. A call that follows a plan is judged
-            before it begins, unless values may be moved. One that nothing is known of is stopped
-            while it runs, once it is past the limit by what can be told of its cost (three times
-            that of its forward, where a backward is to come), and else judged when it is over, its
-            backward included: what a backward has done after the call is warned of, at the next
-            call. None: 4, and nothing but a :class:`ThrashingWarning`, once. ``float("inf")``: no
-            limit. Inside of another call, that one decides.
-        offload: Where values may be moved to instead: True (the host's memory for values on an
-            accelerator, a disk for those on a CPU), or a tier as :func:`offload` takes it; False or
-            None: nowhere. Each value that has to go then goes the cheaper way: it is dropped and
-            computed again, or moved and fetched. What cannot be computed again, such as a copy of
-            an argument that is overwritten, or a constant, can still be moved.
+            cost. Beyond that a :class:`BudgetError` is raised: before the call begins, if it
+            follows a plan and values are not moved; otherwise while it runs, or when it returns. A
+            running call is compared with an estimate of its cost: three times its forward, if a
+            backward will come. If a backward replays too much after the call has returned, a
+            warning comes at the next call. None: no error, but a :class:`ThrashingWarning` beyond
+            4, once. ``float("inf")``: no limit. In nested calls the outermost one decides.
+        offload: Where values may be moved: True (the host's memory for values on an accelerator, a
+            disk for those on a CPU), or a tier as :func:`offload` takes it; False or None: nowhere.
+            Each value that is evicted is then dropped and computed again, or moved and fetched,
+            whichever is cheaper. Values that cannot be computed again, such as a constant or a copy
+            of an argument that is overwritten, can be moved, too.
         where: Write down what each call does to memory, at which line and in which module of the
             program, for :func:`explain` and :func:`timeline`; a BudgetError then names the line.
             :func:`where` does it for a block.
-        methods: Of a module: the names of the methods that are transformed, each with what it knows
-            of its own calls. For a module whose ``forward`` returns what computes later, or that
-            has none: ``remat(flow, budget, methods=["log_prob"])``.
+        methods: Of a module: the names of the methods that are transformed. Each learns from its
+            own calls alone. Use it if ``forward`` returns something that computes later, or is
+            missing: ``remat(flow, budget, methods=["log_prob"])``.
 
     Returns:
         A function with the signature of ``f``; or, for a module, one of the same class that shares

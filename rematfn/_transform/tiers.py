@@ -94,12 +94,12 @@ class _Tier:
 class Disk(_Tier):
     """A file that values on the CPU are moved to, and come back from.
 
-    The file has no name, so that nothing of it is left when the process ends, however it ends; only
-    this process can read it. It stays as long as it has become until then, or until this object and
-    all functions and values that use it have gone. It is written and read past the page cache where
-    the file system can do that, since what lies in the page cache is memory that is not saved.
-    Functions that were given the same object share its file, its budget and its threads; a copy of
-    a model (:func:`copy.deepcopy`) is such another function.
+    The file has no name, so nothing of it is left when the process ends, however it ends. Only this
+    process can read it. It never shrinks; it is closed with the process, or when this object and
+    all functions and values that use it are freed. Writes and reads bypass the page cache where the
+    file system supports that, since cached bytes would still be in memory. Functions that are given
+    the same object share its file, its budget and its threads. So does a copy of a model
+    (:func:`copy.deepcopy`).
 
     Args:
         path: An existing folder, on a disk: one that lies in memory (tmpfs) is refused. None: the
@@ -107,12 +107,12 @@ class Disk(_Tier):
             first on a disk; :attr:`folder` tells.
         budget: The most bytes that may lie there at once, as :func:`remat` takes them: ``4096``,
             ``"64GiB"``. A hard cap: what does not fit stays where it is. Values are kept in units
-            of 4 KiB. None: half of what is free when a function with this tier is first called.
-            Where values may be computed again as well, that call also writes and reads up to 17
-            MiB, to learn the bandwidth.
-        verify: Compare a checksum of what comes back with that of what left.
+            of 4 KiB. None: half of the free space when a function with this tier is first called.
+            If values may be computed again, too, that call first writes and reads up to 17 MiB to
+            measure the bandwidth.
+        verify: Compare a checksum of the bytes read with that of the bytes written.
         bandwidth: The most bytes per second in each direction, for a disk that others use too, or
-            for experiments. None: as fast as it goes.
+            for experiments. None: no limit.
 
     Raises:
         ValueError: The budget or the bandwidth means nothing.
@@ -196,9 +196,9 @@ class Host(_Tier):
     """Pinned memory of the host that values on an accelerator are moved to, and come back from.
 
     Copies run in streams of their own, beside the kernels, in both directions at once. The memory
-    is asked for as it is needed, in few large pieces, and given back when the object goes.
-    Functions that were given the same object share its memory and its budget; a copy of a model
-    (:func:`copy.deepcopy`) is such another function.
+    is allocated as it is needed, in few large pieces, and freed with the object. Functions that are
+    given the same object share its memory and its budget. So does a copy of a model
+    (:func:`copy.deepcopy`).
 
     Args:
         budget: The most bytes that may be pinned, as :func:`remat` takes them: ``4096``,

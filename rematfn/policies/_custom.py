@@ -13,7 +13,7 @@ from ._scores import Policy
 
 
 class Candidate(NamedTuple):
-    """What a score written in Python is shown of a value that may go.
+    """What a score written in Python is given of a value that may be evicted.
 
     Attributes:
         nbytes: Its bytes.
@@ -44,15 +44,15 @@ Scorer: TypeAlias = Callable[[Candidate], float]
 class Custom(Policy):
     """Evict what a function of Python scores lowest. For experiments.
 
-    ``remat(f, budget, policy=score)`` is short for ``policy=Custom(score)``. The function is given
-    each :class:`Candidate` each time that something is to go, which is slow: a call of Python for
-    each value that is resident. What :func:`keep` has marked goes last, whatever its score. It must
-    not use tensors of the level. What it raises, the operator that room was made for raises (a
-    RuntimeError instead of a TypeError); nothing is evicted then, and nothing lost. A score that is
-    no number is a ValueError.
+    ``remat(f, budget, policy=score)`` is short for ``policy=Custom(score)``. At each eviction the
+    function is called for each :class:`Candidate`, that is, for each resident value. So it is slow.
+    Values marked with :func:`keep` are evicted last, whatever their scores. The function must not
+    use tensors of the level. An exception of the function is raised by the operator that needed
+    room (a TypeError as a RuntimeError); nothing is evicted then, and nothing is lost. A score
+    that is no number is a ValueError.
 
     Attributes:
-        scorer: From a candidate to a number; the lowest goes first.
+        scorer: From a candidate to a number; the value with the lowest is evicted first.
 
     Example:
         >>> import torch, rematfn

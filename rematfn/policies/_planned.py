@@ -51,22 +51,23 @@ class Guided(Planned):
     """Measure the first call of each signature, and guide those after it; the default.
 
     The first call is run with the policy ``first`` and recorded: the sequence of operators, what
-    each reads, and when the program lets go of a value. Later calls of the same signature know
-    every next use: what is never read again goes first, and the score weighs time since the last
-    access against time to the next. Which weighing does best at this budget is found by simulating
-    the recorded call. Each operator is compared with the record. A call of other sizes, or one
-    that leaves out operators or runs others, follows the nearest record and finds its place there
-    again; while most of what runs is in no record, it goes on with ``first``. Results never depend
-    on the record.
+    each reads, and when the program drops a value. Later calls of the same signature know every
+    next use. They first evict what is never read again. For other values the score weighs the time
+    since the last access against the time to the next. Simulations of the recorded call find the
+    best weights for the budget. Each operator is compared with the record. A call of other sizes,
+    or one that leaves out operators or runs others, follows the nearest record and finds its place
+    there again. While most of its operators are in no record, it follows ``first``. Results never
+    depend on the record.
 
     Recording and guiding as in Peng et al., *Capuchin* (ASPLOS 2020).
 
     Attributes:
         first: The policy of calls about which nothing is known.
-        search: Operators that may be simulated in vain, without a plan that replays a hundredth
-            less, once for each signature and budget; ten times as many in all. A million takes one
-            or two seconds. A thread does so beside the calls, and a call follows the best plan that
-            there is; the second call simulates until one fits. With 0, the first plan that fits.
+        search: How many operators are simulated without a better plan before the search ends. A
+            plan is better if it replays a hundredth less. At most ten times as many are simulated
+            for each signature and budget. A million takes one to three seconds. A thread simulates
+            beside the calls, and each call follows the best plan so far; the second call
+            simulates until one fits. With 0, all calls follow the first plan that fits.
     """
 
     search: int = 1_000_000
@@ -100,17 +101,18 @@ class Guided(Planned):
 class Sqrt(Planned):
     """Cut the recorded sequence into segments, keep what crosses, and compute the rest again.
 
-    The forward part of a call is cut into segments that make about as many bytes each. A value that
-    a later segment reads is kept longest; of the rest goes what is read last. With about the square
-    root of n segments a chain of n operators needs memory for twice that many values, and runs each
-    operator twice at most.
+    The forward part of a call is cut into segments that make about as many bytes each. Values that
+    a later segment reads are evicted last. Of the others, those that are read last are evicted
+    first. With about the square root of n segments a chain of n operators needs memory for twice
+    that many values, and runs each operator twice at most.
 
     The first call of a signature is recorded and runs with ``first``, as with :class:`Guided`. So
-    does a call for which no number of segments fits the budget. Without a budget nothing has to go.
+    does a call for which no number of segments fits the budget. Without a budget nothing is
+    evicted.
 
     After Chen et al., *Training Deep Nets with Sublinear Memory Cost* (arXiv 1604.06174, 2016), who
-    drop all of the rest at once; here it goes when room is needed. Its weakness: segments know
-    bytes alone, not what a value costs, and what a long skip carries crosses every boundary.
+    discard all other values at once; here they are evicted when room is needed. Its weakness:
+    segments are chosen by bytes, not by costs, and a long skip crosses every boundary.
 
     Attributes:
         segments: How many; None: of those that fit, the number that recomputes least.
@@ -134,12 +136,12 @@ class Memory(Planned):
     """Keep the cut points of the recorded graph, and compute what is between them again.
 
     A cut point is a value through which all paths of the forward go: an articulation point of its
-    graph, such as the stream between two residual blocks. Each of them is kept longest, or every
-    second one, or so on: as recomputes least within the budget. Values that depend on no argument
-    (a mask), and small ones, may go around them.
+    graph, such as the stream between two residual blocks. All of them are evicted last, or every
+    second one, and so on: the choice that recomputes least within the budget. Paths of small
+    values, and of values that depend on no argument (a mask), are ignored.
 
     The first call of a signature is recorded and runs with ``first``, as with :class:`Guided`. So
-    does a call for which no choice fits the budget. Without a budget nothing has to go.
+    does a call for which no choice fits the budget. Without a budget nothing is evicted.
 
     After the strategy ``'memory'`` of Salimans and Bulatov, *Saving memory using
     gradient-checkpointing* (github.com/cybertronai/gradient-checkpointing, 2018). Its weakness: a

@@ -3,7 +3,7 @@
 
 The score lives once, in the C++ core. `c` is the cost of recomputing a version from its inputs, `m`
 its bytes, `age` the program time since the program last touched it; the candidate with the lowest
-score goes first.
+score is evicted first.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ _DEFAULT = _C.Score()
 
 @dataclass(frozen=True)
 class Policy:
-    """What all policies have in common: a score, and that marked values go last."""
+    """What all policies have in common: a score, and that marked values are evicted last."""
 
-    # Without a budget, what is not kept goes when the function returns.
+    # Without a budget, what is not kept is discarded when the function returns.
     discards: ClassVar[bool] = False
     # To replay a lot is what it is for: nobody is warned.
     replays_freely: ClassVar[bool] = False
@@ -31,18 +31,19 @@ class Policy:
 
 @dataclass(frozen=True)
 class ON(Policy):
-    """Evict the smallest ``(c + ancestors * a) / (m * age ** exponent)``: the best that looks back.
+    """Evict the smallest ``(c + ancestors * a) / (m * age ** exponent)``: it knows only the past.
 
-    ``a`` is the cost of the evicted versions that would have to be recomputed first, twice that of
-    those that the program does not hold any more. The score
-    counts ``unread`` times until an operator of the program has read the value. Where replays in a
-    backward cost more than the program does, the distance from what that backward read last takes
-    the place of ``age``: a backward reads in reverse.
+    ``c`` is the cost of recomputing a value from its inputs, ``m`` its bytes, and ``age`` the
+    program time since the program last touched it. ``a`` is the cost of its evicted ancestors,
+    which would have to be recomputed first; an ancestor that the program has dropped counts twice.
+    Until an operator of the program has read the value, the score is multiplied by ``unread``.
+    A backward reads values in reverse. So once replays in it are costly, the distance from the
+    value that it read last replaces ``age``.
 
     Attributes:
-        ancestors: What the evicted ancestors count, at least 0.
-        exponent: What age counts, at least 0.
-        unread: At least 1.
+        ancestors: The weight of the evicted ancestors, at least 0.
+        exponent: The exponent of the age, at least 0.
+        unread: The factor for values that were not read yet, at least 1.
     """
 
     ancestors: float = _DEFAULT.ancestors
@@ -60,17 +61,18 @@ class ON(Policy):
 
 @dataclass(frozen=True)
 class Speed(Policy):
-    """Keep the results of matrix products, convolutions and attention; what is cheap goes first.
+    """Keep the results of matrix products, convolutions and attention; evict others first.
 
-    So are values marked with :func:`keep`. They go when nothing else is left, and then by the score
-    of :class:`ON`, as all others do before them. Without a budget all others go when the function
-    returns, and are computed again when the backward pass reads them.
+    Values marked with :func:`keep` are kept, too. Kept values are evicted only if nothing else is
+    left. Both the others and the kept ones are evicted by the score of :class:`ON`. Without a
+    budget all others are discarded when the function returns, and are computed again when the
+    backward pass reads them.
 
     After the strategy ``'speed'`` of Salimans and Bulatov, *Saving memory using
     gradient-checkpointing* (github.com/cybertronai/gradient-checkpointing, 2018);
     ``jax.checkpoint_policies.dots_saveable`` and the selective checkpointing of torch are alike.
-    Its weakness: when little more than the products fits, the cheap values between them are
-    replayed over and over, and a product that is cheap for its bytes is kept all the same.
+    Its weaknesses: when little more than the products fits, the cheap values between them are
+    replayed again and again; and a product that is cheap for its bytes is kept, too.
     """
 
     discards: ClassVar[bool] = True
@@ -82,16 +84,15 @@ class Speed(Policy):
 
 @dataclass(frozen=True)
 class Manual(Policy):
-    """Keep what the program has marked with :func:`keep`; all else goes first.
+    """Keep what the program has marked with :func:`keep`; evict everything else first.
 
-    A marked value goes when nothing else is left but what replays are about to read, and then by
-    the score of :class:`ON`, as all others do before it: the budget comes first. Without a budget
-    all others go when the function returns, and are computed again when the backward pass reads
-    them, as in ``jax.checkpoint``.
+    A marked value is evicted only if nothing else is left, except what replays are about to read.
+    The budget holds even then. Both marked and other values are evicted by the score of
+    :class:`ON`. Without a budget all others are discarded when the function returns, and are
+    computed again when the backward pass reads them, as in ``jax.checkpoint``.
 
-    Names narrow it down, as in ``jax.checkpoint_policies``. Without marks, this is its
-    ``nothing_saveable``. Its weakness is that of hands: what is kept does not change with the
-    budget.
+    Names choose among the marks, as in ``jax.checkpoint_policies``. Without marks, this is its
+    ``nothing_saveable``. Its weakness: what is kept does not change with the budget.
 
     Attributes:
         only: Keep what is marked with one of these names (``save_only_these_names``).

@@ -16,9 +16,9 @@ __all__ = ["EvictEverything", "MemoryTimeline", "ResidentPeak", "check"]
 class EvictEverything(Policy):
     """Evict all that is not pinned after every operator.
 
-    For tests: each value is then recomputed whenever it is read, so that an operator whose replay
-    is not its first run's twin shows at once. Everything is meant: marks of :func:`rematfn.keep`
-    would hide what is to be tested, and are not heeded.
+    For tests: each value is then recomputed whenever it is read. So an operator whose replay gives
+    other bits than its first run is found at once. Marks of :func:`rematfn.keep` are ignored, since
+    they would hide what is to be tested.
     """
 
     replays_freely: ClassVar[bool] = True

@@ -13,10 +13,10 @@ from .. import _C
 class ResidentPeak:
     """The resident set of this process: as a ``with`` block begins, and at its highest inside.
 
-    What libraries and the interpreter hold counts, and what allocators keep for later. The
-    figures are the kernel's, in whole pages; its high-water mark begins anew with each block, so
-    in nested blocks the outer one's `after` is that since an inner one began. Where the kernel
-    keeps no such figures, both are None.
+    It includes what libraries and the interpreter hold, and what allocators keep for later. The
+    figures are the kernel's, in whole pages. Each block resets the kernel's high-water mark: if
+    blocks are nested, `after` of the outer one is the highest since the inner one began. Where the
+    kernel has no such figures, both are None.
     """
 
     def __init__(self) -> None:

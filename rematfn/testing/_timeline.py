@@ -28,14 +28,13 @@ class AllocatorEvent(NamedTuple):
 class MemoryTimeline:
     """Record how many bytes of tensors are live, relative to entry, while a ``with`` block runs.
 
-    Only blocks handed out inside the block count: see Note [Blocks born outside]. The figures are
-    there once the block is left; `times`, `bytes` and `bytes_excluding_survivors` have one entry
-    for each event.
+    Only memory that is allocated inside the ``with`` block counts: see Note [Blocks born outside].
+    The figures are there once the block is left; `times`, `bytes` and `bytes_excluding_survivors`
+    have one entry for each event.
 
-    Two totals matter. `bytes` counts everything. `bytes_excluding_survivors` leaves out, from the
-    moment they were handed out, the blocks that are still live at exit: what remains is the
-    intermediates, provided that the survivors are the results. Whoever relies on that compares
-    `survivors` with the bytes of the results.
+    There are two totals. `bytes` counts everything. `bytes_excluding_survivors` never counts memory
+    that is still live at exit: what remains is the intermediates, if the survivors are the results.
+    To check that, compare `survivors` with the bytes of the results.
 
     The profiler slows the block down (roughly by 1.4 for small operators), and its figures for one
     thread include the threads that autograd starts on that thread's behalf, but no others.
