@@ -118,14 +118,14 @@ class Explanation:
             ),
             _table_of(
                 "Evicted",
-                "the lowest score goes first: cost over bytes and time until it is read",
+                "the lowest score is evicted first: cost over bytes and time until it is read",
                 ("made by", "evicted", "times", "unread", "moved", "score", "room for"),
                 sorted((p for p in operators if p.evictions), key=lambda p: -p.evicted_bytes),
                 rows,
             ),
             _table_of(
                 "What sets the floor",
-                "an operator's inputs and what it allocates are there at once: no smaller budget",
+                "an operator's inputs and what it allocates are resident together",
                 ("operator", "needs", "of it inputs"),
                 sorted(operators, key=lambda p: -p.needed_bytes),
                 min(rows, 5),
