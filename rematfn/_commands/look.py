@@ -96,7 +96,9 @@ def add(commands: Any) -> None:
     simulate.set_defaults(command=_simulate)
     simulate.add_argument("trace", type=Path, help="a file, .gz or not")
     simulate.add_argument("--budget", type=budget, default=0.5, help="bytes, or a fraction (0.3)")
-    simulate.add_argument("--policy", choices=_POLICIES, default="guided", help="what is evicted first")
+    simulate.add_argument(
+        "--policy", choices=_POLICIES, default="guided", help="what is evicted first"
+    )
 
 
 def _command(

@@ -33,7 +33,7 @@ Note [The compiler is hidden from levels]
 The first call of a block under a level compiles: dynamo's guards know the dispatch keys that a
 thread includes, and ours is among them. The compiler runs operators of its own. On record these
 would be the program's, and the next call, which compiles nothing, another program. So the thread's
-levels are hidden for the while. The key stays, since the guards are made from it.
+levels are hidden while it does. The key stays, since the guards are made from it.
 """
 
 import threading

@@ -5,7 +5,7 @@ Note [Compiled code reads addresses]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 What torch.compile generates takes the addresses of its arguments and buffers. Some of its steps are
 operators all the same. Under a level these would be recorded as readers and writers of buffers that
-the steps between them overwrite unseen, and a replay would be wrong without a word. And the
+the steps between them overwrite unseen, and a replay would be silently wrong. And the
 compiler itself runs operators, on tensors that are not the program's.
 
 So compiled code runs outside: its arguments are made resident together, and until it returns no

@@ -15,7 +15,7 @@ such a write has the bytes stay from then on, as has the address.
 Note [An address that was asked for stays good]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 `tensor.data_ptr()` is asked by what launches kernels of its own (Triton does), to read there and
-to write. A replay would undo such a write without a word: no operator has made it. So what is
+to write. A replay would silently undo such a write: no operator has made it. So what is
 asked for its address becomes resident, and stays where it is with what it holds, as long as the
 program has it; so does what `apply_`, `map_` and `map2_` read and write element by element, and
 what `torch.autograd.graph.allow_mutation_on_saved_tensors` asks about, which tells tensors apart by

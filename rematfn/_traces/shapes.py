@@ -32,7 +32,7 @@ _UNTOLD = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4)}
 # writes the trace: the operators are the same, since both stand below autograd and the transforms.
 # A tensor that is not fake becomes so on its way in; it came from outside. A storage is released
 # when its Python object goes, which lives as long as the storage does. Two things are not in the
-# trace: what kernels take for the while, which no shape function knows, and bytes beside operators.
+# trace: the scratch of kernels, which no shape function knows, and bytes beside operators.
 # And where autograd adds up gradients in place, fake ones are added into a fresh tensor: a guide
 # takes the one for the other.
 

@@ -81,7 +81,7 @@ class _Slot:
     ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
     `forward` need not be the class's: torch.compile, mixed precision and monkeypatches set it on
     the instance, before `remat` or after. A twin that had a method of this name would be passed by,
-    since instances come before classes, and all would run outside of every level without a word.
+    since instances come before classes, and all would silently run outside of every level.
     So the name is a data descriptor of the twin's class, which comes before both. Whenever it is
     asked it looks up what the module has, and gives that transformed. What is set is often made of
     what was got (`net.forward = autocast(net.forward)`); so what was got stays what it was, and one

@@ -58,7 +58,7 @@ _programs: OrderedDict[int, weakref.ref[RecordedProgram]] = OrderedDict()
 
 
 def forget_beyond(most: int, programs: Iterable[RecordedProgram]) -> None:
-    """Let go of the records of all but the first programs, which have so many operators at most."""
+    """Drop the records of all but the first programs, which have so many operators at most."""
     for program in programs:
         most -= program.operators
         if most < 0:

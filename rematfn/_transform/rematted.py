@@ -271,7 +271,7 @@ _without_level: ContextVar[Rematted[..., Any] | None] = ContextVar("without_leve
 
 @contextmanager
 def without_level(g: Any) -> Iterator[None]:
-    """Have the rematted function that ``g`` is or wraps, if any, run plainly within the block."""
+    """Have the transformed function that ``g`` is or wraps run plainly within the block."""
     try:
         inside: Rematted[..., Any] | None = rematted_of(g, "")[0]
     except TypeError:
@@ -284,7 +284,7 @@ def without_level(g: Any) -> Iterator[None]:
 
 
 def rematted_of(g: Any, call: str) -> tuple[Rematted[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Return the outermost rematted function that ``g`` is or wraps, and arguments it is given.
+    """Return the outermost transformed function that ``g`` is or wraps, and arguments it is given.
 
     Raises:
         TypeError: There is none that can be found; ``call`` is the function that was given ``g``.

@@ -160,13 +160,12 @@ def test_products_stay_operators() -> None:
 @pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
 def test_the_backward_has_the_masks_of_the_forward(inner: str) -> None:
     """What the partitioner recomputes is nothing that draws."""
-    f = fused(lambda x, w: F.dropout((x @ w).exp(), 0.5).sin(), inner)
+    f = fused(lambda x, w: F.dropout((x @ w).exp(), 0.5) * 3, inner)
     x, w = torch.rand(64, 8), torch.rand(8, 64).requires_grad_()
     for g in (f, rematfn.remat(f, policy=EvictEverything())):
         out = g(x, w)
         (gradient,) = torch.autograd.grad(out.sum(), w)
-        expected = x.T @ ((out != 0) * 2 * (x @ w).exp() * out.cos())
-        torch.testing.assert_close(gradient, expected.detach())
+        torch.testing.assert_close(gradient, (x.T @ out).detach())
         assert 0.3 < (out == 0).float().mean() < 0.7
 
 
