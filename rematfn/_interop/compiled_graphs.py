@@ -146,7 +146,7 @@ def cut(gm: fx.GraphModule) -> list[Piece]:
         if str(node.target) in ("with_effects", "print", "call_torchbind"):
             _refuse(node, "has effects beside its results")
         if node.graph is not gm.graph and _stays(node) and _packet(node) not in _FLOPS:
-            _refuse(node, "is called by a branch or a loop")
+            _refuse(node, "has other bits each time, and is in a branch or a loop")
     gm.graph.eliminate_dead_code()
     results = list(dict.fromkeys(gm.graph.output_node().all_input_nodes))
     places: dict[int, list[fx.Node]] = {}

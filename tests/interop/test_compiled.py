@@ -582,6 +582,18 @@ def test_a_compiled_function_of_another_backend_is_named() -> None:
     assert _C.stack_depth() == 0
 
 
+def test_branches() -> None:
+    def f(x: Tensor, otherwise: Any = torch.cos) -> Tensor:
+        made: Tensor = torch.cond(x.sum() > 0, lambda x: x.sin() @ x, otherwise, (x,))
+        return made.exp() * 2
+
+    x = torch.rand(6, 6)
+    expected = fused(f)(x)
+    assert_bitwise_equal(EVERYTHING(fused(f))(x), expected)
+    with pytest.raises(Exception, match="native_dropout.* is in a branch or a loop"):
+        fused(lambda x: f(x, lambda x: F.dropout(x, 0.5)))(x)
+
+
 def test_options_are_those_of_inductor() -> None:
     f = torch.compile(torch.sin, backend="rematfn", options={"no such option": 1})
     with pytest.raises(Exception, match="no such option"):
