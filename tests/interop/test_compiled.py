@@ -590,7 +590,7 @@ def test_branches() -> None:
     x = torch.rand(6, 6)
     expected = fused(f)(x)
     assert_bitwise_equal(EVERYTHING(fused(f))(x), expected)
-    with pytest.raises(Exception, match="native_dropout.* is in a branch or a loop"):
+    with pytest.raises(Exception, match=r"native_dropout.* is in a branch or a loop"):
         fused(lambda x: f(x, lambda x: F.dropout(x, 0.5)))(x)
 
 
