@@ -14,11 +14,10 @@
 # %% [markdown]
 # # 5. The boxed kernel
 #
-# The level of notebook 4 is a dispatch mode, and a mode has limits. It takes hundreds of
-# microseconds of Python for each operator, where a small operator itself takes a few. And it sees
-# operators only while it is active, so a backward that comes later finds evicted tensors. Here the
-# level becomes a kernel of the dispatcher, first in Python, and then we follow one operator through
-# the same journey in `rematfn`'s C++.
+# The toy's `remat` stands at a key of the toy's dispatcher, just above the kernels (notebook 4). In
+# PyTorch there are more keys, and none of them is meant for us. Here we find a place, see what goes
+# wrong there, and then follow one operator through the same journey twice: in the toy, and in
+# `rematfn`'s C++.
 #
 # From notebook 1 we take this:
 #
@@ -30,32 +29,32 @@
 #   same C++ type whatever the operator is.
 # - A *fallback* is a boxed kernel for a key. It serves each operator that has no kernel of its own
 #   there.
+#
+# And from notebook 4: a *version* is the contents of a storage until the next write. It is
+# *evicted* when its bytes are given up, and comes back when its *producer*, the recorded operation
+# that made it, is *replayed*. A *cell* is a storage as its level knows it, and the *handle* leads
+# from a tensor to its cell.
 
 # %%
 # SPDX-License-Identifier: Apache-2.0
 import functools
-import itertools
-import weakref
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
+import numpy as np
+import toy
 import torch
 import torch.nn.functional as F
 from show import quote, table
 from torch import _C
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.weak import WeakIdKeyDictionary
+from toy.levels import active
+from toy.remat import Remat, Step
 
-x = torch.linspace(-1, 1, 64).reshape(8, 8)
+numbers = np.linspace(-1, 1, 64).reshape(8, 8)
+toy_x, x = toy.Array(numbers), torch.from_numpy(numbers)
 
 
 def key_named(name):
     return _C._parse_dispatch_key(name)
-
-
-def tensors_in(tree):
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def registered(operator, key):
@@ -67,8 +66,8 @@ def registered(operator, key):
 # %% [markdown]
 # Here is the whole journey in one picture. On the left is a call on its way down through the keys.
 # The level stands at one of them: below all that wraps and records, and above the kernels. On the
-# right is what it does there with one operator, step by step. The names are those of the C++; part
-# 4 goes through them one by one.
+# right is what it does there with one operator, step by step. The names are those of the C++, and
+# of the toy's class `Step`; part 4 goes through them one by one.
 
 # %% tags=["hide-input"]
 # Alt: Left, boxes from high to low: torch.func, autocast, autograd, then the level, then kernels.
@@ -98,7 +97,7 @@ stages = {
     "require_room": "does it fit the budget at all?",
     "bring_back": "replays what was evicted",
     "make_operation": "records the call",
-    "make_room": "evicts other values",
+    "make_room": "evicts other versions",
     "run_kernel": "goes on to lower keys",
     "take_results": "gives the results a key and a handle",
 }
@@ -120,6 +119,11 @@ plt.show()
 # - **Below functorch**, for the same reason: what `grad` and `vmap` wrap is then ours. Inside of
 #   `vmap` an operator reaches us as one operator on the whole batch.
 # - **Above the kernels** that read bytes. When they run, everything has to be here.
+#
+# In Python a `TorchDispatchMode` sees every operator below autograd. It would not do. It sees them
+# only while it is active, so a backward that comes later reads what was evicted, and nobody makes
+# it again. What it is given under `torch.func` may be a wrapper, which has no storage. And it calls
+# Python for each operator, which takes longer than a small operator itself.
 #
 # The next cell sorts a choice of keys from high to low, and asks which have a fallback already.
 # (The set of keys below a key is known to the dispatcher; we sort by that.)
@@ -166,10 +170,10 @@ assert not has_fallback["FPGA"]
 # The dispatcher has no key for us, and a library cannot add one. So we *borrow* one. Below
 # `FuncTorchDynamicLayerBackMode`, functorch's lowest key, and above `CPU` there are keys that
 # nobody in this process uses. `rematfn` borrows `CustomRNGKeyId`, which was made for other people's
-# random generators. Our toy takes `FPGA`, made for a device that PyTorch does not have.
+# random generators. To try things out in Python we take `FPGA`, made for a device that PyTorch does
+# not have.
 #
-# Two words for the Note below. A *level tensor* is a tensor that belongs to a level. Its *handle*
-# is the way from the tensor to what the level knows of it.
+# A word for the Note below: a *level tensor* is a tensor with our key and a handle.
 
 # %%
 quote("csrc/tensors/dispatch_key.h", "// Note [Which key we borrow]", "kernel puts the handle on")
@@ -297,8 +301,8 @@ quote("csrc/operators/boxed_kernel.cpp", "bool needs_kernel_of_its_own", "NonFun
 #
 # Both fixes are in the next cell. `above` and `below` are guards that set the keys of the thread,
 # and put them back at the end. A kernel that is registered by name is not told the operator, so
-# each operator gets one of its own. All of them call `govern`, and later cells replace that by
-# better ones.
+# each operator gets one of its own. All of them call `govern`. There a level would have its work to
+# do; ours only notes the name.
 
 
 # %%
@@ -387,10 +391,10 @@ def is_view(name):
 
 rows = []
 for program in programs:
-    toy, real = seen_in(program, x), seen_by_rematfn(program, x)
-    rows.append((program.__name__, " ".join(toy), " ".join(real)))
-    assert [name.partition(".")[0] for name in toy if not is_view(name)] == real
-table(rows, ["program", "the toy sees", "rematfn records"])
+    ours, theirs = seen_in(program, x), seen_by_rematfn(program, x)
+    rows.append((program.__name__, " ".join(ours), " ".join(theirs)))
+    assert [name.partition(".")[0] for name in ours if not is_view(name)] == theirs
+table(rows, ["program", "our kernel sees", "rematfn records"])
 assert rows[0][1:] == ("sin", "sin")
 print(registered("aten::sin", "CustomRNGKeyId").split(": ")[0], "kernel:", end=" ")
 print("rematfn" in registered("aten::sin", "CustomRNGKeyId"))
@@ -416,8 +420,8 @@ quote("csrc/operators/unboxed_kernel.cpp", "return first_of<at::Tensor(T),", "//
 # <details><summary>Answer</summary>
 #
 # Not bits: the only kernel that `linear` has is its decomposition. It would lose sight. What is
-# made inside of the decomposition would be no value of the level, and could not be evicted; and
-# under autograd, which decomposes `linear` above us, the same program would be recorded in another
+# made inside of the decomposition would have no version, and could not be evicted; and under
+# autograd, which decomposes `linear` above us, the same program would be recorded in another
 # way.
 #
 # Some operators that decompose do have a kernel of their own for the CPU, `silu_backward` for one.
@@ -429,141 +433,61 @@ quote("csrc/operators/unboxed_kernel.cpp", "return first_of<at::Tensor(T),", "//
 # %% [markdown]
 # ## 3. The level as an interpreter
 #
-# A *level* is one call of a transformed function. Levels nest, and a thread has a stack of them. In
-# functorch each entry of the stack is an *interpreter*. An operator goes to the top one, which does
-# its part and calls the operator again for the next one below. `grad` wraps and records, `vmap`
-# finds a batching rule.
+# A *level* is one active application of a transform. Levels nest, and a thread has a stack of them.
+# In functorch each entry of the stack is an *interpreter*. An operator goes to the top one, which
+# does its part and calls the operator again for the next one below. `grad` wraps and records,
+# `vmap` finds a batching rule.
 #
-# Should levels do so too, each in its turn? Then the outer level would see what the inner one runs,
-# and that includes its replays. It would record them as if the program had asked for them. So an
-# operator makes **one journey, under one level**. Which one?
-#
-# The level on top of the stack and the levels of the arguments are asked, and it is **the innermost
-# of these**. The bytes that the operator makes count in that level and in all levels around it,
-# since all of them have promised a bound.
-#
-# The level of an argument is found by a *handle*. Here that is an entry in a table from storages to
-# values, as in notebook 4.
+# Should levels of `remat` do so too, each in its turn? Then the outer level would see what the
+# inner one runs, and that includes its replays. It would record them as if the program had asked
+# for them. So an operator makes **one journey, under one level**. The bytes that it makes count in
+# that level and in all levels around it, since all of them have promised a bound.
 
 
 # %%
-class Level:
-    def __init__(self, name, budget=None):
-        self.name, self.budget = name, budget
-        self.enclosing = stack[-1] if stack else None
-        self.depth = len(stack) + 1
-        self.values = weakref.WeakSet()  # that count here
-        self.operators = self.replays = self.evictions = 0
+class Telling(Remat):
+    """A level that tells which operators it gets."""
 
-    @property
-    def around(self):
-        level = self
-        while level is not None:
-            yield level
-            level = level.enclosing
-
-    @property
-    def resident(self):
-        return sum(value.nbytes for value in self.values if value.here)
+    def run(self, op, args):
+        depth = len(self.around)
+        print("    " * depth + f"{op.name} under {('outer', 'inner')[depth - 1]}")
+        return super().run(op, args)
 
 
-class Version:
-    """What lies in a storage that a level has made."""
+def two_levels(remat):
+    inner = remat(lambda a: a.exp().cos())
 
-    def __init__(self, level, storage, producer):
-        self.level, self.producer, self.nbytes = level, producer, storage.nbytes()
-        self.program, self.own = weakref.ref(storage), None
-        self.pins = 0
-        for each in level.around:
-            each.values.add(self)
+    def outside(x):
+        a = x.sin()
+        return inner(a) + a
 
-    @property
-    def storage(self):
-        return self.own if self.own is not None else self.program()
-
-    @property
-    def here(self):
-        return self.storage is not None and self.storage.nbytes() == self.nbytes
+    return remat(outside), inner
 
 
-stack = []  # of this thread
-handles = WeakIdKeyDictionary()  # from storages to values
-
-
-def value_of(tensor):
-    return handles.get(tensor.untyped_storage())
-
-
-@contextmanager
-def active(level):
-    stack.append(level)
-    try:
-        with above() if level.depth == 1 else nullcontext():
-            yield level
-    finally:
-        stack.pop()
-
-
-def find_level(tensors):
-    known = [value_of(tensor).level for tensor in tensors if value_of(tensor) is not None]
-    return max(known + stack[-1:], key=lambda level: level.depth, default=None)
-
-
-def govern(keys, op, args, kwargs):  # noqa: F811
-    level = find_level(tensors_in((args, kwargs)))
-    result = go_on(keys, op, args, kwargs)
-    print("    " * level.depth + f"{op} under {level.name}")
-    for tensor in tensors_in(result):
-        storage = tensor.untyped_storage()
-        handles[storage] = Version(level, storage, None)
-    level.operators += 1
-    return result
-
-
-with active(Level("outer")) as outer:
-    a = x.sin()
-    with active(Level("inner")) as inner:
-        b = a.exp()
-        c = b.cos()
-    d = c + a
-print("outer holds", outer.resident, "bytes, inner", inner.resident)
-assert outer.resident == 4 * 256
-assert inner.resident == 3 * 256
+toy_outer, toy_inner = two_levels(lambda f: toy.remat(f, kind=Telling))
+toy_outer(toy_x)
+outer, inner = two_levels(rematfn.remat)
+outer(x)
+rows = []
+for name, ours, theirs in (("outer", toy_outer, outer), ("inner", toy_inner, inner)):
+    stats = rematfn.stats(theirs)
+    mine = (ours.level.operators, ours.level.peak)
+    rows.append((name, *mine, stats.operators, stats.peak_bytes))
+    assert mine == (stats.operators, stats.peak_bytes)
+table(rows, ["level", "toy: operators", "most bytes at once", "rematfn: operators", "the same"])
 
 # %% [markdown]
-# The addition is under the wrong level. `c` left the inner level but still belongs to it, and so
-# does the sum, though nobody runs the inner level any more. Part 5 fixes that; the lines about
-# `seal` in the C++ below are about it, too. `rematfn` has it right. (It counts an inner level's
-# operators in the outer one as well. Its bytes are fewer here, since `inside` drops `b` when it
-# returns.)
-
+# An operator counts in the levels around, too, and so do the bytes.
+#
+# Which level is it? In the toy it is the innermost that is active: `running()[-1]` in `at_remat`.
+# In a backward the level's function has returned, and nobody is active. There the toy's `grad`
+# helps: each of its nodes has noted the stack of levels, and puts it back while it runs. PyTorch's
+# autograd knows nothing of our levels. So the C++ asks the level on top of the stack, and the
+# levels of the arguments, which their handles lead to. It is **the innermost of these**. (The lines
+# about `seal` are for part 5.)
 
 # %%
-def inside(a):
-    assert rematfn._C.stack_depth() == 2
-    return a.exp().cos()
-
-
-inner = rematfn.remat(inside)
-
-
-def outside(x):
-    a = x.sin()
-    c = inner(a)
-    return c + a
-
-
-outer = rematfn.remat(outside)
-outer(x)
-table(
-    [
-        (name, rematfn.stats(f).operators, rematfn.stats(f).peak_bytes)
-        for name, f in (("outer", outer), ("inner", inner))
-    ],
-    ["level", "operators", "most bytes at once"],
-)
-assert [rematfn.stats(f).operators for f in (outer, inner)] == [4, 2]
-quote("csrc/operators/find_level.cpp", "f.cell = cell_of(*f.tensor);", "level = &level_of(")
+quote("csrc/operators/find_level.cpp", "Level* innermost_level(", "level = &level_of(*f.cell)")
 
 # %% [markdown]
 # Being active is a matter of two things: the level is on the thread's stack, and our key is among
@@ -639,7 +563,7 @@ assert [row[1:] for row in around] == [(1, row[0] > 0, True) for row in around]
 #
 # <details><summary>Answer</summary>
 #
-# Whatever counts in the outer level: its own values, and those of the inner one, which count in
+# Whatever counts in the outer level: its own versions, and those of the inner one, which count in
 # both. `rematfn` takes the outer level's own first, and then those inside. What the operator reads
 # is pinned and stays. A level never evicts what belongs to a level around it.
 #
@@ -660,164 +584,54 @@ def three_lines(x):
 
 
 # %% [markdown]
-# First the toy. It is notebook 4's level, cut down to what these lines need, with the stages in the
-# order of the C++. It writes down each stage. A `Step` is the journey of one operator.
-
+# First the toy. A `Step` is the journey of one operator, and `run` has its stages.
 
 # %%
-@dataclass(frozen=True)
-class Input:
-    source: object  # a value, or the storage of a tensor from outside
-    dtype: torch.dtype
-    view: tuple
-
-    def tensor(self):
-        storage = self.source.storage if isinstance(self.source, Version) else self.source
-        return torch.empty(0, dtype=self.dtype).set_(storage, *self.view)
+quote("tutorials/toy/remat.py", "    def run(self):", "return self.result")
+STAGES = ["require_room", "bring_back", "make_operation", "make_room", "run_kernel", "take_results"]
+stages = []
 
 
-class Step:
-    def __init__(self, level, keys, op, args, kwargs):
-        self.level, self.keys, self.op, self.given = level, keys, op, (args, kwargs)
-        found = [value_of(tensor) for tensor in tensors_in(self.given)]
-        self.read = [value for value in found if value is not None]
-        self.pinned, self.log = [], []
+def noting(stage):
+    def method(self, *args):
+        getattr(Step, stage)(self, *args)
+        level = self.level
+        stages.append((self.op.name, stage, level.operators, level.resident, level.replays))
 
-    def run(self):
-        self.require_room()
-        self.bring_back(self.read)
-        self.make_operation()
-        self.make_room(self.need)
-        self.run_kernel()
-        self.take_results()
-        for value in self.pinned:
-            value.pins -= 1
-        return self.result
-
-    def require_room(self):
-        def meta(t):
-            return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta")
-
-        given = tree_map_only(torch.device, lambda _: torch.device("meta"), self.given)
-        args, kwargs = tree_map_only(torch.Tensor, meta, given)
-        self.need = sum(t.untyped_storage().nbytes() for t in tensors_in(self.op(*args, **kwargs)))
-        least = self.need + sum(value.nbytes for value in set(self.read))
-        self.log.append(f"needs {least} bytes")
-        for level in self.level.around:
-            if level.budget is not None and least > level.budget:
-                raise MemoryError(f"{self.op} needs {least} bytes, {level.name} has {level.budget}")
-
-    def bring_back(self, values):
-        for value in values:
-            if not value.here:
-                operation = value.producer
-                self.bring_back(
-                    [i.source for i in operation.inputs if isinstance(i.source, Version)]
-                )
-                self.make_room(2 * value.nbytes)
-                value.refill(operation.replay())
-                self.level.replays += 1
-                self.log.append(f"replays {operation.op}")
-            value.pins += 1
-            self.pinned.append(value)
-
-    def make_operation(self):
-        def noted(t):
-            source = value_of(t) or t.untyped_storage()
-            return Input(source, t.dtype, (t.storage_offset(), t.size(), t.stride()))
-
-        given = tree_map_only(torch.Tensor, noted, self.given)
-        self.operation = Operation(self.keys, self.op, given)
-        self.level.operators += 1
-        self.log.append("is recorded")
-
-    def make_room(self, nbytes):
-        for level in self.level.around:
-            while level.budget is not None and level.resident + nbytes > level.budget:
-                candidates = [v for v in level.values if v.here and v.pins == 0]
-                if not candidates:
-                    raise MemoryError(f"no room for {self.op} in {level.name}")
-                evict(min(candidates, key=lambda value: value.producer.number))
-
-    def run_kernel(self):
-        self.result = go_on(self.keys, self.op, *self.given)
-        self.log.append("runs")
-
-    def take_results(self):
-        known = {tensor.untyped_storage() for tensor in tensors_in(self.given)}
-        for tensor in tensors_in(self.result):
-            storage = tensor.untyped_storage()
-            if storage not in known:
-                handles[storage] = Version(self.level, storage, self.operation)
-                self.log.append("its result gets a handle")
+    return method
 
 
-class Operation:
-    numbers = itertools.count()
-
-    def __init__(self, keys, op, given):
-        self.keys, self.op, self.given, self.number = keys, op, given, next(self.numbers)
-
-    @property
-    def inputs(self):
-        return [leaf for leaf in tree_leaves(self.given) if isinstance(leaf, Input)]
-
-    def replay(self):
-        args, kwargs = tree_map_only(Input, Input.tensor, self.given)
-        return go_on(self.keys, self.op, args, kwargs).untyped_storage()
+class Noted(Remat):
+    step = type("NotingStep", (Step,), {stage: noting(stage) for stage in STAGES})
 
 
-def refill(value, storage):
-    if value.program() is None:
-        value.own = storage
-    else:
-        value.program().resize_(value.nbytes)
-        value.program().copy_(storage)
+def evict(array):
+    array.storage.version.level.evict(array.storage.version)
 
 
-def evict(value):
-    value.own = None
-    if value.program() is not None:
-        value.program().resize_(0)
-    value.level.evictions += 1
-
-
-Version.refill = refill
-journeys = []
-
-
-def govern(keys, op, args, kwargs):  # noqa: F811
-    level = find_level(tensors_in((args, kwargs)))
-    step = Step(level, keys, op, args, kwargs)
-    with below():
-        result = step.run()
-    journeys.append((op, step.log))
-    return result
-
-
-# %%
-journeys.clear()
-with active(Level("f")) as level:
-    toy_rows = []
+toy_rows = []
+level = Noted()
+with active(level):
 
     def note(line):
         toy_rows.append((line, level.operators, level.resident, level.evictions, level.replays))
 
-    h = x.sin()
+    h = toy_x.sin()
     note("h = x.sin()")
     y = h.exp()
     note("y = h.exp()")
-    evict(value_of(h))
+    evict(h)
     note("evict(h)")
     z = h * y
     note("z = h * y")
 
-for op, log in journeys:
-    print(f"{op!s:18}", "; ".join(log))
-assert torch.equal(z, three_lines(x))
+mul = [row[1:] for row in stages if row[0] == "mul"]
+table(mul, ["h * y, after the stage", "operators", "bytes here", "replays"])
+assert np.array_equal(z.data, three_lines(toy_x).data)
 
 # %% [markdown]
-# And `rematfn`. Its numbers can be asked for while `f` runs.
+# `bring_back` has replayed the sine, so `h` is here again. The product's bytes count from
+# `take_results` on. And `rematfn`. Its numbers can be asked for while `f` runs.
 
 
 # %%
@@ -847,10 +661,10 @@ table(
     ["after", "operators", "bytes here", "evictions", "replays"],
 )
 assert real_rows == toy_rows
-assert real_rows[-1] == ("z = h * y", 3, 768, 1, 1)
+assert real_rows[-1] == ("z = h * y", 3, 1536, 1, 1)
 
 # %% [markdown]
-# Operator for operator the numbers are the same. Now the C++, along the third line, `h * y`, where
+# Line for line the numbers of the toy are the same. Now the C++, along the third line, `h * y`, where
 # `h` has been evicted.
 #
 # ```
@@ -872,11 +686,11 @@ quote("csrc/operators/boxed_kernel.cpp", "  const BelowLevels below;", "= find_t
 quote("csrc/operators/boxed_kernel.cpp", "if (domain.domain != nullptr) lock.emplace", "return;")
 
 # %% [markdown]
-# **The stages** stand in one function. Ours has the same, in the same order. Two stages are only in
-# the C++: `prepare` decides whether the operator is recorded at all, and `save_what_is_overwritten`
-# makes the copies of notebook 4, part 5. `require_room` and `make_room` are for levels with a
-# budget. The first lines and the last keep counts. (In here a tensor is an *operand*. The simulator
-# of notebook 6 runs the same function, and its operands are sizes without tensors.)
+# **The stages** stand in one function. The toy has the same, in the same order. One stage is only in
+# the C++: `prepare` decides whether the operator is recorded at all. `require_room` and `make_room`
+# are for levels with a budget. The first lines and the last keep counts. (In here a tensor is an
+# *operand*. The simulator of notebook 6 runs the same function, and its operands are sizes without
+# tensors.)
 
 # %%
 quote("csrc/engine/step.cpp", "void Step::run() {", "note_call(*seen_)")
@@ -897,23 +711,19 @@ def refusal(run):
     raise AssertionError("there was room")
 
 
-def under_toy():
-    with active(Level("f", budget=600)):
-        three_lines(x)
-
-
-toy_refusal = refusal(under_toy)
-real_refusal = refusal(lambda: rematfn.remat(three_lines, 600)(x))
+toy_refusal = refusal(lambda: toy.remat(three_lines, 1200)(toy_x))
+real_refusal = refusal(lambda: rematfn.remat(three_lines, 1200)(x))
 print(toy_refusal)
 print(real_refusal)
-assert "768" in toy_refusal
-assert "768" in real_refusal
+assert "1536" in toy_refusal
+assert "1536" in real_refusal
 quote("csrc/engine/step.cpp", "void Step::require_room() {", "throw NoRoom")
 
 # %% [markdown]
 # **`bring_back`.** `h` is not here. `Domain::materialize` has it made again, as notebook 4 tells:
-# the sine is replayed. Then `h` and `y` are pinned. (A *place* is where bytes are: here, away, or
-# under way; the last is for levels that copy values to a disk.)
+# the sine is replayed. Then `h` and `y` are *pinned*: they cannot go until the operator has run.
+# (The toy has `keep` for that. A *place* is where bytes are: here, away, or under way; the last is
+# for levels that copy versions to a disk.)
 
 # %%
 quote("csrc/engine/step.cpp", "void Step::bring_back() {", "domain_.materialize(wanted);")
@@ -931,8 +741,8 @@ quote("csrc/operators/level_call.cpp", "call().take_input(std::move(version));")
 
 # %% [markdown]
 # **`make_room`** evicts until the results fit, in this level and in all around it. Then
-# **`run_kernel`** goes on. There are the same two cases as in `go_on`: redispatch with lower keys,
-# or begin anew, for factories.
+# **`run_kernel`** goes on. There are the same two cases as in `go_on` of part 2: redispatch with
+# lower keys, or begin anew, for factories.
 
 # %%
 quote("csrc/operators/call.cpp", "  if (!selects_backend) {", "op.callBoxed(stack);")
@@ -948,9 +758,10 @@ quote("csrc/operators/level_results.cpp", fresh, "admit(contents, kFresh);")
 quote("csrc/tensors/level_tensor.cpp", "void attach_new(", "add(kLevelKey)")
 
 # %% [markdown]
-# `set_keys` does something that our toy cannot do: it **puts the key on the tensor**. From then on
-# operators on this tensor come to the level, whether or not the thread includes the key. So a level
-# tensor is the kernel's own tensor with two things added, a key and a handle. Nothing is wrapped.
+# `set_keys` **puts the key on the tensor**, as the last line of the toy's `take_results` does. From
+# then on operators on this tensor come to the level, whether or not the thread includes the key. So
+# a level tensor is the kernel's own tensor with two things added, a key and a handle. Nothing is
+# wrapped.
 
 # %%
 inside_keys = []
@@ -999,57 +810,21 @@ assert inside_keys[0] == inside_keys[1] == _C._dispatch_keys(x) | borrowed
 # its bytes are brought back if they are away, its lineage is dropped, its bytes count no longer,
 # and its handle and its key are taken off. Nothing is copied; it is the same tensor.
 #
-# If a level around still runs, that is the *heir*. The value goes to the heir, lineage and all, and
-# may be evicted there.
+# If a level around still runs, that is the *heir*. The version goes to the heir, lineage and all,
+# and may be evicted there.
 
 
 # %%
-def seal(tensor, level):
-    value = value_of(tensor)
-    if value is None or value.level.depth < level.depth:
-        return  # not ours
-    level.values.discard(value)
-    if level.enclosing is not None:
-        value.level = level.enclosing
-        return
-    step = Step(level, None, "seal", (tensor,), {})
-    step.bring_back(step.read)
-    del handles[tensor.untyped_storage()]
-
-
-def remat(f, name, budget=None):
-    def transformed(*args):
-        with active(Level(name, budget)) as level:
-            result = f(*args)
-        for tensor in tensors_in(result):
-            seal(tensor, level)
-        transformed.level = level
-        return result
-
-    return transformed
-
-
-toy_inner = remat(lambda a: a.exp().cos(), "inner")
-
-
-def toy_outside(x):
-    a = x.sin()
-    return toy_inner(a) + a
-
-
-toy_outer = remat(toy_outside, "outer")
-journeys.clear()
-result = toy_outer(x)
-counts = (toy_outer.level.operators, toy_inner.level.operators)
-print("operators of outer, inner:", counts)
-assert counts == (2, 2)  # the sum is the outer's
-assert value_of(result) is None
-assert torch.equal(result, x.sin().exp().cos() + x.sin())
+quote("tutorials/toy/remat.py", "    def seal(", "array.storage.version = version, None")
+toy_outer, toy_inner = two_levels(toy.remat)
+result = toy_outer(toy_x)
+print("keys:", *(key.name for key in result.keys), "- version:", result.storage.version)
+assert result.storage.version is None
+assert np.array_equal(result.data, (toy_x.sin().exp().cos() + toy_x.sin()).data)
 
 # %% [markdown]
-# The sum is the outer level's now, as it should be. (`rematfn` said 4 and 2 above: it counts the
-# inner level's in the outer one, too.) In C++ the two cases stand in one function, of which this is
-# the beginning. Further down, `detach(tensor)` takes off the handle and the key.
+# In C++ the two cases stand in one function, of which this is the beginning. Further down,
+# `detach(tensor)` takes off the handle and the key.
 
 # %%
 quote("csrc/levels/boundary.cpp", "void give_cell(", "materialize_for(level, wanted")
@@ -1078,17 +853,17 @@ assert torch.equal(more, x.sin() + 1)
 # %% [markdown]
 # What leaves by a side effect is not among the results, so nobody seals it when the function
 # returns. It is sealed when somebody first uses it. `h` was evicted, by a policy that evicts
-# everything; its key brought the addition to us, and `find_level`, quoted in part 3, sealed it on
-# the way.
+# everything; its key brought the addition to us, and `find_level` sealed it on the way. (In the toy
+# `at_remat` does so, by `leave`.)
 #
 # **Question.** Under `torch.func.grad` a result is a wrapper around a tensor of ours. What is to be
-# sealed, and why did the level of notebook 4 fail there?
+# sealed?
 #
 # <details><summary>Answer</summary>
 #
 # The innermost tensor, since it has the storage and the handle. `seal` in
 # `csrc/levels/boundary.cpp` walks through functorch's wrappers, subclasses and forward-mode
-# tangents to it. Notebook 4 asked the wrapper for its storage, and a wrapper has none.
+# tangents to it. In the toy `leave` walks through wrappers.
 #
 # </details>
 
@@ -1276,13 +1051,12 @@ print("grad, four times over, and vmap(hessian): the same bits")
 #
 # <details><summary>Answer</summary>
 #
-# It should: what such operators make can be as large as any value of the forward. It does: each
+# It should: what such operators make can be as large as anything that the forward made. It does: each
 # node of the region has a hook that includes the key for the thread while the node runs, and says
 # whose node it is. Autograd's engine restores the thread's keys after each node. `Note [The
 # operators of a node are its level's]` in `csrc/levels/gradient_edges.cpp`.
 #
 # </details>
 #
-# **What comes next.** We have never asked *which* value goes. In notebook 4 it was a score of one
-# line, here it was whoever is oldest. Notebook 6 looks for a better one, and for the best there can
-# be.
+# **What comes next.** We have hardly asked *which* version goes. In notebook 4 it was a score of one
+# line. Notebook 6 looks for a better one, and for the best there can be.

@@ -120,12 +120,13 @@ def test_remat_around_or_inside_changes_no_bit(name: str) -> None:
         result = f(x, w)
         assert result.data.tobytes() == expected.data.tobytes()
         assert result.keys == KeySet.of(Key.CPU)
-        assert result.level is result.made_by is None
+        assert result.storage.version is None
 
     ample = toy.remat(PROGRAMS[name](toy, rows_of_toy), AMPLE)
     check(ample)
     assert ample.level.evictions == 0
-    budget = int(0.6 * ample.level.peak)
+    # A forward alone holds five arrays, and one operator needs three of them.
+    budget = int((0.6 if "grad" in name else 0.8) * ample.level.peak)
     tight = toy.remat(PROGRAMS[name](toy, rows_of_toy), budget)
     check(tight)
     assert tight.level.evictions > 0

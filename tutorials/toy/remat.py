@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""remat: a level that keeps a budget of bytes. It forgets numbers, and computes them again."""
+"""remat: a level that keeps a budget of bytes. It evicts versions, and replays operations."""
 
 from __future__ import annotations
 
@@ -8,98 +8,179 @@ import weakref
 
 from .dispatcher import Key, KeySet, fallbacks
 from .levels import Level, active, leave, leaving, thread, tree_map
+from .lineage import Input, Operation, Version, made_by, schedule
 from .operators import Array
 
 
+class Step:
+    """The journey of one operator under its level."""
+
+    def __init__(self, level, op, args):
+        self.level, self.op, self.args = level, op, args
+        self.outermost = level.outermost
+        arrays = [arg for arg in args if isinstance(arg, Array)]
+        self.reads = [level.version_of(array.storage) for array in arrays]
+        self.written = [args[place].storage for place in op.writes]
+        self.makes = 8 * math.prod(op.shape(*args)) if op.shape else 0  # a float has 8 bytes
+
+    def run(self):
+        self.require_room()
+        self.bring_back()
+        self.save_what_is_overwritten()
+        self.make_operation()
+        self.make_room(self.makes)
+        self.run_kernel()
+        self.take_results()
+        return self.result
+
+    def require_room(self):
+        """Refuse before anything is touched, if inputs and results alone are too much."""
+        for level in self.level.around:
+            inputs = sum(v.nbytes for v in set(self.reads) if v in level.versions)
+            if (need := inputs + self.makes) > level.budget:
+                raise MemoryError(f"{self.op.name} needs {need} bytes, of {level.budget}")
+
+    def bring_back(self):
+        self.level.materialize(self.reads)
+
+    def make_room(self, nbytes):
+        for level in self.level.around:
+            level.make_room(self.op, nbytes, self.reads)
+
+    def save_what_is_overwritten(self):
+        """Copy constants that the operator is about to write: nobody could make them again."""
+        for storage in self.written:
+            if storage.version is None:
+                constant = self.outermost.outside.pop(id(storage))
+                self.make_room(constant.nbytes)
+                constant.overwritten()
+                for level in self.level.around:
+                    level.versions.add(constant)
+
+    def make_operation(self):
+        """Record the call, with versions in the place of arrays."""
+        for level in self.level.around:
+            level.operators += 1
+        reads = iter(self.reads)
+        args = [Input(next(reads), a.view) if isinstance(a, Array) else a for a in self.args]
+        self.operation = Operation(self.op, args, order=self.outermost.operators)
+        self.operation.nbytes = self.makes + sum(storage.nbytes for storage in self.written)
+        self.operation.cost = self.makes + sum(version.nbytes for version in self.reads)
+
+    def run_kernel(self):
+        self.result = self.op.redispatch(KeySet.of(Key.CPU), self.args)
+
+    def take_results(self):
+        """Give new contents a version, and the result the key if its storage has one."""
+        now = self.outermost.clock = self.outermost.clock + self.operation.cost
+        for version in self.reads:
+            version.last_access = now
+        for storage in made_by(self.op, self.args, self.result):
+            version = Version(storage, self.operation, self.level, now)
+            self.operation.outputs.append(weakref.ref(version))
+            if storage in self.written and storage.version is None:
+                continue  # from outside: what lies there now is the caller's
+            if storage.version:
+                storage.version.overwritten()
+            storage.version = version
+            for level in self.level.around:
+                level.versions.add(version)
+        if self.result.storage.version:
+            self.result.keys |= KeySet.of(Key.REMAT)
+
+
 class Remat(Level):
-    """It wraps nothing. What it makes are arrays with its key, which know how they were made."""
+    """It wraps nothing. What it makes are arrays with its key, on storages that have a version."""
 
     key = Key.REMAT
     included = KeySet.of(Key.REMAT)
+    step = Step
 
-    def __init__(self, budget):
-        self.budget, self.around = budget, running()[-1] if running() else None
-        # This level and those around it: a result counts in the budget of each.
-        self.chain = [self, *(self.around.chain if self.around else ())]
-        self.arrays = weakref.WeakSet()  # made here, or in a level inside
-        self.clock = self.peak = self.evictions = self.replays = 0
+    def __init__(self, budget=math.inf):
+        self.budget, self.enclosing = budget, running()[-1] if running() else None
+        # This level and those around it: a version counts in the budget of each.
+        self.around = [self, *(self.enclosing.around if self.enclosing else ())]
+        self.outermost = self.around[-1]  # it has the clock of all
+        self.versions = weakref.WeakSet()  # made here, or in a level inside
+        self.outside = weakref.WeakValueDictionary()  # constants, by the address of their storage
+        self.clock = self.operators = self.evictions = self.replays = self.peak = 0
 
     def run(self, op, args):
-        """Run an operator of the program, and note what it made of what."""
-        self.patience = 1000  # so many replays for one operator, and no more
-        result = self.compute(op, args)
-        result.level, result.made_by, result.pins = self, (op, args), 0
-        result.keys |= KeySet.of(Key.REMAT)
-        result.cost = result.nbytes + sum(array.nbytes for array in arrays_in(args))
-        result.made_at = result.last_access = self.now(result.cost)
-        for level in self.chain:
-            level.arrays.add(result)
-        return result
+        return self.step(self, op, args).run()
 
-    def compute(self, op, args):
-        """Bring the arguments back, make room for the result, and run the kernel."""
-        read = [array for array in arrays_in(args) if array.level]
-        for array in read:
-            array.pins += 1  # to go last, while the others are made again
-        # A replay may evict one that is back already. So we look at all again.
-        while missing := [array for array in read if array.data is None]:
-            missing[0].level.replay(missing[0])
-        for level in self.chain:
-            level.make_room(op, 8 * math.prod(op.shape(*args)), read)  # a float has 8 bytes
-        for array in read:
-            array.pins -= 1
-            array.last_access = self.now()
-        return op.redispatch(KeySet.of(Key.CPU), args)
+    def version_of(self, storage):
+        """Return what lies in a storage now. What no level has made is a constant."""
+        constants = self.outermost.outside
+        return storage.version or constants.setdefault(id(storage), Version(storage))
 
-    def replay(self, array):
+    @property
+    def resident(self):
+        return sum(version.nbytes for version in self.versions if version.here)
+
+    def may_go(self, version):
+        return version.here and version.producer is not None and not version.place.lent
+
+    def score(self, version):
+        """What it cost, for each byte and each moment since its last use."""
+        age = self.outermost.clock - version.last_access
+        return version.producer.cost / (version.nbytes * (1 + age))
+
+    def make_room(self, op, nbytes, keep):
+        """Evict the candidates with the lowest scores, those that replays wait for last."""
+        while (need := self.resident + nbytes) > self.budget:
+            if not (candidates := set(filter(self.may_go, self.versions)).difference(keep)):
+                raise MemoryError(f"{op.name} needs {need} bytes, and the budget is {self.budget}")
+            self.evict(
+                min(candidates, key=lambda v: (v.pending > 0, self.score(v), v.producer.order))
+            )
+        self.peak = max(self.peak, need)
+
+    def evict(self, version):
+        version.place.numbers = version.own = None
+        self.evictions += 1
+
+    def materialize(self, wanted):
+        """Bring versions back. A replay may evict what is back already, so we look again."""
+        self.patience = 10_000  # so many replays, and no more
+        while missing := [version for version in wanted if not version.here]:
+            operations = schedule(missing)
+            reads = [*wanted, *(read for operation in operations for read in operation.reads)]
+            for version in reads:
+                version.pending += 1
+            for operation in operations:
+                if all(version.here for version in operation.reads):
+                    self.replay(operation)
+                for version in operation.reads:
+                    version.pending -= 1
+                    if not version.pending and version.producer and version.storage() is None:
+                        version.own = None  # nobody else is going to read it
+            for version in wanted:
+                version.pending -= 1
+
+    def replay(self, operation):
         self.replays, self.patience = self.replays + 1, self.patience - 1
         if self.patience < 0:
             raise MemoryError("replays evict what other replays need, without end")
-        array.data = self.compute(*array.made_by).data
-
-    def make_room(self, op, nbytes, read):
-        """Evict what has the lowest score, but nothing that this very operator reads."""
-        here = {array for array in self.arrays if array.data is not None}
-        while (need := nbytes + sum(array.nbytes for array in here)) > self.budget:
-            if not (may_go := here.difference(read)):
-                raise MemoryError(f"{op.name} needs {need} bytes, and the budget is {self.budget}")
-            here.remove(victim := min(may_go, key=self.score))
-            victim.data = None
-            self.evictions += 1
-        self.peak = max(self.peak, need)
-
-    def score(self, array):
-        """What bringing it back will cost, for each byte and each moment since its last use."""
-        away, todo = set(), [array]
-        while todo:
-            away.add(one := todo.pop())
-            todo += {a for a in arrays_in(one.made_by[1]) if a.data is None} - away
-        unused = self.now() - array.last_access
-        price = sum(a.cost for a in away) / ((1 + array.nbytes) * (1 + unused))
-        return array.pins > 0, price, array.made_at
-
-    def now(self, passed=0):
-        """Read the clock, which the outermost level has. It counts the bytes that calls touch."""
-        self.chain[-1].clock += passed
-        return self.chain[-1].clock
+        missing = [v for output in operation.outputs if (v := output()) and not v.here]
+        for level in missing[0].level.around:
+            level.make_room(operation.op, operation.nbytes, operation.reads)
+        for output, storage in zip(operation.outputs, operation.run()):
+            if output() in missing:
+                output().refill(storage)
 
     def seal(self, array):
         """Let an array leave: to the level around, or with its numbers and without a way back."""
         if self in thread.stack:  # its function still runs
             return
-        if self.around is None:
-            self.patience = 1000
-            if array.data is None:
-                self.replay(array)
-            array.keys -= KeySet.of(Key.REMAT)
-            array.made_by = None
-        self.arrays.discard(array)
-        array.level = self.around
-        leave(array)
-
-
-def arrays_in(args):
-    return [arg for arg in args if isinstance(arg, Array)]
+        version = array.storage.version
+        self.versions.discard(version)
+        if self.enclosing:
+            version.level = self.enclosing
+            leave(array)
+        else:
+            self.materialize([version])
+            version.producer, version.own = None, array.storage  # a constant
+            self.outside[id(array.storage)], array.storage.version = version, None
 
 
 def running():
@@ -107,26 +188,29 @@ def running():
 
 
 def at_remat(op, keys, args):
-    """Give the operator to the innermost level of remat. If none is active, its arguments leave."""
+    """Give the operator to the innermost level of remat, if one is active."""
+    args = tuple(map(leave, args))  # what is of a level that has ended leaves it
     if running():
         return running()[-1].run(op, args)
-    return op.redispatch(keys.below(Key.REMAT), tuple(map(leave, args)))
+    return op.redispatch(keys.below(Key.REMAT), args)
 
 
 def seal_if_ours(tensor):
-    if isinstance(tensor, Array) and tensor.level:
-        tensor.level.seal(tensor)
+    if isinstance(tensor, Array) and tensor.storage.version:
+        tensor.storage.version.level.seal(tensor)
+        if tensor.storage.version is None:
+            tensor.keys -= KeySet.of(Key.REMAT)
 
 
 fallbacks[Key.REMAT] = at_remat
 leaving.append(seal_if_ours)
 
 
-def remat(f, budget):
+def remat(f, budget=math.inf, kind=Remat):
     """Return f, to be run with so many bytes at most for what it makes."""
 
     def transformed(*args):
-        transformed.level = level = Remat(budget)
+        transformed.level = level = kind(budget)
         with active(*thread.stack, level):
             result = f(*args)
         return tree_map(leave, result)

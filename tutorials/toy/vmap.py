@@ -59,6 +59,7 @@ def rule_of_expand(op, x, shape):
 
 rules = {
     **dict.fromkeys((ops.neg, ops.sin, ops.cos, ops.exp, ops.add, ops.mul), elementwise),
+    ops.flip: elementwise,  # other numbers for each example
     ops.matmul: elementwise,  # NumPy's is for the last two dimensions
     ops.reshape: lambda op, x, shape: op(x, (x.shape[0], *shape)),
     ops.expand: rule_of_expand,
