@@ -105,7 +105,7 @@ def picture(width, height, title, *parts):
 # ## What does the dispatcher choose from?
 #
 # - An **operator** is what a program asks for: `sin`, `mul`, `view`. PyTorch has more than two
-#   thousand, and a library can add its own.
+#   thousand, whose full names begin with `aten::`, and a library can add its own.
 # - A **kernel** is a function that does one part of an operator's work. For `sin` there is one that
 #   computes on a CPU, one that computes on CUDA, one that records for autograd, and others.
 # - A **dispatch key** is the name of one part: `CPU`, `CUDA`, `AutogradCPU`, `AutocastCPU`. A
@@ -322,9 +322,10 @@ print("after step 2:", *(key.name for key in keys))
 # m.fallback(torch::CppFunction::makeFallthrough());      // nor has any operator without a kernel
 # ```
 #
-# In Python it is `torch.library.fallthrough_kernel`. Here are three operators of our own, each
-# with a kernel for the CPU. At `AutogradCPU` the first has a kernel and the second a fallthrough.
-# The third is called with a sparse tensor, and at `SparseCPU` its place is empty.
+# In Python it is `torch.library.fallthrough_kernel`. Here are three operators of our own, each with
+# a kernel for the CPU. At `AutogradCPU` the first has a kernel and the second a fallthrough. The
+# third is called with a sparse tensor, and at `SparseCPU` its place is empty. (With `with_keyset` a
+# kernel is given the keys of the call; what it does with them is told below.)
 
 # %%
 library = torch.library.Library("page", "DEF")
@@ -337,7 +338,7 @@ for name in ("recorded", "skipped", "empty"):
 
 def at_autograd(keys, x):
     ran.append("AutogradCPU")
-    rest = keys & _C._dispatch_keyset_full_after(key_named("AutogradCPU"))
+    rest = keys & _C._dispatch_keyset_full_after(key_named("AutogradCPU"))  # the lower keys
     return torch.ops.page.recorded.default.redispatch(rest, x)
 
 

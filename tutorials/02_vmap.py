@@ -50,18 +50,34 @@ from toy.levels import Level, Wrapper, active, leave, thread, tree_map, unwrappe
 import rematfn
 
 # %% [markdown]
-# First a reminder. An operator has a table of kernels, at most one for each key. A call has a set
-# of keys: those of its arguments and those that the thread includes, without those that it
-# excludes. The highest key decides which kernel runs. A
-# kernel that is *boxed* takes the arguments as one tuple, so that it can serve all operators. (Part
-# 4 tells what a *level* is.)
+# First look at PyTorch's. A function tells how often it is called, and with what.
+
+# %%
+told = []
+
+
+def tells(row):
+    told.append(tuple(row.shape))
+    return row.sin().sum()
+
+
+result = torch.func.vmap(tells)(torch.ones(1000, 3))
+print(f"{len(told)} call, with shape {told[0]}, and a result of shape {tuple(result.shape)}")
+assert told == [(3,)]
+
+# %% [markdown]
+# One call for a thousand examples, and the function believes that it has one of them. To see how, a
+# reminder. An operator has a table of kernels, at most one for each key. A call has a set of keys:
+# those of its arguments and those that the thread includes, without those that it excludes. The
+# highest key decides which kernel runs. A kernel that is *boxed* takes the arguments as one tuple,
+# so that it can serve all operators. (Part 4 tells what a *level* is.)
 
 # %%
 quote("tutorials/toy/dispatcher.py", "    def __call__", "return self.redispatch")
 quote("tutorials/toy/dispatcher.py", "class Key(", "LEVELS = ")
 
 # %% [markdown]
-# `tutorials/toy/operators.py` has fourteen operators. At the key `CPU` each has a kernel, which
+# `tutorials/toy/operators.py` has seventeen operators. At the key `CPU` each has a kernel, which
 # hands NumPy's arrays to a function of NumPy. An `Array` is a tensor with numbers in it, and `CPU`
 # is its only key.
 #
@@ -141,7 +157,7 @@ assert calls == [("sin", [(3,)]), ("sum", [(3,)])] * 4
 
 # %%
 for op in OPERATORS:
-    del op.kernels[Key.VMAP]
+    op.kernels.pop(Key.VMAP, None)
 del fallbacks[Key.VMAP]
 
 # %% [markdown]
@@ -281,8 +297,8 @@ assert theirs == [("add", [(4, 3), (3,)])]
 np.testing.assert_allclose(result.data, expected.numpy())
 
 # %% [markdown]
-# PyTorch does not repeat `w`, because its addition broadcasts. Ours costs memory, and in exchange
-# our rules are short.
+# PyTorch does not repeat `w`, because its addition broadcasts. Ours costs one more call, and in
+# exchange our rules are short. (`expand` moves no bytes: its result is a view of `w`.)
 #
 # The other operators have rules of the same kind. Only `expand` needs more than a line. It can add
 # dimensions at the front of a shape, and in a batched tensor they have to follow the hidden one.
@@ -301,7 +317,8 @@ quote("tutorials/toy/vmap.py", "rules = {", "}")
 # %% [markdown]
 # In PyTorch a rule is a kernel for the key `FuncTorchBatched`. Many operators need none: they are
 # written in terms of other operators, and their kernel for this key takes them apart. PyTorch calls
-# such operators *composite* (notebook 1). The dispatcher's tables say who has what.
+# such operators *composite* (notebook 1). The dispatcher's tables say who has what. (An *overload*
+# is one of several forms of an operator, such as `add.Tensor` and `add.Scalar`.)
 
 # %%
 names = [name for name in _C._dispatch_get_all_op_names() if name.startswith("aten::")]

@@ -14,13 +14,13 @@
 # %% [markdown]
 # # 6. Choosing a victim
 #
-# A function runs within a budget. It has to make room, and a thousand values could go: which one
+# A function runs within a budget. It has to make room, and a thousand versions could go: which one
 # costs the least in the end? Here you write the scores of the literature, race them on recorded
 # programs, and see how far each is from a cost that *no* choice can beat.
 #
-# Words used below. A *version* is the contents of a tensor at one time; we say *value*. To *evict*
-# it is to give up its bytes. To *replay* is to run the operator that made it again. A *miss* is a
-# read of an evicted value: it has to be replayed first. A *candidate* is a value that may go, the
+# Words used below. A *version* is the contents of a storage until the next write. To *evict* it is
+# to give up its bytes. To *replay* is to run the operation that made it again. A *miss* is a read
+# of an evicted version: it has to be replayed first. A *candidate* is a version that may go, the
 # *victim* the one that does, and a *score* a number for each candidate: the lowest goes first.
 
 # %%
@@ -47,10 +47,10 @@ torch.set_num_threads(1)
 # %% [markdown]
 # ## 1. Programs to race on
 #
-# A score does not read tensors, so we need none. A *trace* is a program written down by sizes:
-# what each operator reads, makes and costs, and when the program lets go of a value.
-# `rematfn.record` runs a function once and writes it down. `rematfn.simulate` takes the trace
-# through the engine that also runs real programs, with sizes in the place of tensors.
+# A score does not read tensors, so we need none. A *trace* is a program written down by sizes: what
+# each operator reads, makes and costs, and when the program lets go of a version. `rematfn.record`
+# runs a function once and writes it down. `rematfn.simulate` takes the trace through the engine
+# that also runs real programs, with sizes in the place of tensors.
 
 
 # %%
@@ -172,20 +172,20 @@ print(
 assert alike < 1.1 and lru.replays > 2 * traces["mlp"].operators
 
 # %% [markdown]
-# *Largest.* In the recurrent network the largest values are the sums in which the gradients of the
-# two weights are gathered. Each step of the backward reads them, and to make one again takes all of
-# the backward so far. If they count as no larger than the rest, hardly anything is replayed.
+# *Largest.* In the recurrent network the largest versions are the sums in which the gradients of
+# the two weights are gathered. Each step of the backward reads them, and to make one again takes
+# all of the backward so far. If they count as no larger than the rest, hardly anything is replayed.
 #
-# *Oldest* is what a cache gives up. A backward reads the forward in reverse, so the oldest value
+# *Oldest* is what a cache gives up. A backward reads the forward in reverse, so the oldest version
 # is read last. But a cache fetches each entry at the same price. Here the beginning of the program
 # is gone, and one read of it replays all that comes before. What that brings back is still the
 # oldest, so it goes first, and the next read replays it once more.
 #
 # ## 3. Cost, size and staleness
 #
-# Each of three numbers is a reason to let a value go: it is cheap to make again (`cost`), it frees
-# much (`nbytes`), and it is not needed soon. The last is not known, so its *staleness* stands for
-# it, the time since it was last read (`age`). The local score of DTR (Kirisame et al., *Dynamic
+# Each of three numbers is a reason to let a version go: it is cheap to make again (`cost`), it
+# frees much (`nbytes`), and it is not needed soon. The last is not known, so its *staleness* stands
+# for it, the time since it was last read (`age`). The local score of DTR (Kirisame et al., *Dynamic
 # Tensor Rematerialization*, ICLR 2021, [arXiv:2006.09616](https://arxiv.org/abs/2006.09616)) is
 # their quotient.
 
@@ -234,11 +234,11 @@ table(rows, ["program", "age counts in the", "0.8", "0.6", "0.4"])
 assert all(float(rows[i][4]) + 0.3 < float(rows[i + 1][4]) for i in (0, 2))
 
 # %% [markdown]
-# Almost all the harm is done in the backward. There a replay brings old values back, and the score
-# lets them go again for being old, as LRU does.
+# Almost all the harm is done in the backward. There a replay brings old versions back, and the
+# score lets them go again for being old, as LRU does.
 #
 # The age is counted in *program time*, the summed cost of what the program itself has run. With
-# seconds a busy machine would evict other values than an idle one:
+# seconds a busy machine would evict other versions than an idle one:
 
 # %%
 quote(
@@ -248,7 +248,7 @@ quote(
 # %% [markdown]
 # ## 4. The neighbourhood
 #
-# `cost` is the cost of *one* operator. Here is what it does not see. Nine values in a chain, all
+# `cost` is the cost of *one* operator. Here is what it does not see. Nine versions in a chain, all
 # alike; some are gone:
 #
 # ```text
@@ -267,7 +267,7 @@ def msps(c):
 
 
 def on_in_python(c):
-    fresh = 1 if c.consumed else 4
+    fresh = 1 if c.consumed else 4  # has the program read it?
     return fresh * (c.cost + c.ancestors / 2) / (c.nbytes * (c.age + TICK) ** 0.6)
 
 
@@ -279,21 +279,21 @@ assert all(third[name, "ON in Python"][0.4] < third[name, "local"][0.4] for name
 #
 # - *MSPS*, memory saved per second of replay, is what Capuchin (Peng et al., ASPLOS 2020) rates
 #   recomputation by. It has no age.
-# - DTR's own score `h_DTR` counts evicted *descendants* too: to make one of them again, this value
-#   is needed.
+# - DTR's own score `h_DTR` counts evicted *descendants* too: to make one of them again, this
+#   version is needed.
 # - *ON* is rematfn's. It leaves descendants out, damps age, spares what nobody has read yet, and
 #   counts ancestors in two ways:
 #
 # ```text
 #          (cost + dropped ancestors + held ancestors / 2)
-# score =  -----------------------------------------------   * 4, until the value is first read
+# score =  -----------------------------------------------   * 4, until the version is first read
 #                      bytes * age ^ 0.6
 # ```
 #
 # An ancestor is *held* if the program still has a tensor of it: a variable, or what autograd has
 # saved. Somebody is likely to read it and have it replayed anyway, so half of its cost counts. An
-# ancestor that the program has *dropped* would be replayed for this value alone. It counts in full.
-# What lies behind a gradient is mostly of that kind.
+# ancestor that the program has *dropped* would be replayed for this version alone. It counts in
+# full. What lies behind a gradient is mostly of that kind.
 
 
 # %%
@@ -331,8 +331,8 @@ assert abs(pair[0] - pair[1]) < 0.01
 # %% [markdown]
 # ### One request, several victims
 #
-# So far one value goes after the other until there is room. That has a fault. Suppose that 100
-# bytes are needed. The lowest score is that of a small value, which goes first and frees 1 byte.
+# So far one version goes after the other until there is room. That has a fault. Suppose that 100
+# bytes are needed. The lowest score is that of a small version, which goes first and frees 1 byte.
 # The next one frees 100. So the small one went for nothing. ON chooses the victims of a request as
 # a *set*: it takes the lowest scores until there is room, and then goes back from the costliest and
 # leaves alone what is no longer needed.
@@ -366,7 +366,7 @@ quote("csrc/engine/evictor.cpp", "const bool is_necessary", "moves_.offer(*versi
 # <details><summary><b>Question.</b> Evicting <code>h</code> changes the score of which
 # candidates?</summary>
 #
-# *Answer.* Of all that would need `h` to be made again: its descendants, as far as evicted values
+# *Answer.* Of all that would need `h` to be made again: its descendants, as far as evicted versions
 # lead. The engine marks them as stale and works a score out anew only when it stands at the front
 # of the queue: `choose_victims` in `csrc/policy/eviction.cpp`.
 # </details>
@@ -374,7 +374,7 @@ quote("csrc/engine/evictor.cpp", "const bool is_necessary", "moves_.offer(*versi
 # ## 5. The race
 #
 # Now all of them, at smaller budgets as well; part 6 draws it. *Guided* is not a score that looks
-# back. It knows from the recorded call when each value is read next, and has tried many settings
+# back. It knows from the recorded call when each version is read next, and has tried many settings
 # of its score in the simulator (notebook 7). It is here as the one to be reached.
 
 # %%
@@ -402,13 +402,13 @@ for name in traces:
 # not known: to find one is a hard integer program (Checkmate, Jain et al., MLSys 2020, writes it
 # down). What can be had is a number that no schedule goes *below*.
 #
-# Take the integer program and let its decisions be fractions: "half of this value is resident".
+# Take the integer program and let its decisions be fractions: "half of this version is resident".
 # Each real schedule is still a solution, so the cheapest solution costs no more than the cheapest
 # schedule. This is *relaxation*, and the fractions make a linear program, which is solved in
 # seconds.
 #
 # The smallest such linear program has a single *cut*: the moment when the most is waiting to be
-# read. All values that are read after the cut are either resident at it or replayed after it, and
+# read. All versions that are read after the cut are either resident at it or replayed after it, and
 # what is resident fits in the budget. So the budget is a knapsack, and as fractions may be packed,
 # it is best filled with what costs the most for its bytes.
 
@@ -422,7 +422,7 @@ def one_cut(trace, fraction):
         return 1.0
     at = cuts[0]
     room = budget - story.calls[at].needs
-    made = {}  # by call: the values that it made before the cut and that are read from there on
+    made = {}  # by call: the versions that it made before the cut and that are read from there on
     for value in story.values.values():
         if value.made < at <= max(value.reads, default=-1):
             made.setdefault(value.made, []).append(value)
@@ -431,7 +431,7 @@ def one_cut(trace, fraction):
         for value in [v for v in values if v in inputs or not v.replayable]:
             room -= value.nbytes  # has to be there
             values.remove(value)
-    # A call that made several values is replayed for any of them: the cheapest is to keep all.
+    # A call that made several versions is replayed for any of them: the cheapest is to keep all.
     items = [
         (story.calls[c].cost, sum(v.nbytes for v in values)) for c, values in made.items() if values
     ]
@@ -552,11 +552,11 @@ assert float(rows[2][1 + at]) > 3 * low_bounds[at]
 # Close to the floor totals rise steeply, and the bound does not follow. Three things go wrong
 # together.
 #
-# **Age says too little.** Late in a backward all values of the forward are old: what is read next
+# **Age says too little.** Late in a backward all versions of the forward are old: what is read next
 # is hardly younger than what is read last. So what the next operators read goes. The last miss
 # tells where the backward is, and the distance from there is the better guess.
 #
-# **Replays need room of their own.** To make one value takes its inputs, and theirs. They have
+# **Replays need room of their own.** To make one version takes its inputs, and theirs. They have
 # just been paid for, so it seems right to spare them. But then a gradient goes instead, and to
 # replay that takes all of the backward so far.
 #
@@ -571,7 +571,7 @@ assert float(rows[2][1 + at]) > 3 * low_bounds[at]
 # 3. *retained*: after many replays, what the backward drops stays while something is replayed from
 #    it.
 # 4. *pinned*: what a replay reads cannot go, if some of it had to be made anew.
-# 5. *frugal*: if replays go on and on, values are made in the order that takes the least memory.
+# 5. *frugal*: if replays go on and on, versions are made in the order that takes the least memory.
 # 6. *moved*: then what can be moved to a disk is not dropped any more.
 #
 # The first changes the score. The others change what may go, or the order of replays. The
@@ -608,7 +608,7 @@ assert rows[1][1] > rows[0][1]  # without the first rule it replays more
 #
 # <details><summary><b>Question.</b> Why not just use the solver's schedule?</summary>
 #
-# *Answer.* The linear program's answer is fractions, and half a value cannot be kept. The integer
+# *Answer.* The linear program's answer is fractions, and half a version cannot be kept. The integer
 # program is hard: its time can grow exponentially with the program, which must be known before it
 # runs. A score takes little time and knows nothing. [Notebook 7](07_measured_then_guided.ipynb)
 # stands between: it records one call, and searches while the next ones run.

@@ -19,10 +19,11 @@
 # record, and seen which uses of a record are safe, which are not, and where CUDA graphs,
 # `torch.compile` and rematfn stand among them.
 #
-# Some words first. A *value* is the contents of one tensor's storage. To *evict* it is to give up
-# its bytes in a way that lets it come back; to *replay* is to run again the operator that made it
-# (notebook 4). A *score* is a number for each value, and the value with the lowest goes first
-# (notebook 6). A *level* is one call of a transformed function, such as `rematfn.remat(f)`.
+# Some words first. A *version* is the contents of a storage until the next write. To *evict* it is
+# to give up its bytes in a way that lets it come back; to *replay* is to run again the operation
+# that made it (notebook 4). A *score* is a number for each version, and the version with the lowest
+# goes first (notebook 6). A *level* is one active application of a transform, such as
+# `rematfn.remat(f)`.
 
 # %%
 # SPDX-License-Identifier: Apache-2.0
@@ -54,20 +55,21 @@ _ = torch.manual_seed(0)
 # %% [markdown]
 # ## 1. One step tells the next
 #
-# A score that looks back asks when a value was last touched, and hopes that this says something
+# A score that looks back asks when a version was last touched, and hopes that this says something
 # about when it will be read next. In a loop that can be known. Let us write one step down.
 #
-# A `TorchDispatchMode` sees every operator (notebook 1). Ours gives each storage a number, and
-# notes for each operator which values it reads and which it makes. For each operator it also notes
-# a cost in seconds: the time to move its bytes at 10 GB/s, or to do its multiplications at 50
+# The toy's level keeps a record to replay from. Here a record is only looked at, so sizes are
+# enough. A `TorchDispatchMode` sees every operator (notebook 1). Ours gives each storage a number,
+# and notes for each operator which versions it reads and which it makes. For each operator it also
+# notes a cost in seconds: the time to move its bytes at 10 GB/s, or to do its multiplications at 50
 # GFLOP/s, whichever is longer. The cost is computed and not measured, so that the notebook is the
 # same on every machine.
 
 
 # %%
-class Call(NamedTuple):
+class Operation(NamedTuple):
     name: str
-    reads: tuple[int, ...]  # numbers of values
+    reads: tuple[int, ...]  # numbers of versions
     makes: tuple[int, ...]
     cost: float  # seconds
 
@@ -77,13 +79,13 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.calls: list[Call] = []
-        self.nbytes: list[int] = []  # of each value
+        self.operations: list[Operation] = []
+        self.nbytes: list[int] = []  # of each version
         self._numbers: dict[int, int] = {}
         self._alive = []  # so that no address is used twice
 
     def number_of(self, tensor):
-        storage = tensor.untyped_storage()
+        storage = tensor.untyped_storage()  # `_cdata` is its address
         if storage._cdata not in self._numbers:
             self._numbers[storage._cdata] = len(self.nbytes)
             self.nbytes.append(storage.nbytes())
@@ -100,7 +102,7 @@ class Recorder(TorchDispatchMode):
             is_product = func is torch.ops.aten.mm.default
             flops = 2 * args[0].shape[1] * result.numel() if is_product else 0
             cost = max(moved / 10e9, flops / 50e9)
-            self.calls.append(Call(func._schema.name, reads, makes, cost))
+            self.operations.append(Operation(func._schema.name, reads, makes, cost))
         return result
 
 
@@ -125,24 +127,24 @@ for batch in (x, torch.randn(256, 64)):
         step(weights, batch)
     records.append(recorder)
 first, second = records
-print(f"{len(first.calls)} operators; the first two:")
-print(*first.calls[:2], sep="\n")
-assert first.calls == second.calls  # other numbers in the tensors, and the same record
+print(f"{len(first.operations)} operators; the first two:")
+print(*first.operations[:2], sep="\n")
+assert first.operations == second.operations  # other numbers in the tensors, and the same record
 
 # %% [markdown]
 # The two steps saw other data, and their records are equal. Here is a picture of the record. Each
-# line is a value, from the operator that makes it to the one that reads it last; a dot is an
+# line is a version, from the operator that makes it to the one that reads it last; a dot is an
 # operator that makes it or reads it. The longest stretch in which nobody touches it is blue.
 
 
 # %%
 def accesses_of(record):
-    """For each value that the program makes: the operators that make or read it."""
+    """For each version that the program makes: the operators that make or read it."""
     found = {}
-    for i, call in enumerate(record.calls):
-        for v in call.makes:
+    for i, operation in enumerate(record.operations):
+        for v in operation.makes:
             found[v] = [i]
-        for v in set(call.reads) & found.keys():
+        for v in set(operation.reads) & found.keys():
             found[v].append(i)
     return found
 
@@ -154,15 +156,15 @@ def longest_gap(at):
     return max(pairwise(at), key=lambda gap: gap[1] - gap[0])
 
 
-# Alt: Each value is a row, with a dot at each operator that touches it. Long blue gaps between
-# two dots form a triangle: values of the first layers wait the longest.
+# Alt: Each version is a row, with a dot at each operator that touches it. Long blue gaps between
+# two dots form a triangle: versions of the first layers wait the longest.
 fig, ax = plt.subplots(figsize=(7, 3.4))
 for row, (_, at) in enumerate(sorted(accesses.items())):
     ax.plot(at, [row] * len(at), "-", color="0.8", lw=1, zorder=1)
     if len(at) > 1 and longest_gap(at)[1] - longest_gap(at)[0] > 8:
         ax.plot(longest_gap(at), [row, row], "-", color="C0", lw=1.5, zorder=2)
     ax.plot(at, [row] * len(at), ".", color="0.25", ms=4, zorder=3)
-ax.set(xlabel="operator", ylabel="value", title="Who touches what, in one step")
+ax.set(xlabel="operator", ylabel="version", title="Who touches what, in one step")
 plt.show()
 
 held = {v for v, at in accesses.items() if longest_gap([*at, at[-1]])[1] - at[0] > 8}
@@ -170,7 +172,7 @@ assert len(held) >= len(weights) - 2  # each layer's result waits for its turn i
 
 # %% [markdown]
 # The triangle is the shape of backpropagation. What the first layer makes is read last, so it waits
-# the longest. Along a blue line a value only takes room, and the record says for how long.
+# the longest. Along a blue line a version only takes room, and the record says for how long.
 #
 # rematfn writes down the same, without keeping a tensor alive. `rematfn.record` returns the trace;
 # saved, it is one JSON object a line, in the format of the simulator of DTR, the system of notebook
@@ -183,8 +185,8 @@ with tempfile.TemporaryDirectory() as folder:
     lines = [json.loads(line) for line in (Path(folder) / "step.jsonl").read_text().splitlines()]
 theirs = [line["NAME"] for line in lines if line["INSTRUCTION"] == "CALL"]
 print(trace)
-print([call.name for call in first.calls][:4], theirs[:4])
-assert theirs == [call.name for call in first.calls]
+print([op.name for op in first.operations][:4], theirs[:4])
+assert theirs == [op.name for op in first.operations]
 
 # %% [markdown]
 # **Question.** A step counter, the learning rate, the batch's size, `model.train()` and the grad
@@ -203,19 +205,20 @@ assert theirs == [call.name for call in first.calls]
 # %% [markdown]
 # ## 2. Swap or recompute
 #
-# Now we know when a value is wanted back. There are two ways to have it back. It can be
+# Now we know when a version is wanted back. There are two ways to have it back. It can be
 # *recomputed* from what is still there. Or it can be *swapped*: copied to a larger and slower
 # memory, and copied back. A copy needs no arithmetic, and it can run beside the operators. But it
 # goes over a link, such as the bus to the host's memory or to a disk, and links are slow.
 #
 # Capuchin (Peng et al., ASPLOS 2020) decides this from a record. It watches one iteration
 # (*measured execution*) and guides those that follow (*guided execution*). We take over its words.
-# The access before a gap, after which the value may leave, is the *evicted-access*. The access that
-# ends the gap is the *back-access*. A swap is free if the copy out and the copy in fit into the gap
-# between them. So Capuchin swaps first, in the order of how much time is left over. Where no free
-# swap is left, it compares what a swap and a recomputation of this value would cost, and takes the
-# cheaper one. It rates a recomputation by the bytes that it frees per second of recomputing
-# (*MSPS*, memory saving per second), and works that out anew as other values are chosen.
+# The access before a gap, after which the version may leave, is the *evicted-access*. The access
+# that ends the gap is the *back-access*. A swap is free if the copy out and the copy in fit into
+# the gap between them. So Capuchin swaps first, in the order of how much time is left over. Where
+# no free swap is left, it compares what a swap and a recomputation of this version would cost, and
+# takes the cheaper one. It rates a recomputation by the bytes that it frees per second of
+# recomputing (*MSPS*, memory saving per second), and works that out anew as other versions are
+# chosen.
 #
 # Here is a simpler version in a few lines of our own: what has no free swap is recomputed, the
 # highest MSPS first, and nothing is worked out anew. The *peak* is the most bytes that are alive at
@@ -224,14 +227,14 @@ assert theirs == [call.name for call in first.calls]
 
 # %%
 def starts_of(record):
-    return np.cumsum([0.0] + [call.cost for call in record.calls])
+    return np.cumsum([0.0] + [op.cost for op in record.operations])
 
 
 def capuchin(record, budget, bandwidth):
-    """Which values to swap and which to recompute, so that the peak comes down to ``budget``."""
+    """Which versions to swap and which to recompute, so that the peak comes down to ``budget``."""
     start = starts_of(record)
     spans = {v: (at[0], at[-1]) for v, at in accesses_of(record).items()}
-    live = np.zeros(len(record.calls), int)
+    live = np.zeros(len(record.operations), int)
     for v, (born, dead) in spans.items():
         live[born : dead + 1] += record.nbytes[v]
     peak_at = int(live.argmax())
@@ -247,7 +250,7 @@ def capuchin(record, budget, bandwidth):
         if time_left >= 0:
             swaps.append((-time_left, v))
         else:
-            replays.append((-nbytes / record.calls[at[0]].cost, v))  # - MSPS
+            replays.append((-nbytes / record.operations[at[0]].cost, v))  # - MSPS
     plan = {}
     for how, ranked in (("swap", sorted(swaps)), ("recompute", sorted(replays))):
         for _, v in ranked:
@@ -273,12 +276,12 @@ assert [swapped for _, swapped, _ in rows] == sorted(swapped for _, swapped, _ i
 #
 # ### In-triggers and feedback
 #
-# A value that is swapped has to be on its way before its back-access. So some earlier operator must
-# start the copy: Capuchin calls that operator the *in-trigger*. Which one? The latest that leaves
-# enough time for the copy, one would think. But a link carries one copy after the other, and in a
-# backward all of them are wanted at about the same time. Capuchin's answer is no better formula,
-# but *feedback*: if a value is still under way at its back-access, its in-trigger moves a little
-# earlier in the next iteration.
+# A version that is swapped has to be on its way before its back-access. So some earlier operator
+# must start the copy: Capuchin calls that operator the *in-trigger*. Which one? The latest that
+# leaves enough time for the copy, one would think. But a link carries one copy after the other, and
+# in a backward all of them are wanted at about the same time. Capuchin's answer is no better
+# formula, but *feedback*: if a version is still under way at its back-access, its in-trigger moves
+# a little earlier in the next iteration.
 #
 # Here is a link that carries one copy at a time. We try feedback in two ways. In the first, each
 # in-trigger moves by itself. In the second there is one number, the *lead*: every copy begins so
@@ -293,17 +296,17 @@ copy_time = {v: first.nbytes[v] / BANDWIDTH for v in back}
 
 
 def run(begin):
-    """How long each value is waited for; its in-trigger is the last operator before ``begin``."""
+    """How long each version is waited for; its in-trigger is the last operator before ``begin``."""
     trigger = {v: max(0, np.searchsorted(start, t, side="right") - 1) for v, t in begin.items()}
     clock, link_is_free, arrives, waits = 0.0, 0.0, {}, {}
-    for i, call in enumerate(first.calls):
+    for i, operation in enumerate(first.operations):
         for v in sorted((v for v in trigger if trigger[v] == i), key=back.get):
             link_is_free = max(clock, link_is_free) + copy_time[v]
             arrives[v] = link_is_free
         for v in (v for v in back if back[v] == i):
             waits[v] = max(0.0, arrives[v] - clock)
             clock += waits[v]
-        clock += call.cost
+        clock += operation.cost
     return waits
 
 
@@ -330,15 +333,15 @@ ax.bar(iterations + 0.2, common, width=0.4, label="one lead for all")
 ax.set(xlabel="iteration", ylabel="waited, µs", xticks=iterations)
 ax.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
 plt.show()
-print(f"{len(back)} values come back; lead at the end: {lead:.1f}")
+print(f"{len(back)} versions come back; lead at the end: {lead:.1f}")
 assert each[0] == common[0] > 0
 assert common[-1] == 0 < each[-1]
 
 # %% [markdown]
-# In this toy the value that is late is often not the one to blame: it waited behind another one on
-# the link. If it moves ahead, the other is late next time. One lead moves the whole queue. Why not
-# a lead of a hundred, then? Because what has come back takes room. A copy that is too early undoes
-# the eviction. So one begins with a lead for all, and corrects single values afterwards.
+# In this model the version that is late is often not the one to blame: it waited behind another one
+# on the link. If it moves ahead, the other is late next time. One lead moves the whole queue. Why
+# not a lead of a hundred, then? Because what has come back takes room. A copy that is too early
+# undoes the eviction. So one begins with a lead for all, and corrects single versions afterwards.
 #
 # ### How do DTR, Capuchin and rematfn differ?
 #
@@ -359,7 +362,7 @@ assert common[-1] == 0 < each[-1]
 #
 # - **Where it lives.** Capuchin is built into TensorFlow, for a GPU. rematfn is a plug-in below
 #   PyTorch's autograd and `torch.func`.
-# - **The record.** Capuchin carries it out: these values leave here, those come back there. Ours
+# - **The record.** Capuchin carries it out: these versions leave here, those come back there. Ours
 #   moves scores; what is computed never depends on it (part 6).
 # - **A step that differs.** Capuchin takes access patterns to be regular. We compare each operator
 #   with the record. Where they differ, we look for our place in it, or go on without it.
@@ -367,17 +370,17 @@ assert common[-1] == 0 < each[-1]
 #   first operator on (part 3).
 # - **The budget.** Capuchin's is the device's memory. Ours is a number of bytes, never exceeded, or
 #   a clear error before the operator runs.
-# - **Swap or recompute.** Capuchin swaps while that is free. Ours has no such rule: each value
+# - **Swap or recompute.** Capuchin swaps while that is free. Ours has no such rule: each version
 #   goes the way that is cheaper in seconds. A second on the link has a price in seconds of
 #   computing, and a search in a simulator finds that price.
-# - **When a copy starts.** Capuchin has an in-trigger for each value, moved by feedback. Ours
+# - **When a copy starts.** Capuchin has an in-trigger for each version, moved by feedback. Ours
 #   begins with a lead for the whole call, which the search has found. From call to call feedback
-#   then stretches the lead of a value that was late, and shortens that of one that lay waiting.
+#   then stretches the lead of a version that was late, and shortens that of one that lay waiting.
 # - **What is recomputed** comes back on demand, in both.
 #
 # Our in-trigger and our feedback are these lines. At each operator `is_due` is asked about the
-# value that is away and will be read the soonest, `until` seconds later. `queued_in` is what is on
-# the link already, the queue that the obvious formula leaves out. A copy begins only if there is
+# version that is away and will be read the soonest, `until` seconds later. `queued_in` is what is
+# on the link already, the queue that the obvious formula leaves out. A copy begins only if there is
 # room for what it brings. `note_late` is called for a copy that was waited for, `note_early` for
 # one that had come long before it was read, or was turned back since its room was needed for
 # something else.
@@ -387,9 +390,9 @@ quote("csrc/engine/link.cpp", "bool Link::is_due", "return until <=")
 quote("csrc/engine/link.cpp", "void Link::note_late", "leads()->note_late")
 
 # %% [markdown]
-# And this is the transform that uses them. `rematfn.offload` moves values to a disk, here one that
-# we slow down to 400 MB/s. The first call moves whatever has to go. From the second call on it is
-# known what is never read again, and that is dropped instead of written.
+# And this is the transform that uses them. `rematfn.offload` moves versions to a disk, here one
+# that we slow down to 400 MB/s. The first call moves whatever has to go. From the second call on it
+# is known what is never read again, and that is dropped instead of written.
 
 # %%
 large = [torch.randn(256, 256) / 16 for _ in range(16)]
@@ -427,13 +430,13 @@ assert float(rows[1][1]) < 0.5
 # earlier?
 #
 # This is the same question. To decompress is a way back that takes time, as a copy over a link is.
-# Three things are needed: to know which value is read next, to know how long it takes, and somebody
-# who does it while the operators run.
+# Three things are needed: to know which tensor is read next, to know how long it takes, and
+# somebody who does it while the operators run.
 #
 # Autograd's saved-tensor hooks let us build it. `pack` is called when autograd saves a tensor, and
 # `unpack` when the backward reads it. Naively `unpack` decompresses, and the backward waits.
 # Instead we note in the first backward in which order things are unpacked. From the second step on,
-# each `unpack` hands the next `ahead` values to a thread. (ActNN's compression is lossy. Ours is
+# each `unpack` hands the next `ahead` tensors to a thread. (ActNN's compression is lossy. Ours is
 # zlib's, which loses no bit, and which lets other threads run Python while it works.)
 
 
@@ -494,12 +497,12 @@ print(f"{whole >> 10} KiB were saved in {small >> 10}")
 assert small < whole
 
 # %% [markdown]
-# In the second step all but the first value are on their way before they are asked for. `ahead` is
-# the lead, counted in reads. (`is_due` counts it in seconds.) The comparison in
-# `unpack` is a guard: if the program reads in another order, the record is not believed.
+# In the second step all but the first tensor are on their way before they are asked for. `ahead` is
+# the lead, counted in reads. (`is_due` counts it in seconds.) The comparison in `unpack` is a
+# guard: if the program reads in another order, the record is not believed.
 #
-# rematfn has no compressed tier today. It has the place for one: a value goes and comes back by a
-# *way*, and these are the questions that a way answers.
+# rematfn has no place for compressed copies today. It could have one: a version goes and comes back
+# by a *way*, and these are the questions that a way answers.
 
 # %%
 quote("csrc/engine/way.h", "virtual Place leave(", "is_due")
@@ -590,7 +593,7 @@ class Tape(TorchDispatchMode):
 
     def __init__(self, f, *args):
         super().__init__()
-        self.calls, self._slots, self._alive = [], {}, []
+        self.operations, self._slots, self._alive = [], {}, []
         self.inputs = [self._slot_of(a) for a in args]
         with self:
             self.result = self._slots[id(f(*args))]
@@ -604,12 +607,12 @@ class Tape(TorchDispatchMode):
         given = tree_map_only(torch.Tensor, lambda t: known.get(id(t), t), (args, kwargs or {}))
         result = func(*args, **(kwargs or {}))
         made = [self._slot_of(t) for t in tensors_in(result)]
-        self.calls.append((func, *given, made))
+        self.operations.append((func, *given, made))
         return result
 
     def replay(self, *args):
         bound = dict(zip(self.inputs, args, strict=True))
-        for func, given_args, given_kwargs, made in self.calls:
+        for func, given_args, given_kwargs, made in self.operations:
             a, k = tree_map_only(Slot, bound.__getitem__, (given_args, given_kwargs))
             bound.update(zip(made, tensors_in(func(*a, **k)), strict=True))
         return bound[self.result]
@@ -620,7 +623,7 @@ def layers(x):
 
 
 tape = Tape(layers, x)
-print([func._schema.name for func, *_ in tape.calls])
+print([func._schema.name for func, *_ in tape.operations])
 other = torch.randn(256, 64)
 assert torch.equal(tape.replay(other), layers(other))
 
@@ -755,7 +758,7 @@ class Frozen(Tape):
 
     def run(self):
         place = {self._slots[id(t)]: t for t in self._alive}
-        for func, given_args, given_kwargs, made in self.calls:
+        for func, given_args, given_kwargs, made in self.operations:
             a, k = tree_map_only(Slot, place.__getitem__, (given_args, given_kwargs))
             for slot, t in zip(made, tensors_in(func(*a, **k)), strict=True):
                 place[slot].copy_(t)
@@ -787,8 +790,8 @@ print(f"the first result was {kept[0]:.3f}; the same tensor is now {before[0]:.3
 #    fixed shapes does. And `torch.compile(mode="reduce-overhead")` does: its [CUDAGraph
 #    Trees](https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cudagraph_trees.html)
 #    record code that is already guarded (next), copy fresh inputs to the recorded addresses,
-#    compare the addresses of those that are not copied, look which earlier results are still
-#    alive, and record again if something does not agree (`check_invariants` in
+#    compare the addresses of those that are not copied, look which earlier results are still alive,
+#    and record again if something does not agree (`check_invariants` in
 #    `torch/_inductor/cudagraph_trees.py`).
 #
 # ### Why does `torch.compile` use it?
@@ -1014,11 +1017,11 @@ assert frames == ["outer", "inner"]
 # ## 6. A record that is only advice
 #
 # rematfn's use of a record is the other one. The program runs, in Python, at every call. The record
-# says when each value is read next, and that moves *scores*: what goes first when room is needed.
-# No value is ever taken from the record, and no operator is left out because of it.
+# says when each version is read next, and that moves *scores*: what goes first when room is needed.
+# No contents are ever taken from the record, and no operator is left out because of it.
 
 # %% [markdown]
-# First the toy. A `Follower` is a `Recorder` that has a record already. It runs the program like
+# First in small. A `Follower` is a `Recorder` that has a record already. It runs the program like
 # any other mode, and notes where the program leaves the record.
 
 
@@ -1030,8 +1033,11 @@ class Follower(Recorder):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = super().__torch_dispatch__(func, types, args, kwargs)  # computed, not looked up
-        if self.left_at is None and self.calls != self.record.calls[: len(self.calls)]:
-            self.left_at = len(self.calls) - 1
+        if (
+            self.left_at is None
+            and self.operations != self.record.operations[: len(self.operations)]
+        ):
+            self.left_at = len(self.operations) - 1
         return result
 
 
@@ -1053,7 +1059,7 @@ for batch in (larger, negative):
         got = branchy(plain, batch)
     print(f"left the record at: {follower.left_at}")
     assert torch.equal(got, branchy(plain, batch))
-assert known.calls[follower.left_at].name == "aten::exp"
+assert known.operations[follower.left_at].name == "aten::exp"
 
 # %% [markdown]
 # The program with the other branch is noticed at the first operator that differs, and its result is
@@ -1064,11 +1070,12 @@ quote("csrc/engine/guide.h", "// Note [Guided, never trusted]", "scores as one t
 quote("csrc/engine/guide.cpp", "void Guide::follow", "index = look_for(seen);")
 
 # %% [markdown]
-# `follow` is called for each operator. It compares its name and the values that it reads with what
-# comes next in the record. An operator that is something else is looked for further on, or further
-# back. If it is found, the guide goes on behind it. If most operators are found nowhere, the guide
-# is *dormant*: what it predicted is forgotten, and the score looks back, as in a first call. Here
-# is the same program in a budget, called with data of both kinds.
+# A *guide* is what walks along a record. `follow` is called for each operator. It compares its name
+# and the versions that it reads with what comes next in the record. An operator that is something
+# else is looked for further on, or further back. If it is found, the guide goes on behind it. If
+# most operators are found nowhere, the guide is *dormant*: what it predicted is forgotten, and the
+# score looks back, as in a first call. Here is the same program in a budget, called with data of
+# both kinds.
 
 # %%
 budgeted = rematfn.remat(torch.func.grad(branchy), "600KiB")
@@ -1093,7 +1100,7 @@ assert all(row[3] < rows[0][3] / 2 for row in rows[1:])
 #
 # Foresight pays most under `torch.func.grad`. That transform keeps the graph of the backward, in
 # case somebody wants a second derivative. Mostly nobody does. To a score that looks back, the
-# values of that graph were used a moment ago, so they stay; it evicts the forward, which is about
+# versions of that graph were used a moment ago, so they stay; it evicts the forward, which is about
 # to be read. Only the record knows that the graph is never read again. We ask a simulator, which is
 # the engine itself run on the sizes of a trace. The percentages are of the cost of the whole step.
 
@@ -1113,7 +1120,7 @@ table(rows, ["budget, of the peak", "replayed, looking back", "replayed, guided"
 #
 # <details><summary>Answer</summary>
 #
-# The record is asked when a value is read next and how large it is. `x * 2` and `x * 3` have the
+# The record is asked when a version is read next and how large it is. `x * 2` and `x * 3` have the
 # same answer. The operator that runs is the program's own, with the 3. A replay of it runs the
 # operation of *this* call, with the 3 as well: lineage is written anew in every call.
 # </details>
@@ -1219,7 +1226,7 @@ def compiled_within(budget):
 
 
 counted = {f"torch.compile, {b}": dropped_and_yet(compiled_within(b)) for b in (1.0, 0.5, 0.0)}
-everything = rematfn.testing.EvictEverything()  # each value is evicted after each operator
+everything = rematfn.testing.EvictEverything()  # each version is evicted after each operator
 counted["rematfn, everything replayed"] = dropped_and_yet(
     lambda f: rematfn.remat(f, policy=everything)
 )
@@ -1254,7 +1261,7 @@ if torch.__version__.startswith("2.13."):
 #
 # - [`docs/design/guided.md`](../docs/design/guided.md): what is recorded, how plans are searched
 #   for, and how near the best they come.
-# - [`docs/design/offload.md`](../docs/design/offload.md): moving values, and where its races are.
+# - [`docs/design/offload.md`](../docs/design/offload.md): moving versions, and where its races are.
 # - Notebook 8: all of this, nested in other transforms.
 #
 # **Sources.** Peng et al., *Capuchin: Tensor-based GPU Memory Management for Deep Learning*, ASPLOS

@@ -20,8 +20,8 @@
 # Hessian-vector product, and a gradient through a training loop that does not fit into memory.
 #
 # You need to know that a transform is a function from functions to functions, and that a *level* is
-# one active application of a transform (notebook 2). To *evict* a value is to give up its bytes; to
-# *replay* is to run the recorded operator again (notebook 4).
+# one active application of a transform (notebook 2). To *evict* a version, the contents of a
+# storage, is to give up its bytes; to *replay* is to run the recorded operation again (notebook 4).
 
 # %%
 # SPDX-License-Identifier: Apache-2.0
@@ -194,26 +194,23 @@ assert of_grad < 16 < 0.9 * all_of_it < of_f
 # ## 2. Below everything
 #
 # The fix is not to forbid an order. The place of `remat` in the stack should not depend on its
-# place in the expression. What has to be evictable is *the innermost value*, whatever is wrapped
+# place in the expression. What has to be evictable is *the innermost tensor*, whatever is wrapped
 # around it. So remat's level gets a key of its own, below those of all other levels, and wraps
 # nothing. This is the toy's `remat`. Its budget is a number of bytes. At its key stands one boxed
 # fallback:
 
 # %%
 quote("tutorials/toy/remat.py", "def at_remat(", "return op.redispatch")
-quote("tutorials/toy/remat.py", "    def run(self", "return result")
 
 # %% [markdown]
-# `run` has the operator computed, and notes on the result how it was made. Two things follow from
-# this place. First, the backward of `grad(remat(f))` runs when `remat`'s call is over and its
-# level is off the stack. What was saved still belongs to it. So each node has noted the stack of
-# levels, and the backward puts it back for this node. Second, what leaves must be an ordinary
-# array again. It is *sealed*: its numbers are brought back, and its key and its way back are taken
-# off. That goes for the result of `f`, through the wrappers around it, and for the gradient, which
-# leaves later.
+# `run` takes the operator on the journey that notebooks 4 and 5 tell of. Two things follow from
+# this place. First, the backward of `grad(remat(f))` runs when `remat`'s call is over and its level
+# is off the stack. What was saved still belongs to it. So each node has noted the stack of levels,
+# and the backward puts it back for this node. Second, what leaves must be an ordinary array again,
+# and is sealed (notebook 5). That goes for the result of `f`, through the wrappers around it, and
+# for the gradient, which leaves later.
 
 # %%
-quote("tutorials/toy/remat.py", "    def seal(", "leave(array)")
 budget = 8 * toy_x.nbytes
 peaks = compare_orders(
     {
@@ -264,13 +261,10 @@ table(rows, ["", "peak"])
 # would need. In `grad(remat(f))` the allocator sees eight bytes more than the budget: the loss and
 # the gradient that the backward begins with are `grad`'s, not `f`'s.)
 #
-# In C++ no node notes the stack. A level is found by `find_level`: it is the innermost among the
-# stack's top and the levels of the arguments. (A *cell* is a storage as its level knows it. A
-# tensor without one belongs to no level.) And `seal` is called there too, for a tensor that is met
-# outside of a backward although its level is over: it has left by a side effect.
+# In C++ no node notes the stack: a level is found by the handles of the arguments (notebook 5). But
+# then it has to be there as long as somebody can ask for it.
 
 # %%
-quote("csrc/operators/find_level.cpp", "Level* innermost_level(", "level = &level_of(*f.cell)")
 quote("csrc/levels/level.h", "// Note [Why the backward finds its", "nobody is running")
 
 # %% [markdown]
@@ -300,9 +294,9 @@ quote("csrc/levels/level.h", "// Note [Why the backward finds its", "nobody is r
 #
 # ## 3. Everything in between
 #
-# If a level sees innermost values only, then it does not matter what is stacked above it: `vmap`,
-# `jvp`, several `grad`s. Under `vmap`, for instance, the innermost value is the batched tensor. So
-# a level sees the operators of one sample, each with the bytes of all of them.
+# If a level sees innermost tensors only, then it does not matter what is stacked above it: `vmap`,
+# `jvp`, several `grad`s. Under `vmap`, for instance, the innermost tensor has the whole batch. So a
+# level sees the operators of one sample, each with the bytes of all of them.
 
 # %%
 one = rematfn.record(grad(real_sines), torch.rand(1000))
@@ -315,8 +309,8 @@ assert batched.peak_bytes == 64 * one.peak_bytes
 # And it does not matter whether what is evicted is dropped or moved to a disk. That can be checked
 # by trying them all. Call a sequence of transforms a word, such as `grad remat vmap` for
 # `grad(remat(vmap(f)))`. Each word of up to three with a transform of rematfn in it is compared,
-# bit for bit, with the same word without those. The policy evicts every value after every
-# operator, so that each value that is read again has to come back.
+# bit for bit, with the same word without those. The policy evicts every version after every
+# operator, so that each one that is read again has to come back.
 
 # %%
 everything = rematfn.testing.EvictEverything()
@@ -359,9 +353,9 @@ assert all(results.values())
 # %% [markdown]
 # ### Budgets inside of budgets
 #
-# Levels nest in each other, too. A value belongs to the innermost level that was active when it was
-# made, and its bytes count in that one and in all around it. Whoever is short of room takes from
-# its own values first, and then from those of the levels inside.
+# Levels nest in each other, too. A version belongs to the innermost level that was active when it
+# was made, and its bytes count in that one and in all around it. Whoever is short of room takes
+# from its own versions first, and then from those of the levels inside.
 
 # %%
 weights = [torch.randn(128, 128) / 11 for _ in range(16)]
@@ -395,9 +389,9 @@ assert same_bits(got, grad(lambda w: block(w, batch).square().mean())(weights))
 # %% [markdown]
 # ### `offload` around, and inside
 #
-# A *way* is how a value goes and comes back. A value may take the ways of its own level and of all
+# A *way* is how a version goes and comes back. It may take the ways of its own level and of all
 # levels around it, the cheapest first. `remat` adds the way "drop it, and replay it"; `offload`
-# adds "write it to the disk". So in `remat(offload(f))` and in `offload(remat(f))` the values
+# adds "write it to the disk". So in `remat(offload(f))` and in `offload(remat(f))` the versions
 # inside have both ways. What differs is again only what each budget covers.
 
 # %%
@@ -423,7 +417,7 @@ table(rows, ["with g = grad(loss)", "result", "peak of the outer level"])
 #
 # <details><summary>Answer</summary>
 #
-# It covers all samples together. `f` is called once, with a batched tensor; its physical values
+# It covers all samples together. `f` is called once, with a batched tensor; its innermost tensors
 # have all 64 samples in them. The budget is not multiplied by 64, and not divided either.
 # </details>
 #
@@ -437,7 +431,7 @@ table(rows, ["with g = grad(loss)", "result", "peak of the outer level"])
 # and the usual way out is to cut the batch into chunks by hand.
 #
 # **A Hessian-vector product** is `jvp(grad(loss))`: the forward, its backward, and a tangent for
-# each value of both.
+# each result of both.
 
 # %%
 net = torch.nn.Sequential(
@@ -581,7 +575,7 @@ assert rows[1][2] == rows[2][2]
 #
 # <details><summary>Answer</summary>
 #
-# The outer level sees the innermost values of everything that runs during the call, whatever has
+# The outer level sees the innermost tensors of everything that runs during the call, whatever has
 # wrapped them. The inner `grad`'s activations and gradients are among them. A level of its own
 # inside would be needed only to bound one inner step by less than the whole.
 # </details>

@@ -75,7 +75,11 @@ class Array(Tensor):
             storage = Storage(data if data.base is None else data.copy())
             data = storage.numbers
         offset = data.ctypes.data - storage.numbers.ctypes.data
-        self.storage, self.view, self.shape = storage, (offset, data.shape, data.strides), data.shape
+        self.storage, self.view, self.shape = (
+            storage,
+            (offset, data.shape, data.strides),
+            data.shape,
+        )
 
     @property
     def data(self):
