@@ -868,7 +868,7 @@ assert [row[1:] for row in found] == [[1, True], [2, False], [1, True]]
 # %% [markdown]
 # rematfn does not run the *function* again. It replays single *operators* from a record, each with
 # the generator state that it had, and a write that has been done is not done twice. Notebook 4
-# builds that record. A note in the core lists what is put back for a replay:
+# takes such a record apart. A note in the core lists what is put back for a replay:
 
 # %%
 quote(

@@ -46,7 +46,6 @@ import torch.nn.functional as F
 import toy
 from show import quote, table
 from torch import _C
-from toy.levels import active
 from toy.remat import Remat, Step
 
 numbers = np.linspace(-1, 1, 64).reshape(8, 8)
@@ -581,11 +580,24 @@ def three_lines(x):
     return h * y
 
 
+def with_notes(x, note, evict):
+    """The same, with an eviction, and a note after each line."""
+    h = x.sin()
+    note("h = x.sin()")
+    y = h.exp()
+    note("y = h.exp()")
+    evict(h)
+    note("evict(h)")
+    z = h * y
+    note("z = h * y")
+    return z
+
+
 # %% [markdown]
-# First the toy. A `Step` is the journey of one operator, and `run` has its stages.
+# First the toy, whose `Step` (notebook 4) has these stages. (Nothing is overwritten here, so
+# `save_what_is_overwritten` is left out.)
 
 # %%
-quote("tutorials/toy/remat.py", "    def run(self):", "return self.result")
 STAGES = ["require_room", "bring_back", "make_operation", "make_room", "run_kernel", "take_results"]
 stages = []
 
@@ -607,25 +619,17 @@ def evict(array):
     array.storage.version.level.evict(array.storage.version)
 
 
+def note(line):
+    level = toy_f.level
+    toy_rows.append((line, level.operators, level.resident, level.evictions, level.replays))
+
+
 toy_rows = []
-level = Noted()
-with active(level):
-
-    def note(line):
-        toy_rows.append((line, level.operators, level.resident, level.evictions, level.replays))
-
-    h = toy_x.sin()
-    note("h = x.sin()")
-    y = h.exp()
-    note("y = h.exp()")
-    evict(h)
-    note("evict(h)")
-    z = h * y
-    note("z = h * y")
-
+toy_f = toy.remat(lambda x: with_notes(x, note, evict), kind=Noted)
+result = toy_f(toy_x)
 mul = [row[1:] for row in stages if row[0] == "mul"]
 table(mul, ["h * y, after the stage", "operators", "bytes here", "replays"])
-assert np.array_equal(z.data, three_lines(toy_x).data)
+assert np.array_equal(result.data, three_lines(toy_x).data)
 
 # %% [markdown]
 # `bring_back` has replayed the sine, so `h` is here again. The product's bytes count from
@@ -633,26 +637,13 @@ assert np.array_equal(z.data, three_lines(toy_x).data)
 
 
 # %%
+def note_real(line):
+    s = rematfn.stats(g)
+    real_rows.append((line, s.operators, s.resident_bytes, s.evictions, s.replays))
+
+
 real_rows = []
-
-
-def noted(x):
-    def note(line):
-        s = rematfn.stats(g)
-        real_rows.append((line, s.operators, s.resident_bytes, s.evictions, s.replays))
-
-    h = x.sin()
-    note("h = x.sin()")
-    y = h.exp()
-    note("y = h.exp()")
-    rematfn._C.testing.evict(h)
-    note("evict(h)")
-    z = h * y
-    note("z = h * y")
-    return z
-
-
-g = rematfn.remat(noted, budget="4KiB")
+g = rematfn.remat(lambda x: with_notes(x, note_real, rematfn._C.testing.evict), budget="4KiB")
 assert torch.equal(g(x), three_lines(x))
 table(
     real_rows,

@@ -268,11 +268,8 @@ table(rows, ["", "peak"])
 quote("csrc/levels/level.h", "// Note [Why the backward finds its", "nobody is running")
 
 # %% [markdown]
-# The toy's `grad` tells when a gradient leaves. Autograd could not: it knows nothing of levels. The
-# real `remat` looks at the part of the graph that `f` has made, and at the edges by which
-# gradients leave it. It hooks the nodes that these edges lead to. There a sum of gradients is
-# complete, and is sealed. See the section on gradients in
-# [`docs/design/level.md`](../docs/design/level.md).
+# The toy's `grad` tells when a gradient leaves. Autograd knows nothing of levels: the hooks that find
+# its gradients are in notebook 5, part 6.
 #
 # ### So what does the order mean?
 #

@@ -155,7 +155,7 @@ class Remat(Level):
                     if not version.pending and version.producer and version.storage() is None:
                         version.own = None  # nobody else is going to read it
             for version in wanted:
-                version.pending -= 1
+                version.pending -= 1  # until we look again
 
     def replay(self, operation):
         self.replays, self.patience = self.replays + 1, self.patience - 1
