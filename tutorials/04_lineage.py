@@ -479,7 +479,7 @@ quote("csrc/engine/replayer.h", "//   1. Collect the closure", "found missing wh
 #
 # Rule 4 of the same Note: whoever finds an input missing *pins* the inputs that it still has, and
 # collects again. What is pinned cannot go. With each new schedule one more input is pinned, so the
-# schedules for one operation come to an end. Rules 5 and 6 say what happens if the pins leave no
+# schedules for one operation come to an end. Rule 5 says what happens if the pins leave no
 # room.
 #
 # </details>

@@ -143,7 +143,8 @@ def race(policies, fractions=(0.8, 0.6, 0.4)):
 # ## 2. Size
 #
 # The smallest score that could work: evict what frees the most. A policy may be a function of
-# Python that is given a `Candidate`, a record of numbers.
+# Python that is given a `Candidate`, a record of numbers. (In the tables the columns are budgets,
+# as fractions of the peak.)
 
 
 # %%
@@ -398,9 +399,10 @@ for name in traces:
 # %% [markdown]
 # ## 6. What is provably the least?
 #
-# A race says who is first, not how good that is. The best schedule of a program of this size is
-# not known: to find one is a hard integer program (Checkmate, Jain et al., MLSys 2020, writes it
-# down). What can be had is a number that no schedule goes *below*.
+# A race says who is first, not how good that is. Call all that a run evicts and replays its
+# schedule. The best schedule of a program of this size is not known: to find one is a hard integer
+# program (Checkmate, Jain et al., MLSys 2020, writes it down). What can be had is a number that no
+# schedule goes *below*.
 #
 # Take the integer program and let its decisions be fractions: "half of this version is resident".
 # Each real schedule is still a solution, so the cheapest solution costs no more than the cheapest
@@ -417,7 +419,7 @@ for name in traces:
 def one_cut(trace, fraction):
     """A lower bound on the total, from the one moment at which the most is waiting."""
     budget = int(fraction * trace.peak_bytes)
-    story = Story(trace)
+    story = Story(trace)  # when each version is made and read
     if not (cuts := story.cuts(budget, 1)):
         return 1.0
     at = cuts[0]

@@ -26,7 +26,7 @@ def main(names: list[str]) -> None:
         notebook = jupytext.read(source)
         NotebookClient(
             notebook,
-            timeout=300,
+            timeout=1200,
             coalesce_streams=True,
             extra_arguments=["--log-level=40"],
             kernel_name="python3",
