@@ -268,8 +268,8 @@ table(rows, ["", "peak"])
 quote("csrc/levels/level.h", "// Note [Why the backward finds its", "nobody is running")
 
 # %% [markdown]
-# The toy's `grad` tells when a gradient leaves. Autograd knows nothing of levels: the hooks that find
-# its gradients are in notebook 5, part 6.
+# The toy's `grad` tells when a gradient leaves. Autograd knows nothing of levels: the hooks that
+# find its gradients are in notebook 5, part 6.
 #
 # ### So what does the order mean?
 #
