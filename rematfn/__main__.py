@@ -15,8 +15,7 @@ examples:
   python -m rematfn profile train.py:step              what budgets would cost that function
   python -m rematfn explain train.py:step --budget 0.5 why it evicts what, and where
   python -m rematfn explain train.py                   the last transformed call of a script
-  python -m rematfn timeline train.py:step --budget 2GiB --out step.html
-  python -m rematfn simulate step.jsonl.gz --budget 0.5
+  python -m rematfn timeline train.py:step --budget 2GiB --out step.png
   python -m rematfn info                               for a bug report
 
 A command's own help: python -m rematfn COMMAND --help

@@ -4,29 +4,25 @@
 import argparse
 import os
 import platform
-import shutil
 import sys
 from importlib import metadata
 from typing import Any
 
 import torch
 
-import rematfn
 from rematfn import _C
 from rematfn._interop.compat import cores
 from rematfn._transform.budget import format_bytes
-from rematfn.errors import RematError
 
-_BESIDE = ("optree", "numpy", "functorch", "matplotlib", "plotly")
+_BESIDE = ("optree", "numpy", "functorch", "matplotlib")
 
 
 def add(commands: Any) -> None:
     """Add the command to the parser's."""
     info = commands.add_parser(
         "info",
-        help="versions, devices, and what the tiers carry: for a bug report",
-        description="Print versions, how the extension was built, devices, memory, and bandwidths"
-        " of the disk tier, measured now with a few megabytes.",
+        help="versions and devices: for a bug report",
+        description="Print versions, how the extension was built, devices and memory.",
     )
     info.set_defaults(command=_info)
 
@@ -40,11 +36,10 @@ def _info(options: argparse.Namespace) -> int:
         ("torch", torch.__version__),
         ("python", f"{platform.python_version()} at {sys.executable}"),
         ("system", platform.platform()),
-        ("processor", f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"),
+        ("processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"),
         ("memory", f"{format_bytes(_C.memory_left())} free"),
         *((name, _version(name)) for name in _BESIDE),
         ("accelerator", f"{count} of {accelerator.type}" if accelerator and count else "none"),
-        *_disk(),
     ]
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
@@ -63,39 +58,3 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            named = [line.partition(":")[2].strip() for line in file if "model name" in line]
-        return named[0] if named else platform.processor()
-    except OSError:
-        return platform.processor() or platform.machine()
-
-
-def _disk() -> list[tuple[str, str]]:
-    try:
-        disk = rematfn.Disk()
-        x = torch.ones(1 << 22)
-        g = rematfn.offload(_needs_four, 3 * x.nbytes + 1024, to=disk)
-        for _ in range(2):
-            g(x)
-    except (RematError, OSError) as error:
-        return [("disk tier", f"cannot be used: {str(error).partition(chr(10))[0]}")]
-    carried = [
-        "unknown" if rate is None else f"{rate / 1e6:,.0f} MB/s"
-        for rate in (disk.bandwidth_out, disk.bandwidth_in)
-    ]
-    assert disk.folder is not None, "it has moved values"
-    return [
-        ("disk tier", f"{carried[0]} out, {carried[1]} in, in {disk.folder}"),
-        ("free there", format_bytes(shutil.disk_usage(disk.folder).free)),
-    ]
-
-
-def _needs_four(x: torch.Tensor) -> torch.Tensor:
-    a = x.sin()
-    b = a.cos()
-    c = b.exp()
-    return a + b + c + c.sin()

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m rematfn profile``, ``explain``, ``timeline``, ``simulate``: looking at a program."""
+"""``python -m rematfn profile``, ``explain``, ``timeline``: looking at a program."""
 
 import argparse
 import contextlib
-import importlib
 import inspect
-import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,15 +17,7 @@ from rematfn.errors import RematError
 from .arguments import CommandError, add_offload, budget, nbytes, positive, writable
 
 _PICTURES = (".png", ".svg", ".pdf")
-_HELP = "script.py:function or module:function, called without arguments; or script.py, all of it"
-_POLICIES = {
-    "guided": rematfn.policies.Guided(),
-    "on": rematfn.policies.ON(),
-    "sqrt": rematfn.policies.Sqrt(),
-    "memory": rematfn.policies.Memory(),
-    "dtr": rematfn.policies.reference.DTR(),
-    "lru": rematfn.policies.reference.LRU(),
-}
+_HELP = "script.py:function, called without arguments; or script.py, all of it"
 
 
 def add(commands: Any) -> None:
@@ -77,28 +67,11 @@ def add(commands: Any) -> None:
     )
     timeline.add_argument(
         "--out",
-        type=writable(".html", *_PICTURES, ".json", ".json.gz"),
-        default=Path("timeline.html"),
-        help="where to save it: .html, .png, .svg, .pdf, or .json for Perfetto",
-    )
-    timeline.add_argument(
-        "--over", choices=("operators", "time"), default="operators", help="the axis"
+        type=writable(*_PICTURES, ".json", ".json.gz"),
+        default=Path("timeline.png"),
+        help="where to save it: .png, .svg, .pdf, or .json for Perfetto",
     )
     _call(timeline)
-
-    simulate = commands.add_parser(
-        "simulate",
-        help="what a budget would make of a trace",
-        description="Run a trace in the format of the DTR simulator, as Trace.save() writes it,"
-        " within a budget: what would be evicted and replayed.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    simulate.set_defaults(command=_simulate)
-    simulate.add_argument("trace", type=Path, help="a file, .gz or not")
-    simulate.add_argument("--budget", type=budget, default=0.5, help="bytes, or a fraction (0.3)")
-    simulate.add_argument(
-        "--policy", choices=_POLICIES, default="guided", help="what is evicted first"
-    )
 
 
 def _command(
@@ -157,20 +130,9 @@ def _explain(options: argparse.Namespace) -> int:
 def _timeline(options: argparse.Namespace) -> int:
     shown = rematfn.timeline(_called(options))
     with _installed():
-        shown.save(options.out, options.over)
+        shown.save(options.out)
     print(shown)
     print(f"saved: {options.out}")
-    return 0
-
-
-def _simulate(options: argparse.Namespace) -> int:
-    try:
-        trace = rematfn.Trace.load(options.trace)
-    except (OSError, ValueError) as error:
-        raise CommandError(str(error)) from None
-    found = rematfn.simulate(trace, options.budget, _POLICIES[options.policy])
-    print(trace)
-    print(found)
     return 0
 
 
@@ -211,47 +173,31 @@ def _called(options: argparse.Namespace) -> Any:
 
 def _function_of(target: str) -> Callable[[], Any] | None:
     """Return the function that is named; None if it is a script that is."""
-    source, _, name = target.rpartition(":")
-    file = source or target
-    if file.endswith(".py") and not Path(file).is_file():
+    file, _, name = target.rpartition(":") if ":" in target else (target, "", "")
+    if not file.endswith(".py"):
+        raise CommandError(f"{target!r} names no script: write {_HELP}")
+    if not Path(file).is_file():
         raise CommandError(f"there is no file {file!r}")
-    if not source:
-        if target.endswith(".py"):
-            return None
-        raise CommandError(f"{target!r} names no function: write {_HELP}")
-    # As Python does for a script, or with -m.
-    folder = str(Path(source).resolve().parent) if source.endswith(".py") else os.getcwd()
+    if not name:
+        return None
+    folder = str(Path(file).resolve().parent)  # as Python does for a script
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    if source.endswith(".py"):
-        names: Any = runpy.run_path(source, run_name="rematfn_target")
-    else:
-        try:
-            names = vars(importlib.import_module(source))
-        except (ModuleNotFoundError, TypeError) as error:
-            relative = source.startswith(".")  # a TypeError of importlib's
-            missing = getattr(error, "name", None)
-            if not relative and (missing is None or not f"{source}.".startswith(f"{missing}.")):
-                raise  # of the module itself
-            raise CommandError(f"cannot import {source!r}: {error}") from error
-    if name not in names:
-        public = [n for n, v in names.items() if callable(v) and not n.startswith("_")]
-        raise CommandError(f"{source!r} has no {name!r}; it has {', '.join(public) or 'none'}")
-    found = names[name]
+    names = runpy.run_path(file, run_name="rematfn_target")
+    found = names.get(name)
     if not callable(found):
-        raise CommandError(f"{target!r} is no function, it is {found!r}")
+        public = [n for n, v in names.items() if callable(v) and not n.startswith("_")]
+        raise CommandError(
+            f"{file!r} has no function {name!r}; it has {', '.join(public) or 'none'}"
+        )
     with contextlib.suppress(ValueError):  # some have no signature
-        needed = [
-            parameter.name
-            for parameter in inspect.signature(found).parameters.values()
-            if parameter.default is parameter.empty
-            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        ]
-        if needed:
+        try:
+            inspect.signature(found).bind()
+        except TypeError as error:
             raise CommandError(
-                f"{target!r} wants {', '.join(needed)}: name a function without arguments, such as "
+                f"{target!r}: {error}; name a function without arguments, such as "
                 f"lambda: {name}(...)"
-            )
+            ) from None
     called: Callable[[], Any] = found
     return called
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -29,9 +29,8 @@ class Part:
         evicted_bytes: Their bytes, counted each time.
         moves: How many of them were moved.
         unread: How many of them nothing was to read again, as far as was known: these cost nothing.
-        score: The lowest score of the others at their eviction; the lowest is evicted first. None:
-            there were no others. NaN: the user's function returned that.
-        room_for: The operators that they made room for, and how often.
+        score: What spoke against the others, the least of all times: the lowest score goes first.
+            None: there were none. NaN: a function of the user's said so.
         replays: How often an operator of it ran again.
         replayed_cost: What that cost, as a fraction of the program's cost.
         needed_bytes: The most that an operator of it needs at once, its inputs that count and what
@@ -49,7 +48,6 @@ class Part:
     moves: int = 0
     unread: int = 0
     score: float | None = None
-    room_for: Counter[str] = dataclasses.field(default_factory=Counter)
     replays: int = 0
     replayed_cost: float = 0.0
     needed_bytes: int = 0
@@ -118,8 +116,8 @@ class Explanation:
             ),
             _table_of(
                 "Evicted",
-                "the lowest score is evicted first: cost over bytes and time until it is read",
-                ("made by", "evicted", "times", "unread", "moved", "score", "room for"),
+                "the lowest score goes first: cost over bytes and time until it is read",
+                ("made by", "evicted", "times", "unread", "moved", "score"),
                 sorted((p for p in operators if p.evictions), key=lambda p: -p.evicted_bytes),
                 rows,
             ),
@@ -230,7 +228,6 @@ def _parts(journal: Journal, key: _Key) -> list[Part]:
             part.evictions += 1
             part.evicted_bytes += value.nbytes
             part.moves += event.what == "moved"
-            part.room_for[journal.operator(event.during)] += 1
             if event.score == -math.inf:
                 part.unread += 1
             else:
@@ -295,7 +292,6 @@ _COLUMNS: dict[str, Callable[[Part], str]] = {
     "unread": lambda part: str(part.unread),
     "moved": lambda part: str(part.moves),
     "score": lambda part: "-" if part.score is None else f"{part.score:.2g}",
-    "room for": lambda part: shortened(part.room_for.most_common(1)[0][0], 28),
     "replays": lambda part: str(part.replays),
     "of the cost": lambda part: f"{part.replayed_cost:.1%}",
     "needs": lambda part: format_bytes(part.needed_bytes),
@@ -312,8 +308,7 @@ def _table_of(
         [part.name + ("" if part.ran else refused), *(_COLUMNS[c](part) for c in columns[1:])]
         for part in parts
     ]
-    names = [i for i, column in enumerate(columns) if i == 0 or column == "room for"]
-    return table(title, note, columns, cells, most=rows, names=names)
+    return table(title, note, columns, cells, most=rows)
 
 
 def _memory(title: str, what: str, parts: Sequence[Part], rows: int) -> str:

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables as text."""
+"""Tables as text, and what pictures begin with."""
 
-import shutil
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .._transform.budget import BINARY
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _WIDEST = 72  # of a name, in characters
-_WIDEST_APART = 120  # of names that are not told apart in less
 
 
 def table(
@@ -18,7 +24,7 @@ def table(
     most: int = sys.maxsize,
     names: Sequence[int] = (0,),
 ) -> str:
-    """Return at most so many rows of text under a title and heads, for a terminal.
+    """Return at most so many rows of text under a title and heads.
 
     Some columns are ``names``, which are cut in the middle if they are too long; the others are
     figures.
@@ -27,15 +33,12 @@ def table(
         return f"{title}: none"
     if len(rows) > most:
         title = f"{title}, {most} of {len(rows)}"
-    rows = rows[:most]
-    widest = min(_WIDEST, max(24, shutil.get_terminal_size((120, 24)).columns - 48))
-    cells = [list(column) for column in zip(*rows, strict=True)]
-    for i in names:
-        cells[i] = _apart(cells[i], widest if i == 0 else _WIDEST)
-    cut = list(zip(*cells, strict=True))
-    widths = [max(map(len, column)) for column in zip(columns, *cut, strict=True)]
+    cells = [columns]
+    for row in rows[:most]:
+        cells.append([shortened(x, _WIDEST) if i in names else x for i, x in enumerate(row)])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [f"{title}  ({note})" if note else title]
-    for row in [columns, *cut]:
+    for row in cells:
         padded = [
             cell.ljust(w) if i in names else cell.rjust(w)
             for i, (cell, w) in enumerate(zip(row, widths, strict=True))
@@ -44,18 +47,24 @@ def table(
     return "\n".join(lines)
 
 
-def _apart(names: Sequence[str], width: int) -> list[str]:
-    """Return names cut to a width, or to more where different ones would become the same."""
-    cut = [shortened(name, width) for name in names]
-    while len(set(cut)) < len(set(names)) and width < _WIDEST_APART:
-        width += 8
-        cut = [shortened(name, width) for name in names]
-    return cut
-
-
 def shortened(text: str, width: int) -> str:
     """Return at most `width` characters of a text, its middle left out."""
     if len(text) <= width:
         return text
     head = (width - 1) // 2
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def unit_of(nbytes: int) -> tuple[str, int]:
+    """Return the largest unit of which there are two or more, and its bytes."""
+    return next(((u, s) for u, s in reversed(BINARY.items()) if nbytes >= 2 * s), ("B", 1))
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure, in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)  # no pyplot: it would choose a window system
+    return figure

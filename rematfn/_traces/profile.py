@@ -13,19 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _C
-from .._inspection.drawing import draw_costs
-from .._inspection.tables import table
+from .._inspection.tables import new_figure, shortened, table, unit_of
 from .._transform.advice import name_of
 from .._transform.budget import BudgetLike, format_bytes, parse_budget, parse_bytes
 from .._transform.deferred import refuse_deferred
-from .._transform.options import policy_of
 from .._transform.remat import DEFAULT_POLICY
 from .._transform.rematted import without_level
 from .._transform.tiers import TierLike, tiers_of
 from ..errors import expect
-from ..policies import Guided, Policy
-from ..policies._custom import Scorer
-from ..policies._planned import Planned
+from ..policies import Guided
 from .shapes import is_on_shapes, trace_on_shapes
 from .trace import Trace, recorded
 
@@ -35,7 +31,7 @@ if TYPE_CHECKING:
 BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 _SEARCH = 100_000  # operators, for each budget: a tenth of a second or two
 _STEPS = 8  # of a bisection over budgets
-_DEFAULT: Policy = Guided(search=_SEARCH)
+_POLICY = Guided(search=_SEARCH)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,15 +41,12 @@ class Cost:
     Attributes:
         budget: Bytes.
         fraction: Of the unconstrained peak.
-        policy: By which policy, as it is written; ``"offload"`` in front: values may be moved as
-            well.
         time: Of a call, in multiples of one without a budget; infinite if the program does not fit.
             It may be less than 1: a level keeps its memory from call to call, see :func:`profile`.
     """
 
     budget: int
     fraction: float
-    policy: str
     time: float
 
 
@@ -85,7 +78,7 @@ class Profile:
             that of one with very many operators.
         seconds: What a call takes without a budget; on fake tensors, what the cost model gives it.
         is_measured: Whether they were timed.
-        costs: For each budget and policy, what it is predicted to cost.
+        costs: For each budget, what it is predicted to cost.
     """
 
     def __init__(
@@ -95,7 +88,6 @@ class Profile:
         seconds: float,
         within: float,
         budgets: Sequence[int],
-        policies: Sequence[Policy],
         link: _C.Link | None,
         is_measured: bool,
     ) -> None:
@@ -118,47 +110,29 @@ class Profile:
         whole: Any = _C.simulate(self.trace._core, max(1, peak), online, None, "", 0)
         least = max(1, whole["min_budget"])  # what the largest operator needs at once
         self.min_budget = min(program.enough_for(online, least, math.inf), peak)
-        self.costs = [
-            self._cost(budget, policy, way)
-            for policy in policies
-            for way in ([None] if link is None else [None, link])
-            for budget in budgets
-        ]
+        self.costs = [self.predict(budget) for budget in budgets]
 
-    def _cost(self, budget: int, policy: Policy, link: _C.Link | None) -> Cost:
-        seconds = self._within + self._overhead(budget, policy, link)
-        return Cost(
-            budget=budget,
-            fraction=budget / max(self.peak_bytes, 1),
-            policy=("offload, " if link is not None else "") + _name(policy),
-            time=seconds / (self.seconds or 1.0),
-        )
+    def predict(self, budget: BudgetLike) -> Cost:
+        """Return what a budget is predicted to cost; a fraction is of the unconstrained peak."""
+        nbytes = parse_budget(budget, "predict(budget={})").of(self.peak_bytes) or self.peak_bytes
+        seconds = self._within + self._overhead(nbytes)
+        fraction = nbytes / max(self.peak_bytes, 1)
+        return Cost(budget=nbytes, fraction=fraction, time=seconds / (self.seconds or 1.0))
 
-    def _overhead(self, budget: int, policy: Policy, link: _C.Link | None) -> float:
+    def _overhead(self, budget: int) -> float:
         """Return the seconds of replays and of waiting; infinite if it does not fit."""
-        if link is not None and isinstance(policy, Guided):
-            program = _C.Program(self.trace._core)
-            policy.begin(program, budget, link=link)
-            program.finish()
-            return program.overhead()
         # What moves is compared with times.
-        trace = self._by_model if link is None else self.trace._core
-        plan: _C.Program | None = None
-        if isinstance(policy, Planned):
-            plan = _C.Program(trace)
-            policy.begin(plan, budget)
-            plan.finish()
-        found = _C.replays_of(trace, budget, policy.core(), plan, link)
+        trace = self._by_model if self._link is None else self.trace._core
+        plan = _C.Program(trace)
+        _POLICY.begin(plan, budget, link=self._link)
+        plan.finish()
+        if self._link is not None:
+            return plan.overhead()
+        found = _C.replays_of(trace, budget, _POLICY.core(), plan, None)
         if found is None:
             return math.inf
         replays, waited = found
         return waited + sum(n * taken for n, taken in zip(replays, self._times, strict=True))
-
-    def predict(self, budget: BudgetLike, policy: Policy | Scorer = _DEFAULT) -> Cost:
-        """Return what a budget is predicted to cost; a fraction is of the unconstrained peak."""
-        nbytes = parse_budget(budget, "predict(budget={})").of(self.peak_bytes) or self.peak_bytes
-        found = policy_of(policy, "predict(budget, policy)")
-        return self._cost(nbytes, found, self._link)
 
     def budget_for(self, time: float) -> int:
         """Return the least budget in which a call would take at most ``time`` of its time.
@@ -190,34 +164,44 @@ class Profile:
         return high
 
     def figure(self) -> Figure:
-        """Return the curve of time over budgets, one for each policy.
+        """Return the curve of time over budgets.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
         """
-        curves: dict[str, list[tuple[int, float]]] = {}
-        for cost in sorted(self.costs, key=lambda c: c.budget):
-            fitting = curves.setdefault(cost.policy, [])
-            if cost.time < math.inf:
-                fitting.append((cost.budget, cost.time))
-        return draw_costs(self.name, curves, self.min_budget, self.peak_bytes)
+        figure = new_figure(7.5, 4.6)
+        axes = figure.add_subplot()
+        unit, size = unit_of(self.peak_bytes)
+        fitting = sorted((c.budget / size, c.time) for c in self.costs if c.time < math.inf)
+        axes.plot([budget for budget, _ in fitting], [time for _, time in fitting], marker="o")
+        for nbytes, style, label in (
+            (self.min_budget, ":", "smallest budget"),
+            (self.peak_bytes, "-", "peak without one"),
+        ):
+            axes.axvline(nbytes / size, color="#888888", linestyle=style, label=label)
+        axes.set_title(shortened(f"{self.name}: predicted time within budgets", 80), fontsize=10)
+        axes.set_xlabel(f"budget, {unit}")
+        axes.set_ylabel("time, in multiples of a call without a budget")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=min(0.95, axes.get_ylim()[0]))
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8)
+        return figure
 
     def __str__(self) -> str:
         how = "measured" if self.is_measured else "by the cost model"
-        policies = list(dict.fromkeys(cost.policy for cost in self.costs))
-        budgets = list(dict.fromkeys(cost.budget for cost in self.costs))
-        times = {(cost.budget, cost.policy): cost.time for cost in self.costs}
         costs = table(
             "Predicted time of a call",
             "in multiples of one without a budget",
-            ("budget", "of the peak", *policies),
+            ("budget", "of the peak", "time"),
             [
                 (
-                    format_bytes(budget),
-                    f"{budget / max(self.peak_bytes, 1):.2f}",
-                    *(_ratio(times[budget, policy]) for policy in policies),
+                    format_bytes(cost.budget),
+                    f"{cost.fraction:.2f}",
+                    f"{cost.time:.2f}" if cost.time < math.inf else "does not fit",
                 )
-                for budget in budgets
+                for cost in self.costs
             ],
         )
         return (
@@ -238,7 +222,6 @@ def profile(
     *args: Any,
     kwargs: Mapping[str, Any] | None = None,
     budgets: Sequence[BudgetLike] = BUDGETS,
-    policies: Sequence[Policy | Scorer] = (_DEFAULT,),
     offload: bool | TierLike = False,
     cap: BudgetLike = None,
     calls: int = 1,
@@ -257,10 +240,8 @@ def profile(
         *args: Its arguments. They are written to, and random numbers are drawn, as in any call.
         kwargs: The same, by name.
         budgets: Bytes or fractions of the peak, as for :func:`remat`.
-        policies: By which policies.
-        offload: A tier, as for :func:`remat`. Then calls that may also move values there are
-            predicted, by its measured bandwidths. ``Guided`` alone plans when values move. Other
-            policies move a value when room is needed, and fetch it when it is read.
+        offload: A tier, as for :func:`remat`: where values may be moved, by its measured
+            bandwidths.
         cap: The most bytes that this one call may hold, for a program that does not fit otherwise.
         calls: How many calls to time. 1: one call, whose operators' times are all that is known.
             More: medians of so many calls without a level and as many in a level that evicts
@@ -284,7 +265,6 @@ def profile(
     name = "profile(f)"
     expect(callable(f), name, "a function", f)
     refuse_deferred(f, name)
-    checked = [policy_of(policy, f"{name}, policies=...") for policy in policies]
     limits = [parse_budget(budget, "profile(f, budgets=[{}])") for budget in budgets]
     given = dict(kwargs or {})
     link = tiers_of(offload, f"{name}, offload=...").link(True, (args, given)) if offload else None
@@ -297,23 +277,7 @@ def profile(
             seconds = within = trace.cost
         peak = trace.peak_bytes
         nbytes = [limit.of(peak) or peak for limit in limits]
-        return Profile(name_of(f), trace, seconds, within, nbytes, checked, link, is_measured)
-
-
-def _name(policy: Policy) -> str:
-    """Return a policy as one would write it: without the arguments that are the default."""
-    if policy == _DEFAULT:
-        return "Guided()"
-    given = [
-        f"{field.name}={_name(value) if isinstance(value, Policy) else repr(value)}"
-        for field in dataclasses.fields(policy)
-        if (value := getattr(policy, field.name)) != field.default
-    ]
-    return f"{type(policy).__name__}({', '.join(given)})"
-
-
-def _ratio(time: float) -> str:
-    return "does not fit" if math.isinf(time) else f"{time:.2f}"
+        return Profile(name_of(f), trace, seconds, within, nbytes, link, is_measured)
 
 
 def _measured(

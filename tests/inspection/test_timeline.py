@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`timeline`: its points, its pictures, its page, its trace."""
+"""`timeline`: its points, its picture, its trace."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from test_journal import Net
 
 import rematfn
-from rematfn._inspection import page
 from rematfn._inspection.timeline import Timeline
 
 
@@ -43,18 +41,17 @@ def test_points_are_within_the_budget_and_reach_the_peak(shown: Timeline) -> Non
     assert times == sorted(times)
     assert positions == sorted(positions)
     assert max(point.backward for point in shown.points) > 0
-    begins = shown.backward_from("operators")
+    begins = shown.backward_from
     assert begins is not None
-    assert max(p.backward for p in shown.points if p.operator <= begins) == 0
+    assert max(p.backward for p in shown.points if p.position < begins) == 0
 
 
-@pytest.mark.parametrize("over", ["operators", "time"])
-def test_the_picture(shown: Timeline, over: Any, tmp_path: Path) -> None:
+def test_the_picture(shown: Timeline, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    figure = shown.figure(over)
+    figure = shown.figure()
     axes, rug, listed = figure.axes
     assert axes.get_ylabel().startswith("KiB resident")
-    assert rug.get_xlabel() == {"operators": "operators of the program", "time": "seconds"}[over]
+    assert rug.get_xlabel() == "operators of the program"
     assert "the largest tensors at the peak" in listed.texts[0].get_text()
     figure.canvas.draw()  # what is cut off shows in where it came to lie
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
@@ -66,31 +63,10 @@ def test_the_picture(shown: Timeline, over: Any, tmp_path: Path) -> None:
     assert not axes.title.get_window_extent(renderer).overlaps(
         figure.legends[0].get_window_extent(renderer)
     )
-    for ending in ("png", "svg", "pdf"):
-        shown.save(tmp_path / f"picture.{ending}", over)
-        assert (tmp_path / f"picture.{ending}").stat().st_size > 1000
-
-
-def test_the_page_stands_alone(shown: Timeline, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
-    shown.save(tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    ours = text[: text.index("<script>")] + text[text.index("<body>") :]
-    assert not re.search(r"""(src|href)=["']?https?:""", ours)
-    assert all(name in text for name in ("made by the forward", "made by the backward"))
-    assert "tanh at " in text  # what one searches in
-    assert 'id="search"' in text
-
-
-def test_a_long_call_is_drawn_by_the_highest_of_its_points(
-    shown: Timeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page, "_MOST", 50)
-    fewer = page._fewer(shown.points)
-    assert len(fewer) <= 50 < len(shown.points)
-    assert max(point.used + point.moved for point in fewer) == max(
-        point.used + point.moved for point in shown.points
-    )
+    shown.save(tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match=r"must end in \.png"):
+        shown.save(tmp_path / "picture.gif")
 
 
 def test_the_chrome_trace(shown: Timeline, tmp_path: Path) -> None:

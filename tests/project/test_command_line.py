@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -63,9 +62,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def called(*arguments: str) -> Ended:
-        for name in ("program", "breaks"):  # what was imported may have been another test's
-            monkeypatch.delitem(sys.modules, name, raising=False)
-        importlib.invalidate_caches()
         code = main(arguments)
         return Ended(code, *capsys.readouterr())
 
@@ -82,7 +78,7 @@ def test_profile_of_a_function(run: Run) -> None:
 
 
 def test_explain_of_a_function_and_of_a_script(run: Run) -> None:
-    found = run("explain", "program:step", "--budget", "0.6", "--rows", "3")
+    found = run("explain", "program.py:step", "--budget", "0.6", "--rows", "3")
     assert found.returncode == 0, found.stderr
     assert "call       guided" in found.stdout
     assert "tanh at program.py:9 (step)" in found.stdout
@@ -100,7 +96,7 @@ def test_explain_of_a_call_that_does_not_fit(run: Run) -> None:
     assert "[did not run]" in found.stdout
 
 
-@pytest.mark.parametrize("ending", ["html", "png", "json"])
+@pytest.mark.parametrize("ending", ["png", "json"])
 def test_timeline(run: Run, ending: str) -> None:
     out = f"step.{ending}"
     found = run("timeline", "program.py:step", "--budget", "0.6", "--out", out)
@@ -109,17 +105,6 @@ def test_timeline(run: Run, ending: str) -> None:
     assert Path(out).stat().st_size > 1000
     if ending == "json":
         assert json.loads(Path(out).read_text())["traceEvents"]
-
-
-def test_simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = rematfn.record(torch.func.grad(lambda x: x.sin().cos().exp().sum()), torch.ones(64))
-    trace.save(tmp_path / "trace.jsonl")
-    assert main(["simulate", str(tmp_path / "trace.jsonl"), "--budget", "0.8"]) == 0
-    assert "replays" in capsys.readouterr().out
-    assert main(["simulate", str(tmp_path / "trace.jsonl"), "--budget", "8"]) == 1
-    assert "does not fit" in capsys.readouterr().err
-    assert main(["simulate", str(tmp_path / "none.jsonl")]) == 1
-    assert "none.jsonl" in capsys.readouterr().err
 
 
 def test_info(tmp_path: Path) -> None:
@@ -142,7 +127,6 @@ def test_info(tmp_path: Path) -> None:
     here = ".".join(torch.__version__.split(".")[:2])
     others = [f"torch {minor}" for minor in compat.cores() if minor != here]
     assert rows["other cores"] == (", ".join(others) or "none")
-    assert "MB/s out" in rows["disk tier"] or "cannot be used" in rows["disk tier"]
 
 
 @pytest.mark.parametrize(
@@ -150,12 +134,11 @@ def test_info(tmp_path: Path) -> None:
     [
         ("none.py", "there is no file 'none.py'"),
         ("none.py:step", "there is no file 'none.py'"),
-        ("no_such_module:step", "cannot import 'no_such_module'"),
+        ("module:step", "'module:step' names no script"),
         ("program.py:nothing", "it has step, wants"),
-        ("program.py:wants", "wants x: name a function without arguments"),
-        ("program.py:WEIGHTS", "is no function"),
-        ("step", "names no function"),
-        (".:step", "cannot import '.'"),
+        ("program.py:wants", "missing a required argument: 'x'; name a function without"),
+        ("program.py:WEIGHTS", "it has step, wants"),
+        ("step", "'step' names no script"),
     ],
 )
 def test_a_target_that_cannot_be_run(run: Run, target: str, message: str) -> None:
@@ -165,7 +148,7 @@ def test_a_target_that_cannot_be_run(run: Run, target: str, message: str) -> Non
     assert "Traceback" not in found.stderr
 
 
-@pytest.mark.parametrize("target", ["breaks.py", "breaks:step", "program.py:breaks"])
+@pytest.mark.parametrize("target", ["breaks.py", "program.py:breaks"])
 def test_what_the_program_raises_is_raised(run: Run, target: str) -> None:
     Path("breaks.py").write_text("import no_such_library\n")
     Path("program.py").write_text(PROGRAM + "\ndef breaks():\n    import no_such_library\n")
@@ -180,7 +163,7 @@ def test_an_ending_is_refused_before_anything_runs(
     with pytest.raises(SystemExit) as end:
         main([command, "x.py:f", "--out", "picture.gif"])
     assert end.value.code == 2
-    assert "must end in .png, .svg, .pdf" in capsys.readouterr().err.replace(".html, ", "")
+    assert "must end in .png, .svg, .pdf" in capsys.readouterr().err
 
 
 def test_a_cap_is_bytes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +196,7 @@ def test_scripts_arguments_and_exit_status(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "demo", "profile", "explain", "timeline", "simulate", "info"]
+    "command", ["", "demo", "profile", "explain", "timeline", "info"]
 )
 def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
