@@ -24,7 +24,7 @@ from ._interop.tensors import keep, materialize  # noqa: E402
 from ._traces.profile import profile  # noqa: E402
 from ._traces.trace import Trace, record, simulate, warmup  # noqa: E402
 from ._transform.budget import Budget  # noqa: E402
-from ._transform.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
+from ._transform.checkpoint import checkpoint  # noqa: E402
 from ._transform.offload import offload  # noqa: E402
 from ._transform.remat import remat  # noqa: E402
 from ._transform.tiers import Disk, Host  # noqa: E402
@@ -38,7 +38,6 @@ __all__ = [
     "ReplayError",
     "Trace",
     "checkpoint",
-    "checkpoint_sequential",
     "errors",
     "explain",
     "keep",

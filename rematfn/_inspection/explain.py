@@ -95,11 +95,6 @@ class Explanation:
         self.operators = _parts(journal, _operator)
         self.stayed = _stayed(journal)
 
-    @property
-    def replayed_cost(self) -> float:
-        """What all replays cost, as a fraction of the program's cost."""
-        return sum(part.replayed_cost for part in self.operators)
-
     def __str__(self) -> str:
         rows = self._rows
         modules = self._alike(self.modules, _module)
@@ -108,17 +103,13 @@ class Explanation:
             *([_memory("Memory by module", "module", modules, rows)] if modules else []),
             _memory("Memory by line", "line", self.lines, rows),
             _table_of(
-                "Costliest replays",
-                f"{self.replayed_cost:.1%} of the program's cost in all",
-                ("operator", "replays", "of the cost"),
-                sorted((p for p in operators if p.replays), key=lambda p: -p.replayed_cost),
-                rows,
-            ),
-            _table_of(
-                "Evicted",
+                "Evicted and replayed",
                 "the lowest score goes first: cost over bytes and time until it is read",
-                ("made by", "evicted", "times", "unread", "moved", "score"),
-                sorted((p for p in operators if p.evictions), key=lambda p: -p.evicted_bytes),
+                ("made by", "evicted", "times", "unread", "moved", "score", *_REPLAYED),
+                sorted(
+                    (p for p in operators if p.evictions or p.replays),
+                    key=lambda p: (-p.replayed_cost, -p.evicted_bytes),
+                ),
                 rows,
             ),
             _table_of(
@@ -284,6 +275,7 @@ def _reason(journal: Journal, index: int, is_read: bool, event: int) -> str:
     return "goes last: marked, or its policy keeps it" if value.kept else "could go at need"
 
 
+_REPLAYED = ("replays", "of the cost")
 _COLUMNS: dict[str, Callable[[Part], str]] = {
     "made": lambda part: format_bytes(part.made_bytes),
     "at the peak": lambda part: format_bytes(part.peak_bytes),
@@ -312,7 +304,7 @@ def _table_of(
 
 
 def _memory(title: str, what: str, parts: Sequence[Part], rows: int) -> str:
-    columns = ("made", "at the peak", "evicted", "times", "moved", "replays", "of the cost")
+    columns = ("made", "at the peak", "evicted", "times", "moved", *_REPLAYED)
     return _table_of(title, "", (what, *columns), parts, rows)
 
 

@@ -26,7 +26,6 @@ PUBLIC = {
     "profile",
     # in the place of torch.utils.checkpoint
     "checkpoint",
-    "checkpoint_sequential",
     # traces
     "Trace",
     "record",

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rematfn.checkpoint` and `checkpoint_sequential`, side by side with those of torch."""
+"""`rematfn.checkpoint`, side by side with torch's."""
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +22,6 @@ from programs import Program
 from torch import Tensor, nn
 
 import rematfn
-from rematfn._transform import checkpoint as checkpoints
 from rematfn.testing import MemoryTimeline
 
 Checkpoint = Callable[..., Any]
@@ -32,10 +29,6 @@ Checkpoint = Callable[..., Any]
 
 def torchs(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return theirs.checkpoint(f, *args, use_reentrant=False, **kwargs)
-
-
-def call(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return f(*args, **kwargs)
 
 
 def ours(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,8 +59,6 @@ def test_any_program_and_its_gradients_are_bitwise_eager(differentiable: Program
         ({"use_reentrant": "no"}, "use_reentrant"),
         ({"preserve_rng_state": "no"}, "preserve_rng_state"),
         ({"respect_saved_tensors_hooks": "no"}, "respect_saved_tensors_hooks"),
-        ({"budget": 0.5}, r"fraction.*remat\(function, 0.5\)"),
-        ({"budget": -1}, "budget"),
     ],
     ids=described,
 )
@@ -116,29 +107,6 @@ class Layer(nn.Module):
         return x + torch.tanh(self.linear(x)).sin().exp().cos()
 
 
-def sequential_step(forward: Callable[[nn.Sequential, Tensor], Tensor]) -> tuple[Any, int, int]:
-    """Return the gradients, the peak of a step, and what it leaves."""
-    torch.manual_seed(0)
-    net = nn.Sequential(*(Layer() for _ in range(DEPTH)))
-    x, one = torch.randn(WIDTH, WIDTH, requires_grad=True), torch.ones(())
-    with MemoryTimeline() as timeline:
-        forward(net, x).square().sum().backward(one)
-    return [x.grad, *(p.grad for p in net.parameters())], timeline.peak, timeline.final
-
-
-@pytest.mark.parametrize("segments", [2, 4, 8, DEPTH])
-def test_a_sequence_in_segments_needs_no_more_bytes_than_torchs(segments: int) -> None:
-    eager, unsaved, _ = sequential_step(call)
-    expected, most, _ = sequential_step(
-        lambda net, x: theirs.checkpoint_sequential(net, segments, x, use_reentrant=False)
-    )
-    found, peak, _ = sequential_step(lambda net, x: rematfn.checkpoint_sequential(net, segments, x))
-    assert_bitwise_equal(found, expected)
-    assert_bitwise_equal(found, eager)
-    assert most < unsaved
-    assert peak <= most
-
-
 @pytest.mark.parametrize("depth", [1, 4, DEPTH])
 def test_without_a_budget_nothing_is_kept_as_with_torchs(depth: int) -> None:
     """What lives between the forward and the backward, and the peak of the whole step."""
@@ -158,23 +126,3 @@ def test_without_a_budget_nothing_is_kept_as_with_torchs(depth: int) -> None:
     assert_bitwise_equal(found, expected)
     assert left_by_ours <= left
     assert peak_of_ours <= peak
-
-
-# --- what a budget remembers ----------------------------------------------------------------------
-
-
-def test_what_is_remembered_keeps_no_function_alive_and_goes_with_it() -> None:
-    net: nn.Module | None = Layer()
-    alive, known = weakref.ref(net), len(checkpoints._histories)
-    rematfn.checkpoint(net, torch.ones(WIDTH, WIDTH), budget="1MiB")
-    assert net in checkpoints._histories
-    del net
-    gc.collect()
-    assert alive() is None
-    assert len(checkpoints._histories) <= known
-
-
-@pytest.mark.parametrize("segments", [0, -1, 5, 1.5, True])
-def test_a_number_of_segments_that_cannot_be_is_refused(segments: Any) -> None:
-    with pytest.raises(ValueError, match=r"segments.*from 1 to 4"):
-        rematfn.checkpoint_sequential([torch.sin] * 4, segments, torch.ones(3))
