@@ -190,13 +190,12 @@ class FloorWarning(RuntimeWarning):
 
 
 class DeferredWarning(RuntimeWarning):
-    """A call has returned something that computes later, outside of every budget.
+    """A call has run no operator: what it returned computes later, outside of every budget.
 
     A budget bounds the operators that run during the function, and in the backward of its results.
     A result may be an object that holds a module, or a function that closes over one: a lazy
     distribution, a flow, a covariance that is evaluated when it is asked for. What it computes
-    later is under no budget. A call that runs no operator causes the warning, too. Only the first
-    call of each function is checked.
+    later is under no budget. Only the first call of each function is checked.
 
     Example:
         >>> import rematfn, torch
@@ -211,8 +210,8 @@ class DeferredWarning(RuntimeWarning):
         'DeferredWarning'
 
     The fix:
-        Transform what computes: ``remat(lambda c, x: conditioned(c)(x), budget)``. Methods of a
-        module can be named: ``remat(module, budget, methods=["log_prob"])``.
+        Transform what computes: ``remat(lambda c, x: conditioned(c)(x), budget)``, or a method,
+        ``flow.log_prob = remat(flow.log_prob, budget)``.
     """
 
 

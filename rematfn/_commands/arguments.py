@@ -27,14 +27,6 @@ def budget(text: str) -> str | float | None:
     return budget
 
 
-def nbytes(text: str) -> str | float | None:
-    """Return bytes that a command line names; ``"none"`` is none."""
-    found = budget(text)
-    if parse_budget(found).fraction is not None:
-        raise argparse.ArgumentTypeError(f'bytes are needed, such as "8GiB", got {text!r}')
-    return found
-
-
 def positive(text: str) -> int:
     """Return a whole number above 0."""
     try:

@@ -14,7 +14,7 @@ import rematfn
 from rematfn._transform.where import asked
 from rematfn.errors import RematError
 
-from .arguments import CommandError, add_offload, budget, nbytes, positive, writable
+from .arguments import CommandError, add_offload, budget, positive, writable
 
 _PICTURES = (".png", ".svg", ".pdf")
 _HELP = "script.py:function, called without arguments; or script.py, all of it"
@@ -40,7 +40,6 @@ def add(commands: Any) -> None:
     profile.add_argument(
         "--calls", type=positive, default=1, help="how many to time; 3 predict better than one"
     )
-    profile.add_argument("--cap", type=nbytes, help="bytes that the measured call itself may hold")
     profile.add_argument(
         "--time", type=float, help="say the least budget at which it takes so many times its time"
     )
@@ -105,9 +104,7 @@ def _profile(options: argparse.Namespace) -> int:
 
         f.__name__ = Path(path).name
     budgets = {} if options.budgets is None else {"budgets": options.budgets}
-    found = rematfn.profile(
-        f, cap=options.cap, calls=options.calls, offload=options.offload, **budgets
-    )
+    found = rematfn.profile(f, calls=options.calls, offload=options.offload, **budgets)
     print(found)
     if options.time is not None:
         try:

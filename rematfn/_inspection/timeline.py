@@ -121,8 +121,14 @@ class Timeline:
             axes.axhline(self.budget / size, color="#d55e00", ls="--", lw=1.4, label=label)
         if self.backward_from is not None:
             axes.axvspan(self.backward_from, x[-1], color="#f2f2f2", linewidth=0, zorder=0)
-            at = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-            axes.annotate("backward", (self.backward_from, 1), (4, -3), va="top", fontsize=8, **at)
+            axes.text(
+                self.backward_from,
+                0.99,
+                " backward",
+                va="top",
+                fontsize=8,
+                transform=axes.get_xaxis_transform(),
+            )
         title = shortened(f"{self.name}: peak {format_bytes(self.peak_bytes)}", 96)
         axes.set_title(title, fontsize=10)
         axes.set_ylabel(f"{unit} resident" + (", and in tiers" if "moved" in self._bands else ""))
@@ -154,8 +160,8 @@ class Timeline:
             for value in largest[:_NAMED]
         ]
         text = "\n".join(["the largest tensors at the peak", *lines])
-        where = {"va": "top", "transform": listed.transAxes}
-        listed.text(0, 1, text, family="monospace", fontsize=7.5, **where)
+        style = {"va": "top", "family": "monospace", "fontsize": 7.5}
+        listed.text(0, 1, text, transform=listed.transAxes, **style)
         return figure
 
     def chrome_trace(self, beside: str | Path | None = None) -> dict[str, Any]:

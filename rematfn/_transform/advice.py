@@ -42,7 +42,6 @@ from ..errors import (
 from ..policies import Custom
 from ..policies._planned import Guided, Planned
 from .budget import Limit, format_bytes
-from .deferred import module_held_by
 from .history import MOST_LOST, Call, History
 from .options import Options
 
@@ -162,33 +161,22 @@ def _advise(g: Told, ran: Call, figures: dict[str, Any]) -> None:
 
 
 def look_at_result(g: Told, f: Any, result: Any, given: Sequence[Any], ran: Call) -> None:
-    """Warn if a call of ``f`` has returned what is going to compute, and not what was ``given``."""
+    """Warn if a call of ``f`` has computed nothing, and returned what was not ``given`` to it."""
     options = g._options
     has_no_effect = options.budget == Limit() and not options.tiers
     given = (*given, getattr(f, "__self__", f))
     if has_no_effect or any(result is it for it in given):
         return
-    found = module_held_by(result, given)
-    if found is not None:
-        holder, module = found
-        name = getattr(holder, "__qualname__", type(holder).__qualname__)
-        what = (
-            f"it has returned {name}, which holds {type(module).__name__}; what that computes "
-            "later, it computes outside of the budget"
-        )
-    elif not ran.read()["operators"] and not tensors_of(result):
-        what = (
-            f"the call has run no operator, and returned {type(result).__qualname__}; the budget "
-            "has had no effect"
-        )
-    else:
+    if ran.read()["operators"] or tensors_of(result):
         return
     name = "module" if options.of else name_of(f).replace("<lambda>", "f")
-    instead = f"{options.name}(lambda c, x: {name}(c).log_prob(x), budget)"
-    if options.of:
-        instead += f', or methods by name, {options.name}(module, budget, methods=["log_prob"])'
-    text = f": {what}. Transform a function that computes all: for example, {instead}."
-    _warn_once(g, DeferredWarning, text)
+    _warn_once(
+        g,
+        DeferredWarning,
+        f": the call has run no operator, and returned {type(result).__qualname__}; the budget has "
+        "had no effect. Transform a function that computes all: for example, "
+        f"{options.name}(lambda c, x: {name}(c).log_prob(x), budget).",
+    )
 
 
 def refuse(g: Told, program: _C.Program, budget: int, link: _C.Link | None) -> NoReturn:

@@ -14,7 +14,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from .._interop.distributed import share_state
 from .._interop.opaque import not_compiled, refuse_symbolic_trace
-from .deferred import refuse_deferred
 from .history import History
 from .options import Options
 from .rematted import Rematted
@@ -58,10 +57,7 @@ class _Own:
         now = self._now.get(name)
         if now is None or now._f != current:
             now = self._now[name] = None  # nobody else may have it, and its history is free
-            options = self.options
-            if name in options.methods and name != "forward":
-                options = dataclasses.replace(options, of=f"{options.of}.{name}")
-            now = self._now[name] = _Method(current, options, self._history_of(current))
+            now = self._now[name] = _Method(current, self.options, self._history_of(current))
             self._made.add(now)
         return now
 
@@ -133,9 +129,6 @@ class _Twin:
 
     @property
     def __rematted__(self) -> Any:
-        methods = self._rematfn_own.options.methods
-        if "forward" not in methods:
-            return getattr(self, methods[0])
         compiled = self._compiled_call_impl  # type: ignore[attr-defined]
         return compiled if isinstance(compiled, Rematted) else self.forward  # type: ignore[attr-defined]
 
@@ -180,25 +173,22 @@ def _twin_like(twin: _Twin, module: nn.Module) -> Any:
     return made
 
 
-_twin_classes: weakref.WeakKeyDictionary[
-    type, dict[tuple[tuple[str, ...], bool], weakref.ref[type]]
-] = weakref.WeakKeyDictionary()
+_twin_classes: weakref.WeakKeyDictionary[type, dict[bool, weakref.ref[type]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def _twin_class(base: type[nn.Module], methods: tuple[str, ...], has_forward: bool) -> type:
-    """Return the class of all twins of modules that are ``base`` with these methods transformed.
+def _twin_class(base: type[nn.Module], has_forward: bool) -> type:
+    """Return the class of all twins of modules that are ``base``.
 
     One for all: frameworks tell layers by their class, and keep classes for ever, so a class has
     nothing of a module's.
     """
     made = _twin_classes.setdefault(base, {})
-    key = (methods, has_forward)
-    known = made[key]() if key in made else None
+    known = made[has_forward]() if has_forward in made else None
     if known is not None:
         return known
-    names = [name for name in methods if name != "forward"]
-    if "forward" in methods:
-        names += ["forward", "_compiled_call_impl"] if has_forward else ["__call__"]
+    names = ["forward", "_compiled_call_impl"] if has_forward else ["__call__"]
     # See Note [What the module would run]
     body: dict[str, Any] = {name: _Slot(name, base) for name in names}
     body |= {"__slots__": ("_rematfn_own",), "__module__": base.__module__}
@@ -214,35 +204,19 @@ def _twin_class(base: type[nn.Module], methods: tuple[str, ...], has_forward: bo
         return base(*args, **kwargs)
 
     body["__new__"] = new
-    if "__call__" in names:  # of its own
+    if not has_forward:
         body["__rematted__"] = property(lambda self: self.__call__)
     if issubclass(base, torch.fx.GraphModule):  # which writes what it makes into its class
         body["recompile"] = lambda self: self._rematfn_own.module.recompile()
     bases = (base,) if issubclass(base, _Twin) else (_Twin, base)
     metaclass: Any = type(base)
     twin_class: type = metaclass(base.__name__, bases, body)
-    made[key] = weakref.ref(twin_class)
+    made[has_forward] = weakref.ref(twin_class)
     return twin_class
 
 
-def _check_method(module: nn.Module, name: str, transform: str) -> None:
-    if name == "forward":
-        return
-    call = f"{transform}({type(module).__name__}, methods=[{name!r}])"
-    method = getattr(module, name, None)
-    if isinstance(method, types.MethodType) and not hasattr(nn.Module, name):
-        return refuse_deferred(method, call)
-    if isinstance(method, nn.Module):
-        raise TypeError(f"{call}: that is a submodule. Transform it, and put it in its place.")
-    is_everybodys = hasattr(nn.Module, name)
-    why = "every nn.Module has that" if is_everybodys else "it has no such method"
-    own = [m for m in dir(type(module)) if not hasattr(nn.Module, m) and not m.startswith("_")]
-    methods = [m for m in own if inspect.isfunction(inspect.getattr_static(type(module), m))]
-    raise ValueError(f"{call}: {why}. What can be named: {', '.join(['forward', *methods])}.")
-
-
 def remat_module(module: M, options: Options) -> M:
-    """Return a module that is ``module`` in everything but its ``forward``, or other methods.
+    """Return a module that is ``module`` in everything but its ``forward``.
 
     The two share one ``__dict__``: what is set on one is set on the other, names and state dicts
     are the same, and nothing has to be kept in step. What is the twin's own sits in a slot.
@@ -255,9 +229,7 @@ def remat_module(module: M, options: Options) -> M:
             "module of another class when they get one. Call it once, then transform it."
         )
     has_forward = getattr(module.forward, "__func__", None) is not nn.Module.forward
-    for name in options.methods:
-        _check_method(module, name, options.name)
-    twin_class = _twin_class(base, options.methods, has_forward)
+    twin_class = _twin_class(base, has_forward)
     twin: Any = object.__new__(twin_class)
     object.__setattr__(twin, "__dict__", module.__dict__)
     of = dataclasses.replace(options, of=base.__name__)

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transform `offload`: values go to a tier instead of being computed again."""
 
+from __future__ import annotations
+
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
 
 from torch import nn
 
 from ..policies import Policy
 from ..policies._custom import Scorer
 from .budget import BudgetLike, parse_budget
-from .options import Options, methods_of, policy_of
+from .options import Options, policy_of
 from .remat import DEFAULT_POLICY, transformed
 from .rematted import Rematted
 from .tiers import TierLike, parse_tiers
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # Note [Offload keeps to what its first call came to]
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -29,33 +34,25 @@ R = TypeVar("R")
 M = TypeVar("M", bound=nn.Module)
 
 
+class _Options(TypedDict, total=False):
+    """The options by name, of all that can be transformed."""
+
+    to: TierLike
+    policy: Policy | Scorer
+    where: bool
+
+
 @overload
 def offload(  # type: ignore[overload-overlap]  # a module is callable, and stays a module
-    f: M,
-    budget: BudgetLike = None,
-    *,
-    to: TierLike = None,
-    policy: Policy | Scorer = DEFAULT_POLICY,
-    where: bool = False,
-    methods: Sequence[str] = ("forward",),
+    f: M, budget: BudgetLike = None, **options: Unpack[_Options]
 ) -> M: ...
 @overload
 def offload(
-    f: Callable[P, R],
-    budget: BudgetLike = None,
-    *,
-    to: TierLike = None,
-    policy: Policy | Scorer = DEFAULT_POLICY,
-    where: bool = False,
+    f: Callable[P, R], budget: BudgetLike = None, **options: Unpack[_Options]
 ) -> Rematted[P, R]: ...
 @overload
 def offload(
-    f: None = None,
-    budget: BudgetLike = None,
-    *,
-    to: TierLike = None,
-    policy: Policy | Scorer = DEFAULT_POLICY,
-    where: bool = False,
+    f: None = None, budget: BudgetLike = None, **options: Unpack[_Options]
 ) -> Callable[[Callable[P, R]], Rematted[P, R]]: ...
 def offload(
     f: Any = None,
@@ -64,7 +61,6 @@ def offload(
     to: TierLike = None,
     policy: Policy | Scorer = DEFAULT_POLICY,
     where: bool = False,
-    methods: Sequence[str] = ("forward",),
 ) -> Any:
     """Return a function equal to ``f`` whose intermediates are moved to a tier when room is needed.
 
@@ -92,7 +88,6 @@ def offload(
             it is full, values stay and others are evicted.
         policy: What is evicted first, as for :func:`remat`.
         where: Write down what each call does, and where in the program, as for :func:`remat`.
-        methods: Of a module: the methods that are transformed, as for :func:`remat`.
 
     Returns:
         A function with the signature of ``f``; for a module, one that shares its state, as from
@@ -123,6 +118,5 @@ def offload(
         tiers=parse_tiers(to, "offload(f, to=...)"),
         drops=False,
         where=where,
-        methods=methods_of(methods, "offload"),
     )
     return functools.partial(transformed, options=options) if f is None else transformed(f, options)

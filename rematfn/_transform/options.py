@@ -31,7 +31,6 @@ class Options:
     drops: bool = True  # they may be dropped, and replayed
     most_replays: float | None = None  # in multiples of the program's cost; None: not said
     where: bool = False  # what a call does is written down, with its place in the program
-    methods: tuple[str, ...] = ("forward",)  # of a module
 
     def __post_init__(self) -> None:
         def check(fits: bool, option: str, needed: str, kind: type[Exception]) -> None:
@@ -64,11 +63,3 @@ def policy_of(policy: Policy | Scorer, call: str) -> Policy:
     is_score = callable(policy) and not isinstance(policy, type)
     expect(is_score, call, "a policy such as rematfn.policies.ON()", policy)
     return Custom(policy)
-
-
-def methods_of(methods: Any, transform: str) -> tuple[str, ...]:
-    """Return the names that were given to ``transform(module, methods=...)``, each once."""
-    are_names = isinstance(methods, list | tuple) and all(isinstance(m, str) for m in methods)
-    needed = 'a list of names of methods, such as ["forward", "log_prob"],'
-    expect(are_names and len(methods) > 0, f"{transform}(module, methods=...)", needed, methods)
-    return tuple(dict.fromkeys(methods))

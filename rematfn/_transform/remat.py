@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
 
 from torch import nn
@@ -16,7 +16,7 @@ from .budget import BudgetLike, parse_budget
 from .deferred import refuse_deferred
 from .level import MAX_OPERATIONS
 from .modules import remat_module
-from .options import Cost, Options, methods_of, policy_of
+from .options import Cost, Options, policy_of
 from .rematted import Rematted
 from .tiers import TierLike, tiers_of
 
@@ -44,23 +44,15 @@ class _Options(TypedDict, total=False):
 
 @overload
 def remat(  # type: ignore[overload-overlap]  # a module is callable, and stays a module
-    f: M,
-    budget: BudgetLike = None,
-    *,
-    methods: Sequence[str] = ("forward",),
-    **options: Unpack[_Options],
+    f: M, budget: BudgetLike = None, **options: Unpack[_Options]
 ) -> M: ...
 @overload
 def remat(
-    f: Callable[P, R],
-    budget: BudgetLike = None,
-    **options: Unpack[_Options],
+    f: Callable[P, R], budget: BudgetLike = None, **options: Unpack[_Options]
 ) -> Rematted[P, R]: ...
 @overload
 def remat(
-    f: None = None,
-    budget: BudgetLike = None,
-    **options: Unpack[_Options],
+    f: None = None, budget: BudgetLike = None, **options: Unpack[_Options]
 ) -> Callable[[Callable[P, R]], Rematted[P, R]]: ...
 def remat(
     f: Any = None,
@@ -73,7 +65,6 @@ def remat(
     most_replays: float | None = None,
     offload: bool | TierLike = False,
     where: bool = False,
-    methods: Sequence[str] = ("forward",),
 ) -> Any:
     """Return a function equal to ``f`` whose intermediates occupy at most ``budget`` bytes.
 
@@ -134,23 +125,18 @@ def remat(
         where: Write down what each call does to memory, at which line and in which module of the
             program, for :func:`explain` and :func:`timeline`; a BudgetError then names the line.
             :func:`where` does it for a block.
-        methods: Of a module: the names of the methods that are transformed. Each learns from its
-            own calls alone. Use it if ``forward`` returns something that computes later, or is
-            missing: ``remat(flow, budget, methods=["log_prob"])``.
 
     Returns:
         A function with the signature of ``f``; or, for a module, one of the same class that shares
         all of its state with ``f`` (parameters, buffers, submodules, hooks, mode), whose
-        ``forward`` alone, or ``methods``, are transformed. :func:`stats` says what its last call
-        did.
+        ``forward`` alone is transformed. :func:`stats` says what its last call did.
 
     Raises:
         TypeError: ``f`` is not callable, or an option is of the wrong type; or ``f`` is a generator
             function or an async function, whose body runs after the call, outside of every budget;
             or a lazy module whose parameters have no shape yet.
             (from a call) ``f`` has returned a generator, a coroutine or another awaitable.
-        ValueError: The budget or ``cost`` means nothing, ``offload`` is no folder, or the module
-            has no such methods.
+        ValueError: The budget or ``cost`` means nothing, or ``offload`` is no folder.
         BudgetError: (from a call or its backward) one operator needs more than the budget at once;
             or (from a call) its replays cost more than ``most_replays``. The message says from
             which budget on they do not, if the call was recorded.
@@ -177,7 +163,6 @@ def remat(
         tiers=tiers_of(offload, "remat(f, offload=...)"),
         most_replays=most_replays,
         where=where,
-        methods=methods_of(methods, "remat"),
     )
     return functools.partial(transformed, options=options) if f is None else transformed(f, options)
 
@@ -186,8 +171,6 @@ def remat(
 def transformed(f: Any, options: Options) -> Any:
     """Return ``f``, a function, a method or a module, under levels of ``options``."""
     name = options.name
-    if options.methods != Options.methods and not isinstance(f, nn.Module):
-        raise TypeError(f"{name}(f, methods=...): these are methods of an nn.Module, got {f!r}.")
     refuse_deferred(f, f"{name}(f)")
     if isinstance(f, staticmethod | classmethod):
         refuse_deferred(f.__func__, f"{name}(f)")

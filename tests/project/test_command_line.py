@@ -166,13 +166,6 @@ def test_an_ending_is_refused_before_anything_runs(
     assert "must end in .png, .svg, .pdf" in capsys.readouterr().err
 
 
-def test_a_cap_is_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["profile", "x.py:f", "--cap", "0.5"])
-    assert end.value.code == 2
-    assert "--cap: bytes are needed" in capsys.readouterr().err
-
-
 def test_a_time_that_no_budget_gives(run: Run) -> None:
     found = run("profile", "program.py:step", "--time", "0.01")
     assert found.returncode == 1
@@ -195,9 +188,7 @@ def test_scripts_arguments_and_exit_status(run: Run) -> None:
     assert "exit status 3" in found.stderr
 
 
-@pytest.mark.parametrize(
-    "command", ["", "demo", "profile", "explain", "timeline", "info"]
-)
+@pytest.mark.parametrize("command", ["", "demo", "profile", "explain", "timeline", "info"])
 def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main([*([command] if command else []), "--help"])

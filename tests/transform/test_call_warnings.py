@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import rematfn
 
@@ -69,3 +69,36 @@ def test_an_operator_that_needs_all_of_the_budget() -> None:
         for budget in (6 * WIDE, None):
             rematfn.remat(step, budget)(x)
     assert found == []
+
+
+class Flow(nn.Module):
+    """Its `forward` computes nothing: what it returns does, later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
+
+    def forward(self, c: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda x: -self.net(x + c).square().sum(-1)
+
+    def log_prob(self, c: Tensor, x: Tensor) -> Tensor:
+        return self(c)(x)
+
+
+def test_a_call_that_computes_later() -> None:
+    flow, c, x = Flow(), torch.linspace(-1, 1, 64), torch.ones(256, 64)
+    for g, name in ((rematfn.remat(flow, "1MiB"), "module"), (rematfn.offload(flow.forward), "f")):
+        with caught_of(rematfn.errors.DeferredWarning) as found:
+            for _ in range(3):
+                g(c)
+        (message,) = found
+        assert "has run no operator, and returned function" in message
+        assert f"(lambda c, x: {name}" in message.replace("Flow.forward", "f")
+    with caught_of(rematfn.errors.DeferredWarning) as found:
+        rematfn.remat(flow)(c)  # there is no budget
+        rematfn.remat(lambda c: c, "1MiB")(c)
+        expected = flow.log_prob(c, x)
+        flow.log_prob = rematfn.remat(flow.log_prob, "512KiB")  # type: ignore[method-assign]
+        assert torch.equal(flow.log_prob(c, x), expected)
+    assert found == []
+    assert rematfn.stats(flow.log_prob).peak_bytes <= 512 * 1024  # type: ignore[operator]
