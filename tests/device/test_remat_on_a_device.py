@@ -15,7 +15,6 @@ import torch
 from fake_device import DEVICE, assert_comes_empty, delays, memory_limit
 from helpers import (
     EVERY,
-    SNUG,
     TIGHT,
     Mode,
     Run,
@@ -23,10 +22,8 @@ from helpers import (
     assert_bitwise_equal,
     assert_same_as_eager,
     loss_of,
-    scalar,
     some,
     untransformed,
-    weighted,
     world,
 )
 from programs import ZOO, Program
@@ -42,7 +39,6 @@ from rematfn.testing import EvictEverything
 ELSEWHERE = {"lstm", "lstm-cells", "random"}
 PROGRAMS = [p for p in ZOO if p.name not in ELSEWHERE]
 TIGHTLY = some(PROGRAMS, 4)
-TWICE = [p for p in PROGRAMS if p.name in ("mlp", "gradient-penalty", "in-place")]
 
 
 HOST = rematfn.Host("256MiB")
@@ -83,46 +79,6 @@ def test_a_program_and_its_gradients_are_those_of_eager(program: Program) -> Non
         return loss.detach(), [t.grad for t in case.leaves()], case.args, case.held, torch.rand(2)
 
     assert_same_in_each_way(run, TIGHT if program in TIGHTLY else EVERY)
-
-
-@pytest.mark.parametrize("program", TWICE, ids=lambda program: program.name)
-def test_second_derivatives_are_those_of_eager(program: Program) -> None:
-    def gradients(loss: Tensor, leaves: list[Tensor], **options: Any) -> list[Tensor | None]:
-        return list(torch.autograd.grad(loss, leaves, allow_unused=True, **options))
-
-    def run(transform: Transform) -> Any:
-        case = program.make()
-        first = gradients(loss_of(case, transform), case.leaves(), create_graph=True)
-        second = gradients(scalar(first).sin(), case.leaves())
-        return [g.detach() for g in first if g is not None], second
-
-    assert_same_in_each_way(run, EVERY)
-
-
-def base(x: Tensor) -> Tensor:
-    y = torch.tanh(x @ x.mT)
-    z = (y * y.exp()).cumsum(-1)
-    return (z.softmax(-1).sin() * y + z[..., :1]).sum(-1)
-
-
-WORDS = {
-    "grad": lambda f: func.grad(lambda x: weighted(f(x))),
-    "vmap": lambda f: lambda x: func.vmap(f)(torch.stack([x, x * 2])),
-    "jvp": lambda f: lambda x: func.jvp(f, (x,), (x.cos(),)),
-    "hessian": lambda f: func.hessian(lambda x: weighted(f(x))),
-}
-
-
-@pytest.mark.parametrize("outside", [True, False], ids=["outside", "inside"])
-@pytest.mark.parametrize("word", WORDS)
-def test_it_commutes_with_the_transforms(word: str, outside: bool) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        x = torch.randn(4, 5)
-        letter = WORDS[word]
-        return (transform(letter(base)) if outside else letter(transform(base)))(x)
-
-    assert_same_in_each_way(run, EVERY if word == "hessian" else SNUG)
 
 
 # --- memory --------------------------------------------------------------------------------------

@@ -194,9 +194,18 @@ def asynchronous(transform: Transform) -> Any:
         work.wait()
         parts = [torch.empty_like(x) for _ in range(distributed.get_world_size())]
         distributed.all_gather(parts, z)
-        return (y.cos() + torch.stack(parts).sin().sum(0)).tanh()
+        distributed.all_reduce(z.detach())  # and z with it, of which no schema speaks
+        whole = torch.empty(len(parts) * len(x), WIDTH)
+        distributed.all_gather_into_tensor(whole, (z * w).detach())
+        return (y.cos() + torch.stack(parts).sin().sum(0) + whole.sum() * z).tanh()
 
-    return transform(f)(batch(0))
+    # What is broadcast between forward and backward has been read in the forward.
+    w, x = torch.full((WIDTH,), 1.0 + distributed.get_rank()), batch(0).requires_grad_()
+    loss = transform(lambda x: ((x + w).sin() * 2).exp().sum())(x)
+    y = transform(f)(batch(0))
+    distributed.broadcast(w, 1)
+    loss.backward()
+    return y, x.grad
 
 
 def differentiable(transform: Transform) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_bitwise_equal, assert_same_as_eager, same_as_eager
+from helpers import Mode, assert_bitwise_equal, assert_same_as_eager
 from torch import Tensor
 
 import rematfn
@@ -62,15 +62,6 @@ def test_a_question_pins_nothing(ask: Callable[[Tensor], Any]) -> None:
     for _ in range(2):
         assert_bitwise_equal(g(x, weights), expected)
     assert rematfn.stats(g).evictions > 0
-
-
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
-@same_as_eager
-def test_gradients_of_what_was_asked_about(transform: Transform) -> Any:
-    x, weights = inputs()
-    f = layers(lambda h: [ask(h) for ask in QUESTIONS.values()])
-    total, answers = transform(f)(x.requires_grad_(), weights)
-    return answers, torch.autograd.grad(total, x)
 
 
 def test_a_storage_that_is_held_stays_where_it_is() -> None:

@@ -119,35 +119,6 @@ def test_a_cache_grows_from_call_to_call(transform: Transform, preallocated: boo
     return outs, cache["k"] * 1
 
 
-class Losing(nn.Module):
-    """Returns nothing: its loss is an attribute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-        self.loss: Tensor | None = None
-
-    def forward(self, x: Tensor) -> None:
-        y = self.net(x.sin()).exp()
-        self.loss = (y * y.cos()).square().sum()
-
-
-@pytest.mark.parametrize("calls", [1, 2], ids=["once", "two-and-added"])
-@same_as_eager
-def test_a_loss_that_is_kept_and_not_returned(transform: Transform, calls: int) -> Any:
-    torch.manual_seed(3)
-    module, x = Losing(), torch.randn(5, 4, requires_grad=True)
-    g, losses = transform(module), []
-    for k in range(calls):
-        assert g(x * (k + 1)) is None
-        losses.append(module.loss)
-    if calls == 1:
-        losses[0].backward()
-    else:
-        sum(losses).backward()
-    return [x.grad, [p.grad for p in module.parameters()], [t.detach() for t in losses]]
-
-
 # --- whole training steps ------------------------------------------------------------------------
 
 

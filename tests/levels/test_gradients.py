@@ -51,14 +51,6 @@ def test_second_derivatives_are_those_of_eager(transform: Transform, twice: Prog
     return [g.detach() for g in first if g is not None], second
 
 
-@pytest.mark.parametrize("program", [p for p in ZOO if p.not_twice], ids=lambda p: p.name)
-def test_torch_itself_refuses_the_second_derivative(program: Program) -> None:
-    case = program.make()
-    first = gradients(loss_of(case, lambda f: f), case.leaves(), create_graph=True)
-    with pytest.raises(RuntimeError):
-        gradients(scalar(first), case.leaves())
-
-
 @same_as_eager
 def test_a_gradient_from_one_output_to_another_belongs_to_no_level(transform: Transform) -> Any:
     """Such a gradient never crosses an edge that leaves the region."""

@@ -158,22 +158,21 @@ def forward_with_kwargs(seen: list[Any], net: nn.Module) -> None:
     )
 
 
-def full_backward(seen: list[Any], net: nn.Module) -> None:
+def seeing_and_doubling(seen: list[Any]) -> Callable[..., Any]:
     def hook(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
         seen.append([g.norm().item() for g in (*grad_input, *grad_output) if g is not None])
         return tuple(g if g is None else g * 2 for g in grad_input)
 
-    net.register_full_backward_hook(hook)
+    return hook
+
+
+def full_backward(seen: list[Any], net: nn.Module) -> None:
+    net.register_full_backward_hook(seeing_and_doubling(seen))
 
 
 def legacy_backward(seen: list[Any], net: nn.Module) -> None:
     """Hangs on the node of the output alone, and sees that node's inputs and outputs."""
-
-    def hook(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
-        seen.append([g.norm().item() for g in (*grad_input, *grad_output) if g is not None])
-        return tuple(g if g is None else g * 2 for g in grad_input)
-
-    net.register_backward_hook(hook)
+    net.register_backward_hook(seeing_and_doubling(seen))
 
 
 def full_backward_pre(seen: list[Any], net: nn.Module) -> None:

@@ -78,23 +78,10 @@ def inner_leaf_hook(net: nn.Module, xs: list[Tensor]) -> Tensor:
     return part.square().mean()
 
 
-def tensor_hook(net: nn.Module, xs: list[Tensor]) -> Tensor:
-    scale = torch.ones((), requires_grad=True) * 2
-    scale.register_hook(again(net, xs, [x * 1 for x in xs]))
-    return scale.sin().exp()
-
-
 def node_hook(net: nn.Module, xs: list[Tensor]) -> Tensor:
     hook = again(net, xs, xs)
     scale = torch.ones((), requires_grad=True) * 2
     scale.grad_fn.register_prehook(lambda gradients: hook(gradients[0]))
-    return scale.sin().exp()
-
-
-def node_post_hook(net: nn.Module, xs: list[Tensor]) -> Tensor:
-    hook = again(net, xs, xs)
-    scale = torch.ones((), requires_grad=True) * 2
-    scale.grad_fn.register_hook(lambda ins, outs: hook(outs[0]))
     return scale.sin().exp()
 
 
@@ -145,8 +132,8 @@ def adjoint(net: nn.Module, xs: list[Tensor]) -> Tensor:
 PROGRAMS: dict[str, Callable[[nn.Module, list[Tensor]], Tensor]] = {
     f.__name__: f
     for f in (
-        *(leaf_hook, post_accumulate_hook, inner_leaf_hook, tensor_hook, node_hook),
-        *(node_post_hook, multi_grad_hook, module_hook, adjoint),
+        *(leaf_hook, post_accumulate_hook, inner_leaf_hook, node_hook),
+        *(multi_grad_hook, module_hook, adjoint),
     )
 }
 

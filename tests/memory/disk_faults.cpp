@@ -146,40 +146,7 @@ void interrupted() {
   expect(returns(value, *moved(disk, value)), "interrupted calls are made again");
 }
 
-void truncated() {
-  for (const bool direct : {true, false}) {
-    Disk::Options given = options();
-    given.direct = direct;
-    TestDisk disk(given);
-    Value value(300'000, 1);
-    Copy copy = moved(disk, value);
-    // Before each read: another thread may have read the end before the first one's cut.
-    on_read = [](int file, std::size_t, off_t) -> Answer {
-      expect(ftruncate(file, 100'000) == 0, "the file is cut");
-      return {};
-    };
-    const std::string said = error_of([&] { returns(value, *copy); });
-    expect(has(said, "shorter"), "a truncated file is an error: " + said);
-  }
-}
-
-void corrupted() {
-  for (const std::size_t at : {0, 70'000, 299'999}) {
-    Disk::Options given = options();
-    given.verify = true;
-    TestDisk disk(given);
-    Value value(300'000, 1);
-    Copy copy = moved(disk, value);
-    expect(returns(value, *copy), "what is whole is verified");
-    on_read = [&](int file, std::size_t, off_t) -> Answer {  // before each, as above
-      expect(fcntl(file, F_SETFL, O_RDWR) == 0, "the file is written to otherwise");
-      const char other = static_cast<char>(value.at(at) ^ 16);
-      expect(pwrite(file, &other, 1, static_cast<off_t>(at)) == 1, "a byte is changed");
-      return {};
-    };
-    const std::string said = error_of([&] { returns(value, *copy); });
-    expect(has(said, "not what was written"), "a bit that has changed is an error: " + said);
-  }
+void checksums() {
   std::map<std::uint64_t, int> seen;
   std::vector<char> bytes(200, 'a');
   for (std::size_t n = 0; n <= bytes.size(); ++n) ++seen[checksum(bytes.data(), n)];
@@ -249,15 +216,7 @@ void no_nameless_files() {
   expect(entries(folder.c_str()) == before, "its name is gone at once");
 }
 
-void refused_folders() {
-  const auto error_at = [](const std::string& path) {
-    return error_of([&] { const Disk disk({.folder = path, .budget = kMiB}); });
-  };
-  expect(has(error_at("/dev/shm"), "tmpfs") && has(error_at("/dev/shm"), "/dev/shm"), "a tmpfs");
-  expect(has(error_at(folder + "/none"), "No such file"), "what is not there");
-  expect(has(error_at("/proc/self/status"), "no directory"), "a file");
-  expect(has(error_at("/proc/self/fdinfo"), "cannot be written to") || geteuid() == 0, "a fixed one");
-
+void no_file() {
   TestDisk disk(options());
   on_open = [](int) -> std::optional<int> { return errno = EMFILE, -1; };
   const Value value(100, 1);
@@ -276,12 +235,11 @@ Tests fault_tests() {
       {"failing_return", failing_return},
       {"short", short_transfers},
       {"interrupted", interrupted},
-      {"truncated", truncated},
-      {"corrupted", corrupted},
+      {"checksums", checksums},
       {"not_direct", not_direct},
       {"page_cache", page_cache},
       {"no_nameless_files", no_nameless_files},
-      {"refused_folders", refused_folders},
+      {"no_file", no_file},
   };
 }
 

@@ -11,7 +11,7 @@ using namespace rematfn;
 int main(int count, char** arguments) {
   folder = arguments[1];
   Tests tests;
-  for (const auto& some : {random_tests, fault_tests, order_tests, process_tests}) tests.merge(some());
+  for (const auto& some : {random_tests, fault_tests, order_tests}) tests.merge(some());
   try {
     for (const auto& [name, test] : tests) {
       if (count == 2) test();

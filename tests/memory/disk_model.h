@@ -165,13 +165,10 @@ inline std::size_t entries(const char* path) {
   closedir(listed);
   return count;
 }
-inline std::size_t threads() { return entries("/proc/self/task"); }
-inline std::size_t open_files() { return entries("/proc/self/fd"); }
 
 using Tests = std::map<std::string, std::function<void()>>;
 Tests random_tests();
 Tests fault_tests();
 Tests order_tests();
-Tests process_tests();
 
 }  // namespace rematfn

@@ -20,37 +20,6 @@ namespace {
 
 // ---- sizes ------------------------------------------------------------------------------------
 
-void zero_bytes() {
-  const std::size_t before = threads();
-  TestDisk disk(options(0));
-  expect(!disk.has_room(1) && disk.has_room(0), "a tier of nothing");
-  const Copy copy = disk.write(nullptr, 0);
-  expect(copy != nullptr && copy->is_done() && copy->nbytes() == 0, "nothing is there at once");
-  copy->wait();
-  copy->read(nullptr);
-  copy->wait();
-  expect(threads() == before, "and takes no thread");
-}
-
-void small_values() {
-  Disk::Options given = options(1500 * kPage);
-  given.verify = true;
-  TestDisk disk(given);
-  std::vector<Value> values;
-  std::vector<Copy> copies;
-  for (unsigned i = 0; i < 1500; ++i) {
-    values.emplace_back(4, i);
-    expect(disk.has_room(4), "there is room");
-    copies.push_back(write(disk, values.back()));
-  }
-  expect(!disk.has_room(1) && !disk.write(values[0].begin, 4), "each takes a unit");
-  for (std::size_t i = 0; i < values.size(); ++i) copies[i]->wait();
-  for (std::size_t i = values.size(); i-- > 0;) {
-    expect(returns(values[i], *copies[i]), "each comes back");
-  }
-  expect(disk.figures().out.bytes == 6000 && disk.figures().in.transfers == 1500, "counted");
-}
-
 // The bytes are not there, so that this takes neither the memory nor the time.
 void large_values() {
   constexpr std::size_t kBytes = (std::size_t{5} << 30) + 100;
@@ -253,8 +222,6 @@ void throttled() {
 
 Tests order_tests() {
   return {
-      {"zero_bytes", zero_bytes},
-      {"small_values", small_values},
       {"large_values", large_values},
       {"discard", discarded_while_under_way},
       {"returns_go_first", returns_go_first},

@@ -78,21 +78,14 @@ def test_an_operator_that_draws_numbers_draws_them_again(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-@pytest.mark.parametrize("style", ["custom_op", "Library"])
-def test_an_operator_that_writes_to_a_list(style: str, mode: Mode) -> None:
+def test_an_operator_that_writes_to_a_list(mode: Mode) -> None:
     def kernel(xs: list[Tensor], y: Tensor) -> None:
         for x in xs:
             x.mul_(y)
 
     name = f"{NAMESPACE}::{fresh_name()}"
     schema = "(Tensor(a!)[] xs, Tensor y) -> ()"
-    library = torch.library.Library(NAMESPACE, "FRAGMENT")
-    if style == "custom_op":
-        multiply_ = torch.library.custom_op(name, kernel, mutates_args={"xs"}, schema=schema)
-    else:
-        library.define(name.removeprefix(f"{NAMESPACE}::") + schema)
-        library.impl(name.removeprefix(f"{NAMESPACE}::"), kernel, "CPU")
-        multiply_ = getattr(getattr(torch.ops, NAMESPACE), name.removeprefix(f"{NAMESPACE}::"))
+    multiply_ = torch.library.custom_op(name, kernel, mutates_args={"xs"}, schema=schema)
 
     def f(x: Tensor, kept: Tensor) -> Any:
         xs = [x.sin(), x.cos()]

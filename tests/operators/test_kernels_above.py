@@ -34,26 +34,11 @@ def sparse_matrix() -> Tensor:
 # --- sparse tensors -------------------------------------------------------------------------------
 
 
-def product(x: Tensor) -> Tensor:
-    a = sparse_matrix()
-    return torch.sparse.mm(a, x.sin()) @ (a @ x.cos())
-
-
-def compressed_product(x: Tensor) -> Tensor:
-    return (sparse_matrix().to_sparse_csr() @ x.sin()).cos()
-
-
 def write_by_a_sparse_one(x: Tensor) -> Any:
     y = x.sin()
     old = y * 2
     y.add_(sparse_matrix())
     return y.cos(), old + 1, y.exp()
-
-
-def made_of_evicted_values(x: Tensor) -> Tensor:
-    values, at = x[0].sin(), torch.arange(4) * 1
-    a = torch.sparse_coo_tensor(torch.stack([at, at]), values, (4, 4))
-    return torch.sparse.mm(a, x.cos()) + values.exp()
 
 
 def compressed_of_evicted_values(x: Tensor) -> Tensor:
@@ -62,25 +47,7 @@ def compressed_of_evicted_values(x: Tensor) -> Tensor:
     return a @ x.cos() + values.exp()
 
 
-def sparse_results(x: Tensor) -> Any:
-    values, at = x[0].sin(), torch.arange(4) * 1
-    a = torch.sparse_coo_tensor(torch.stack([at, at]), values, (4, 4))
-    return a, a.coalesce(), (a * 2).to_dense(), x.exp().to_sparse()
-
-
-def through_mkldnn(x: Tensor) -> Tensor:
-    return torch.relu(x.sin().to_mkldnn()).to_dense().exp()
-
-
-SPARSE = [
-    product,
-    compressed_product,
-    write_by_a_sparse_one,
-    made_of_evicted_values,
-    compressed_of_evicted_values,
-    sparse_results,
-    through_mkldnn,
-]
+SPARSE = [write_by_a_sparse_one, compressed_of_evicted_values]
 
 
 @pytest.mark.parametrize("f", SPARSE, ids=lambda f: f.__name__)

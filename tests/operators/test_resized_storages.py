@@ -20,7 +20,7 @@ from helpers import (
     untransformed,
 )
 from processes import in_a_process
-from torch import Tensor, nn
+from torch import Tensor
 
 import rematfn
 
@@ -196,64 +196,3 @@ def test_freed_and_recomputed_in_a_hook(transform: Transform) -> Any:
     w = torch.linspace(0.5, 1.5, 4096).requires_grad_()
     y = transform(f)(x, w)
     return torch.autograd.grad(y.sum(), w)
-
-
-# --- parameters that are there only while they are needed -----------------------------------------
-
-
-class Sharded(nn.Module):
-    """A layer whose weight is gathered before it is used, and freed after that, as FSDP's are."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__()
-        self.shard = torch.randn(n, n) / n**0.5
-        self.weight = nn.Parameter(torch.empty(n, n))
-        self.free()
-
-    def gather(self) -> None:
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(self.weight):
-            resize(self.weight, self.weight.numel())
-            self.weight.copy_(self.shard)
-
-    def free(self) -> None:
-        resize(self.weight, 0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.gather()
-        if x.requires_grad:
-            y = torch.tanh(x @ self.weight)
-            y.register_hook(lambda grad: self.gather())
-            x.register_hook(lambda grad: self.free())
-        self.free()
-        return y
-
-
-def sharded(inside: bool, transform: Transform) -> Any:
-    torch.manual_seed(1)
-    layers = nn.Sequential(*(Sharded(16) for _ in range(4)))
-    x = torch.randn(8, 16, requires_grad=True)
-
-    def forward(x: Tensor) -> Tensor:
-        return layers(x).square().sum()
-
-    def step(x: Tensor) -> Tensor:
-        loss = forward(x)
-        loss.backward()
-        return loss.detach()
-
-    if inside:
-        loss = transform(step)(x)
-    else:
-        loss = transform(forward)(x)
-        loss.backward()
-    return loss.detach(), x.grad, [layer.weight.grad for layer in layers]
-
-
-def test_gathered_and_freed_inside(mode: Mode) -> None:
-    assert_same_as_eager(functools.partial(sharded, True), mode)
-
-
-def test_gathered_and_freed_outside() -> None:
-    assert_bitwise_equal(sharded(False, rematfn.remat), sharded(False, untransformed))
-    with pytest.raises(rematfn.ReplayError, match="was resized"):
-        sharded(False, EVERYTHING)  # a replay reads a weight that is not there at the moment

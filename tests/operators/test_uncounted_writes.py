@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,8 +18,7 @@ from helpers import (
     same_as_eager,
     untransformed,
 )
-from processes import in_a_process
-from torch import Tensor, distributed
+from torch import Tensor
 
 import rematfn
 
@@ -244,71 +241,3 @@ def test_what_operators_wrote_since_is_what_was_read(transform: Transform) -> An
         w.add_(1)
         fused(torch.optim.SGD)(w)
     return found, w
-
-
-# --- collectives ----------------------------------------------------------------------------------
-
-
-def collectives(transform: Transform, rank: int) -> Any:
-    n = 20_000
-
-    def reduce(x: Tensor, w: Tensor) -> Tensor:
-        h = x.sin()
-        z = h.detach()
-        y = z * 3
-        distributed.all_reduce(z)  # and h with it, of which no schema speaks
-        return (h * w).exp() + y
-
-    def gather(x: Tensor) -> tuple[Tensor, Tensor]:
-        h = x.sin()
-        parts = [torch.empty_like(h) for _ in range(2)]
-        distributed.all_gather(parts, h.detach())
-        flat = torch.empty(2 * n)
-        distributed.all_gather_into_tensor(flat, (h * 2).detach())
-        return (h * parts[0]).exp(), (h * parts[1] + flat[:n]).cos()
-
-    def functional(x: Tensor) -> Tensor:
-        h = x.sin()
-        total = torch.ops._c10d_functional.all_reduce(h.detach() * 2, "sum", "default")
-        return (h * torch.ops._c10d_functional.wait_tensor(total)).exp()
-
-    def later(x: Tensor) -> Tensor:
-        h = (x * 2).detach()
-        work = distributed.all_reduce(h, async_op=True)
-        y = (x.sin() * 2).exp()
-        work.wait()
-        return y + h
-
-    found: list[Any] = []
-    w = torch.full((n,), 1.0 + rank)
-    for f in (functools.partial(reduce, w=w.clone()), gather, functional, later):
-        x = torch.linspace(0, 1, n).requires_grad_()
-        out = transform(f)(x)
-        torch.autograd.backward([o.sum() for o in (out if isinstance(out, tuple) else (out,))])
-        found += [out, x.grad]
-    # Between the forward and the backward, nobody's operator.
-    x = torch.linspace(0, 1, n).requires_grad_()
-    loss = transform(lambda x: ((x + w).sin() * 2).exp().sum())(x)
-    distributed.broadcast(w, 1)
-    loss.backward()
-    return [*found, x.grad]
-
-
-def compare_collectives(rank: int, store: str) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
-    torch._C._distributed_c10d._register_process_group("default", distributed.group.WORLD)
-    expected = collectives(untransformed, rank)
-    for transform in (rematfn.remat, EVICT, functools.partial(rematfn.remat, budget="800KB")):
-        assert_bitwise_equal(collectives(transform, rank), expected)
-    distributed.destroy_process_group()
-    rematfn.testing.check()
-
-
-def two_processes() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(compare_collectives, (os.path.join(folder, "store"),), nprocs=2)
-
-
-def test_collectives() -> None:
-    in_a_process(two_processes, timeout=600)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +12,8 @@ from helpers import assert_bitwise_equal
 from torch import Tensor, nn
 
 import rematfn
-from rematfn import _C
 from rematfn.policies import ON, Guided
 from rematfn.policies.reference import LRU
-
-SEARCH = 100_000  # operators
-FRACTIONS = [0.5, 0.3, 0.2]
 
 
 def recurrent() -> Callable[[], Any]:
@@ -75,31 +70,6 @@ def chained() -> Callable[[], Any]:
 
 
 MADE = [recurrent, transformer, third_derivatives, chained]
-
-
-def replayed_by(trace: rematfn.Trace, budget: int, policy: rematfn.policies.Policy) -> float:
-    try:
-        return rematfn.simulate(trace, budget, policy).replayed_cost
-    except rematfn.BudgetError:
-        return math.inf
-
-
-@pytest.mark.parametrize("make", MADE)
-def test_no_guided_call_replays_more_than_the_first(make: Callable[[], Callable[[], Any]]) -> None:
-    """Neither the second nor one after the search, which ends as it would without `online`."""
-    trace = rematfn.record(make())
-    for fraction in FRACTIONS:
-        budget = int(fraction * trace.peak_bytes)
-        first = replayed_by(trace, budget, ON())
-        alone, program = _C.Program(trace._core), _C.Program(trace._core)
-        alone.search(budget, SEARCH, SEARCH)
-        alone.finish()
-        program.search(budget, SEARCH, SEARCH, online=ON().core())
-        program.follow()
-        assert program.overhead() / trace.cost <= first + 1e-9, fraction
-        program.finish()
-        found = min(first, alone.overhead() / trace.cost)
-        assert program.overhead() / trace.cost == pytest.approx(found), fraction
 
 
 @pytest.mark.parametrize("first", [ON(), LRU()], ids=repr)

@@ -53,14 +53,9 @@ DEFAULT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handle
 
 ENDS = {
     "the-end": ("", 0),
-    "os._exit": ("os._exit(4)", 4),
-    "exception": ("raise LookupError", 1),
-    "exit-in-a-thread": ("threading.Thread(target=lambda: (call(), sys.exit(5))).start()", 0),
     "ctrl-c": ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
-    "term": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
     "at-exit": ("import atexit; atexit.register(call)", 0),
     "fork": (FORKED, 0),
-    "fork-child-exits": ("pid = os.fork()\ncall()\nif pid: os.waitpid(pid, 0)", 0),
     "multiprocessing": (
         "import multiprocessing\n"
         "p = multiprocessing.get_context('fork').Process(target=call)\n"

@@ -39,38 +39,6 @@ def body(table: dict[str, Body]) -> Callable[[Body], Body]:
 
 
 @body(RECORDED)
-def write_into_a_view_of_an_evicted_base(x: Tensor) -> Any:
-    base = x * 3
-    z = (x.cos() @ x.t()).sum()  # base is evicted meanwhile
-    view, strided = base[1:3].t(), base.view(-1)[::3]
-    view.mul_(0.5)
-    strided.add_(1)
-    return base.sin(), view.cos(), z
-
-
-@body(UNRECORDED)
-def write_into_one_output_of_split(x: Tensor) -> Any:
-    y = x.exp()
-    old = y * 2
-    for k, part in enumerate(y.split(2, 1)):
-        part.mul_(k + 1)
-    return y, old + 1
-
-
-@body(UNRECORDED)
-def write_into_one_output_of_unbind_and_chunk(x: Tensor) -> Any:
-    y = x.exp()
-    old = y * 2
-    a, b, c, _ = y.unbind(0)
-    a.add_(1)
-    b.copy_(a)
-    late = old + 1
-    left, middle, _ = y.chunk(3, 1)
-    middle.zero_()
-    return y, late, left * 2, a + b, c
-
-
-@body(RECORDED)
 def write_into_an_output_of_unsafe_split(x: Tensor) -> Any:
     first, second, third = torch.unsafe_split(x.exp(), 2, 1)
     first.mul_(2)
@@ -96,16 +64,6 @@ def aliases_of_reshape(x: Tensor) -> Any:
     old = y * 2
     flat.mul_(2)
     return old + same.reshape(4, 6), same * 1, flat.cos(), a is same
-
-
-@body(UNRECORDED)
-def views_that_outlive_their_base(x: Tensor) -> Any:
-    y = x.sin()
-    row, tail = y[1], y.view(-1)[3:]
-    del y
-    z = (x.cos() @ x.t()).exp()
-    row.add_(1)
-    return row * 2, tail, z
 
 
 @body(RECORDED)
@@ -152,18 +110,6 @@ def conj_and_neg_views(z: Tensor) -> Any:
 
 
 @body(UNRECORDED)
-def out_arguments_that_are_resized(x: Tensor) -> Any:
-    out, values, indices = torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.long)
-    torch.mul(x, 2, out=out)
-    old = out.sin()
-    torch.exp(x[:2], out=out.resize_(0))
-    torch.max(x, 0, out=(values, indices))
-    drawn = torch.rand(4, out=torch.empty(0))
-    torch.arange(5, out=(numbers := torch.empty(0)))
-    return old + 1, out, values, indices, drawn * 2, numbers
-
-
-@body(UNRECORDED)
 def lists_with_aliases(x: Tensor) -> Any:
     y = x.sin()
     old = y * 2
@@ -172,34 +118,7 @@ def lists_with_aliases(x: Tensor) -> Any:
     return y, old + 1
 
 
-@body(UNRECORDED)
-def writers_of_all_kinds(x: Tensor) -> Any:
-    y, index = x.sin(), torch.tensor([0, 2])
-    old = y * 2
-    y.index_copy_(0, index, x[:2]).index_fill_(1, index, 3.0)
-    y.put_(torch.tensor([0, 5]), torch.tensor([1.0, 2.0])).masked_scatter_(y > 0.5, x)
-    y.scatter_reduce_(1, x.argsort(1), x, "amax").fill_diagonal_(4).tril_().clamp_(-1, 2)
-    kept = y * 3
-    y.random_(3).add_(y.uniform_()).bernoulli_(x.sigmoid())
-    y += y.t().reshape(4, 6) * 0.5
-    y **= 2
-    whole = (y * 10).long()
-    whole <<= 1
-    whole ^= 5
-    return y, old + 1, kept, whole, (whole > 3).logical_not_()
-
-
 # --- metadata and storages that change under a tensor ----------------------------------------
-
-
-@body(UNRECORDED)
-def as_strided_in_place(x: Tensor) -> Any:
-    y = x.sin()
-    old = y * 2
-    y.as_strided_((3, 2), (6, 1), 1)
-    a = y + 1
-    y.mul_(3)
-    return old + 1, a, y
 
 
 @body(UNRECORDED)
@@ -220,17 +139,6 @@ def resize_larger(x: Tensor) -> Any:
     old, flat = y * 2, y.view(-1)
     y.resize_(8, 6)[4:].fill_(1)
     return old + 1, y.cos(), y, flat * 2
-
-
-@body(UNRECORDED)
-def set_to_another_intermediate(x: Tensor) -> Any:
-    y, z = x.sin(), x.cos()
-    old = y * 2
-    y.set_(z)
-    y.mul_(2)
-    late = old + 1
-    z.set_()
-    return y, late, z.numel()
 
 
 @body(UNRECORDED)
@@ -263,18 +171,6 @@ def set_to_a_storage_that_is_all_there_is(x: Tensor) -> Any:
     return torch.empty(0).set_(storage, 0, (4, 6)) * z
 
 
-@body(UNRECORDED)
-def data_is_read_and_replaced(x: Tensor) -> Any:
-    y = x.sin()
-    old = y * 2
-    y.data.mul_(2)
-    late = old + 1
-    y.data = x.cos()
-    a = y * 3
-    y.data.zero_()
-    return late, a, y + 1, y
-
-
 @body(RECORDED)
 def data_is_replaced_while_recorded(x: Tensor) -> Any:
     y = x.sin()
@@ -283,17 +179,6 @@ def data_is_replaced_while_recorded(x: Tensor) -> Any:
     w = y * 3
     y.data[0] = 5  # autograd saved this very tensor's contents elsewhere
     return z.sum(), w, y * 1
-
-
-@body(RECORDED)
-def detach_in_place_and_require_again(x: Tensor) -> Any:
-    y = x.sin()
-    z = y * 3
-    y.detach_()
-    w = y * x
-    y.requires_grad_()
-    (g,) = torch.autograd.grad((y * y).sum(), y)
-    return z, w, g, y.detach()
 
 
 @body(UNRECORDED)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from helpers import EVERY, EVERYTHING, Mode, Transform, assert_same_as_eager
+from helpers import EVERY, EVERYTHING, Transform, assert_same_as_eager
 from torch import Tensor
 
 import rematfn
@@ -249,9 +249,6 @@ def test_a_replay_that_fails_leaves_the_setting_alone(name: str) -> None:
         assert setting.get() == setting.values[1]
 
 
-# --- settings whose effect shows on a CPU ---------------------------------------------------------
-
-
 @contextmanager
 def mkldnn(enabled: bool) -> Iterator[None]:
     before = C._get_mkldnn_enabled()
@@ -260,35 +257,6 @@ def mkldnn(enabled: bool) -> Iterator[None]:
         yield
     finally:
         C._set_mkldnn_enabled(before)
-
-
-def divided(x: Tensor) -> Tensor:
-    """Return what is summed up by each thread, and over all of them."""
-    y = x * 1.01
-    return torch.stack([(y * i).exp().sum() for i in range(1, 5)])
-
-
-def test_threads_differ_between_forward_and_backward(mode: Mode) -> None:
-    x = torch.linspace(-1, 1, 200_000)
-
-    def f(x: Tensor) -> Tensor:
-        return divided(x).log().sum() * x
-
-    def run(transform: Transform) -> Any:
-        argument = x.clone().requires_grad_()
-        torch.set_num_threads(4)
-        out = transform(f)(argument)
-        torch.set_num_threads(1)
-        (gradient,) = torch.autograd.grad(out.square().sum(), argument)
-        assert torch.get_num_threads() == 1
-        return out, gradient
-
-    with restored(SETTINGS["num_threads"]):
-        assert_same_as_eager(run, mode)
-        torch.set_num_threads(4)
-        by_four = divided(x)
-        torch.set_num_threads(1)
-        assert not torch.equal(by_four, divided(x)), "the test cannot fail"
 
 
 # --- other threads --------------------------------------------------------------------------------

@@ -87,13 +87,13 @@ class Flow(nn.Module):
 
 def test_a_call_that_computes_later() -> None:
     flow, c, x = Flow(), torch.linspace(-1, 1, 64), torch.ones(256, 64)
-    for g, name in ((rematfn.remat(flow, "1MiB"), "module"), (rematfn.offload(flow.forward), "f")):
+    for g in (rematfn.remat(flow, "1MiB"), rematfn.offload(flow.forward)):
         with caught_of(rematfn.errors.DeferredWarning) as found:
             for _ in range(3):
                 g(c)
         (message,) = found
         assert "has run no operator, and returned function" in message
-        assert f"(lambda c, x: {name}" in message.replace("Flow.forward", "f")
+        assert "(c).log_prob(x), budget)" in message
     with caught_of(rematfn.errors.DeferredWarning) as found:
         rematfn.remat(flow)(c)  # there is no budget
         rematfn.remat(lambda c: c, "1MiB")(c)

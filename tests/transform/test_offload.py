@@ -111,50 +111,6 @@ def test_the_hybrid_keeps_its_budget(units: int, costs_at_random: None) -> None:
     assert_bitwise_equal(x.grad, z.grad)
 
 
-LEVELS: dict[str, Transform] = {
-    "remat": functools.partial(rematfn.remat, budget=6 * UNIT + 64),
-    "offload": functools.partial(rematfn.offload, budget=6 * UNIT + 64),
-    "offload all": rematfn.offload,
-    "hybrid": functools.partial(rematfn.remat, budget=6 * UNIT + 64, offload=True),
-}
-
-
-@pytest.mark.parametrize("outside", LEVELS)
-@pytest.mark.parametrize("inside", LEVELS)
-def test_levels_nest(outside: str, inside: str) -> None:
-    f = LEVELS[outside](lambda x: LEVELS[inside](chain)(x * 1.0) * 2)
-    for _ in range(3):
-        x, z = leaf(), leaf()
-        f(x).backward()
-        (chain(z * 1.0) * 2).backward()
-        assert_bitwise_equal(x.grad, z.grad)
-        rematfn.testing.check()
-
-
-WORDS: dict[str, Callable[[Transform], Callable[[Tensor], Any]]] = {
-    "grad": lambda t: func.grad(t(lambda x: chain(x))),
-    "grad grad": lambda t: lambda x: func.grad(lambda y: func.grad(t(chain))(y).sin().sum())(x),
-    "inside grad inside": lambda t: func.grad(t(lambda x: func.grad(t(chain))(x).cos().sum())),
-    "vmap": lambda t: lambda x: func.vmap(t(lambda x: x.sin().cos().exp()))(x.view(8, -1)),
-    "vmap grad": lambda t: lambda x: func.vmap(func.grad(t(chain)))(x.view(8, -1)),
-    "jvp": lambda t: lambda x: func.jvp(t(chain), (x,), (x.cos(),)),
-    "hessian": lambda t: lambda x: func.hessian(t(lambda x: x.sin().exp().sum()))(x[:8]),
-    "jacrev": lambda t: lambda x: func.jacrev(t(lambda x: x.sin().exp()))(x[:8]),
-    "vjp": lambda t: lambda x: func.vjp(t(chain), x)[1](torch.ones(())),
-}
-
-
-@pytest.mark.usefixtures("costs_at_random")
-@pytest.mark.parametrize("word", WORDS)
-def test_transforms_nest(word: str) -> None:
-    x = leaf().detach()
-    expected = WORDS[word](untransformed)(x)
-    for how in HOW.values():
-        f = WORDS[word](how)
-        for _ in range(2):
-            assert_bitwise_equal(f(x), expected)
-
-
 @torch.library.custom_op("rematfn_tests::slow", mutates_args=())
 def slow(x: Tensor) -> Tensor:
     time.sleep(0.05)

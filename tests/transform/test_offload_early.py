@@ -83,16 +83,20 @@ def test_guided_calls_keep_to_what_the_first_came_to(gradients_by: Any) -> None:
     assert max(peaks) <= 1.05 * peaks[0] < 0.8 * eager
 
 
-def test_nothing_moves_where_all_is_small() -> None:
-    k = torch.randn(8, 32, 16, requires_grad=True)
-
+def scan_of(k: Tensor) -> Callable[[], Tensor]:
     def scan() -> Tensor:
-        a, out = torch.zeros(8, 16), []
-        for t in range(32):
+        a, out = torch.zeros(len(k), k.shape[2]), []
+        for t in range(k.shape[1]):
             a = torch.exp(-a) * k[:, t] + torch.exp(k[:, t] * 0.1)
             out.append(a / (a.square() + 1))
         return torch.stack(out).square().mean()
 
+    return scan
+
+
+def test_nothing_moves_where_all_is_small() -> None:
+    k = torch.randn(8, 32, 16, requires_grad=True)
+    scan = scan_of(k)
     expected = gradients(scan, [k])
     g = rematfn.offload(scan)
     for _ in range(4):
@@ -103,14 +107,7 @@ def test_nothing_moves_where_all_is_small() -> None:
 def test_what_comes_back_too_soon_stays_longer() -> None:
     """Gradients of all of `k` are added to each other, every few operators."""
     k = torch.randn(8, 96, 64, requires_grad=True)
-
-    def scan() -> Tensor:
-        a, out = torch.zeros(8, 64), []
-        for t in range(96):
-            a = torch.exp(-a) * k[:, t] + torch.exp(k[:, t] * 0.1)
-            out.append(a / (a.square() + 1))
-        return torch.stack(out).square().mean()
-
+    scan = scan_of(k)
     expected = gradients(scan, [k])
     g = rematfn.offload(scan)
     assert_bitwise_equal(gradients(g, [k]), expected)

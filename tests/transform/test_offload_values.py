@@ -19,7 +19,6 @@ from helpers import (
     untransformed,
 )
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 import rematfn
 from rematfn import _C
@@ -102,81 +101,6 @@ def test_values_of_several_chunks_come_back(nbytes: int, how: Transform) -> None
 
     x = torch.arange(nbytes // 4, dtype=torch.float32)
     assert_bitwise_equal(how(f)(x), f(x))
-
-
-# --- gradients ------------------------------------------------------------------------------------
-
-
-def loss(x: Tensor) -> Tensor:
-    for _ in range(3):
-        x = (x * 1.5).sin() * x.cos()
-    return x.square().sum()
-
-
-def leaf() -> Tensor:
-    return torch.linspace(-1, 1, 600).view(20, 30).requires_grad_()
-
-
-def retained(t: Transform) -> Any:
-    x = leaf()
-    y = t(loss)(x)
-    first = [torch.autograd.grad(y, x, retain_graph=True)[0] for _ in range(3)]
-    y.backward()
-    return first, x.grad
-
-
-def checkpointed(t: Transform) -> Any:
-    x = leaf()
-
-    def f(x: Tensor) -> Tensor:
-        return checkpoint(loss, checkpoint(torch.sin, x, use_reentrant=False), use_reentrant=False)
-
-    t(f)(x).backward()
-    return x.grad
-
-
-def around_a_checkpoint(t: Transform) -> Any:
-    x = leaf()
-    checkpoint(t(loss), x, use_reentrant=False).backward()
-    return x.grad
-
-
-def hooked(t: Transform) -> Any:
-    kept: list[Tensor] = []
-
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        y.register_hook(lambda grad: kept.append(grad))
-        y.register_hook(lambda grad: grad * 2)
-        kept.append(y.detach())
-        return loss(y)
-
-    x = leaf()
-    t(f)(x).backward()
-    return [k * 1 for k in kept], x.grad
-
-
-def autocast(t: Transform) -> Any:
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.GELU(), torch.nn.Linear(40, 30))
-
-    def f(x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return net(net(x)).float().square().sum()
-
-    x = leaf()
-    t(f)(x).backward()
-    return x.grad, [p.grad for p in net.parameters()]
-
-
-CASES = [retained, checkpointed, around_a_checkpoint, hooked, autocast]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_as_in_eager(case: Callable[[Transform], Any], how: Transform) -> None:
-    found = case(how)
-    assert_nothing_keyed(found)
-    assert_bitwise_equal(found, case(untransformed))
 
 
 # --- what stays -----------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
 import runpy
 import sys
 from collections.abc import Iterator
@@ -84,32 +83,6 @@ def test_the_keys_of_the_toy_are_in_the_order_of_torch(page: dict[str, Any]) -> 
     assert page["names_in"](all_of_them) == [key.name for key in reversed(page["Key"])]
 
 
-def test_key_sets(page: dict[str, Any]) -> None:
-    x, keys_of = page["x"], page["keys_of"]
-    assert page["keys_of_x"] == [key.name for key in page["Tensor"].keys]
-    assert keys_of(x) == keys_of(x.clone().requires_grad_())
-    with torch.inference_mode():
-        assert keys_of(torch.ones(2)) == "AutocastCPU, CPU"
-    assert "SparseCPU" in keys_of(x.to_sparse())
-    assert keys_of(x.to(torch.complex64).conj()).endswith("Conjugate, CPU")
-    inside = []
-    torch.func.vmap(lambda row: inside.append(keys_of(row)) or row)(x)
-    assert inside[0].startswith("FuncTorchBatched, ")
-    assert bin(_C._dispatch_keys(x).raw_repr()).count("1") == 5  # autograd, dense, CPU: three
-    assert len(page["row_of"]("aten::linear")) > 100  # columns
-    assert len(_C._dispatch_get_all_op_names()) > 2000
-
-
-def test_a_thread_starts_as_the_toys(page: dict[str, Any]) -> None:
-    thread, names_in = page["thread"], page["names_in"]
-    assert names_in(page["included"]) == [key.name for key in thread.included]
-    excluded = names_in(page["excluded"])
-    assert "AutocastCPU" in excluded
-    assert all(name.startswith("Autocast") for name in excluded)
-    after = (page["Tensor"].keys | thread.included) - thread.excluded
-    assert page["keys_of_thread_and"](page["x"]) == [key.name for key in after]
-
-
 def test_the_ways_in_the_picture(page: dict[str, Any]) -> None:
     record, note = "AutogradCPU", "ADInplaceOrView"
     assert {label: page["way"](label) for label in page["OPERATORS"]} == {
@@ -126,76 +99,6 @@ def test_the_ways_in_the_picture(page: dict[str, Any]) -> None:
         now = page["names_in"](_C._dispatch_keys(page["x"]) - _C._dispatch_tls_local_exclude_set())
     assert now[:2] == ["AutocastCPU", record]
     assert page["row_of"]("aten::mm")["AutocastCPU"] == "kernel"
-
-
-def test_fallthrough(page: dict[str, Any]) -> None:
-    ran = page["ran"]
-    for name, expected in {"recorded": ["AutogradCPU", "CPU"], "skipped": ["CPU"]}.items():
-        ran.clear()
-        getattr(torch.ops.page, name)(page["x"])
-        assert ran == expected
-    assert page["row_of"]("page::skipped")["AutogradCPU"] == "fallthrough"
-    with pytest.raises(NotImplementedError, match="SparseCPU"):
-        torch.ops.page.empty(page["x"].to_sparse())
-
-
-def test_the_toys_journeys(page: dict[str, Any]) -> None:
-    tensor, travelled = page["Tensor"], page["travelled"]
-    assert travelled(page["sin"], tensor(1.0)) == ["sin at AutogradCPU", "sin at CPU"]
-    parts = 2 * ["mul at CPU"]
-    cube = page["cube"]
-    assert travelled(cube, tensor(2.0)) == ["cube at AutogradCPU", "cube at CPU", *parts]
-    for op in (cube, page["mul"]):
-        op.kernels[page["Key"].AutogradCPU] = page["record"]
-    assert travelled(cube, tensor(2.0)).count("mul at AutogradCPU") == 2
-    for op in (cube, page["mul"]):
-        op.kernels[page["Key"].AutogradCPU] = page["record_once"]
-    assert cube(tensor(2.0)).made_by == "cube"
-    with pytest.raises(NotImplementedError, match="plain has no kernel for AutogradCPU"):
-        page["Operator"]("plain")(tensor(1.0))
-
-
-def test_autograd_redispatches_and_excludes(page: dict[str, Any]) -> None:
-    assert page["seen"] == {
-        "this call, below autograd": ["FPGA", "CPU"],
-        "a new call from there": ["BackendSelect", "FPGA", "CPU"],
-    }
-
-
-def test_what_changes_the_sets_of_a_thread(page: dict[str, Any]) -> None:
-    changes = page["changes"]
-    assert changes() == "-"
-    with torch.no_grad():
-        assert changes() == "-"
-    with torch.autocast("cpu"):
-        assert changes() == "no longer excludes `AutocastCPU`"
-    with torch.inference_mode():
-        assert "excludes all of autograd's keys" in changes()
-    with page["Mode"]():
-        assert changes() == "includes `PythonTLSSnapshot`, `Python`"
-
-
-def test_boxes_and_fallbacks(page: dict[str, Any]) -> None:
-    assert page["forms"]("aten::sin", "CPU") == "boxed and unboxed"
-    assert page["forms"]("page::recorded", "CPU") == "boxed"
-    assert page["counted"] == ["sin", "cube"]
-    assert page["torch_counted"] == ["aten::zeros", "aten::linear", "aten::sin"]
-    again = torch.library.Library("_", "IMPL")
-    with pytest.raises(RuntimeError, match="multiple backend fallbacks"):
-        again.fallback(page["torch_count"], "TESTING_ONLY_GenericMode")
-    library = page["library"]
-    library.define("later(Tensor x) -> Tensor")
-    library.impl("later", lambda x: x + 1, "CPU")
-    page["torch_counted"].clear()
-    with _C._IncludeDispatchKeyGuard(page["GENERIC_MODE"]):
-        torch.ops.page.later(page["x"])
-    assert page["torch_counted"] == ["page::later"]  # registered after the fallback
-    torch_key = "TESTING_ONLY_GenericMode"
-    assert page["row_of"]("page::later")[torch_key] == "fallback"
-    page["aten"].impl("cos", torch.library.fallthrough_kernel, torch_key)
-    with _C._IncludeDispatchKeyGuard(page["GENERIC_MODE"]):
-        page["x"].cos()
-    assert page["torch_counted"] == ["page::later"]  # cos skips the key
 
 
 def by_the_rule(cells: list[str], key: str, fallback: str | None) -> str | None:
@@ -221,22 +124,3 @@ def test_which_kernel_gets_a_place(page: dict[str, Any]) -> None:
         row = page["row_of"](f"page::{name}")
         for key in page["at"]:
             assert row.get(key) == by_the_rule(cells, key, fallbacks.get(key)), (name, key)
-
-
-def test_modes_and_wrappers(page: dict[str, Any]) -> None:
-    assert page["found"] == {"mode": ["ones", "sin"], "wrapper": ["sin", "exp", "cos"]}
-    row = page["row_of"]("aten::randn")
-    assert row["FuncTorchVmapMode"] == "kernel"
-    assert page["row_of"]("aten::sin")["FuncTorchVmapMode"] == "fallthrough"
-    wrapper = page["key_named"]("TESTING_ONLY_GenericWrapper")
-    assert not _C._dispatch_has_backend_fallback(wrapper)  # torch registers nothing there
-
-
-def test_the_headers_have_what_the_page_says() -> None:
-    keys = (INCLUDE / "c10/core/DispatchKey.h").read_text(encoding="utf-8")
-    assert keys.index("  BackendSelect,") < keys.index("  ADInplaceOrView,")
-    assert re.search(r"its only acceptable use is within a i?single\s+// process test", keys)
-    rule = (INCLUDE / "ATen/core/dispatch/DispatchKeyExtractor.h").read_text(encoding="utf-8")
-    assert "(((ks | local.included_) - local.excluded_) & key_mask)" in rule
-    calls = (INCLUDE / "ATen/core/dispatch/Dispatcher.h").read_text(encoding="utf-8")
-    assert "Dispatcher::redispatch(" in calls

@@ -419,29 +419,6 @@ def test_an_interrupt_is_not_lost_while_shapes_are_inferred(stop: type[BaseExcep
     assert_bitwise_equal(remat(f, "1MiB")(x), f(x))
 
 
-def test_an_interrupt_at_any_instruction_leaves_no_level_on_the_stack() -> None:
-    """Signals come between two bytecodes: before the level is pushed, or just after."""
-    x, missed = torch.linspace(0, 1, 8), 0
-    g = remat(lambda x: x.sin() * x)
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        for delay in range(300):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + delay))
-                for _ in range(20):
-                    g(x)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                missed += 1
-            except KeyboardInterrupt:
-                pass
-            assert _C.stack_depth() == 0
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert missed < 300
-    look_around()
-
-
 def test_a_kernel_that_reads_an_evicted_tensor_of_its_level_is_told_so() -> None:
     """Replays cannot begin in the middle of replays."""
     kept: list[Tensor] = []

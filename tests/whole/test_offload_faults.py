@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -318,30 +317,6 @@ def test_it_breaks_in_the_middle(
         assert_clean(disk)
         del disk
         gc.collect()
-
-
-def limit_file_sizes() -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8 * VALUE, resource.RLIM_INFINITY))
-    torch.set_num_threads(1)
-    disk = rematfn.Disk()
-    right = gradient(chain)
-    x = argument()
-    loss = rematfn.offload(chain, to=disk, policy=EVICTING)(x)
-    wait_for(disk)  # what is called back before it is written does not come to the limit
-    assert "too large" in disk.open().statistics()["trouble"]
-    loss.backward()
-    assert_bitwise_equal(x.grad, right)
-    del loss
-    assert disk.peak_bytes >= 8 * VALUE
-    for _ in range(3):
-        assert_bitwise_equal(gradient(rematfn.offload(chain, to=disk, policy=EVICTING)), right)
-        assert_bitwise_equal(gradient(rematfn.remat(chain, 5 * VALUE, offload=disk)), right)
-        assert_clean(disk)
-
-
-def test_a_file_that_may_not_grow() -> None:
-    in_a_process(limit_file_sizes)
 
 
 # --- nothing is left ------------------------------------------------------------------------------
