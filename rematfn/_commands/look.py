@@ -41,9 +41,6 @@ def add(commands: Any) -> None:
         "--calls", type=positive, default=1, help="how many to time; 3 predict better than one"
     )
     profile.add_argument(
-        "--time", type=float, help="say the least budget at which it takes so many times its time"
-    )
-    profile.add_argument(
         "--out", type=writable(*_PICTURES), help="save the curve: .png, .svg or .pdf"
     )
     add_offload(profile)
@@ -106,12 +103,6 @@ def _profile(options: argparse.Namespace) -> int:
     budgets = {} if options.budgets is None else {"budgets": options.budgets}
     found = rematfn.profile(f, calls=options.calls, offload=options.offload, **budgets)
     print(found)
-    if options.time is not None:
-        try:
-            nbytes = found.budget_for(options.time)
-        except ValueError as error:
-            raise CommandError(f"--time {options.time:g}: {error}") from None
-        print(f"\n{options.time:g} of its time needs a budget of at least {nbytes} bytes")
     if options.out is not None:
         with _installed():
             found.figure().savefig(options.out)

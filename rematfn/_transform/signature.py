@@ -184,7 +184,7 @@ class _Walk:
             state = object.__getattribute__(x, "__dict__")
             self.see_pairs({n: state[n] for n in state if n[:1] != "_" or n in _OF_MODULES}, depth)
         elif not isinstance(x, types.ModuleType):
-            for found in attributes_of(x, kind):
+            for found in _attributes_of(x, kind):
                 if type(found) is dict:
                     self.see_pairs(found, depth)
                 else:
@@ -200,8 +200,8 @@ def _name_of(x: Any) -> str:
 _known_attributes: weakref.WeakKeyDictionary[type, _Places] = weakref.WeakKeyDictionary()
 
 
-def attributes_of(x: Any, kind: type) -> Iterator[Any]:
-    """Yield the instance's dictionary and what is in its slots; no code of the class runs."""
+def _attributes_of(x: Any, kind: type) -> Iterator[Any]:
+    """Yield the instance's dictionary, and what is in its slots, without a word to the class."""
     places = _known_attributes.get(kind)
     if places is None:
         places = _known_attributes[kind] = tuple(_places_in(kind))
