@@ -14,7 +14,7 @@ from helpers import (
     same_as_eager,
     untransformed,
 )
-from torch import Tensor, nn
+from torch import Tensor, func, nn
 
 import rematfn
 from rematfn.testing import EvictEverything
@@ -67,6 +67,23 @@ def test_the_weight_cache_keeps_no_level_tensors(transform: Transform) -> Any:
         third = net(x * 3)
         (first + second + third).float().sum().backward()
     return first, second, third, [p.grad for p in net.parameters()]
+
+
+@pytest.mark.parametrize("order", ["grad-remat", "remat-grad", "vmap-grad-remat"])
+@same_as_eager
+def test_autocast_under_transforms(transform: Transform, order: str) -> Any:
+    net, x = model(), batch()
+    params = dict(net.named_parameters())
+
+    def loss(params: Any, x: Tensor) -> Tensor:
+        with autocast():
+            return func.functional_call(net, params, (x,)).float().square().mean()
+
+    if order == "grad-remat":
+        return func.grad(transform(loss))(params, x)
+    if order == "remat-grad":
+        return transform(func.grad(loss))(params, x)
+    return func.vmap(func.grad(transform(loss)), in_dims=(None, 0))(params, x)
 
 
 # --- grad mode ------------------------------------------------------------------------------------

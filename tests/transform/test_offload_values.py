@@ -19,6 +19,7 @@ from helpers import (
     untransformed,
 )
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import rematfn
 from rematfn import _C
@@ -101,6 +102,39 @@ def test_values_of_several_chunks_come_back(nbytes: int, how: Transform) -> None
 
     x = torch.arange(nbytes // 4, dtype=torch.float32)
     assert_bitwise_equal(how(f)(x), f(x))
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def checkpointed(t: Transform, x: Tensor) -> Any:
+    def f(x: Tensor) -> Tensor:
+        y = checkpoint(torch.sin, x, use_reentrant=False)
+        return checkpoint(lambda y: (y * 1.5).sin() * y.cos(), y, use_reentrant=False)
+
+    checkpoint(t(f), x * 1, use_reentrant=False).square().sum().backward()
+
+
+def hooked(t: Transform, x: Tensor) -> Any:
+    kept: list[Tensor] = []
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        y.register_hook(lambda grad: kept.append(grad))
+        y.register_hook(lambda grad: grad * 2)
+        kept.append(y.detach())
+        return (y * 1.5).sin() * y.cos()
+
+    t(f)(x).square().sum().backward()
+    return [k * 1 for k in kept]
+
+
+@pytest.mark.parametrize("case", [checkpointed, hooked])
+def test_as_in_eager(case: Callable[[Transform, Tensor], Any], how: Transform) -> None:
+    leaves = [torch.linspace(-1, 1, 600).view(20, 30).requires_grad_() for _ in range(2)]
+    found, expected = [case(t, x) for t, x in zip((how, untransformed), leaves, strict=True)]
+    assert_nothing_keyed((found, leaves[0].grad))
+    assert_bitwise_equal((found, leaves[0].grad), (expected, leaves[1].grad))
 
 
 # --- what stays -----------------------------------------------------------------------------------
