@@ -11,9 +11,10 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from processes import SECONDS, environment
+from processes import SECONDS, environment, once
 
 DRIVER = """
 import ctypes, functools, gc, json, os, signal, sys, threading, time
@@ -120,7 +121,10 @@ JOBS = {f"remat: {name}": ("remat", name) for name in SCRIPTS} | {
 @pytest.fixture(scope="module")
 def codes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """Run all scripts, and return how each ended."""
-    folder = tmp_path_factory.mktemp("ends")
+    return once(tmp_path_factory, "ends", lambda: run_in(tmp_path_factory.mktemp("ends")))
+
+
+def run_in(folder: Path) -> dict[str, int]:
     jobs = {job: (way, SCRIPTS[name]) for job, (way, name) in JOBS.items()}
     (folder / "jobs").write_text(json.dumps(jobs))
     command = [sys.executable, "-c", DRIVER, str(folder / "jobs"), str(folder / "codes")]

@@ -27,7 +27,7 @@ X = torch.linspace(0, 1, KIB)
 
 
 def test_the_peak_is_that_of_a_call() -> None:
-    found = rematfn.profile(STEP, X)
+    found = rematfn.profile(STEP, X, budgets=[0.5])
     g = rematfn.remat(STEP)
     g(X)
     assert found.peak_bytes == rematfn.stats(g).unconstrained_bytes
@@ -37,7 +37,7 @@ def test_the_peak_is_that_of_a_call() -> None:
 
 
 def test_the_smallest_budget_is_one_that_calls_fit_in() -> None:
-    found = rematfn.profile(STEP, X)
+    found = rematfn.profile(STEP, X, budgets=[])
     g = rematfn.remat(STEP, found.min_budget)
     for _ in range(3):
         assert torch.equal(g(X), STEP(X))
@@ -45,7 +45,7 @@ def test_the_smallest_budget_is_one_that_calls_fit_in() -> None:
 
 
 def test_budget_for() -> None:
-    found = rematfn.profile(STEP, X)
+    found = rematfn.profile(STEP, X, budgets=[])
     for time in (1.0, 1.1, 1.5):
         budget = found.budget_for(time)
         assert found.min_budget <= budget <= found.peak_bytes
@@ -86,7 +86,7 @@ def test_what_fits_nowhere_is_profiled_on_fake_tensors() -> None:
 
 
 def test_a_cap_holds_for_the_measured_call() -> None:
-    whole = rematfn.profile(STEP, X)
+    whole = rematfn.profile(STEP, X, budgets=[])
     with rematfn.testing.MemoryTimeline() as counted:
         capped = rematfn.profile(STEP, X, budgets=[0.5], cap=whole.peak_bytes // 2)
     assert counted.peak_excluding_survivors <= whole.peak_bytes // 2
@@ -105,10 +105,10 @@ class Waves:
 
 def test_what_wraps_a_transformed_function_is_profiled_too() -> None:
     g = rematfn.remat(chain, "64KiB")
-    plain = rematfn.profile(STEP, X)
+    plain = rematfn.profile(STEP, X, budgets=[])
     for wrapped in (torch.func.grad(g), lambda x: torch.func.grad(g)(x)):
-        found = rematfn.profile(wrapped, X)
+        found = rematfn.profile(wrapped, X, budgets=[])
         assert found.trace.operators == plain.trace.operators
         assert found.peak_bytes == plain.peak_bytes
-    method = rematfn.profile(Waves().method, X, kwargs={"scale": 2.0})
+    method = rematfn.profile(Waves().method, X, kwargs={"scale": 2.0}, budgets=[])
     assert method.trace.operators == rematfn.record(lambda x: chain(x * 2.0), X).operators

@@ -6,10 +6,8 @@ The disk is so slow that transfers are under way wherever a script ends.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from processes import Ended, forked
+from processes import Ended, forked, once
 
 PRELUDE = """
 import atexit, gc, os, signal, sys, threading, time
@@ -189,25 +187,30 @@ loss.backward()
 }
 
 
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("scratch")
+Run = tuple[dict[str, Ended], list[str]]
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory, scratch: Path) -> dict[str, Ended]:
-    jobs = {name: (PRELUDE + text + "\n", str(scratch)) for name, (text, *_) in SCRIPTS.items()}
-    return forked(tmp_path_factory.mktemp("scripts"), jobs)
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return how all scripts ended, and the files that they have left."""
+
+    def work() -> Run:
+        scratch, scripts = (tmp_path_factory.mktemp(name) for name in ("scratch", "scripts"))
+        jobs = {name: (PRELUDE + text + "\n", str(scratch)) for name, (text, *_) in SCRIPTS.items()}
+        return forked(scripts, jobs), [path.name for path in scratch.iterdir()]
+
+    return once(tmp_path_factory, "offload", work)
 
 
 @pytest.mark.forking
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_ends(name: str, ended: dict[str, Ended]) -> None:
+def test_a_script_ends(name: str, run: Run) -> None:
     _, code, said = SCRIPTS[name]
-    assert ended[name].code == code, ended[name].err
-    assert ended[name].err.splitlines()[-1:] == ([said] if said else [])
+    ended = run[0][name]
+    assert ended.code == code, ended.err
+    assert ended.err.splitlines()[-1:] == ([said] if said else [])
 
 
 @pytest.mark.forking
-def test_scripts_leave_no_file(scratch: Path, ended: dict[str, Ended]) -> None:
-    assert list(scratch.iterdir()) == []
+def test_scripts_leave_no_file(run: Run) -> None:
+    assert run[1] == []

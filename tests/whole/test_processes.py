@@ -48,7 +48,7 @@ while True:
     step(g)
 """
 TWICE = "print(step(g), step(g))\n"
-FRESH = {"returns", "interrupted after 0.2 s", "daemon in f", "spawns"}
+FRESH = {"returns", "spawns"}
 STARTS_OTHERS = {"spawns"}  # which import the script
 
 SCRIPTS: dict[str, str] = {
