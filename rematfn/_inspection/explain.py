@@ -29,8 +29,8 @@ class Part:
         evicted_bytes: Their bytes, counted each time.
         moves: How many of them were moved.
         unread: How many of them nothing was to read again, as far as was known: these cost nothing.
-        score: What spoke against the others, the least of all times: the lowest score goes first.
-            None: there were none. NaN: a function of the user's said so.
+        score: The lowest score of the others at their eviction; the lowest is evicted first. None:
+            there were no others. NaN: the user's function returned that.
         replays: How often an operator of it ran again.
         replayed_cost: What that cost, as a fraction of the program's cost.
         needed_bytes: The most that an operator of it needs at once, its inputs that count and what
@@ -104,7 +104,7 @@ class Explanation:
             _memory("Memory by line", "line", self.lines, rows),
             _table_of(
                 "Evicted and replayed",
-                "the lowest score goes first: cost over bytes and time until it is read",
+                "the lowest score is evicted first: cost over bytes and time until it is read",
                 ("made by", "evicted", "times", "unread", "moved", "score", *_REPLAYED),
                 sorted(
                     (p for p in operators if p.evictions or p.replays),

@@ -201,7 +201,7 @@ _known_attributes: weakref.WeakKeyDictionary[type, _Places] = weakref.WeakKeyDic
 
 
 def _attributes_of(x: Any, kind: type) -> Iterator[Any]:
-    """Yield the instance's dictionary, and what is in its slots, without a word to the class."""
+    """Yield the instance's dictionary and what is in its slots; no code of the class runs."""
     places = _known_attributes.get(kind)
     if places is None:
         places = _known_attributes[kind] = tuple(_places_in(kind))
