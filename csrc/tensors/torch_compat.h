@@ -20,15 +20,19 @@
 
 namespace rematfn {
 
-// 2.11 can set the message but not clear it, so there an evicted storage is merely null.
 inline void forbid_access(c10::StorageImpl& storage, const char* message) {
-#if REMATFN_TORCH_AT_LEAST(12)
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(message));
-#else
-  (void)storage;
-  (void)message;
-#endif
 }
+
+#if !REMATFN_TORCH_AT_LEAST(12)
+// 2.11 sets this and never clears it. An explicit instantiation may name what is private.
+template <bool c10::StorageImpl::*throws>
+struct Clears {
+  friend void clear_throws(c10::StorageImpl& storage) { storage.*throws = false; }
+};
+template struct Clears<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+void clear_throws(c10::StorageImpl& storage);
+#endif
 
 // Only a write asks `refuse`; what reads gets null. What torch would have copied at a write (COW) has
 // gone with the bytes. False where torch cannot tell a write from a read.
@@ -44,15 +48,16 @@ inline bool forbid_writes(c10::StorageImpl& storage, void (*refuse)(c10::Storage
 #endif
 }
 
-// Takes both back.
+// Takes both back, once the storage is given its bytes.
 inline void allow_access(c10::StorageImpl& storage) {
 #if REMATFN_TORCH_AT_LEAST(12)
   storage.clear_data_ptr_access_error_msg_();
+#else
+  clear_throws(storage);
 #endif
 #if REMATFN_TORCH_AT_LEAST(13)
   storage.clear_materializer();
 #endif
-  (void)storage;
 }
 
 // Until 2.13 nobody could ask that of every device.
