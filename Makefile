@@ -50,7 +50,7 @@ test-exhaustive: LEFT_OUT =
 test-exhaustive: test  ## the same with all notebooks, and all that `make test` takes samples of: hours
 
 # The versions of torch that are supported, and of Python: what wheels are made for.
-TORCHES ?= 2.12.1 2.13.0 2.14.1 2.15.0
+TORCHES ?= 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13
 
 # Each in a copy of the tree and an environment of its own: some gigabytes, as pip's torch brings CUDA.

@@ -26,7 +26,7 @@ from pathlib import Path
 import setuptools
 from setuptools.command.build_ext import build_ext
 
-MIN_TORCH = (2, 12)
+MIN_TORCH = (2, 11)
 # The first that reads the licence in pyproject.toml. Below 70.1 none makes wheels by itself.
 MIN_SETUPTOOLS = 77
 INSTALL = "pip install --no-build-isolation ."
@@ -41,7 +41,7 @@ NO_COMPILER = (
     "environment variable CXX; then run the same command again."
 )
 OLD_TORCH = "rematfn: torch {running} is too old, {needed} or newer is needed. Upgrade torch first."
-# torch 2.12 refuses those from 82 on.
+# torch 2.11 and 2.12 refuse those from 82 on.
 OLD_SETUPTOOLS = (
     f"rematfn: building needs setuptools {MIN_SETUPTOOLS} or newer, and {{running}} is installed. "
     f"Run `pip install 'setuptools>={MIN_SETUPTOOLS},<82'`, then `{INSTALL}` again."

@@ -205,7 +205,7 @@ def test_the_changelog_begins_with_this_version():
 def test_building_without_torch_says_to_install_it_first():
     run = python(BLOCK + "runpy.run_path('setup.py', run_name='__main__')")
     assert run.returncode == 1
-    assert run.stderr.startswith("rematfn: building needs torch 2.12 or newer")
+    assert run.stderr.startswith("rematfn: building needs torch 2.11 or newer")
     assert "pip install --no-build-isolation ." in run.stderr
 
 
