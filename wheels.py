@@ -61,13 +61,15 @@ def make_sdist(torches: str) -> Path:
 def make_wheel(python: str, sdist: Path, torches: str) -> Path:
     """Return the wheel for a Python, with the oldest platform that its symbols allow in its name.
 
-    torch's libraries are left out: they are those of the torch that is running.
+    torch's libraries are left out: they are those of the torch that is running. So are the symbols
+    that only a debugger reads, a quarter of a core.
     """
     shutil.rmtree(BUILD, ignore_errors=True)
     pip(python, "wheel", "--no-deps", "--wheel-dir", BUILD / "made", sdist, REMATFN_TORCHES=torches)
     [made] = (BUILD / "made").glob("*.whl")
     excluded = [word for n in LIBRARIES for word in ("--exclude", f"lib{n}.so")]
-    command = [sys.executable, "-m", "auditwheel", "repair", *excluded, "-w", BUILD / "named", made]
+    repair = [sys.executable, "-m", "auditwheel", "repair", "--strip", *excluded]
+    command = [*repair, "-w", BUILD / "named", made]
     subprocess.run(command, check=True)
     [named] = (BUILD / "named").glob("*.whl")
     return Path(shutil.move(named, DIST / named.name))
@@ -81,7 +83,9 @@ def main() -> None:
     parser.add_argument("--torch-index", help="the package index to take torch from")
     options = parser.parse_args()
     found = [
-        p for p in options.pythons if not subprocess.run([p, "-c", ""], check=False).returncode
+        python
+        for python in options.pythons
+        if shutil.which(python) and not subprocess.run([python, "-c", ""], check=False).returncode
     ]
     torches = os.pathsep.join(str(fetch_torch(v, options.torch_index)) for v in options.torches)
     made = [make_sdist(torches)]
