@@ -22,7 +22,8 @@ void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   version->has_tensor = false;
   room_.observers.note_release(*version);
   const bool stays = version->has_bytes() && version->producer &&
-                     (is_kept_for_somebody(*version) || is_kept_for_evicted(*version)) &&
+                     (is_kept_for_somebody(*version) || is_kept_for_evicted(*version) ||
+                      is_scheduled(*version)) &&
                      room_.store.retain(*version, hold());
   if (stays) room_.list_candidates();
   retains_ |= stays;
@@ -32,7 +33,7 @@ void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   // Of a constant that lineage reads, what is coming is all that there is.
   const bool is_needed = version->place() == Place::kComing && !version->producer && version->readers;
   if (goes && !is_needed && version->table && version->has_bytes()) room_.leave(*version);
-  if (retains_) let_go_of_kept_for(*version);
+  if (retains_ && room_.observers.schedule() == nullptr) let_go_of_kept_for(*version);
 }
 
 static bool is_decided(const Table& table) {  // Rule 5
@@ -65,6 +66,11 @@ bool Burial::is_kept_for_somebody(const Version& version) {
 bool Burial::is_kept_for_evicted(const Version& version) const {
   if (!version.backward || version.raw || version.nbytes == 0 || !version.table) return false;
   return room_.evictor.retains(*version.table) && is_wanted(version);
+}
+
+// See Note [A schedule is carried out], 3
+bool Burial::is_scheduled(const Version& version) const {
+  return room_.observers.schedule() != nullptr && version.is_candidate();
 }
 
 // See Note [A kept value outlives the program's tensors]

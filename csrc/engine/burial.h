@@ -18,6 +18,7 @@ class Burial {
   [[nodiscard]] bool is_kept_for_somebody(const Version& version);
 
  private:
+  [[nodiscard]] bool is_scheduled(const Version& version) const;
   [[nodiscard]] bool is_kept_for_evicted(const Version& version) const;
   void let_go_of_kept_for(const Version& version);
 

@@ -50,6 +50,8 @@ class Domain : public Room, public std::enable_shared_from_this<Domain> {
 
   // Makes all of `wanted` resident at once. Throws NoRoom.
   void materialize(std::span<Version* const> wanted) { replayer.materialize(wanted); }
+  // The same before a call of the program, and what a schedule replays before it.
+  void prepare_call(std::span<Version* const> wanted) { replayer.prepare_call(wanted); }
   // The program has run an operator: the record may be too long.
   void trim_if_long() {
     if (live_operations > trimmer.beyond()) trimmer.trim();

@@ -44,7 +44,10 @@ Guide::Guide(Followed followed, std::shared_ptr<Timings> timings)
     : followed_(std::move(followed)),
       trace_(*followed_.trace),
       future_(*followed_.future),
-      timings_(std::move(timings)) {}
+      timings_(std::move(timings)),
+      follows_schedule_(followed_.plan->schedule != nullptr) {
+  if (follows_schedule_) operations_.resize(trace_.calls.size());
+}
 
 Guide::~Guide() {
   const bool is_whole = as_recorded_ && taken_.costs.size() == trace_.calls.size();
@@ -53,6 +56,25 @@ Guide::~Guide() {
 
 void Guide::note_broken() {
   if (followed_.broken) (*followed_.broken)[index_of(plan().prefers)] = true;
+}
+
+// ---- a schedule ----------------------------------------------------------------------------------
+
+bool Guide::has_replays_due() const {
+  const Schedule* const followed = schedule();
+  return followed != nullptr && due_ < followed->replays.end_of(next_call_);
+}
+
+Guide::Due Guide::take_due() {
+  const Schedule& followed = *schedule();
+  const std::size_t due = due_++;
+  return {operations_[followed.replays.items()[due]], followed.spent_after_replay[due]};
+}
+
+void Guide::forget(const Operation& operation) {
+  if (operation.call >= operations_.size()) return;
+  Operation*& known = operations_[operation.call];
+  if (known == &operation) known = nullptr;
 }
 
 // ---- the place in the record ---------------------------------------------------------------------
@@ -153,6 +175,9 @@ void Guide::follow(const ObservedCall& seen) {
     Version& version = *seen.makes[i].version;
     as_recorded_ &= version.nbytes == trace_.values[call.makes[i].value].nbytes;
     advise(version, call.makes[i].value, future_.after_made(index, i));
+    if (!version.producer || operations_.empty()) continue;
+    operations_[index] = version.producer.get();
+    version.producer->call = static_cast<std::uint32_t>(index);
   }
 }
 

@@ -53,6 +53,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "engine/call_index.h"
@@ -136,6 +137,26 @@ class Guide {
   [[nodiscard]] Preference preference_for(const Version& version) const;
   // Whether it moves scores.
   [[nodiscard]] bool foresees() const { return !plan().online && !dormant_ && !loops_; }
+  // What is carried out, or null. See Note [A schedule is carried out]
+  [[nodiscard]] const Schedule* schedule() const {
+    return follows_schedule_ && as_recorded_ && !dormant_ ? followed_.plan->schedule.get() : nullptr;
+  }
+  // What its next replay repeats, null if nothing can be replayed from it any more; and which values are
+  // spent after it.
+  struct Due {
+    Operation* operation;
+    std::span<const Trace::Id> spent;
+  };
+  // Whether one comes before the program's next call.
+  [[nodiscard]] bool has_replays_due() const;
+  [[nodiscard]] Due take_due();
+  // The values spent after the latest call.
+  [[nodiscard]] std::span<const Trace::Id> spent() const {
+    return schedule()->spent_after_call[next_call_ - 1];
+  }
+  // To the end of the call.
+  void leave_schedule() { follows_schedule_ = false; }
+  void forget(const Operation& operation);
   [[nodiscard]] Leads* leads() const { return followed_.leads.get(); }  // or null
   // The operator that is about to be followed has taken `observed` seconds. So far, replays and waiting
   // took `overhead`, and copies `copying`.
@@ -182,6 +203,8 @@ class Guide {
   double overhead_ = 0;      // by then
   Times taken_;
   std::size_t next_call_ = 0;
+  std::vector<Operation*> operations_;  // by call, where there is a schedule; null once dead
+  std::size_t due_ = 0;                 // replays of the schedule that were due so far
   double now_ = 0;
   CallIndex::Kinds recent_{};  // of the calls before, once one has differed
   std::size_t found_ = 0;
@@ -193,6 +216,7 @@ class Guide {
   bool loops_ = false;  // over parts of the record, more often than that does
   bool dormant_ = false;
   bool given_up_ = false;
+  bool follows_schedule_ = false;
   bool may_know_useless_ = false;
 };
 

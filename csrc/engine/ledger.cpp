@@ -21,7 +21,9 @@ Operation::~Operation() {
     (input.previous == nullptr ? input.version->readers : input.previous->next) = input.next;
     if (input.next != nullptr) input.next->previous = input.previous;
   }
-  if (table) --table->ledger.live_operations;
+  if (!table) return;
+  --table->ledger.live_operations;
+  if (call != kNoValue) table->ledger.observers.forget(*this);
 }
 
 // ---- the program ----------------------------------------------------------------------------------

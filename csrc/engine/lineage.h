@@ -199,6 +199,7 @@ struct Operation : Node {
   c10::SmallVector<Input, 3> inputs;
   c10::SmallVector<Version*, 2> outputs;  // by position; null once dead
   bool scheduled = false;           // waits in the replay heap
+  std::uint32_t call = kNoValue;    // its number in the trace whose schedule is carried out
   std::uint64_t last_walk = 0;    // that has visited it
 };
 

@@ -50,6 +50,13 @@ class Observers {
   void note_run(Table& level, double cost, double flops, std::size_t peak, bool replayable);
   void note_call(const ObservedCall& call, Report& report);
 
+  // ---- a schedule ----------------------------------------------------------------------------------
+  [[nodiscard]] const Schedule* schedule() const { return guide ? guide->schedule() : nullptr; }
+  [[nodiscard]] bool has_replays_due() const { return guide && guide->has_replays_due(); }
+  void forget(const Operation& operation) {
+    if (guide) guide->forget(operation);
+  }
+
   // ---- what else the program does ----------------------------------------------------------------
   void note_release(const Version& version) {
     if (recorder) recorder->note_release(version);

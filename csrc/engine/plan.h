@@ -8,8 +8,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "engine/schedule.h"
 #include "policy/eviction.h"
 
 namespace rematfn {
@@ -38,6 +40,8 @@ struct Plan {
   double lead = 4;        // a return begins so many times earlier than it takes
   double overhead = kNever;  // seconds of replays and of waiting, as simulated; kNever: it does not fit
   double replayed = kNever;  // of replays alone
+  std::shared_ptr<const Schedule> schedule{};  // or null: all is left to the score
+  bool shortened = false;  // its run is to be; then there is a schedule
   bool online = false;  // the level's own policy, and no more: as a call that nothing is known of
 };
 

@@ -24,9 +24,10 @@ std::size_t most_replays(std::size_t per_operation, std::size_t operations) {
 Replayer::Replayer(Room& room, Burial& burial)
     : room_(room), replays_(room, burial), frugal_(room, replays_) {}
 
-void Replayer::materialize(std::span<Version* const> wanted) {
+void Replayer::materialize(std::span<Version* const> wanted, bool before_call) {
   const auto missing = [](const Version* v) { return v->place() != Place::kHere; };
-  if (std::none_of(wanted.begin(), wanted.end(), missing)) return;
+  const bool has_due = before_call && room_.observers.has_replays_due();
+  if (!has_due && std::none_of(wanted.begin(), wanted.end(), missing)) return;
   if (room_.is_replaying) {
     throw std::runtime_error(
         "rematfn: an evicted tensor was asked for in the middle of the replays of its level, by a "
@@ -41,6 +42,7 @@ void Replayer::materialize(std::span<Version* const> wanted) {
   room_.thrash.note_miss(latest);
   for (Version* v : wanted) expect(*v);
   try {
+    follow_schedule(wanted, before_call);
     bring_back(wanted);
   } catch (...) {
     abandon_schedule();
@@ -50,6 +52,45 @@ void Replayer::materialize(std::span<Version* const> wanted) {
   }
   room_.is_replaying = false;
   for (Version* v : wanted) unexpect(*v);
+}
+
+// See Note [A schedule is carried out]
+void Replayer::follow_schedule(std::span<Version* const> wanted, bool before_call) {
+  const auto missing = [](const Version* v) { return v->place() != Place::kHere; };
+  while (room_.observers.has_replays_due()) {
+    if (!before_call && std::none_of(wanted.begin(), wanted.end(), missing)) return;
+    const auto [repeated, spent] = room_.observers.guide->take_due();
+    if (repeated == nullptr) continue;
+    const Ref<Operation> operation(repeated);
+    std::vector<Ref<Version>> goes;
+    std::vector<Ref<Version>> stays;
+    const auto note = [&, &values = spent](Version& version) {
+      (std::ranges::find(values, version.value) != values.end() ? goes : stays).emplace_back(&version);
+    };
+    for (Version* output : operation->outputs) {
+      if (output != nullptr) note(*output);
+    }
+    const std::size_t outputs = stays.size();
+    for (Input& input : operation->inputs) note(*input.version);
+    for (const Ref<Version>& v : stays) expect(*v);
+    replays_.left = most_replays(kManyReplays, room_.live_operations);
+    bool has_room = true;
+    try {
+      for (std::size_t i = 0; i < outputs; ++i) {
+        if (stays[i]->must_be_replayed()) schedule(*stays[i]);
+      }
+      run_schedule();
+    } catch (const NoRoom&) {
+      abandon_schedule();
+      has_room = false;
+    } catch (...) {
+      for (const Ref<Version>& v : stays) unexpect(*v);
+      throw;
+    }
+    for (const Ref<Version>& v : stays) unexpect(*v);
+    if (!has_room) return room_.observers.guide->leave_schedule();
+    for (const Ref<Version>& v : goes) room_.evictor.evict_if_free(*v);
+  }
 }
 
 // Rule 5

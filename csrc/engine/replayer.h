@@ -38,7 +38,9 @@ class Replayer {
   Replayer(Room& room, Burial& burial);
 
   // Makes all of `wanted` resident at once, by replays in program order. Throws NoRoom.
-  void materialize(std::span<Version* const> wanted);
+  void materialize(std::span<Version* const> wanted) { materialize(wanted, /*before_call=*/false); }
+  // The same before a call of the program, and what a schedule replays before it.
+  void prepare_call(std::span<Version* const> wanted) { materialize(wanted, /*before_call=*/true); }
 
  private:
   struct Later {
@@ -46,6 +48,8 @@ class Replayer {
       return a->order > b->order;
     }
   };
+  void materialize(std::span<Version* const> wanted, bool before_call);
+  void follow_schedule(std::span<Version* const> wanted, bool before_call);
   void bring_back(std::span<Version* const> wanted);
   [[nodiscard]] NoRoom try_to_bring_back(std::span<Version* const> wanted);
   void replay_softly(std::span<Version* const> wanted, std::size_t per_operation);

@@ -56,6 +56,7 @@ void Replays::fetch(Version& version) {
 
 void Replays::drop_if_useless(Version& version) {
   if (!version.may_go() || !version.producer) return;
+  if (room_.observers.schedule() != nullptr) return;  // which says what goes
   // See Note [A kept value outlives the program's tensors]
   if (is_wanted(version) || burial_.is_kept_for_somebody(version)) return;
   room_.drop(version);

@@ -48,6 +48,7 @@ void Step::run() {
 
 void Step::finish() {
   unpin_all();
+  if (seen_ && domain_.observers.schedule() != nullptr) let_spent_go();
   domain_.trim_if_long();
   if (domain_.is_moving()) domain_.note_arrivals();
   if (is_bounded_) domain_.make_room(level_, 0);
@@ -65,6 +66,16 @@ void Step::let_go_early() {
     for (const ObservedCall::Read& read : seen_->reads) domain_.evictor.evict_early(*read.version);
   }
   domain_.fetch_ahead();
+}
+
+// See Note [A schedule is carried out], 2
+void Step::let_spent_go() {
+  const auto spent = domain_.observers.guide->spent();
+  const auto let_go = [&](Version& version) {
+    if (std::ranges::find(spent, version.value) != spent.end()) domain_.evictor.evict_if_free(version);
+  };
+  for (const ObservedCall::Read& read : seen_->reads) let_go(*read.version);
+  for (const ObservedCall::Made& made : seen_->makes) let_go(*made.version);
 }
 
 // See Note [Before, not after]
@@ -172,12 +183,13 @@ void Step::bring_back() {
     if (operand.version->place() == Place::kComing) domain_.let_come(*operand.version);
     is_missing |= operand.version->place() != Place::kHere;
   }
-  if (is_missing) {
+  if (level_.enclosing && domain_.observers.guide) domain_.observers.guide->leave_schedule();
+  if (is_missing || domain_.observers.has_replays_due()) {
     std::vector<Version*> wanted;
     for (const Operand& operand : operands_) {
       if (operand.home != nullptr) wanted.push_back(operand.version);
     }
-    domain_.materialize(wanted);
+    domain_.prepare_call(wanted);
   }
   for (const Operand& operand : operands_) {
     if (operand.home != nullptr) pin_for_step(*operand.version);

@@ -164,6 +164,7 @@ class Step {
   [[nodiscard]] Ref<Version> observed(std::size_t operand);
   void make_room();
   void let_go_early();
+  void let_spent_go();
   void observe(const Outcome& outcome);
 
   Domain& domain_;

@@ -9,6 +9,7 @@
 
 #include "engine/domain.h"
 #include "planning/segments.h"
+#include "planning/shortening.h"
 #include "planning/simulation.h"
 
 namespace rematfn {
@@ -44,6 +45,10 @@ std::vector<bool> products_of(const Trace& trace) {
     for (const Trace::Made& made : call.makes) values[made.value] = true;
   }
   return values;
+}
+
+bool is_better(const std::shared_ptr<const Plan>& one, const std::shared_ptr<const Plan>& other) {
+  return one && (!other || one->overhead < other->overhead);
 }
 
 constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
@@ -96,6 +101,8 @@ std::shared_ptr<const Plan> Search::next() {
   while (must_go_on() || simulated_plans_ == 0 || (reached() > 0 && pays())) {
     if (stage_ == Stage::kPatience && reached() <= program_cost_) queue_.clear();
     if (queue_.empty()) {
+      const bool has_tried = stage_ == Stage::kScores || stage_ == Stage::kKept;
+      if (has_tried && try_shortened()) continue;
       if (!begin_next_stage()) break;
       continue;
     }
@@ -103,9 +110,38 @@ std::shared_ptr<const Plan> Search::next() {
     queue_.pop_front();
     return pending_;
   }
-  over_ = true;
   queue_.clear();
+  if (try_shortened()) return pending_ = std::make_shared<Plan>(std::move(queue_.front()));
+  over_ = true;
   return nullptr;
+}
+
+// See Note [Replays that hindsight spares]
+bool Search::try_shortened() {
+  const bool is_again = scheduled_ && gains_again_;
+  const PlanRef& run = is_again ? scheduled_ : found_or_online();
+  const bool may_try = stage_ != Stage::kListed && !link_ && limits_.in_vain > 0;
+  if (!may_try || !run || run->overhead == 0) return false;
+  if (run == shortened_) return false;
+  gains_again_ = false;
+  if (!is_again) shortened_ = run;
+  queue_.push_front(*run);
+  queue_.front().shortened = true;
+  return true;
+}
+
+Search::PlanRef Search::shorten(const PlanRef& plan, Effort& effort) const {
+  auto found = std::make_shared<Plan>(*plan);
+  const SimulationOptions options{.budget = budget_,
+                                  .policy = policy_,
+                                  .guide = std::make_shared<Guide>(Followed{trace_, future_, plan}),
+                                  .effort = &effort};
+  Deeds deeds;
+  effort.counts_walks = false;
+  effort.most = kAll;
+  (void)rematfn::simulate(*trace_, options, &deeds);
+  found->schedule = shortened(*trace_, budget_, deeds.in_order, effort);
+  return found;
 }
 
 // A plan that prefers a way is compared with those that prefer the same, too.
@@ -115,7 +151,8 @@ double Search::worth_finishing(const Plan& plan) const {
   return alike.plan ? std::max(reached(), alike.plan->overhead) : kNever;
 }
 
-Search::Result Search::simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const {
+Search::Result Search::simulate(const std::shared_ptr<const Plan>& tried, Effort& effort) const {
+  const PlanRef plan = tried->shortened ? shorten(tried, effort) : tried;
   const SimulationOptions options{.budget = budget_,
                                   .policy = policy_,
                                   .guide = std::make_shared<Guide>(Followed{trace_, future_, plan}),
@@ -134,6 +171,7 @@ Search::Result Search::simulate(const std::shared_ptr<const Plan>& plan, Effort&
     result.overhead = found.overhead();
     result.replayed = found.replayed_cost;
     result.moved = std::move(deeds.moved);
+    result.schedule = plan->schedule;
   } catch (const NoRoom&) {
     // as it was
   } catch (const Stopped&) {
@@ -146,7 +184,15 @@ void Search::note_result(Result result, std::uint64_t operators) {
   const double overhead = result.overhead;
   pending_->overhead = overhead;
   pending_->replayed = result.replayed;
+  pending_->schedule = std::move(result.schedule);
   const std::shared_ptr<const Plan> plan = std::move(pending_);
+  if (plan->shortened) {
+    constexpr double kEnoughToGoOn = 0.02;
+    const double before = scheduled_ ? scheduled_->overhead : shortened_->overhead;
+    gains_again_ = overhead < (1 - kEnoughToGoOn) * before;
+    if (overhead < before) scheduled_ = plan;
+    return;
+  }
   if (plan->online) {
     if (overhead < reached()) online_ = plan;
     return;
@@ -175,13 +221,14 @@ bool Search::goes_on(bool to_its_end) {
   return goes && next() != nullptr;
 }
 
+// See Note [Guided is never worse than online]
+const Search::PlanRef& Search::found_or_online() const {
+  return is_better(online_, found_) ? online_ : found_;
+}
+
 // See Note [Guided is never worse than online] and Note [Plans that break]
 std::shared_ptr<const Plan> Search::best() const {
-  using PlanRef = std::shared_ptr<const Plan>;
-  const auto is_better = [](const PlanRef& one, const PlanRef& other) {
-    return one && (!other || one->overhead < other->overhead);
-  };
-  const PlanRef best = is_better(online_, found_) ? online_ : found_;
+  const PlanRef best = is_better(scheduled_, found_or_online()) ? scheduled_ : found_or_online();
   const auto is_broken = [&](const Plan& plan) { return (*broken)[index_of(plan.prefers)].load(); };
   if (!best || !is_broken(*best)) return best;
   PlanRef other;

@@ -60,6 +60,7 @@ class Search {
     double overhead = kNever;  // of the plan, in seconds; kNever if it does not fit
     double replayed = kNever;  // that part of it
     std::vector<bool> moved{};   // by value: what went over the link
+    std::shared_ptr<const Schedule> schedule{};  // of a run that was shortened
   };
   // Throws Stopped.
   [[nodiscard]] Result simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const;
@@ -82,6 +83,7 @@ class Search {
   const void* simulated_in = nullptr;
 
  private:
+  using PlanRef = std::shared_ptr<const Plan>;
   enum class Stage : std::uint8_t {
     kScores,
     // Where replays cost more than the program all the same, other values of Score::patience.
@@ -115,6 +117,10 @@ class Search {
   void try_what_is_kept();
   [[nodiscard]] Plan decided(const Best& best) const;
   [[nodiscard]] Plan changed();
+  // Puts the best plan so far into the queue, to be shortened, unless it was before.
+  [[nodiscard]] bool try_shortened();
+  [[nodiscard]] PlanRef shorten(const PlanRef& plan, Effort& effort) const;
+  [[nodiscard]] const PlanRef& found_or_online() const;
 
   const std::shared_ptr<const Trace> trace_;
   const std::shared_ptr<const Future> future_;
@@ -124,6 +130,9 @@ class Search {
   SearchLimits limits_;
   Policy policy_;  // of the level
   bool online_is_due_ = false;
+  PlanRef scheduled_;  // the best that is carried out, beside the sequence
+  PlanRef shortened_;  // the last plan without a schedule whose run was shortened
+  bool gains_again_ = false;  // the run of the best schedule is to be shortened as well
   std::shared_ptr<const Plan> online_;  // if that fits, and was as good as what was found before
   Stage stage_ = Stage::kListed;
   std::deque<Plan> queue_;

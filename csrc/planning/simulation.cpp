@@ -42,7 +42,9 @@ class SimulatedDomain final : public Domain {
 
   void note_replay(const Trace::Call& call) {
     note_effort();
-    ++replays[static_cast<std::size_t>(&call - calls_.data())];
+    const auto index = static_cast<std::uint32_t>(&call - calls_.data());
+    ++replays[index];
+    in_order.push_back({event, index});
   }
 
   // An operator, or a replay of one.
@@ -57,6 +59,8 @@ class SimulatedDomain final : public Domain {
   }
 
   std::vector<std::uint32_t> replays;  // by call
+  std::vector<Replayed> in_order;
+  std::uint32_t event = 0;  // of the trace, that is being run
 
  private:
   const std::vector<Trace::Call>& calls_;
@@ -215,6 +219,7 @@ class Simulation {
     for (std::size_t i = 0; i < trace_.events.size(); ++i) {
       const Trace::Event& event = trace_.events[i];
       const DomainLock lock(domain_);
+      domain_->event = static_cast<std::uint32_t>(i);
       if (table_->statistics.overhead() > options_.most_overhead) break;
       switch (event.what) {
         case Trace::What::kCall:
@@ -254,7 +259,7 @@ class Simulation {
   }
 
   [[nodiscard]] Deeds deeds() const {
-    return {link_ ? link_->moved() : std::vector<bool>(), domain_->replays};
+    return {link_ ? link_->moved() : std::vector<bool>(), domain_->replays, domain_->in_order};
   }
 
  private:

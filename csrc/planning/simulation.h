@@ -62,10 +62,16 @@ struct SimulationOptions {
   FloorRules floor{};
 };
 
+struct Replayed {
+  std::uint32_t event;  // of the trace: which it came before, or was part of
+  std::uint32_t call;
+};
+
 // What a run has done beyond its statistics.
 struct Deeds {
   std::vector<bool> moved;  // by value: over the link; empty without one
   std::vector<std::uint32_t> replays;  // by call
+  std::vector<Replayed> in_order;      // the same
 };
 
 // The statistics of a run of `trace`. Throws NoRoom and Stopped.

@@ -80,6 +80,10 @@ void bind_testing(py::module_& core) {
   });
   m.def("is_searching", &is_searching);
   m.def("kept", [](const Program& program) { return program.plan().kept; });
+  m.def("replays_scheduled", [](const Program& program) {
+    const auto schedule = program.plan().schedule;
+    return schedule ? schedule->replays.items().size() : 0;
+  });
   m.def("last_message", &last_message);
   // See Note [Contents change by operators alone]
   m.def("watch_contents", &watch_contents, nogil);

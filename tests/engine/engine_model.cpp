@@ -159,8 +159,9 @@ InnerLevel random_level(Dice& dice, std::size_t calls, std::size_t budget) {
   return {first, first + dice.below(calls - first), budget, {}};
 }
 
-// A plan that was searched for fits, and costs what it says; within it any level keeps to its budget.
-void search_for_a_plan(const std::shared_ptr<const Trace>& trace, SimulationOptions options,
+// A plan that was searched for fits, and costs what it says; within it any level keeps to its budget. Whether
+// it has a schedule, which runs of other programs leave on their way.
+bool search_for_a_plan(const std::shared_ptr<const Trace>& trace, SimulationOptions options,
                        const InnerLevel& inner, std::optional<LinkOptions> link,
                        const std::string& where) {
   constexpr std::int64_t kPastMoves = 60;
@@ -168,7 +169,7 @@ void search_for_a_plan(const std::shared_ptr<const Trace>& trace, SimulationOpti
   begin_search(program, options.budget, link ? kPastMoves : 20, link);
   program.finish();
   options.guide = program.guide();
-  if (!options.guide) return;
+  if (!options.guide) return false;
   options.policy.score = program.plan().score;
   options.policy.keeping = {};
   options.policy.custom_score = {};
@@ -184,13 +185,18 @@ void search_for_a_plan(const std::shared_ptr<const Trace>& trace, SimulationOpti
   const auto again = run(*trace, options);
   expect(again != nullptr && same(*guided, *again), where + "wherever its values lie");
   options.guide = program.guide();
+  Trace departing = *trace;
+  departing.calls[trace->calls.size() / 2].name = "another";
+  run(departing, options);
+  options.guide = program.guide();
   options.inner = inner;
   run(*trace, options);
+  return program.plan().schedule != nullptr;
 }
 
 void random_programs(unsigned first, unsigned count) {
   struct {
-    std::size_t plain = 0, inside = 0, guided = 0;
+    std::size_t plain = 0, inside = 0, guided = 0, scheduled = 0;
   } fitted;
   std::uint64_t replays = 0;
   for (unsigned seed = first; seed < first + count; ++seed) {
@@ -247,11 +253,11 @@ void random_programs(unsigned first, unsigned count) {
     }
     if (seed % 16 != 0) continue;
     options.budget = free->peak_bytes / 2;
-    search_for_a_plan(trace, options, random_level(dice, calls, options.budget / 2),
-                      random_link(dice), where);
+    const InnerLevel inner = random_level(dice, calls, options.budget / 2);
+    fitted.scheduled += search_for_a_plan(trace, options, inner, random_link(dice), where);
   }
   expect(fitted.plain > count / 3 && fitted.inside > count / 2 && fitted.guided > count / 2 &&
-             replays > count,
+             fitted.scheduled > 0 && replays > count,
          "programs are put to the test");
 }
 

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// shortening.h: a schedule, made from a run: what of its replays is not needed is left out.
+//
+// Note [Replays that hindsight spares]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A run by scores replays what it has evicted too early: a score cannot see that two values will be needed
+// at once. When the run is over it is known what was in memory at each point of it, and where there was
+// room. So the run is taken as a sequence of operators, those of the program and replays. Who reads a
+// value reads what was made last; so from a sequence alone follows what has to be in memory when: from
+// where it is made to its last reader before it is made again. A replay can be left out if what it
+// makes, kept since its last reader, fits. Then it reads nothing either, so that its inputs may go
+// earlier, and what was replayed for it alone is left out with it.
+//   1. One sweep goes from the end to the beginning, with what is live, and tries to leave out each replay.
+//      Going on without it, live values differ until the sweep is where the value was made, or last read,
+//      before; there they are what they were, and the rest need not be looked at.
+//   2. The first sweeps leave out what saves the most for the memory that it takes, bytes times
+//      calls; the last whatever fits.
+//   3. It always fits the budget, as the run does, but for what the engine does that is not in a trace.
+//      The schedule is simulated like any plan, so that it is followed only if it costs less.
+// Checkmate (Jain et al., MLSys 2020) writes all of this as an integer program; Moccasin (Bartan et al.,
+// ICML 2023) chooses intervals in which values are kept. This is a local search from a sequence that fits.
+
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/schedule.h"
+#include "engine/trace.h"
+#include "planning/simulation.h"
+
+namespace rematfn {
+
+// A schedule for `trace` in `budget`, from the replays of a run. Throws Stopped. `effort` is added to.
+[[nodiscard]] std::shared_ptr<const Schedule> shortened(const Trace& trace, std::size_t budget,
+                                                        const std::vector<Replayed>& replays,
+                                                        Effort& effort);
+
+}  // namespace rematfn

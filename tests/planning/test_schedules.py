@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules: runs of plans without the replays that hindsight spares, carried out call for call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal
+from torch import Tensor, nn
+
+import rematfn
+from rematfn import _C
+from rematfn._transform.recorded import finish_searches
+from rematfn.policies import ON, Guided
+from rematfn.testing import MemoryTimeline
+
+SEARCH = 50_000  # operators
+UNIT = 64 * 64 * 4
+
+
+def chained() -> Callable[[], Any]:
+    x = torch.linspace(-1, 1, 4096).view(64, 64)
+
+    def chain(x: Tensor) -> Tensor:
+        for _ in range(40):
+            x = (x.sin() * x).exp().tanh()
+        return x.square().sum()
+
+    return functools.partial(torch.func.grad(chain), x)
+
+
+def forces() -> Callable[[], Any]:
+    """A loss of gradients, whose backward needs the values of both passes before it."""
+    torch.manual_seed(0)
+    sizes = [16, *[64] * 6, 1]
+    layers = [m for a, b in zip(sizes, sizes[1:], strict=False) for m in (nn.Linear(a, b), nn.Tanh())]
+    net = nn.Sequential(*layers[:-1])
+    x = torch.randn(256, 16, requires_grad=True)
+    weights = [p for p in net.parameters() if p.dim() == 2]
+
+    def step() -> Any:
+        (force,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(force.square().mean(), weights)
+
+    return step
+
+
+def overwriting() -> Callable[[], Any]:
+    """Values that are overwritten in place, before and after their replays."""
+    x = torch.linspace(-1, 1, 4096)
+
+    def chain(x: Tensor) -> Tensor:
+        for i in range(12):
+            y = x.sin()
+            y.mul_(x).add_(i)
+            x = torch.empty_like(y).copy_(y).tanh_() * x
+        return x.square().sum()
+
+    return functools.partial(torch.func.grad(chain), x)
+
+
+PROGRAMS = {"chain": (chained, 0.04), "forces": (forces, 0.3), "overwriting": (overwriting, 0.25)}
+
+
+def searched(trace: rematfn.Trace, budget: int) -> _C.Program:
+    program = _C.Program(trace._core)
+    program.search(budget, SEARCH, 10 * SEARCH, online=ON().core())
+    program.finish()
+    return program
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_call_that_carries_out_a_schedule_is_exact_and_costs_what_was_simulated(
+    name: str,
+) -> None:
+    make, fraction = PROGRAMS[name]
+    step = make()
+    expected = step()
+    budget = int(fraction * rematfn.record(step).peak_bytes)
+    program = searched(rematfn.record(step), budget)
+    assert _C.testing.replays_scheduled(program) > 0
+    g = rematfn.remat(step, budget, policy=Guided(search=SEARCH))
+    assert_bitwise_equal(g(), expected)
+    assert_bitwise_equal(g(), expected)
+    finish_searches()
+    with MemoryTimeline() as timeline:
+        found = g()
+    assert_bitwise_equal(found, expected)
+    stats = rematfn.stats(g)
+    assert stats.replays > 0
+    assert stats.peak_bytes <= budget
+    assert timeline.peak_excluding_survivors <= budget
+    assert stats.replayed_cost == pytest.approx(program.overhead() / program.cost, rel=1e-6)
+
+
+def test_hindsight_spares_most_replays_of_a_runaway() -> None:
+    trace = rematfn.record(forces())
+    budget = int(0.3 * trace.peak_bytes)
+    online = rematfn.simulate(trace, budget, ON()).replayed_cost
+    program = searched(trace, budget)
+    assert _C.testing.replays_scheduled(program) > 0
+    assert program.overhead() / program.cost < 0.8 * online
+
+
+def test_a_call_that_departs_from_its_record_goes_on_by_the_score() -> None:
+    x = torch.linspace(-1, 1, 4096)
+
+    def chain(x: Tensor, extra: bool) -> Tensor:
+        for i in range(40):
+            x = (x.sin() * x).exp().tanh()
+            if extra and i == 20:
+                x = x.cos() + x
+        return x.square().sum()
+
+    step = torch.func.grad(chain)
+    flag = [False]
+    g = rematfn.remat(lambda x: step(x, flag[0]), 7 * UNIT + 1500, policy=Guided(search=SEARCH))
+    g(x), g(x)
+    finish_searches()
+    g(x)
+    as_recorded = rematfn.stats(g).replayed_cost
+    flag[0] = True
+    assert_bitwise_equal(g(x), step(x, True))
+    stats = rematfn.stats(g)
+    assert stats.replays > 0 and stats.peak_bytes <= 7 * UNIT + 1500
+    assert stats.replayed_cost != pytest.approx(as_recorded)
+
+
+def test_a_level_that_begins_inside_ends_the_schedule() -> None:
+    x = torch.linspace(-1, 1, 4096)
+    nested = [False]
+
+    def chain(x: Tensor) -> Tensor:
+        for i in range(40):
+            inside = (lambda f: rematfn.remat(f, 6 * UNIT)) if nested[0] and i == 20 else lambda f: f
+            x = inside(lambda x: (x.sin() * x).exp().tanh())(x)
+        return x.square().sum()
+
+    step = torch.func.grad(chain)
+    g = rematfn.remat(step, 7 * UNIT + 1500, policy=Guided(search=SEARCH))
+    expected = step(x)
+    g(x), g(x)
+    finish_searches()
+    nested[0] = True
+    assert_bitwise_equal(g(x), expected)
+    assert rematfn.stats(g).peak_bytes <= 7 * UNIT + 1500
