@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// schedule.h: what is replayed before each call of a record, and what is dropped after each.
+// schedule.h: what is replayed before each call of a record, and what is evicted after each.
 //
 // Note [A schedule is carried out]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -9,7 +9,7 @@
 // recorded carries it out:
 //   1. Before a call of the program its replays run, in the order of the schedule. One whose results are
 //      there is passed over. If inputs are missing all the same, these are replayed as always.
-//   2. What the schedule does not read before it is made again goes at once, after the last reader. So no
+//   2. What the schedule does not read before it is made again is evicted at once, after the last reader. So no
 //      victim has to be chosen: what is resident is what the schedule takes into account.
 //   3. What the program drops stays, as long as the schedule reads it.
 // A call that departs from its record, that has no room for a replay, or in which a level begins, goes on

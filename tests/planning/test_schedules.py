@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +38,7 @@ def forces() -> Callable[[], Any]:
     """A loss of gradients, whose backward needs the values of both passes before it."""
     torch.manual_seed(0)
     sizes = [16, *[64] * 6, 1]
-    layers = [m for a, b in zip(sizes, sizes[1:], strict=False) for m in (nn.Linear(a, b), nn.Tanh())]
+    layers = [m for a, b in itertools.pairwise(sizes) for m in (nn.Linear(a, b), nn.Tanh())]
     net = nn.Sequential(*layers[:-1])
     x = torch.randn(256, 16, requires_grad=True)
     weights = [p for p in net.parameters() if p.dim() == 2]
@@ -63,7 +64,7 @@ def overwriting() -> Callable[[], Any]:
     return functools.partial(torch.func.grad(chain), x)
 
 
-PROGRAMS = {"chain": (chained, 0.04), "forces": (forces, 0.3), "overwriting": (overwriting, 0.25)}
+PROGRAMS = {"chain": (chained, 0.04), "forces": (forces, 0.3), "overwriting": (overwriting, 0.1)}
 
 
 def searched(trace: rematfn.Trace, budget: int) -> _C.Program:
@@ -126,7 +127,8 @@ def test_a_call_that_departs_from_its_record_goes_on_by_the_score() -> None:
     flag[0] = True
     assert_bitwise_equal(g(x), step(x, True))
     stats = rematfn.stats(g)
-    assert stats.replays > 0 and stats.peak_bytes <= 7 * UNIT + 1500
+    assert stats.replays > 0
+    assert stats.peak_bytes <= 7 * UNIT + 1500
     assert stats.replayed_cost != pytest.approx(as_recorded)
 
 
@@ -134,10 +136,13 @@ def test_a_level_that_begins_inside_ends_the_schedule() -> None:
     x = torch.linspace(-1, 1, 4096)
     nested = [False]
 
+    def block(x: Tensor) -> Tensor:
+        return (x.sin() * x).exp().tanh()
+
     def chain(x: Tensor) -> Tensor:
         for i in range(40):
-            inside = (lambda f: rematfn.remat(f, 6 * UNIT)) if nested[0] and i == 20 else lambda f: f
-            x = inside(lambda x: (x.sin() * x).exp().tanh())(x)
+            is_inside = nested[0] and i == 20
+            x = (rematfn.remat(block, 6 * UNIT) if is_inside else block)(x)
         return x.square().sum()
 
     step = torch.func.grad(chain)
