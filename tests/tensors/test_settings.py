@@ -136,6 +136,7 @@ NOT_ASKED_BY_KERNELS = {
     "processes": "thread_name worker_pids worker_signal_handlers default_mobile_cpu_allocator",
     "only where torch is built for it; captured like the rest": "blas_preferred_backend"
     " linalg_preferred_backend onednn_allow_tf32 cpu_allow_fp16_reduced_precision_reduction",
+    "storages, on torch 2.11": "storage_access_error_msg storage_data_ptr_access_error_msg",
 }
 
 

@@ -217,6 +217,7 @@ def test_transforms_of_torch_func(
         x = torch.linspace(0.1, 1, 12).view(3, 4)
         return [transform(around(lambda x: x.sin().exp().prod()))(x)]
 
-    with pytest.raises(RuntimeError, match="saved tensor hooks"):
+    # torch 2.11 names the function of its checkpoint instead.
+    with pytest.raises(RuntimeError, match=r"saved tensor hooks|_NoopSaveInputs"):
         run(checkpointed)
     exact(run)
