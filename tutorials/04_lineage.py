@@ -452,15 +452,15 @@ assert found == "RecursionError"
 # The program has dropped all but the last `h`. To make that again takes all 1200 operations, and
 # the recursion is as deep. The fix: first collect the operations, without a recursion; then replay
 # them in the order of the program. Each comes after those that it needs, because the program ran
-# them in that order. Such a list is a **schedule**.
+# them in that order. Such a list is a **replay queue**.
 
 # %%
-quote("tutorials/toy/lineage.py", "def schedule(", "for order in sorted(found)]")
+quote("tutorials/toy/lineage.py", "def queue_of(", "for order in sorted(found)]")
 quote("tutorials/toy/remat.py", "    def materialize(", "until we look again")
 assert verdict(long_chain, Remat) == verdict(long_chain, "rematfn") == "same bits"
 
 # %% [markdown]
-# What a scheduled replay will read is **pending**. When the last such replay has run, and the
+# What a queued replay will read is **pending**. When the last such replay has run, and the
 # program does not hold the version, it goes at once. So the chain of 1200 needs room for two
 # versions at a time.
 #
@@ -478,8 +478,8 @@ quote("csrc/engine/replayer.h", "//   1. Collect the closure", "found missing wh
 # <details><summary>Answer</summary>
 #
 # Rule 4 of the same Note: whoever finds an input missing *pins* the inputs that it still has, and
-# collects again. What is pinned cannot go. With each new schedule one more input is pinned, so the
-# schedules for one operation come to an end. Rule 5 says what happens if the pins leave no
+# collects again. What is pinned cannot go. With each new queue one more input is pinned, so the
+# queues for one operation come to an end. Rule 5 says what happens if the pins leave no
 # room.
 #
 # </details>

@@ -14,7 +14,7 @@ class Burial {
 
   // The program has no tensor on `version` any more.
   void bury(Ref<Version> version, Store::HoldBytes hold);
-  // Whether the program, or a scheduled replay, has something that is to be replayed from a kept value.
+  // Whether the program, or a queued replay, has something that is to be replayed from a kept value.
   [[nodiscard]] bool is_kept_for_somebody(const Version& version);
 
  private:

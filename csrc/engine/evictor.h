@@ -42,7 +42,7 @@ class Evictor {
   // For good: what can be moved is not dropped. See Note [Replay runs in program order], Rule 6.
   void move_from_now_on() { moves_all_ = true; }
 
-  // Whether what scheduled replays will read is scored like all else: Note [Near the floor], Rule 2.
+  // Whether what queued replays will read is scored like all else: Note [Near the floor], Rule 2.
   [[nodiscard]] bool prices_pending(const Table& table) const;
   // Whether what replays read stays: Rule 3 there.
   [[nodiscard]] bool retains(const Table& table) const;

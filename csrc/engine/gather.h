@@ -11,7 +11,7 @@
 
 namespace rematfn {
 
-// What is there stays while the next is made: near the least budget more fits so than by one schedule of
+// What is there stays while the next is made: near the least budget more fits so than by one queue of
 // replays for all. Throws NoRoom.
 inline void gather(Domain& domain, std::span<Version* const> wanted) {
   std::deque<Pinned> there;

@@ -152,7 +152,7 @@ struct Version : Node {
   std::uint32_t first_saver = 0;
   std::uint32_t last_saver = 0;
   std::uint32_t pins = 0;
-  std::uint32_t pending = 0;  // scheduled replays, and the waiting operator, that will read it
+  std::uint32_t pending = 0;  // queued replays, and the waiting operator, that will read it
   // The domain's `next_order` when its address was given out.
   // See Note [An address is good until its level's next operator]
   std::uint64_t exposed = 0;
@@ -198,7 +198,7 @@ struct Operation : Node {
   std::size_t scratch_bytes = 0;  // and, beyond that, needs for the while
   c10::SmallVector<Input, 3> inputs;
   c10::SmallVector<Version*, 2> outputs;  // by position; null once dead
-  bool scheduled = false;           // waits in the replay heap
+  bool queued = false;              // waits in the replay queue
   std::uint32_t call = kNoValue;    // its number in the trace whose schedule is carried out
   std::uint64_t last_walk = 0;    // that has visited it
 };

@@ -15,7 +15,7 @@
 
 namespace rematfn {
 
-// Would a version just recomputed be read again, by a scheduled replay or by the program? `dead` will not be
+// Would a version just recomputed be read again, by a queued replay or by the program? `dead` will not be
 // replayed any more.
 [[nodiscard]] bool is_wanted(const Version& version, const Version* dead = nullptr);
 

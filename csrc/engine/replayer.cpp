@@ -45,7 +45,7 @@ void Replayer::materialize(std::span<Version* const> wanted, bool before_call) {
     follow_schedule(wanted, before_call);
     bring_back(wanted);
   } catch (...) {
-    abandon_schedule();
+    abandon_queue();
     room_.is_replaying = false;
     for (Version* v : wanted) unexpect(*v);
     throw;
@@ -77,11 +77,11 @@ void Replayer::follow_schedule(std::span<Version* const> wanted, bool before_cal
     bool has_room = true;
     try {
       for (std::size_t i = 0; i < outputs; ++i) {
-        if (stays[i]->must_be_replayed()) schedule(*stays[i]);
+        if (stays[i]->must_be_replayed()) enqueue(*stays[i]);
       }
-      run_schedule();
+      run_queue();
     } catch (const NoRoom&) {
-      abandon_schedule();
+      abandon_queue();
       has_room = false;
     } catch (...) {
       for (const Ref<Version>& v : stays) unexpect(*v);
@@ -113,7 +113,7 @@ NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
     try {
       replay();
     } catch (const NoRoom& why) {
-      abandon_schedule();
+      abandon_queue();
       const bool less = !least || why.thrashing < least->thrashing ||
                         (why.thrashing == least->thrashing &&
                          why.smallest_budget < least->smallest_budget);
@@ -141,10 +141,10 @@ void Replayer::replay_softly(std::span<Version* const> wanted, std::size_t per_o
   replays_.left = most_replays(per_operation, room_.live_operations);
   for (bool again = false; std::any_of(wanted.begin(), wanted.end(), missing); again = true) {
     for (Version* v : wanted) {
-      if (replays_.is_missing(*v) && v->must_be_replayed()) schedule(*v);
+      if (replays_.is_missing(*v) && v->must_be_replayed()) enqueue(*v);
       if (v->place() == Place::kHere && again) hold(*v, nullptr);  // Rule 4
     }
-    run_schedule();
+    run_queue();
     for (Version* v : wanted) {
       if (v->can_be_fetched()) replays_.fetch(*v);
     }
@@ -152,13 +152,13 @@ void Replayer::replay_softly(std::span<Version* const> wanted, std::size_t per_o
   let_go_of_all();
 }
 
-void Replayer::schedule(Version& missing) {
+void Replayer::enqueue(Version& missing) {
   std::vector<Version*> todo{&missing};
   while (!todo.empty()) {
     Operation& operation = *todo.back()->producer;
     todo.pop_back();
-    if (operation.scheduled) continue;
-    operation.scheduled = true;
+    if (operation.queued) continue;
+    operation.queued = true;
     heap_.emplace_back(&operation);
     std::push_heap(heap_.begin(), heap_.end(), Later{});
     // All at first: what is thrown while one is asked for has all of them unexpected.
@@ -171,7 +171,7 @@ void Replayer::schedule(Version& missing) {
   }
 }
 
-void Replayer::run_schedule() {
+void Replayer::run_queue() {
   while (!heap_.empty()) {
     const Ref<Operation> operation = heap_.front();
     const auto& outputs = operation->outputs;
@@ -185,7 +185,7 @@ void Replayer::run_schedule() {
           if (!missing(input)) hold(*input.version, operation.get());  // Rule 4
         }
         for (Input& input : operation->inputs) {
-          if (input.version->must_be_replayed()) schedule(*input.version);
+          if (input.version->must_be_replayed()) enqueue(*input.version);
           if (input.version->can_be_fetched()) replays_.fetch(*input.version);
         }
         continue;
@@ -195,7 +195,7 @@ void Replayer::run_schedule() {
     // Planning only ever adds earlier operations, which have run by now: ours is on top again.
     std::pop_heap(heap_.begin(), heap_.end(), Later{});
     heap_.pop_back();
-    operation->scheduled = false;
+    operation->queued = false;
     let_go_of_inputs(operation.get());
     for (Input& input : operation->inputs) unexpect(*input.version);
     for (Input& input : operation->inputs) replays_.drop_if_useless(*input.version);
@@ -220,9 +220,9 @@ void Replayer::let_go_of_all() {
   held_.clear();
 }
 
-void Replayer::abandon_schedule() {
+void Replayer::abandon_queue() {
   for (Ref<Operation>& operation : heap_) {
-    operation->scheduled = false;
+    operation->queued = false;
     for (Input& input : operation->inputs) unexpect(*input.version);
   }
   heap_.clear();

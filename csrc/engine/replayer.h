@@ -53,9 +53,9 @@ class Replayer {
   void bring_back(std::span<Version* const> wanted);
   [[nodiscard]] NoRoom try_to_bring_back(std::span<Version* const> wanted);
   void replay_softly(std::span<Version* const> wanted, std::size_t per_operation);
-  void schedule(Version& missing);
-  void run_schedule();
-  void abandon_schedule();
+  void enqueue(Version& missing);
+  void run_queue();
+  void abandon_queue();
   void hold(Version& version, const Operation* reader);
   void let_go_of_inputs(const Operation* reader);
   void let_go_of_all();

@@ -8,7 +8,7 @@
 // own policy would evict next, and the lowest of these goes. Time is the members' together: what a
 // block made does not stay young because its level has ended and its clock stands still. So the blocks
 // of a model evict as one level around all of them would, in the forward the oldest block's values
-// first, which are read last. Values that a scheduled replay will read go after all others, and only
+// first, which are read last. Values that a queued replay will read go after all others, and only
 // their own domain's plan takes them.
 //
 // To wait for another domain's lock while one holds one is how threads come to wait for each other. So:

@@ -12,7 +12,7 @@
 //      sooner the nearer it lies. So the distance from the front to the last access takes the place of
 //      age (ScoreContext::front), to the end of the backward, or until replays have cost twice the
 //      program since. Evictor::context_for.
-//   2. Priced: what a scheduled replay will read is scored like all else, and the time to its next use
+//   2. Priced: what a queued replay will read is scored like all else, and the time to its next use
 //      is one operator's. A gradient is spared by it: all of the backward would be replayed for the
 //      gradient, and two operators for the activation that goes instead. Without it one operator of a
 //      force field's step at half of its peak had 3,220 replays. Of the victims so found, those that
@@ -22,7 +22,7 @@
 //   3. Retained: once replays have cost Score::retention times the program, a value of the backward that
 //      the program drops stays while something evicted is replayed from it. Burial::bury.
 //   4. Pinned: an operation whose replay found an input missing pins the others until it has run.
-//      Replayer::run_schedule; this is Rule 4 of Note [Replay runs in program order].
+//      Replayer::run_queue; this is Rule 4 of Note [Replay runs in program order].
 //   5. Frugal: where two replays for each recorded operation are not enough, versions are made in the
 //      order that takes the least memory. Note [Frugal replays]; this is Rule 5 there.
 //   6. Moved: there, what can be moved is not dropped any more, to the end of the call; nor where

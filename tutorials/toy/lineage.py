@@ -18,7 +18,7 @@ class Version:
         self.nbytes, self.last_access = storage.nbytes, now
         self.storage = weakref.ref(storage)  # the program's, for as long as the program has it
         self.own = None if producer else storage  # one that the record keeps alive
-        self.pending = 0  # so many scheduled replays will read it
+        self.pending = 0  # so many queued replays will read it
 
     @property
     def place(self):
@@ -86,7 +86,7 @@ def made_by(op, args, result):
     return written if result.storage in known else [*written, result.storage]
 
 
-def schedule(wanted):
+def queue_of(wanted):
     """Return the operations that bring these versions back, in the order of the program."""
     found, todo = {}, list(wanted)
     while todo:

@@ -8,7 +8,7 @@ import weakref
 
 from .dispatcher import Key, KeySet, fallbacks
 from .levels import Level, active, leave, leaving, thread, tree_map
-from .lineage import Input, Operation, Version, made_by, schedule
+from .lineage import Input, Operation, Version, made_by, queue_of
 from .operators import Array
 
 
@@ -143,7 +143,7 @@ class Remat(Level):
         """Bring versions back. A replay may evict what is back already, so we look again."""
         self.patience = 10_000  # so many replays, and no more
         while missing := [version for version in wanted if not version.here]:
-            operations = schedule(missing)
+            operations = queue_of(missing)
             reads = [*wanted, *(read for operation in operations for read in operation.reads)]
             for version in reads:
                 version.pending += 1
