@@ -90,6 +90,16 @@ std::optional<std::pair<std::vector<std::uint32_t>, double>> replays_of(
   }
 }
 
+std::shared_ptr<const OperatorFacts> facts_by(const std::string& name, const std::string& overload) {
+  return facts_of(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str()));
+}
+
+// Whether any run of an operator gives the bits of the first, whatever its arguments are, and a generator's state.
+bool has_one_result(const std::string& name, const std::string& overload) {
+  const auto facts = facts_by(name, overload);
+  return !facts->draws_random && !facts->never_replayed && !facts->may_race;
+}
+
 // The FLOPs of an operator, and what the model gives it: `elements` are those of its largest result.
 std::pair<double, double> modelled_cost_of(const std::string& name, const std::string& overload,
                                            const py::tuple& arguments, std::int64_t elements,
@@ -106,8 +116,7 @@ std::pair<double, double> modelled_cost_of(const std::string& name, const std::s
       value = std::move(flags);
     }
   }
-  const auto facts =
-      facts_of(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str()));
+  const auto facts = facts_by(name, overload);
   const double flops = flops_of(*facts, stack).total(elements);
   const auto type = c10::Device(device).type();
   const bool draws = facts->draws_random && type == c10::DeviceType::CPU;
@@ -225,6 +234,7 @@ void bind_traces(py::module_& m) {
   m.def("simulate", &simulate_trace);
   m.def("replays_of", &replays_of, nogil);
   m.def("modelled_cost", &modelled_cost_of);
+  m.def("has_one_result", &has_one_result);
   m.def("end_searches", &end_searches, nogil);
 }
 

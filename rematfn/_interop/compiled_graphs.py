@@ -10,9 +10,9 @@ but no matrix product, convolution or attention: these are calls of a library. S
 each of them. A product stays the operator that it is. What is between two is a piece, one operator.
 
 An operator that a level has to treat in its own way stays one, too: what draws from a generator,
-adds up in an order that differs from run to run, or talks to other processes. So a piece gives the
-same bits whenever it runs. Random numbers of a given seed are a piece of their own: on a CPU they
-take longer than all that is done with them.
+writes or adds up in an order that differs from run to run, or talks to other processes. So a piece
+gives the same bits whenever it runs. Random numbers of a given seed are a piece of their own: on a
+CPU they take longer than all that is done with them.
 
 A sum of a piece's results belongs to it, although the graph has it later: a bias's part of a
 backward reads a gradient that is at hand. So does a mask of random numbers. Views, constants and
@@ -38,6 +38,8 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from .. import _C
+
 aten = torch.ops.aten
 # torch counts no FLOPs for a CPU's attention, which is called as a GPU's is.
 _FLOPS = {
@@ -49,17 +51,15 @@ _FLOPS = {
         aten._scaled_dot_product_flash_attention_backward
     ],
 }
-_SUMS_IN_ANY_ORDER = {
-    "_unsafe_index_put",
+# Threads of a compiled kernel race here, where torch's own operators may not.
+_RACES_IF_COMPILED = {
     "embedding_dense_backward",
     "index_add",
-    "index_put",
     "index_reduce",
-    "put",
+    "scatter",
     "scatter_add",
     "scatter_reduce",
 }
-_COMMUNICATES = ("_c10d_functional", "c10d", "c10d_functional", "_dtensor", "symm_mem", "fsdp")
 _FLOPS_OF_A_RANDOM_NUMBER = 800  # on a CPU, by its time beside a product's
 
 
@@ -258,13 +258,13 @@ def _elements_of(node: fx.Node) -> int:
 
 def _stays(node: fx.Node) -> bool:
     """Return whether a node stays the operator that it is."""
-    namespace, _, name = str(node.target).rpartition(".")[0].partition(".")
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    schema = node.target._schema
     return (
-        _packet(node) in _FLOPS
-        or torch.Tag.nondeterministic_seeded in _tags(node)
-        or torch.Tag.nondeterministic_bitwise in _tags(node)
-        or name.removesuffix("_") in _SUMS_IN_ANY_ORDER
-        or namespace in _COMMUNICATES
+        node.target.overloadpacket in _FLOPS
+        or schema.name.removeprefix("aten::") in _RACES_IF_COMPILED
+        or not _C.has_one_result(schema.name, schema.overload_name)
     )
 
 
@@ -280,10 +280,6 @@ def _is_size(node: fx.Node) -> bool:
 
 def _packet(node: fx.Node) -> Any:
     return getattr(node.target, "overloadpacket", None)
-
-
-def _tags(node: fx.Node) -> Sequence[torch.Tag]:
-    return getattr(node.target, "tags", ())
 
 
 # ---- what a graph does ---------------------------------------------------------------------------

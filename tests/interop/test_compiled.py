@@ -174,6 +174,26 @@ def test_the_backward_has_the_masks_of_the_forward(inner: str) -> None:
         assert 0.3 < (out == 0).float().mean() < 0.7
 
 
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+def test_what_may_have_other_bits_is_not_fused(inner: str) -> None:
+    """Where threads race, and where the core keeps results because a second run's differ."""
+    order = torch.tensor([[0, 1, 2, 2, 2, 1]])
+
+    def written(x: Tensor, w: Tensor) -> Tensor:
+        return x.sin().scatter(0, order, w.exp()).cos()
+
+    def alignment(x: Tensor, w: Tensor) -> Tensor:
+        lengths, targets = torch.tensor([6]), torch.tensor([[1, 2]])
+        return F.ctc_loss(x.sin().log_softmax(-1)[:, None], targets, lengths, torch.tensor([2]))
+
+    for f, operator in ((written, "scatter"), (alignment, "ctc_loss")):
+        g = rematfn.remat(fused(f, inner))
+        with torch.no_grad(), rematfn.where():
+            g(*leaves())
+        names = [part.operator for part in rematfn.explain(g).operators]
+        assert any(operator in name for name in names), names
+
+
 def test_the_compiler_is_not_recorded() -> None:
     """The call that compiles is the same program as those after it."""
     f = rematfn.remat(fused(lambda x, w: (x @ w).sin()))
