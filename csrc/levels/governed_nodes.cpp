@@ -50,28 +50,32 @@ void end_to_govern() {
   c10::ThreadLocalDebugInfo::_push(own_slot(), std::make_shared<Governor>(nullptr, node));
 }
 
-// What it does leaves the gradients as they are.
-class Hook final : public FunctionPreHook {
+class GoverningHook final : public WatchingHook {
  public:
-  Hook(HookAction action, const void* own_mark) : mark(own_mark), action_(std::move(action)) {}
+  explicit GoverningHook(std::shared_ptr<LevelHandle> by) : level(std::move(by)) {}
 
-  variable_list operator()(const variable_list& gradients) override {
-    action_(gradients);
-    return gradients;
-  }
-  // Nothing for compiled autograd to trace: what it runs are no level tensors.
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
-
-  const void* const mark;
+  const std::shared_ptr<LevelHandle> level;
 
  private:
-  const HookAction action_;
+  void see(const variable_list&) override { begin_to_govern(level); }
 };
 
-std::unique_ptr<FunctionPreHook> make_governing_hook(const std::shared_ptr<LevelHandle>& level) {
-  const auto begin = [level](const variable_list&) { begin_to_govern(level); };
-  return make_hook(begin, &level->level());
+bool is_governed(const std::vector<std::unique_ptr<FunctionPreHook>>& hooks, const LevelHandle& by) {
+  return std::any_of(hooks.begin(), hooks.end(), [&](const std::unique_ptr<FunctionPreHook>& hook) {
+    if (typeid(*hook) != typeid(GoverningHook)) return false;
+    return &static_cast<const GoverningHook&>(*hook).level->level() == &by.level();
+  });
 }
+
+void put_first(std::vector<std::unique_ptr<FunctionPreHook>>& hooks,
+               const std::shared_ptr<LevelHandle>& level) {
+  hooks.insert(hooks.begin(), std::make_unique<GoverningHook>(level));
+}
+
+// Behind those of a leaf.
+class EndingHook final : public WatchingHook {
+  void see(const variable_list&) override { end_to_govern(); }
+};
 
 // Around those of a leaf that run when its gradient is there.
 class GovernedPostHook final : public PostAccumulateGradHook {
@@ -114,29 +118,20 @@ bool is_backward_governed(const Level* by) {
   return by == nullptr || is_within(&now->level->level(), *by);
 }
 
-std::unique_ptr<FunctionPreHook> make_hook(HookAction action, const void* mark) {
-  return std::make_unique<Hook>(std::move(action), mark);
-}
-
-bool has_mark(const FunctionPreHook& hook, const void* mark) {
-  return typeid(hook) == typeid(Hook) && static_cast<const Hook&>(hook).mark == mark;
-}
-
-void govern(GraphNode& node, const std::shared_ptr<LevelHandle>& level) {
-  auto& hooks = node.tensor_pre_hooks().empty() ? node.pre_hooks() : node.tensor_pre_hooks();
-  hooks.insert(hooks.begin(), make_governing_hook(level));
+bool govern(GraphNode& node, const std::shared_ptr<LevelHandle>& level) {
+  auto& on_tensor = node.tensor_pre_hooks();
+  if (is_governed(on_tensor, *level) || is_governed(node.pre_hooks(), *level)) return false;
+  put_first(on_tensor.empty() ? node.pre_hooks() : on_tensor, level);
+  return true;
 }
 
 void govern_hooks(const at::Tensor& leaf, const std::shared_ptr<LevelHandle>& level,
                   std::unique_ptr<FunctionPreHook> first) {
   auto& hooks = torch::autograd::impl::hooks(leaf);
-  const auto is_ours = [&](const std::unique_ptr<FunctionPreHook>& hook) {
-    return has_mark(*hook, &level->level());
-  };
-  if (std::any_of(hooks.begin(), hooks.end(), is_ours)) return;
+  if (is_governed(hooks, *level)) return;
   if (first) hooks.insert(hooks.begin(), std::move(first));
-  hooks.insert(hooks.begin(), make_governing_hook(level));
-  hooks.push_back(make_hook([](const variable_list&) { end_to_govern(); }));
+  put_first(hooks, level);
+  hooks.push_back(std::make_unique<EndingHook>());
   if (auto& after = torch::autograd::impl::post_acc_grad_hooks(leaf)) {
     after = std::make_unique<GovernedPostHook>(level, std::move(after));
   }

@@ -28,7 +28,6 @@
 #include <torch/csrc/autograd/function_hook.h>
 
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <memory>
 
@@ -40,11 +39,19 @@ namespace rematfn {
 // are in nobody's region, whoever made their leaf.
 inline constexpr std::uint64_t kAccumulator = std::numeric_limits<std::uint64_t>::max();
 
-// A hook of ours, which leaves gradients as they are. By its mark it is told from others.
-using HookAction = std::function<void(const torch::autograd::variable_list&)>;
-[[nodiscard]] std::unique_ptr<torch::autograd::FunctionPreHook> make_hook(
-    HookAction action, const void* mark = nullptr);
-[[nodiscard]] bool has_mark(const torch::autograd::FunctionPreHook& hook, const void* mark);
+// A hook of ours, which leaves gradients as they are.
+class WatchingHook : public torch::autograd::FunctionPreHook {
+ public:
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) final {
+    see(gradients);
+    return gradients;
+  }
+  // Nothing for compiled autograd to trace: what it runs are no level tensors.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const final {}
+
+ private:
+  virtual void see(const torch::autograd::variable_list& gradients) = 0;
+};
 
 // The node that a backward runs on this thread, which lives as long as it runs; or null.
 [[nodiscard]] inline const torch::autograd::Node* running_node() {
@@ -60,8 +67,9 @@ using HookAction = std::function<void(const torch::autograd::variable_list&)>;
 // Whether a node of some level has begun the running backward; of `by` or of one inside it, if given.
 [[nodiscard]] bool is_backward_governed(const Level* by = nullptr);
 
-// From now on the operators of `node` are the level's, and those of the hooks that it has.
-void govern(torch::autograd::Node& node, const std::shared_ptr<LevelHandle>& level);
+// From now on the operators of `node` are the level's, and those of the hooks that it has. False if they
+// were already.
+bool govern(torch::autograd::Node& node, const std::shared_ptr<LevelHandle>& level);
 // The same for the hooks that a leaf has, which begin with `first`.
 void govern_hooks(const at::Tensor& leaf, const std::shared_ptr<LevelHandle>& level,
                   std::unique_ptr<torch::autograd::FunctionPreHook> first = nullptr);

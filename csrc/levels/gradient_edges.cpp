@@ -13,10 +13,10 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
-#include "base/golden_ratio.h"
 #include "levels/allocator.h"
 #include "levels/boundary.h"
 #include "levels/governed_nodes.h"
@@ -73,8 +73,18 @@ void for_each_leaving(const variable_list& gradients, const Leave& leave) {
   }
 }
 
-const char kSeal = 0;
-bool is_seal(const std::unique_ptr<FunctionPreHook>& hook) { return has_mark(*hook, &kSeal); }
+// See Note [Seals are hooks on the target]
+class Seal final : public WatchingHook {
+ public:
+  explicit Seal(const Node& target) : target_(target) {}
+
+ private:
+  void see(const variable_list& gradients) override;
+
+  const Birth target_;
+};
+
+bool is_seal(const std::unique_ptr<FunctionPreHook>& hook) { return typeid(*hook) == typeid(Seal); }
 
 // Note [Hooks may write parameters]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -120,7 +130,8 @@ void see_operators_of_hooks() {
 // leaves alone whatever is not a level tensor. But Python throws a leaf's hooks away when it
 // registers the first one of its own. So a level remembers the leaves it has watched and looks at
 // them again when a backward enters it.
-void seal_arriving(const variable_list& gradients, const Birth& target) {
+void Seal::see(const variable_list& gradients) {
+  const Birth& target = target_;
   if (target.is_accumulator()) see_operators_of_hooks();
   // What arrives at the target leaves each level up to the one whose region the target is in. A leaf
   // has none: a level that still runs, or whose node has begun the backward, keeps what arrives there.
@@ -139,26 +150,27 @@ void seal_arriving(const variable_list& gradients, const Birth& target) {
   });
 }
 
-std::unique_ptr<FunctionPreHook> make_seal(const Node& target) {
-  const auto run = [target = Birth(target)](const variable_list& gradients) {
-    seal_arriving(gradients, target);
-  };
-  return make_hook(run, &kSeal);
-}
-
 // On the node of an output, seals a gradient that is taken from there: asked for with
 // autograd.grad(z, y), y an output too, or retained. It would never cross an edge out of the region.
-void seal_taken(const variable_list& gradients, Node& output) {
-  if (output.retains_grad_hooks().empty()) {
-    const auto* plan = torch::autograd::get_current_graph_task_exec_info();
-    if (plan == nullptr) return;
-    const auto found = plan->find(&output);
-    if (found == plan->end() || found->second.captures_ == nullptr) return;
+class OutputHook final : public WatchingHook {
+ public:
+  explicit OutputHook(Node& output) : output_(output) {}
+
+ private:
+  void see(const variable_list& gradients) override {
+    if (output_.retains_grad_hooks().empty()) {
+      const auto* plan = torch::autograd::get_current_graph_task_exec_info();
+      if (plan == nullptr) return;
+      const auto found = plan->find(&output_);
+      if (found == plan->end() || found->second.captures_ == nullptr) return;
+    }
+    for_each_leaving(gradients, [](const at::Tensor& gradient, const at::Tensor&, const Cell& cell) {
+      seal(gradient, level_of(cell));
+    });
   }
-  for_each_leaving(gradients, [](const at::Tensor& gradient, const at::Tensor&, const Cell& cell) {
-    seal(gradient, level_of(cell));
-  });
-}
+
+  Node& output_;  // whose hook this is
+};
 
 // Levels of several threads may share a leaf.
 std::mutex watching;
@@ -167,8 +179,8 @@ std::mutex watching;
 void add_seals(Node& target) {
   const std::lock_guard guard(watching);
   auto& hooks = target.tensor_pre_hooks();
-  if (hooks.empty() || !is_seal(hooks.back())) hooks.push_back(make_seal(target));
-  if (!is_seal(hooks.front())) hooks.insert(hooks.begin(), make_seal(target));
+  if (hooks.empty() || !is_seal(hooks.back())) hooks.push_back(std::make_unique<Seal>(target));
+  if (!is_seal(hooks.front())) hooks.insert(hooks.begin(), std::make_unique<Seal>(target));
 }
 
 // See Note [A hook does not touch the hooks of its node]
@@ -180,11 +192,8 @@ void watch(const decltype(Edge::function)& target) {
   }
 }
 
-void watch_again(const WatchedLeaves& leaves) {
-  for (const auto& [impl, weak] : leaves) {
-    auto strong = weak.lock();
-    if (!strong) continue;
-    const at::Tensor leaf{std::move(strong)};
+void watch_again(const std::vector<at::Tensor>& leaves) {
+  for (const at::Tensor& leaf : leaves) {
     auto node = torch::autograd::impl::try_get_grad_accumulator(leaf);
     // A part of the graph may still have to be made: by torch.utils.checkpoint, reentrant.
     if (!node && has_hooks(leaf)) node = torch::autograd::impl::grad_accumulator(leaf);
@@ -203,6 +212,7 @@ class EntryHook final : public FunctionPreHook {
     watch_end_of_backward();
     return gradients;
   }
+  [[nodiscard]] const Level& level() const { return level_->level(); }
 
  private:
   // See Note [What is stored away outlives what it was made of]
@@ -221,18 +231,22 @@ class EntryHook final : public FunctionPreHook {
   }
 
   // Others may add to them meanwhile.
-  WatchedLeaves watched_leaves() const {
+  std::vector<at::Tensor> watched_leaves() const {
+    std::vector<at::Tensor> leaves;
     const DomainLock lock(level_->level().domain);
-    return *leaves_;
+    leaves.reserve(leaves_->size());
+    for (const auto& [impl, weak] : *leaves_) {
+      if (auto strong = weak.lock()) leaves.emplace_back(std::move(strong));
+    }
+    return leaves;
   }
 
   std::shared_ptr<LevelHandle> level_;
   std::shared_ptr<WatchedLeaves> leaves_;
 };
 
-// Numbers are a thread's own; the pair is unique while the process lasts.
-std::uint64_t name_of(const Node& node) {
-  return node.sequence_nr() * kGoldenRatio ^ node.thread_id();
+bool is_entry(const std::unique_ptr<FunctionPreHook>& hook, const Level& level) {
+  return typeid(*hook) == typeid(EntryHook) && &static_cast<const EntryHook&>(*hook).level() == &level;
 }
 
 // Note [Reading a graph must not change it]
@@ -278,16 +292,14 @@ void cut_graph(const at::Tensor& tensor, Level& level) {
   }
   std::vector<Node*> todo;
   const auto visit = [&](Node& node) {
-    if (!level.visited_nodes.insert(name_of(node)).second) return;
-    govern(node, handle);
+    if (!govern(node, handle)) return;
     level.graph_leaves = level.graph_leaves || !savers.has_let_go(node);
     todo.push_back(&node);
   };
   visit(*root);
-  if (level.visited_nodes.insert(~name_of(*root)).second) {
-    root->add_tensor_pre_hook(make_hook([root](const variable_list& gradients) {
-      seal_taken(gradients, *root);  // whose hook this is
-    }));
+  const auto& hooks = root->pre_hooks();
+  if (std::none_of(hooks.begin(), hooks.end(), [&](const auto& hook) { return is_entry(hook, level); })) {
+    root->add_tensor_pre_hook(std::make_unique<OutputHook>(*root));
     root->add_pre_hook(std::make_unique<EntryHook>(handle, leaves));
   }
   while (!todo.empty()) {

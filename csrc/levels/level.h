@@ -110,7 +110,6 @@ class Level final : public Table, public Tenant {
   // boundary.cpp and gradient_edges.cpp
   // A result leads back into the level's part of the autograd graph, and that is still there.
   bool graph_leaves = false;
-  std::unordered_set<std::uint64_t> visited_nodes;
   Leaves leaves;
   std::unordered_set<const c10::TensorImpl*> known_leaves;
   Leaves cast_leaves;  // of which autocast may keep a cast

@@ -99,6 +99,8 @@ void Savers::enter_backward(TensorDomain& domain, std::uint32_t latest) {
   });
   // Where there are several roots, they have one more for the while.
   if (backward.graph_roots_.size() > 1 && seen_ > 0) numbers.push_back(seen_);
+  std::sort(numbers.begin(), numbers.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
   const auto ended = [weak = domain.weak_from_this(), numbers = std::move(numbers), id] {
     const auto owner = std::static_pointer_cast<TensorDomain>(weak.lock());
     if (!owner) return;
@@ -116,19 +118,23 @@ std::uint32_t Savers::number_of(const GraphNode& node) const {
 }
 
 void Savers::let_go(const std::vector<std::uint32_t>& numbers) {
-  for (const std::uint32_t number : numbers) {
-    if (have_let_go(number, number)) continue;
-    auto run = let_go_.emplace(number, number).first;
-    if (const auto next = std::next(run); next != let_go_.end() && next->first == number + 1) {
-      run->second = next->second;
-      let_go_.erase(next);
-    }
-    if (run == let_go_.begin()) continue;
-    if (const auto before = std::prev(run); before->second + 1 == number) {
-      before->second = run->second;
-      let_go_.erase(run);
-    }
+  for (auto first = numbers.begin(); first != numbers.end();) {
+    auto last = first;
+    while (std::next(last) != numbers.end() && *std::next(last) == *last + 1) ++last;
+    add_run(*first, *last);
+    first = std::next(last);
   }
+}
+
+// What it overlaps or touches becomes a part of it.
+void Savers::add_run(std::uint32_t first, std::uint32_t last) {
+  auto next = let_go_.upper_bound(first);
+  if (next != let_go_.begin() && std::prev(next)->second + 1 >= first) first = (--next)->first;
+  while (next != let_go_.end() && next->first <= last + 1) {
+    last = std::max(last, next->second);
+    next = let_go_.erase(next);
+  }
+  let_go_.emplace_hint(next, first, last);
 }
 
 bool Savers::have_let_go(std::uint32_t first, std::uint32_t last) const {

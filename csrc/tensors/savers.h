@@ -61,7 +61,8 @@ class Savers {
   void see_backward(TensorDomain& domain, std::uint32_t latest);
   void enter_backward(TensorDomain& domain, std::uint32_t latest);
   [[nodiscard]] std::uint32_t number_of(const torch::autograd::Node& node) const;
-  void let_go(const std::vector<std::uint32_t>& numbers);
+  void let_go(const std::vector<std::uint32_t>& numbers);  // in their order
+  void add_run(std::uint32_t first, std::uint32_t last);
   [[nodiscard]] bool have_let_go(std::uint32_t first, std::uint32_t last) const;
 
   const std::uint64_t base_;
