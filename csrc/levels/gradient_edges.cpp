@@ -293,7 +293,7 @@ void cut_graph(const at::Tensor& tensor, Level& level) {
   std::vector<Node*> todo;
   const auto visit = [&](Node& node) {
     if (!govern(node, handle)) return;
-    level.graph_leaves = level.graph_leaves || !savers.has_let_go(node);
+    level.graph_leaves = level.graph_leaves || !savers.has_freed(node);
     todo.push_back(&node);
   };
   visit(*root);

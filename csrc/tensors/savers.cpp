@@ -105,7 +105,7 @@ void Savers::enter_backward(TensorDomain& domain, std::uint32_t latest) {
     const auto owner = std::static_pointer_cast<TensorDomain>(weak.lock());
     if (!owner) return;
     const DomainLock lock(owner);
-    owner->savers.let_go(numbers);
+    owner->savers.note_freed(numbers);
     owner->savers.noted_.erase(id);
   };
   torch::autograd::Engine::get_default_engine().queue_callback(ended);
@@ -117,7 +117,7 @@ std::uint32_t Savers::number_of(const GraphNode& node) const {
   return number < kAnybody ? static_cast<std::uint32_t>(number) : 0;
 }
 
-void Savers::let_go(const std::vector<std::uint32_t>& numbers) {
+void Savers::note_freed(const std::vector<std::uint32_t>& numbers) {
   for (auto first = numbers.begin(); first != numbers.end();) {
     auto last = first;
     while (std::next(last) != numbers.end() && *std::next(last) == *last + 1) ++last;
@@ -128,27 +128,27 @@ void Savers::let_go(const std::vector<std::uint32_t>& numbers) {
 
 // What it overlaps or touches becomes a part of it.
 void Savers::add_run(std::uint32_t first, std::uint32_t last) {
-  auto next = let_go_.upper_bound(first);
-  if (next != let_go_.begin() && std::prev(next)->second + 1 >= first) first = (--next)->first;
-  while (next != let_go_.end() && next->first <= last + 1) {
+  auto next = freed_.upper_bound(first);
+  if (next != freed_.begin() && std::prev(next)->second + 1 >= first) first = (--next)->first;
+  while (next != freed_.end() && next->first <= last + 1) {
     last = std::max(last, next->second);
-    next = let_go_.erase(next);
+    next = freed_.erase(next);
   }
-  let_go_.emplace_hint(next, first, last);
+  freed_.emplace_hint(next, first, last);
 }
 
-bool Savers::have_let_go(std::uint32_t first, std::uint32_t last) const {
-  const auto next = let_go_.upper_bound(first);
-  return next != let_go_.begin() && std::prev(next)->second >= last;
+bool Savers::have_freed(std::uint32_t first, std::uint32_t last) const {
+  const auto next = freed_.upper_bound(first);
+  return next != freed_.begin() && std::prev(next)->second >= last;
 }
 
-bool Savers::have_let_go(const Version& version) const {
-  return version.first_saver == 0 || have_let_go(version.first_saver, version.last_saver);
+bool Savers::have_freed(const Version& version) const {
+  return version.first_saver == 0 || have_freed(version.first_saver, version.last_saver);
 }
 
-bool Savers::has_let_go(const GraphNode& node) const {
+bool Savers::has_freed(const GraphNode& node) const {
   const std::uint32_t number = number_of(node);
-  return number > 0 && have_let_go(number, number);
+  return number > 0 && have_freed(number, number);
 }
 
 }  // namespace rematfn

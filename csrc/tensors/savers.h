@@ -51,26 +51,26 @@ class Savers {
   void note_backward(TensorDomain& domain);
 
   // Whether nobody but the program can hold `version`.
-  [[nodiscard]] bool have_let_go(const Version& version) const;
-  [[nodiscard]] bool has_let_go(const torch::autograd::Node& node) const;
+  [[nodiscard]] bool have_freed(const Version& version) const;
+  [[nodiscard]] bool has_freed(const torch::autograd::Node& node) const;
   // Whether any backward has freed its graph.
-  [[nodiscard]] bool has_any() const { return !let_go_.empty(); }
+  [[nodiscard]] bool has_any() const { return !freed_.empty(); }
 
  private:
   [[nodiscard]] std::uint32_t latest_node() const;
   void see_backward(TensorDomain& domain, std::uint32_t latest);
   void enter_backward(TensorDomain& domain, std::uint32_t latest);
   [[nodiscard]] std::uint32_t number_of(const torch::autograd::Node& node) const;
-  void let_go(const std::vector<std::uint32_t>& numbers);  // in their order
+  void note_freed(const std::vector<std::uint32_t>& numbers);  // in their order
   void add_run(std::uint32_t first, std::uint32_t last);
-  [[nodiscard]] bool have_let_go(std::uint32_t first, std::uint32_t last) const;
+  [[nodiscard]] bool have_freed(std::uint32_t first, std::uint32_t last) const;
 
   const std::uint64_t base_;
   const std::uint64_t thread_;
   std::uint32_t seen_ = 0;  // the latest under grad mode
   int backward_ = -1;       // that the last operator ran in
   std::set<int> noted_;     // backwards that have not ended
-  std::map<std::uint32_t, std::uint32_t> let_go_;  // from the first of a run to its last
+  std::map<std::uint32_t, std::uint32_t> freed_;  // from the first of a run to its last
 };
 
 }  // namespace rematfn
