@@ -23,7 +23,6 @@
 #include "levels/pressure.h"
 #include "levels/refusals.h"
 #include "operators/device_time.h"
-#include "operators/races.h"
 #include "tensors/stack_utils.h"
 #include "tensors/thread_keys.h"
 
@@ -95,7 +94,7 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
       node_(node) {
   nature_.raw = facts_.leaves_raw;
   nature_.replayable = !opaque && !facts_.never_replayed && !empties(invocation) &&
-                       !(facts_.may_race && races(arguments()));
+                       !(facts_.races != Races::kNever && races(facts_.races, arguments()));
   nature_.makes_fresh = facts_.makes_fresh;
   nature_.writes_aside = facts_.writes_aside;
   nature_.communicated = facts_.communicates && !facts_.ends_work;

@@ -85,16 +85,6 @@ constexpr Exception kExceptions[] = {
     // A second run of these is not the first one's twin, bit for bit.
     {"aten::_ctc_loss", &OperatorFacts::never_replayed},
     {"aten::linalg_lstsq", &OperatorFacts::never_replayed},
-    // Nor of these, where threads race.
-    {"aten::index_put", &OperatorFacts::may_race},
-    {"aten::index_put_", &OperatorFacts::may_race},
-    {"aten::_index_put_impl", &OperatorFacts::may_race},
-    {"aten::_index_put_impl_", &OperatorFacts::may_race},
-    {"aten::_unsafe_index_put", &OperatorFacts::may_race},
-    {"aten::put", &OperatorFacts::may_race},
-    {"aten::put_", &OperatorFacts::may_race},
-    {"aten::index_copy", &OperatorFacts::may_race},
-    {"aten::index_copy_", &OperatorFacts::may_race},
     // See Note [What is asked before bytes are read]
     {"aten::detach", &OperatorFacts::announces_read},
     {"aten::is_pinned", &OperatorFacts::announces_read},
@@ -253,6 +243,7 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   facts.never_replayed |= op.hasTag(at::Tag::nondeterministic_bitwise) || facts.communicates;
   facts.selects_backend = op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect);
   facts.work = work_of(name);
+  facts.races = races_of(name);
   facts.is_plain_view = facts.is_view && !facts.announces_read && !facts.announces_address &&
                         !facts.changes_metadata && !facts.ends_filling && !facts.communicates;
   return facts;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "operators/races.h"
 #include "policy/work.h"
 
 namespace rematfn {
@@ -39,7 +40,7 @@ struct OperatorFacts {
   bool overwrites = false;  // what it writes does not depend on the old contents
   bool draws_random = false;
   bool never_replayed = false;
-  bool may_race = false;  // See Note [Writes that race]
+  Races races = Races::kNever;
   bool selects_backend = false;   // has a BackendSelect kernel: a factory
   bool dynamic_shape = false;     // the size of an output depends on data
   bool adds_no_bytes = false;     // its results have none, or are what it was given and has written

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes that race where they are split over threads: kept there, and replayed everywhere else."""
+"""Operators that race where they are split over threads: kept there, and replayed everywhere else.
+
+Those that race on accelerators alone: tests/device/test_operators_on_a_device.py.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +62,17 @@ RACING: dict[str, Write] = {
     "put_, summed": lambda y, i: y.put_(i, values(i), accumulate=True),
     "index_copy_": lambda y, i: y.index_copy_(0, i, values(i)),
     "index_copy": lambda y, i: y.index_copy(0, i, values(i)),
+    "max_unpool2d": lambda y, i: torch.ops.aten.max_unpool2d(
+        values(i).view(1, -1, 64), i.view(1, -1, 64), [5, 10]
+    ),
+    "max_unpool3d": lambda y, i: torch.ops.aten.max_unpool3d(
+        values(i).view(1, -1, 8, 8), i.view(1, -1, 8, 8), [1, 5, 10], [1, 1, 1], [0, 0, 0]
+    ),
 }
 
 
 @pytest.mark.parametrize("write", RACING.values(), ids=RACING.keys())
-def test_a_write_that_may_race_is_kept(write: Write) -> None:
+def test_what_may_race_is_kept(write: Write) -> None:
     assert is_kept(write, 2)
     assert not is_kept(write, 1)
 
@@ -82,5 +91,5 @@ RESTING: dict[str, Write] = {
 
 
 @pytest.mark.parametrize("write", RESTING.values(), ids=RESTING.keys())
-def test_a_write_that_cannot_race_is_replayed(write: Write) -> None:
+def test_what_cannot_race_is_replayed(write: Write) -> None:
     assert not is_kept(write, 2)
