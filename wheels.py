@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the source distribution and a wheel for each Python, each with a core for each torch.
 
-``make wheels`` runs this. What it makes lies in ``dist/``.
+``make wheels`` runs this. What it makes lies in ``dist/``. A torch that is not released for a
+Python has no core in its wheel: there it could not be used, and messages would advise it.
 
 No torch is installed. Compiling takes the headers of one, and linking its libraries; they are the
 same for each Python. A build of torch for CUDA has the headers that one for CPUs has, but for those
@@ -11,6 +12,7 @@ version of torch does, and a core runs under each build of that version.
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,10 +21,13 @@ import time
 import zipfile
 from pathlib import Path
 
+from packaging.specifiers import SpecifierSet
+
 ROOT = Path(__file__).resolve().parent
 BUILD = ROOT / "build/wheels"
 DIST = ROOT / "dist"
 LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")
+METADATA = "torch-*.dist-info/METADATA"
 OF_TORCH = ("torch/include/", "torch/version.py", *(f"torch/lib/lib{n}.so" for n in LIBRARIES))
 
 
@@ -44,10 +49,30 @@ def fetch_torch(version: str, index: str | None) -> Path:
             pip(sys.executable, "download", *only, f"torch=={version}")
             [wheel] = Path(scratch).glob("*.whl")
             with zipfile.ZipFile(wheel) as archive:
-                names = [name for name in archive.namelist() if name.startswith(OF_TORCH)]
+                names = [
+                    name
+                    for name in archive.namelist()
+                    if name.startswith(OF_TORCH) or Path(name).match(METADATA)
+                ]
                 archive.extractall(Path(scratch, "unpacked"), names)
             Path(scratch, "unpacked").rename(folder)
     return folder / "torch"
+
+
+def is_released_for(torch: Path, python: str) -> bool:
+    """Return whether a version of torch, in a folder, is released for a version of Python."""
+    [metadata] = torch.parent.glob(METADATA)
+    required = re.search(r"^Requires-Python: (.+)$", metadata.read_text(encoding="utf-8"), re.M)[1]
+    return SpecifierSet(required).contains(python)
+
+
+def version_of(python: str) -> str | None:
+    """Return the version of Python that a command runs, or None if it runs none."""
+    if not shutil.which(python):
+        return None
+    program = "import platform; print(platform.python_version())"
+    run = subprocess.run([python, "-c", program], check=False, capture_output=True, text=True)
+    return run.stdout.strip() if run.returncode == 0 else None
 
 
 def make_sdist(torches: str) -> Path:
@@ -82,17 +107,14 @@ def main() -> None:
     parser.add_argument("--pythons", nargs="+", required=True, help="commands, such as python3.12")
     parser.add_argument("--torch-index", help="the package index to take torch from")
     options = parser.parse_args()
-    found = [
-        python
-        for python in options.pythons
-        if shutil.which(python) and not subprocess.run([python, "-c", ""], check=False).returncode
-    ]
-    torches = os.pathsep.join(str(fetch_torch(v, options.torch_index)) for v in options.torches)
-    made = [make_sdist(torches)]
-    print(made[0].name)
-    for python in found:
+    found = {p: version for p in options.pythons if (version := version_of(p))}
+    torches = [fetch_torch(version, options.torch_index) for version in options.torches]
+    sdist = make_sdist(os.pathsep.join(map(str, torches)))
+    print(sdist.name)
+    for python, version in found.items():
         began = time.monotonic()
-        wheel = make_wheel(python, made[0], torches)
+        usable = [str(torch) for torch in torches if is_released_for(torch, version)]
+        wheel = make_wheel(python, sdist, os.pathsep.join(usable))
         minutes = (time.monotonic() - began) / 60
         print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, {minutes:.1f} minutes")
     if missing := [python for python in options.pythons if python not in found]:

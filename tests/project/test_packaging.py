@@ -4,6 +4,7 @@
 import importlib.machinery
 import importlib.util
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -18,12 +19,21 @@ ROOT = Path(__file__).parents[2]
 BLOCK = "import runpy, sys; sys.modules['torch'] = None; "
 
 
-@pytest.fixture
-def setup_script():
-    spec = importlib.util.spec_from_file_location("setup_script", ROOT / "setup.py")
+def script(name):
+    spec = importlib.util.spec_from_file_location(f"{name}_script", ROOT / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def setup_script():
+    return script("setup")
+
+
+@pytest.fixture
+def wheels_script():
+    return script("wheels")
 
 
 # --- which core is taken --------------------------------------------------------------------------
@@ -141,6 +151,25 @@ def test_a_core_is_built_for_each_torch_that_is_named(setup_script, monkeypatch,
     assert [core.name for core in built] == ["rematfn._C_torch2_13", "rematfn._C_torch2_14"]
     assert built[0].define_macros == [("REMATFN_BUILT_TORCH", '"2.13.0"')]
     assert f"-isystem{folders[0]}/include" in built[1].extra_compile_args
+
+
+def test_a_wheel_has_no_core_for_a_torch_that_its_python_lacks(wheels_script, tmp_path):
+    torch = Path(fake_torch(tmp_path, "2.15.0"))
+    metadata = tmp_path / "torch-2.15.0+cpu.dist-info/METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Name: torch\nVersion: 2.15.0+cpu\nRequires-Python: >=3.11\n\nTensors\n")
+    assert wheels_script.is_released_for(torch, "3.11.0")
+    assert wheels_script.is_released_for(torch, "3.13.1")
+    assert not wheels_script.is_released_for(torch, "3.10.13")
+
+
+def test_a_python_that_does_not_run_has_no_wheel(wheels_script, tmp_path):
+    assert wheels_script.version_of(sys.executable) == platform.python_version()
+    assert wheels_script.version_of(str(tmp_path / "python3.12")) is None
+    broken = tmp_path / "python3.13"  # as a version manager's, of a version that is not installed
+    broken.write_text("#!/bin/sh\nexit 127\n")
+    broken.chmod(0o755)
+    assert wheels_script.version_of(str(broken)) is None
 
 
 def test_a_torch_that_is_too_old_is_refused(setup_script, monkeypatch, tmp_path):
