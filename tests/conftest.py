@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import warnings
 from collections.abc import Iterator
@@ -29,6 +30,13 @@ import rematfn  # noqa: E402
 def interrupts_are_served() -> None:
     """A process that a script started in the background ignores Ctrl-C, and Python with it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collections_are_quick() -> None:
+    """What is there before a module's tests is not looked through by each collection of theirs."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ may be tried again.
 
 from __future__ import annotations
 
-import gc
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -99,13 +98,10 @@ def arguments() -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def few_objects_to_collect() -> Iterator[None]:
-    gc.collect()
-    gc.freeze()
+def costs_are_drawn() -> Iterator[None]:
     _C.testing.draw_link_costs(True)  # what may be moved or dropped is one or the other at random
     yield
     _C.testing.draw_link_costs(False)
-    gc.unfreeze()
 
 
 def look_around() -> None:

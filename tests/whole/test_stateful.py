@@ -478,21 +478,16 @@ def attempt(do: Callable[..., Any], tensors: list[Tensor], ours: bool) -> tuple[
 
 def search(machine: type[Twins] = Twins, **options: Any) -> None:
     """Run many of these programs."""
-    gc.collect()
-    gc.freeze()  # what is there already need not be looked through after each of them
-    try:
-        run_state_machine_as_test(
-            machine,
-            settings=settings(
-                deadline=None,
-                database=None,
-                report_multiple_bugs=False,
-                suppress_health_check=list(HealthCheck),
-                **options,
-            ),
-        )
-    finally:
-        gc.unfreeze()
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            deadline=None,
+            database=None,
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+            **options,
+        ),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -513,6 +508,7 @@ def search_on(minutes: float) -> None:
     """Search with new seeds until the time is up, or something is found."""
     end, found = time.monotonic() + 60 * minutes, 0
     torch.set_num_threads(1)
+    gc.freeze()  # what is there already need not be looked through after each of them
     _C.testing.draw_link_costs(True)
     while time.monotonic() < end:
         search(max_examples=500, stateful_step_count=50, phases=[Phase.generate])
