@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -47,59 +50,41 @@ def together(*works: Callable[[], Any]) -> list[Any]:
         sys.setswitchinterval(before)
 
 
-def in_a_process(function: Callable[[], object], timeout: float = 360) -> None:
-    """Call a function of a test file in an interpreter of its own. A deadlock is a failure."""
+def _calling(function: Callable[[], object], how: str) -> str:
+    """Return a script that calls a function of a test file."""
     file, here = Path(inspect.getfile(function)), Path(__file__).parent
-    folders = [file.parent, here, Path(rematfn.__file__).parent.parent]
-    found = subprocess.run(
-        [sys.executable, "-c", f"import {file.stem}; {file.stem}.{function.__name__}()"],
-        cwd=here,  # not where another build of the package may lie
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
-        timeout=timeout,
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 0, found.stdout + found.stderr
+    call = how.format(f"{file.stem}.{function.__name__}")
+    folders = [str(file.parent), str(here)]
+    return f"import sys\nsys.path[:0] = {folders}\nimport processes, {file.stem}\n{call}\n"
 
 
-def in_ranks(function: Callable[[], object], folder: Path, ranks: int = 2) -> None:
-    """Call a function of a test file in so many interpreters: a process group over gloo.
+def in_a_process(function: Callable[[], object], seconds: float = 360) -> None:
+    """Call a function of a test file in a process of its own. A deadlock is a failure."""
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = {"it": (_calling(function, "{}()"), "")}
+        ended = forked(Path(folder), jobs, seconds=seconds)["it"]
+    assert ended.code == 0, ended.out + ended.err
 
-    Each ends with the group's last collective, so that none leaves the others alone.
+
+def in_ranks(function: Callable[[], object], folder: Path) -> None:
+    """Call a function of a test file in two processes: a process group over gloo.
+
+    Each ends with the group's last collective, so that neither leaves the other alone.
     """
-    file, here = Path(inspect.getfile(function)), Path(__file__).parent
-    folders = [file.parent, here, Path(rematfn.__file__).parent.parent]
-    script = f"import processes, {file.stem} as tests; processes.as_rank(tests.{function.__name__})"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            cwd=here,
-            env={
-                **environment(),
-                "PYTHONPATH": os.pathsep.join(map(str, folders)),
-                "RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "STORE": str(folder / "store"),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    ended = await_all(started, 2 * SECONDS)
-    assert all(one.code == 0 for one in ended), "\n---\n".join(one.out for one in ended)
+    script = _calling(function, f"processes.as_rank({{}}, {str(folder / 'store')!r})")
+    jobs = {rank: (script, rank) for rank in ("0", "1")}
+    ended = forked(folder, jobs, ["torch._dynamo"], seconds=4 * SECONDS).values()
+    assert all(one.code == 0 for one in ended), "\n---\n".join(o.out + o.err for o in ended)
 
 
-def as_rank(function: Callable[[], object]) -> None:
-    """Call `function` in the process group that the environment tells of."""
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def as_rank(function: Callable[[], object], store: str) -> None:
+    """Call `function` in the process group whose rank is the script's argument."""
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
-        f"file://{os.environ['STORE']}",
-        rank=rank,
-        world_size=ranks,
+        f"file://{store}",
+        rank=int(sys.argv[1]),
+        world_size=2,
         timeout=timedelta(seconds=SECONDS),
     )
     function()
@@ -114,20 +99,6 @@ class Ended:
     code: int
     out: str
     err: str
-
-
-def await_all(started: Sequence[subprocess.Popen[str]], seconds: float) -> list[Ended]:
-    """Return how all of them ended. None goes on when they have taken ``seconds`` together."""
-    deadline = time.monotonic() + seconds
-    try:
-        said = [one.communicate(timeout=max(0, deadline - time.monotonic())) for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    return [
-        Ended(one.returncode, out or "", err or "")
-        for one, (out, err) in zip(started, said, strict=True)
-    ]
 
 
 def environment() -> dict[str, str]:
@@ -151,52 +122,80 @@ def fresh(script: Path, argument: str) -> Ended:
 _ZYGOTE = """
 import json, os, signal, sys
 import torch, rematfn
-jobs, mine, codes, running = json.load(open(sys.argv[1])), None, {}, {}
-while jobs or running:
-    while jobs and len(running) < 2:
-        job = jobs.pop()
-        child = os.fork()
-        if child == 0:
-            mine = job
-            break
-        running[child] = job
+for module in sys.argv[1:]:
+    __import__(module)
+mine = None
+for line in sys.stdin:
+    jobs, codes, running = json.loads(line), {}, {}
+    while mine is None and (jobs or running):
+        while jobs and len(running) < 2:
+            job = jobs.pop()
+            child = os.fork()
+            if child == 0:
+                mine = job
+                break
+            running[child] = job
+        else:
+            child, status = os.wait()
+            codes[running.pop(child)[0]] = os.waitstatus_to_exitcode(status)
     if mine is not None:
         break
-    child, status = os.wait()
-    codes[running.pop(child)[0]] = os.waitstatus_to_exitcode(status)
-if mine is None:
-    json.dump(codes, open(sys.argv[2], "w"))
+    print(json.dumps(codes), flush=True)
+else:
     sys.exit()
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 for name, stream in (("out", 1), ("err", 2)):
     os.dup2(os.open(f"{mine[0]}.{name}", os.O_WRONLY | os.O_CREAT), stream)
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
-sys.argv = mine[1:]
+sys.argv = mine
 _source = compile(open(sys.argv[0]).read(), sys.argv[0], "exec")
-del json, jobs, running, codes, job, child
+del json, jobs, running, codes, job, child, line, mine
 exec(_source)
 """
 
 
+@functools.cache
+def _zygote(*modules: str) -> subprocess.Popen[str]:
+    """Return a process that has imported these too. It ends with its standard input."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _ZYGOTE, *modules],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
 def forked(
-    folder: Path, jobs: Mapping[str, tuple[str, str]], variables: Mapping[str, str] | None = None
+    folder: Path,
+    jobs: Mapping[str, tuple[str, str]],
+    modules: Sequence[str] = (),
+    seconds: float = 10 * SECONDS,
 ) -> dict[str, Ended]:
     """Run scripts, each with an argument, in children of one process; return how each ended.
 
-    That process has imported torch and done nothing else; its children end by the interpreter's
-    usual way out.
+    That process has imported torch, and ``modules``, and done nothing else. Its children end by the
+    interpreter's usual way out; there are two at a time.
     """
     scripts = {name: folder / f"{number}.py" for number, name in enumerate(jobs)}
     for name, script in scripts.items():
         script.write_text(jobs[name][0])
-    listed = [[str(script), str(script), jobs[name][1]] for name, script in scripts.items()]
-    (folder / "jobs").write_text(json.dumps(listed))
-    subprocess.run(
-        [sys.executable, "-c", _ZYGOTE, str(folder / "jobs"), str(folder / "codes")],
-        env=variables or environment(),
-        timeout=10 * SECONDS,
-        check=True,
-    )
-    codes = json.loads((folder / "codes").read_text())
+    listed = [[str(script), jobs[name][1]] for name, script in scripts.items()]
+    zygote, codes = _zygote(*modules), {}
+    assert zygote.stdin is not None
+    assert zygote.stdout is not None
+    try:
+        zygote.stdin.write(json.dumps(listed) + "\n")
+        zygote.stdin.flush()
+        if select.select([zygote.stdout], [], [], seconds)[0]:
+            codes = json.loads(zygote.stdout.readline())
+    finally:
+        if not codes:
+            _zygote.cache_clear()
+            os.killpg(zygote.pid, signal.SIGKILL)
+            zygote.communicate()
+    assert codes, f"not at an end after {seconds} seconds"
     found = {}
     for name, script in scripts.items():
         out, err = (Path(f"{script}.{end}").read_text() for end in ("out", "err"))

@@ -7,9 +7,7 @@ With `--device` all run in this one, on that device: `pytest tests/device --devi
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from pathlib import Path
 import fake_device
 import pytest
 import torch
+from processes import forked
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,18 +65,15 @@ class InItsOwnProcess(pytest.Item):
         if fake_device.compiler() is None:
             pytest.skip("needs a C++ compiler")
         fake_device.built()
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += ["--device", "fake", str(self.path)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        for name in [n for n in environment if n.startswith("PYTEST_")]:
-            del environment[name]  # of the session around
-        found = subprocess.run(
-            command,
-            cwd=self.config.rootpath,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=1800,
-        )
-        if found.returncode:
-            pytest.fail(found.stdout + found.stderr, pytrace=False)
+        command = ["-q", "-p", "no:cacheprovider", "--device", "fake", str(self.path)]
+        script = f"""
+import os, pytest, sys
+for name in [n for n in os.environ if n.startswith("PYTEST_")]:
+    del os.environ[name]  # of the session around
+os.chdir({str(self.config.rootpath)!r})
+sys.exit(pytest.main({command}))
+"""
+        with tempfile.TemporaryDirectory() as folder:
+            found = forked(Path(folder), {"it": (script, "")})["it"]
+        if found.code:
+            pytest.fail(found.out + found.err, pytrace=False)

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import pytest
 import torch
 from fake_device import DEVICE, delays, memory_limit
 from helpers import assert_bitwise_equal
+from processes import forked
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.skipif(DEVICE != "fake", reason="about the fake device itself")
@@ -69,19 +67,16 @@ def test_fresh_memory_is_full_of_nans() -> None:
     assert torch.empty(9, pin_memory=True).isnan().all()
 
 
-def dies(program: str) -> str:
+def dies(program: str, folder: Path) -> str:
     """Run a program on the device that a signal ends; return what it wrote."""
-    text = "import torch, fake_device\nfake_device.load()\n" + textwrap.dedent(program)
-    here = Path(__file__).parents[1]
-    found = subprocess.run(
-        [sys.executable, "-c", text], cwd=here, capture_output=True, text=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": str(here)},
-    )  # fmt: skip
-    assert found.returncode == -11, (found.returncode, found.stderr)
-    return found.stderr
+    text = f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+    text += "import torch, fake_device\nfake_device.load()\n" + textwrap.dedent(program)
+    found = forked(folder, {"it": (text, "")})["it"]
+    assert found.code == -11, (found.code, found.err)
+    return found.err
 
 
-def test_a_late_reader_of_freed_memory_is_found() -> None:
+def test_a_late_reader_of_freed_memory_is_found(tmp_path: Path) -> None:
     told = dies(
         """
         side = torch.Stream("fake")
@@ -93,12 +88,13 @@ def test_a_late_reader_of_freed_memory_is_found() -> None:
             del x  # without record_stream
             torch.accelerator.current_stream().synchronize()
         torch.accelerator.synchronize()
-        """
+        """,
+        tmp_path,
     )
     assert "`aten::sin` on stream 1 touched memory that is free" in told
 
 
-def test_a_copy_to_pinned_memory_that_died_is_found() -> None:
+def test_a_copy_to_pinned_memory_that_died_is_found(tmp_path: Path) -> None:
     told = dies(
         """
         import ctypes
@@ -109,7 +105,8 @@ def test_a_copy_to_pinned_memory_that_died_is_found() -> None:
         del pinned
         torch.accelerator.synchronize()
         ctypes.c_float.from_address(address).value
-        """
+        """,
+        tmp_path,
     )
     assert "`the host` on stream -1 touched memory that is free" in told
 

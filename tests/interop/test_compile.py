@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +23,7 @@ from helpers import (
     doubling,
     untransformed,
 )
+from processes import forked
 from torch import Tensor, nn
 
 import rematfn
@@ -199,7 +198,8 @@ def test_what_is_transformed_may_be_compiled_itself(way: Transform) -> None:
 
 
 PLAINLY_COMPILED = """
-import torch, rematfn
+import torch, rematfn, warnings
+warnings.simplefilter("ignore")
 f = torch.compile(lambda x: (x @ x).exp(), backend="aot_eager")
 x = torch.eye(4)
 f(x)  # compiled before, outside of any level
@@ -212,8 +212,7 @@ else:
 """
 
 
-def test_a_compiled_function_inside_that_is_not_opaque_is_refused() -> None:
+def test_a_compiled_function_inside_that_is_not_opaque_is_refused(tmp_path: Path) -> None:
     """In a process of its own: a compilation that fails may leave torch's compiler in pieces."""
-    code = [sys.executable, "-W", "ignore", "-c", PLAINLY_COMPILED]
-    done = subprocess.run(code, capture_output=True, text=True, check=False, env=os.environ)
-    assert done.returncode == 0, done.stderr
+    ended = forked(tmp_path, {"it": (PLAINLY_COMPILED, "")}, ["torch._dynamo"])["it"]
+    assert ended.code == 0, ended.err

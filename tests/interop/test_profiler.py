@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import Transform, assert_bitwise_equal
-from processes import Ended, fresh, in_a_process
+from processes import Ended, forked, in_a_process
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -125,11 +125,8 @@ assert rematfn.stats(g).replays
 """
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("profiled") / "script.py"
-    path.write_text(SCRIPT)
-    return path
+def run(script: str, argument: str, folder: Path) -> Ended:
+    return forked(folder, {"it": (script, argument)})["it"]
 
 
 def shapes(ended: Ended) -> list[str]:
@@ -142,8 +139,8 @@ def errors(ended: Ended) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def eager(script: Path) -> Ended:
-    ended = fresh(script, "eager")
+def eager(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    ended = run(SCRIPT, "eager", tmp_path_factory.mktemp("profiled"))
     assert ended.code == 0, ended.err
     return ended
 
@@ -153,8 +150,8 @@ def eager(script: Path) -> Ended:
     reason="torch 2.12 asks evicted tensors for their addresses, and prints that they refuse",
 )
 @pytest.mark.parametrize("how", ["everything", "moves"])
-def test_a_profile_with_shapes(how: str, script: Path, eager: Ended) -> None:
-    ended = fresh(script, how)
+def test_a_profile_with_shapes(how: str, tmp_path: Path, eager: Ended) -> None:
+    ended = run(SCRIPT, how, tmp_path)
     assert ended.code == 0, ended.err[-2000:]
     assert errors(ended) == errors(eager)
     assert shapes(ended) == shapes(eager)
@@ -165,9 +162,7 @@ def test_a_profile_with_shapes(how: str, script: Path, eager: Ended) -> None:
 @pytest.mark.parametrize("how", ["guided", "moves"])
 def test_a_profile_with_shapes_shows_what_calls_do_without(how: str, tmp_path: Path) -> None:
     """Note [A profiler keeps tensors from dying]."""
-    path = tmp_path / "counted.py"
-    path.write_text(COUNTED)
-    ended = fresh(path, how)
+    ended = run(COUNTED, how, tmp_path)
     assert ended.code == 0, ended.err[-2000:]
     _measured, *after = re.findall(r"counts\|.*", ended.out)
     assert len(after) == 4
@@ -179,9 +174,7 @@ def test_a_profile_with_shapes_shows_what_calls_do_without(how: str, tmp_path: P
 )
 def test_a_profile_with_shapes_of_a_lazy_clone(tmp_path: Path) -> None:
     """What torch shares until it is written is not for us to share; evicted, it is no error."""
-    path = tmp_path / "lazy.py"
-    path.write_text(LAZY)
-    ended = fresh(path, "")
+    ended = run(LAZY, "", tmp_path)
     assert ended.code == 0, ended.err[-2000:]
     assert "Exception" not in ended.err
 

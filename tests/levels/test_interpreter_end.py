@@ -7,17 +7,13 @@ arrays, and leave ready nodes behind in the thread's queue.
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from processes import SECONDS, environment, once
+from processes import Ended, forked, once
 
-DRIVER = """
-import ctypes, functools, gc, json, os, signal, sys, threading, time
+PRELUDE = """
+import ctypes, functools, gc, os, signal, sys, threading, time
 import numpy as np
 import torch
 import rematfn
@@ -58,17 +54,7 @@ ways = {
     "move or drop": functools.partial(rematfn.remat, policy=evict, offload=True),
     "offload": functools.partial(rematfn.offload, policy=evict),
 }
-codes = {}
-for key, (way, script) in json.load(open(sys.argv[1])).items():
-    child = os.fork()
-    if child == 0:
-        break
-    codes[key] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-else:
-    json.dump(codes, open(sys.argv[2], "w"))
-    sys.exit()
-g = ways[way](program)
-exec(script)
+g = ways[sys.argv[1]](program)
 """
 
 SCRIPTS = {
@@ -119,21 +105,14 @@ JOBS = {f"remat: {name}": ("remat", name) for name in SCRIPTS} | {
 
 
 @pytest.fixture(scope="module")
-def codes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """Run all scripts, and return how each ended."""
-    return once(tmp_path_factory, "ends", lambda: run_in(tmp_path_factory.mktemp("ends")))
-
-
-def run_in(folder: Path) -> dict[str, int]:
-    jobs = {job: (way, SCRIPTS[name]) for job, (way, name) in JOBS.items()}
-    (folder / "jobs").write_text(json.dumps(jobs))
-    command = [sys.executable, "-c", DRIVER, str(folder / "jobs"), str(folder / "codes")]
-    subprocess.run(command, env=environment(), timeout=SECONDS, check=True)
-    found: dict[str, int] = json.loads((folder / "codes").read_text())
-    return found
+    jobs = {job: (PRELUDE + SCRIPTS[name], way) for job, (way, name) in JOBS.items()}
+    folder = tmp_path_factory.mktemp("ends")
+    return once(tmp_path_factory, "ends", lambda: forked(folder, jobs))
 
 
 @pytest.mark.forking
 @pytest.mark.parametrize("job", JOBS)
-def test_a_process_ends_as_it_should(job: str, codes: dict[str, int]) -> None:
-    assert codes[job] == CODES.get(JOBS[job][1], 0)
+def test_a_process_ends_as_it_should(job: str, ended: dict[str, Ended]) -> None:
+    assert ended[job].code == CODES.get(JOBS[job][1], 0), ended[job].err

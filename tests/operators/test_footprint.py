@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes import forked
 from torch import Tensor
 from torch.nn import functional
 
@@ -115,7 +114,6 @@ def in_a_fresh_process(case: tuple[str, str, int]) -> str:
 
 def shuffled(seed: int) -> list[Any]:
     """The cases whose outcome depends on what was called before; to be run before anything else."""
-    importlib.import_module("torch._dynamo")  # shape inference does; not in each child
     dice = random.Random(seed)
     cases = dice.sample(CASES, 60)
     alone = [in_a_fresh_process(case) for case in cases]
@@ -131,12 +129,17 @@ def shuffled(seed: int) -> list[Any]:
 
 @pytest.mark.forking
 @pytest.mark.parametrize("seed", range(3 if os.environ.get("REMATFN_EXHAUSTIVE") else 1))
-def test_what_one_call_teaches_decides_no_other(seed: int) -> None:
-    found = subprocess.run(
-        [sys.executable, __file__, str(seed)], capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 0, found.stderr
-    fits, refused, wrong = json.loads(found.stdout)
+def test_what_one_call_teaches_decides_no_other(seed: int, tmp_path: Path) -> None:
+    script = f"""
+import json, sys
+sys.path[:0] = {[str(Path(__file__).parents[k]) for k in (0, 1)]}
+import test_footprint
+print(json.dumps(test_footprint.shuffled({seed})))
+"""
+    # Shape inference imports this; not in each child.
+    found = forked(tmp_path, {"it": (script, "")}, ["torch._dynamo"])["it"]
+    assert found.code == 0, found.err
+    fits, refused, wrong = json.loads(found.out)
     assert fits > 10
     assert refused > 10
     assert not wrong, "\n\n".join(map(str, wrong[:5]))
@@ -159,7 +162,3 @@ def least_budget(f: Callable[[Tensor], Tensor], x: Tensor) -> int:
     g = rematfn.remat(f, 1 << 30)
     g(x)
     return rematfn.stats(g).min_budget
-
-
-if __name__ == "__main__":
-    print(json.dumps(shuffled(int(sys.argv[1]))))

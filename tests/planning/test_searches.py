@@ -108,7 +108,7 @@ def test_ctrl_c_reaches_the_program_and_not_the_search() -> None:
     assert process.returncode == 7, out + err
 
 
-def test_a_long_simulation_is_stopped_in_its_middle() -> None:
+def test_a_long_simulation_is_stopped_in_its_middle(tmp_path: Path) -> None:
     """One plan of this program takes seconds to simulate, and the exit is not to wait for it."""
     long = """
 import time, torch, rematfn
@@ -131,9 +131,8 @@ assert not _C.testing.is_searching()
 program.follow()
 assert not _C.testing.is_searching()
 """
-    process = start(long)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, out + err
+    ended = forked(tmp_path, {"it": (long, "")})["it"]
+    assert ended.code == 0, ended.out + ended.err
 
 
 # --- within a process -----------------------------------------------------------------------------
@@ -172,7 +171,7 @@ def test_what_a_search_finds_is_the_same_each_time() -> None:
     assert not _C.testing.is_searching(), "it has been searched for"
 
 
-def test_a_child_goes_on_where_its_parent_was() -> None:
+def test_a_child_goes_on_where_its_parent_was(tmp_path: Path) -> None:
     """Whatever the thread was at, which is not in the child."""
     script = """
 import os, torch, rematfn
@@ -199,6 +198,5 @@ for _ in range(20):
     assert os.waitpid(pid, 0)[1] == 0
     assert same
 """
-    process = start(script)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, out + err
+    ended = forked(tmp_path, {"it": (script, "")})["it"]
+    assert ended.code == 0, ended.out + ended.err

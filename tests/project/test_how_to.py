@@ -12,10 +12,8 @@ test-frameworks`` installs them all. Run as a script, this file writes the figur
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,12 +22,12 @@ from typing import NamedTuple
 import pytest
 import torch
 from helpers import EXHAUSTIVE
-from processes import Ended, await_all, forked, once
+from processes import Ended, forked, once
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted((DOCS / "how-to").glob("*.md")), DOCS / "comparison.md", DOCS / "migration.md"]
-SECONDS = 360  # that a page may take, on a machine that does other things
+IMPORTED = ["torch._dynamo"]  # by an optimizer: once, and not for each page
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)(%?)")
 END = "\x1e"  # printed after each block
@@ -74,26 +72,17 @@ def program_in(folder: Path, page: Path, text: str) -> str:
 
 def run_in_ranks(page: Path, text: str, folder: Path, ranks: int) -> list[str]:
     """Run a page's program in a process for each rank; return what the first one prints."""
-    script = folder / "page.py"
-    script.write_text(program_in(folder, page, text), encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, script],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **meeting, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    ended = await_all(started, SECONDS)
-    for one in ended:
+    script = f"import os, sys\nos.environ.update({meeting}, RANK=sys.argv[1])\n"
+    script += program_in(folder, page, text)
+    jobs = {str(rank): (script, str(rank)) for rank in range(ranks)}
+    ended = forked(folder, jobs, IMPORTED)
+    for one in ended.values():
         assert one.code == 0, one.out + one.err
-    return ended[0].out.split(END)[:-1]
+    return ended["0"].out.split(END)[:-1]
 
 
 def run_pages(pages: list[Path], folder: Path) -> dict[Path, Ended]:
@@ -103,7 +92,7 @@ def run_pages(pages: list[Path], folder: Path) -> dict[Path, Ended]:
         own = folder / page.stem
         own.mkdir()
         jobs[str(page)] = (program_in(own, page, page.read_text(encoding="utf-8")), "")
-    ended = forked(folder, jobs, {**os.environ, "PYTHONPATH": str(ROOT)})
+    ended = forked(folder, jobs, IMPORTED)
     return {page: ended[str(page)] for page in pages}
 
 

@@ -2,8 +2,8 @@
 """Short scripts, run to their exit codes: they end as they do in eager, and say the same.
 
 Most run in children forked from one process that has imported torch and done nothing else; they end
-by the interpreter's usual way out. Those marked `FRESH` are processes of their own from the start,
-under a budget.
+by the interpreter's usual way out. One that spawns others, which import the script, is a process of
+its own from the start, and so is one that ends with an error of ours.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ while True:
     step(g)
 """
 TWICE = "print(step(g), step(g))\n"
-FRESH = {"returns", "spawns"}
-STARTS_OTHERS = {"spawns"}  # which import the script
 
 SCRIPTS: dict[str, str] = {
     "returns": TWICE + "print(step(g))",
@@ -182,7 +180,7 @@ def run_scripts(folder: Path) -> dict[str, Ended]:
         for name, text in SCRIPTS.items()
         for kind in ("eager", "remat")
     }
-    afresh = {f"{name}, remat" for name in FRESH} | {f"{name}, eager" for name in STARTS_OTHERS}
+    afresh = {"spawns, eager", "spawns, remat"}
     found = forked(folder, {name: job for name, job in jobs.items() if name not in afresh})
     for name in afresh:
         script = folder / "afresh.py"
