@@ -33,6 +33,7 @@ from rematfn._transform.budget import format_bytes, parse_budget
 Transform = Callable[..., Any]
 Result = TypeVar("Result")
 Item = TypeVar("Item")
+Other = TypeVar("Other")
 Run = Callable[[Transform], Any]
 
 
@@ -47,6 +48,15 @@ EXHAUSTIVE = bool(os.environ.get("REMATFN_EXHAUSTIVE"))
 def some(items: Iterable[Item], share: int) -> list[Item]:
     """Return one of `share` items; `make test-exhaustive` takes all."""
     return list(items)[:: 1 if EXHAUSTIVE else share]
+
+
+def spread(first: Iterable[Item], second: Iterable[Other], share: int) -> list[tuple[Item, Other]]:
+    """Return pairs: with each of `first` one of `share` of `second`, and others with the next.
+
+    `make test-exhaustive` takes all.
+    """
+    share, seconds = 1 if EXHAUSTIVE else share, list(second)
+    return [(a, b) for k, a in enumerate(first) for b in seconds[k % share :: share]]
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -14,15 +14,15 @@ import pytest
 import torch
 from fake_device import DEVICE, assert_comes_empty, delays, memory_limit
 from helpers import (
-    EVERY,
+    EVERYTHING,
     TIGHT,
-    Mode,
-    Run,
     Transform,
     assert_bitwise_equal,
+    assert_nothing_keyed,
     assert_same_as_eager,
     loss_of,
     some,
+    spread,
     untransformed,
     world,
 )
@@ -38,12 +38,12 @@ from rematfn.testing import EvictEverything
 # nothing on a device.
 ELSEWHERE = {"lstm", "lstm-cells", "random"}
 PROGRAMS = [p for p in ZOO if p.name not in ELSEWHERE]
-TIGHTLY = some(PROGRAMS, 4)
-
+NAMES = [p.name for p in PROGRAMS]
 
 HOST = rematfn.Host("256MiB")
 ALL_MOVES = functools.partial(rematfn.offload, to=HOST, policy=EvictEverything())
 MOVES_OR_GOES = functools.partial(rematfn.remat, offload=HOST, policy=EvictEverything())
+WAYS = {"everything": EVERYTHING, "moves": ALL_MOVES, "moves or goes": MOVES_OR_GOES}
 
 
 @pytest.fixture(autouse=True)
@@ -57,28 +57,30 @@ def late_kernels() -> Iterator[None]:
     assert_comes_empty(HOST)
 
 
-def assert_same_in_each_way(run: Run, mode: Mode) -> None:
-    assert_same_as_eager(run, mode)
-    expected = run(untransformed)
-    for how in (ALL_MOVES, MOVES_OR_GOES):
-        assert_bitwise_equal(run(how), expected)
+def stepped(program: Program, transform: Transform) -> Any:
+    if not program.differentiable:
+        found = world(program, transform, calls=2)
+        return {
+            **found,
+            "the device's stream of numbers": torch.get_device_module(DEVICE).get_rng_state(),
+        }
+    case = program.make()
+    loss = loss_of(case, transform)
+    loss.backward()
+    return loss.detach(), [t.grad for t in case.leaves()], case.args, case.held, torch.rand(2)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_a_program_and_its_gradients_are_those_of_eager(program: Program) -> None:
-    def run(transform: Transform) -> Any:
-        if not program.differentiable:
-            found = world(program, transform, calls=2)
-            return {
-                **found,
-                "the device's stream of numbers": torch.get_device_module(DEVICE).get_rng_state(),
-            }
-        case = program.make()
-        loss = loss_of(case, transform)
-        loss.backward()
-        return loss.detach(), [t.grad for t in case.leaves()], case.args, case.held, torch.rand(2)
+@pytest.mark.parametrize(("name", "way"), spread(NAMES, WAYS, 3))
+def test_a_program_and_its_gradients_are_those_of_eager(name: str, way: str) -> None:
+    program = PROGRAMS[NAMES.index(name)]
+    found = stepped(program, WAYS[way])
+    assert_nothing_keyed(found)
+    assert_bitwise_equal(found, stepped(program, untransformed))
 
-    assert_same_in_each_way(run, TIGHT if program in TIGHTLY else EVERY)
+
+@pytest.mark.parametrize("program", some(PROGRAMS, 4), ids=lambda program: program.name)
+def test_a_program_is_that_of_eager_in_its_least_budget(program: Program) -> None:
+    assert_same_as_eager(functools.partial(stepped, program), TIGHT)
 
 
 # --- memory --------------------------------------------------------------------------------------

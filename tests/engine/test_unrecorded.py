@@ -54,7 +54,7 @@ GRADIENTS: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], T
 
 @pytest.mark.parametrize(
     ("policy", "steps"),
-    [(rematfn.policies.ON(), STEPS), (rematfn.testing.EvictEverything(), 6)],
+    [(rematfn.policies.ON(), 80), (rematfn.testing.EvictEverything(), 4)],
     ids=str,
 )
 @pytest.mark.parametrize("gradient", GRADIENTS)

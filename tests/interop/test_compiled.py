@@ -17,6 +17,7 @@ from helpers import (
     Transform,
     assert_bitwise_equal,
     assert_same_as_eager,
+    spread,
     untransformed,
 )
 from torch import Tensor, nn
@@ -112,8 +113,7 @@ def trained(
     return losses, [p.grad for p in net.parameters()], list(net.buffers()), torch.rand(3)
 
 
-@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize(("kind", "inner"), spread(BLOCKS, ["inductor", "aot_eager"], 2))
 def test_compiled_blocks_in_two_fifths_of_the_peak(kind: str, inner: str) -> None:
     expected = trained(kind, inner, untransformed)
     seen: list[Any] = []
@@ -128,13 +128,14 @@ def test_compiled_blocks_in_two_fifths_of_the_peak(kind: str, inner: str) -> Non
     assert_bitwise_equal(trained(kind, inner, EVERYTHING, blocks=3), few)
 
 
-@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("whole", [False, True], ids=["blocks", "the whole model"])
-def test_the_allocator_counts_no_more_than_the_budget(inner: str, whole: bool) -> None:
+@pytest.mark.parametrize(
+    ("inner", "what"), spread(["aot_eager", "inductor"], ["blocks", "the whole model"], 2)
+)
+def test_the_allocator_counts_no_more_than_the_budget(inner: str, what: str) -> None:
     """Above the results, which are the caller's."""
     torch.manual_seed(0)
     net = nn.Sequential(*(Attention(64) for _ in range(6)))
-    for part in [net] if whole else net:
+    for part in net if what == "blocks" else [net]:
         part.compile(backend="rematfn", options={"inner": inner})
     x = torch.randn(8, 32, 64)
     f = rematfn.remat(net, 0.4)

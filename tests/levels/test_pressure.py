@@ -32,7 +32,7 @@ def deep(x: Tensor) -> Tensor:
 
 
 def gradient(f: Callable[[Tensor], Tensor]) -> Tensor:
-    return torch.func.grad(f)(torch.linspace(0, 1, 2 * MIB))  # 8 MiB
+    return torch.func.grad(f)(torch.linspace(0, 1, MIB // 4))  # 1 MiB
 
 
 def test_nothing_is_evicted_while_memory_lasts(pretend: Callable[[int], None]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal, smallest_budgets, untransformed, weighted, world
+from helpers import assert_bitwise_equal, smallest_budgets, some, untransformed, weighted, world
 from programs import Program
 from torch import Tensor, nn
 
@@ -150,7 +150,10 @@ def dense_block(
 
 
 # Of products of matrices, which need no scratch: that of convolutions is a processor's own.
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+NORMS = [nn.LayerNorm, nn.BatchNorm1d]
+
+
+@pytest.mark.parametrize("norm", some(NORMS, 2))
 def test_the_search_is_no_worse_than_speed(norm: Callable[[int], nn.Module]) -> None:
     trace = rematfn.record(functools.partial(dense_block, norm), torch.randn(256, 16))
     budget = int(0.35 * trace.peak_bytes)
@@ -158,7 +161,7 @@ def test_the_search_is_no_worse_than_speed(norm: Callable[[int], nn.Module]) -> 
     assert 0 < rematfn.simulate(trace, budget).replayed_cost < speed
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+@pytest.mark.parametrize("norm", some(NORMS[::-1], 2))
 def test_the_search_tries_what_keeps_products(norm: Callable[[int], nn.Module]) -> None:
     """Scores and local search come to 0.162 and 0.153, with products kept to 0.115 and 0.106."""
     block = functools.partial(dense_block, norm, layers=20, width=48)

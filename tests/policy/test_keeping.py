@@ -172,7 +172,7 @@ def test_keep_finds_the_innermost_tensor_of_any_transform(
 
 HEEDING: list[Policy] = [
     ON(),
-    Guided(),
+    Guided(search=20_000),
     Guided(first=LRU(), search=0),
     Sqrt(),
     Memory(),

@@ -14,9 +14,10 @@ from helpers import (
     assert_nothing_keyed,
     described,
     smallest_budgets,
+    spread,
     untransformed,
 )
-from programs import Program
+from programs import ZOO, Program
 
 import rematfn
 from rematfn.policies import Custom, Manual, Memory, Policy, Speed, Sqrt
@@ -39,7 +40,11 @@ POLICIES: list[Policy] = [
 ]
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=described)
+@pytest.mark.parametrize(
+    ("program", "policy"),
+    spread(ZOO, POLICIES, 3),
+    ids=lambda value: value.name if isinstance(value, Program) else described(value),
+)
 def test_any_program_is_bitwise_eager_and_within_the_budget(
     program: Program, policy: Policy
 ) -> None:

@@ -128,8 +128,8 @@ def deep(layers: list[Tensor], x: Tensor) -> Tensor:
 
 
 def test_each_plan_of_a_hybrid_is_exact() -> None:
-    layers = [torch.randn(384, 384) / 20 for _ in range(10)]
-    x, batches = torch.randn(512, 384), torch.randn(2, 256, 384)
+    layers = [torch.randn(256, 256) / 16 for _ in range(10)]
+    x, batches = torch.randn(512, 256), torch.randn(2, 256, 256)
     nestings: list[tuple[Callable[[Transform], Any], Tensor]] = [
         (lambda t: func.grad(t(deep)), x),
         (lambda t: t(func.grad(deep)), x),

@@ -24,7 +24,7 @@ LONG = [word for word in WORDS if len(word) == 3 and possible(word)]
 
 # linearize builds an fx graph, and fx warns about the constants that linearize itself puts in it.
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
-@pytest.mark.parametrize("word", [*SHORT, *some(LONG, 10)], ids="-".join)
+@pytest.mark.parametrize("word", [*SHORT, *some(LONG, 20)], ids="-".join)
 def test_a_word_with_remat_equals_the_word_without(word: tuple[str, ...]) -> None:
     assert_same_as_eager(program_of(word), SNUG)
 

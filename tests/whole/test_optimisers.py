@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal, some
+from helpers import assert_bitwise_equal, some, spread
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
@@ -85,10 +85,7 @@ MODES: dict[str, Transform] = {
         rematfn.remat, policy=rematfn.testing.EvictEverything(), verify=True
     ),
 }
-# For the long tables: the two that evict most.
-EVICTING = pytest.mark.parametrize(
-    "transform", [MODES["tight"], MODES["everything"]], ids=["tight", "everything"], indirect=True
-)
+EVICTING = ["tight", "everything"]  # for the long tables: the two that evict most
 
 
 def roomier(transform: Transform, budget: str) -> Transform:
@@ -152,10 +149,9 @@ def train(build: Build, transform: Transform) -> Any:
     return seen, held(net, optimiser)
 
 
-@EVICTING
-@pytest.mark.parametrize("build", OPTIMISERS.values(), ids=OPTIMISERS.keys())
-def test_a_step_inside_that_returns_its_loss(build: Build, transform: Transform) -> None:
-    assert_as_eager(functools.partial(train, build), transform)
+@pytest.mark.parametrize(("name", "mode"), spread(OPTIMISERS, EVICTING, 2))
+def test_a_step_inside_that_returns_its_loss(name: str, mode: str) -> None:
+    assert_as_eager(functools.partial(train, OPTIMISERS[name]), MODES[mode])
 
 
 # --- where the optimiser steps --------------------------------------------------------------------
@@ -258,10 +254,11 @@ PLACES: dict[str, Callable[[Build, Transform], Any]] = {
 PLACED = [*SOME, "AdamW, fused", "Adam, foreach", "Adafactor", "ASGD", "NAdam"]
 
 
-@EVICTING
+@pytest.mark.parametrize("mode", EVICTING)
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
 @pytest.mark.parametrize("name", some(PLACED, 2))
-def test_a_step(name: str, place: Callable[[Build, Transform], Any], transform: Transform) -> None:
+def test_a_step(name: str, place: Callable[[Build, Transform], Any], mode: str) -> None:
+    transform = MODES[mode]
     if place is between:  # of twice the parameters
         transform = roomier(transform, "64KiB")
     assert_as_eager(functools.partial(place, OPTIMISERS[name]), transform)
