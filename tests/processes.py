@@ -120,10 +120,12 @@ def fresh(script: Path, argument: str) -> Ended:
 
 
 _ZYGOTE = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
 import torch, rematfn
 for module in sys.argv[1:]:
     __import__(module)
+gc.collect()
+gc.freeze()  # torch's own objects, or half of a child's time goes into its last collections
 mine = None
 for line in sys.stdin:
     jobs, codes, running = json.loads(line), {}, {}
@@ -149,7 +151,7 @@ for name, stream in (("out", 1), ("err", 2)):
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
 sys.argv = mine
 _source = compile(open(sys.argv[0]).read(), sys.argv[0], "exec")
-del json, jobs, running, codes, job, child, line, mine
+del gc, json, jobs, running, codes, job, child, line, mine
 exec(_source)
 """
 
@@ -176,7 +178,8 @@ def forked(
     """Run scripts, each with an argument, in children of one process; return how each ended.
 
     That process has imported torch, and ``modules``, and done nothing else. Its children end by the
-    interpreter's usual way out; there are two at a time.
+    interpreter's usual way out, where collections do not look through what was imported there. Two
+    run at a time.
     """
     scripts = {name: folder / f"{number}.py" for number, name in enumerate(jobs)}
     for name, script in scripts.items():

@@ -20,16 +20,6 @@ def gradients(loss: Tensor, leaves: list[Tensor], **options: Any) -> list[Tensor
     return list(torch.autograd.grad(loss, leaves, allow_unused=True, **options))
 
 
-@same_as_eager
-def test_backward_fills_grad_with_the_bits_of_eager(
-    transform: Transform, differentiable: Program
-) -> Any:
-    case = differentiable.make()
-    loss = loss_of(case, transform)
-    loss.backward()
-    return loss.detach(), [t.grad for t in case.leaves()], case.held, torch.rand(2)
-
-
 def test_a_retained_graph_gives_the_same_again(differentiable: Program, mode: Mode) -> None:
     def run(transform: Transform) -> Any:
         case = differentiable.make()
