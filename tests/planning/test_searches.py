@@ -187,7 +187,7 @@ def begun():
     return program
 alone = begun()
 alone.finish()
-for _ in range(20):
+for _ in range(10):
     program = begun()
     program.follow()
     pid = os.fork()
