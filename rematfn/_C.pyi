@@ -231,9 +231,7 @@ class testing:  # noqa: N801 -- a module
     class FloorRules:
         mirrored: bool
         priced: bool
-        retained: bool
         pinned: bool
-        frugal: bool
         moved: bool
 
     @staticmethod

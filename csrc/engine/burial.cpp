@@ -22,8 +22,7 @@ void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   version->has_tensor = false;
   room_.observers.note_release(*version);
   const bool stays = version->has_bytes() && version->producer &&
-                     (is_kept_for_somebody(*version) || is_kept_for_evicted(*version) ||
-                      is_scheduled(*version)) &&
+                     (is_kept_for_somebody(*version) || is_scheduled(*version)) &&
                      room_.store.retain(*version, hold());
   if (stays) room_.list_candidates();
   retains_ |= stays;
@@ -62,12 +61,6 @@ bool Burial::is_kept_for_somebody(const Version& version) {
   return false;
 }
 
-// See Note [Near the floor], Rule 3
-bool Burial::is_kept_for_evicted(const Version& version) const {
-  if (!version.backward || version.raw || version.nbytes == 0 || !version.table) return false;
-  return room_.evictor.retains(*version.table) && is_wanted(version);
-}
-
 // See Note [A schedule is carried out], 3
 bool Burial::is_scheduled(const Version& version) const {
   return room_.observers.schedule() != nullptr && version.is_candidate();
@@ -83,16 +76,12 @@ void Burial::let_go_of_kept_for(const Version& version) {
     for (const Input& input : walk[i].inputs) {
       Version& source = *input.version;
       if (source.has_tensor) continue;
-      const bool may_stay = source.kept || source.backward;
-      if (may_stay && source.producer && source.is_candidate()) sources.push_back(&source);
+      if (source.kept && source.producer && source.is_candidate()) sources.push_back(&source);
       if (!source.kept && source.must_be_replayed()) walk.visit(*source.producer);
     }
   }
   for (Version* source : sources) {
-    if (!source->may_go() || source->pending > 0) continue;
-    const Version* dead = version.references == 1 ? &version : nullptr;
-    if (source->kept ? is_kept_for_somebody(*source) : is_wanted(*source, dead)) continue;
-    room_.drop(*source);
+    if (source->may_go() && source->pending == 0 && !is_kept_for_somebody(*source)) room_.drop(*source);
   }
 }
 

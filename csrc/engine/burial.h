@@ -19,7 +19,6 @@ class Burial {
 
  private:
   [[nodiscard]] bool is_scheduled(const Version& version) const;
-  [[nodiscard]] bool is_kept_for_evicted(const Version& version) const;
   void let_go_of_kept_for(const Version& version);
 
   // The program has dropped a constant, and what was made from it becomes constants, if that takes no replay,

@@ -317,15 +317,7 @@ void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
 // See Note [Near the floor], Rule 2
 bool Evictor::prices_pending(const Table& table) const {
   // What a custom score says, and what inner levels do, cannot be compared with it.
-  if (table.policy.custom_score || !table.inner.empty()) return false;
-  const Guide* guide = moves_.observers.guide.get();
-  const double patience = guide != nullptr && !guide->is_in_order() ? 0 : score_in_force(table).patience;
-  return moves_.floor.priced && (patience == 0 || moves_.thrash.has_cost(patience, moves_.clock));
-}
-
-bool Evictor::retains(const Table& table) const {
-  return moves_.floor.retained && !table.policy.custom_score && table.inner.empty() &&
-         moves_.thrash.has_cost(score_in_force(table).retention, moves_.clock);
+  return moves_.floor.priced && !table.policy.custom_score && table.inner.empty();
 }
 
 // Makes room for `nbytes`, of what is not pinned, as far as there is any.

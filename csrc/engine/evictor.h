@@ -44,8 +44,6 @@ class Evictor {
 
   // Whether what queued replays will read is scored like all else: Note [Near the floor], Rule 2.
   [[nodiscard]] bool prices_pending(const Table& table) const;
-  // Whether what replays read stays: Rule 3 there.
-  [[nodiscard]] bool retains(const Table& table) const;
   // Makes room for `nbytes`, of what is not pinned, as far as there is any.
   void evict_by_price(Table& table, std::size_t nbytes);
 

@@ -126,8 +126,6 @@ class Guide {
   [[nodiscard]] bool is_dormant() const { return dormant_; }
   // So far, sizes included: what was simulated holds.
   [[nodiscard]] bool is_as_recorded() const { return as_recorded_; }
-  // Whether all calls came in the order of the record.
-  [[nodiscard]] bool is_in_order() const { return in_order_; }
   // The record's time where the program is; next uses are in it.
   [[nodiscard]] double now() const { return now_; }
   // See Note [A plan for calls that differ]

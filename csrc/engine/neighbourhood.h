@@ -15,9 +15,8 @@
 
 namespace rematfn {
 
-// Would a version just recomputed be read again, by a queued replay or by the program? `dead` will not be
-// replayed any more.
-[[nodiscard]] bool is_wanted(const Version& version, const Version* dead = nullptr);
+// Would a version just recomputed be read again, by a queued replay or by the program?
+[[nodiscard]] bool is_wanted(const Version& version);
 
 // The bytes of those that count.
 [[nodiscard]] std::size_t bytes_of(const std::vector<Version*>& versions,

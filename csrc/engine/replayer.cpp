@@ -2,7 +2,6 @@
 #include "engine/replayer.h"
 
 #include <algorithm>
-#include <optional>
 #include <stdexcept>
 
 namespace rematfn {
@@ -22,7 +21,7 @@ std::size_t most_replays(std::size_t per_operation, std::size_t operations) {
 }  // namespace
 
 Replayer::Replayer(Room& room, Burial& burial)
-    : room_(room), replays_(room, burial), frugal_(room, replays_) {}
+    : room_(room), replays_(room, burial) {}
 
 void Replayer::materialize(std::span<Version* const> wanted, bool before_call) {
   const auto missing = [](const Version* v) { return v->place() != Place::kHere; };
@@ -106,37 +105,28 @@ void Replayer::bring_back(std::span<Version* const> wanted) {
   }
 }
 
-// The least that would have done, without a table if all is there.
+// What would have done, without a table if all is there.
 NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
-  std::optional<NoRoom> least;
-  const auto fits = [&](const auto& replay) {
-    try {
-      replay();
-    } catch (const NoRoom& why) {
-      abandon_queue();
-      const bool less = !least || why.thrashing < least->thrashing ||
-                        (why.thrashing == least->thrashing &&
-                         why.smallest_budget < least->smallest_budget);
-      if (less) least = why;
-      return false;
-    }
-    return true;
-  };
-  if (fits([&] { replay_softly(wanted, kFewReplays); })) return {};
-  const auto may_move = [&](const Version* v) {
-    return room_.floor.moved && v->table && v->table->has_copies();
-  };
-  if (std::any_of(wanted.begin(), wanted.end(), may_move)) {  // Rule 6
-    room_.evictor.move_from_now_on();
-    if (fits([&] { replay_softly(wanted, kManyReplays); })) return {};
+  const auto has_copies = [](const Version* v) { return v->table && v->table->has_copies(); };
+  const bool may_move = room_.floor.moved && std::ranges::any_of(wanted, has_copies);
+  try {
+    run_replays(wanted, may_move ? kFewReplays : kManyReplays);
+    return {};
+  } catch (const NoRoom& why) {
+    abandon_queue();
+    if (!may_move) return why;
   }
-  replays_.left = most_replays(kManyReplays, room_.live_operations);
-  if (room_.floor.frugal && fits([&] { frugal_.replay(*least->table, wanted); })) return {};
-  if (fits([&] { replay_softly(wanted, kManyReplays); })) return {};
-  return *least;
+  room_.evictor.move_from_now_on();  // Rule 6
+  try {
+    run_replays(wanted, kManyReplays);
+    return {};
+  } catch (const NoRoom& why) {
+    abandon_queue();
+    return why;
+  }
 }
 
-void Replayer::replay_softly(std::span<Version* const> wanted, std::size_t per_operation) {
+void Replayer::run_replays(std::span<Version* const> wanted, std::size_t per_operation) {
   const auto missing = [](const Version* v) { return v->place() != Place::kHere; };
   replays_.left = most_replays(per_operation, room_.live_operations);
   for (bool again = false; std::any_of(wanted.begin(), wanted.end(), missing); again = true) {
@@ -226,7 +216,6 @@ void Replayer::abandon_queue() {
     for (Input& input : operation->inputs) unexpect(*input.version);
   }
   heap_.clear();
-  frugal_.abandon();
   let_go_of_all();
 }
 

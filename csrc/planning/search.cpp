@@ -58,9 +58,7 @@ constexpr SearchLimits kNoLimits{.in_vain = kAll, .in_all = kAll};
 
 Search::Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
                std::size_t budget, std::optional<LinkOptions> link)
-    : trace_(std::move(trace)), future_(std::move(future)), budget_(budget), link_(link) {
-  for (const Trace::Call& call : trace_->calls) program_cost_ += call.cost;
-}
+    : trace_(std::move(trace)), future_(std::move(future)), budget_(budget), link_(link) {}
 
 void Search::try_settings(const SearchLimits& limits, std::optional<Score> first,
                           std::optional<Policy> online) {
@@ -69,10 +67,7 @@ void Search::try_settings(const SearchLimits& limits, std::optional<Score> first
   if (online) policy_ = std::move(*online);
   stage_ = Stage::kScores;
   if (first) queue_.push_back({*first, {}, {}});
-  for (Score score : kPortfolio) {
-    score.patience = score.retention;  // where next uses are known, what is pending is spared as long
-    queue_.push_back({score, {}, {}});
-  }
+  for (const Score& score : kPortfolio) queue_.push_back({score, {}, {}});
 }
 
 void Search::try_segments(std::size_t count) {
@@ -99,7 +94,6 @@ std::shared_ptr<const Plan> Search::next() {
     return pending_ = std::make_shared<Plan>(Plan{.score = policy_.score, .online = true});
   }
   while (must_go_on() || simulated_plans_ == 0 || (reached() > 0 && pays())) {
-    if (stage_ == Stage::kPatience && reached() <= program_cost_) queue_.clear();
     if (queue_.empty()) {
       const bool has_tried = stage_ == Stage::kScores || stage_ == Stage::kKept;
       if (has_tried && try_shortened()) continue;
@@ -250,15 +244,6 @@ bool Search::pays() const {
 bool Search::begin_next_stage() {
   switch (stage_) {
     case Stage::kScores:
-      stage_ = Stage::kPatience;
-      for (const double patience : {0.0, kNever}) {
-        for (Score score : kPortfolio) {
-          score.patience = score.retention = patience;
-          queue_.push_back({score, {}, {}});
-        }
-      }
-      return true;
-    case Stage::kPatience:
       stage_ = Stage::kMoves;
       if (!link_ || !link_->drops || !best_.plan) return true;
       for (const Score& score : kPortfolio) {

@@ -86,8 +86,6 @@ class Search {
   using PlanRef = std::shared_ptr<const Plan>;
   enum class Stage : std::uint8_t {
     kScores,
-    // Where replays cost more than the program all the same, other values of Score::patience.
-    kPatience,
     kMoves,  // moving whatever can be moved
     kKept,   // products; what crosses between about sqrt(n) segments
     kLocal,  // search
@@ -126,7 +124,6 @@ class Search {
   const std::shared_ptr<const Future> future_;
   const std::size_t budget_;
   const std::optional<LinkOptions> link_;
-  double program_cost_ = 0;
   SearchLimits limits_;
   Policy policy_;  // of the level
   bool online_is_due_ = false;

@@ -54,8 +54,6 @@ struct Score {
   double exponent = 0.6;
   double unread = 4;
   Horizon horizon = Horizon::kAge;
-  double patience = 0;   // see Note [Near the floor], Rule 2
-  double retention = 3;  // the same, Rule 3
 };
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();

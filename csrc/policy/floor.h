@@ -4,7 +4,7 @@
 //
 // Note [Near the floor]
 // ~~~~~~~~~~~~~~~~~~~~~~
-// Where little fits, replays evict what the next replay reads, and cost more than the program. Six
+// Where little fits, replays evict what the next replay reads, and cost more than the program. Four
 // rules change what is done then. docs/design/floor.md has a table of what each buys.
 //   1. Mirrored: in a backward, once replays have cost more than the program over a window of a
 //      twentieth of it, ON() replaces age. A backward reads what the forward made in reverse. The
@@ -17,17 +17,13 @@
 //      gradient, and two operators for the activation that goes instead. Without it one operator of a
 //      force field's step at half of its peak had 3,220 replays. Of the victims so found, those that
 //      the costlier ones make unnecessary stay: else the few bytes of a weight's gradient go for
-//      nothing, as the next victim frees a hundred times as much. Where next uses are known, most plans
-//      spare it until replays have cost Score::patience times the program. Evictor::evict_by_price.
-//   3. Retained: once replays have cost Score::retention times the program, a value of the backward that
-//      the program drops stays while something evicted is replayed from it. Burial::bury.
-//   4. Pinned: an operation whose replay found an input missing pins the others until it has run.
+//      nothing, as the next victim frees a hundred times as much. Evictor::evict_by_price.
+//   3. Pinned: an operation whose replay found an input missing pins the others until it has run.
 //      Replayer::run_queue; this is Rule 4 of Note [Replay runs in program order].
-//   5. Frugal: where two replays for each recorded operation are not enough, versions are made in the
-//      order that takes the least memory. Note [Frugal replays]; this is Rule 5 there.
-//   6. Moved: there, what can be moved is not dropped any more, to the end of the call; nor where
-//      replays have cost twice what a plan predicted, as a plan that does both may come to where copies
-//      take longer than predicted. Replayer::try_to_bring_back, run; this is Rule 6 there.
+//   4. Moved: past two replays for each recorded operation, what can be moved is not dropped any more, to
+//      the end of the call; nor where replays have cost twice what a plan predicted, as a plan that does
+//      both may come to where copies take longer than predicted. Replayer::try_to_bring_back, run; this is
+//      Rule 6 there.
 // Each can be switched off, for benchmarks/floor.py.
 
 #pragma once
@@ -39,9 +35,7 @@ namespace rematfn {
 struct FloorRules {
   bool mirrored = true;
   bool priced = true;
-  bool retained = true;
   bool pinned = true;
-  bool frugal = true;
   bool moved = true;
 };
 
@@ -64,10 +58,6 @@ class Thrash {
   // Whether Rule 1 holds at program time `now`.
   bool is_thrashing(double now);
   [[nodiscard]] double front() const { return front_; }
-  // Whether replays have cost so many times the program, by program time `now`.
-  [[nodiscard]] bool has_cost(double programs, double now) const {
-    return replayed_ > programs * now;
-  }
 
   // Before all that the program has made.
   static constexpr double kNowhere = -1;

@@ -122,9 +122,7 @@ void bind_testing(py::module_& core) {
       .def(py::init())
       .def_readwrite("mirrored", &FloorRules::mirrored)
       .def_readwrite("priced", &FloorRules::priced)
-      .def_readwrite("retained", &FloorRules::retained)
       .def_readwrite("pinned", &FloorRules::pinned)
-      .def_readwrite("frugal", &FloorRules::frugal)
       .def_readwrite("moved", &FloorRules::moved);
   m.def("replayed_by_rules", &replayed_by_rules, nogil);
 }

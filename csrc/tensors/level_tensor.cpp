@@ -91,9 +91,8 @@ void TensorDomain::bury_unreported(bool at_once) {
         if (auto cell = version.own_cell()) dead.push_back(std::move(cell));
         continue;
       }
-      const bool may_stay = version.kept || (version.backward && floor.retained);
       const bool has_own = version.storage || version.shared_bytes;
-      if (!may_stay || !version.producer || !version.is_readable() || has_own) continue;
+      if (!version.kept || !version.producer || !version.is_readable() || has_own) continue;
       const c10::Storage storage = version.current_storage();
       // torch would take what is to be copied when it is written for what is not.
       if (!c10::impl::cow::is_cow_data_ptr(storage.data_ptr())) version.shared_bytes = SharedBytes(storage);

@@ -26,7 +26,7 @@ namespace rematfn {
 // ---- a way that moves -------------------------------------------------------------------------
 
 // By a plan that would rather drop, in the least budget that can be held by moving: more fits
-// with that rule than without, and replays less. See Note [Near the floor], Rule 6.
+// with that rule than without, and replays less. See Note [Near the floor], Rule 4.
 void moves_where_replays_thrash(unsigned count) {
   std::uint64_t replays_if_moved = 0;
   std::uint64_t replays_if_not = 0;
@@ -421,7 +421,7 @@ void plans_decide_by_value() {
   }
 }
 
-// Where replays cost more than the plan predicted, what can be moved is. Note [Near the floor], Rule 6.
+// Where replays cost more than the plan predicted, what can be moved is. Note [Near the floor], Rule 4.
 void plans_that_break_their_word(unsigned count) {
   std::uint64_t replays[2] = {0, 0};
   unsigned moved = 0;

@@ -33,7 +33,6 @@ inline Score random_score(Dice& dice) {
   score.ancestors = among({0, 0.5, 1});
   score.exponent = among({0.3, 0.6, 1.5});
   score.unread = among({1, 4});
-  score.patience = among({0, 0.5, 3, kNever});
   return score;
 }
 
