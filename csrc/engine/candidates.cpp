@@ -34,7 +34,7 @@ void Ledger::enlist(Version& version) {
   c.cost = version.way->cost(version);
   c.last_access = version.last_access;
   c.next_use = version.next_use;
-  c.weight = weight_of(version);
+  c.kept = version.kept;
   c.consumed = version.consumed;
   c.pinned = version.pins > 0;
   c.pending = version.pending > 0;
@@ -77,7 +77,7 @@ void Ledger::offer(Version& version) {
 void Ledger::mark(Version& version, std::string_view name) {
   Table& table = *version.table;
   version.kept = version.marked = table.policy.keeping.marked(name);
-  if (version.is_candidate()) table.candidates[version.slot].weight = weight_of(version);
+  if (version.is_candidate()) table.candidates[version.slot].kept = version.kept;
 }
 
 void Ledger::for_each_way(const Version& version, c10::function_ref<void(Way&)> visit) {

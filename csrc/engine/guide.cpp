@@ -250,7 +250,6 @@ void Guide::advise(Version& version, Trace::Id value, double next_use) {
   if (!foresees()) return;
   version.next_use = next_use;
   may_know_useless_ |= next_use == kNever;
-  if (!plan().weights.empty()) version.weight = plan().weights[value];
   // An inner level's policy decides for itself.
   const bool outermost = version.table && !version.table->enclosing;
   if (outermost && !plan().kept.empty()) version.kept = plan().kept[value] || version.marked;
@@ -262,8 +261,7 @@ void Guide::advise(Version& version, Trace::Id value, double next_use) {
     }
   }
   if (!version.is_candidate()) return;
-  Candidate& candidate = version.table->candidates[version.slot];
-  candidate.weight = weight_of(version);
+  version.table->candidates[version.slot].kept = version.kept;
   make_stale(version, /*lower=*/true);
 }
 

@@ -38,11 +38,10 @@
 
 // Note [A plan for calls that differ]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Local search fits a plan to one program in one budget, by weights of single values. In a call of other
-// sizes such a plan may cost many times what it promised: one for a force field's step, at half of the peak,
-// replays 0.17 of the program, and in batches of other sizes 1.3 to 5.3. The settings alone, without weights,
-// replay 0.18 to 0.19 in each. So a search also tells the best plan of its first stages, and that one is
-// followed from where a call differs from its record, by an operator or a size.
+// A plan may say which values are kept or moved, and local search fits its score to one program in one budget.
+// In a call of other sizes such a plan may cost many times what it promised. So a search also tells the best
+// plan of its first stages, and that one is followed from where a call differs from its record, by an operator
+// or a size.
 
 #pragma once
 

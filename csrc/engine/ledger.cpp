@@ -55,11 +55,10 @@ void Ledger::give_up_plan() {
 void Ledger::forget_plan() {
   for_each_table([&](Table& table) {
     for (Version* v = table.oldest; v != nullptr; v = v->next) {
-      v->weight = 1;
       if (&table == root) v->kept = v->marked;  // the rest a plan has said
     }
     for (std::size_t k = 0; k < table.candidates.size(); ++k) {
-      table.candidates[k].weight = weight_of(*table.candidate_versions[k]);
+      table.candidates[k].kept = table.candidate_versions[k]->kept;
     }
     table.batch.clear();
   });

@@ -144,7 +144,6 @@ struct Version : Node {
   std::uint32_t value = kNoValue;  // its name in the trace that is followed
   std::uint32_t recorded = kNoValue;  // and in the one that is written down
   std::uint32_t entry = kNoValue;  // and in its journal
-  float weight = 1;                // of the guide's plan
   std::size_t slot = kNoSlot;  // place among the table's candidates
   std::size_t batch_slot = kNoSlot;  // place in the table's batch
   std::size_t recent_slot = kNoSlot;  // place among what the evictor is to look at soon

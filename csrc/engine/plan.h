@@ -31,7 +31,6 @@ using Broken = std::array<std::atomic<bool>, kPreferences>;
 // How to choose victims on the next run.
 struct Plan {
   Score score;
-  std::vector<float> weights{};  // by value; empty: all 1
   std::vector<bool> kept{};      // by value; empty: none
   // By value: goes by a copy before its room is wanted; under kByValue, no other does. Empty: none.
   std::vector<bool> moved{};

@@ -105,25 +105,22 @@ void Replayer::bring_back(std::span<Version* const> wanted) {
   }
 }
 
-// What would have done, without a table if all is there.
+// Without a table if all is there.
 NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
   const auto has_copies = [](const Version* v) { return v->table && v->table->has_copies(); };
-  const bool may_move = room_.floor.moved && std::ranges::any_of(wanted, has_copies);
-  try {
-    run_replays(wanted, may_move ? kFewReplays : kManyReplays);
-    return {};
-  } catch (const NoRoom& why) {
-    abandon_queue();
-    if (!may_move) return why;
+  NoRoom found;
+  for (const std::size_t per_operation : {kFewReplays, kManyReplays}) {
+    try {
+      run_replays(wanted, per_operation);
+      return {};
+    } catch (const NoRoom& why) {
+      abandon_queue();
+      found = why;
+    }
+    const bool may_move = room_.floor.moved && std::ranges::any_of(wanted, has_copies);
+    if (may_move) room_.evictor.move_from_now_on();  // Rule 6
   }
-  room_.evictor.move_from_now_on();  // Rule 6
-  try {
-    run_replays(wanted, kManyReplays);
-    return {};
-  } catch (const NoRoom& why) {
-    abandon_queue();
-    return why;
-  }
+  return found;
 }
 
 void Replayer::run_replays(std::span<Version* const> wanted, std::size_t per_operation) {

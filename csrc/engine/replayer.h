@@ -14,11 +14,11 @@
 //      found missing when its reader's turn comes. The closure is then planned again.
 //   4. Whoever had to plan again pins the inputs it still has until it has run. Each plan for an
 //      operation thus pins one more input than the last, so the loop ends.
-//   5. Just above the least budget, replays can be exponentially many. Past twenty for each recorded
-//      operation, or where there is no room, they are given up, and NoRoom says what would have done, or
-//      that replays thrash.
-//   6. Where versions may be moved as well, past two for each operation what was made again and has to make
-//      room is moved, and never made twice; so replays cannot evict each other.
+//   5. Just above the least budget, replays can be exponentially many. Past two for each recorded
+//      operation, or where there is no room, they are given up, and begun once more, with twenty for each.
+//      Then NoRoom says what would have done, or that replays thrash.
+//   6. Where versions may be moved as well, what was made again and has to make room is moved from the
+//      second attempt on, and never made twice; so replays cannot evict each other.
 
 #pragma once
 

@@ -142,12 +142,6 @@ bool is_within(const Table* table, const Table& whole) {
   return table != nullptr;
 }
 
-// Scores of values that matter lie within some twenty orders of magnitude.
-double weight_of(const Version& version) {
-  constexpr double kKept = 1e40;
-  return version.kept ? version.weight * kKept : version.weight;
-}
-
 void make_stale(const Version& version, bool lower) {
   Candidate& c = version.table->candidates[version.slot];
   c.stale = true;

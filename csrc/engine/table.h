@@ -174,7 +174,5 @@ void make_stale(const Version& version, bool lower);
                                     const Table* table);
 // Whether `table` is `whole`, or lies inside of it.
 [[nodiscard]] bool is_within(const Table* table, const Table& whole);
-// What a candidate's score is multiplied by.
-[[nodiscard]] double weight_of(const Version& version);
 
 }  // namespace rematfn

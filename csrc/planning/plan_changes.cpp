@@ -12,11 +12,9 @@ namespace {
 constexpr std::array kHorizons{Horizon::kAge, Horizon::kGeometric, Horizon::kHarmonic,
                                Horizon::kNearer, Horizon::kNext};
 
-constexpr float kMostWeight = 1e9F;
-
 }  // namespace
 
-PlanChanges::PlanChanges(const Trace& trace) : values_(trace.values.size()) {
+PlanChanges::PlanChanges(const Trace& trace) {
   constexpr std::size_t kLong = 50;  // so many times shorter than the program
   const auto& calls = trace.calls;
   std::vector<std::size_t> accessed(trace.values.size(), 0);
@@ -38,10 +36,8 @@ PlanChanges::PlanChanges(const Trace& trace) : values_(trace.values.size()) {
 Plan PlanChanges::of(Plan plan, const std::vector<bool>* moved) {
   if (moved != nullptr && one_in(3)) {
     change_moves(plan, *moved);
-  } else if (one_in(3)) {
-    change_score(plan);
   } else {
-    change_weights(plan);
+    change_score(plan);
   }
   return plan;
 }
@@ -51,30 +47,12 @@ void PlanChanges::change_score(Plan& plan) {
   plan.score.ancestors = std::clamp(about(plan.score.ancestors), 0.01, 10.0);
   if (one_in(4)) plan.score.unread = one_in(2) ? 1 : 4;
   if (one_in(4)) plan.score.horizon = kHorizons[below(kHorizons.size())];
-  if (one_in(8)) plan.weights.clear();
-}
-
-void PlanChanges::change_weights(Plan& plan) {
-  plan.weights.resize(values_, 1);
-  const float factor = one_in(2) ? 4.0F : 64.0F;
-  const bool costlier = one_in(2);
-  change_some_weights(plan, one_in(4) ? counted_ : waiting_, costlier ? factor : 1 / factor);
-  // At times in exchange for others.
-  if (one_in(3)) change_some_weights(plan, waiting_, costlier ? 1 / factor : factor);
-}
-
-void PlanChanges::change_some_weights(Plan& plan, const std::vector<Trace::Id>& among, float factor) {
-  if (among.empty()) return;
-  for (const Trace::Id value : some_of(among, 4)) {
-    float& weight = plan.weights[value];
-    weight = std::clamp(weight * factor, 1 / kMostWeight, kMostWeight);
-  }
 }
 
 void PlanChanges::change_moves(Plan& plan, const std::vector<bool>& moved) {
   if (plan.prefers == Preference::kByValue) {
     if (one_in(2)) change_lead(plan);
-    const auto values = some_of(waiting_.empty() ? counted_ : waiting_, 2);
+    const auto values = some_of(waiting_.empty() ? counted_ : waiting_);
     const bool moves = !plan.moved[values.front()];
     for (const Trace::Id value : values) plan.moved[value] = moves;
     return;
@@ -95,10 +73,9 @@ void PlanChanges::change_lead(Plan& plan) {
 // At most twice as much, at least half.
 double PlanChanges::about(double x) { return x * std::exp2(2 * fraction() - 1); }
 
-std::span<const Trace::Id> PlanChanges::some_of(const std::vector<Trace::Id>& among,
-                                                std::size_t once_in) {
+std::span<const Trace::Id> PlanChanges::some_of(const std::vector<Trace::Id>& among) {
   const std::size_t first = below(among.size());
-  const std::size_t length = one_in(once_in) ? 1 + below(8) : 1;
+  const std::size_t length = one_in(2) ? 1 + below(8) : 1;
   return std::span(among).subspan(first, std::min(length, among.size() - first));
 }
 

@@ -21,29 +21,24 @@ class PlanChanges {
 
   // There is no value to say anything of.
   [[nodiscard]] bool is_empty() const { return counted_.empty(); }
-  // A plan like `plan`, but for the score, the weights of some values, or what moves, when, and at what
-  // price. `moved`: by value, what went over the link; null where there is none.
+  // A plan like `plan`, but for the score, or what moves, when, and at what price. `moved`: by value, what
+  // went over the link; null where there is none.
   [[nodiscard]] Plan of(Plan plan, const std::vector<bool>* moved);
   [[nodiscard]] bool one_in(std::size_t n) { return below(n) == 0; }
 
  private:
   void change_score(Plan& plan);
-  void change_weights(Plan& plan);
-  void change_some_weights(Plan& plan, const std::vector<Trace::Id>& among, float factor);
   void change_moves(Plan& plan, const std::vector<bool>& moved);
   void change_lead(Plan& plan);
   [[nodiscard]] double about(double x);
-  // One value, or at times, once in so many, a few made one after the other.
-  [[nodiscard]] std::span<const Trace::Id> some_of(const std::vector<Trace::Id>& among,
-                                                   std::size_t once_in);
+  // One value, or a few made one after the other.
+  [[nodiscard]] std::span<const Trace::Id> some_of(const std::vector<Trace::Id>& among);
   [[nodiscard]] std::size_t below(std::size_t n) { return random_() % n; }
   [[nodiscard]] double fraction() { return static_cast<double>(below(1024)) / 1024; }
 
-  const std::size_t values_;  // so many
   std::mt19937 random_{20};
   std::vector<Trace::Id> counted_;
-  // Those of them that the program leaves alone for long: the others are hardly ever victims, whatever
-  // they weigh.
+  // Those of them that the program leaves alone for long: the others are hardly ever victims.
   std::vector<Trace::Id> waiting_;
 };
 

@@ -47,7 +47,8 @@ double score(const Score& s, const Candidate& c, const ScoreContext& context) {
   const double fresh = c.consumed || priced ? 1.0 : s.unread;
   const double found = fresh * (c.cost + s.ancestors * c.ancestors) /
                        (c.nbytes * power(time_of(s, c, context), s.exponent));
-  return c.weight * found;
+  constexpr double kKept = 1e40;  // scores of values that matter lie within some twenty orders of magnitude
+  return c.kept ? kKept * found : found;
 }
 
 Victims choose_victims(const Score& s, std::span<const Candidate> candidates,

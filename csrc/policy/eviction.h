@@ -75,7 +75,7 @@ struct Candidate {
   double ancestors = 0;    // cost of those that are evicted; twice, of what the program does not hold
   double last_access = 0;  // program time, seconds
   double next_use = kUnknown;  // program time: when it, or what needs it to be replayed, is read
-  double weight = 1;       // of a plan, past all others for what is kept; see score()
+  bool kept = false;       // goes when nothing else can
   bool consumed = false;   // some operator of the program has read it
   bool pinned = false;     // a running operator needs it: never a victim
   bool pending = false;    // a planned replay will read it: a victim only when nothing else is left
@@ -83,8 +83,8 @@ struct Candidate {
   bool stale = true;       // what is around it has changed: see Note [Stale scores are too low]
 };
 
-// The lowest score goes first. A weight multiplies it. Only a value that is known not to be read again is
-// free even so.
+// The lowest score goes first. What is kept scores above all else, but for a value that is known not to be
+// read again: that is free even so.
 [[nodiscard]] double score(const Score& s, const Candidate& c, const ScoreContext& context);
 
 // Note [Stale scores are too low]

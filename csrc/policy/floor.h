@@ -20,7 +20,7 @@
 //      nothing, as the next victim frees a hundred times as much. Evictor::evict_by_price.
 //   3. Pinned: an operation whose replay found an input missing pins the others until it has run.
 //      Replayer::run_queue; this is Rule 4 of Note [Replay runs in program order].
-//   4. Moved: past two replays for each recorded operation, what can be moved is not dropped any more, to
+//   4. Moved: past two replays for each recorded operation what can be moved is not dropped any more, to
 //      the end of the call; nor where replays have cost twice what a plan predicted, as a plan that does
 //      both may come to where copies take longer than predicted. Replayer::try_to_bring_back, run; this is
 //      Rule 6 there.

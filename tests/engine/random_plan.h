@@ -44,7 +44,6 @@ struct RandomPlan {
     made.score = random_score(dice);
     made.score.horizon = static_cast<Horizon>(dice.below(5));
     for (std::size_t i = 0; i < trace.values.size(); ++i) {
-      made.weights.push_back(dice.one_in(3) ? 1000.0F : 1.0F);
       made.kept.push_back(dice.one_in(4));
     }
     if (dice.one_in(2)) made.kept.clear();

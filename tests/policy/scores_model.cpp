@@ -123,10 +123,12 @@ void pending_readers() {
   expect_score(kPlain, c, context, 1 / kTick, "priced, it is about to be read, and counts once");
 }
 
-void weights() {
+void what_is_kept() {
   Candidate c = read_candidate();
-  c.weight = 1000;
-  expect_score(kPlain, c, kTwoSeconds, 500, "a weight multiplies");
+  c.kept = true;
+  expect(score(kPlain, c, kTwoSeconds) > 1e30, "what is kept goes last");
+  c.next_use = kNever;
+  expect_score(kPlain, c, kTwoSeconds, -1, "unless it is not read again");
 }
 
 // ---- the choice -------------------------------------------------------------------------------
@@ -225,7 +227,7 @@ int main() {
   the_next_use();
   behind_a_front();
   pending_readers();
-  weights();
+  what_is_kept();
   one_victim();
   who_is_spared();
   a_batch();
