@@ -317,7 +317,7 @@ for held in ("cde", "ce", ""):
 
 # %%
 quote("csrc/policy/eviction.h", "// Note [Ancestors that nobody holds]", "1.55 in place of 0.62")
-quote("csrc/policy/eviction.cpp", "// A value nobody has read yet", "return c.weight * found")
+quote("csrc/policy/eviction.cpp", "// A value nobody has read yet", "return c.kept")
 
 # %% [markdown]
 # Ours in Python against that in C++. They differ at small budgets: there `ON` has rules of its
