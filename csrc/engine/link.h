@@ -32,11 +32,6 @@ struct LinkFigures {
   bool clocked = false;  // the host's clock tells what a call takes
 };
 
-// `unknown` stands for a bandwidth that has not been measured. Bytes per second.
-inline double seconds_per_byte(double bandwidth, double unknown) {
-  return 1 / (bandwidth > 0 ? bandwidth : unknown);
-}
-
 class Link : public Way {
  public:
   explicit Link(Ledger& ledger) : ledger_(ledger) {}

@@ -52,8 +52,8 @@ std::string tiers_of(const Level& level) {
               format_bytes(now.capacity);
       if (!now.trouble.empty()) text += ": " + now.trouble;
       if (l->tiers.size() > 1 || tier->for_accelerators == on_accelerator) continue;
-      text += on_accelerator ? "; values on an accelerator go to the host alone: rematfn.Host()"
-                             : "; values on a CPU go to a disk alone: rematfn.Disk()";
+      text += on_accelerator ? "; values on an accelerator do" : "; values on a CPU do";
+      text += " not go there: name no tier, and each goes where it can";
     }
   }
   return text;

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <system_error>
 
+#include "base/errors.h"
+
 namespace rematfn {
 namespace {
 
@@ -19,7 +21,7 @@ constexpr std::size_t kBlock = Slab::kAlignment;
 constexpr int kTries = 16;  // of a transfer that gets no further
 
 [[noreturn]] void refuse(const std::string& folder, const std::string& why) {
-  throw DiskError(said_of(folder) + why);
+  raise(ErrorKind::kOffload, said_of(folder) + why);
 }
 
 bool is_memory(const std::string& folder) {
@@ -49,7 +51,7 @@ bool has_no_nameless_files(int error) {
   return error == EOPNOTSUPP || error == EISDIR || error == EINVAL || error == ENOENT;
 }
 
-// A file without a name there, or with one no longer. Throws DiskError.
+// A file without a name there, or with one no longer.
 int make_file(const std::string& folder, const FileCalls& calls) {
   int file = calls.open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR);
   if (file < 0 && has_no_nameless_files(errno)) {

@@ -13,18 +13,11 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 
 #include "memory/slab.h"
 
 namespace rematfn {
-
-// Says which folder, what was asked, what the system answered and what to change.
-class DiskError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 // The system calls that may fail late; tests put others in their place.
 struct FileCalls {
@@ -51,7 +44,7 @@ class Bounce {
   std::unique_ptr<char, decltype(&std::free)> memory_{nullptr, &std::free};
 };
 
-// Throws DiskError if `folder` is none, cannot be written to, or is memory itself (a tmpfs).
+// Raises kOffload if `folder` is none, cannot be written to, or is memory itself (a tmpfs).
 void check_scratch_folder(const std::string& folder);
 
 // Note [The page cache is no saved memory]
@@ -68,7 +61,7 @@ class ScratchFile {
   // kTruncated: the file is shorter than what was written to it.
   static constexpr int kTruncated = -1;
 
-  // Throws DiskError.
+  // Raises kOffload: which folder, what was asked, what the system answered and what to change.
   ScratchFile(const std::string& folder, bool direct, const FileCalls& calls);
   ~ScratchFile();
   ScratchFile(const ScratchFile&) = delete;

@@ -20,7 +20,7 @@
 #include "planning/program.h"
 #include "python/bindings.h"
 #include "python/places.h"
-#include "tensors/disk_tier.h"
+#include "tensors/disk.h"
 #include "tensors/host.h"
 #include "tensors/layers.h"
 #include "tensors/move.h"
@@ -315,6 +315,7 @@ PYBIND11_MODULE(_C, m) {
       .def("resident_bytes", &SharedBudget::resident_bytes)
       .def("peak_bytes", &SharedBudget::peak_bytes);
   py::class_<Tier, std::shared_ptr<Tier>>(m, "Tier")
+      .def_readonly("for_accelerators", &Tier::for_accelerators)
       .def("statistics", [](Tier& tier) {
         const TierFigures now = tier.figures();
         py::dict found;
@@ -333,14 +334,10 @@ PYBIND11_MODULE(_C, m) {
       })
       .def("link", &link_to, nogil);
   m.def("open_disk", [](const std::string& folder, std::size_t budget, bool verify, double bandwidth) {
-    try {
-      return make_disk_tier(
-          {.folder = folder, .budget = budget, .verify = verify, .bandwidth = bandwidth});
-    } catch (const DiskError& error) {
-      raise(ErrorKind::kOffload, error.what());
-    }
+    return make_disk({.folder = folder, .budget = budget, .verify = verify,
+                      .transfers = {.bandwidth = bandwidth}});
   }, nogil);
-  py::class_<Host, Tier, std::shared_ptr<Host>>(m, "Host").def(py::init<std::size_t>());
+  m.def("open_host", &make_host);
   m.def("memory_left", &memory_left);
   py::class_<ActiveLevel>(m, "ActiveLevel")
       .def(py::init([](const py::object& given) { return ActiveLevel(options_from(given)); }))

@@ -110,7 +110,7 @@ void bind_testing(py::module_& core) {
     });
   }, nogil);
   // By device: the streams that a host's copies out and in run on.
-  m.def("streams_of", &Host::streams);
+  m.def("streams_of", &streams_of);
   m.def("draw_link_costs", &Link::draw_costs);
   m.def("use_pages", &use_pages);
   m.def("give_back_pages", [] { pages().give_back(); });

@@ -2,13 +2,17 @@
 #include "tensors/host.h"
 
 #include <ATen/core/CachingHostAllocator.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
 #include <bit>
-#include <utility>
+#include <deque>
+#include <mutex>
+#include <optional>
 
 #include "base/errors.h"
 #include "base/interpreter.h"
@@ -21,16 +25,16 @@ namespace {
 
 constexpr std::size_t kLeastChunk = std::size_t{16} << 20;
 constexpr std::size_t kChunksOfAll = 32;  // a chunk is so much of what there is already
-constexpr std::size_t kTelling = std::size_t{64} << 10;  // bytes: less says nothing of a bandwidth
-constexpr double kNewest = 0.3;  // its weight in a bandwidth
 constexpr double kMilliseconds = 1e-3;
 
 const c10::impl::DeviceGuardImplInterface& guard_of(c10::Device device) {
   return *c10::impl::getDeviceGuardImpl(device.type());
 }
 
+using Mark = std::shared_ptr<const c10::Event>;
+
 // One whose time can be told.
-std::shared_ptr<const c10::Event> mark(const c10::Stream& stream) {
+Mark mark(const c10::Stream& stream) {
   auto event = std::make_shared<c10::Event>(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT);
   event->record(stream);
   return event;
@@ -66,72 +70,104 @@ c10::Stream enter(TensorDomain& domain, c10::Device device) {
   return guard_of(device).getStream(device);
 }
 
-}  // namespace
-
-class Host::Copy final : public Tier::Copy {
+class Host final : public Tier, public std::enable_shared_from_this<Host> {
  public:
-  Copy(std::shared_ptr<Host> host, TensorDomain& domain, std::shared_ptr<Waits> waits, Lane lane,
-       std::size_t offset, std::size_t nbytes)
-      : host_(std::move(host)),
-        domain_(domain),
-        waits_(std::move(waits)),
-        lane_(lane),
-        offset_(offset),
-        nbytes_(nbytes) {}
+  explicit Host(std::size_t budget)
+      : Tier("host", /*is_for_accelerators=*/true,
+             {.latency = 2e-5, .per_byte_out = 1e-10, .per_byte_in = 1e-10}),
+        account_(budget) {}
+
+  [[nodiscard]] bool has_room(const c10::Storage& bytes) const override {
+    return bytes.nbytes() > 0 && Tier::has_room(bytes) && !is_captured(bytes.device());
+  }
+  [[nodiscard]] std::unique_ptr<Copy> put(const c10::Storage& from, TensorDomain& domain,
+                                          std::shared_ptr<Waits> waits) override;
+  [[nodiscard]] TierFigures figures() override;
+
+ private:
+  friend std::vector<std::pair<c10::StreamId, c10::StreamId>> rematfn::streams_of(const Tier& host);
+  class Bytes;
+  struct Lane {  // of one device
+    c10::Stream out, in;
+  };
+  struct Chunk {
+    c10::DataPtr bytes;
+    std::size_t begin, end;  // in the account
+  };
+  // What is known once `end` has been reached.
+  struct Timed {
+    Mark begin, end;
+    TierAccount::Traffic* traffic;  // null: what lies between is a wait, of `waits`
+    std::size_t nbytes;
+    std::shared_ptr<Waits> waits;
+    std::optional<Trace::Id> returning;
+  };
+
+  [[nodiscard]] const TierAccount& account() const override { return account_; }
+  [[nodiscard]] const Lane& lane_of(c10::Device device);
+  // So that the chunks reach so far; false: there is no memory.
+  [[nodiscard]] bool grow_to(std::size_t end, c10::DeviceType type);
+  // In one of our streams, after what the current one has been given. Returns when that is done.
+  [[nodiscard]] Mark copy(std::size_t offset, const c10::Storage& storage, bool out,
+                          const c10::Stream& now, const c10::Stream& stream);
+  // `last`: of what has used it, if that is not over.
+  void free(std::size_t offset, std::size_t nbytes, const c10::Event* last);
+  void collect();
+
+  mutable std::mutex mutex_;  // for all below
+  TierAccount account_;
+  std::vector<Chunk> chunks_;
+  std::vector<Lane> lanes_;
+  std::deque<Timed> timed_;
+  std::size_t pinned_ = 0;
+  double waited_ = 0;
+};
+
+class Host::Bytes final : public Tier::Copy {
+ public:
+  Bytes(std::shared_ptr<Host> host, TensorDomain& domain, const c10::Storage& of,
+        std::shared_ptr<Waits> waits, const Lane& lane, std::size_t offset)
+      : Copy(of, std::move(waits)), host_(std::move(host)), domain_(domain), lane_(lane), offset_(offset) {}
   // What is leaving may be freed now. See Note [Copies are in stream order], 6.
-  ~Copy() override {
+  ~Bytes() override {
     if (!done_) return;  // it was never begun
     if (leaves) protect(leaves.data_ptr());
     if (comes_to_) protect(take().data_ptr());
-    host_->free(offset_, nbytes_, is_over() ? nullptr : done_.get());
+    host_->free(offset_, nbytes, is_over() ? nullptr : done_.get());
   }
 
   // Whether the stream has done what was begun. While the current one is captured, nobody knows.
-  [[nodiscard]] bool is_done() const override {
-    return !is_captured(lane_.out.device()) && done_->query();
-  }
+  [[nodiscard]] bool is_done() const override { return !is_captured(device) && done_->query(); }
 
   // See Note [Copies are in stream order], 2 and 4
   void wait(std::optional<Trace::Id> returning) override {
-    refuse_if_captured(lane_.out.device());
-    const c10::Stream now = enter(domain_, lane_.out.device());
+    refuse_if_captured(device);
+    const c10::Stream now = enter(domain_, device);
     if (leaves && domain_.streams.are_several()) protect(leaves.data_ptr());
     if (is_done()) return;
     {
       const std::lock_guard lock(host_->mutex_);
-      host_->timed_.push_back({mark(now), done_, nullptr, nbytes_, waits_, returning});
+      host_->timed_.push_back({mark(now), done_, nullptr, nbytes, waits_, returning});
     }
     done_->block(now);
   }
 
-  void bring_back() override {
-    const c10::Device device = lane_.in.device();
+  void get(c10::Storage to) override {
     refuse_if_captured(device);
     const c10::Stream now = enter(domain_, device);
-    const c10::DeviceGuard on(device);
-    comes_to_ = c10::Storage(c10::Storage::use_byte_size_t(), nbytes_, c10::GetAllocator(device.type()),
-                             /*resizable=*/true);
-    host_->coming_ += nbytes_;
+    comes_to_ = std::move(to);
+    host_->account_.in.queued += nbytes;
     const std::lock_guard lock(host_->mutex_);
-    host_->collect();
-    mark(now)->block(lane_.in);  // 3
-    const Mark begin = mark(lane_.in);
-    {
-      const c10::StreamGuard in_stream(lane_.in);
-      host_->copy(offset_, comes_to_, /*goes_out=*/false, lane_.in);
-    }
-    done_ = mark(lane_.in);
-    host_->counts_.in.bytes += nbytes_;
-    host_->timed_.push_back({begin, done_, &host_->bandwidth_in_, nbytes_, nullptr, std::nullopt});
+    done_ = host_->copy(offset_, comes_to_, /*out=*/false, now, lane_.in);
   }
 
   [[nodiscard]] c10::Storage take() override {
-    host_->coming_ -= nbytes_;
+    host_->account_.in.queued -= nbytes;
     return std::move(comes_to_);
   }
 
   void turn_back() override {
-    const c10::Stream now = enter(domain_, lane_.in.device());
+    const c10::Stream now = enter(domain_, device);
     if (!is_done()) done_->block(now);
     const c10::Storage room = take();
     if (domain_.streams.are_several()) protect(room.data_ptr());
@@ -151,56 +187,36 @@ class Host::Copy final : public Tier::Copy {
   // See Note [Copies are in stream order], 6
   void protect(const c10::DataPtr& bytes) const {
     if (is_over()) return;
-    const auto& guard = guard_of(lane_.out.device());
+    const auto& guard = guard_of(device);
     for (const c10::Stream& user : {lane_.out, lane_.in}) guard.recordDataPtrOnStream(bytes, user);
   }
 
   const std::shared_ptr<Host> host_;
   TensorDomain& domain_;
-  const std::shared_ptr<Waits> waits_;
   const Lane lane_;
-  const std::size_t offset_, nbytes_;
+  const std::size_t offset_;
   Mark done_;
-  c10::Storage comes_to_;
 };
-
-Host::Host(std::size_t budget)
-    : Tier("host", /*is_for_accelerators=*/true), slab_(budget) {}
-
-bool Host::has_room(const c10::Storage& bytes) const {
-  return bytes.nbytes() > 0 && bytes.nbytes() <= slab_.largest() && !is_captured(bytes.device());
-}
 
 // See Note [Copies are in stream order]
 std::unique_ptr<Tier::Copy> Host::put(const c10::Storage& from, TensorDomain& domain,
                                       std::shared_ptr<Waits> waits) {
   const c10::Stream now = enter(domain, from.device());
-  std::unique_ptr<Copy> copy;
+  std::unique_ptr<Bytes> copy;
   bool is_first = false;
   {
     const std::lock_guard lock(mutex_);
-    collect();
     const std::size_t nbytes = from.nbytes();
-    const std::optional<std::size_t> offset = slab_.allocate(nbytes);
+    const std::optional<std::size_t> offset = account_.take(nbytes);
     if (!offset) return nullptr;
     if (!grow_to(*offset + Slab::rounded(nbytes), from.device_type())) {
-      slab_.free(*offset, nbytes);
-      slab_.set_capacity(counts_.pinned);
+      account_.give_back(*offset, nbytes);
       return nullptr;
     }
-    counts_.peak_held = std::max(counts_.peak_held, slab_.held());
-    const Lane lane = lane_of(from.device());
-    copy = std::make_unique<Copy>(shared_from_this(), domain, std::move(waits), lane, *offset, nbytes);
-    mark(now)->block(lane.out);  // 1
-    const Mark begin = mark(lane.out);
-    {
-      const c10::StreamGuard in_stream(lane.out);
-      this->copy(*offset, from, /*goes_out=*/true, lane.out);
-    }
-    copy->done_ = mark(lane.out);
-    counts_.out.bytes += nbytes;
-    timed_.push_back({begin, copy->done_, &bandwidth_out_, nbytes, nullptr, std::nullopt});
-    is_first = bandwidth_out_ == 0 && nbytes >= kTelling;
+    const Lane& lane = lane_of(from.device());
+    copy = std::make_unique<Bytes>(shared_from_this(), domain, from, std::move(waits), lane, *offset);
+    copy->done_ = this->copy(*offset, from, /*out=*/true, now, lane.out);
+    is_first = account_.out.bandwidth == 0 && nbytes >= TierAccount::kTelling;
   }
   if (is_first) {  // the only one that is waited for, so that its time is known at once
     const detail::WithoutInterpreter scope;
@@ -224,43 +240,53 @@ const Host::Lane& Host::lane_of(c10::Device device) {
 
 // See Note [Pinned memory is divided by us]
 bool Host::grow_to(std::size_t end, c10::DeviceType type) {
-  while (counts_.pinned < end) {
-    const std::size_t wanted =
-        std::max({end - counts_.pinned, kLeastChunk, counts_.pinned / kChunksOfAll});
-    const std::size_t most = std::bit_floor(slab_.capacity() - counts_.pinned);
+  while (pinned_ < end) {
+    const std::size_t wanted = std::max({end - pinned_, kLeastChunk, pinned_ / kChunksOfAll});
+    const std::size_t most = std::bit_floor(account_.capacity() - pinned_);
     std::size_t size = std::min(std::bit_floor(wanted), most);
-    if (size < end - counts_.pinned && 2 * size <= most) size *= 2;
+    if (size < end - pinned_ && 2 * size <= most) size *= 2;
     c10::DataPtr bytes;
     try {
       bytes = at::getHostAllocator(type)->allocate(size);
     } catch (const std::exception& error) {
-      counts_.trouble = "no more memory can be pinned: " + std::string(error.what());
+      account_.limit(pinned_, "no more memory can be pinned: " + std::string(error.what()));
       return false;
     }
-    const std::size_t begin = std::exchange(counts_.pinned, counts_.pinned + size);
-    chunks_.push_back({std::move(bytes), begin, counts_.pinned});
+    chunks_.push_back({std::move(bytes), pinned_, pinned_ + size});
+    pinned_ += size;
   }
   return true;
 }
 
-// In the stream `now`, which is the current one. See Note [Pinned memory is divided by us].
-void Host::copy(std::size_t offset, const c10::Storage& storage, bool goes_out,
-                const c10::Stream& now) const {
-  const BackendScope scope;
-  std::size_t done = 0;
-  auto chunk = std::ranges::partition_point(chunks_, [&](const Chunk& c) { return c.end <= offset; });
-  for (; done < storage.nbytes(); ++chunk) {
-    const std::size_t begin = offset + done - chunk->begin;
-    const std::size_t nbytes = std::min(storage.nbytes() - done, chunk->end - chunk->begin - begin);
-    const at::Tensor here = at::from_blob(static_cast<char*>(chunk->bytes.get()) + begin,
-                                          {static_cast<std::int64_t>(nbytes)},
-                                          at::TensorOptions(at::kByte).device(at::kCPU));
-    const at::Tensor there = bytes_of(storage, done, nbytes);
-    (goes_out ? here : there).copy_(goes_out ? there : here, /*non_blocking=*/true);
-    at::getHostAllocator(now.device_type())
-        ->record_event(chunk->bytes.get(), chunk->bytes.get_context(), now);
-    done += nbytes;
+// See Note [Copies are in stream order], 1 and 3, and Note [Pinned memory is divided by us]
+Mark Host::copy(std::size_t offset, const c10::Storage& storage, bool out, const c10::Stream& now,
+                const c10::Stream& stream) {
+  collect();
+  const std::size_t all = storage.nbytes();
+  mark(now)->block(stream);
+  Mark begin = mark(stream);
+  {
+    const BackendScope scope;
+    const c10::StreamGuard in_stream(stream);
+    auto chunk = std::ranges::partition_point(chunks_, [&](const Chunk& c) { return c.end <= offset; });
+    for (std::size_t done = 0; done < all; ++chunk) {
+      const std::size_t at = offset + done - chunk->begin;
+      const std::size_t nbytes = std::min(all - done, chunk->end - chunk->begin - at);
+      const at::Tensor here = at::from_blob(static_cast<char*>(chunk->bytes.get()) + at,
+                                            {static_cast<std::int64_t>(nbytes)},
+                                            at::TensorOptions(at::kByte).device(at::kCPU));
+      const at::Tensor there = bytes_of(storage, done, nbytes);
+      (out ? here : there).copy_(out ? there : here, /*non_blocking=*/true);
+      at::getHostAllocator(stream.device_type())
+          ->record_event(chunk->bytes.get(), chunk->bytes.get_context(), stream);
+      done += nbytes;
+    }
   }
+  Mark end = mark(stream);
+  TierAccount::Traffic& traffic = out ? account_.out : account_.in;
+  traffic.bytes += all;
+  timed_.push_back({std::move(begin), end, &traffic, all, nullptr, std::nullopt});
+  return end;
 }
 
 // See Note [Copies are in stream order], 5
@@ -270,37 +296,17 @@ void Host::free(std::size_t offset, std::size_t nbytes, const c10::Event* last) 
     if (last == nullptr) return;
     for (const Lane& lane : lanes_) last->block(lane.out);
   });
-  slab_.free(offset, nbytes);
-}
-
-LinkFigures Host::link() const {
-  constexpr double kLatency = 2e-5;
-  constexpr double kUnknown = 1e10;
-  const double out = bandwidth_out_;
-  const double in = bandwidth_in_;
-  return {.latency = kLatency,
-          .per_byte_out = seconds_per_byte(out > 0 ? out : in, kUnknown),
-          .per_byte_in = seconds_per_byte(in > 0 ? in : out, kUnknown)};
+  account_.give_back(offset, nbytes);
 }
 
 TierFigures Host::figures() {
   const std::lock_guard lock(mutex_);
   collect();
-  counts_.held = slab_.held();
-  counts_.capacity = slab_.capacity();
-  counts_.out.bandwidth = bandwidth_out_;
-  counts_.in.bandwidth = bandwidth_in_;
-  return counts_;
-}
-
-std::vector<std::pair<c10::StreamId, c10::StreamId>> Host::streams() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<std::pair<c10::StreamId, c10::StreamId>> found;
-  for (const Lane& lane : lanes_) found.emplace_back(lane.out.id(), lane.in.id());
+  TierFigures found = account_.figures();
+  found.pinned = pinned_;
+  found.waited = waited_;
   return found;
 }
-
-// ---- times ------------------------------------------------------------------------------------
 
 void Host::collect() {
   if (std::ranges::any_of(lanes_, [](const Lane& l) { return is_captured(l.out.device()); })) return;
@@ -309,15 +315,25 @@ void Host::collect() {
     timed_.pop_front();
     const double seconds = kMilliseconds * timed.begin->elapsedTime(*timed.end);
     if (seconds <= 0) continue;  // it was there in time
-    if (timed.bandwidth == nullptr) {
-      counts_.waited += seconds;
+    if (timed.traffic == nullptr) {
+      waited_ += seconds;
       timed.waits->add(seconds, timed.returning);
-    } else if (timed.nbytes >= kTelling) {
-      const double now = static_cast<double>(timed.nbytes) / seconds;
-      std::atomic<double>& of_late = *timed.bandwidth;
-      of_late = of_late == 0 ? now : 1 / ((1 - kNewest) / of_late + kNewest / now);
+    } else {
+      timed.traffic->note(timed.nbytes, seconds);
     }
   }
+}
+
+}  // namespace
+
+std::shared_ptr<Tier> make_host(std::size_t budget) { return std::make_shared<Host>(budget); }
+
+std::vector<std::pair<c10::StreamId, c10::StreamId>> streams_of(const Tier& host) {
+  const auto& its = dynamic_cast<const Host&>(host);
+  const std::lock_guard lock(its.mutex_);
+  std::vector<std::pair<c10::StreamId, c10::StreamId>> found;
+  for (const Host::Lane& lane : its.lanes_) found.emplace_back(lane.out.id(), lane.in.id());
+  return found;
 }
 
 }  // namespace rematfn

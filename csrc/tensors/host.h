@@ -35,75 +35,20 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
-#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
 
-#include <atomic>
-#include <deque>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
-#include "memory/slab.h"
 #include "tensors/tier.h"
 
 namespace rematfn {
 
-class Host final : public Tier, public std::enable_shared_from_this<Host> {
- public:
-  // `budget`: a hard cap, in bytes.
-  explicit Host(std::size_t budget);
+// `budget`: a hard cap, in bytes. Copies hold the tier.
+[[nodiscard]] std::shared_ptr<Tier> make_host(std::size_t budget);
 
-  [[nodiscard]] bool has_room(const c10::Storage& bytes) const override;
-  [[nodiscard]] std::unique_ptr<Tier::Copy> put(const c10::Storage& bytes, TensorDomain& domain,
-                                                std::shared_ptr<Waits> waits) override;
-  // If only one bandwidth is known, they are taken to be the same.
-  [[nodiscard]] LinkFigures link() const override;
-  [[nodiscard]] std::size_t queued_in() const override { return coming_; }
-  [[nodiscard]] TierFigures figures() override;
-
-  // By device: the numbers of the streams out and in.
-  [[nodiscard]] std::vector<std::pair<c10::StreamId, c10::StreamId>> streams() const;
-
- private:
-  class Copy;
-  using Mark = std::shared_ptr<const c10::Event>;
-  struct Lane {  // of one device
-    c10::Stream out, in;
-  };
-  struct Chunk {
-    c10::DataPtr bytes;
-    std::size_t begin, end;  // in the slab
-  };
-  // What is known once `end` has been reached.
-  struct Timed {
-    Mark begin, end;
-    std::atomic<double>* bandwidth;  // null: what lies between is a wait, of `waits`
-    std::size_t nbytes;
-    std::shared_ptr<Waits> waits;
-    std::optional<Trace::Id> returning;
-  };
-
-  [[nodiscard]] const Lane& lane_of(c10::Device device);
-  // So that the chunks reach so far; false: there is no memory.
-  [[nodiscard]] bool grow_to(std::size_t end, c10::DeviceType type);
-  void copy(std::size_t offset, const c10::Storage& storage, bool goes_out,
-            const c10::Stream& now) const;
-  // `last`: of what has used it, if that is not over.
-  void free(std::size_t offset, std::size_t nbytes, const c10::Event* last);
-  void note(Timed timed);
-  void collect();
-
-  mutable std::mutex mutex_;  // for all below but atomics
-  Slab slab_;
-  std::vector<Chunk> chunks_;
-  std::vector<Lane> lanes_;
-  std::deque<Timed> timed_;
-  TierFigures counts_;
-  std::atomic<std::size_t> coming_{0};  // bytes
-  std::atomic<double> bandwidth_out_{0}, bandwidth_in_{0};
-};
+// By device: the numbers of the streams that a host's copies go out and come in on.
+[[nodiscard]] std::vector<std::pair<c10::StreamId, c10::StreamId>> streams_of(const Tier& host);
 
 }  // namespace rematfn

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensors/move.h"
 
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
+
 #include <optional>
 #include <utility>
 
+#include "memory/pages.h"
 #include "tensors/level_tensor.h"
 #include "tensors/profiled.h"
 #include "tensors/tensor_store.h"
@@ -40,7 +44,10 @@ bool Move::has_arrived(const Version& version) const { return copies_.at(&versio
 Place Move::wait(Version& version) {
   Tier::Copy& copy = *copies_.at(&version);
   const bool was_leaving = version.place() == Place::kLeaving;
-  if (!was_leaving && copy.is_done()) note_early(version);
+  const bool is_done = copy.is_done();
+  if (!was_leaving && is_done) note_early(version);
+  std::optional<Profiled> range;
+  if (!is_done) range.emplace(was_leaving ? "rematfn::wait to the" : "rematfn::wait from the", tier_->name);
   try {
     copy.wait(was_leaving ? std::nullopt : std::optional(version.value));
   } catch (const CopyLost&) {
@@ -66,7 +73,11 @@ Place Move::wait(Version& version) {
 Place Move::bring_back(Version& version) {
   const Profiled range("rematfn::move from the", tier_->name);
   const BackendScope scope;
-  copies_.at(&version)->bring_back();
+  const WillBeFilled filled;
+  Tier::Copy& copy = *copies_.at(&version);
+  const c10::DeviceGuard on(copy.device);
+  copy.get(c10::Storage(c10::Storage::use_byte_size_t(), copy.nbytes,
+                        c10::GetAllocator(copy.device.type()), /*resizable=*/true));
   note_copy(time_in(version.nbytes));
   learn_of_waits();
   return Place::kComing;
@@ -91,17 +102,6 @@ void Move::learn_of_waits() {
   const auto [seconds, late] = waits_->take();
   ledger_.root->statistics.waited += seconds;
   for (const Trace::Id value : late) note_late(value);
-}
-
-void Tier::Waits::add(double seconds, std::optional<Trace::Id> late) {
-  const std::lock_guard lock(mutex_);
-  seconds_ += seconds;
-  if (late) late_.push_back(*late);
-}
-
-std::pair<double, std::vector<Trace::Id>> Tier::Waits::take() {
-  const std::lock_guard lock(mutex_);
-  return {std::exchange(seconds_, 0), std::exchange(late_, {})};
 }
 
 Way& way_to(TensorDomain& domain, const std::shared_ptr<Tier>& tier, bool drops) {

@@ -16,7 +16,7 @@
 
 #include "engine/link.h"
 #include "engine/trace.h"
-#include "memory/tier_figures.h"
+#include "memory/tier_account.h"
 #include "tensors/shared_bytes.h"
 
 namespace rematfn {
@@ -43,7 +43,8 @@ class Tier {
   // what the allocator of that memory has been told of.
   class Copy {
    public:
-    Copy() = default;
+    Copy(const c10::Storage& of, std::shared_ptr<Waits> waits)
+        : nbytes(of.nbytes()), device(of.device()), waits_(std::move(waits)) {}
     Copy(const Copy&) = delete;
     Copy& operator=(const Copy&) = delete;
     virtual ~Copy() = default;
@@ -53,39 +54,55 @@ class Tier {
     // Whatever is computed from now on comes after what was begun. What that is waited is noted, for a
     // return with its number. Throws CopyLost.
     virtual void wait(std::optional<Trace::Id> returning) = 0;
-    // Starts to bring the bytes back; the copy stays whole. Throws CopyLost and OutOfMemoryError.
-    virtual void bring_back() = 0;
+    // Starts to bring the bytes back; the copy stays whole. Only what has been waited for can be brought
+    // back; where a return failed it may be tried again. Throws CopyLost.
+    virtual void get(c10::Storage to) = 0;
     // What has come back: wait() first.
-    [[nodiscard]] virtual c10::Storage take() = 0;
+    [[nodiscard]] virtual c10::Storage take() { return std::move(comes_to_); }
     // What comes back is not wanted now.
     virtual void turn_back() = 0;
 
+    const std::size_t nbytes;
+    const c10::Device device;
     SharedBytes leaves;  // until it has left; they live longer than what reads them
+
+   protected:
+    const std::shared_ptr<Waits> waits_;
+    c10::Storage comes_to_;
   };
 
-  Tier(const char* given_name, bool is_for_accelerators)
-      : name(given_name), for_accelerators(is_for_accelerators) {}
+  // `unmeasured`: what is taken for its speed until some bytes have moved.
+  Tier(const char* given_name, bool is_for_accelerators, const LinkFigures& unmeasured)
+      : name(given_name), for_accelerators(is_for_accelerators), unmeasured_(unmeasured) {}
   Tier(const Tier&) = delete;
   Tier& operator=(const Tier&) = delete;
   virtual ~Tier() = default;
 
   // Whether put() may be asked, now.
-  [[nodiscard]] virtual bool has_room(const c10::Storage& bytes) const = 0;
+  [[nodiscard]] virtual bool has_room(const c10::Storage& bytes) const {
+    return account().has_room(bytes.nbytes());
+  }
   // Starts to copy them out, after what has been computed. They must stay as they are until the copy is
   // done or gone. Null if there is no room.
   [[nodiscard]] virtual std::unique_ptr<Copy> put(const c10::Storage& bytes, TensorDomain& domain,
                                                   std::shared_ptr<Waits> waits) = 0;
-  // As measured of late.
-  [[nodiscard]] virtual LinkFigures link() const = 0;
+  // As measured of late. If only one bandwidth is known, they are taken to be the same.
+  [[nodiscard]] LinkFigures link() const;
   // Measures if nothing is known yet: what moving takes is to be compared with replays before anything
   // has moved. Where all moves, transfers tell soon enough.
   virtual void find_bandwidth() {}
   // Bytes that are on their way back, or to be. Cheap.
-  [[nodiscard]] virtual std::size_t queued_in() const = 0;
+  [[nodiscard]] std::size_t queued_in() const { return account().in.queued; }
   [[nodiscard]] virtual TierFigures figures() = 0;
 
   const char* const name;  // it lies on it
   const bool for_accelerators;
+
+ protected:
+  [[nodiscard]] virtual const TierAccount& account() const = 0;
+
+ private:
+  const LinkFigures unmeasured_;
 };
 
 }  // namespace rematfn

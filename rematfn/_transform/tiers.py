@@ -11,8 +11,8 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, SupportsIndex, TypeAlias
 
 import torch
 
@@ -23,21 +23,6 @@ from .budget import parse_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_DEFAULT: Final = "the host's memory for an accelerator, a disk for a CPU"
-_TIERS: Final = """
-  "disk"                     a file in the folder for temporary files
-  "/scratch", Path("/scratch")  a file in that folder
-  rematfn.Disk("/scratch", "64GiB")  the same, with a cap
-  "host"                     pinned memory of the host, for values on an accelerator
-  rematfn.Host("16GiB")      the same, with a cap"""
-_ACCEPTED: Final = f"""
-A tier is one of
-  None                       {_DEFAULT}{_TIERS}"""
-_ACCEPTED_BESIDE_REPLAYS: Final = f"""
-It is one of
-  False, None                nowhere: what does not fit is computed again
-  True                       {_DEFAULT}{_TIERS}"""
 
 _opening = threading.RLock()
 os.register_at_fork(
@@ -58,7 +43,10 @@ def _told(name: str, doc: str, unknown: object) -> Any:
 class _Tier:
     """What lies there, and how fast it comes and goes."""
 
-    def __init__(self, budget: SupportsIndex | str | None) -> None:
+    word: ClassVar[str]  # what an option calls one without settings
+    written: ClassVar[str]  # how an option may be written, for messages
+
+    def __init__(self, budget: SupportsIndex | str | None = None) -> None:
         self.budget = parse_bytes(budget, type(self).__name__ + "(budget={})").bytes
         self._opened: _C.Tier | None = None
 
@@ -129,6 +117,12 @@ class Disk(_Tier):
         >>> disk.held_bytes, disk.peak_bytes > 0
         (0, True)
     """
+
+    word = "disk"
+    written = """
+  "disk"                     a file in the folder for temporary files
+  "/scratch", Path("/scratch")  a file in that folder
+  rematfn.Disk("/scratch", "64GiB")  the same, with a cap"""
 
     def __init__(
         self,
@@ -217,8 +211,10 @@ class Host(_Tier):
         Host(budget=17179869184)
     """
 
-    def __init__(self, budget: SupportsIndex | str | None = None) -> None:
-        super().__init__(budget)
+    word = "host"
+    written = """
+  "host"                     pinned memory of the host, for values on an accelerator
+  rematfn.Host("16GiB")      the same, with a cap"""
 
     def _make(self) -> _C.Tier:
         if not torch.accelerator.is_available():
@@ -226,7 +222,7 @@ class Host(_Tier):
                 f"{self!r}: values on an accelerator are moved to the host's memory, and torch "
                 "knows of no accelerator here. Values on a CPU are moved to a disk: rematfn.Disk()."
             )
-        return _C.Host(_C.memory_left() // 2 if self.budget is None else self.budget)
+        return _C.open_host(_C.memory_left() // 2 if self.budget is None else self.budget)
 
     pinned_bytes: int = _told(
         "pinned_bytes", "Bytes that are pinned, whether something lies there or not.", 0
@@ -244,60 +240,50 @@ class Host(_Tier):
 
 @dataclasses.dataclass(frozen=True)
 class Tiers:
-    """Where values may go: from a CPU to a disk, from an accelerator to the host's memory."""
+    """Where values may go: each to the cheapest of those that take it and have room."""
 
-    disk: Disk | None = None
-    host: Host | None = None
-    as_there_are: bool = False  # nobody asked for either of them
+    all: tuple[_Tier, ...] = ()
+    as_there_are: bool = False  # nobody asked for any of them
 
     def open(self) -> list[_C.Tier]:
-        """Return the tiers as the core knows them, an accelerator's first.
+        """Return the tiers as the core knows them.
 
         Raises:
             OffloadError: One that was asked for cannot be used, or none can.
         """
-        opened: list[_C.Tier] = []
-        if self.host and (not self.as_there_are or torch.accelerator.is_available()):
-            opened.append(self.host.open())
-        if self.disk:
+        opened, refused = [], []
+        for tier in self.all:
             try:
-                opened.append(self.disk.open())
-            except OffloadError:
-                if not opened:
-                    raise
+                opened.append(tier.open())
+            except OffloadError as error:
+                refused.append(error)
+        if refused and not (opened and self.as_there_are):
+            raise refused[-1]
         return opened
 
     def link(self, drops: bool, values: object = ()) -> _C.Link | None:
-        """Return what is planned for: the way to the host, if that is used.
+        """Return what is planned for: the way to the first that is used.
 
         Where nothing has moved yet, ``values``, which the function is called with, tell whether it
         works on an accelerator.
         """
         opened = self.open()
-        if len(opened) > 1 and self.host and self.disk:
+        used = [tier for tier in opened if tier.statistics()["bytes_out"] > 0]
+        if len(opened) > 1 and not used:
             device = torch.accelerator.current_accelerator()
             is_there = any(device and x.device.type == device.type for x in tensors_of(values))
-            nothing_moved = self.host.bytes_out == self.disk.bytes_out == 0
-            if self.host.bytes_out > 0 or (nothing_moved and is_there):
-                opened.pop()
-        return opened[-1].link(drops) if opened else None
+            used = [tier for tier in opened if tier.for_accelerators == is_there]
+        return next((tier.link(drops) for tier in used or opened), None)
 
     def __bool__(self) -> bool:
-        return self.disk is not None or self.host is not None
+        return bool(self.all)
 
     def as_option(self, transform: str) -> str:
         """Return what one writes for these in a call of `remat` or `offload`, after the budget."""
-        if self.as_there_are:
-            return ", offload=True" if transform == "remat" else ""
-        name = "offload" if transform == "remat" else "to"
-        return "".join(f", {name}={tier!r}" for tier in (self.host, self.disk) if tier is not None)
-
-
-def tiers_of(offload: object, call: str) -> Tiers:
-    """Return the tiers that an option says, which may be True or False."""
-    if offload is False or offload is None:
-        return Tiers()
-    return parse_tiers(None if offload is True else offload, call, _ACCEPTED_BESIDE_REPLAYS)
+        if self.as_there_are or not self.all:
+            return ", offload=True" if self.all and transform == "remat" else ""
+        given = repr(self.all[0] if len(self.all) == 1 else list(self.all))
+        return f", {'offload' if transform == 'remat' else 'to'}={given}"
 
 
 def _is_name(path: str | os.PathLike[str]) -> bool:
@@ -315,24 +301,47 @@ _DEFAULT_FOLDERS: Final[list[Callable[[], str]]] = [
     os.getcwd,
 ]
 
+_KINDS: Final[tuple[type[_Tier], ...]] = (Host, Disk)
+_TIERS: Final = (
+    "".join(kind.written for kind in reversed(_KINDS))
+    + """
+  [rematfn.Disk("/fast", "8GiB"), "/large"]  each value goes where it is back soonest"""
+)
+_DEFAULT: Final = "the host's memory for an accelerator, a disk for a CPU"
+_ACCEPTED: Final = f"""
+A tier is one of
+  None                       {_DEFAULT}{_TIERS}"""
+_ACCEPTED_BESIDE_REPLAYS: Final = f"""
+It is one of
+  False, None                nowhere: what does not fit is computed again
+  True                       {_DEFAULT}{_TIERS}"""
+_OneTier: TypeAlias = _Tier | str | os.PathLike[str]
+TierLike: TypeAlias = _OneTier | Sequence[_OneTier] | None
 
-TierLike: TypeAlias = Disk | Host | str | os.PathLike[str] | None
+
+def tiers_of(offload: object, call: str) -> Tiers:
+    """Return the tiers that an option says, which may be True or False."""
+    if offload is False or offload is None:
+        return Tiers()
+    return parse_tiers(None if offload is True else offload, call, _ACCEPTED_BESIDE_REPLAYS)
 
 
 def parse_tiers(to: object, call: str, accepted: str = _ACCEPTED) -> Tiers:
     """Return the tiers that ``to`` means; ``call`` is what it was given to, for messages."""
     if to is None:
-        return Tiers(Disk(), Host(), as_there_are=True)
-    if to == "disk":
-        return Tiers(Disk())
-    if to == "host":
-        return Tiers(host=Host())
-    if isinstance(to, Disk):
-        return Tiers(to)
-    if isinstance(to, Host):
-        return Tiers(host=to)
+        return Tiers(tuple(kind() for kind in _KINDS), as_there_are=True)
+    given = to if isinstance(to, list | tuple) and to else [to]
+    return Tiers(tuple(_parse_tier(each, call, accepted) for each in given))
+
+
+def _parse_tier(to: object, call: str, accepted: str) -> _Tier:
+    for kind in _KINDS:
+        if isinstance(to, kind):
+            return to
+        if to == kind.word:
+            return kind()
     if not isinstance(to, str | os.PathLike):
         raise TypeError(f"{call}: a tier is needed, got {to!r}.{accepted}")
     if not os.path.isdir(to):
         raise ValueError(f"{call}: {os.fspath(to)!r} is no folder that exists.{accepted}")
-    return Tiers(Disk(to))
+    return Disk(to)

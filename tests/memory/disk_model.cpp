@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The disk tier without torch. The first argument is a folder on a disk; the others name tests, all if
-// there are none. Prints what went wrong, if anything did.
+// The disk tier without torch, but for what a storage is. The first argument is a folder on a disk; the
+// others name tests, all if there are none. Prints what went wrong, if anything did.
 #include "disk_model.h"
 
 #include <exception>

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "memory/disk.h"
+#include "tensors/disk.h"
 
 namespace rematfn {
 
@@ -80,17 +80,53 @@ inline const FileCalls kCalls{
     },
 };
 
+// ---- bytes instead of tensors -----------------------------------------------------------------
+
+class TensorDomain {};  // of which a disk asks nothing
+
+inline c10::Storage storage_on(const void* bytes, std::size_t nbytes) {
+  return {c10::Storage::use_byte_size_t(), nbytes,
+          c10::DataPtr(const_cast<void*>(bytes), c10::DeviceType::CPU)};
+}
+
+class TestCopy {
+ public:
+  explicit TestCopy(std::unique_ptr<Tier::Copy> copy) : copy_(std::move(copy)) {}
+  void read(void* to) { copy_->get(storage_on(to, copy_->nbytes)); }
+  void wait() { copy_->wait(std::nullopt); }
+  [[nodiscard]] bool is_done() const { return copy_->is_done(); }
+
+ private:
+  std::unique_ptr<Tier::Copy> copy_;
+};
+using Copy = std::unique_ptr<TestCopy>;
+
 // Without faults, to begin with. They may change while nothing is under way.
-struct TestDisk : Disk {
-  explicit TestDisk(const Options& options) : Disk(options, kCalls) {
+class TestDisk {
+ public:
+  explicit TestDisk(const DiskOptions& options) : tier_(make_disk(options, kCalls)) {
     on_write = on_read = nullptr;
     on_open = nullptr;
     on_sync = nullptr;
   }
+  // Null if there is no room.
+  [[nodiscard]] Copy write(const void* bytes, std::size_t nbytes) {
+    auto copy = tier_->put(storage_on(bytes, nbytes), domain_, std::make_shared<Tier::Waits>());
+    return copy ? std::make_unique<TestCopy>(std::move(copy)) : nullptr;
+  }
+  [[nodiscard]] bool has_room(std::size_t nbytes) const {
+    return tier_->has_room(storage_on(nullptr, nbytes));
+  }
+  [[nodiscard]] TierFigures figures() const { return tier_->figures(); }
+  [[nodiscard]] std::size_t queued_to_read() const { return tier_->queued_in(); }
+
+ private:
+  std::shared_ptr<Tier> tier_;
+  TensorDomain domain_;
 };
 
-inline Disk::Options options(std::size_t budget = 64 * kMiB) {
-  return {.folder = folder, .budget = budget, .chunk = 64 * 1024};
+inline DiskOptions options(std::size_t budget = 64 * kMiB) {
+  return {.folder = folder, .budget = budget, .transfers = {.chunk = 64 * 1024}};
 }
 
 // ---- values -----------------------------------------------------------------------------------
@@ -123,23 +159,21 @@ struct Value {
   char* begin;
 };
 
-using Copy = std::unique_ptr<Disk::Copy>;
-
 // Whether it comes back as it was.
-inline bool returns(Value& value, Disk::Copy& copy) {
+inline bool returns(Value& value, TestCopy& copy) {
   value.clear();
   copy.read(value.begin);
   copy.wait();
   return value.is_whole();
 }
 
-inline Copy write(Disk& disk, const Value& value) {
+inline Copy write(TestDisk& disk, const Value& value) {
   Copy copy = disk.write(value.begin, value.nbytes);
   expect(copy != nullptr, "there is room: " + disk.figures().trouble);
   return copy;
 }
 
-inline Copy moved(Disk& disk, const Value& value) {
+inline Copy moved(TestDisk& disk, const Value& value) {
   Copy copy = write(disk, value);
   copy->wait();
   return copy;
@@ -148,7 +182,7 @@ inline Copy moved(Disk& disk, const Value& value) {
 inline std::string error_of(const std::function<void()>& work) {
   try {
     work();
-  } catch (const DiskError& error) {
+  } catch (const CopyLost& error) {
     return error.what();
   }
   return "";

@@ -23,8 +23,8 @@ namespace {
 // The bytes are not there, so that this takes neither the memory nor the time.
 void large_values() {
   constexpr std::size_t kBytes = (std::size_t{5} << 30) + 100;
-  Disk::Options given = options(std::size_t{6} << 30);
-  given.chunk = std::size_t{3} << 30;  // more than one call transfers
+  DiskOptions given = options(std::size_t{6} << 30);
+  given.transfers.chunk = std::size_t{3} << 30;  // more than one call transfers
   TestDisk disk(given);
   std::mutex mutex;
   std::map<off_t, std::size_t> seen;
@@ -122,8 +122,8 @@ void discarded_while_under_way() {
 }
 
 void returns_go_first() {
-  Disk::Options given = options();
-  given.threads = 1;
+  DiskOptions given = options();
+  given.transfers.threads = 1;
   TestDisk disk(given);
   std::vector<Value> values;
   std::vector<Copy> away;
@@ -156,8 +156,8 @@ void returns_go_first() {
 }
 
 void what_is_awaited_overtakes() {
-  Disk::Options given = options();
-  given.threads = 1;
+  DiskOptions given = options();
+  given.transfers.threads = 1;
   TestDisk disk(given);
   Gate gate;
   std::mutex mutex;
@@ -186,10 +186,10 @@ void what_is_awaited_overtakes() {
 }
 
 void throttled() {
-  Disk::Options given = options();
-  given.bandwidth = 4e6;
+  DiskOptions given = options();
+  given.transfers.bandwidth = 4e6;
   TestDisk disk(given);
-  expect(disk.write_bandwidth() == 0, "not known yet");
+  expect(disk.figures().out.bandwidth == 0, "not known yet");
   Value value(800'000, 1);
   Value other(800'000, 2);
   auto begin = Clock::now();

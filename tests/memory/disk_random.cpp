@@ -35,16 +35,18 @@ Fault at_random(unsigned seed, unsigned fatal, int error) {
 
 // Returns how many transfers failed.
 unsigned random_transfers(unsigned seed, const Chances& chances) {
-  Disk::Options given = options(kCap);
-  given.threads = 1 + static_cast<int>(seed % 3);
+  DiskOptions given = options(kCap);
+  given.transfers.threads = 1 + static_cast<int>(seed % 3);
   given.direct = chances.direct;
   given.verify = chances.verify;
-  given.bandwidth = chances.bandwidth;
+  given.transfers.bandwidth = chances.bandwidth;
   TestDisk disk(given);
   on_write = at_random(seed, chances.fatal, ENOSPC);
   on_read = at_random(seed + 1, chances.fatal, EIO);
   std::atomic<unsigned> failed{0};
   std::atomic<unsigned> refused{0};
+  std::atomic<unsigned> moved_out{0};
+  std::atomic<unsigned> moved_in{0};
   const auto work = [&](unsigned thread) {
     std::mt19937 random(seed * 100 + thread);
     struct Entry {
@@ -57,9 +59,10 @@ unsigned random_transfers(unsigned seed, const Chances& chances) {
       try {
         e.copy->wait();
         expect(e.copy->is_done(), "what was waited for is done");
+        ++(e.place == Entry::kLeaving ? moved_out : moved_in);
         if (e.place == Entry::kLeaving) e.value->clear();
         e.place = e.place == Entry::kLeaving ? Entry::kAway : Entry::kHere;
-      } catch (const DiskError& error) {
+      } catch (const CopyLost& error) {
         ++failed;
         expect(has(error.what(), folder), "the message names the folder");
         if (e.place == Entry::kLeaving) {
@@ -134,7 +137,7 @@ unsigned random_transfers(unsigned seed, const Chances& chances) {
   expect(chances.fatal > 0 || now.peak_held > kCap / 2, "the cap is put to the test");
   if (chances.fatal == 0) {
     expect(failed == 0 && disk.figures().trouble.empty(), "what can be gone on with is no failure");
-    expect(now.out.transfers > 50 && now.in.transfers > 50 && refused > 0, "much is moved");
+    expect(moved_out > 50 && moved_in > 50 && refused > 0, "much is moved");
     expect(now.capacity == kCap && disk.has_room(kCap), "all can be had again");
   }
   return failed;

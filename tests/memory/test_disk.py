@@ -12,9 +12,9 @@ from models import CORE, compile_model, run_model
 HERE = Path(__file__).parent
 SLAB = [CORE / "memory" / name for name in ("slab.cpp", "stretches.cpp")]
 TIER = [
-    *sorted((CORE / "memory").glob("disk*.cpp")),
-    CORE / "memory" / "scratch_file.cpp",
-    CORE / "base" / "interpreter.cpp",
+    *(CORE / "memory" / name for name in ("scratch_file.cpp", "tier_account.cpp", "transfers.cpp")),
+    *(CORE / "tensors" / name for name in ("disk.cpp", "shared_bytes.cpp", "tier.cpp")),
+    *(CORE / "base" / name for name in ("errors.cpp", "interpreter.cpp")),
 ]
 DISKS = ("ext2/ext3", "xfs", "btrfs", "overlayfs", "f2fs", "zfs")
 
@@ -36,5 +36,6 @@ def test_the_slab_is_a_naive_one() -> None:
 
 # One test, so that not every process compiles.
 def test_what_is_moved_to_a_disk_comes_back(tmp_path: Path) -> None:
-    program = compile_model("disk", [*sorted(HERE.glob("disk_*.cpp")), *TIER, *SLAB])
+    sources = [*sorted(HERE.glob("disk_*.cpp")), *TIER, *SLAB]
+    program = compile_model("disk", sources, with_c10=True)
     run_model(program, str(folder_on_a_disk(tmp_path, HERE)))

@@ -241,9 +241,28 @@ def test_a_full_tier_is_a_hard_cap() -> None:
     assert disk.held_bytes == 0
 
 
+def test_what_finds_no_room_in_one_tier_goes_to_the_next() -> None:
+    small, large = rematfn.Disk(budget=2 * UNIT), rematfn.Disk()
+    g = rematfn.offload(chain, 5 * UNIT + 64, to=[small, large])
+    assert f"to=[Disk(budget={2 * UNIT}), Disk()]" in repr(g)
+    x, z = leaf(), leaf()
+    chain(z).backward()
+    for _ in range(3):
+        x.grad = None
+        g(x).backward()
+        assert_bitwise_equal(x.grad, z.grad)
+        assert rematfn.stats(g).replays == 0
+    assert small.peak_bytes == 2 * UNIT
+    assert large.peak_bytes > 0
+    assert small.held_bytes == large.held_bytes == 0
+
+
 @pytest.mark.parametrize(
     ("to", "error"),
-    [(3, TypeError), ("/no/such/folder", ValueError), ("", ValueError), (b"/tmp", TypeError)],
+    [
+        *((to, TypeError) for to in (3, [3], [], b"/tmp")),
+        *((to, ValueError) for to in ("/no/such/folder", "")),
+    ],
 )
 def test_what_is_no_tier_is_refused(to: Any, error: type[Exception]) -> None:
     with pytest.raises(

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensors/disk.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include "base/interpreter.h"
+#include "memory/checksum.h"
+
+namespace rematfn {
+namespace {
+
+constexpr int kCorrupted = -2;  // beside an errno and ScratchFile::kTruncated
+
+bool is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
+
+class Disk final : public Tier, public std::enable_shared_from_this<Disk> {
+ public:
+  Disk(const DiskOptions& options, const FileCalls& calls);
+  ~Disk() override;
+
+  [[nodiscard]] std::unique_ptr<Copy> put(const c10::Storage& bytes, TensorDomain& domain,
+                                          std::shared_ptr<Waits> waits) override;
+  // Writes and reads some MiB, which are not counted.
+  void find_bandwidth() override;
+  [[nodiscard]] TierFigures figures() override {
+    const std::lock_guard guard(state_->transfers.mutex);
+    return account().figures();
+  }
+
+ private:
+  class Bytes;
+
+  // What a fork leaves to the parent. See Note [No transfer runs across a fork]
+  struct State {
+    explicit State(const DiskOptions& options)
+        : account(options.budget), transfers(options.transfers, account) {}
+
+    TierAccount account;
+    std::unique_ptr<ScratchFile> file;
+    Transfers transfers;
+  };
+  struct Forks {
+    std::mutex mutex;
+    std::set<Disk*> disks;
+  };
+
+  static Forks& forks() {
+    static auto* const forks = new Forks;  // outlives what is destroyed at exit
+    return *forks;
+  }
+  static void before_fork();
+  static void after_fork_in_parent();
+  static void after_fork_in_child();
+
+  [[nodiscard]] const TierAccount& account() const override { return state_->account; }
+  [[nodiscard]] std::optional<std::size_t> take(std::size_t nbytes);
+
+  static const int watching_forks;
+
+  const DiskOptions options_;
+  const FileCalls calls_;
+  std::unique_ptr<State> state_;
+};
+
+// ---- forks ------------------------------------------------------------------------------------
+
+// Note [No transfer runs across a fork]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A direct read puts bytes into pages that the kernel has taken down by their place in memory. If the
+// process forks meanwhile, and then writes to such a page, older kernels give it a copy of the page,
+// and what is read comes to the other one: open(2) forbids the two together. So a fork waits for the
+// chunks that are under way, and none begins until it is over. Whoever forks may not hold what a waiter
+// for a copy needs: that is why these handlers are registered before all others of ours, and so run
+// last before the fork.
+// In the child the threads do not exist, and the file is the parent's: what was made before is lost
+// there, the file is closed, and the first write makes another. What the parent's threads may have waited
+// for is not touched any more, nor freed: its lock is held, and threads are missing that waited.
+void Disk::before_fork() {
+  forks().mutex.lock();
+  for (Disk* disk : forks().disks) disk->state_->transfers.pause();
+}
+
+void Disk::after_fork_in_parent() {
+  for (Disk* disk : forks().disks) disk->state_->transfers.resume();
+  forks().mutex.unlock();
+}
+
+void Disk::after_fork_in_child() {
+  for (Disk* disk : forks().disks) {
+    disk->state_.release()->file.reset();
+    disk->state_ = std::make_unique<State>(disk->options_);
+  }
+  forks().mutex.unlock();
+}
+
+// When the library is loaded, and so before all others.
+const int Disk::watching_forks =
+    pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
+
+// ---- copies -----------------------------------------------------------------------------------
+
+// The bytes of one value. What is queued when it is discarded is cancelled; a chunk that is under way is
+// waited for. One thread uses it at a time.
+class Disk::Bytes final : public Tier::Copy, private Transfers::Transfer {
+ public:
+  Bytes(std::shared_ptr<Disk> disk, const c10::Storage& of, std::shared_ptr<Waits> waits)
+      : Copy(of, std::move(waits)), Transfer(of.nbytes()), disk_(std::move(disk)), state_(*disk_->state_) {}
+  ~Bytes() override {
+    if (is_lost()) return;
+    note_wait(state_.transfers.cancel(*this), std::nullopt);
+    const std::lock_guard guard(state_.transfers.mutex);
+    give_back();
+  }
+
+  [[nodiscard]] bool is_done() const override { return Transfer::is_done() || is_lost(); }
+
+  void wait(std::optional<Trace::Id> returning) override {
+    if (!is_lost()) note_wait(state_.transfers.wait(*this), returning);
+    throw_if_lost();
+    if (error_.empty()) return;
+    comes_to_ = c10::Storage();
+    throw CopyLost(error_);
+  }
+
+  void get(c10::Storage to) override {
+    throw_if_lost();
+    if (!is_done()) throw std::logic_error("what is under way cannot be read");
+    if (!written_) throw CopyLost(error_);
+    error_.clear();
+    comes_to_ = std::move(to);
+    begin(/*out=*/false, comes_to_);
+  }
+
+  void turn_back() override {
+    if (!is_lost()) state_.transfers.wait(*this);  // whoever asks for it will hear of an error
+    comes_to_ = c10::Storage();
+  }
+
+ private:
+  friend class Disk;
+
+  [[nodiscard]] bool is_lost() const { return &state_ != disk_->state_.get(); }
+  void throw_if_lost() const {
+    if (!is_lost()) return;
+    throw CopyLost(said_of(disk_->options_.folder) +
+                   "what was moved there before a fork cannot be had in the child. Call the function "
+                   "anew there.");
+  }
+
+  void note_wait(double seconds, std::optional<Trace::Id> returning) const {
+    if (seconds > 0) waits_->add(seconds, returning);
+  }
+
+  void begin(bool out, const c10::Storage& bytes) {
+    memory_ = static_cast<char*>(const_cast<void*>(bytes.data()));  // which is only read if it goes out
+    written_ |= nbytes == 0;
+    if (nbytes > 0) state_.transfers.begin(*this, out, std::unique_lock(state_.transfers.mutex));
+  }
+
+  void give_back() {
+    if (offset_) state_.account.give_back(*std::exchange(offset_, std::nullopt), nbytes);
+  }
+
+  [[nodiscard]] int move(bool out, std::size_t begin, std::size_t count, Bounce& bounce) override {
+    char* const memory = memory_ + begin;
+    const std::size_t offset = *offset_ + begin;
+    const auto sum = [&] { return checksum(memory, count); };
+    const auto kept = [&]() -> std::uint64_t& { return checksums_[begin / state_.transfers.chunk()]; };
+    const bool verifies = !checksums_.empty();
+    if (out) {
+      if (verifies) kept() = sum();
+      return state_.file->write(memory, count, offset, bounce);
+    }
+    const int error = state_.file->read(memory, count, offset, bounce);
+    return error == 0 && verifies && sum() != kept() ? kCorrupted : error;
+  }
+
+  // Where the disk is full before its budget, copies can be made as others go; where it fails, none can
+  // be any more. That memory is short passes.
+  void end(bool out, int error) override {
+    if (error == 0) {
+      written_ = true;
+      return;
+    }
+    error_ = describe(out, error);
+    if (out) give_back();
+    if (is_full(error) && out) {
+      state_.account.limit_to_held(error_);
+    } else if (error != ENOMEM) {
+      state_.account.limit(0, error_);
+    }
+  }
+
+  [[nodiscard]] std::string describe(bool out, int error) const {
+    const std::string text = said_of(disk_->options_.folder) + "could not " +
+                             (out ? "write " : "read back ") + std::to_string(nbytes) + " bytes: ";
+    if (error == kCorrupted) return text + "they are not what was written. Name a directory on another disk.";
+    if (error == ScratchFile::kTruncated) {
+      return text + "the file has become shorter. Name a directory where nobody cuts it.";
+    }
+    return text + describe_error(error) +
+           (is_full(error) ? ". Make room there, give it a smaller budget, or name another directory."
+            : error == ENOMEM ? ". Leave the process more memory, or more addresses."
+                              : ". Name a directory on another disk.");
+  }
+
+  const std::shared_ptr<Disk> disk_;
+  State& state_;
+  std::optional<std::size_t> offset_;
+  char* memory_ = nullptr;
+  bool written_ = false;  // as a whole
+  std::string error_;
+  std::vector<std::uint64_t> checksums_;  // by chunk
+};
+
+// ---- the tier ---------------------------------------------------------------------------------
+
+// Measured: on two cores, kept busy in both directions, a step takes 1.18 of its time.
+Disk::Disk(const DiskOptions& options, const FileCalls& calls)
+    : Tier("disk", /*is_for_accelerators=*/false,
+           {.latency = 1e-4,
+            .per_byte_out = 1e-9,
+            .per_byte_in = 1e-9,
+            .one_way_at_a_time = true,
+            .drag = 0.18,
+            .clocked = true}),
+      options_(options),
+      calls_(calls),
+      state_(std::make_unique<State>(options)) {
+  check_scratch_folder(options.folder);
+  const std::lock_guard guard(forks().mutex);
+  forks().disks.insert(this);
+}
+
+Disk::~Disk() {
+  const std::lock_guard guard(forks().mutex);
+  forks().disks.erase(this);
+}
+
+// Under the lock: where so many bytes can be written, in a file that is open; or nothing.
+std::optional<std::size_t> Disk::take(std::size_t nbytes) {
+  State& state = *state_;
+  if (!state.account.has_room(nbytes)) return std::nullopt;
+  try {
+    if (!state.file) {
+      auto file = std::make_unique<ScratchFile>(options_.folder, options_.direct, calls_);
+      state.transfers.start();
+      state.file = std::move(file);
+    }
+  } catch (const std::exception& error) {
+    state.account.limit(0, error.what());
+    return std::nullopt;
+  }
+  return state.account.take(nbytes);
+}
+
+std::unique_ptr<Tier::Copy> Disk::put(const c10::Storage& bytes, TensorDomain&,
+                                      std::shared_ptr<Waits> waits) {
+  auto copy = std::make_unique<Bytes>(shared_from_this(), bytes, std::move(waits));
+  if (bytes.nbytes() > 0) {
+    const std::lock_guard guard(state_->transfers.mutex);
+    copy->offset_ = take(bytes.nbytes());
+    if (!copy->offset_) return nullptr;
+    const std::size_t chunk = state_->transfers.chunk();
+    if (options_.verify) copy->checksums_.resize((bytes.nbytes() + chunk - 1) / chunk);
+  }
+  copy->begin(/*out=*/true, bytes);
+  return copy;
+}
+
+// In a file of its own. On the disk of one machine this took 0.06 to 0.11 s.
+void Disk::find_bandwidth() {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kSoon(50);  // what takes longer is slow enough to be known by that
+  TierAccount& account = state_->account;
+  if (account.in.bandwidth > 0) return;
+  const detail::WithoutInterpreter scope;
+  try {
+    ScratchFile file(options_.folder, options_.direct, calls_);
+    Bounce bounce;
+    for (const std::size_t nbytes : {std::size_t{1} << 20, std::size_t{16} << 20}) {
+      if (!account.has_room(nbytes)) return;
+      // Not zeros, which some disks are clever about; and of whole pages.
+      std::vector<char> bytes(nbytes + Slab::kAlignment);
+      std::uint32_t word = 1;
+      for (char& each : bytes) each = static_cast<char>((word = word * 1664525U + 1013904223U) >> 24);
+      void* memory = bytes.data();
+      std::size_t space = bytes.size();
+      std::align(Slab::kAlignment, nbytes, memory, space);
+      const auto moves = [&](TierAccount::Traffic& traffic, const auto& move) {
+        const Clock::time_point begin = Clock::now();
+        if (move(static_cast<char*>(memory)) != 0) return false;
+        const std::chrono::duration<double> took = Clock::now() - begin;
+        const double least = static_cast<double>(nbytes) / options_.transfers.bandwidth;
+        const std::lock_guard guard(state_->transfers.mutex);
+        traffic.note(nbytes, std::max(took.count(), least));
+        return true;
+      };
+      const Clock::time_point begin = Clock::now();
+      const bool works =
+          moves(account.out, [&](char* from) { return file.write(from, nbytes, 0, bounce); }) &&
+          moves(account.in, [&](char* to) { return file.read(to, nbytes, 0, bounce); });
+      if (!works || Clock::now() - begin > kSoon) return;
+    }
+  } catch (const std::exception&) {
+    // who writes there next is told
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Tier> make_disk(const DiskOptions& options, const FileCalls& calls) {
+  return std::make_shared<Disk>(options, calls);
+}
+
+}  // namespace rematfn

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensors/tier.h"
+
+namespace rematfn {
+
+void Tier::Waits::add(double seconds, std::optional<Trace::Id> late) {
+  const std::lock_guard lock(mutex_);
+  seconds_ += seconds;
+  if (late) late_.push_back(*late);
+}
+
+std::pair<double, std::vector<Trace::Id>> Tier::Waits::take() {
+  const std::lock_guard lock(mutex_);
+  return {std::exchange(seconds_, 0), std::exchange(late_, {})};
+}
+
+LinkFigures Tier::link() const {
+  LinkFigures found = unmeasured_;
+  const double out = account().out.bandwidth;
+  const double in = account().in.bandwidth;
+  if (out > 0 || in > 0) {
+    found.per_byte_out = 1 / (out > 0 ? out : in);
+    found.per_byte_in = 1 / (in > 0 ? in : out);
+  }
+  return found;
+}
+
+}  // namespace rematfn
