@@ -348,6 +348,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("stay_outside", &stay_outside);
   m.def("is_intercepting", &is_intercepting);
   bind_traces(m);
+  bind_compiled(m);
   bind_places(m);
   m.def("set_errors", &set_errors);
   m.def("raise_quoted", &raise_quoted);

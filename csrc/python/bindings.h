@@ -18,6 +18,7 @@ namespace rematfn {
 [[nodiscard]] pybind11::object read_journal(const Report& report);
 
 void bind_traces(pybind11::module_& m);
+void bind_compiled(pybind11::module_& m);
 void bind_testing(pybind11::module_& m);  // _C.testing
 
 }  // namespace rematfn

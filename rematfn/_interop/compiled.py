@@ -122,10 +122,12 @@ _Compile = Callable[[fx.GraphModule, Sequence[Any], list[int]], Callable[[list[A
 
 
 def _as_it_is(gm: fx.GraphModule, inputs: Sequence[Any], places: list[int]) -> Any:
+    forward = gm.forward
+
     def run(args: list[Any]) -> Any:
         taken = tuple(args)
         args.clear()
-        return gm(*taken)
+        return forward(*taken)
 
     return run
 

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// compiled.cpp: the operator `rematfn::compiled`. See Note [Compiled pieces are operators]
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <deque>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/thread_local.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace rematfn {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+struct Piece {
+  std::string kinds;  // of what it is given, in its order: T is a tensor, i and f are numbers
+  py::object run;     // takes a list, which it empties
+  py::object bytes_of_results;
+};
+
+// What has compiled a graph may be gone when a level replays it, so all that ran stay.
+std::deque<Piece>& pieces() {
+  static auto* const instance = new std::deque<Piece>;
+  return *instance;
+}
+
+// What a result is: no tensor, or one of the arguments and what is fresh, or a view of that.
+struct Part {
+  py::object other;
+  std::size_t source = 0;  // what is fresh comes after the arguments
+  std::optional<c10::SmallVector<std::int64_t, 5>> sizes;  // of a view
+  c10::SmallVector<std::int64_t, 5> strides;
+  std::int64_t offset = 0;
+};
+using Parts = std::optional<std::vector<Part>>;
+
+REMATFN_THREAD_LOCAL Parts* wanted = nullptr;  // by the call that this thread is in
+
+struct WantedScope {
+  explicit WantedScope(Parts& parts) : outer(std::exchange(wanted, &parts)) {}
+  ~WantedScope() { wanted = outer; }
+  Parts* const outer;
+};
+
+py::object checked(PyObject* made) {
+  if (made != nullptr) return py::reinterpret_steal<py::object>(made);
+  python_error error;
+  error.persist();
+  throw std::move(error);
+}
+
+py::object call(const Piece& piece, const py::object& function, at::TensorList tensors,
+                at::IntArrayRef sizes, at::ArrayRef<double> numbers) {
+  py::list given(piece.kinds.size());
+  std::size_t place = 0;
+  for (const char kind : piece.kinds) {
+    PyObject* item = nullptr;
+    if (kind == 'T') {
+      item = THPVariable_Wrap(tensors.front());
+      tensors = tensors.slice(1);
+    } else if (kind == 'i') {
+      item = PyLong_FromLongLong(sizes.front());
+      sizes = sizes.slice(1);
+    } else {
+      item = PyFloat_FromDouble(numbers.front());
+      numbers = numbers.slice(1);
+    }
+    PyList_SET_ITEM(given.ptr(), static_cast<Py_ssize_t>(place++), checked(item).release().ptr());
+  }
+  return checked(PyObject_CallOneArg(function.ptr(), given.ptr()));
+}
+
+// Returns a tensor for each storage that is no argument's.
+Tensors take_apart(const py::object& results, at::TensorList arguments, std::vector<Part>& parts) {
+  Tensors all(arguments.begin(), arguments.end());
+  const auto find = [&all](const auto& is_it) {
+    return static_cast<std::size_t>(std::ranges::find_if(all, is_it) - all.begin());
+  };
+  for (const py::handle result : results) {
+    Part& part = parts.emplace_back();
+    if (!THPVariable_Check(result.ptr())) {
+      part.other = py::reinterpret_borrow<py::object>(result);
+      continue;
+    }
+    const at::Tensor& tensor = THPVariable_Unpack(result.ptr());
+    part.source = find([&](const at::Tensor& t) { return t.is_same(tensor); });
+    if (part.source < all.size()) continue;
+    part.source = find([&](const at::Tensor& t) {
+      return t.has_storage() && t.is_alias_of(tensor);
+    });
+    if (part.source == all.size()) {
+      all.push_back(tensor);
+    } else if (all[part.source].scalar_type() != tensor.scalar_type()) {
+      part.source = all.size();
+      all.push_back(tensor.clone());
+    } else {
+      part.sizes.emplace(tensor.sizes());
+      part.strides = tensor.strides();
+      part.offset = tensor.storage_offset();
+    }
+  }
+  all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(arguments.size()));
+  return all;
+}
+
+Tensors run(at::TensorList tensors, at::IntArrayRef sizes, at::ArrayRef<double> numbers,
+            std::int64_t number, std::int64_t) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const py::gil_scoped_acquire gil;
+  const Piece& piece = pieces()[static_cast<std::size_t>(number)];
+  const py::object results = call(piece, piece.run, tensors, sizes, numbers);
+  std::vector<Part> parts;
+  Tensors fresh = take_apart(results, tensors, parts);
+  if (wanted != nullptr) *wanted = std::move(parts);
+  return fresh;
+}
+
+// A tensor of as many bytes as the results have: a level asks for no more.
+Tensors run_on_shapes(at::TensorList tensors, at::IntArrayRef sizes, at::ArrayRef<double> numbers,
+                      std::int64_t number, std::int64_t) {
+  const py::gil_scoped_acquire gil;
+  const Piece& piece = pieces()[static_cast<std::size_t>(number)];
+  const auto nbytes = call(piece, piece.bytes_of_results, tensors, sizes, numbers).cast<std::int64_t>();
+  return {at::empty({nbytes}, at::dtype(at::kByte).device(at::kMeta))};
+}
+
+std::size_t add_piece(std::string kinds, py::object run, py::object bytes_of_results) {
+  pieces().push_back({std::move(kinds), std::move(run), std::move(bytes_of_results)});
+  return pieces().size() - 1;
+}
+
+// The results of a piece, by the operator; None if it has not run. Empties the list.
+std::optional<py::list> run_piece(std::size_t number, std::int64_t flops, const py::list& given) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("rematfn::compiled", "")
+                             .typed<decltype(run)>();
+  Tensors all;
+  c10::SmallVector<std::int64_t, 4> sizes;
+  c10::SmallVector<double, 4> numbers;
+  for (std::size_t i = 0; const char kind : pieces()[number].kinds) {
+    const py::handle item = PyList_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i++));
+    if (kind == 'T') {
+      all.push_back(THPVariable_Unpack(item.ptr()));
+    } else if (kind == 'i') {
+      sizes.push_back(item.cast<std::int64_t>());
+    } else {
+      numbers.push_back(item.cast<double>());
+    }
+  }
+  PyList_SetSlice(given.ptr(), 0, PY_SSIZE_T_MAX, nullptr);
+  Parts parts;
+  {
+    const py::gil_scoped_release no_gil;
+    const WantedScope scope(parts);
+    Tensors fresh = op.call(all, sizes, numbers, static_cast<std::int64_t>(number), flops);
+    std::ranges::move(fresh, std::back_inserter(all));
+  }
+  if (!parts) return std::nullopt;
+  py::list results(parts->size());
+  for (Py_ssize_t i = 0; Part& part : *parts) {
+    if (!part.other) {
+      const at::Tensor& source = all[part.source];
+      part.other = checked(THPVariable_Wrap(
+          part.sizes ? source.as_strided(*part.sizes, part.strides, part.offset) : source));
+    }
+    PyList_SET_ITEM(results.ptr(), i++, part.other.release().ptr());
+  }
+  return results;
+}
+
+}  // namespace
+
+// The arguments of a piece, by kind; its number here; the FLOPs that it takes.
+TORCH_LIBRARY(rematfn, m) {
+  m.def("compiled(Tensor[] tensors, int[] sizes, float[] numbers, int piece, int flops) -> Tensor[]");
+  m.impl("compiled", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run));
+  m.impl("compiled", c10::DispatchKey::Meta, TORCH_FN(run_on_shapes));
+}
+
+void bind_compiled(py::module_& m) {
+  m.def("add_piece", &add_piece);
+  m.def("run_piece", &run_piece);
+}
+
+}  // namespace rematfn
