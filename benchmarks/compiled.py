@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled blocks inside of budgets, beside the compiler's own budget and `checkpoint`.
 
-The blocks of a transformer and of a residual network are compiled one by one, and trained by each
-contender in turn, in one process. Peaks are those of torch's allocator, counted alike for all.
+The blocks of a network are compiled one by one, and trained by each contender in turn, in one
+process. Peaks are those of torch's allocator, counted alike for all.
 """
 
 from __future__ import annotations
@@ -26,9 +26,13 @@ BUDGETS = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2)
 EAGER_BUDGETS = (0.6, 0.4, 0.3)
 COMPILED_BUDGETS = (0.75, 0.5, 0.25, 0.0)
 ABOUT = """
-A step, forward and backward, of {blocks} blocks: a transformer's with dropout, width {width},
-length {width}, batch {batch}; or residual ones of two convolutions with batch norms, {channels}
-channels, {size} x {size} pixels, batch {batch}. *Peak*: the most bytes of tensors at once,
+A step, forward and backward. Of {blocks} blocks in a row: a *transformer*'s with dropout, width
+{width}, length {width}, batch {batch}; or *residual* ones of two convolutions with batch norms,
+{channels} channels, {size} x {size} pixels, batch {batch}. Of a *u-net* whose five stages are
+compiled, from {channels} channels and {size} x {size} pixels, batch {batch}. Of an *lstm* of width
+{width}, batch {batch}, whose cell is compiled and called {steps} times. And of *maml*: {blocks}
+steps of gradient descent for a perceptron, width {width}, batch {rows}. Each of these steps is
+compiled, its gradient in it. *Peak*: the most bytes of tensors at once,
 parameters' gradients included, as torch's profiler counts allocations, in MiB and over eager's.
 *Time*: the median, over {repeats} rounds, of the ratio to eager in the same round, and the least
 and the most of them. *Exact*: loss and gradients are bitwise those of the same blocks, compiled by
@@ -76,26 +80,114 @@ class Residual(nn.Module):
         return (x + self.norm_2(self.second(y))).relu()
 
 
-class Checkpointed(nn.Module):
-    """A block around which is `torch.utils.checkpoint`."""
+class Stage(nn.Module):
+    """A convolution with a norm and a nonlinearity."""
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, channels: int, made: int) -> None:
         super().__init__()
-        self.block = block
+        self.convolution = nn.Conv2d(channels, made, 3, padding=1)
+        self.norm = nn.GroupNorm(8, made)
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102
-        result: Tensor = checkpoint(self.block, x, use_reentrant=False)
-        return result
+        return F.silu(self.norm(self.convolution(x)))
 
 
-def contenders(make: Callable[[], nn.Sequential]) -> dict[str, tuple[Any, nn.Module, str]]:
+class UNet(nn.Module):
+    """Stages at three resolutions, down and up again."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        c = channels
+        self.down = nn.ModuleList([Stage(c, c), Stage(c, 2 * c)])
+        self.middle = Stage(2 * c, 4 * c)
+        self.up = nn.ModuleList([Stage(6 * c, 2 * c), Stage(3 * c, c)])
+        self.blocks = [*self.down, self.middle, *self.up]
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        skipped = []
+        for stage in self.down:
+            skipped.append(stage(x))
+            x = F.avg_pool2d(skipped[-1], 2)
+        x = self.middle(x)
+        for stage in self.up:
+            x = stage(torch.cat([F.interpolate(x, scale_factor=2.0), skipped.pop()], 1))
+        return x
+
+
+class Cell(nn.Module):
+    """An LSTM's cell. Torch's compiler leaves `nn.LSTMCell` by itself to eager."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gates = nn.Linear(2 * width, 4 * width)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        write, keep, new, show = self.gates(torch.cat([x, h], -1)).chunk(4, -1)
+        c = keep.sigmoid() * c + write.sigmoid() * new.tanh()
+        return show.sigmoid() * c.tanh(), c
+
+
+class Recurrent(nn.Module):
+    """A cell, called step by step."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cell = Cell(width)
+        self.blocks = [self.cell]
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        h, c = torch.zeros_like(x[0]), torch.zeros_like(x[0])
+        outputs = []
+        for row in x:
+            h, c = self.cell(row, h, c)
+            outputs.append(h)
+        return torch.stack(outputs)
+
+
+class GradientStep(nn.Module):
+    """A perceptron's weights, one gradient step later."""
+
+    def forward(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:  # noqa: D102
+        def loss(weights: tuple[Tensor, ...]) -> Tensor:
+            return (perceptron(x, weights) - x).square().mean()
+
+        gradients = torch.func.grad(loss)(weights)
+        return tuple(w - 0.1 * g for w, g in zip(weights, gradients, strict=True))
+
+
+class Adapted(nn.Module):
+    """A perceptron that has been trained for a few steps, which are differentiated (MAML)."""
+
+    def __init__(self, width: int, steps: int) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(width, width) / width**0.5 for _ in range(3))
+        self.blocks = [GradientStep() for _ in range(steps)]
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        weights = tuple(self.weights)
+        for block in self.blocks:
+            weights = block(x, *weights)
+        return perceptron(x, weights)
+
+
+def perceptron(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+    """Return what layers of these weights make of `x`."""
+    for weight in weights:
+        x = F.gelu(x @ weight)
+    return x
+
+
+def contenders(make: Callable[[], Any]) -> dict[str, tuple[Any, nn.Module, str]]:
     """Return, by name: what is called, the net, and whose bits it has to have."""
     found: dict[str, tuple[Any, nn.Module, str]] = {}
 
-    def compiled(**how: Any) -> nn.Sequential:
+    def compiled(is_checkpointed: bool = False, **how: Any) -> nn.Module:
         net = make()
-        for block in net:
-            block.compile(**how)
+        for block in net.blocks:
+            block.compile(dynamic=False, **how)
+            if is_checkpointed:
+                call = block._compiled_call_impl
+                block._compiled_call_impl = functools.partial(checkpoint, call, use_reentrant=False)
         return net
 
     def add(name: str, net: nn.Module, whose: str, f: Any = None) -> None:
@@ -106,7 +198,7 @@ def contenders(make: Callable[[], nn.Sequential]) -> dict[str, tuple[Any, nn.Mod
         net = make()
         add(f"rematfn, eager, {budget:g}", net, "eager", rematfn.remat(net, budget))
     add("inductor", compiled(backend="inductor"), "inductor")
-    net = nn.Sequential(*(Checkpointed(block) for block in compiled(backend="inductor")))
+    net = compiled(is_checkpointed=True, backend="inductor")
     add("inductor, checkpoint around each block", net, "inductor")
     for budget in COMPILED_BUDGETS:
         add(f"inductor, {budget:g}", compiled(backend=inductor_within(budget)), "inductor")
@@ -152,25 +244,35 @@ def timed(step: Step) -> float:
 def main() -> None:
     """Measure, print, and write the document."""
     parser = argparse.ArgumentParser(description=__doc__)
-    sizes = {"blocks": 8, "width": 256, "batch": 8, "channels": 64, "size": 32, "repeats": 9}
-    for name, default in sizes.items():
+    sizes = {"blocks": 8, "width": 256, "batch": 8, "channels": 64, "size": 32, "steps": 32}
+    for name, default in {**sizes, "rows": 1024, "repeats": 9}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--nets", nargs="*", help="those whose names are given, or all")
     options = parser.parse_args()
-    torch._dynamo.config.recompile_limit = 64  # all nets are of one class
+    torch._dynamo.config.recompile_limit = 256  # all nets are of a few classes
+    torch._dynamo.config.accumulated_recompile_limit = 1024
+    width, channels, pixels = options.width, options.channels, (options.size, options.size)
+
+    def row(block: Callable[[], nn.Module]) -> nn.Module:
+        net = nn.Sequential(*(block() for _ in range(options.blocks)))
+        net.blocks = list(net)
+        return net
+
+    images = torch.randn(options.batch, channels, *pixels)
     nets: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
         "transformer": (
-            lambda: Block(options.width),
-            torch.randn(options.batch, options.width, options.width),
+            lambda: row(lambda: Block(width)),
+            torch.randn(options.batch, width, width),
         ),
-        "residual": (
-            lambda: Residual(options.channels),
-            torch.randn(options.batch, options.channels, options.size, options.size),
-        ),
+        "residual": (lambda: row(lambda: Residual(channels)), images),
+        "u-net": (lambda: UNet(channels), images),
+        "lstm": (lambda: Recurrent(width), torch.randn(options.steps, options.batch, width)),
+        "maml": (lambda: Adapted(width, options.blocks), torch.randn(options.rows, width)),
     }
     rows: list[dict[str, object]] = []
     with OthersLoad() as load:
-        for name, (block, x) in nets.items():
-            rows += measured(name, block, x, options.blocks, options.repeats)
+        for name in options.nets or nets:
+            rows += measured(name, *nets[name], options.repeats)
     save(
         "compiled",
         "Compiled blocks inside of budgets",
@@ -182,13 +284,13 @@ def main() -> None:
 
 
 def measured(
-    name: str, block: Callable[[], nn.Module], x: Tensor, blocks: int, repeats: int
+    name: str, net_of: Callable[[], nn.Module], x: Tensor, repeats: int
 ) -> list[dict[str, object]]:
     """Return a row for each contender."""
 
-    def make() -> nn.Sequential:
+    def make() -> nn.Module:
         torch.manual_seed(0)
-        return nn.Sequential(*(block() for _ in range(blocks)))
+        return net_of()
 
     steps: dict[str, Step] = {}
     rows: dict[str, dict[str, object]] = {}
