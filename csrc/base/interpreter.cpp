@@ -37,10 +37,10 @@ std::string describe_place(std::uint32_t place) {
 namespace detail {
 
 WithoutInterpreter::WithoutInterpreter()
-    : token_(the_interpreter.let_go == nullptr ? nullptr : the_interpreter.let_go()) {}
+    : token_(the_interpreter.release == nullptr ? nullptr : the_interpreter.release()) {}
 
 WithoutInterpreter::~WithoutInterpreter() {
-  if (token_ != nullptr) the_interpreter.take_back(token_);
+  if (token_ != nullptr) the_interpreter.acquire(token_);
 }
 
 }  // namespace detail

@@ -5,9 +5,9 @@
 // Note [Who waits does not hold the interpreter]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A domain's lock is held while kernels run, and a kernel written in Python waits for the
-// interpreter's lock. Most of torch's bindings let go of that one before they call an operator, but
+// interpreter's lock. Most of torch's bindings release that one before they call an operator, but
 // not all: `x[0]` and `x.T` do not. So a thread that holds it and has to wait for one of our locks
-// lets go of it for the while; then whoever holds ours can always get the interpreter's, and the two
+// releases it for the while; then whoever holds ours can always get the interpreter's, and the two
 // threads do not wait for each other.
 //
 // Note [Interrupts are served between replays]
@@ -26,10 +26,10 @@
 namespace rematfn {
 
 struct Interpreter {
-  // Lets go of the interpreter's lock; returns what take_back() wants, or null if this thread does
+  // Releases the interpreter's lock; returns what acquire() wants, or null if this thread does
   // not hold it.
-  void* (*let_go)();
-  void (*take_back)(void* token);
+  void* (*release)();
+  void (*acquire)(void* token);
   // Throws if the user wants the program to stop.
   void (*serve_signals)();
   // Whether an exception says so, and must not be swallowed.

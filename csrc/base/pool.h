@@ -54,7 +54,7 @@ class Pooled {
         blocks_.first = block->next;
         ::operator delete(block);
       }
-      blocks_.kept = kMostKept;  // whatever the thread still lets go of is not kept
+      blocks_.kept = kMostKept;  // whatever the thread still frees is not kept
     }
   };
   // Apart from the blocks, for then these are found without asking whether they have been made.

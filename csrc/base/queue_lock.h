@@ -4,9 +4,9 @@
 //
 // Note [One word for a lock and its queue]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Who lets go of the lock has to see to what was queued meanwhile, and who queues something must be
+// Who releases the lock has to see to what was queued meanwhile, and who queues something must be
 // sure that somebody will. Were lock and queue two things, the holder would look at the queue once
-// more after it has let go; but by then another thread may have done so, and whatever the lock
+// more after it has released it; but by then another thread may have done so, and whatever the lock
 // guards may be gone, with the lock. So both are one word: zero if the lock is free, else the newest
 // entry of the queue, with a bit that says that it is taken and one for threads that wait. It becomes
 // zero only when the queue is empty, and is not read after that. (Waiters are woken by its address;
@@ -53,7 +53,7 @@ class QueueLock {
     while (!try_lock()) wait();
   }
 
-  // Null: the lock is let go of. Else it is not, and this is what has been queued, oldest first.
+  // Null: the lock is released. Else it is not, and this is what has been queued, oldest first.
   [[nodiscard]] Entry* unlock() {
     if (depth_ > 1) {
       --depth_;

@@ -28,11 +28,11 @@ void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   retains_ |= stays;
   if (version->table && !version->producer && !version->trimmed) free_dropped(*version);
   const bool goes = !stays && room_.store.forget(*version);
-  room_.let_go(*version);
+  room_.end_unconstrained(*version);
   // Of a constant that lineage reads, what is coming is all that there is.
   const bool is_needed = version->place() == Place::kComing && !version->producer && version->readers;
   if (goes && !is_needed && version->table && version->has_bytes()) room_.leave(*version);
-  if (retains_ && room_.observers.schedule() == nullptr) let_go_of_kept_for(*version);
+  if (retains_ && room_.observers.schedule() == nullptr) drop_kept_for(*version);
 }
 
 static bool is_decided(const Table& table) {  // Rule 5
@@ -67,7 +67,7 @@ bool Burial::is_scheduled(const Version& version) const {
 }
 
 // See Note [A kept value outlives the program's tensors]
-void Burial::let_go_of_kept_for(const Version& version) {
+void Burial::drop_kept_for(const Version& version) {
   if (!version.producer) return;
   Walk walk(room_.walks);
   walk.visit(*version.producer);

@@ -19,7 +19,7 @@ class Burial {
 
  private:
   [[nodiscard]] bool is_scheduled(const Version& version) const;
-  void let_go_of_kept_for(const Version& version);
+  void drop_kept_for(const Version& version);
 
   // The program has dropped a constant, and what was made from it becomes constants, if that takes no replay,
   // nor more than it is worth. See Note [What an old value is needed for]

@@ -12,7 +12,7 @@
 // A tensor may die on any thread, in the middle of an operator, while its thread holds Python's
 // lock. Waiting for the domain's lock there could deadlock with an operator that waits for Python's,
 // and changing the table there would pull it away from under the code that walks it. So if the lock
-// is not free, release() only queues the version, for whoever holds the lock to bury as it lets go.
+// is not free, release() only queues the version, for whoever holds the lock to bury as it unlocks.
 // Until then nothing has changed for the thread that holds the lock. The version's bytes are in the
 // queue with it, so that they are still there; its cell still exists, although no tensor of the
 // program refers to it any more.

@@ -22,7 +22,7 @@ void Evictor::evict_by_copy(Version& version) {
   evict(version);
 }
 
-// See Note [A version goes by a way], Rule 6. Each is let go, or forgotten, once after it was touched: to
+// See Note [A version goes by a way], Rule 6. Each leaves, or is forgotten, once after it was touched: to
 // look at all of them after each operator makes a program of n operators cost n^2.
 void Evictor::evict_untouched(double before) {
   Recent& recent = moves_.recent;

@@ -113,7 +113,7 @@ void Ledger::admit(Table& table, Version& version, bool unconstrained) {
   observers.note_made(version);
 }
 
-void Ledger::let_go(Version& version) {
+void Ledger::end_unconstrained(Version& version) {
   if (!std::exchange(version.unconstrained, false)) return;
   for (Table* t = version.table.get(); t != nullptr; t = t->enclosing.get()) {
     t->unconstrained_bytes_ -= version.nbytes;
@@ -123,7 +123,7 @@ void Ledger::let_go(Version& version) {
 void Ledger::expel(Version& version) {
   Table& table = *version.table;
   delist(version);
-  let_go(version);
+  end_unconstrained(version);
   if (version.copied_by() != nullptr) discard_copy(version);
   if (version.has_bytes()) {
     discharge(table, version.nbytes);

@@ -114,8 +114,8 @@ class Ledger {
   // `version` becomes a constant: it keeps its bytes and forgets how it was made. `trimmed`: since the record
   // was too long.
   void cut(Version& version, bool trimmed = false);
-  // The program, or lineage, asks no more for what `version` contains.
-  void let_go(Version& version);
+  // Without a budget the program would have freed it by now.
+  void end_unconstrained(Version& version);
   // A version is about to become a result of the outermost level's. Between the next two, results go on
   // counting when they leave.
   void note_result(const Version& version);

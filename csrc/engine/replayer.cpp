@@ -136,7 +136,7 @@ void Replayer::run_replays(std::span<Version* const> wanted, std::size_t per_ope
       if (v->can_be_fetched()) replays_.fetch(*v);
     }
   }
-  let_go_of_all();
+  unpin_inputs_of_all();
 }
 
 void Replayer::enqueue(Version& missing) {
@@ -183,7 +183,7 @@ void Replayer::run_queue() {
     std::pop_heap(heap_.begin(), heap_.end(), Later{});
     heap_.pop_back();
     operation->queued = false;
-    let_go_of_inputs(operation.get());
+    unpin_inputs(operation.get());
     for (Input& input : operation->inputs) unexpect(*input.version);
     for (Input& input : operation->inputs) replays_.drop_if_useless(*input.version);
   }
@@ -195,14 +195,14 @@ void Replayer::hold(Version& version, const Operation* reader) {
   held_.emplace_back(reader, Ref<Version>(&version));
 }
 
-void Replayer::let_go_of_inputs(const Operation* reader) {
+void Replayer::unpin_inputs(const Operation* reader) {
   while (!held_.empty() && held_.back().first == reader) {
     unpin(*held_.back().second);
     held_.pop_back();
   }
 }
 
-void Replayer::let_go_of_all() {
+void Replayer::unpin_inputs_of_all() {
   for (auto& [reader, version] : held_) unpin(*version);
   held_.clear();
 }
@@ -213,7 +213,7 @@ void Replayer::abandon_queue() {
     for (Input& input : operation->inputs) unexpect(*input.version);
   }
   heap_.clear();
-  let_go_of_all();
+  unpin_inputs_of_all();
 }
 
 }  // namespace rematfn

@@ -54,8 +54,8 @@ class Replayer {
   void run_queue();
   void abandon_queue();
   void hold(Version& version, const Operation* reader);
-  void let_go_of_inputs(const Operation* reader);
-  void let_go_of_all();
+  void unpin_inputs(const Operation* reader);
+  void unpin_inputs_of_all();
 
   Room& room_;
   Replays replays_;

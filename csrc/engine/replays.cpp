@@ -13,7 +13,7 @@ bool Replays::is_missing(Version& version) {
   if (version.has_bytes() && room_.store.lost(version)) {
     version.has_tensor = false;
     if (room_.store.forget(version)) {
-      room_.let_go(version);
+      room_.end_unconstrained(version);
       room_.leave(version);
     }
   }

@@ -8,7 +8,7 @@
 // domain of its own, and what is to be bounded is what they hold together. So the outermost table of
 // such a budget in each domain adds its bytes to a sum; inside it, another table of the same budget
 // counts along with it, once. The sum is atomic, since domains have a lock each. While its domain is
-// locked, a table counts with the most that it has held since, and settles when the lock is let go of.
+// locked, a table counts with the most that it has held since, and settles when the lock is released.
 // So bytes that only change hands do not leave the sum between. To make room is to count what is about
 // to be allocated before it is there: else two threads would count on the same bytes.
 

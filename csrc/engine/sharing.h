@@ -18,7 +18,7 @@
 //      may evict from it. What it needs itself is pinned.
 //   3. To wait makes sense as long as some domain is busy and does not lend: what its operator holds
 //      will be free. If all have been looked at, there is no room: NoRoom, for the one that found out.
-//      The others wait on, since it is about to let go of what it holds.
+//      The others wait on, since it is about to free what it holds.
 //   4. A busy operator may wait for something that the waiting one holds, where we cannot see it. So
 //      nobody waits for longer than a minute in which nothing changes.
 //

@@ -48,18 +48,18 @@ void Step::run() {
 
 void Step::finish() {
   unpin_all();
-  if (seen_ && domain_.observers.schedule() != nullptr) let_spent_go();
+  if (seen_ && domain_.observers.schedule() != nullptr) evict_spent();
   domain_.trim_if_long();
   if (domain_.is_moving()) domain_.note_arrivals();
   if (is_bounded_) domain_.make_room(level_, 0);
   for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
     if (t->policy.evict_everything) domain_.evictor.evict_all(*t);
   }
-  if (level_.has_copies()) let_go_early();
+  if (level_.has_copies()) leave_early();
 }
 
 // See Note [A version goes by a way], Rule 6
-void Step::let_go_early() {
+void Step::leave_early() {
   if (level_.leaves_early) domain_.evictor.evict_untouched(before_);
   if (!domain_.foresees()) return;
   if (seen_) {
@@ -69,13 +69,13 @@ void Step::let_go_early() {
 }
 
 // See Note [A schedule is carried out], 2
-void Step::let_spent_go() {
+void Step::evict_spent() {
   const auto spent = domain_.observers.guide->spent();
-  const auto let_go = [&](Version& version) {
+  const auto evict = [&](Version& version) {
     if (std::ranges::find(spent, version.value) != spent.end()) domain_.evictor.evict_if_free(version);
   };
-  for (const ObservedCall::Read& read : seen_->reads) let_go(*read.version);
-  for (const ObservedCall::Made& made : seen_->makes) let_go(*made.version);
+  for (const ObservedCall::Read& read : seen_->reads) evict(*read.version);
+  for (const ObservedCall::Made& made : seen_->makes) evict(*made.version);
 }
 
 // See Note [Before, not after]
@@ -290,7 +290,7 @@ bool Step::begin(Version& contents, std::int32_t over) {
   if (!is_saved(old)) {  // and lives on as lineage, if at all
     old.has_tensor = false;
     domain_.store.overwritten(old);
-    domain_.let_go(old);
+    domain_.end_unconstrained(old);
     domain_.leave(old);
   } else {
     discharge_original(old);

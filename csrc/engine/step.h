@@ -163,8 +163,8 @@ class Step {
   [[nodiscard]] bool overwrites_only_replayable() const;
   [[nodiscard]] Ref<Version> observed(std::size_t operand);
   void make_room();
-  void let_go_early();
-  void let_spent_go();
+  void leave_early();
+  void evict_spent();
   void observe(const Outcome& outcome);
 
   Domain& domain_;

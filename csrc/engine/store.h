@@ -21,9 +21,9 @@ class Store {
   virtual void drop(Version& version) = 0;
   // Whether somebody we do not know of holds the version's storage.
   [[nodiscard]] virtual bool held_elsewhere(const Version& version) = 0;
-  // The program let go of `version`, which stays resident on `bytes`. False if these are gone.
+  // The program dropped `version`, which stays resident on `bytes`. False if these are gone.
   virtual bool retain(Version& version, const Bytes& bytes) = 0;
-  // The program let go of `version`. True if its bytes went with the tensor.
+  // The program dropped `version`. True if its bytes went with the tensor.
   virtual bool forget(Version& version) = 0;
   // Whether the bytes of a resident version are gone without a word of it.
   [[nodiscard]] virtual bool lost(const Version& version) = 0;

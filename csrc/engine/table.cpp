@@ -132,7 +132,7 @@ void Table::note_need(std::size_t nbytes) {
   }
 }
 
-void Table::let_go_by(std::vector<Way*> ways) {
+void Table::evict_by(std::vector<Way*> ways) {
   ways_ = std::move(ways);
   has_copies_ |= std::ranges::any_of(ways_, &Way::keeps_copy);
 }

@@ -135,7 +135,7 @@ class Table : public Node {
 
   // Versions go by these ways, of this table and of those inside it. By default they are dropped. To be
   // said before there is any.
-  void let_go_by(std::vector<Way*> ways);
+  void evict_by(std::vector<Way*> ways);
   // Whether one of the ways of this table, or of one around it, keeps a copy.
   [[nodiscard]] bool has_copies() const { return has_copies_; }
   void check() const;

@@ -80,7 +80,7 @@ void Trace::check() const {
     }
     if (event.what != What::kCall) {
       require(state(event.index) == State::kAlive,
-              "value " + std::to_string(event.index) + " is let go of, but is not there");
+              "value " + std::to_string(event.index) + " is released, but is not there");
       if (event.what == What::kRelease) state(event.index) = State::kGone;
       continue;
     }

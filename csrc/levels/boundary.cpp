@@ -71,7 +71,7 @@ namespace {
 void seal_cell(const at::Tensor& tensor, Level& level) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   const bool was_levels = with_cell(tensor, [&](Cell& cell) {
-    // Another tree's tensor that came through here: its own level lets go of it.
+    // Another tree's tensor that came through here: its own level releases it.
     Level& leaving = cell.level->domain == level.domain ? level : level_of(cell);
     if (level_of(cell).depth < leaving.depth) return;  // an enclosing level's, which it stays
     give_cell(impl, cell, leaving.heir());

@@ -272,7 +272,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
     std::vector<Way*> ways;
     if (options.drops) ways.push_back(&domain->drop_and_replay);
     for (const auto& tier : options.tiers) ways.push_back(&way_to(*domain, tier, options.drops));
-    level->let_go_by(std::move(ways));
+    level->evict_by(std::move(ways));
     level->leaves_early |= options.leaves_early;
   }
   if (options.shared && !is_shared_around(options.shared, enclosing)) domain->join(*level, options.shared);

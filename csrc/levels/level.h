@@ -167,7 +167,7 @@ void bring_survivors_back(Level& level);
 // What `f` stores away (an optimiser's moments, the hidden state of an RNN, a cache) is not among its
 // results. It was computed from parameters, buffers and gradients, which the program overwrites
 // between two calls as a matter of course; if it were still evicted then, it could not be had again.
-//   1. What autograd cannot have saved, or has let go of, becomes the caller's, as a result would:
+//   1. What autograd cannot have saved, or has freed, becomes the caller's, as a result would:
 //      when `f` is over, and at the end of each backward after that which frees its graph. So a step
 //      that has run its backward may return its loss, with what is left of the graph.
 //      See Note [What autograd may have saved].
@@ -199,15 +199,15 @@ void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit,
 // A backward that ends with an exception (Ctrl-C, which we serve between replays; a budget that is too
 // small) leaves the nodes that were ready in a queue of their thread's, with their graph and with the
 // gradients on their way. The main thread's queue is destroyed after the interpreter has gone, and static
-// objects even later. Were a level to die with them, it would let go of storages from outside; and one that
+// objects even later. Were a level to die with them, it would free storages from outside; and one that
 // is a NumPy array's (`from_numpy`, `from_dlpack`, `frombuffer`), or a score written in Python, takes the
 // interpreter's lock for that: the process would end with a segmentation fault.
 //   1. While the interpreter still runs, at its exit handlers, the main thread's queue is replaced by an
 //      empty one. Nobody can run what was in it: its backward is over. So goes what torch has saved there,
 //      too, which no level may know any more.
-//   2. When the interpreter has gone, every domain's lock is taken and never let go of. Whatever is dropped
+//   2. When the interpreter has gone, every domain's lock is taken and never released. Whatever is dropped
 //      from then on waits in the lock's queue, storage and all: Note [The program may drop a tensor at any
-//      time]. So levels let go of nothing, and what they hold, torch's own references cannot free either.
+//      time]. So levels free nothing, and what they hold, torch's own references cannot free either.
 
 // On the main thread, which is in no backward.
 void empty_ready_queue();

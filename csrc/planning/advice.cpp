@@ -121,7 +121,7 @@ class Mirror {
 
   Trace trace_;
   std::vector<bool> held_;             // by value of the record
-  std::vector<Trace::Id> in_flight_;   // made by the backward, and not let go of
+  std::vector<Trace::Id> in_flight_;   // made by the backward, and not freed
   std::vector<Trace::Id> gradients_;
 };
 

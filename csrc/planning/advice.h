@@ -17,7 +17,7 @@
 // A first call that is refused in its forward would be refused again in its backward, an operator
 // further at each attempt: what a backward needs besides its gradients is what it takes to replay the
 // forward. Of the backward nothing is recorded, but what it reads is known: the values that the
-// program has read and not let go of. So the record is followed by a backward in its image: from the
+// program has read and not freed. So the record is followed by a backward in its image: from the
 // last call to the first, one for each value made inside that the call has read, with its cost and
 // scratch. It makes the gradient of that value, from those of the results and from what is held of the
 // results and of the other inputs, as in a product; of the value itself, where it is alone. A forward

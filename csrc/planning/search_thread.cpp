@@ -130,7 +130,7 @@ void work(Searcher& own) {
 
 // The mutex is held.
 void start(Searcher& own) {
-  if (own.thread.joinable()) own.thread.join();  // it has let go of the mutex for the last time
+  if (own.thread.joinable()) own.thread.join();  // it has unlocked the mutex for the last time
   try {
     own.thread = start_in_background([&own] { work(own); });
     own.working = true;

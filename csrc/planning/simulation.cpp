@@ -193,11 +193,11 @@ class Simulation {
         table_(new Table(domain_, *domain_, nullptr, options.budget, options.policy)),
         level_(table_),
         versions_(trace.values.size()) {
-    if (!options.ways.empty()) table_->let_go_by(options.ways);
+    if (!options.ways.empty()) table_->evict_by(options.ways);
     if (options.link) {
       link_ = std::make_unique<SimulatedLink>(*domain_, options.link->figures, options.link->room,
                                               trace.values.size());
-      table_->let_go_by(options.link->drops
+      table_->evict_by(options.link->drops
                             ? std::vector<Way*>{&domain_->drop_and_replay, link_.get()}
                             : std::vector<Way*>{link_.get()});
     }
@@ -261,7 +261,7 @@ class Simulation {
   void enter() {
     const InnerLevel& inner = *options_.inner;
     level_ = Ref<Table>(new Table(domain_, *domain_, table_.get(), inner.budget, options_.policy));
-    if (!inner.ways.empty()) level_->let_go_by(inner.ways);
+    if (!inner.ways.empty()) level_->evict_by(inner.ways);
   }
 
   // What the level has made is the outermost's from now on.

@@ -58,11 +58,11 @@ void raise_python(ErrorKind kind, const std::string& message) {
 }
 
 // See Note [Who waits does not hold the interpreter]
-void* let_go_of_interpreter() {
+void* release_interpreter() {
   return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
 }
 
-void take_interpreter_back(void* token) {
+void acquire_interpreter(void* token) {
   PyEval_RestoreThread(static_cast<PyThreadState*>(token));
 }
 
@@ -250,7 +250,7 @@ PYBIND11_MODULE(_C, m) {
   using namespace rematfn;
   const auto nogil = py::call_guard<py::gil_scoped_release>();
 
-  set_interpreter({&let_go_of_interpreter, &take_interpreter_back, &serve_signals,
+  set_interpreter({&release_interpreter, &acquire_interpreter, &serve_signals,
                    &asks_to_stop, &current_place, &describe});
   // See Note [Levels outlive the interpreter]
   py::module_::import("atexit").attr("register")(py::cpp_function(&empty_ready_queue));

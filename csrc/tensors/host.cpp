@@ -40,7 +40,7 @@ Mark mark(const c10::Stream& stream) {
   return event;
 }
 
-// A device that has failed says so to whoever asks it for something. Who lets go is often a destructor.
+// A device that has failed says so to whoever asks it for something. Who frees is often a destructor.
 template <class F>
 void if_the_device_works(F&& tell) noexcept {
   try {

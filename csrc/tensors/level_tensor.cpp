@@ -55,12 +55,12 @@ c10::intrusive_ptr<Cell> make_cell(Table& level, Ref<TensorVersion> version,
 
 // When the last tensor on the storage is gone, c10 calls release_resources() if a weak reference is
 // left (the version has one), and frees the memory later. Without a weak reference it calls the
-// destructor alone. Either way the cell lets go of its version once.
-Cell::~Cell() { let_go(); }
-void Cell::release_resources() { let_go(); }
+// destructor alone. Either way the cell releases its version once.
+Cell::~Cell() { release_version(); }
+void Cell::release_resources() { release_version(); }
 
 // Any thread, any time. See Note [The program may drop a tensor at any time]
-void Cell::let_go() {
+void Cell::release_version() {
   if (!level) return;
   Domain& domain = *level->domain;
   domain.release(std::move(version), std::move(level), [&] { return storage.lock(); });
@@ -109,7 +109,7 @@ void TensorDomain::bury_unreported(bool at_once) {
 constinit HandleLock handle_lock;
 
 void Cell::move_to(Table& heir) {
-  Ref<Table> before(&heir);  // and is let go of when the lock is free
+  Ref<Table> before(&heir);  // and is released when the lock is free
   const std::lock_guard guard(handle_lock);
   std::swap(level, before);
 }
@@ -128,7 +128,7 @@ bool is_of(const Domain& domain, const c10::TensorImpl& tensor) {
 }
 
 void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell) {
-  // What it had is let go of when the lock is free: a cell that dies takes the domain's.
+  // What it had is released when the lock is free: a cell that dies takes the domain's.
   const c10::intrusive_ptr<c10::BackendMeta> before = tensor.get_backend_meta_intrusive_ptr();
   const std::lock_guard guard(handle_lock);
   if (before.get() != cell.get()) tensor.set_backend_meta(std::move(cell));

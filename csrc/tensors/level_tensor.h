@@ -85,7 +85,7 @@ struct Cell final : c10::BackendMeta, Pooled<Cell> {
  private:
   friend class TensorDomain;
 
-  void let_go();
+  void release_version();
 };
 
 struct TensorVersion final : Version, Pooled<TensorVersion> {

@@ -39,7 +39,7 @@ void for_each_executed(const GraphTask& backward, Visit&& visit) {
 // The backward that this thread is in. Where it begins can be asked for nowhere. torch hands out the
 // nodes of its graph by a pointer to a member of the GraphTask, which is found from there by
 // the offset of the member. Another name or type does not compile. Were the pointer one to a copy, what
-// a backward has let go of would not be known: tests/levels/test_escapes.py fails then.
+// a backward has freed would not be known: tests/levels/test_escapes.py fails then.
 const GraphTask& current_backward() {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Winvalid-offsetof"

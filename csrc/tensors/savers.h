@@ -8,7 +8,7 @@
 // nodes are numbered as they are made, each before the kernel that it is for runs. So when an
 // operator reads or makes a value, the node that saves it, if any does, is the latest one. A value
 // notes the first and the last of these. A backward that does not keep the graph has each node that
-// it executes let go of what it saved; once it has done so with all between the two, what still holds
+// it executes free what it saved; once it has done so with all between the two, what still holds
 // the value is the program.
 //   1. Without grad mode the latest node is of an operator that is over, and saves nothing more; but
 //      for a custom Function's, whose forward runs without grad mode. Its number is one that no

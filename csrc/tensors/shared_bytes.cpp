@@ -5,18 +5,18 @@
 
 namespace rematfn {
 
-void SharedBytes::let_go(void* block) {
+void SharedBytes::release_share(void* block) {
   c10::intrusive_ptr<Block>::reclaim(static_cast<Block*>(block));
 }
 
 SharedBytes::Block* SharedBytes::block_of(const c10::DataPtr& bytes) {
-  return bytes.get_deleter() == &let_go ? static_cast<Block*>(bytes.get_context()) : nullptr;
+  return bytes.get_deleter() == &release_share ? static_cast<Block*>(bytes.get_context()) : nullptr;
 }
 
 c10::DataPtr SharedBytes::share(c10::intrusive_ptr<Block> block) {
   void* const data = block->bytes.get();
   const c10::Device device = block->bytes.device();
-  return {data, block.release(), &let_go, device};
+  return {data, block.release(), &release_share, device};
 }
 
 SharedBytes::SharedBytes(const c10::Storage& storage) {

@@ -9,7 +9,7 @@
 // has one element, its stride may be another. So a reference of ours to a storage that the program's
 // tensors stand on would change results, and one that is held while a copy is made would change them now
 // and then. Who needs bytes to outlive the program's tensors shares these: the storage is given a
-// pointer to the same bytes that lets go of a share. When nobody else has one, it gets its own back,
+// pointer to the same bytes that releases a share. When nobody else has one, it gets its own back,
 // since torch tells by the deleter whose bytes they are. So it is no way to hold what the program is
 // about to ask an allocator about.
 
@@ -45,7 +45,7 @@ class SharedBytes {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
   };
 
-  static void let_go(void* block);
+  static void release_share(void* block);
   // By which `bytes` are shared, or null.
   [[nodiscard]] static Block* block_of(const c10::DataPtr& bytes);
   [[nodiscard]] static c10::DataPtr share(c10::intrusive_ptr<Block> block);

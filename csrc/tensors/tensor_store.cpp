@@ -42,11 +42,11 @@ bool engine_may_ask(const TensorVersion& version, const c10::StorageImpl& storag
 }
 
 // See Note [An evicted storage knows its cell]
-void let_go_of_cell(void* cell) { c10::intrusive_ptr<Cell>::reclaim(static_cast<Cell*>(cell)); }
+void free_cell(void* cell) { c10::intrusive_ptr<Cell>::reclaim(static_cast<Cell*>(cell)); }
 
 c10::DataPtr instead_of_bytes(c10::intrusive_ptr<Cell> cell, c10::Device device) {
   if (!cell) return c10::DataPtr(nullptr, device);
-  return c10::DataPtr(nullptr, cell.release(), &let_go_of_cell, device);
+  return c10::DataPtr(nullptr, cell.release(), &free_cell, device);
 }
 
 // Note [A profiler asks for addresses]
@@ -86,7 +86,7 @@ constinit TensorStore tensor_store;
 // See Note [An evicted storage knows its cell]
 Cell* cell_evicted_from(const c10::StorageImpl& storage) {
   const auto& bytes = const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks();
-  return bytes.get_deleter() == &let_go_of_cell ? static_cast<Cell*>(bytes.get_context()) : nullptr;
+  return bytes.get_deleter() == &free_cell ? static_cast<Cell*>(bytes.get_context()) : nullptr;
 }
 
 void TensorStore::serve_signals() {
@@ -115,7 +115,7 @@ bool TensorStore::held_elsewhere(const Version& version) {
   // tensor.numpy() leaves the storage unresizable: an array may stand on its bytes.
   if (!storage) return false;
   const auto tensors = c10::raw::intrusive_ptr::use_count(v.cell());
-  const auto queue = tensors == 0 ? 1 : 0;  // the program let go of it while the lock was held
+  const auto queue = tensors == 0 ? 1 : 0;  // the program dropped it while the lock was held
   const auto ours = 1 + is_shared;
   return !storage->resizable() || holders_of(*storage) - ours > tensors + queue ||
          are_in_shared_memory(storage->_mutable_data_ptr_no_checks());

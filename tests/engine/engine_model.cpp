@@ -93,7 +93,7 @@ void what_replays_wait_for_may_be_moved() {
   const Ref<Table> table(new Table(domain, *domain, nullptr, kNoBudget, Policy{}));
   domain->root = table.get();
   Move move(1 << 20);
-  table->let_go_by({&domain->drop_and_replay, &move});
+  table->evict_by({&domain->drop_and_replay, &move});
   const DomainLock lock(domain);
   domain->list_candidates();
   Ref<Version> version(new Version);

@@ -60,18 +60,18 @@ void large_values() {
 struct Gate {
   std::mutex mutex;
   std::condition_variable changed;
-  bool open = false;
+  bool is_open = false;
   std::atomic<int> waiting{0};
 
   void pass() {
     std::unique_lock lock(mutex);
     ++waiting;
-    changed.wait(lock, [&] { return open; });
+    changed.wait(lock, [&] { return is_open; });
     --waiting;
   }
-  void let_go() {
+  void open() {
     const std::lock_guard guard(mutex);
-    open = true;
+    is_open = true;
     changed.notify_all();
   }
 };
@@ -107,7 +107,7 @@ void discarded_while_under_way() {
     while (gate.waiting < 2) std::this_thread::yield();
     std::thread opener([&, waits = gettid()] {
       await_sleep(waits);
-      gate.let_go();
+      gate.open();
     });
     copy.reset();
     munmap(memory, kBytes);  // whoever still reads or writes there fails
@@ -148,7 +148,7 @@ void returns_go_first() {
   while (gate.waiting == 0) std::this_thread::yield();
   for (std::size_t i = 1; i < 12; ++i) away[i]->read(values[i].begin);
   expect(disk.figures().out.queued == 20'000 && disk.queued_to_read() == 55'000, "all are queued");
-  gate.let_go();
+  gate.open();
   for (const Copy& copy : away) copy->wait();
   for (const Copy& copy : leaving) copy->wait();
   // One write was under way; waiting for the last one let it overtake.
@@ -179,7 +179,7 @@ void what_is_awaited_overtakes() {
   });
   while (waits == 0) std::this_thread::yield();
   await_sleep(waits);
-  gate.let_go();
+  gate.open();
   waiter.join();
   for (const Copy& copy : leaving) copy->wait();
   expect(order == std::vector<off_t>{0, 16384, 4096, 8192, 12288, 20480}, "the one that is awaited");
