@@ -114,7 +114,9 @@ std::string needs_alone(const NoRoom& why, const ObservedCall* refused, const st
   for (const Version* version : counted) {
     if (version->table && is_within(version->table.get(), level)) reads += version->nbytes;
   }
-  const std::size_t makes = why.smallest_budget - why.unevictable;  // scratch included
+  // What there was no room for may be a replay's. Of an operator that is running it is what it has asked for.
+  const std::size_t makes =
+      refused != nullptr ? refused->output_bytes : why.smallest_budget - why.unevictable;
   if (reads + makes <= level.budget) return "";
   const auto written = [&](std::size_t nbytes) { return format_bytes(nbytes, level.wording); };
   const std::string read = reads > 0 ? " reads " + written(reads) + " that count and" : "";

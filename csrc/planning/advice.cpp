@@ -147,6 +147,18 @@ bool begins_like(const Trace& known, const Trace& so_far, bool refused) {
   return true;
 }
 
+// Whether `known` has a call like one that has not run, where a guide has told which values are which.
+bool has_call(const Trace& known, const ObservedCall& next) {
+  const auto same = [&](const Trace::Read& a, const ObservedCall::Read& b) {
+    const bool is_new = b.version->value == kNoValue && !known.values[a.value].counted;
+    return is_new || a.value == b.version->value;
+  };
+  return std::ranges::any_of(known.calls, [&](const Trace::Call& call) {
+    return call.name == next.name && call.output_bytes == next.output_bytes &&
+           std::ranges::equal(call.reads, next.reads, same);
+  });
+}
+
 class Trial {
  public:
   Trial(const Trace& trace, SimulationOptions options)
@@ -259,8 +271,10 @@ Advice advise(const NoRoom& why, const ObservedCall* refused, bool expects_backw
   };
   std::optional<Trace> so_far;
   if (domain.observers.recorder) so_far = domain.observers.recorder->followed_by(refused);
+  const Guide* const guide = domain.observers.guide.get();
   const bool as_known =
-      domain.known && !domain.guide_lost &&
+      domain.known && (!guide || guide->is_as_recorded()) &&
+      (!guide || !refused || has_call(*domain.known, *refused)) &&
       (!so_far || begins_like(*domain.known, *so_far, refused != nullptr));
   if (as_known) {
     const auto enough = tried_on(*domain.known, why.smallest_budget);

@@ -160,6 +160,20 @@ def test_of_random_programs_a_figure_for_the_whole_call_is_enough_at_once(
     assert followed >= 6
 
 
+def test_of_another_branch_than_the_recorded_one_no_figure_is_promised() -> None:
+    def f(x: Tensor, branch: int) -> Tensor:
+        y = x.sin()  # a unit
+        if branch:
+            y = torch.cat([y, y, y, y])
+        return y.exp().sum()
+
+    x = torch.linspace(0, 1, 256).requires_grad_()
+    g = rematfn.remat(f, 3 * x.nbytes + 64)
+    g(x, 0).backward()
+    error = refusal_of(lambda: g(x, 1))
+    assert "Raise the budget to at least" in str(error)
+
+
 @pytest.mark.parametrize("policy", [ON(), rematfn.policies.Guided(search=0)], ids=["on", "guided"])
 def test_in_a_first_calls_backward_the_figure_allows_for_the_rest(
     policy: rematfn.policies.Policy,

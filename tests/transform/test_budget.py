@@ -120,6 +120,14 @@ def test_an_error_tells_where_no_eviction_helps() -> None:
     assert "resident at once" in str(error.value)
     assert "no eviction helps" not in str(error.value)
 
+    def replayed(a: Tensor) -> Tensor:  # what is allocated is a replay's, which needs three at once
+        return torch.dot(a.sin().add_(a.cos()).view(-1), a.exp().add_(a.tanh()).view(-1))
+
+    with pytest.raises(rematfn.BudgetError) as error:
+        rematfn.remat(replayed, "640KiB")(a)
+    assert "`aten::dot` needs 768 KiB" in str(error.value)
+    assert "no eviction helps" not in str(error.value)
+
 
 def test_the_error_comes_before_the_operator_runs() -> None:
     """So the peak is kept even then, and what the operator would have written is not."""
