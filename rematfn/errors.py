@@ -135,9 +135,9 @@ class NotGuidedWarning(RuntimeWarning):
 
     A policy that plans records a call, and later calls follow the record. Other sizes, skipped
     layers and longer loops do no harm: the call finds its place in the record again. If most of its
-    operators are in no record, it cannot be guided. Results stay the same, but more is replayed
-    than necessary. The message names the operator at which the last call left its record. The
-    warning comes once for each function.
+    operators are in no record, or replays cost more than was planned, it is not guided any further.
+    Results stay the same, but more is replayed than necessary. If the last call left its record at
+    an operator, the message names that. The warning comes once for each function.
 
     Example:
         >>> import itertools, rematfn, torch

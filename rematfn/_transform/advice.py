@@ -136,12 +136,14 @@ def _advise(g: Told, ran: Call, figures: dict[str, Any]) -> None:
     if ran.kind == "guided":
         history.lost_in_a_row = history.lost_in_a_row + 1 if ran.report.guide_lost else 0
     if history.lost_in_a_row >= MOST_LOST:
+        # A plan that is given up is left at no operator.
+        where = f", the last at `{ran.report.lost_at}`" if ran.report.lost_at else ""
         _warn_once(
             g,
             NotGuidedWarning,
-            f": {MOST_LOST} calls in a row left the record that they were to follow, the last at "
-            f"`{ran.report.lost_at}`: most of the operators that run there are in no record. Such "
-            f"calls choose what to evict as they go. If that is as it must be, "
+            f": {MOST_LOST} calls in a row left the record that they were to follow{where}: most "
+            f"of the operators that run there are in no record, or replays cost more than was "
+            f"planned. Such calls choose what to evict as they go. If that is as it must be, "
             f"policy=rematfn.policies.ON() records nothing.",
         )
     budget, needed = figures["budget"], figures["min_budget"]

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +47,33 @@ def test_calls_that_never_follow_their_record() -> None:
     assert "3 calls in a row" in message
     assert "are in no record" in message
     assert "policy=rematfn.policies.ON()" in message
+
+
+def test_plans_that_are_given_up_are_left_at_no_operator() -> None:
+    """Each record is that of a backward which failed in its middle, and the next call goes on."""
+
+    def f(x: Tensor) -> Tensor:
+        for _ in range(24):
+            x = (x.sin() * x).tanh()
+        return x
+
+    def fail(grads: Any) -> None:
+        raise KeyError
+
+    g = rematfn.remat(f, 8 * 4096)
+    with caught_of(rematfn.errors.NotGuidedWarning) as found:
+        for k in range(9):
+            y = g(torch.linspace(0, 1, 1024).requires_grad_())
+            if k % 2 == 0 and k < 8:
+                node = y.grad_fn
+                for _ in range(6):
+                    node = node.next_functions[0][0]
+                node.register_prehook(fail)
+            with contextlib.suppress(KeyError):
+                y.sum().backward()
+    (message,) = found
+    assert "``" not in message
+    assert "or replays cost more than was planned" in message
 
 
 def wide(x: Tensor) -> Tensor:
