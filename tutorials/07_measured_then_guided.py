@@ -1191,6 +1191,43 @@ assert max(t - b for t, b in zip(theirs, asked, strict=True)) > 0.1  # no bound 
 # What speaks for the compiler is speed: it decides once, and with the backend inductor it fuses
 # what it computes again with what reads it.
 #
+# ### Compiled, inside of a level
+#
+# Both can be had at once. The backend `"rematfn"` cuts the compiler's graph at its matrix products.
+# What lies between two of them is one operator, which a level records, evicts and replays like any
+# other. Here is the record of one block, forward and backward. (`"aot_eager"` calls the operators
+# within a piece one by one, and needs no C++ compiler. Without that option inductor makes a kernel
+# of each piece.)
+
+
+# %%
+def block(t, w):
+    return torch.tanh((torch.nn.functional.gelu(t @ w) * 2) @ w)
+
+
+def operators_of(f):
+    def step(t, w):
+        return torch.autograd.grad(f(t, w).square().mean(), w)
+
+    w = torch.randn(96, 96, requires_grad=True)
+    rematfn.remat(step)(data, w)  # the first call in a level compiles
+    trace = rematfn.record(step, data, w)
+    with tempfile.TemporaryDirectory() as folder:
+        trace.save(Path(folder) / "step.jsonl")
+        lines = (Path(folder) / "step.jsonl").read_text().splitlines()
+    calls = [line for line in map(json.loads, lines) if line["INSTRUCTION"] == "CALL"]
+    return [call["NAME"].removeprefix("aten::") for call in calls]
+
+
+cut = torch.compile(block, backend="rematfn", options={"inner": "aot_eager"})
+as_eager, as_pieces = operators_of(block), operators_of(cut)
+print("eager:   ", *as_eager)
+print("compiled:", *as_pieces)
+assert "rematfn::compiled" in as_pieces
+assert as_eager.count("mm") == as_pieces.count("mm") == 5
+assert len(as_pieces) < len(as_eager)
+
+# %% [markdown]
 # ### Dropout included
 #
 # One more thing has to come out right when something is computed again: random numbers. A dropout

@@ -60,7 +60,7 @@ class CompiledPiece:
                 f"{args[self._kinds.index('?')]!r}, which cannot be written down. Compile with "
                 "another backend, and wrap that: rematfn.opaque(torch.compile(f))."
             )
-        results = _C.run_piece(self._number, self._known_of(args)[0], args)
+        results: list[Any] | None = _C.run_piece(self._number, self._known_of(args)[0], args)
         if results is None:
             raise RuntimeError(
                 'torch.compile(f, backend="rematfn"): nothing was computed, since what runs '
