@@ -38,10 +38,10 @@
 
 // Note [A plan for calls that differ]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// A plan may say which values are kept or moved, and local search fits its score to one program in one budget.
-// In a call of other sizes such a plan may cost many times what it promised. So a search also tells the best
-// plan of its first stages, and that one is followed from where a call differs from its record, by an operator
-// or a size.
+// A plan may say which values are kept or moved, and local search fits its score to one program in one
+// budget. In a call of other sizes such a plan may cost many times what it promised. So a search also tells
+// the best plan of its first stages, and that one is followed from where a call differs from its record, by
+// an operator or a size.
 
 #pragma once
 

@@ -30,7 +30,7 @@ constexpr std::array<Score, 7> kPortfolio{{
     {0.5, 1.0, 1, Horizon::kGeometric},
 }};
 
-// That of segments and cut points, whose weights decide for themselves what is held.
+// That of segments and cut points, which decide for themselves what is held.
 constexpr Score kAmongTheRest{0.5, 0.75, 1, Horizon::kNext};
 
 // The values that `Speed` keeps.
