@@ -236,6 +236,7 @@ class testing:  # noqa: N801 -- a module
         priced: bool
         pinned: bool
         moved: bool
+        frugal: bool
 
     @staticmethod
     def replayed_by_rules(

@@ -2,6 +2,7 @@
 #include "engine/replayer.h"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
 namespace rematfn {
@@ -21,7 +22,7 @@ std::size_t most_replays(std::size_t per_operation, std::size_t operations) {
 }  // namespace
 
 Replayer::Replayer(Room& room, Burial& burial)
-    : room_(room), replays_(room, burial) {}
+    : room_(room), replays_(room, burial), frugal_(room, replays_) {}
 
 void Replayer::materialize(std::span<Version* const> wanted, bool before_call) {
   const auto missing = [](const Version* v) { return v->place() != Place::kHere; };
@@ -105,22 +106,34 @@ void Replayer::bring_back(std::span<Version* const> wanted) {
   }
 }
 
-// Without a table if all is there.
+// The least that would have done, without a table if all is there.
 NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
-  const auto has_copies = [](const Version* v) { return v->table && v->table->has_copies(); };
-  NoRoom found;
-  for (const std::size_t per_operation : {kFewReplays, kManyReplays}) {
+  std::optional<NoRoom> least;
+  const auto fits = [&](const auto& replay) {
     try {
-      run_replays(wanted, per_operation);
-      return {};
+      replay();
     } catch (const NoRoom& why) {
       abandon_queue();
-      found = why;
+      const bool less = !least || why.thrashing < least->thrashing ||
+                        (why.thrashing == least->thrashing &&
+                         why.smallest_budget < least->smallest_budget);
+      if (less) least = why;
+      return false;
     }
-    const bool may_move = room_.floor.moved && std::ranges::any_of(wanted, has_copies);
-    if (may_move) room_.evictor.move_from_now_on();  // Rule 6
+    return true;
+  };
+  if (fits([&] { run_replays(wanted, kFewReplays); })) return {};
+  const auto may_move = [&](const Version* v) {
+    return room_.floor.moved && v->table && v->table->has_copies();
+  };
+  if (std::any_of(wanted.begin(), wanted.end(), may_move)) {  // Rule 6
+    room_.evictor.move_from_now_on();
+    if (fits([&] { run_replays(wanted, kManyReplays); })) return {};
   }
-  return found;
+  replays_.left = most_replays(kManyReplays, room_.live_operations);
+  if (room_.floor.frugal && fits([&] { frugal_.replay(*least->table, wanted); })) return {};
+  if (fits([&] { run_replays(wanted, kManyReplays); })) return {};
+  return *least;
 }
 
 void Replayer::run_replays(std::span<Version* const> wanted, std::size_t per_operation) {
@@ -213,6 +226,7 @@ void Replayer::abandon_queue() {
     for (Input& input : operation->inputs) unexpect(*input.version);
   }
   heap_.clear();
+  frugal_.abandon();
   unpin_inputs_of_all();
 }
 

@@ -15,10 +15,12 @@
 //   4. Whoever had to plan again pins the inputs it still has until it has run. Each plan for an
 //      operation thus pins one more input than the last, so the loop ends.
 //   5. Just above the least budget, replays can be exponentially many. Past two for each recorded
-//      operation, or where there is no room, they are given up, and begun once more, with twenty for each.
-//      Then NoRoom says what would have done, or that replays thrash.
-//   6. Where versions may be moved as well, what was made again and has to make room is moved from the
-//      second attempt on, and never made twice; so replays cannot evict each other.
+//      operation, or where there is no room, they are given up, and what is still missing is made by
+//      Note [Frugal replays]. If that does not find room, the above is tried once more, with twenty
+//      for each operation. Then NoRoom says what the least was that would have done, or that replays
+//      thrash.
+//   6. Where versions may be moved as well, all this is not needed. What was made again and has to make
+//      room is moved from then on, and never made twice; so replays cannot evict each other.
 
 #pragma once
 
@@ -26,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/frugal.h"
 #include "engine/replays.h"
 
 namespace rematfn {
@@ -59,6 +62,7 @@ class Replayer {
 
   Room& room_;
   Replays replays_;
+  FrugalReplayer frugal_;
   std::vector<Ref<Operation>> heap_;
   // Pins of Rule 4, innermost plan last: whose they are, and on what.
   std::vector<std::pair<const Operation*, Ref<Version>>> held_;

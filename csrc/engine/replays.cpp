@@ -21,10 +21,7 @@ bool Replays::is_missing(Version& version) {
 }
 
 void Replays::run(Operation& operation) {
-  if (left == 0) {  // Rule 5
-    Table& table = *operation.table;
-    throw NoRoom{&table, table.budget + table.budget / 8 + 1, table.used_bytes(), /*thrashing=*/true};
-  }
+  if (left == 0) throw thrashing(*operation.table);  // Rule 5
   --left;
   assert(std::ranges::all_of(operation.inputs,
                              [](const Input& i) { return i.version->place() == Place::kHere; }));
@@ -63,6 +60,11 @@ void Replays::drop_if_useless(Version& version) {
   // See Note [A kept value outlives the program's tensors]
   if (is_wanted(version) || burial_.is_kept_for_somebody(version)) return;
   room_.drop(version);
+}
+
+NoRoom Replays::thrashing(Table& table) {
+  return {&table, table.budget + table.budget / 8 + 1, table.used_bytes(),
+          /*thrashing=*/true};
 }
 
 }  // namespace rematfn

@@ -23,6 +23,7 @@ class Replays {
   // Has the bytes of a version that has a copy brought here.
   void fetch(Version& version);
   void drop_if_useless(Version& version);
+  [[nodiscard]] static NoRoom thrashing(Table& table);
 
  private:
   Room& room_;

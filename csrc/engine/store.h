@@ -35,6 +35,8 @@ class Store {
   virtual void keep_alive(Version& version) = 0;
   // Throws if the user wants the program to stop.
   virtual void serve_signals() {}
+  // So many recorded operations have been looked at, to see what their replay would take.
+  virtual void note_lookahead(std::size_t /*operations*/) {}
 
  protected:
   ~Store() = default;

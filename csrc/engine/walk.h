@@ -56,6 +56,8 @@ class Walk {
   }
   [[nodiscard]] std::size_t size() const { return walks_.found.size(); }
   [[nodiscard]] Operation& operator[](std::size_t i) const { return *walks_.found[i]; }
+  // Whether no other has begun since.
+  [[nodiscard]] bool is_latest() const { return walks_.last == number_; }
 
  private:
   const std::uint64_t number_;

@@ -26,6 +26,11 @@ class CountingSizes final : public Sizes {
     const std::uint64_t before = effort->operators.fetch_add(operators, std::memory_order_relaxed);
     if (before >= effort->most) throw Stopped{};
   }
+
+  void note_lookahead(std::size_t operations) override {
+    constexpr std::size_t kOfOneReplay = 8;
+    if (effort != nullptr && effort->counts_walks) note(operations / kOfOneReplay);
+  }
 };
 
 class SimulatedDomain final : public Domain {

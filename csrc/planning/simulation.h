@@ -25,8 +25,8 @@ struct Effort {
   std::atomic<std::uint64_t> operators{0};  // replays among them
   std::atomic<bool> stop{false};
   std::uint64_t most = std::numeric_limits<std::uint64_t>::max();  // operators
-  // Whether what takes as long as an operator counts as one: some walks over the record. Where next to
-  // nothing fits, that is most of the time.
+  // Whether what takes as long as an operator counts as one: some walks over the record, or a look at
+  // some operations of it. Where next to nothing fits, that is most of the time.
   bool counts_walks = false;
 };
 // Thrown by a simulation that was told to stop, or that has done the most it may.

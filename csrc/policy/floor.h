@@ -4,7 +4,7 @@
 //
 // Note [Near the floor]
 // ~~~~~~~~~~~~~~~~~~~~~~
-// Where little fits, replays evict what the next replay reads, and cost more than the program. Four
+// Where little fits, replays evict what the next replay reads, and cost more than the program. Five
 // rules change what is done then. docs/design/floor.md has a table of what each buys.
 //   1. Mirrored: in a backward, once replays have cost more than the program over a window of a
 //      twentieth of it, ON() replaces age. A backward reads what the forward made in reverse. The
@@ -24,6 +24,8 @@
 //      the end of the call; nor where replays have cost twice what a plan predicted, as a plan that does
 //      both may come to where copies take longer than predicted. Replayer::try_to_bring_back, run; this is
 //      Rule 6 there.
+//   5. Frugal: where two replays for each recorded operation are not enough, and nothing can be moved, versions
+//      are made in the order that takes the least memory. Note [Frugal replays]; this is Rule 5 there.
 // Each can be switched off, for benchmarks/floor.py.
 
 #pragma once
@@ -37,6 +39,7 @@ struct FloorRules {
   bool priced = true;
   bool pinned = true;
   bool moved = true;
+  bool frugal = true;
 };
 
 // What replays have cost, and where a backward is.

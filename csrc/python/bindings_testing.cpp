@@ -123,7 +123,8 @@ void bind_testing(py::module_& core) {
       .def_readwrite("mirrored", &FloorRules::mirrored)
       .def_readwrite("priced", &FloorRules::priced)
       .def_readwrite("pinned", &FloorRules::pinned)
-      .def_readwrite("moved", &FloorRules::moved);
+      .def_readwrite("moved", &FloorRules::moved)
+      .def_readwrite("frugal", &FloorRules::frugal);
   m.def("replayed_by_rules", &replayed_by_rules, nogil);
 }
 

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// frugal.h: replays where next to nothing fits.
+//
+// Note [Frugal replays]
+// ~~~~~~~~~~~~~~~~~~~~~
+// Close to the least budget, replays that protect what they need softly evict each other's inputs.
+// Here nothing is left to chance:
+//   1. A sweep is the closure of some missing versions, in program order. What it takes at the most
+//      is added up beforehand. If that fits, the sweep pins all that it will still read, and so does
+//      what was foreseen; the others may go.
+//   2. Where a sweep does not fit, its versions are made one after the other, each pinned until the
+//      operator that reads them all has run. One that does not fit alone either is made by making
+//      the inputs of its producer, by the same rules. Unfinished operators are kept in a list of
+//      frames: a recursion could be as deep as the program is long.
+//   3. Which one is first decides how much is pinned on the way down. In `x + f(x)` it has to be x,
+//      or each of n blocks would leave its f pinned; in a backward it has to be the gradient, or
+//      each layer would leave its saved input. So that version is first after which the others need
+//      the least, if by then all has gone that may.
+// The pebble game asks for the least of all orders (Sethi, *Complete register allocation problems*,
+// 1975); it is hard, and this is not it. docs/design/budget.md says what it comes to.
+
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "engine/replays.h"
+
+namespace rematfn {
+
+class FrugalReplayer {
+ public:
+  FrugalReplayer(Room& room, Replays& replays);
+  ~FrugalReplayer();
+
+  // Makes `wanted` within the budget of `table`. Throws NoRoom.
+  void replay(Table& table, std::span<Version* const> wanted);
+  // Lets go of all that was pinned on the way.
+  void abandon();
+
+ private:
+  struct Sweep;
+  struct Frame;
+  [[nodiscard]] Sweep foresee(Table& table, std::span<Version* const> missing,
+                              std::span<Version* const> kept, const Version* first = nullptr);
+  // False if another walk came between.
+  [[nodiscard]] bool reach(Sweep& sweep, std::span<Version* const> missing,
+                           std::span<Version* const> kept, const Version* first);
+  [[nodiscard]] std::size_t peak_of(const Sweep& sweep, const Table& table,
+                                    const Version* first) const;
+  [[nodiscard]] Version* easiest_first(Table& table, std::span<Version* const> missing,
+                                       std::span<Version* const> kept);
+  void run(Sweep& sweep);
+  void enter(Ref<Operation> operation);
+  void finish_frame();
+  void leave_frame();
+  void pin_in_frame(Version& version);
+
+  Room& room_;
+  Replays& replays_;
+  std::vector<Frame> frames_;       // the innermost last
+  std::size_t lookahead_left_ = 0;  // operations
+};
+
+}  // namespace rematfn
