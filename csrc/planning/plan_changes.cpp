@@ -9,7 +9,8 @@ namespace rematfn {
 namespace {
 
 // What may be exchanged for one another.
-constexpr std::array kHorizons{Horizon::kAge, Horizon::kGeometric, Horizon::kNext};
+constexpr std::array kHorizons{Horizon::kAge, Horizon::kGeometric, Horizon::kHarmonic,
+                               Horizon::kNearer, Horizon::kNext};
 
 }  // namespace
 

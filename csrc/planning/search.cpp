@@ -20,7 +20,7 @@ constexpr Score kLooksBack;
 
 // The settings of the score among which a trace decides. What differs: how the past and the future
 // are weighed, how much the ancestors count, and whether what nobody has read yet is spared.
-constexpr std::array<Score, 7> kPortfolio{{
+constexpr std::array<Score, 10> kPortfolio{{
     {0.5, 0.75, 4, Horizon::kGeometric},
     {1.0, 0.75, 1, Horizon::kGeometric},
     {1.0, 1.0, 1, Horizon::kNext},
@@ -28,6 +28,9 @@ constexpr std::array<Score, 7> kPortfolio{{
     {0.5, 0.5, 4, Horizon::kNext},
     {0.1, 0.75, 1, Horizon::kGeometric},
     {0.5, 1.0, 1, Horizon::kGeometric},
+    {0.5, 1.5, 1, Horizon::kHarmonic},
+    {0.5, 0.75, 4, Horizon::kNearer},
+    kLooksBack,
 }};
 
 // That of segments and cut points, which decide for themselves what is held.
@@ -109,11 +112,13 @@ std::shared_ptr<const Plan> Search::next() {
 
 // See Note [Replays that hindsight spares]
 bool Search::try_shortened() {
-  const PlanRef& run = found_or_online();
+  const bool is_again = scheduled_ && gains_again_;
+  const PlanRef& run = is_again ? scheduled_ : found_or_online();
   const bool may_try = stage_ != Stage::kListed && !link_ && limits_.in_vain > 0;
   if (!may_try || !run || run->overhead == 0) return false;
   if (run == shortened_) return false;
-  shortened_ = run;
+  gains_again_ = false;
+  if (!is_again) shortened_ = run;
   queue_.push_front(*run);
   queue_.front().shortened = true;
   return true;
@@ -176,7 +181,10 @@ void Search::note_result(Result result, std::uint64_t operators) {
   pending_->schedule = std::move(result.schedule);
   const std::shared_ptr<const Plan> plan = std::move(pending_);
   if (plan->shortened) {
-    if (overhead < (scheduled_ ? scheduled_ : shortened_)->overhead) scheduled_ = plan;
+    constexpr double kEnoughToGoOn = 0.02;
+    const double before = scheduled_ ? scheduled_->overhead : shortened_->overhead;
+    gains_again_ = overhead < (1 - kEnoughToGoOn) * before;
+    if (overhead < before) scheduled_ = plan;
     return;
   }
   if (plan->online) {

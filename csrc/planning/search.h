@@ -128,7 +128,8 @@ class Search {
   Policy policy_;  // of the level
   bool online_is_due_ = false;
   PlanRef scheduled_;  // the best that is carried out, beside the sequence
-  PlanRef shortened_;  // the last plan whose run was shortened
+  PlanRef shortened_;  // the last plan without a schedule whose run was shortened
+  bool gains_again_ = false;  // the run of the best schedule is to be shortened as well
   std::shared_ptr<const Plan> online_;  // if that fits, and was as good as what was found before
   Stage stage_ = Stage::kListed;
   std::deque<Plan> queue_;

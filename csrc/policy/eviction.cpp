@@ -23,8 +23,19 @@ double time_of(const Score& s, const Candidate& c, const ScoreContext& context) 
   }
   if (c.next_use == kUnknown) return age;
   const double next = std::max(c.next_use - context.record_now, 0.0) + kOperatorCost;
-  const double between = std::sqrt(age * next);
-  return s.horizon == Horizon::kGeometric ? between : std::sqrt(between * next);
+  switch (s.horizon) {
+    case Horizon::kGeometric:
+      return std::sqrt(age * next);
+    case Horizon::kHarmonic:
+      return age * next / (age + next);
+    case Horizon::kNearer:
+      return std::min(age, next);
+    case Horizon::kNext:
+      return std::sqrt(std::sqrt(age * next) * next);
+    case Horizon::kAge:
+      break;
+  }
+  return age;
 }
 
 }  // namespace

@@ -34,6 +34,8 @@ inline constexpr double kOperatorCost = 5e-6;
 enum class Horizon : std::uint8_t {
   kAge,        // time since the last access, whatever comes
   kGeometric,  // sqrt(age * time to next use)
+  kHarmonic,   // 1 / (1/age + 1/next)
+  kNearer,     // min(age, next)
   kNext,       // age^(1/4) * next^(3/4)
 };
 

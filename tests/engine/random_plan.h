@@ -42,7 +42,7 @@ struct RandomPlan {
     auto foreseen = std::make_shared<Trace>(trace);
     Plan made;
     made.score = random_score(dice);
-    made.score.horizon = static_cast<Horizon>(dice.below(3));
+    made.score.horizon = static_cast<Horizon>(dice.below(5));
     for (std::size_t i = 0; i < trace.values.size(); ++i) {
       made.kept.push_back(dice.one_in(4));
     }

@@ -87,6 +87,8 @@ void the_next_use() {
   };
   timed(Horizon::kAge, 2, "age, whatever comes");
   timed(Horizon::kGeometric, 4, "geometric: sqrt(2 * 8)");
+  timed(Horizon::kHarmonic, 1.6, "harmonic: 1 / (1/2 + 1/8)");
+  timed(Horizon::kNearer, 2, "the nearer");
   timed(Horizon::kNext, std::pow(2, 0.25) * std::pow(8, 0.75), "next: 2^(1/4) * 8^(3/4)");
   c.next_use = kUnknown;
   timed(Horizon::kGeometric, 2, "age, where nothing is known");
@@ -106,8 +108,8 @@ void behind_a_front() {
   expect_score(kPlain, c, context, 1 / 3.0, "read 3 ago, after the front");
   c.last_access = 2 + kTick;
   c.next_use = 10 - kTick;
-  const Score guided{.exponent = 1, .horizon = Horizon::kGeometric};
-  expect_score(guided, c, context, 1 / std::sqrt(7 * 1), "whose next use is known needs no front");
+  const Score guided{.exponent = 1, .horizon = Horizon::kNearer};
+  expect_score(guided, c, context, 1 / 1.0, "whose next use is known needs no front");
 }
 
 // See Note [Near the floor], Rule 2
