@@ -19,7 +19,7 @@ from typing import Any
 import rematfn
 from rematfn import _C
 
-RULES = ("mirrored", "priced", "pinned")
+RULES = ("mirrored", "priced", "pinned", "frugal")
 MOST = 10.0  # times the program
 STEP = 1.04  # from a budget to the next
 PRECISION = 1.01  # of the least budget

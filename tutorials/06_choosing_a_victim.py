@@ -565,13 +565,14 @@ assert float(rows[2][1 + at]) > 3 * low_bounds[at]
 # **Replays undo each other.** One evicts what the next one reads, and that one evicts what the
 # first had made. This is *thrash*. A score looks at one eviction at a time and does not see it.
 #
-# The core has four rules for this, in `csrc/policy/floor.h` (Note [Near the floor]):
+# The core has five rules for this, in `csrc/policy/floor.h` (Note [Near the floor]):
 #
 # 1. *mirrored*: where a backward thrashes, the distance from the last miss takes the place of age.
 # 2. *priced*: what a replay will read is not spared. It is scored like all else, as about to be
 #    read. Victims are chosen as a set (part 4). ON does so from the start.
 # 3. *pinned*: what a replay reads cannot go, if some of it had to be made anew.
 # 4. *moved*: if replays go on and on, what can be moved to a disk is not dropped any more.
+# 5. *frugal*: else versions are made in the order that takes the least memory.
 #
 # The first changes the score. The others change what may go, or the order of replays. The
 # simulator can switch each off:
@@ -591,7 +592,7 @@ def without(rule, trace, fraction):
 
 
 rows = []
-for rule in (None, "mirrored", "priced", "pinned"):
+for rule in (None, "mirrored", "priced", "pinned"):  # frugal does nothing here
     row = [without(rule, traces["mlp"], fraction) for fraction in (0.3, 0.2, 0.18, 0.16, 0.15)]
     rows.append([f"without {rule}" if rule else "all rules", *row])
 table(
@@ -602,7 +603,7 @@ assert abs(rows[0][1] - total(traces["mlp"], 0.3, ON())) < 1e-6  # the same engi
 assert rows[1][1] > rows[0][1]  # without the first rule it replays more
 
 # %% [markdown]
-# All three help at these budgets. `docs/design/floor.md` has what each buys, over many programs and
+# The first three help at these budgets. `docs/design/floor.md` has what each buys, over many programs and
 # budgets.
 #
 # <details><summary><b>Question.</b> Why not just use the solver's schedule?</summary>

@@ -66,16 +66,16 @@ void Search::try_settings(const SearchLimits& limits, std::optional<Score> first
   online_is_due_ = online.has_value();
   if (online) policy_ = std::move(*online);
   stage_ = Stage::kScores;
-  if (first) queue_.push_back({*first, {}, {}});
-  for (const Score& score : kPortfolio) queue_.push_back({score, {}, {}});
+  if (first) queue_.push_back({.score = *first});
+  for (const Score& score : kPortfolio) queue_.push_back({.score = score});
 }
 
 void Search::try_segments(std::size_t count) {
   limits_ = kNoLimits;
   const Segments segments(*trace_);
-  if (count > 0) return queue_.push_back({kAmongTheRest, {}, segments.across(count)});
+  if (count > 0) return queue_.push_back({.score = kAmongTheRest, .kept = segments.across(count)});
   for (count = 1; count <= segments.calls(); count += count / 4 + 1) {
-    queue_.push_back({kAmongTheRest, {}, segments.across(count)});
+    queue_.push_back({.score = kAmongTheRest, .kept = segments.across(count)});
   }
 }
 
@@ -83,7 +83,7 @@ void Search::try_cut_points() {
   limits_ = kNoLimits;
   const Segments segments(*trace_);
   for (std::size_t stride = 1; stride <= segments.cut_points() + 1; stride += stride / 4 + 1) {
-    queue_.push_back({kAmongTheRest, {}, segments.at_cut_points(stride)});
+    queue_.push_back({.score = kAmongTheRest, .kept = segments.at_cut_points(stride)});
   }
 }
 

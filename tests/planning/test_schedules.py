@@ -64,7 +64,7 @@ def overwriting() -> Callable[[], Any]:
     return functools.partial(torch.func.grad(chain), x)
 
 
-PROGRAMS = {"chain": (chained, 0.04), "forces": (forces, 0.3), "overwriting": (overwriting, 0.1)}
+PROGRAMS = {"chain": (chained, 0.04), "forces": (forces, 0.3), "overwriting": (overwriting, 0.09)}
 
 
 def searched(trace: rematfn.Trace, budget: int) -> _C.Program:
