@@ -291,7 +291,7 @@ PROGRAMS = {
     functools.partial(fsdp1, at="step"): 0.7,
     functools.partial(fsdp1, at="blocks"): 0.92,
     tensor_parallel: 0.7,
-    asynchronous: 0.92,
+    asynchronous: None,  # a thread of gloo's decides what its peak is
     differentiable: None,  # a collective is its peak
 }
 
@@ -299,7 +299,8 @@ PROGRAMS = {
 def programs() -> None:
     """In `make test` every other one with all evicted, and the rest in budgets."""
     for k, (run, fraction) in enumerate(PROGRAMS.items()):
-        everything, bounded = EXHAUSTIVE or k % 2 == 0, EXHAUSTIVE or k % 2 == 1
+        bounded = fraction is not None and (EXHAUSTIVE or k % 2 == 1)
+        everything = EXHAUSTIVE or not bounded
         assert_same_and_bounded(run, everything, fraction if bounded else None)
 
 
