@@ -52,7 +52,7 @@ from scipy.sparse import csr_array
 
 import rematfn
 from rematfn import _C
-from rematfn._transform.rematted import rematted_of
+from rematfn._transform.transformed import transformed_of
 
 BUDGETS = (0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1)
 # More cuts make the bound a little higher and the solver much slower.
@@ -289,7 +289,7 @@ def recorded(bench: Any) -> rematfn.Trace:
 
     ours = Ours(bench, 1 << 50, rematfn.policies.Guided(search=0))
     bench.run(ours.step)
-    (key,) = rematted_of(ours.transformed, "recorded")[0]._history._keys.values()
+    (key,) = transformed_of(ours.transformed, "recorded")[0]._history._keys.values()
     ((_, call),) = key.pending
     trace = call.report.take_trace()
     assert trace is not None

@@ -603,8 +603,8 @@ assert abs(rows[0][1] - total(traces["mlp"], 0.3, ON())) < 1e-6  # the same engi
 assert rows[1][1] > rows[0][1]  # without the first rule it replays more
 
 # %% [markdown]
-# The first three help at these budgets. `docs/design/floor.md` has what each buys, over many programs and
-# budgets.
+# The first three help at these budgets. `docs/design/floor.md` has what each buys, over many
+# programs and budgets.
 #
 # <details><summary><b>Question.</b> Why not just use the solver's schedule?</summary>
 #

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import _C
-from .._transform.rematted import rematted_of
+from .._transform.transformed import transformed_of
 from .stats import Stats, stats
 
 ARRIVES = frozenset({"made", "replayed", "returned"})
@@ -151,17 +151,17 @@ class Journal:
 
 def journal_of(g: Callable[..., Any], asker: str) -> Journal:
     """Return what the last call of ``g`` has written down."""
-    rematted = rematted_of(g, asker)[0]
-    ran = rematted.last_call
+    transformed = transformed_of(g, asker)[0]
+    ran = transformed.last_call
     if ran is None:
-        raise ValueError(f"{asker}(g): {rematted._described} was not called yet. Call it first.")
+        raise ValueError(f"{asker}(g): {transformed._described} was not called yet. Call it first.")
     columns = ran.report.journal()
     if columns is None:
         raise ValueError(
-            f"{asker}(g): the last call of {rematted._described} has written nothing down. Call "
+            f"{asker}(g): the last call of {transformed._described} has written nothing down. Call "
             f"it again inside of `with rematfn.where():`, or transform it with where=True."
         )
-    return Journal(rematted._described, stats(g), columns)
+    return Journal(transformed._described, stats(g), columns)
 
 
 @functools.cache

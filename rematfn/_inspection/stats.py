@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._transform.budget import format_bytes
-from .._transform.rematted import rematted_of
+from .._transform.transformed import transformed_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def stats(g: Callable[..., Any]) -> Stats:
         >>> rematfn.stats(g).replays
         0
     """
-    ran = rematted_of(g, "stats")[0].last_call
+    ran = transformed_of(g, "stats")[0].last_call
     if ran is None:
         return Stats()
     return Stats(**ran.read(), reserved_bytes=_reserved_on_the_accelerator())

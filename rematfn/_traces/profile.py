@@ -18,8 +18,8 @@ from .._transform.advice import name_of
 from .._transform.budget import BudgetLike, format_bytes, parse_budget, parse_bytes
 from .._transform.deferred import refuse_deferred
 from .._transform.remat import DEFAULT_POLICY
-from .._transform.rematted import without_level
 from .._transform.tiers import TierLike, tiers_of
+from .._transform.transformed import without_level
 from ..errors import expect
 from ..policies import Guided
 from .shapes import is_on_shapes, trace_on_shapes

@@ -14,8 +14,8 @@ from .._transform.deferred import refuse_deferred
 from .._transform.level import LevelOptions, call
 from .._transform.options import policy_of
 from .._transform.remat import DEFAULT_POLICY
-from .._transform.rematted import rematted_of
 from .._transform.signature import signature_of
+from .._transform.transformed import transformed_of
 from ..errors import BudgetError, expect
 from ..policies import Policy
 from ..policies._custom import Scorer
@@ -173,12 +173,12 @@ def warmup(g: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
         >>> g(torch.ones(1024)), rematfn.stats(g).budget is not None
         (tensor(...), True)
     """
-    rematted, given, named = rematted_of(g, "warmup")
+    transformed, given, named = transformed_of(g, "warmup")
     args, kwargs = (*given, *args), {**named, **kwargs}
-    with state_kept(rematted._f):
-        trace = Trace(trace_on_shapes(rematted._f, args, kwargs, backward=True))
-    signature = signature_of(args, kwargs, getattr(rematted._f, "__self__", None))
-    rematted._history.know(signature, trace.peak_bytes, trace._core)
+    with state_kept(transformed._f):
+        trace = Trace(trace_on_shapes(transformed._f, args, kwargs, backward=True))
+    signature = signature_of(args, kwargs, getattr(transformed._f, "__self__", None))
+    transformed._history.know(signature, trace.peak_bytes, trace._core)
     return trace
 
 

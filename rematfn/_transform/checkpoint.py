@@ -16,7 +16,7 @@ from ..policies import Manual
 from .budget import Limit
 from .deferred import refuse_deferred
 from .options import Options
-from .rematted import Rematted
+from .transformed import Transformed
 
 R = TypeVar("R")
 
@@ -106,4 +106,4 @@ def checkpoint(
     if not isinstance(function, types.FunctionType | types.MethodType):
         # A method, so that what a module has as attributes does not become the wrapper's.
         run = types.MethodType(type(function).__call__, function)
-    return Rematted(run, Options(budget=Limit(), policy=Manual()))(*args, **kwargs)
+    return Transformed(run, Options(budget=Limit(), policy=Manual()))(*args, **kwargs)

@@ -16,12 +16,12 @@ from .._interop.distributed import share_state
 from .._interop.opaque import not_compiled, refuse_symbolic_trace
 from .history import History
 from .options import Options
-from .rematted import Rematted
+from .transformed import Transformed
 
 M = TypeVar("M", bound=nn.Module)
 
 
-class _Method(Rematted[..., Any]):
+class _Method(Transformed[..., Any]):
     """What a twin gives for a bound method: what takes it apart gets the function below the level.
 
     Mixed precision puts a method together again (`net.forward = MethodType(autocast(f), net)` with
@@ -43,8 +43,8 @@ class _Own:
         self.module = module
         self.options = options
         self.twin_class = twin_class
-        self._now: dict[str, Rematted[..., Any] | None] = {}
-        self._made: weakref.WeakSet[Rematted[..., Any]] = weakref.WeakSet()
+        self._now: dict[str, Transformed[..., Any] | None] = {}
+        self._made: weakref.WeakSet[Transformed[..., Any]] = weakref.WeakSet()
         # Some frameworks set a new closure for every call.
         self._histories: weakref.WeakKeyDictionary[types.CodeType, History] = (
             weakref.WeakKeyDictionary()
@@ -128,12 +128,12 @@ class _Twin:
     _rematfn_own: _Own
 
     @property
-    def __rematted__(self) -> Any:
+    def __transformed__(self) -> Any:
         compiled = self._compiled_call_impl  # type: ignore[attr-defined]
-        return compiled if isinstance(compiled, Rematted) else self.forward  # type: ignore[attr-defined]
+        return compiled if isinstance(compiled, Transformed) else self.forward  # type: ignore[attr-defined]
 
     def __prepare_scriptable__(self) -> NoReturn:
-        called: Rematted[..., Any] = self.__rematted__
+        called: Transformed[..., Any] = self.__transformed__
         called.__prepare_scriptable__()
 
     def _replicate_for_data_parallel(self) -> NoReturn:
@@ -205,7 +205,7 @@ def _twin_class(base: type[nn.Module], has_forward: bool) -> type:
 
     body["__new__"] = new
     if not has_forward:
-        body["__rematted__"] = property(lambda self: self.__call__)
+        body["__transformed__"] = property(lambda self: self.__call__)
     if issubclass(base, torch.fx.GraphModule):  # which writes what it makes into its class
         body["recompile"] = lambda self: self._rematfn_own.module.recompile()
     bases = (base,) if issubclass(base, _Twin) else (_Twin, base)

@@ -14,8 +14,8 @@ from ..policies._custom import Scorer
 from .budget import BudgetLike, parse_budget
 from .options import Options, policy_of
 from .remat import DEFAULT_POLICY, transformed
-from .rematted import Rematted
 from .tiers import TierLike, parse_tiers
+from .transformed import Transformed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -49,11 +49,11 @@ def offload(  # type: ignore[overload-overlap]  # a module is callable, and stay
 @overload
 def offload(
     f: Callable[P, R], budget: BudgetLike = None, **options: Unpack[_Options]
-) -> Rematted[P, R]: ...
+) -> Transformed[P, R]: ...
 @overload
 def offload(
     f: None = None, budget: BudgetLike = None, **options: Unpack[_Options]
-) -> Callable[[Callable[P, R]], Rematted[P, R]]: ...
+) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
 def offload(
     f: Any = None,
     budget: BudgetLike = None,

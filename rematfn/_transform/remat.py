@@ -17,8 +17,8 @@ from .deferred import refuse_deferred
 from .level import MAX_OPERATIONS
 from .modules import remat_module
 from .options import Cost, Options, policy_of
-from .rematted import Rematted
 from .tiers import TierLike, tiers_of
+from .transformed import Transformed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -49,11 +49,11 @@ def remat(  # type: ignore[overload-overlap]  # a module is callable, and stays 
 @overload
 def remat(
     f: Callable[P, R], budget: BudgetLike = None, **options: Unpack[_Options]
-) -> Rematted[P, R]: ...
+) -> Transformed[P, R]: ...
 @overload
 def remat(
     f: None = None, budget: BudgetLike = None, **options: Unpack[_Options]
-) -> Callable[[Callable[P, R]], Rematted[P, R]]: ...
+) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
 def remat(
     f: Any = None,
     budget: BudgetLike = None,
@@ -174,7 +174,7 @@ def transformed(f: Any, options: Options) -> Any:
     refuse_deferred(f, f"{name}(f)")
     if isinstance(f, staticmethod | classmethod):
         refuse_deferred(f.__func__, f"{name}(f)")
-        return type(f)(Rematted(f.__func__, options))
+        return type(f)(Transformed(f.__func__, options))
     if isinstance(f, nn.Module):
         return remat_module(f, options)
     if isinstance(f, type):
@@ -188,4 +188,4 @@ def transformed(f: Any, options: Options) -> Any:
         if hasattr(type(f), "__get__"):
             advice = f"Transform the function inside: write @{name} below @{type(f).__name__}."
         raise TypeError(f"{name}(f): a function or an nn.Module is needed, got {f!r}. {advice}")
-    return Rematted(f, options)
+    return Transformed(f, options)

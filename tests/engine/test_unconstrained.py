@@ -11,7 +11,7 @@ from helpers import EVERYTHING, NO_LIMIT, smallest_budgets, world
 from programs import Program
 
 import rematfn
-from rematfn._transform.rematted import rematted_of
+from rematfn._transform.transformed import transformed_of
 from rematfn.policies import ON
 
 UNCAPPED = functools.partial(rematfn.remat, budget=1.0, policy=ON())  # a first call: has no cap
@@ -62,7 +62,7 @@ def overwrites(record: Any) -> bool:
 def records_of(program: Program, transform: Any) -> list[Any]:
     """Return the records of first calls, forward and backward."""
     found = traced(lambda keep: world(program, keep), transform)
-    keys = [key for g in found for key in rematted_of(g, "test")[0]._history._keys.values()]
+    keys = [key for g in found for key in transformed_of(g, "test")[0]._history._keys.values()]
     recorded = [call for key in keys for _, call in key.pending]
     return [t for call in recorded if (t := call.report.take_trace()) is not None]
 

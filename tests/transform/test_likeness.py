@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rematted function is to everybody else what its function is."""
+"""A transformed function is to everybody else what its function is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def wave(x: Tensor, scale: float = 2.0, *, times: int = 3) -> Tensor:
     return x
 
 
-rematted = remat(wave, "1MiB")  # under another name than its function's
+transformed = remat(wave, "1MiB")  # under another name than its function's
 
 
 @remat(budget=0.9)
@@ -103,20 +103,20 @@ def test_every_kind_of_method() -> None:
 
 def test_what_inspect_functools_and_typing_ask_for() -> None:
     for name in ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__"):
-        assert getattr(rematted, name) == getattr(wave, name)
+        assert getattr(transformed, name) == getattr(wave, name)
     for name in ("__code__", "__defaults__", "__kwdefaults__", "__globals__", "__closure__"):
-        assert getattr(rematted, name) is getattr(wave, name)
-    assert not hasattr(rematted, "__self__")
-    assert not hasattr(rematted, "no_such_thing")
-    assert inspect.signature(rematted) == inspect.signature(wave)
-    assert inspect.unwrap(rematted) is wave
-    assert inspect.isroutine(rematted)
-    assert inspect.getsource(rematted) == inspect.getsource(wave)
-    assert inspect.getdoc(rematted) == "Return a wave."
+        assert getattr(transformed, name) is getattr(wave, name)
+    assert not hasattr(transformed, "__self__")
+    assert not hasattr(transformed, "no_such_thing")
+    assert inspect.signature(transformed) == inspect.signature(wave)
+    assert inspect.unwrap(transformed) is wave
+    assert inspect.isroutine(transformed)
+    assert inspect.getsource(transformed) == inspect.getsource(wave)
+    assert inspect.getdoc(transformed) == "Return a wave."
     assert typing.get_type_hints(decorated)["return"] is Tensor
     assert typing.get_type_hints(Waves.method)["x"] is Tensor
-    assert functools.partial(rematted, scale=1.0)(X).shape == X.shape
-    assert functools.wraps(rematted)(lambda x: x).__name__ == "wave"
+    assert functools.partial(transformed, scale=1.0)(X).shape == X.shape
+    assert functools.wraps(transformed)(lambda x: x).__name__ == "wave"
 
 
 @functools.singledispatch
@@ -162,7 +162,7 @@ def test_under_its_own_name_a_copy_is_the_same_function(copied: Callable[..., An
 @eachway
 def test_else_a_copy_has_the_options_and_no_memory_of_calls(copied: Callable[..., Any]) -> None:
     options = {"policy": rematfn.testing.EvictEverything(), "verify": True, "cost": "time"}
-    for g in (rematted, remat(wave, 0.9), remat(wave, **options)):
+    for g in (transformed, remat(wave, 0.9), remat(wave, **options)):
         for _ in range(3):
             g(X)
         made = copied(g)

@@ -32,7 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Rematted(Generic[P, R]):
+class Transformed(Generic[P, R]):
     """A function under a budget, as :func:`remat` returns it.
 
     Attributes:
@@ -238,7 +238,7 @@ class Rematted(Generic[P, R]):
 
     def __getattr__(self, name: str) -> Any:
         """Return what `f` has, such as `__code__`, but not what it is bound to."""
-        if name in Rematted.__slots__ or name in ("__self__", "__func__"):
+        if name in Transformed.__slots__ or name in ("__self__", "__func__"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name == "__code__":
             refuse_symbolic_trace(self._described)
@@ -248,12 +248,12 @@ class Rematted(Generic[P, R]):
         """Pickle the name, as functions do, or else `f` and the options; no history of calls."""
         if self._is_importable():
             return str(self.__qualname__)
-        return Rematted, (self._f, self._options)
+        return Transformed, (self._f, self._options)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Rematted[P, R]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Transformed[P, R]:
         if self._is_importable():
             return self
-        return Rematted(copy.deepcopy(self._f, memo), self._options)
+        return Transformed(copy.deepcopy(self._f, memo), self._options)
 
     def _is_importable(self) -> bool:
         """Return whether the name that `f` was defined under now is this, as a decorator's is."""
@@ -266,14 +266,14 @@ class Rematted(Generic[P, R]):
         return f"<{self._described} at {id(self):#x}>"
 
 
-_without_level: ContextVar[Rematted[..., Any] | None] = ContextVar("without_level", default=None)
+_without_level: ContextVar[Transformed[..., Any] | None] = ContextVar("without_level", default=None)
 
 
 @contextmanager
 def without_level(g: Any) -> Iterator[None]:
     """Have the transformed function that ``g`` is or wraps run plainly within the block."""
     try:
-        inside: Rematted[..., Any] | None = rematted_of(g, "")[0]
+        inside: Transformed[..., Any] | None = transformed_of(g, "")[0]
     except TypeError:
         inside = None
     token = _without_level.set(inside)
@@ -283,7 +283,9 @@ def without_level(g: Any) -> Iterator[None]:
         _without_level.reset(token)
 
 
-def rematted_of(g: Any, call: str) -> tuple[Rematted[..., Any], tuple[Any, ...], dict[str, Any]]:
+def transformed_of(
+    g: Any, call: str
+) -> tuple[Transformed[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Return the outermost transformed function that ``g`` is or wraps, and arguments it is given.
 
     Raises:
@@ -292,9 +294,9 @@ def rematted_of(g: Any, call: str) -> tuple[Rematted[..., Any], tuple[Any, ...],
     inside, seen = g, set[int]()
     given: tuple[Any, ...] = ()
     named: dict[str, Any] = {}
-    while not isinstance(inside, Rematted):
+    while not isinstance(inside, Transformed):
         seen.add(id(inside))
-        names = ["__rematted__", "__func__", "__wrapped__"]
+        names = ["__transformed__", "__func__", "__wrapped__"]
         if isinstance(inside, functools.partial | functools.partialmethod):
             names = ["func"]
             given = (*inside.args, *given)
