@@ -131,12 +131,11 @@ void see_operators_of_hooks() {
 // registers the first one of its own. So a level remembers the leaves it has watched and looks at
 // them again when a backward enters it.
 void Seal::see(const variable_list& gradients) {
-  const Birth& target = target_;
-  if (target.is_accumulator()) see_operators_of_hooks();
+  if (target_.is_accumulator()) see_operators_of_hooks();
   // What arrives at the target leaves each level up to the one whose region the target is in. A leaf
   // has none: a level that still runs, or whose node has begun the backward, keeps what arrives there.
   const auto stays_in = [&](const Level& level) {
-    if (!target.is_accumulator()) return in_region(target, level);
+    if (!target_.is_accumulator()) return in_region(target_, level);
     return level.active || is_backward_governed(&level);
   };
   for_each_leaving(gradients, [&](const at::Tensor& gradient, const at::Tensor& inner, Cell& cell) {

@@ -73,12 +73,12 @@ void find_stored(const Level& level, bool sealed, std::vector<Ref<TensorVersion>
 }
 
 // Note [A backward is over before its thread has freed its graph]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// An accelerator's nodes run on a thread of autograd's. It says that a backward is over, and then lets
-// go of it: of the last node, of the graph, and of all that this has saved. So when `f` returns, what
-// is dead may still look as if somebody had stored it away. Made again and handed over, it would be
-// bytes that no budget counts, as many as the graph has. The thread takes its tasks in turn: when it
-// has run one more, which does nothing, it has freed the graph.
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// An accelerator's nodes run on a thread of autograd's. It says that a backward is over, and then frees
+// the last node, the graph, and all that this has saved. So when `f` returns, what is dead may still
+// look as if somebody had stored it away. Made again and handed over, it would be bytes that no budget
+// counts, as many as the graph has. The thread takes its tasks in turn: when it has run one more, which
+// does nothing, it has freed the graph.
 struct Nothing final : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
 };

@@ -75,7 +75,7 @@ class Transfers {
   void start();
   // `lock` holds the mutex, which is free when this returns.
   void begin(Transfer& transfer, bool out, std::unique_lock<std::mutex> lock);
-  // Until it is over. Lets go of the interpreter's lock. Returns the seconds that it took.
+  // Until it is over. Releases the interpreter's lock. Returns the seconds that it took.
   double wait(Transfer& transfer);
   // What has not begun does not begin any more; waits for the chunks that have. Returns the seconds.
   double cancel(Transfer& transfer);

@@ -17,8 +17,8 @@ namespace {
 // All without the `_` of those that write in place.
 constexpr std::array<std::string_view, 5> kByIndex{"index_put", "_index_put_impl", "_unsafe_index_put", "put",
                                                    "index_copy"};
-constexpr std::array<std::string_view, 10> kOnAccelerators{
-    "bincount", "cumsum",    "histc",   "index_add",   "index_reduce",
+constexpr std::array<std::string_view, 11> kOnAccelerators{
+    "bincount", "cumsum",    "histc",   "index_add",   "index_reduce",   "nll_loss2d_forward",
     "median",   "nanmedian", "scatter", "scatter_add", "scatter_reduce"};
 constexpr std::array<std::string_view, 7> kBackwardsOf{
     "_pool", "_pad", "upsample_", "grid_sampler_", "attention_", "_embedding_bag_", "ctc_loss_"};
@@ -65,9 +65,7 @@ Races races_of(std::string_view name) {
       name.ends_with("_backward") &&
       std::any_of(kBackwardsOf.begin(), kBackwardsOf.end(),
                   [&](std::string_view family) { return name.find(family) != std::string_view::npos; });
-  return is_in_family || is_among(kOnAccelerators) || name == "nll_loss2d_forward"
-             ? Races::kOnAccelerators
-             : Races::kNever;
+  return is_in_family || is_among(kOnAccelerators) ? Races::kOnAccelerators : Races::kNever;
 }
 
 namespace {

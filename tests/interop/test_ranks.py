@@ -240,7 +240,7 @@ def assert_same_and_bounded(
     The last two are done if they are asked for. Each rank has a fraction of its own of the peak, so
     that the two evict differently.
 
-    A thread of gloo's lets go of a collective's tensors at some time after its `wait`. That adds to
+    A thread of gloo's frees a collective's tensors at some time after its `wait`. That adds to
     some runs' peaks, and to eager's, so that a peak above eager's is measured again.
     """
     with MemoryTimeline() as timeline:
