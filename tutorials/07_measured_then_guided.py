@@ -373,21 +373,18 @@ assert common[-1] == 0 < each[-1]
 # - **Swap or recompute.** Capuchin swaps while that is free. Ours has no such rule: each version
 #   goes the way that is cheaper in seconds. A second on the link has a price in seconds of
 #   computing, and a search in a simulator finds that price.
-# - **When a copy starts.** Capuchin has an in-trigger for each version, moved by feedback. Ours
-#   begins with a lead for the whole call, which the search has found. From call to call feedback
-#   then stretches the lead of a version that was late, and shortens that of one that lay waiting.
+# - **When a copy starts.** Capuchin has an in-trigger for each version, moved by feedback. Ours has a
+#   lead for the whole call, which the search finds. What calls show of the link's speed and of the
+#   time of each operator goes into later searches.
 # - **What is recomputed** comes back on demand, in both.
 #
-# Our in-trigger and our feedback are these lines. At each operator `is_due` is asked about the
-# version that is away and will be read the soonest, `until` seconds later. `queued_in` is what is
-# on the link already, the queue that the obvious formula leaves out. A copy begins only if there is
-# room for what it brings. `note_late` is called for a copy that was waited for, `note_early` for
-# one that had come long before it was read, or was turned back since its room was needed for
-# something else.
+# Our in-trigger is these lines. At each operator `is_due` is asked about the version that is away and
+# will be read the soonest, `until` seconds later. `queued_in` is what is on the link already, the
+# queue that the obvious formula leaves out. A copy begins only if there is room for what it brings.
 
 # %%
 quote("csrc/engine/link.cpp", "bool Link::is_due", "return until <=")
-quote("csrc/engine/link.cpp", "void Link::note_late", "leads()->note_late")
+quote("csrc/engine/link.cpp", "double Link::lead", "return factor *")
 
 # %% [markdown]
 # And this is the transform that uses them. `rematfn.offload` moves versions to a disk, here one

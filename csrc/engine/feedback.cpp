@@ -12,33 +12,6 @@ std::mutex& feedback_mutex() {
   return *mutex;
 }
 
-double Leads::of(Trace::Id value) const {
-  return value < values_.size() ? values_[value].factor.load(std::memory_order_relaxed) : 1;
-}
-
-void Leads::note_late(Trace::Id value) {
-  change(value, 1.5F);
-  if (value < values_.size()) values_[value].was_late = true;
-}
-
-// To lie there costs nothing; to shrink until it is late once more would.
-void Leads::note_early(Trace::Id value) {
-  if (value < values_.size() && !values_[value].was_late) change(value, 0.9F);
-}
-
-void Leads::note_turned_back(Trace::Id value) {
-  change(value, 0.9F);
-  if (value < values_.size()) values_[value].was_late = false;
-}
-
-// Calls on several threads may lose each other's change.
-void Leads::change(Trace::Id value, float by) {
-  constexpr float kMost = 64;
-  if (value >= values_.size()) return;
-  const float changed = static_cast<float>(of(value)) * by;
-  values_[value].factor.store(std::clamp(changed, 1 / kMost, kMost), std::memory_order_relaxed);
-}
-
 namespace {
 
 // At least one; of an even number the lower of two: what disturbs a call makes it longer.

@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include <atomic>
-#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -43,28 +41,6 @@ class Timings {
   const bool clocked_;
   const double drag_;
   std::vector<Times> calls_;
-};
-
-// By value: how much earlier than the plan says its return begins, as calls that followed the plan have
-// shown. See Note [What moving costs].
-class Leads {
- public:
-  explicit Leads(std::size_t values) : values_(values) {}
-
-  [[nodiscard]] double of(Trace::Id value) const;
-  // It was waited for; it lay waiting; or it was turned back, since its room was wanted.
-  void note_late(Trace::Id value);
-  void note_early(Trace::Id value);
-  void note_turned_back(Trace::Id value);
-
- private:
-  void change(Trace::Id value, float by);
-
-  struct Lead {
-    std::atomic<float> factor = 1;
-    std::atomic<bool> was_late = false;  // and has not been turned back since
-  };
-  std::vector<Lead> values_;
 };
 
 }  // namespace rematfn

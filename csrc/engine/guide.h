@@ -106,7 +106,6 @@ struct Followed {
   std::shared_ptr<const Plan> plan{};
   // For calls that differ from the trace: the best that says nothing of single values. Or null.
   std::shared_ptr<const Plan> general{};
-  std::shared_ptr<Leads> leads{};  // null where nothing moves
   std::shared_ptr<Broken> broken{};  // of the search that found it; or null
 };
 
@@ -154,7 +153,6 @@ class Guide {
   // To the end of the call.
   void leave_schedule() { follows_schedule_ = false; }
   void forget(const Operation& operation);
-  [[nodiscard]] Leads* leads() const { return followed_.leads.get(); }  // or null
   // The operator that is about to be followed has taken `observed` seconds. So far, replays and waiting
   // took `overhead`, and copies `copying`.
   void note_taken(double observed, double overhead, double copying);

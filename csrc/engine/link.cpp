@@ -40,32 +40,8 @@ double Link::pays_after(const Version& version) const {
 
 // So long before it is read its return begins.
 double Link::lead(const Version& version) const {
-  double factor = 1;
-  if (ledger_.observers.guide) {
-    factor = ledger_.observers.guide->plan().lead;
-    if (const Leads* leads = ledger_.observers.guide->leads()) factor *= leads->of(version.value);
-  }
+  const double factor = ledger_.observers.guide ? ledger_.observers.guide->plan().lead : 1;
   return factor * time_in(version.nbytes + queued_in());
-}
-
-// See Note [What moving costs]
-void Link::note_late(Trace::Id value) {
-  ++ledger_.root->statistics.late_returns;
-  const std::shared_ptr<Guide>& guide = ledger_.observers.guide;
-  if (guide && guide->leads()) guide->leads()->note_late(value);
-}
-
-void Link::note_early(const Version& version) {
-  if (is_early(version)) ledger_.observers.guide->leads()->note_early(version.value);
-}
-
-void Link::note_turned_back(const Version& version) {
-  if (is_early(version)) ledger_.observers.guide->leads()->note_turned_back(version.value);
-}
-
-bool Link::is_early(const Version& version) const {
-  if (!ledger_.observers.guide || !ledger_.observers.guide->leads() || version.next_use == kUnknown) return false;
-  return version.next_use - ledger_.record_clock() > time_in(version.nbytes);
 }
 
 double Link::time_out(std::size_t nbytes) const {

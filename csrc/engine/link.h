@@ -9,10 +9,7 @@
 // carry what goes over it. So a plan puts a price on the link, a share of the transfer's time, at which
 // what moves and what is replayed balance; without a guide it is the whole. What is compared with that
 // has to be in seconds too: where a level may move, the cost of an operator is the time it takes.
-// How early a return begins is the plan's as well: so many times earlier than it takes. From call to
-// call that is more for a value that was late, and less for one that was turned back because its room
-// was wanted (as in Peng et al., Capuchin, ASPLOS 2020). One that lay waiting begins later as well, as
-// long as it has not been late: what shrank and grew in turn would be late at every fifth call.
+// How early a return begins is the plan's as well: so many times earlier than it takes.
 
 #pragma once
 
@@ -51,16 +48,7 @@ class Link : public Way {
   [[nodiscard]] virtual std::size_t queued_in() const = 0;
   [[nodiscard]] double time_out(std::size_t nbytes) const;
   [[nodiscard]] double time_in(std::size_t nbytes) const;
-  // A return was waited for; the next time it begins earlier. The value, if it is known.
-  void note_late(Trace::Id value);
-  // It is there, and waits until it is read; or has been turned back.
-  void note_early(const Version& version);
-  void note_turned_back(const Version& version);
-
   Ledger& ledger_;
-
- private:
-  [[nodiscard]] bool is_early(const Version& version) const;
 };
 
 }  // namespace rematfn

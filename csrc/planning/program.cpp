@@ -75,8 +75,7 @@ Followed Program::best() const {
   if (!search_ || (has_older && !search_->is_over())) return followed_;
   std::shared_ptr<const Plan> plan = search_->best();
   if (!plan || plan == followed_.plan) return followed_;
-  auto leads = timings_ ? std::make_shared<Leads>(trace->values.size()) : nullptr;
-  return {timed_, future_, std::move(plan), search_->general(), std::move(leads), search_->broken};
+  return {timed_, future_, std::move(plan), search_->general(), search_->broken};
 }
 
 std::shared_ptr<Guide> Program::guide() const {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -114,14 +115,14 @@ class Disk::Bytes final : public Tier::Copy, private Transfers::Transfer {
       : Copy(of, std::move(waits)), Transfer(of.nbytes()), disk_(std::move(disk)), state_(*disk_->state_) {}
   ~Bytes() override {
     if (is_lost()) return;
-    note_wait(state_.transfers.cancel(*this), std::nullopt);
+    note_wait(state_.transfers.cancel(*this), /*returning=*/false);
     const std::lock_guard guard(state_.transfers.mutex);
     give_back();
   }
 
   [[nodiscard]] bool is_done() const override { return Transfer::is_done() || is_lost(); }
 
-  void wait(std::optional<Trace::Id> returning) override {
+  void wait(bool returning) override {
     if (!is_lost()) note_wait(state_.transfers.wait(*this), returning);
     throw_if_lost();
     if (error_.empty()) return;
@@ -154,7 +155,7 @@ class Disk::Bytes final : public Tier::Copy, private Transfers::Transfer {
                    "anew there.");
   }
 
-  void note_wait(double seconds, std::optional<Trace::Id> returning) const {
+  void note_wait(double seconds, bool returning) const {
     if (seconds > 0) waits_->add(seconds, returning);
   }
 

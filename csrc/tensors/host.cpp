@@ -100,7 +100,7 @@ class Host final : public Tier, public std::enable_shared_from_this<Host> {
     TierAccount::Traffic* traffic;  // null: what lies between is a wait, of `waits`
     std::size_t nbytes;
     std::shared_ptr<Waits> waits;
-    std::optional<Trace::Id> returning;
+    bool returning;
   };
 
   [[nodiscard]] const TierAccount& account() const override { return account_; }
@@ -140,7 +140,7 @@ class Host::Bytes final : public Tier::Copy {
   [[nodiscard]] bool is_done() const override { return !is_captured(device) && done_->query(); }
 
   // See Note [Copies are in stream order], 2 and 4
-  void wait(std::optional<Trace::Id> returning) override {
+  void wait(bool returning) override {
     refuse_if_captured(device);
     const c10::Stream now = enter(domain_, device);
     if (leaves && domain_.streams.are_several()) protect(leaves.data_ptr());
@@ -285,7 +285,7 @@ Mark Host::copy(std::size_t offset, const c10::Storage& storage, bool out, const
   Mark end = mark(stream);
   TierAccount::Traffic& traffic = out ? account_.out : account_.in;
   traffic.bytes += all;
-  timed_.push_back({std::move(begin), end, &traffic, all, nullptr, std::nullopt});
+  timed_.push_back({std::move(begin), end, &traffic, all, nullptr, false});
   return end;
 }
 

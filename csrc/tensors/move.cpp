@@ -44,12 +44,10 @@ bool Move::has_arrived(const Version& version) const { return copies_.at(&versio
 Place Move::wait(Version& version) {
   Tier::Copy& copy = *copies_.at(&version);
   const bool was_leaving = version.place() == Place::kLeaving;
-  const bool is_done = copy.is_done();
-  if (!was_leaving && is_done) note_early(version);
   std::optional<Profiled> range;
-  if (!is_done) range.emplace(was_leaving ? "rematfn::wait to the" : "rematfn::wait from the", tier_->name);
+  if (!copy.is_done()) range.emplace(was_leaving ? "rematfn::wait to the" : "rematfn::wait from the", tier_->name);
   try {
-    copy.wait(was_leaving ? std::nullopt : std::optional(version.value));
+    copy.wait(/*returning=*/!was_leaving);
   } catch (const CopyLost&) {
     if (!was_leaving) throw;
     discard(version);
@@ -85,7 +83,6 @@ Place Move::bring_back(Version& version) {
 
 void Move::turn_back(Version& version) {
   copies_.at(&version)->turn_back();
-  note_turned_back(version);
 }
 
 void Move::discard(Version& version) {
@@ -101,7 +98,7 @@ void Move::note_copy(double taken) {
 void Move::learn_of_waits() {
   const auto [seconds, late] = waits_->take();
   ledger_.root->statistics.waited += seconds;
-  for (const Trace::Id value : late) note_late(value);
+  ledger_.root->statistics.late_returns += late;
 }
 
 Way& way_to(TensorDomain& domain, const std::shared_ptr<Tier>& tier, bool drops) {

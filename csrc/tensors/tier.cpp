@@ -3,15 +3,15 @@
 
 namespace rematfn {
 
-void Tier::Waits::add(double seconds, std::optional<Trace::Id> late) {
+void Tier::Waits::add(double seconds, bool returning) {
   const std::lock_guard lock(mutex_);
   seconds_ += seconds;
-  if (late) late_.push_back(*late);
+  late_ += returning;
 }
 
-std::pair<double, std::vector<Trace::Id>> Tier::Waits::take() {
+std::pair<double, std::uint64_t> Tier::Waits::take() {
   const std::lock_guard lock(mutex_);
-  return {std::exchange(seconds_, 0), std::exchange(late_, {})};
+  return {std::exchange(seconds_, 0), std::exchange(late_, 0)};
 }
 
 LinkFigures Tier::link() const {

@@ -10,12 +10,9 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <utility>
-#include <vector>
 
 #include "engine/link.h"
-#include "engine/trace.h"
 #include "memory/tier_account.h"
 #include "tensors/shared_bytes.h"
 
@@ -28,15 +25,14 @@ class Tier {
   // For copies; as found out later, on any thread.
   class Waits {
    public:
-    // `late`: the value that was waited for, if it was a return.
-    void add(double seconds, std::optional<Trace::Id> late);
-    // The seconds and the values since the last time.
-    [[nodiscard]] std::pair<double, std::vector<Trace::Id>> take();
+    void add(double seconds, bool returning);
+    // The seconds, and the returns that were late, since the last time.
+    [[nodiscard]] std::pair<double, std::uint64_t> take();
 
    private:
     std::mutex mutex_;
     double seconds_ = 0;
-    std::vector<Trace::Id> late_;
+    std::uint64_t late_ = 0;
   };
 
   // The bytes of one value. To destroy it is to discard it: nothing uses the value's memory any more, but
@@ -51,9 +47,9 @@ class Tier {
 
     // Whether nothing is under way, as far as can be told.
     [[nodiscard]] virtual bool is_done() const = 0;
-    // Whatever is computed from now on comes after what was begun. What that is waited is noted, for a
-    // return with its number. Throws CopyLost.
-    virtual void wait(std::optional<Trace::Id> returning) = 0;
+    // Whatever is computed from now on comes after what was begun. What that is waited is noted. Throws
+    // CopyLost.
+    virtual void wait(bool returning) = 0;
     // Starts to bring the bytes back; the copy stays whole. Only what has been waited for can be brought
     // back; where a return failed it may be tried again. Throws CopyLost.
     virtual void get(c10::Storage to) = 0;

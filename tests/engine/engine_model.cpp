@@ -392,6 +392,7 @@ const std::map<std::string, std::function<void()>> kTests{
     {"searches", [] { searches(400); }},
     {"early", what_is_not_in_use_leaves},
     {"ahead", returns_come_ahead},
+    {"too soon", what_comes_back_too_soon_stays_longer},
     {"by value", plans_decide_by_value},
     {"addressed", what_is_addressed_stays},
     {"word", [] { plans_that_break_their_word(400); }},

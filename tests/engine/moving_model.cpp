@@ -366,6 +366,39 @@ void returns_come_ahead() {
   }
 }
 
+// A value that every fourth operator reads, such as a gradient that others are added to, goes each time
+// where copies are quick. Where operators have waited for them for long, it stays.
+void what_comes_back_too_soon_stays_longer() {
+  constexpr std::size_t kOperators = 400;
+  Trace trace;
+  const Trace::Id gradient = trace.add_value(kBytes, true);
+  Trace::Id last = trace.add_value(kBytes, /*counted=*/false);
+  Trace::Call zeros("zeros", {.cost = 1e-3, .output_bytes = kBytes});
+  zeros.makes = {{gradient}};
+  trace.add_call(std::move(zeros));
+  for (std::size_t i = 0; i < kOperators; ++i) {
+    Trace::Call call("next", {.cost = 1e-3, .output_bytes = kBytes});
+    call.reads = {{last}};
+    if (i % 4 == 0) call.reads.push_back({gradient});
+    call.makes = {{trace.add_value(kBytes, true)}};
+    const Trace::Id made = call.makes.front().value;
+    trace.add_call(std::move(call));
+    trace.add_release(last);
+    last = made;
+  }
+  trace.add_release(last);
+  trace.add_release(gradient);
+  trace.check();
+  const auto moves_if_a_return_takes = [&](double seconds) {
+    SimulationOptions options{.check = true};
+    options.leaves_early = true;
+    options.link = LinkOptions{{0, 1e-4 / kBytes, seconds / kBytes}, std::size_t{1} << 30, /*drops=*/false};
+    return simulate(trace, options).moves;
+  };
+  expect(moves_if_a_return_takes(1e-4) >= kOperators / 4 - 2, "where copies are quick it goes each time");
+  expect(moves_if_a_return_takes(3e-3) < kOperators / 8, "where they are waited for it stays");
+}
+
 // Copies go on between operators, too: those that take no time themselves find what comes back.
 void pauses_hide_copies() {
   const auto late = [](double pause) {

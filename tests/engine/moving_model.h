@@ -11,6 +11,7 @@ void moves(unsigned count);
 void programs_that_leave_their_record(unsigned count);
 void what_is_not_in_use_leaves();
 void returns_come_ahead();
+void what_comes_back_too_soon_stays_longer();
 void plans_decide_by_value();
 void plans_that_break_their_word(unsigned count);
 void plans_that_broke(unsigned count);

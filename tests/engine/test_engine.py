@@ -18,6 +18,7 @@ TESTS = [
     "searches",
     "early",
     "ahead",
+    "too soon",
     "by value",
     "addressed",
     "word",
