@@ -25,7 +25,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-compiled bench-device bench-floor bench-models bench-offload bench-overhead bench-varying docs lint notebooks clean
+.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-compiled bench-device bench-floor bench-models bench-offload bench-overhead bench-packed bench-varying docs lint notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -140,6 +140,9 @@ bench-compiled: $(INSTALLED)  ## compiled blocks inside of budgets, beside the c
 
 bench-offload: $(INSTALLED)  ## a disk beside a budget: moved, computed again, or chosen
 	$(BIN)/python benchmarks/offload.py $(ARGS)
+
+bench-packed: $(INSTALLED)  ## values packed in memory, beside replays and a disk
+	$(BIN)/python benchmarks/packed.py $(ARGS)
 
 bench-device: $(INSTALLED)  ## on an accelerator: moved to the host, computed again, or chosen
 	$(BIN)/python benchmarks/device.py $(ARGS)

@@ -27,7 +27,7 @@ from ._transform.budget import Budget  # noqa: E402
 from ._transform.checkpoint import checkpoint  # noqa: E402
 from ._transform.offload import offload  # noqa: E402
 from ._transform.remat import remat  # noqa: E402
-from ._transform.tiers import Disk, Host  # noqa: E402
+from ._transform.tiers import Disk, Host, Packed  # noqa: E402
 from ._transform.where import where  # noqa: E402
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "BudgetError",
     "Disk",
     "Host",
+    "Packed",
     "ReplayError",
     "Trace",
     "checkpoint",

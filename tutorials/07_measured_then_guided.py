@@ -373,17 +373,18 @@ assert common[-1] == 0 < each[-1]
 # - **Swap or recompute.** Capuchin swaps while that is free. Ours has no such rule: each version
 #   goes the way that is cheaper in seconds. A second on the link has a price in seconds of
 #   computing, and a search in a simulator finds that price.
-# - **When a copy starts.** Capuchin has an in-trigger for each version, moved by feedback. Ours has a
-#   lead for the whole call, which the search finds. What calls show of the link's speed and of the
-#   time of each operator goes into later searches.
+# - **When a copy starts.** Capuchin has an in-trigger for each version, moved by feedback. Ours has
+#   a lead for the whole call, which the search finds. What calls show of the link's speed and of
+#   the time of each operator goes into later searches.
 # - **What is recomputed** comes back on demand, in both.
 #
-# Our in-trigger is these lines. At each operator `is_due` is asked about the version that is away and
-# will be read the soonest, `until` seconds later. `queued_in` is what is on the link already, the
-# queue that the obvious formula leaves out. A copy begins only if there is room for what it brings.
+# Our in-trigger is these lines. At each operator `is_due` is asked about the version that is away
+# and will be read the soonest, `until` seconds later. `queued_in` is what is on the link already,
+# the queue that the obvious formula leaves out. A copy begins only if there is room for what it
+# brings.
 
 # %%
-quote("csrc/engine/link.cpp", "bool Link::is_due", "return until <=")
+quote("csrc/engine/link.cpp", "bool Link::is_due", "until <= lead")
 quote("csrc/engine/link.cpp", "double Link::lead", "return factor *")
 
 # %% [markdown]
@@ -498,16 +499,42 @@ assert small < whole
 # the lead, counted in reads. (`is_due` counts it in seconds.) The comparison in `unpack` is a
 # guard: if the program reads in another order, the record is not believed.
 #
-# rematfn has no place for compressed copies today. It could have one: a version goes and comes back
-# by a *way*, and these are the questions that a way answers.
+# In rematfn a version goes and comes back by a *way*, and these are the questions that a way
+# answers.
 
 # %%
 quote("csrc/engine/way.h", "virtual Place leave(", "is_due")
 
 # %% [markdown]
 # To compress is to `leave`, to decompress is to `bring_back`, and `is_due` says when to begin. The
-# disk is such a way. Without a record the order of the backward can still be guessed: it is roughly
-# the reverse of the order of saving. Offloaders that prefetch a fixed number of layers do that.
+# disk is such a way, and so is `rematfn.Packed()`, which compresses values where they lie. Its
+# `is_due` says *never*: it runs on the threads of the operators, so nothing is gained by beginning
+# early. `bytes_here` is the question that it alone answers with more than zero: the packed bytes
+# count in the budget.
+
+# %%
+packed = rematfn.Packed()
+squares = [torch.randn(256, 256, requires_grad=True) for _ in range(8)]
+inputs = torch.randn(1024, 256)
+
+
+def relu_layers():
+    h = inputs
+    for w in squares:
+        h = torch.relu(h @ w / 11)
+    return h.square().mean()
+
+
+expected = torch.autograd.grad(relu_layers(), squares)
+g = rematfn.offload(relu_layers, to=packed)
+got = torch.autograd.grad(g(), squares)
+assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+print(f"{packed.bytes_out >> 10} KiB were packed, {packed.peak_bytes >> 10} KiB lay there at once")
+assert packed.peak_bytes < 0.6 * packed.bytes_out
+
+# %% [markdown]
+# Without a record the order of the backward can still be guessed: it is roughly the reverse of the
+# order of saving. Offloaders that prefetch a fixed number of layers do that.
 #
 # **Question.** Why does Capuchin give recomputation no in-trigger? Could one not recompute ahead,
 # too?

@@ -18,7 +18,7 @@ class Evictor {
 
   // A candidate goes, by its way.
   void evict(Version& version);
-  // Evicts one version of `table` or, when it has none left, of a table inside it.
+  // Evicts one version of `table` or, when it has none left, of a table inside it; else drops a copy in memory.
   bool evict_one(Table& table);
   bool evict_one(Table& table, bool spare_pending);
   // The same, of those that will not be read again, as far as is known, nor be missed.

@@ -107,6 +107,11 @@ void Ledger::admit(Table& table, Version& version, bool unconstrained) {
     t->unconstrained_bytes_ += version.nbytes;
   }
   if (!version.has_bytes()) return;
+  for (const Table* t = &table; t != nullptr && t->has_copies(); t = t->enclosing.get()) {
+    for (const Way* way : t->ways_) {
+      version.packed_share = std::min(version.packed_share, static_cast<float>(way->packed_share(version)));
+    }
+  }
   charge(table, version.nbytes);
   if (version.trimmed) charge_trimmed(version);
   enlist(version);
@@ -136,9 +141,12 @@ void Ledger::expel(Version& version) {
 void Ledger::transfer(Version& version, Table& heir) {
   Way* const copied_by = std::exchange(version.copied_by_, nullptr);
   const bool unconstrained = version.unconstrained;
+  discharge_copy(version);
   expel(version);
   admit(heir, version, unconstrained);
   version.copied_by_ = copied_by;
+  note_copy(version);
+  charge(heir, version.packed_bytes);
 }
 
 void Ledger::charge_trimmed(const Version& version) {
@@ -237,6 +245,44 @@ void Ledger::discharge(Table& table, std::size_t nbytes) {
   }
 }
 
+// Note [A copy may stay in memory]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What is packed is away, and its copy takes up fewer bytes in the memory that the budget is of. They count in
+// its table, and all around it, from when it has gone until it has come back: while it comes, beside its own.
+// Where nothing else can go, the copy of what can be replayed is dropped, unless queued replays are to read it:
+// a budget in which a program runs by replays alone is not to be too small because values were packed.
+void Ledger::note_copy(Version& version) {
+  if (version.copied_by() == nullptr) return;
+  version.packed_bytes = version.copied_by()->bytes_here(version);
+  if (!version.is_packed()) return;
+  version.packed_share = static_cast<float>(version.packed_bytes) / static_cast<float>(version.nbytes);
+  observers.note_packed(version);
+  packed_.push_back(&version);
+}
+
+void Ledger::discharge_copy(Version& version) {
+  if (!version.is_packed()) return;
+  std::erase(packed_, &version);
+  discharge(*version.table, std::exchange(version.packed_bytes, 0));
+}
+
+std::size_t Ledger::droppable_copies(const Table& table) const {
+  std::size_t sum = 0;
+  for (const Version* v : packed_) {
+    if (is_within(v->table.get(), table) && may_drop_copy(*v)) sum += v->packed_bytes;
+  }
+  return sum;
+}
+
+bool Ledger::may_drop_copy(const Version& version) const {
+  if (version.place() != Place::kAway || version.pending > 0 || !drop_and_replay.applies(version)) return false;
+  for (const Table* t = version.table.get(); t != nullptr; t = t->enclosing.get()) {
+    const auto& ways = t->ways_;
+    if (ways.empty() || std::ranges::find(ways, &drop_and_replay) != ways.end()) return true;
+  }
+  return false;
+}
+
 void Ledger::be_here(Version& version) {
   version.place_ = Place::kHere;
   enlist(version);
@@ -271,7 +317,9 @@ void Ledger::lose_bytes(Version& version, Journal::What how, Way* way) {
   if (version.place() == Place::kLeaving) stop_moving(version);
   Table& table = *version.table;
   delist(version);
-  discharge(table, version.nbytes);
+  note_copy(version);
+  discharge(table, version.nbytes - std::min(version.nbytes, version.packed_bytes));
+  if (version.packed_bytes > version.nbytes) charge(table, version.packed_bytes - version.nbytes);
   observers.note(how, version);
   if (std::exchange(version.trimmed, false)) discharge_trimmed(version);
   version.place_ = Place::kAway;
@@ -305,6 +353,7 @@ void Ledger::arrive_by_copy(Version& version) {
   require_invariant(version.place() == Place::kComing, "what has come by its copy was coming");
   stop_moving(version);
   version.copied_by_ = nullptr;
+  discharge_copy(version);
   if (!version.producer && version.readers != nullptr) store.keep_alive(version);
   be_here(version);
   neighbourhood.note_change(version, /*came_back=*/true, foresees());
@@ -327,6 +376,7 @@ void Ledger::discard_copy(Version& version) {
     expected_.erase(Use(version));
     observers.note(Journal::What::kForgotten, version);
   }
+  discharge_copy(version);
   std::exchange(version.copied_by_, nullptr)->discard(version);
 }
 

@@ -90,6 +90,11 @@ class Ledger {
   // The ways of its table and those around it, by which `version` may go.
   void for_each_way(const Version& version, c10::function_ref<void(Way&)> visit);
   [[nodiscard]] Way* cheapest_way(const Version& version);  // or null
+  // What has a copy in memory. See Note [A copy may stay in memory].
+  [[nodiscard]] const std::vector<Version*>& packed() const { return packed_; }
+  // Whether its copy may be dropped, and it be replayed. The bytes of those in `table`.
+  [[nodiscard]] bool may_drop_copy(const Version& version) const;
+  [[nodiscard]] std::size_t droppable_copies(const Table& table) const;
 
   // ---- transitions ----------------------------------------------------------------------------------
   // The version's bytes count in `table` from now on. It must not belong to one yet. `unconstrained`: whether
@@ -153,6 +158,9 @@ class Ledger {
   void forget_next_uses();
   void charge(Table& table, std::size_t nbytes);
   void discharge(Table& table, std::size_t nbytes);
+  // What it has a copy of here is to count.
+  void note_copy(Version& version);
+  void discharge_copy(Version& version);
   void charge_trimmed(const Version& version);
   void discharge_trimmed(const Version& version);
   void stop_moving(Version& version);
@@ -173,6 +181,7 @@ class Ledger {
   bool lists_candidates_ = false;
   std::deque<Version*> leaving_;
   std::deque<Version*> coming_;
+  std::vector<Version*> packed_;
   std::set<Use> expected_;
 };
 

@@ -120,6 +120,7 @@ struct Version : Node {
   }
   // See Note [A version goes by a way]
   [[nodiscard]] bool can_be_fetched() const { return place_ == Place::kAway && copied_by_ != nullptr; }
+  [[nodiscard]] bool is_packed() const { return packed_bytes > 0; }
   [[nodiscard]] bool must_be_replayed() const { return place_ == Place::kAway && copied_by_ == nullptr; }
   [[nodiscard]] bool is_addressed() const { return addressed || communicated; }
   // Its table lists it among those that may go, in time.
@@ -139,6 +140,8 @@ struct Version : Node {
   Way* way = nullptr;        // a candidate: the one that it would go by
 
   std::size_t nbytes = 0;
+  std::size_t packed_bytes = 0;  // of its copy, that count here
+  float packed_share = 1;        // that a copy in memory would take; 1: it cannot be packed
   double last_access = 0;      // program time
   double next_use = kUnknown;  // program time; known to a guide
   std::uint32_t value = kNoValue;  // its name in the trace that is followed

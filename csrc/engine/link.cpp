@@ -27,10 +27,15 @@ void Link::draw_costs(bool drawn) { costs_are_drawn = drawn; }
 double Link::cost(const Version& version) const {
   if (costs_are_drawn.load(std::memory_order_relaxed)) return drawn_cost();
   const double price = ledger_.observers.guide ? ledger_.observers.guide->plan().link_price : 1;
+  if (figures().blocks) {  // for each byte that it frees
+    return (kOperatorCost + time_in(version.nbytes) + time_out(version.nbytes)) / (1 - version.packed_share);
+  }
   return kOperatorCost + price * time_in(version.nbytes);
 }
 
-bool Link::is_due(const Version& version, double until) const { return until <= lead(version); }
+bool Link::is_due(const Version& version, double until) const {
+  return !figures().blocks && until <= lead(version);
+}
 
 // What goes early is not to be due at once.
 double Link::pays_after(const Version& version) const {

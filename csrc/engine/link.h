@@ -27,7 +27,14 @@ struct LinkFigures {
   bool one_way_at_a_time = false;  // the two directions share the link
   double drag = 0;  // so much longer operators take while something is on its way
   bool clocked = false;  // the host's clock tells what a call takes
+  bool blocks = false;  // operators wait for copies, in both directions: none comes ahead
 };
+
+// Of one that cannot be packed into clearly less, nothing is copied.
+[[nodiscard]] inline bool is_worth_packing(const Version& version) { return version.packed_share <= 0.75F; }
+[[nodiscard]] inline std::size_t packed_bytes_of(const Version& version) {
+  return static_cast<std::size_t>(static_cast<double>(version.packed_share) * static_cast<double>(version.nbytes));
+}
 
 class Link : public Way {
  public:

@@ -115,6 +115,20 @@ void Moves::turn_back(Version& version) {
   observers.note_turned_back(version);
 }
 
+// The one that costs the least for its bytes.
+bool Moves::drop_one_copy(const Table& table) {
+  Version* least = nullptr;
+  const auto price = [](const Version& v) { return v.producer->cost / static_cast<double>(v.packed_bytes); };
+  for (Version* v : packed()) {
+    if (!is_within(v->table.get(), table) || !may_drop_copy(*v)) continue;
+    if (least == nullptr || price(*v) < price(*least)) least = v;
+  }
+  if (least == nullptr) return false;
+  discard_copy(*least);
+  neighbourhood.note_change(*least, /*came_back=*/false, foresees());
+  return true;
+}
+
 void Moves::end_moves(const Table& table) {
   while (turn_one_back(table)) {}
   while (table.leaving() > 0) let_one_leave(table);

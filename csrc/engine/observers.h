@@ -73,6 +73,9 @@ class Observers {
   void note_mark(const Version& version, const std::string& name) {
     if (recorder) recorder->note_mark(version, name);
   }
+  void note_packed(const Version& version) {
+    if (recorder) recorder->note_packed(version);
+  }
   void note_unrecorded(std::size_t nbytes) {
     if (recorder) recorder->note_unrecorded(nbytes);
     if (journal) journal->note_unrecorded();

@@ -49,7 +49,14 @@ void Replays::run(Operation& operation) {
 }
 
 void Replays::fetch(Version& version) {
-  room_.make_room(*version.table, version.nbytes);
+  expect(version);  // so that its copy is not dropped for the room that it needs
+  try {
+    room_.make_room(*version.table, version.nbytes);
+  } catch (...) {
+    unexpect(version);
+    throw;
+  }
+  unexpect(version);
   room_.store.serve_signals();
   room_.fetch(version);
 }

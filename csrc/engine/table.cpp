@@ -171,6 +171,8 @@ void Table::check() const {
                       "L1: what is here has no copy");
     require_invariant(v->pins == 0 || v->place() == Place::kHere, "L4: pins imply that it is here");
     if (v->has_bytes()) own += v->nbytes;
+    require_invariant(!v->is_packed() || v->copied_by() != nullptr, "L1: what is packed has a copy");
+    own += v->packed_bytes;
     if (v->has_bytes() && v->trimmed) trimmed += v->nbytes;
     if (v->place() == Place::kLeaving) leaving += v->nbytes;
     if (v->place() == Place::kComing) coming += v->nbytes;

@@ -102,7 +102,10 @@ void Trace::check() const {
 }
 
 Trace::Id Recorder::id_of(Version& version, bool made) {
-  if (version.recorded == kNoValue) version.recorded = trace->add_value(version.nbytes, made);
+  if (version.recorded == kNoValue) {
+    version.recorded = trace->add_value(version.nbytes, made);
+    trace->values[version.recorded].packed_share = version.packed_share;
+  }
   return version.recorded;
 }
 
@@ -135,6 +138,10 @@ void Recorder::note_addressed(const Version& version) {
 
 void Recorder::note_mark(const Version& version, const std::string& name) {
   if (version.recorded != kNoValue) trace->add_mark(version.recorded, name);
+}
+
+void Recorder::note_packed(const Version& version) {
+  if (version.recorded != kNoValue) trace->values[version.recorded].packed_share = version.packed_share;
 }
 
 Trace Recorder::followed_by(const ObservedCall* refused) const {

@@ -36,6 +36,7 @@ struct Trace {
   struct Value {
     std::size_t nbytes = 0;
     bool counted = false;  // made inside: its bytes are in the budget
+    float packed_share = 1;  // that a copy in memory would take
   };
   struct Read {
     Id value;
@@ -126,6 +127,8 @@ class Recorder {
   void note_filled(const Version& version);
   void note_addressed(const Version& version);
   void note_mark(const Version& version, const std::string& name);
+  // What was an estimate is known.
+  void note_packed(const Version& version);
   void note_unrecorded(std::size_t nbytes) { trace->add_unrecorded(nbytes); }
   // What it has written down, and then a call that did not come to run, if there is one.
   [[nodiscard]] Trace followed_by(const ObservedCall* refused) const;

@@ -32,6 +32,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 
@@ -67,6 +68,11 @@ class Way {
   [[nodiscard]] virtual bool applies(const Version& version) const = 0;
   // And now.
   [[nodiscard]] virtual bool has_room(const Version&) const { return true; }
+  // Of the bytes of `version`, the share that its copy takes up here. Version::packed_share has it, once it is
+  // admitted.
+  [[nodiscard]] virtual double packed_share(const Version&) const { return 1; }
+  // Bytes that its copy takes up here. See Note [A copy may stay in memory].
+  [[nodiscard]] virtual std::size_t bytes_here(const Version&) const { return 0; }
   // To have it back, in seconds of the cost model; without what would have to be replayed for it.
   [[nodiscard]] virtual double cost(const Version& version) const = 0;
   // `version` goes. Returns where it is then: away, leaving, or here, if there was no room after all.

@@ -48,6 +48,10 @@ std::string tiers_of(const Level& level) {
     const bool on_accelerator = l->tensor_domain().streams.any();
     for (const auto& tier : l->tiers) {
       const TierFigures now = tier->figures();
+      if (tier->link().blocks) {
+        text += "\n  packed      " + format_bytes(now.held) + ", in the budget";
+        continue;
+      }
       text += "\n  on the " + std::string(tier->name) + " " + format_bytes(now.held) + " of " +
               format_bytes(now.capacity);
       if (!now.trouble.empty()) text += ": " + now.trouble;

@@ -188,8 +188,23 @@ std::optional<Pages::Label> Pages::free(void* block) {
   if (found == blocks_.end()) return {};
   const Label label = found->second;
   blocks_.erase(found);
-  const std::size_t nbytes = whole_pages(label.nbytes);
-  const auto begin = reinterpret_cast<std::size_t>(block);
+  let_wait(reinterpret_cast<std::size_t>(block), whole_pages(label.nbytes));
+  return label;
+}
+
+std::optional<Pages::Label> Pages::shrink(void* block, std::size_t nbytes) {
+  if (!may_be_ours(block)) return {};
+  const std::lock_guard guard(mutex_);
+  const auto found = blocks_.find(reinterpret_cast<std::size_t>(block));
+  if (found == blocks_.end()) return {};
+  const Label label = std::exchange(found->second, {nbytes, found->second.owner});
+  const std::size_t left = whole_pages(nbytes);
+  if (left < whole_pages(label.nbytes)) let_wait(found->first + left, whole_pages(label.nbytes) - left);
+  return label;
+}
+
+// What was live.
+void Pages::let_wait(std::size_t begin, std::size_t nbytes) {
   live_ -= nbytes;
   try {
     waiting_.add(begin, nbytes);
@@ -197,7 +212,6 @@ std::optional<Pages::Label> Pages::free(void* block) {
     unmap(begin, nbytes);
   }
   trim_to(room(nbytes));
-  return label;
 }
 
 // ---- what holds -------------------------------------------------------------------------------

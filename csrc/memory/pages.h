@@ -102,6 +102,8 @@ class Pages {
   // Nothing if the block is not of this pool. For all that is known its tenant counts it still, so it
   // may wait beyond what is left, until the next request.
   std::optional<Label> free(void* block);
+  // The block's first `nbytes` stay, and the rest is free. Its label as it was; or nothing, likewise.
+  std::optional<Label> shrink(void* block, std::size_t nbytes);
   // The block's label as it was; its owner has nothing to do with it any more. Nothing if the block is
   // not of this pool.
   std::optional<Label> disown(void* block);
@@ -132,6 +134,7 @@ class Pages {
   // Bytes that may wait; the tenants may still count `freed` bytes as used.
   [[nodiscard]] std::size_t room(std::size_t freed);
   void trim_to(std::size_t nbytes);
+  void let_wait(std::size_t begin, std::size_t nbytes);
   [[nodiscard]] Place find_place(std::size_t nbytes);
   [[nodiscard]] Place grow(std::size_t nbytes);
 

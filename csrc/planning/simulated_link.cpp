@@ -23,15 +23,24 @@ void SimulatedLink::slow_down(double taken) {
 Place SimulatedLink::leave(Version& version) {
   held_ += version.nbytes;
   const double taken = time_out(version.nbytes);
+  if (version.value != kNoValue) moved_[version.value] = true;
+  if (figures_.blocks) {
+    ledger_.root->statistics.waited += taken;
+    return Place::kAway;
+  }
   slow_down(taken);
   out_free_ = std::max(out_free_, now()) + taken;
   arrives_[&version] = out_free_;
-  if (version.value != kNoValue) moved_[version.value] = true;
   return Place::kLeaving;
 }
 
 Place SimulatedLink::bring_back(Version& version) {
   const double taken = time_in(version.nbytes);
+  if (figures_.blocks) {
+    ledger_.root->statistics.waited += taken;
+    discard(version);
+    return Place::kHere;
+  }
   slow_down(taken);
   in_free_ = std::max(in_free_, now()) + taken;
   if (figures_.one_way_at_a_time) out_free_ = std::max(out_free_, now()) + taken;

@@ -24,7 +24,12 @@ class SimulatedLink final : public Link {
   // By value: what has gone over it.
   [[nodiscard]] const std::vector<bool>& moved() const { return moved_; }
 
-  [[nodiscard]] bool applies(const Version&) const override { return true; }
+  [[nodiscard]] bool applies(const Version& version) const override {
+    return !figures_.blocks || is_worth_packing(version);
+  }
+  [[nodiscard]] std::size_t bytes_here(const Version& version) const override {
+    return figures_.blocks ? packed_bytes_of(version) : 0;
+  }
   [[nodiscard]] bool has_room(const Version& version) const override {
     return held_ + version.nbytes <= room_;
   }

@@ -169,6 +169,7 @@ class SimulatedStep final : private Step {
     for (const Trace::Made& made : call_.makes) {
       const Ref<Version> contents(new SimulatedVersion);
       contents->nbytes = trace_.values[made.value].nbytes;
+      contents->packed_share = trace_.values[made.value].packed_share;
       contents->has_tensor = true;
       if (begin(*contents, made.over)) operation_->add_output(*contents);
       admit(contents, made.over);

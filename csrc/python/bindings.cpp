@@ -22,6 +22,7 @@
 #include "python/places.h"
 #include "tensors/disk.h"
 #include "tensors/host.h"
+#include "tensors/packed.h"
 #include "tensors/layers.h"
 #include "tensors/move.h"
 #include "tensors/outside.h"
@@ -338,6 +339,7 @@ PYBIND11_MODULE(_C, m) {
                       .transfers = {.bandwidth = bandwidth}});
   }, nogil);
   m.def("open_host", &make_host);
+  m.def("open_packed", &make_packed);
   m.def("memory_left", &memory_left);
   py::class_<ActiveLevel>(m, "ActiveLevel")
       .def(py::init([](const py::object& given) { return ActiveLevel(options_from(given)); }))

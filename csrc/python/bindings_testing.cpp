@@ -16,6 +16,7 @@
 #include "planning/simulation.h"
 #include "python/bindings.h"
 #include "tensors/host.h"
+#include "tensors/packed.h"
 #include "tensors/layers.h"
 
 namespace py = pybind11;
@@ -112,6 +113,7 @@ void bind_testing(py::module_& core) {
   // By device: the streams that a host's copies out and in run on.
   m.def("streams_of", &streams_of);
   m.def("draw_link_costs", &Link::draw_costs);
+  m.def("pack_everything", &pack_everything);
   m.def("use_pages", &use_pages);
   m.def("give_back_pages", [] { pages().give_back(); });
   m.def("fail_allocation", &fail_allocation);

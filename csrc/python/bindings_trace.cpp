@@ -159,7 +159,7 @@ void bind_traces(py::module_& m) {
       .def("values",
            [](const Trace& trace) {
              std::vector<std::pair<std::size_t, bool>> values;
-             for (const auto& [nbytes, counted] : trace.values) values.emplace_back(nbytes, counted);
+             for (const Trace::Value& value : trace.values) values.emplace_back(value.nbytes, value.counted);
              return values;
            })
       .def("events", &events_of)

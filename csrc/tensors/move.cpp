@@ -15,12 +15,26 @@
 
 namespace rematfn {
 
-Move::Move(TensorDomain& domain, std::shared_ptr<Tier> tier) : Link(domain), tier_(std::move(tier)) {}
+Move::Move(TensorDomain& domain, std::shared_ptr<Tier> tier)
+    : Link(domain), tier_(std::move(tier)), packs_(tier_->link().blocks) {}
 
 bool Move::applies(const Version& version) const {
-  if (tensor_store.lost(version)) return true;  // has_room() knows
+  if (packs_ && !is_worth_packing(version)) return false;
+  return tensor_store.lost(version) || has_device_of(version);  // has_room() knows
+}
+
+bool Move::has_device_of(const Version& version) const {
   const c10::DeviceType type = tensor_version(version).current_storage().device_type();
   return tier_->for_accelerators ? type != c10::kCPU && type != c10::kMeta : type == c10::kCPU;
+}
+
+double Move::packed_share(const Version& version) const {
+  return packs_ && has_device_of(version) ? tier_->packed_share(tensor_version(version).current_storage()) : 1;
+}
+
+std::size_t Move::bytes_here(const Version& version) const {
+  const auto copy = copies_.find(&version);
+  return copy == copies_.end() ? 0 : copy->second->bytes_here();
 }
 
 bool Move::has_room(const Version& version) const {
@@ -32,6 +46,12 @@ Place Move::leave(Version& version) {
   const c10::Storage bytes = tensor_version(version).current_storage();
   std::unique_ptr<Tier::Copy> copy = tier_->put(bytes, static_cast<TensorDomain&>(ledger_), waits_);
   if (!copy) return Place::kHere;
+  if (packs_) {
+    copies_.emplace(&version, std::move(copy));
+    tensor_store.drop(version);
+    learn_of_waits();
+    return Place::kAway;
+  }
   copy->leaves = SharedBytes(bytes);
   note_copy(time_out(version.nbytes));
   copies_.emplace(&version, std::move(copy));
@@ -76,8 +96,13 @@ Place Move::bring_back(Version& version) {
   const c10::DeviceGuard on(copy.device);
   copy.get(c10::Storage(c10::Storage::use_byte_size_t(), copy.nbytes,
                         c10::GetAllocator(copy.device.type()), /*resizable=*/true));
-  note_copy(time_in(version.nbytes));
   learn_of_waits();
+  if (packs_) {
+    refill(tensor_version(version), copy.take());
+    discard(version);
+    return Place::kHere;
+  }
+  note_copy(time_in(version.nbytes));
   return Place::kComing;
 }
 

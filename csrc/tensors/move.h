@@ -21,6 +21,8 @@ class Move final : public Link {
   [[nodiscard]] const std::shared_ptr<Tier>& tier() const { return tier_; }
 
   [[nodiscard]] bool applies(const Version& version) const override;
+  [[nodiscard]] double packed_share(const Version& version) const override;
+  [[nodiscard]] std::size_t bytes_here(const Version& version) const override;
   [[nodiscard]] bool has_room(const Version& version) const override;
   [[nodiscard]] Place leave(Version& version) override;
   [[nodiscard]] Place bring_back(Version& version) override;
@@ -35,7 +37,10 @@ class Move final : public Link {
   void note_copy(double taken);
   void learn_of_waits();
 
+  [[nodiscard]] bool has_device_of(const Version& version) const;
+
   const std::shared_ptr<Tier> tier_;
+  const bool packs_;  // its copies stay in the memory: Note [A copy may stay in memory]
   const std::shared_ptr<Tier::Waits> waits_ = std::make_shared<Tier::Waits>();
   // A copy is found by the address of its version: whoever discards it may be the version's destructor.
   std::unordered_map<const Version*, std::unique_ptr<Tier::Copy>> copies_;

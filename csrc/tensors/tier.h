@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tier.h: where the bytes of tensors can lie meanwhile: a disk for those on a CPU, the host's memory for
-// those on an accelerator.
+// tier.h: where the bytes of tensors can lie meanwhile: a disk for those on a CPU, or packed where they are;
+// the host's memory for those on an accelerator.
 
 #pragma once
 
@@ -57,6 +57,9 @@ class Tier {
     [[nodiscard]] virtual c10::Storage take() { return std::move(comes_to_); }
     // What comes back is not wanted now.
     virtual void turn_back() = 0;
+    // Bytes that it takes up in the memory that the value was in, whose place it has taken; 0: none. Then it is
+    // done at once, and get() has brought the bytes when it returns.
+    [[nodiscard]] virtual std::size_t bytes_here() const { return 0; }
 
     const std::size_t nbytes;
     const c10::Device device;
@@ -78,6 +81,8 @@ class Tier {
   [[nodiscard]] virtual bool has_room(const c10::Storage& bytes) const {
     return account().has_room(bytes.nbytes());
   }
+  // Of these bytes, the share that a copy takes up here; 1: there is none that does.
+  [[nodiscard]] virtual double packed_share(const c10::Storage&) const { return 1; }
   // Starts to copy them out, after what has been computed. They must stay as they are until the copy is
   // done or gone. Null if there is no room.
   [[nodiscard]] virtual std::unique_ptr<Copy> put(const c10::Storage& bytes, TensorDomain& domain,

@@ -238,6 +238,62 @@ class Host(_Tier):
         return Host, (self.budget,)
 
 
+class Packed(_Tier):
+    """The memory itself: values on the CPU that wait lie there compressed, without loss.
+
+    A value is packed where it lies, and unpacked when it is read, on the threads that operators run
+    on. Meanwhile its packed bytes count in the budget. The encodings are
+
+    - one bit for each element, where there are two values: truth values, a dropout's noise;
+    - one bit for each element, and those that are not zero: results of a ReLU or a dropout;
+    - narrower elements: a float that was a ``bfloat16`` or a ``float16``, an integer that fits in
+      fewer bits;
+    - one element for a block in which all are equal.
+
+    A sample of its bytes says which of them a value takes. Values of less than 64 KiB, and those
+    that would keep more than three quarters of their bytes, stay as they are. So do values on an
+    accelerator. Where nothing else can make room, a packed value that can be computed again is
+    dropped.
+
+    Jain et al., *Gist* (ISCA 2018), encode activations so for the backward. Chen et al., *ActNN*
+    (ICML 2021), quantise them, which is not exact.
+
+    Args:
+        verify: Compare a checksum of what is unpacked with that of what was packed.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+
+    Example:
+        >>> import torch, rematfn
+        >>> packed = rematfn.Packed()
+        >>> g = rematfn.offload(lambda x: x.relu().relu().relu().relu().relu().sum(), to=packed)
+        >>> x = torch.randn(1 << 18, requires_grad=True)
+        >>> g(x).backward()
+        >>> packed.held_bytes, 0 < packed.peak_bytes < packed.bytes_out
+        (0, True)
+    """
+
+    word = "packed"
+    written = """
+  "packed"                   the memory itself, for values on a CPU: in fewer bytes
+  rematfn.Packed(verify=True)  the same; checksums are compared"""
+
+    def __init__(self, *, verify: bool = False) -> None:
+        super().__init__()
+        expect(isinstance(verify, bool), "Packed(verify=...)", "True or False", verify)
+        self.verify = verify
+
+    def _make(self) -> _C.Tier:
+        return _C.open_packed(self.verify)
+
+    def __repr__(self) -> str:
+        return "Packed(verify=True)" if self.verify else "Packed()"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return functools.partial(Packed, verify=self.verify), ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Tiers:
     """Where values may go: each to the cheapest of those that take it and have room."""
@@ -301,7 +357,8 @@ _DEFAULT_FOLDERS: Final[list[Callable[[], str]]] = [
     os.getcwd,
 ]
 
-_KINDS: Final[tuple[type[_Tier], ...]] = (Host, Disk)
+_DEFAULTS: Final[tuple[type[_Tier], ...]] = (Host, Disk)
+_KINDS: Final[tuple[type[_Tier], ...]] = (*_DEFAULTS, Packed)
 _TIERS: Final = (
     "".join(kind.written for kind in reversed(_KINDS))
     + """
@@ -329,7 +386,7 @@ def tiers_of(offload: object, call: str) -> Tiers:
 def parse_tiers(to: object, call: str, accepted: str = _ACCEPTED) -> Tiers:
     """Return the tiers that ``to`` means; ``call`` is what it was given to, for messages."""
     if to is None:
-        return Tiers(tuple(kind() for kind in _KINDS), as_there_are=True)
+        return Tiers(tuple(kind() for kind in _DEFAULTS), as_there_are=True)
     given = to if isinstance(to, list | tuple) and to else [to]
     return Tiers(tuple(_parse_tier(each, call, accepted) for each in given))
 

@@ -391,6 +391,7 @@ const std::map<std::string, std::function<void()>> kTests{
     {"leave", [] { programs_that_leave_their_record(some(6000)); }},
     {"searches", [] { searches(400); }},
     {"early", what_is_not_in_use_leaves},
+    {"packs", [] { packs(400); }},
     {"ahead", returns_come_ahead},
     {"too soon", what_comes_back_too_soon_stays_longer},
     {"by value", plans_decide_by_value},

@@ -62,6 +62,46 @@ void moves_where_replays_thrash(unsigned count) {
   expect(replays_if_moved < replays_if_not, "and replays less");
 }
 
+// Copies that stay in the memory: their bytes count, the budget holds, and nearly all that runs by replays alone runs.
+void packs(unsigned count) {
+  unsigned moved = 0;
+  unsigned fitted = 0;
+  unsigned refused = 0;  // that run by replays alone
+  std::uint64_t replays[2] = {0, 0};
+  for (unsigned seed = 0; seed < count; ++seed) {
+    std::mt19937 random(seed);
+    const std::string where = "program " + std::to_string(seed) + ": ";
+    Trace trace = random_program(random);
+    for (Trace::Value& value : trace.values) value.packed_share = static_cast<float>(random() % 5) / 4;
+    Dice dice(random);
+    const RandomPlan plan(dice, trace);
+    const std::size_t peak = run(trace, {})->peak_bytes;
+    for (const double fraction : {0.7, 0.5, 0.4}) {
+      SimulationOptions options{.budget = static_cast<std::size_t>(fraction * static_cast<double>(peak)),
+                                .check = true};
+      options.policy.evict_everything = seed % 5 == 0;
+      const auto dropping = run(trace, options);
+      if (seed % 3 == 0) options.guide = plan.guide();
+      for (const bool drops : {true, false}) {
+        options.link = LinkOptions{{.per_byte_out = 1e-9, .per_byte_in = 1e-9, .blocks = true}, peak, drops};
+        const auto found = run(trace, options);
+        refused += drops && !found && dropping && !options.guide;
+        if (!found) continue;
+        ++fitted;
+        moved += found->moves > 0;
+        expect(found->peak_bytes <= options.budget, where + "the budget holds");
+        expect(drops || options.guide || found->replays == 0, where + "what is packed is not replayed");
+        if (!drops || !dropping) continue;
+        replays[0] += found->replays;
+        replays[1] += dropping->replays;
+      }
+    }
+  }
+  expect(fitted > count && moved > count / 2, "values are packed");
+  expect(100 * refused < fitted, "what runs by replays alone runs, but for one in a hundred");
+  expect(replays[0] < replays[1], "and less is replayed");
+}
+
 // One level that moves, one that drops, one within the other, at every budget.
 void moves(unsigned count) {
   unsigned fitted = 0;

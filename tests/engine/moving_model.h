@@ -10,6 +10,7 @@ void moves_where_replays_thrash(unsigned count);
 void moves(unsigned count);
 void programs_that_leave_their_record(unsigned count);
 void what_is_not_in_use_leaves();
+void packs(unsigned count);
 void returns_come_ahead();
 void what_comes_back_too_soon_stays_longer();
 void plans_decide_by_value();

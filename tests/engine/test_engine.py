@@ -17,6 +17,7 @@ TESTS = [
     "leave",
     "searches",
     "early",
+    "packs",
     "ahead",
     "too soon",
     "by value",

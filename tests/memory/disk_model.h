@@ -93,7 +93,7 @@ class TestCopy {
  public:
   explicit TestCopy(std::unique_ptr<Tier::Copy> copy) : copy_(std::move(copy)) {}
   void read(void* to) { copy_->get(storage_on(to, copy_->nbytes)); }
-  void wait() { copy_->wait(std::nullopt); }
+  void wait() { copy_->wait(/*returning=*/false); }
   [[nodiscard]] bool is_done() const { return copy_->is_done(); }
 
  private:

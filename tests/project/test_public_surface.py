@@ -15,6 +15,7 @@ PUBLIC = {
     "Budget",
     "Disk",
     "Host",
+    "Packed",
     "materialize",
     "keep",
     "opaque",

@@ -38,6 +38,10 @@ HOW: dict[str, Transform] = {
     "what is not in use": rematfn.offload,
     "everything": EVERYTHING,
     "move or drop": EITHER,
+    "packed": functools.partial(rematfn.offload, to="packed", policy=EvictEverything()),
+    "pack or drop": functools.partial(
+        rematfn.remat, offload=rematfn.Packed(verify=True), policy=EvictEverything()
+    ),
 }
 
 
@@ -45,8 +49,10 @@ HOW: dict[str, Transform] = {
 def costs_at_random() -> Iterator[None]:
     """What may be moved or dropped is one or the other, at random."""
     _C.testing.draw_link_costs(True)
+    _C.testing.pack_everything(True)
     yield
     _C.testing.draw_link_costs(False)
+    _C.testing.pack_everything(False)
 
 
 # --- exact ----------------------------------------------------------------------------------------

@@ -25,12 +25,21 @@ import rematfn
 from rematfn import _C
 
 DISK = rematfn.Disk(verify=True)
+PACKED = rematfn.Packed(verify=True)
 EVICTING = rematfn.testing.EvictEverything()
 ALL = functools.partial(rematfn.offload, to=DISK, policy=EVICTING)
+PACK = functools.partial(rematfn.offload, to=PACKED, policy=EVICTING)
 HOW: dict[str, Transform] = {
     "what is not in use": functools.partial(rematfn.offload, to=DISK),
     "everything": ALL,
     "move or drop": functools.partial(rematfn.remat, offload=DISK, policy=EVICTING),
+    "what is not in use, packed": functools.partial(rematfn.offload, to=PACKED),
+    "packed": PACK,
+    "pack or drop": functools.partial(rematfn.remat, offload=PACKED, policy=EVICTING),
+    "pack or move": functools.partial(rematfn.offload, to=[PACKED, DISK], policy=EVICTING),
+    "packed in a level that drops": lambda f: rematfn.remat(
+        lambda *xs: PACK(f)(*xs), policy=EVICTING
+    ),
     "in a level that drops": lambda f: rematfn.remat(lambda *xs: ALL(f)(*xs), policy=EVICTING),
 }
 
@@ -38,9 +47,11 @@ HOW: dict[str, Transform] = {
 @pytest.fixture(params=HOW)
 def how(request: pytest.FixtureRequest) -> Iterator[Transform]:
     _C.testing.draw_link_costs(True)
+    _C.testing.pack_everything(True)
     yield HOW[request.param]
     _C.testing.draw_link_costs(False)
-    assert DISK.held_bytes == 0
+    _C.testing.pack_everything(False)
+    assert DISK.held_bytes == PACKED.held_bytes == 0
 
 
 def moved_and_back(t: Tensor) -> Tensor:

@@ -35,11 +35,14 @@ from rematfn import _C
 remat = rematfn.remat
 EVICTING = rematfn.testing.EvictEverything()
 DISK = rematfn.Disk(verify=True)
+PACKED = rematfn.Packed(verify=True)
 TRANSFORMS: dict[str, Transform] = {
     "tight": lambda f: remat(f, budget=6 * UNIT),
     "everything": EVERYTHING,
     "moves, tight": lambda f: rematfn.offload(f, budget=6 * UNIT, to=DISK),
     "moves or drops": lambda f: remat(f, offload=DISK, policy=EVICTING),
+    "packs": lambda f: rematfn.offload(f, to=PACKED, policy=EVICTING),
+    "packs or drops": lambda f: remat(f, offload=PACKED, policy=EVICTING),
 }
 STRIDE = 1 if EXHAUSTIVE else 3  # of the places where something may fail
 transforms = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
@@ -100,8 +103,10 @@ def arguments() -> tuple[Tensor, Tensor]:
 @pytest.fixture(autouse=True)
 def costs_are_drawn() -> Iterator[None]:
     _C.testing.draw_link_costs(True)  # what may be moved or dropped is one or the other at random
+    _C.testing.pack_everything(True)
     yield
     _C.testing.draw_link_costs(False)
+    _C.testing.pack_everything(False)
 
 
 def look_around() -> None:
@@ -109,7 +114,7 @@ def look_around() -> None:
     rematfn.testing.check()
     assert _C.stack_depth() == 0
     assert remains() == {"levels": 0, "operations": 0}
-    assert DISK.held_bytes == 0
+    assert DISK.held_bytes == PACKED.held_bytes == 0
 
 
 def expected() -> list[Tensor]:

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Packed`: what is packed comes back bit for bit, and takes the bytes that it is said to."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import functools
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bitwise_equal, bits
+from processes import forking
+from torch import Tensor, func, nn
+
+import rematfn
+from rematfn.testing import EvictEverything, MemoryTimeline
+
+N = 1 << 18
+
+
+def words(dtype: torch.dtype, n: int = N) -> Tensor:
+    """Return every pattern of 16 bits, as the upper half of a float or as a half."""
+    patterns = torch.arange(n, dtype=torch.int32) % (1 << 16)
+    halves = (patterns - (1 << 15)).to(torch.int16).view(dtype)
+    return halves.float()
+
+
+def sparse(t: Tensor, share: float = 0.5) -> Tensor:
+    return torch.where(torch.rand(t.shape) < share, torch.zeros((), dtype=t.dtype), t)
+
+
+# What a value is, and the share of its bytes that it may take, packed.
+CONTENTS: dict[str, tuple[Callable[[], Tensor], float]] = {
+    "relu": (lambda: torch.randn(N).relu(), 0.54),
+    "relu of doubles": (lambda: torch.randn(N, dtype=torch.float64).relu(), 0.53),
+    "relu of bfloat16": (lambda: torch.randn(N).bfloat16().relu(), 0.58),
+    "negative zeros": (lambda: torch.randn(N).relu().neg(), 1),
+    "zeros of both signs": (lambda: sparse(torch.full((N,), -0.0)), 0.04),
+    "noise of a dropout": (lambda: torch.empty(N).bernoulli_(0.9) / 0.9, 0.04),
+    "truth values": (lambda: torch.rand(N) < 0.5, 0.13),
+    "equal": (lambda: torch.full((N,), 3.0), 0.01),
+    "from bfloat16": (lambda: torch.randn(N).bfloat16().float(), 0.51),
+    "from half": (lambda: torch.rand(N).add(1).half().float(), 0.51),
+    "relu from bfloat16": (lambda: torch.randn(N).bfloat16().float().relu(), 0.29),
+    "every bfloat16": (lambda: words(torch.bfloat16), 0.51),
+    "every half": (lambda: words(torch.float16), 1),
+    "indices": (lambda: torch.randint(0, 50_000, (N,)), 0.51),
+    "classes": (lambda: torch.randint(-100, 100, (N,)), 0.13),
+    "ends of ranges": (lambda: torch.tensor([-128, 127, -129, 128, 0, -1]).repeat(N // 6), 0.26),
+    "long ends": (lambda: torch.tensor([-(2**31), 2**31 - 1]).repeat(N), 0.51),
+    "too long": (lambda: sparse(torch.tensor([2**31, -(2**31) - 1]).repeat(N), 0.6), 0.42),
+    "nan and infinities": (
+        lambda: sparse(torch.tensor([float("nan"), float("inf"), -float("inf")]).repeat(N // 3)),
+        0.54,
+    ),
+    "odd in length": (lambda: torch.randn(N + 13).relu(), 0.54),
+    "subnormal": (lambda: sparse(torch.randn(N) * 1e-41), 0.54),
+    "a block that differs": (lambda: torch.cat([torch.zeros(N), torch.randn(5000)]), 0.05),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_value_comes_back_in_its_own_bits(name: str) -> None:
+    make, share = CONTENTS[name]
+    torch.manual_seed(0)
+    expected = make()
+    packed = rematfn.Packed(verify=True)
+
+    def f() -> Tensor:
+        value = make()
+        torch.ones(7).sin()
+        return value
+
+    torch.manual_seed(0)
+    found = rematfn.offload(f, to=packed, policy=EvictEverything())()
+    assert torch.equal(bits(found), bits(expected))
+    if share < 1:
+        assert packed.peak_bytes > 0
+        assert packed.bytes_out >= expected.nbytes
+    assert packed.held_bytes == 0
+
+
+@pytest.mark.parametrize("name", [n for n, (_, share) in CONTENTS.items() if share < 1])
+def test_it_takes_the_bytes_that_its_contents_need(name: str) -> None:
+    make, share = CONTENTS[name]
+    value = make()
+    packed = rematfn.Packed()
+
+    def f(x: Tensor) -> Tensor:
+        y = x.clone()
+        torch.ones(7).sin()
+        return y
+
+    rematfn.offload(f, to=packed, policy=EvictEverything())(value)
+    assert 0 < packed.peak_bytes <= share * value.nbytes
+    assert packed.bytes_out % value.nbytes == 0
+
+
+def test_what_cannot_be_packed_stays() -> None:
+    packed = rematfn.Packed()
+
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        return y.sin().cos().mul(y).sum()
+
+    for make in (lambda: torch.randn(N), lambda: torch.ones(100)):
+        rematfn.offload(f, to=packed, policy=EvictEverything())(make())
+    assert packed.bytes_out == 0
+
+
+def layers(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    blocks = [nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Dropout(0.5)) for _ in range(8)]
+    return nn.Sequential(*blocks)
+
+
+X = torch.randn(1024, 256)
+
+
+def gradients(net: nn.Module, run: Callable[..., Tensor], x: Tensor = X) -> list[Tensor]:
+    torch.manual_seed(1)
+    run(x).sum().backward()
+    found = [p.grad for p in net.parameters() if p.grad is not None]
+    net.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("share", [0.55, 0.7])
+def test_a_budget_holds_without_a_replay(share: float) -> None:
+    net = layers()
+    expected = gradients(net, net)
+    trace = rematfn.record(lambda: net(X).sum().backward())
+    net.zero_grad()
+    budget = int(share * trace.peak_bytes)
+    g = rematfn.offload(net, budget, to="packed")
+    for _ in range(4):
+        torch.manual_seed(1)
+        with MemoryTimeline() as timeline:
+            g(X).sum().backward()
+            found = [p.grad for p in net.parameters()]
+            net.zero_grad()
+        assert_bitwise_equal(found, expected)
+        del found
+        stats = rematfn.stats(g)
+        assert stats.moves > 0
+        assert stats.replays == 0
+        assert stats.peak_bytes <= budget
+        assert timeline.peak_excluding_survivors <= budget
+        rematfn.testing.check()
+
+
+def test_beside_replays_there_are_fewer_of_them() -> None:
+    net = layers()
+    expected = gradients(net, net)
+
+    def replayed(**options: Any) -> float:
+        g = rematfn.remat(net, "40%", **options)
+        for _ in range(4):
+            assert_bitwise_equal(gradients(net, g), expected)
+            rematfn.testing.check()
+        return rematfn.stats(g).replayed_cost
+
+    assert 0 < replayed(offload=rematfn.Packed()) < 0.5 * replayed()
+
+
+def test_a_copy_that_stands_in_the_way_is_dropped() -> None:
+    """All that has been packed is replayed, for an operator that needs nearly all of the budget."""
+
+    def f(x: Tensor) -> Tensor:
+        values = [(x @ x * i).relu() for i in range(1, 13)]  # costly, so that they are packed
+        large = torch.ones(12 * N)
+        return sum(values[1:], values[0]) * large[0]
+
+    x = torch.randn(512, 512)
+    g = rematfn.remat(f, 17 * x.nbytes, offload="packed")
+    torch.testing.assert_close(g(x), f(x), rtol=0, atol=0)
+    stats = rematfn.stats(g)
+    assert stats.moves > 0
+    assert stats.replays > 0
+    rematfn.testing.check()
+
+
+@torch.library.custom_op("rematfn_tests::make_packable", mutates_args=())
+def make_packable(x: Tensor) -> Tensor:
+    made = x.relu()
+    ADDRESSES.append(made.data_ptr())
+    return made
+
+
+make_packable.register_fake(torch.empty_like)
+ADDRESSES: list[int] = []
+
+
+def test_verify_finds_what_has_been_written_to() -> None:
+    """It is replayed instead. Without `verify`, what comes back are other values."""
+
+    def run(verify: bool) -> tuple[Tensor, int]:
+        def f(x: Tensor) -> Tensor:
+            y = make_packable(x)
+            torch.ones(7).sin()
+            ctypes.memset(ADDRESSES[-1] + 4096, 0x55, 256)  # where it lies, packed
+            return y * 1
+
+        g = rematfn.offload(f, to=rematfn.Packed(verify=verify), policy=EvictEverything())
+        return g(x), rematfn.stats(g).replays
+
+    x = torch.randn(N)
+    found, replays = run(verify=True)
+    assert replays > 0
+    assert_bitwise_equal(found, x.relu())
+    found, replays = run(verify=False)
+    assert replays == 0
+    assert not torch.equal(found, x.relu())
+
+
+NESTINGS: dict[str, Callable[[Callable[..., Any], Callable[..., Any]], Callable[..., Any]]] = {
+    "grad": lambda how, f: func.grad(how(f)),
+    "of grad": lambda how, f: how(func.grad(f)),
+    "vmap of grad": lambda how, f: func.vmap(func.grad(how(f))),
+    "jvp": lambda how, f: lambda x: func.jvp(how(f), (x,), (torch.ones_like(x),)),
+    "in remat": lambda how, f: rematfn.remat(lambda x: func.grad(how(f))(x), "60%"),
+    "around remat": lambda how, f: how(lambda x: func.grad(rematfn.remat(f, "60%"))(x)),
+}
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+@pytest.mark.parametrize("everything", [False, True])
+def test_it_nests(nesting: str, everything: bool) -> None:
+    def f(x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = (x.sin() * 3).relu()
+        return x.square().sum()
+
+    policy = {"policy": EvictEverything()} if everything else {}
+    packed = rematfn.Packed(verify=True)
+    how = functools.partial(rematfn.offload, to=packed, **policy)
+    x = torch.randn(4, N // 4)
+    expected = NESTINGS[nesting](lambda g: g, f)(x)
+    assert_bitwise_equal(NESTINGS[nesting](how, f)(x), expected)
+    assert packed.bytes_out > 0 or "remat" in nesting  # which may drop it instead
+    assert packed.held_bytes == 0
+
+
+def test_threads_share_one() -> None:
+    packed = rematfn.Packed(verify=True)
+    net = layers()
+    expected = gradients(net, net)
+    found: list[Any] = []
+
+    def work() -> None:
+        own = copy.deepcopy(net)
+        g = rematfn.offload(own, to=packed)
+        for _ in range(3):
+            with torch.random.fork_rng():
+                g(X)
+        found.append(packed.bytes_out > 0)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 3
+    assert_bitwise_equal(gradients(net, rematfn.offload(net, to=packed)), expected)
+    assert packed.held_bytes == 0
+
+
+@forking
+def test_a_child_has_what_was_packed_before_the_fork() -> None:
+    x = torch.randn(N, requires_grad=True)
+    g = rematfn.offload(lambda x: x.relu().sin().relu().sin().sum(), to="packed")
+    loss = g(x)
+    child = os.fork()
+    if child == 0:
+        try:
+            loss.backward()
+            z = x.detach().clone().requires_grad_()
+            z.relu().sin().relu().sin().sum().backward()
+            same = x.grad is not None and torch.equal(x.grad, z.grad)
+        finally:
+            os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_options() -> None:
+    packed = rematfn.Packed(verify=True)
+    assert repr(packed) == "Packed(verify=True)"
+    assert repr(pickle.loads(pickle.dumps(packed))) == repr(packed)
+    assert copy.deepcopy(packed) is packed
+    with pytest.raises(TypeError, match=r"Packed\(verify=\.\.\.\): True or False is needed, got 1"):
+        rematfn.Packed(verify=1)  # type: ignore[arg-type]
+    assert "Packed()" in repr(rematfn.offload(torch.sin, to="packed"))
+    with pytest.raises(rematfn.BudgetError, match=r"packed +0 B, in the budget"):
+        rematfn.offload(lambda x: (x * 2) @ (x * 3), "1MiB", to="packed")(torch.randn(512, 512))
