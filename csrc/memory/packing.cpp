@@ -126,35 +126,27 @@ struct CodecOf {
         }
         return made(2 * sizeof(E) + masks, Form::kTwo);
       }
-      bool fit = true;
+      // Masked, to see how long that is.
+      char* const rest = to + masks;
       std::size_t filled = 0;
+      bool fit = true;
       for (std::size_t i = 0; fit && i < n; i += kGroup) {
+        std::uint64_t mask = 0;
         for (std::size_t k = 0; k < kGroup; ++k) {
           const E x = load<E>(from, i + k);
+          store(rest, filled, Narrowing::narrow(x));  // overwritten by the next if it is zero
           fit &= Narrowing::fits(x);
+          mask |= std::uint64_t{x != 0} << k;
           filled += x != 0;
         }
+        store(to, i / kGroup, mask);
       }
       const std::size_t narrow = n * sizeof(N);
       const std::size_t masked = masks + filled * sizeof(N);
-      if (fit && std::min(narrow, masked) < nbytes) {
-        if (narrow <= masked) {
-          for (std::size_t i = 0; i < n; ++i) store(to, i, Narrowing::narrow(load<E>(from, i)));
-          return made(narrow, Form::kNarrow);
-        }
-        char* const rest = to + masks;
-        std::size_t done = 0;
-        for (std::size_t i = 0; i < n; i += kGroup) {
-          std::uint64_t mask = 0;
-          for (std::size_t k = 0; k < kGroup; ++k) {
-            const E x = load<E>(from, i + k);
-            store(rest, done, Narrowing::narrow(x));  // overwritten by the next if it is zero
-            mask |= std::uint64_t{x != 0} << k;
-            done += x != 0;
-          }
-          store(to, i / kGroup, mask);
-        }
-        return made(masked, Form::kMasked);
+      if (fit && masked < std::min(narrow, nbytes)) return made(masked, Form::kMasked);
+      if (fit && narrow < nbytes) {
+        for (std::size_t i = 0; i < n; ++i) store(to, i, Narrowing::narrow(load<E>(from, i)));
+        return made(narrow, Form::kNarrow);
       }
     }
     std::memcpy(to, from, nbytes);
@@ -245,8 +237,8 @@ constexpr std::array kCodecs{
     &CodecOf<Integer<std::int32_t>>::codec,
 };
 
-// A block as it is packed; one element more may be written or read.
-using Buffer = std::array<char, kBlockBytes + sizeof(std::uint64_t)>;
+// A block as it is packed, or tried to be; one element more may be written or read.
+using Buffer = std::array<char, kBlockBytes + kBlockBytes / 8 + sizeof(std::uint64_t)>;
 
 }  // namespace
 

@@ -18,7 +18,7 @@ from .._transform.advice import name_of
 from .._transform.budget import BudgetLike, format_bytes, parse_budget, parse_bytes
 from .._transform.deferred import refuse_deferred
 from .._transform.remat import DEFAULT_POLICY
-from .._transform.tiers import TierLike, tiers_of
+from .._transform.tiers import Packed, TierLike, tiers_of
 from .._transform.transformed import without_level
 from ..errors import expect
 from ..policies import Guided
@@ -267,11 +267,13 @@ def profile(
     refuse_deferred(f, name)
     limits = [parse_budget(budget, "profile(f, budgets=[{}])") for budget in budgets]
     given = dict(kwargs or {})
-    link = tiers_of(offload, f"{name}, offload=...").link(True, (args, given)) if offload else None
+    tiers = tiers_of(offload, f"{name}, offload=...")
+    link = tiers.link(True, (args, given))
     is_measured = not is_on_shapes((args, given))
     with without_level(f):
         if is_measured:
-            trace, seconds, within = _measured(f, args, given, cap, calls)
+            packing = [tier.open() for tier in tiers.all if isinstance(tier, Packed)]
+            trace, seconds, within = _measured(f, args, given, cap, calls, packing)
         else:
             trace = Trace(trace_on_shapes(f, args, given, backward=False))
             seconds = within = trace.cost
@@ -286,6 +288,7 @@ def _measured(
     kwargs: dict[str, Any],
     cap: BudgetLike,
     calls: int,
+    packing: Sequence[_C.Tier],
 ) -> tuple[Trace, float, float]:
     """Call it once, or as often as :func:`rematfn.profile` says, where nothing is evicted.
 
@@ -298,7 +301,9 @@ def _measured(
     limit = parse_bytes(cap, "profile(f, cap={})")
 
     def run_recorded(budget: int | None) -> _C.Trace:
-        return recorded(f, args, kwargs, "profile", budget=budget, unit=limit.unit, timed=True)
+        return recorded(
+            f, args, kwargs, "profile", budget=budget, unit=limit.unit, timed=True, tiers=packing
+        )
 
     once = Trace(run_recorded(limit.bytes))
     if calls == 1:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +123,12 @@ def recorded(
     budget: int | None = None,
     unit: str = "",
     timed: bool = False,
+    tiers: Sequence[_C.Tier] = (),
 ) -> _C.Trace:
-    """Call ``f`` in a level of its own, and return what was written down, for function ``name``."""
+    """Call ``f`` in a level of its own, and return what was written down, for function ``name``.
+
+    How well its values can be packed is written down if one of the ``tiers`` does that.
+    """
     if _C.stack_depth() > 0:
         raise RuntimeError(f"{name}(f): it cannot run inside of another level; call it outside.")
     options = LevelOptions(
@@ -134,6 +138,7 @@ def recorded(
         name=name,
         record=True,
         unit=unit,
+        tiers=tiers,
     )
     levels: list[_C.Level] = []
     call(f, args, kwargs, options, levels.append)

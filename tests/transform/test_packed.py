@@ -169,6 +169,18 @@ def test_beside_replays_there_are_fewer_of_them() -> None:
     assert 0 < replayed(offload=rematfn.Packed()) < 0.5 * replayed()
 
 
+def test_a_profile_knows_what_can_be_packed() -> None:
+    net = layers()
+
+    def predicted(**options: Any) -> float:
+        net.zero_grad()
+        step = functools.partial(gradients, net, net)
+        found = rematfn.profile(step, budgets=["45%"], **options)
+        return found.costs[0].time * found.seconds - found.seconds
+
+    assert predicted(offload="packed") < 0.7 * predicted()
+
+
 def test_a_copy_that_stands_in_the_way_is_dropped() -> None:
     """All that has been packed is replayed, for an operator that needs nearly all of the budget."""
 
