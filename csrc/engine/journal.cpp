@@ -12,11 +12,6 @@ double Journal::now() const {
   return std::chrono::duration<double>(Clock::now() - begun_).count();
 }
 
-Journal::Id Journal::add_level(std::string name, Id enclosing) {
-  levels.push_back({std::move(name), enclosing});
-  return static_cast<Id>(levels.size() - 1);
-}
-
 void Journal::add(What what, Id index, float score) {
   const Id during = calls.empty() ? kNone : static_cast<Id>(calls.size() - 1);
   events.push_back({what, index, during, now(), root_.used_bytes(), score});
@@ -24,7 +19,7 @@ void Journal::add(What what, Id index, float score) {
 
 // ---- calls --------------------------------------------------------------------------------------
 
-void Journal::begin(std::string_view name, const Site& site, const Table& level, bool backward) {
+void Journal::begin(std::string_view name, const Site& site, bool backward) {
   auto known = names_by_text_.find(name);
   if (known == names_by_text_.end()) {  // operators' names live as long as the process
     known = names_by_text_.emplace(name, static_cast<Id>(names.size())).first;
@@ -32,7 +27,6 @@ void Journal::begin(std::string_view name, const Site& site, const Table& level,
   }
   Call& call = calls.emplace_back();
   call.name = known->second;
-  call.level = level.number;
   call.site = site;
   // The nodes of a backward on another thread have numbers of their own.
   if (calls.size() > 1) call.site.nodes = std::max(site.nodes, calls[calls.size() - 2].site.nodes);
@@ -96,13 +90,12 @@ void Journal::note_made(Version& version) {
     // A copy of what is to be overwritten is made before the operator that overwrites it.
     const bool by_an_operator = !calls.empty() && last().ended >= 0;
     const Id by = by_an_operator ? static_cast<Id>(calls.size() - 1) : kNone;
-    values.push_back({.nbytes = version.nbytes, .made_by = by, .level = kNone});
+    values.push_back({.nbytes = version.nbytes, .made_by = by});
     if (version.producer && !calls.empty()) {
       calls_by_order_[version.producer->order] = static_cast<Id>(calls.size() - 1);
     }
   }
   Value& value = values[version.entry];
-  value.level = version.table->number;
   value.has_producer = static_cast<bool>(version.producer);
   value.raw = version.raw;
   value.kept = version.kept;

@@ -38,7 +38,7 @@ struct Site {
 
 class Journal {
  public:
-  using Id = std::uint32_t;  // of a value, a call, a level or a name, each from 0
+  using Id = std::uint32_t;  // of a value, a call or a name, each from 0
   static constexpr Id kNone = std::numeric_limits<Id>::max();
 
   enum class What : std::uint8_t {
@@ -64,7 +64,6 @@ class Journal {
   };
   struct Call {
     Id name;
-    Id level;
     Site site;
     double begun = 0;  // seconds since the journal was begun
     double ended = -1;  // -1: it did not run to its end
@@ -80,7 +79,6 @@ class Journal {
   struct Value {
     std::size_t nbytes;
     Id made_by;  // a call; kNone: a copy of what was to be overwritten, or made by nobody we saw
-    Id level;
     bool has_producer = false;  // it can be replayed
     Id cut_at = kNone;     // the number of events by when it could no longer be; kNone: it still can
     bool raw = false;
@@ -88,17 +86,11 @@ class Journal {
     bool held = false;     // it was to go, and somebody outside held its storage
     double score = 0;      // of its latest eviction
   };
-  struct Level {
-    std::string name;
-    Id enclosing;
-  };
 
   explicit Journal(const Table& root) : root_(root) {}
 
-  [[nodiscard]] Id add_level(std::string name, Id enclosing);
-
   // The program calls an operator.
-  void begin(std::string_view name, const Site& site, const Table& level, bool backward);
+  void begin(std::string_view name, const Site& site, bool backward);
   void note_need(std::size_t nbytes) { last().needed = std::max(last().needed, nbytes); }
   // Its kernel has run.
   void note_run(double cost, double flops, std::size_t peak, bool replayable);
@@ -124,7 +116,6 @@ class Journal {
   std::vector<Event> events;
   std::vector<Call> calls;
   std::vector<Value> values;
-  std::vector<Level> levels;
   std::vector<std::string> names;
 
  private:

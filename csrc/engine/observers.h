@@ -34,8 +34,8 @@ class Observers {
   // ---- an operator of the program, in this order --------------------------------------------------
   // Returns what passes before it, in program time.
   [[nodiscard]] double note_next() { return guide ? guide->pause_before_next() : 0; }
-  void note_begin(std::string_view name, const Site& site, const Table& level, bool backward) {
-    if (journal) journal->begin(name, site, level, backward);
+  void note_begin(std::string_view name, const Site& site, bool backward) {
+    if (journal) journal->begin(name, site, backward);
   }
   void note_need(std::size_t nbytes) {
     if (journal) journal->note_need(nbytes);

@@ -20,7 +20,7 @@ void Step::run() {
   domain_.clock += domain_.observers.note_next();
   before_ = domain_.clock;
   if (domain_.observers.see_reasons()) {
-    domain_.observers.note_begin(operator_name(), site(), level_, nature_.backward);
+    domain_.observers.note_begin(operator_name(), site(), nature_.backward);
   }
   if (is_metered_) require_room();
   prepare();

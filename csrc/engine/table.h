@@ -80,7 +80,6 @@ class Table : public Node {
   std::size_t budget;
   const Policy policy;
   const std::uint32_t depth;
-  std::uint32_t number = 0;  // in the domain's journal
   // Of the unconstrained peak so far, if more than `budget` was: see note_peak(). None: zero.
   double fraction = 0;
   // What is not in use goes, by a way that keeps a copy, whether or not there is room. So does what is

@@ -230,29 +230,6 @@ std::size_t stack_depth() { return top_level == nullptr ? 0 : top_level->depth; 
 LevelsHidden::LevelsHidden() : top_(std::exchange(top_level, nullptr)) {}
 LevelsHidden::~LevelsHidden() { top_level = top_; }
 
-namespace {
-
-void enter_in_journal(Level& level) {
-  Journal* journal = level.domain->observers.journal.get();
-  if (journal == nullptr) return;
-  const Level* around = level.enclosing_level();
-  level.number = journal->add_level(level.name, around == nullptr ? Journal::kNone : around->number);
-}
-
-void enter_with_those_around(Level* level) {
-  if (level == nullptr) return;
-  enter_with_those_around(level->enclosing_level());
-  enter_in_journal(*level);
-}
-
-// Of a domain, perhaps in the middle of a call of an outer level.
-void begin_journal(Level& level) {
-  level.domain->observers.journal = std::make_shared<Journal>(*level.domain->root);
-  enter_with_those_around(level.enclosing_level());
-}
-
-}  // namespace
-
 std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
   install_allocator();
   Level* enclosing = current_level();
@@ -279,8 +256,9 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
   if (options.record && enclosing == nullptr) {
     level->report->trace = domain->observers.recorder->trace;
   }
-  if (options.where && !domain->observers.journal) begin_journal(*level);
-  enter_in_journal(*level);
+  if (options.where && !domain->observers.journal) {
+    domain->observers.journal = std::make_shared<Journal>(*domain->root);
+  }
   level->report->journal = domain->observers.journal;
   auto handle = std::make_shared<LevelHandle>(*level);
   level->active = true;

@@ -37,22 +37,16 @@ py::dict columns_of(const Journal& journal) {
   const std::vector<std::uint32_t> places = journal.places();
   for (std::size_t i = 0; i < journal.calls.size(); ++i) {
     const Journal::Call& c = journal.calls[i];
-    calls.append(py::make_tuple(journal.names[c.name], c.level, places[i], c.begun, c.ended, c.cost,
+    calls.append(py::make_tuple(journal.names[c.name], places[i], c.begun, c.ended, c.cost,
                                 c.flops, c.needed, c.used, c.peak, c.replayable, c.backward,
                                 c.reads));
   }
   columns["calls"] = calls;
   py::list values;
   for (const Journal::Value& v : journal.values) {
-    values.append(py::make_tuple(v.nbytes, id_of(v.made_by), v.level, v.has_producer, id_of(v.cut_at), v.raw, v.kept,
-                                 v.held));
+    values.append(py::make_tuple(v.nbytes, id_of(v.made_by), v.has_producer, id_of(v.cut_at), v.raw, v.kept, v.held));
   }
   columns["values"] = values;
-  py::list levels;
-  for (const Journal::Level& l : journal.levels) {
-    levels.append(py::make_tuple(l.name, id_of(l.enclosing)));
-  }
-  columns["levels"] = levels;
   py::list begun;
   begun.append(py::make_tuple(journal.begun_at));
   columns["begun"] = begun;

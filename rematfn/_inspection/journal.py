@@ -32,7 +32,6 @@ class Call(NamedTuple):
     """An operator that the program has called."""
 
     name: str
-    level: int
     place: int
     begun: float  # seconds since the journal was begun
     ended: float  # -1: it did not come to its end
@@ -51,7 +50,6 @@ class Value(NamedTuple):
 
     nbytes: int
     made_by: int | None  # a call; None: a copy of what was about to be overwritten
-    level: int
     has_producer: bool  # it can be replayed
     cut_at: int | None  # the number of events by when it could no longer be; None: it still can
     raw: bool  # uninitialised memory, perhaps being filled
