@@ -151,8 +151,8 @@ def simulate(
     peak: int,
 ) -> dict[str, Any] | tuple[str, int, bool]: ...
 def replays_of(
-    trace: Trace, budget: int, policy: Policy, program: Program | None, link: Link | None
-) -> tuple[list[int], float] | None: ...
+    trace: Trace, budget: int, policy: Policy, program: Program
+) -> list[int] | None: ...
 def modelled_cost(
     name: str,
     overload: str,

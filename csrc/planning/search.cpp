@@ -134,7 +134,7 @@ Search::PlanRef Search::shorten(const PlanRef& plan, Effort& effort) const {
   effort.counts_walks = false;
   effort.most = kAll;
   (void)rematfn::simulate(*trace_, options, &deeds);
-  found->schedule = shortened(*trace_, budget_, deeds.in_order, effort);
+  found->schedule = shortened(*trace_, budget_, deeds.replays, effort);
   return found;
 }
 

@@ -36,15 +36,13 @@ class CountingSizes final : public Sizes {
 class SimulatedDomain final : public Domain {
  public:
   SimulatedDomain(Effort* effort, const std::vector<Trace::Call>& calls)
-      : Domain(sizes_), replays(calls.size()), calls_(calls) {
+      : Domain(sizes_), calls_(calls) {
     sizes_.effort = effort;
   }
 
   void note_replay(const Trace::Call& call) {
     note_effort();
-    const auto index = static_cast<std::uint32_t>(&call - calls_.data());
-    ++replays[index];
-    in_order.push_back({event, index});
+    replays.push_back({event, static_cast<std::uint32_t>(&call - calls_.data())});
   }
 
   // An operator, or a replay of one.
@@ -58,8 +56,7 @@ class SimulatedDomain final : public Domain {
     sizes_.note(operators);
   }
 
-  std::vector<std::uint32_t> replays;  // by call
-  std::vector<Replayed> in_order;
+  std::vector<Replayed> replays;
   std::uint32_t event = 0;  // of the trace, that is being run
 
  private:
@@ -260,7 +257,7 @@ class Simulation {
   }
 
   [[nodiscard]] Deeds deeds() const {
-    return {link_ ? link_->moved() : std::vector<bool>(), domain_->replays, domain_->in_order};
+    return {link_ ? link_->moved() : std::vector<bool>(), domain_->replays};
   }
 
  private:

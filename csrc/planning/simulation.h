@@ -70,8 +70,7 @@ struct Replayed {
 // What a run has done beyond its statistics.
 struct Deeds {
   std::vector<bool> moved;  // by value: over the link; empty without one
-  std::vector<std::uint32_t> replays;  // by call
-  std::vector<Replayed> in_order;      // the same
+  std::vector<Replayed> replays;  // in order
 };
 
 // The statistics of a run of `trace`. Throws NoRoom and Stopped.

@@ -73,21 +73,18 @@ py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std
   return record_of(statistics, bytes, 0);
 }
 
-// How often each call is replayed, and the seconds of waiting for `link`; None if it does not fit. What
-// has a program follows its plan.
-std::optional<std::pair<std::vector<std::uint32_t>, double>> replays_of(
-    const std::shared_ptr<Trace>& trace, std::size_t budget, const Policy& policy,
-    const Program* program, const LinkOptions* link) {
-  SimulationOptions options{.budget = budget, .policy = policy};
-  if (program != nullptr) options.guide = program->guide();
-  if (link != nullptr) options.link = *link;
+// The calls that are replayed by the program's plan, in their order; None if it does not fit.
+std::optional<std::vector<std::uint32_t>> replays_of(const std::shared_ptr<Trace>& trace, std::size_t budget,
+                                                     const Policy& policy, const Program& program) {
   Deeds deeds;
   try {
-    const Statistics found = simulate(*trace, options, &deeds);
-    return std::pair(std::move(deeds.replays), found.waited);
+    (void)simulate(*trace, {.budget = budget, .policy = policy, .guide = program.guide()}, &deeds);
   } catch (const NoRoom&) {
     return std::nullopt;
   }
+  std::vector<std::uint32_t> calls;
+  for (const Replayed& replayed : deeds.replays) calls.push_back(replayed.call);
+  return calls;
 }
 
 std::shared_ptr<const OperatorFacts> facts_by(const std::string& name, const std::string& overload) {

@@ -128,11 +128,8 @@ class Profile:
         plan.finish()
         if self._link is not None:
             return plan.overhead()
-        found = _C.replays_of(trace, budget, _POLICY.core(), plan, None)
-        if found is None:
-            return math.inf
-        replays, waited = found
-        return waited + sum(n * taken for n, taken in zip(replays, self._times, strict=True))
+        replays = _C.replays_of(trace, budget, _POLICY.core(), plan)
+        return math.inf if replays is None else sum(self._times[call] for call in replays)
 
     def budget_for(self, time: float) -> int:
         """Return the least budget in which a call would take at most ``time`` of its time.
