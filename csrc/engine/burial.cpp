@@ -20,7 +20,7 @@ namespace rematfn {
 void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   if (!version) return;
   version->has_tensor = false;
-  room_.observers.note_release(*version);
+  room_.observers.note(Trace::What::kRelease, *version);
   const bool stays = version->has_bytes() && version->producer &&
                      (is_kept_for_somebody(*version) || is_scheduled(*version)) &&
                      room_.store.retain(*version, hold());

@@ -89,7 +89,7 @@ void Ledger::for_each_table(c10::function_ref<void(Table&)> visit) const {
 
 void Ledger::note_addressed(Version& version) {
   if (std::exchange(version.addressed, true)) return;
-  observers.note_addressed(version);
+  observers.note(Trace::What::kAddressed, version);
   relist(version);
 }
 

@@ -58,17 +58,8 @@ class Observers {
   }
 
   // ---- what else the program does ----------------------------------------------------------------
-  void note_release(const Version& version) {
-    if (recorder) recorder->note_release(version);
-  }
-  void note_seal(const Version& version) {
-    if (recorder) recorder->note_seal(version);
-  }
-  void note_filled(const Version& version) {
-    if (recorder) recorder->note_filled(version);
-  }
-  void note_addressed(const Version& version) {
-    if (recorder) recorder->note_addressed(version);
+  void note(Trace::What what, const Version& version) {
+    if (recorder) recorder->note(what, version);
   }
   void note_mark(const Version& version, const std::string& name) {
     if (recorder) recorder->note_mark(version, name);

@@ -118,22 +118,13 @@ void Recorder::note(const ObservedCall& seen) {
   trace->add_call(std::move(call));
 }
 
-void Recorder::note_release(const Version& version) {
+void Recorder::note(Trace::What what, const Version& version) {
+  if (version.recorded == kNoValue) return;
   // What came from outside, or has left, may be read again by whoever else holds it.
-  if (version.recorded != kNoValue && version.table) trace->add_release(version.recorded);
-}
-
-void Recorder::note_seal(const Version& version) {
-  if (version.recorded == kNoValue || !version.table) return;
-  if (sealed_.insert(version.recorded).second) trace->add_seal(version.recorded);
-}
-
-void Recorder::note_filled(const Version& version) {
-  if (version.recorded != kNoValue) trace->add_filled(version.recorded);
-}
-
-void Recorder::note_addressed(const Version& version) {
-  if (version.recorded != kNoValue) trace->add_addressed(version.recorded);
+  const bool goes = what == Trace::What::kRelease || what == Trace::What::kSeal;
+  if (goes && !version.table) return;
+  if (what == Trace::What::kSeal && !sealed_.insert(version.recorded).second) return;
+  trace->add(what, version.recorded);
 }
 
 void Recorder::note_mark(const Version& version, const std::string& name) {

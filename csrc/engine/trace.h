@@ -80,10 +80,8 @@ struct Trace {
 
   [[nodiscard]] Id add_value(std::size_t nbytes, bool counted);
   void add_call(Call call);
-  void add_release(Id value) { events.push_back({What::kRelease, value}); }
-  void add_seal(Id value) { events.push_back({What::kSeal, value}); }
-  void add_filled(Id value) { events.push_back({What::kFilled, value}); }
-  void add_addressed(Id value) { events.push_back({What::kAddressed, value}); }
+  // What becomes of a value.
+  void add(What what, Id value) { events.push_back({what, value}); }
   void add_mark(Id value, std::string name);
   void add_unrecorded(std::size_t nbytes);
   // Of all calls, in seconds.
@@ -122,10 +120,8 @@ class Recorder {
 
   void note(const ObservedCall& call);
   [[nodiscard]] bool is_too_long() const { return trace->calls.size() > kMostCalls; }
-  void note_release(const Version& version);
-  void note_seal(const Version& version);
-  void note_filled(const Version& version);
-  void note_addressed(const Version& version);
+  // What becomes of a version, if an operator has read or made it.
+  void note(Trace::What what, const Version& version);
   void note_mark(const Version& version, const std::string& name);
   // What was an estimate is known.
   void note_packed(const Version& version);

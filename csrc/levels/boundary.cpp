@@ -54,7 +54,7 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
   }
   // See Note [A level's work is in one order]
   level.tensor_domain().streams.settle();
-  level.domain->observers.note_seal(version);
+  level.domain->observers.note(Trace::What::kSeal, version);
   const bool sealed_before = version.outside != nullptr && !version.handed_over;
   version.handed_over = false;
   level.tensor_domain().make_outside(version);
@@ -179,7 +179,7 @@ std::size_t bring_back_together(Level& level, const std::vector<at::Tensor>& ten
   level.tensor_domain().bury_unreported();
   // In their order, and where they find no room as well: for the figure they have to be there together.
   const auto note_seals = [&] {
-    for (const Version* version : wanted) level.domain->observers.note_seal(*version);
+    for (const Version* version : wanted) level.domain->observers.note(Trace::What::kSeal, *version);
   };
   try {
     gather(*level.domain, wanted);

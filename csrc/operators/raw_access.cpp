@@ -113,7 +113,7 @@ void note_array(const at::Tensor& tensor) {
 }
 
 void keep_contents(Domain& domain, Version& version) {
-  domain.observers.note_filled(version);
+  domain.observers.note(Trace::What::kFilled, version);
   if (version.producer) domain.cut(version);
 }
 

@@ -116,7 +116,7 @@ class Mirror {
       part.makes.push_back({gradients_[value]});
       trace_.add_call(std::move(part));
     }
-    for (const Trace::Id value : done) trace_.add_release(value);
+    for (const Trace::Id value : done) trace_.add(Trace::What::kRelease, value);
   }
 
   Trace trace_;

@@ -127,8 +127,12 @@ std::pair<double, double> modelled_cost_of(const std::string& name, const std::s
 void bind_traces(py::module_& m) {
   const auto nogil = py::call_guard<py::gil_scoped_release>();
 
-  py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace")
-      .def(py::init())
+  py::class_<Trace, std::shared_ptr<Trace>> trace(m, "Trace");
+  for (const auto what : {Trace::What::kRelease, Trace::What::kSeal, Trace::What::kFilled, Trace::What::kAddressed}) {
+    const std::string name = std::string("add_") + kEventNames[static_cast<std::size_t>(what)];
+    trace.def(name.c_str(), [what](Trace& to, Trace::Id value) { to.add(what, value); });
+  }
+  trace.def(py::init())
       .def("add_value", &Trace::add_value)
       .def("add_call",
            [](Trace& trace, const std::string& name, double cost, double flops,
@@ -147,10 +151,6 @@ void bind_traces(py::module_& m) {
              for (const auto& [value, over] : makes) call.makes.push_back({value, over});
              trace.add_call(std::move(call));
            })
-      .def("add_release", &Trace::add_release)
-      .def("add_seal", &Trace::add_seal)
-      .def("add_filled", &Trace::add_filled)
-      .def("add_addressed", &Trace::add_addressed)
       .def("add_mark", &Trace::add_mark)
       .def("add_unrecorded", &Trace::add_unrecorded)
       .def("values",

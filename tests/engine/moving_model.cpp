@@ -215,13 +215,13 @@ Trace left_early(const Trace& record, Dice& dice) {
         break;
     }
   }
-  for (std::size_t i = alive.size() / 2; i > 0; --i) program.add_release(dice.draw(alive));
+  for (std::size_t i = alive.size() / 2; i > 0; --i) program.add(Trace::What::kRelease, dice.draw(alive));
   while (!alive.empty()) {
     const Trace::Id value = dice.draw(alive);
     Trace::Call call("another", {.cost = 1e-6});
     call.reads = {{value}};
     program.add_call(std::move(call));
-    program.add_release(value);
+    program.add(Trace::What::kRelease, value);
   }
   program.check();
   return program;
@@ -300,7 +300,7 @@ Trace held_to_the_end(std::size_t operators) {
     call.makes = {{made.back()}};
     trace.add_call(std::move(call));
   }
-  for (const Trace::Id value : made) trace.add_release(value);
+  for (const Trace::Id value : made) trace.add(Trace::What::kRelease, value);
   trace.check();
   return trace;
 }
@@ -356,11 +356,11 @@ Trace layers() {
     if (gradient == saved[i + 1]) call.reads.pop_back();
     call.makes = {{next}};
     trace.add_call(std::move(call));
-    if (gradient != saved.back()) trace.add_release(gradient);
+    if (gradient != saved.back()) trace.add(Trace::What::kRelease, gradient);
     gradient = next;
   }
-  for (const Trace::Id value : saved) trace.add_release(value);
-  trace.add_release(gradient);
+  for (const Trace::Id value : saved) trace.add(Trace::What::kRelease, value);
+  trace.add(Trace::What::kRelease, gradient);
   trace.check();
   return trace;
 }

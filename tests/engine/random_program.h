@@ -102,19 +102,19 @@ inline Trace random_program(std::mt19937& random) {
     if (dice.one_in(6) && !alive.empty()) {
       trace.add_mark(dice.among(alive), dice.one_in(2) ? "a" : "");
     }
-    if (dice.one_in(3) && !raw.empty()) trace.add_filled(dice.draw(raw));
+    if (dice.one_in(3) && !raw.empty()) trace.add(Trace::What::kFilled, dice.draw(raw));
     while (!alive.empty() && dice.one_in(3)) {
       const Trace::Id value = dice.draw(alive);
       std::erase(raw, value);
       if (dice.one_in(8)) {
-        trace.add_seal(value);
+        trace.add(Trace::What::kSeal, value);
         outside.push_back(value);
       } else {
-        trace.add_release(value);
+        trace.add(Trace::What::kRelease, value);
       }
     }
   }
-  while (random() % 2 == 0 && !alive.empty()) trace.add_seal(dice.draw(alive));
+  while (random() % 2 == 0 && !alive.empty()) trace.add(Trace::What::kSeal, dice.draw(alive));
   trace.check();
   return trace;
 }
