@@ -19,7 +19,7 @@ namespace rematfn {
 //      the forward leaves: in a budget that the program fits in as it is, marks must cost nothing.
 void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   if (!version) return;
-  version->has_tensor = false;
+  room_.lose_tensor(*version);
   room_.observers.note(Trace::What::kRelease, *version);
   const bool stays = version->has_bytes() && version->producer &&
                      (is_kept_for_somebody(*version) || is_scheduled(*version)) &&
@@ -28,7 +28,6 @@ void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   retains_ |= stays;
   if (version->table && !version->producer && !version->trimmed) free_dropped(*version);
   const bool goes = !stays && room_.store.forget(*version);
-  room_.end_unconstrained(*version);
   // Of a constant that lineage reads, what is coming is all that there is.
   const bool is_needed = version->place() == Place::kComing && !version->producer && version->readers;
   if (goes && !is_needed && version->table && version->has_bytes()) room_.leave(*version);

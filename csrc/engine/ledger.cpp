@@ -99,13 +99,10 @@ void Ledger::note_communicated(Version& version, bool communicated) {
 
 // ---- transitions: whose it is -----------------------------------------------------------------------
 
-void Ledger::admit(Table& table, Version& version, bool unconstrained) {
+void Ledger::admit(Table& table, Version& version) {
   require_invariant(!version.table, "a version is of one table");
   table.link(version);
-  version.unconstrained = unconstrained;
-  for (Table* t = &table; unconstrained && t != nullptr; t = t->enclosing.get()) {
-    t->unconstrained_bytes_ += version.nbytes;
-  }
+  if (version.has_tensor) table.count_unconstrained(version.nbytes);
   if (!version.has_bytes()) return;
   for (const Table* t = &table; t != nullptr && t->has_copies(); t = t->enclosing.get()) {
     for (const Way* way : t->ways_) {
@@ -113,26 +110,24 @@ void Ledger::admit(Table& table, Version& version, bool unconstrained) {
     }
   }
   charge(table, version.nbytes);
-  if (version.trimmed) charge_trimmed(version);
+  if (version.trimmed) table.trimmed_bytes_ += version.nbytes;
   enlist(version);
   observers.note_made(version);
 }
 
-void Ledger::end_unconstrained(Version& version) {
-  if (!std::exchange(version.unconstrained, false)) return;
-  for (Table* t = version.table.get(); t != nullptr; t = t->enclosing.get()) {
-    t->unconstrained_bytes_ -= version.nbytes;
-  }
+void Ledger::lose_tensor(Version& version) {
+  const bool had = std::exchange(version.has_tensor, false);
+  if (had && version.table) version.table->count_unconstrained(-version.nbytes);
 }
 
 void Ledger::expel(Version& version) {
   Table& table = *version.table;
   delist(version);
-  end_unconstrained(version);
+  if (version.has_tensor) table.count_unconstrained(-version.nbytes);
   if (version.copied_by() != nullptr) discard_copy(version);
   if (version.has_bytes()) {
     discharge(table, version.nbytes);
-    if (version.trimmed) discharge_trimmed(version);
+    if (version.trimmed) table.trimmed_bytes_ -= version.nbytes;
     observers.note(version.references == 0 ? Journal::What::kReleased : Journal::What::kLeft, version);
   }
   table.unlink(version);
@@ -140,34 +135,21 @@ void Ledger::expel(Version& version) {
 
 void Ledger::transfer(Version& version, Table& heir) {
   Way* const copied_by = std::exchange(version.copied_by_, nullptr);
-  const bool unconstrained = version.unconstrained;
   discharge_copy(version);
   expel(version);
-  admit(heir, version, unconstrained);
+  admit(heir, version);
   version.copied_by_ = copied_by;
   note_copy(version);
   charge(heir, version.packed_bytes);
 }
 
-void Ledger::charge_trimmed(const Version& version) {
-  for (Table* t = version.table.get(); t != nullptr; t = t->enclosing.get()) {
-    t->trimmed_bytes_ += version.nbytes;
-  }
-}
-
-void Ledger::discharge_trimmed(const Version& version) {
-  for (Table* t = version.table.get(); t != nullptr; t = t->enclosing.get()) {
-    t->trimmed_bytes_ -= version.nbytes;
-  }
-}
-
 void Ledger::charge_original(Table& table, std::size_t nbytes) {
-  for (Table* t = &table; t != nullptr; t = t->enclosing.get()) t->unconstrained_bytes_ += nbytes;
+  table.count_unconstrained(nbytes);
   charge(table, nbytes);
 }
 
 void Ledger::discharge_original(Table& table, std::size_t nbytes) {
-  for (Table* t = &table; t != nullptr; t = t->enclosing.get()) t->unconstrained_bytes_ -= nbytes;
+  table.count_unconstrained(-nbytes);
   discharge(table, nbytes);
 }
 
@@ -182,7 +164,7 @@ void Ledger::cut(Version& version, bool trimmed) {
   enlist(version);
   if (!trimmed || version.is_candidate()) return;  // it can still be moved
   version.trimmed = true;
-  charge_trimmed(version);
+  version.table->trimmed_bytes_ += version.nbytes;
 }
 
 void Ledger::note_result(const Version& version) {
@@ -321,7 +303,7 @@ void Ledger::lose_bytes(Version& version, Journal::What how, Way* way) {
   discharge(table, version.nbytes - std::min(version.nbytes, version.packed_bytes));
   if (version.packed_bytes > version.nbytes) charge(table, version.packed_bytes - version.nbytes);
   observers.note(how, version);
-  if (std::exchange(version.trimmed, false)) discharge_trimmed(version);
+  if (std::exchange(version.trimmed, false)) table.trimmed_bytes_ -= version.nbytes;
   version.place_ = Place::kAway;
   expect_use(version);
   neighbourhood.note_change(version, /*came_back=*/false, foresees());

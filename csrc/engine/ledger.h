@@ -97,9 +97,8 @@ class Ledger {
   [[nodiscard]] std::size_t droppable_copies(const Table& table) const;
 
   // ---- transitions ----------------------------------------------------------------------------------
-  // The version's bytes count in `table` from now on. It must not belong to one yet. `unconstrained`: whether
-  // they would without a budget. See Note [What a call would have held].
-  void admit(Table& table, Version& version, bool unconstrained = true);
+  // The version's bytes count in `table` from now on. It must not belong to one yet.
+  void admit(Table& table, Version& version);
   void expel(Version& version);
   // What is here or away becomes `heir`'s, with its copy.
   void transfer(Version& version, Table& heir);
@@ -119,8 +118,8 @@ class Ledger {
   // `version` becomes a constant: it keeps its bytes and forgets how it was made. `trimmed`: since the record
   // was too long.
   void cut(Version& version, bool trimmed = false);
-  // Without a budget the program would have freed it by now.
-  void end_unconstrained(Version& version);
+  // The program has no tensor on it any more: without a budget it would have been freed by now.
+  void lose_tensor(Version& version);
   // A version is about to become a result of the outermost level's. Between the next two, results go on
   // counting when they leave.
   void note_result(const Version& version);
@@ -161,8 +160,6 @@ class Ledger {
   // What it has a copy of here is to count.
   void note_copy(Version& version);
   void discharge_copy(Version& version);
-  void charge_trimmed(const Version& version);
-  void discharge_trimmed(const Version& version);
   void stop_moving(Version& version);
   void expect_use(Version& version);
   void be_here(Version& version);

@@ -20,7 +20,7 @@
 //   L4  pins > 0 implies that it is here.
 //   L5  A table's bytes are the sum over its own versions that have bytes and its inner tables' bytes.
 //   L6  readers and inputs mirror each other, as do outputs and producers.
-//   L7  A table's unconstrained bytes are the sum over its own held versions and its inner tables'.
+//   L7  A table's unconstrained bytes are the sum over its own versions with tensors and its inner tables'.
 
 #pragma once
 
@@ -159,11 +159,11 @@ struct Version : Node {
   // See Note [An address is good until its level's next operator]
   std::uint64_t exposed = 0;
   bool trimmed = false;   // a constant because the record was too long
-  bool unconstrained = false;  // its bytes count in what the call would have held
   bool addressed = false;  // somebody outside may read or fill it by address: it goes by no copy
   bool communicated = false;  // so may a collective, until it is waited for
   bool raw = false;       // uninitialised memory, perhaps being filled where we cannot see: kept
-  bool has_tensor = false;   // some tensor of the program stands on these very contents
+  // Some tensor of the program stands on these very contents: see Note [What a call would have held]
+  bool has_tensor = false;
   bool consumed = false;  // an operator of the program has read it
   bool kept = false;      // goes when nothing else can
   bool marked = false;    // kept because the program says so, whatever a plan does

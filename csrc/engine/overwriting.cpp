@@ -89,8 +89,8 @@ Table* Domain::snapshot(Version& version, Table& level) {
   store.copy(version);
   Table* const home = version.table.get();  // the operator keeps it alive
   if (home != nullptr) expel(version);
-  version.has_tensor = false;
-  admit(level, version, /*unconstrained=*/false);
+  lose_tensor(version);
+  admit(level, version);
   if (home != nullptr) charge_original(*home, version.nbytes);
   return home;
 }

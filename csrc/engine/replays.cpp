@@ -11,11 +11,8 @@ bool Replays::is_missing(Version& version) {
   if (version.place() == Place::kLeaving) room_.call_back(version);
   if (version.place() == Place::kComing) room_.let_come(version);
   if (version.has_bytes() && room_.store.lost(version)) {
-    version.has_tensor = false;
-    if (room_.store.forget(version)) {
-      room_.end_unconstrained(version);
-      room_.leave(version);
-    }
+    room_.lose_tensor(version);
+    if (room_.store.forget(version)) room_.leave(version);
   }
   return version.place() != Place::kHere;
 }

@@ -288,9 +288,8 @@ bool Step::begin(Version& contents, std::int32_t over) {
   contents.kept |= old.kept && level_.policy.keeping.written();
   const bool was_replayable = old.producer || is_saved(old);
   if (!is_saved(old)) {  // and lives on as lineage, if at all
-    old.has_tensor = false;
+    domain_.lose_tensor(old);
     domain_.store.overwritten(old);
-    domain_.end_unconstrained(old);
     domain_.leave(old);
   } else {
     discharge_original(old);

@@ -84,6 +84,12 @@ std::size_t Table::leaving() const {
   return sum;
 }
 
+std::size_t Table::trimmed() const {
+  std::size_t sum = trimmed_bytes_;
+  for (const Table* table : inner) sum += table->trimmed();
+  return sum;
+}
+
 std::size_t Table::evictable_bytes() const {
   std::size_t sum = loose_bytes_ + leaving_bytes_ + coming_bytes_;
   for (const Table* table : inner) sum += table->evictable_bytes();
@@ -176,7 +182,7 @@ void Table::check() const {
     if (v->has_bytes() && v->trimmed) trimmed += v->nbytes;
     if (v->place() == Place::kLeaving) leaving += v->nbytes;
     if (v->place() == Place::kComing) coming += v->nbytes;
-    if (v->unconstrained) unconstrained += v->nbytes;
+    if (v->has_tensor) unconstrained += v->nbytes;
     for (const Input* use = v->readers; use != nullptr; use = use->next) {
       const auto& inputs = use->reader->inputs;
       require_invariant(use->version.get() == v && inputs.begin() <= use && use < inputs.end(),
@@ -198,14 +204,13 @@ void Table::check() const {
   for (const Table* table : inner) {
     own += table->resident_bytes_;
     unconstrained += table->unconstrained_bytes_;
-    trimmed += table->trimmed_bytes_;
   }
   require_invariant(loose == loose_bytes_, "L5: loose bytes are the sum over unpinned candidates");
   require_invariant(leaving == leaving_bytes_, "L5: leaving bytes are the sum over what is leaving");
   require_invariant(coming == coming_bytes_, "L5: coming bytes are the sum over what is coming");
   require_invariant(trimmed == trimmed_bytes_, "L5: trimmed bytes are the sum over what was trimmed");
   require_invariant(unconstrained == unconstrained_bytes_,
-                    "L7: unconstrained bytes are the sum over versions that count in them");
+                    "L7: unconstrained bytes are the sum over versions with tensors");
   require_invariant(own == resident_bytes_, "L5: bytes are the sum over resident versions");
 }
 

@@ -103,8 +103,6 @@ class Table : public Node {
 
   // What is resident, inner tables' included.
   [[nodiscard]] std::size_t resident_bytes() const { return resident_bytes_; }
-  // What was trimmed and is resident; inner tables' included.
-  [[nodiscard]] std::size_t trimmed_bytes() const { return trimmed_bytes_; }
   // Of results, of an outermost level: those that are to leave, as a guide knows, and those that have.
   [[nodiscard]] std::size_t results_ahead() const { return results_ahead_; }
   [[nodiscard]] std::size_t results_left() const { return results_left_; }
@@ -119,8 +117,9 @@ class Table : public Node {
   // What counts against the budget.
   [[nodiscard]] std::size_t used_bytes() const { return own_bytes() + unrecorded_bytes_; }
   [[nodiscard]] std::size_t own_bytes() const { return resident_bytes_ + results_waiting_; }
-  // Of what is leaving, inner tables' included.
+  // Of what is leaving, and of what was trimmed and is resident; inner tables' included.
   [[nodiscard]] std::size_t leaving() const;
+  [[nodiscard]] std::size_t trimmed() const;
   // What could go, is leaving or coming, inner tables' included; but for what somebody turns out to
   // hold.
   [[nodiscard]] std::size_t evictable_bytes() const;
@@ -147,6 +146,10 @@ class Table : public Node {
   void link(Version& version);
   void unlink(Version& version);
   void count(std::size_t nbytes);
+  // More, or (negated) less.
+  void count_unconstrained(std::size_t nbytes) {
+    for (Table* t = this; t != nullptr; t = t->enclosing.get()) t->unconstrained_bytes_ += nbytes;
+  }
   void raise_budget(double bytes);
 
   ByteCount& resident_bytes_;
@@ -160,7 +163,7 @@ class Table : public Node {
   std::size_t loose_bytes_ = 0;    // of candidates that are not pinned
   std::size_t leaving_bytes_ = 0;  // of what is leaving
   std::size_t coming_bytes_ = 0;   // of what comes before it is asked for
-  std::size_t trimmed_bytes_ = 0;
+  std::size_t trimmed_bytes_ = 0;  // of what was trimmed, and is resident
   std::vector<Way*> ways_;  // none: they are dropped
   bool has_copies_;
   bool hands_out_ = false;

@@ -25,7 +25,7 @@ void Trimmer::trim(Table& table, Goal& goal) {
   const bool bounded = table.budget != kNoBudget;
   if (bounded) {
     ledger_.list_candidates();
-    const std::size_t goes = table.evictable_bytes() + table.trimmed_bytes();
+    const std::size_t goes = table.evictable_bytes() + table.trimmed();
     const std::size_t stays = table.used_bytes() - std::min(goes, table.used_bytes());
     const std::size_t needed = stays + table.statistics.min_budget;
     const std::size_t budget = table.available_bytes();
@@ -33,7 +33,7 @@ void Trimmer::trim(Table& table, Goal& goal) {
   }
   const auto fits = [&](const Version& version) {
     return std::all_of(goal.rooms.begin(), goal.rooms.end(), [&](const Goal::Room& room) {
-      return room.table->trimmed_bytes() + version.nbytes <= room.most;
+      return room.table->trimmed() + version.nbytes <= room.most;
     });
   };
   const auto is_worth_its_bytes = [&](const Version& version) {  // Rule 2

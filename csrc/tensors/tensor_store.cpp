@@ -183,7 +183,7 @@ void refill(TensorVersion& version, c10::Storage from) {
   auto storage = cell ? cell->storage.lock() : c10::intrusive_ptr<c10::StorageImpl>();
   if (!storage) {  // See Note [A handle may outlive its storage]
     version.leave_cell();
-    version.has_tensor = false;
+    version.table->ledger.lose_tensor(version);
     version.storage = std::move(from);
     return;
   }
