@@ -106,6 +106,18 @@ struct Input {
   Input* next = nullptr;
 };
 
+// Some of autograd's nodes, by the first number and the last; 0: none.
+struct NodeRange {
+  std::uint32_t first = 0;
+  std::uint32_t last = 0;
+
+  void add(std::uint32_t number) {
+    if (number == 0) return;
+    if (first == 0) first = number;
+    last = std::max(last, number);
+  }
+};
+
 // The contents of one storage after its k-th write: the unit of residency and of eviction.
 struct Version : Node {
   ~Version() override;
@@ -150,9 +162,7 @@ struct Version : Node {
   std::size_t slot = kNoSlot;  // place among the table's candidates
   std::size_t batch_slot = kNoSlot;  // place in the table's batch
   std::size_t recent_slot = kNoSlot;  // place among what the evictor is to look at soon
-  // Numbers of autograd nodes; 0: none. See Note [What autograd may have saved]
-  std::uint32_t first_saver = 0;
-  std::uint32_t last_saver = 0;
+  NodeRange savers;  // See Note [What autograd may have saved]
   std::uint32_t pins = 0;
   std::uint32_t pending = 0;  // queued replays, and the waiting operator, that will read it
   // The domain's `next_order` when its address was given out.
@@ -204,12 +214,5 @@ struct Operation : Node {
   std::uint32_t call = kNoValue;    // its number in the trace whose schedule is carried out
   std::uint64_t last_walk = 0;    // that has visited it
 };
-
-// Node `number`, if it is one, may save `version`.
-inline void note_saver(Version& version, std::uint32_t number) {
-  if (number == 0) return;
-  if (version.first_saver == 0) version.first_saver = number;
-  version.last_saver = std::max(version.last_saver, number);
-}
 
 }  // namespace rematfn

@@ -76,7 +76,7 @@ std::uint32_t note_operator(Level& level, const FoundTensors& found) {
   // See Note [What autograd may have saved]
   const std::uint32_t saver = domain.savers.now(domain, thread);
   for (const FoundTensor& f : found) {
-    if (saver != 0 && f.cell != nullptr) note_saver(*f.cell->version, saver);
+    if (saver != 0 && f.cell != nullptr) f.cell->version->savers.add(saver);
   }
   domain.outside.note_bumps();
   return saver;

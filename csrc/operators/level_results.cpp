@@ -167,8 +167,7 @@ void LevelCall::record_write(std::size_t argument) {
   const bool replayable = begin(*contents, over);
   // What a storage is grown by may be filled by address: Note [Uninitialised memory is kept].
   contents->raw = facts_.resizes_storage && nature_.replayable;
-  contents->first_saver = old->first_saver;  // of the same tensors
-  contents->last_saver = old->last_saver;
+  contents->savers = old->savers;  // of the same tensors
   if (replayable) record_result(*contents, {static_cast<std::uint16_t>(argument), -1, true}, *f.tensor);
   contents->enter(c10::intrusive_ptr<Cell>::reclaim_copy(f.cell));
   f.cell->version = contents;
@@ -204,7 +203,7 @@ void LevelCall::record_fresh(const FoundTensor& fresh) {
   Ref<TensorVersion> contents(new TensorVersion);
   contents->nbytes = fresh.storage->nbytes();
   const bool replayable = begin(*contents, kFresh);
-  note_saver(*contents, saver_);
+  contents->savers.add(saver_);
   if (replayable && level_.verify && facts_.leaves_raw && !fills_uninitialised_memory()) {
     fill_with_zeros(tensor.storage());
     call().gives_zeros = true;

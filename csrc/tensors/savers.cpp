@@ -137,18 +137,15 @@ void Savers::add_run(std::uint32_t first, std::uint32_t last) {
   freed_.emplace_hint(next, first, last);
 }
 
-bool Savers::have_freed(std::uint32_t first, std::uint32_t last) const {
-  const auto next = freed_.upper_bound(first);
-  return next != freed_.begin() && std::prev(next)->second >= last;
-}
-
-bool Savers::have_freed(const Version& version) const {
-  return version.first_saver == 0 || have_freed(version.first_saver, version.last_saver);
+bool Savers::have_freed(const NodeRange& nodes) const {
+  if (nodes.first == 0) return true;
+  const auto next = freed_.upper_bound(nodes.first);
+  return next != freed_.begin() && std::prev(next)->second >= nodes.last;
 }
 
 bool Savers::has_freed(const GraphNode& node) const {
   const std::uint32_t number = number_of(node);
-  return number > 0 && have_freed(number, number);
+  return number > 0 && have_freed({number, number});
 }
 
 }  // namespace rematfn

@@ -50,8 +50,8 @@ class Savers {
   // A backward of the domain's graph runs.
   void note_backward(TensorDomain& domain);
 
-  // Whether nobody but the program can hold `version`.
-  [[nodiscard]] bool have_freed(const Version& version) const;
+  // Whether nobody but the program can hold what these nodes have saved.
+  [[nodiscard]] bool have_freed(const NodeRange& nodes) const;
   [[nodiscard]] bool has_freed(const torch::autograd::Node& node) const;
   // Whether any backward has freed its graph.
   [[nodiscard]] bool has_any() const { return !freed_.empty(); }
@@ -63,7 +63,6 @@ class Savers {
   [[nodiscard]] std::uint32_t number_of(const torch::autograd::Node& node) const;
   void note_freed(const std::vector<std::uint32_t>& numbers);  // in their order
   void add_run(std::uint32_t first, std::uint32_t last);
-  [[nodiscard]] bool have_freed(std::uint32_t first, std::uint32_t last) const;
 
   const std::uint64_t base_;
   const std::uint64_t thread_;
