@@ -27,6 +27,7 @@
 
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -52,6 +53,15 @@ class Domain : public Room, public std::enable_shared_from_this<Domain> {
   void materialize(std::span<Version* const> wanted) { replayer.materialize(wanted); }
   // The same before a call of the program, and what a schedule replays before it.
   void prepare_call(std::span<Version* const> wanted) { replayer.prepare_call(wanted); }
+  // Makes all of `wanted` resident, one after another: what is there stays while the next is made. Near the
+  // least budget more fits so than by one queue of replays for all. Throws NoRoom.
+  void gather(std::span<Version* const> wanted) {
+    std::deque<Pinned> there;
+    for (Version* version : wanted) {
+      materialize({&version, 1});
+      there.emplace_back(*version);
+    }
+  }
   // The program has run an operator: the record may be too long.
   void trim_if_long() {
     if (live_operations > trimmer.beyond()) trimmer.trim();

@@ -8,7 +8,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "engine/gather.h"
 #include "levels/allocator.h"
 #include "levels/refusals.h"
 #include "tensors/layers.h"
@@ -182,7 +181,7 @@ std::size_t bring_back_together(Level& level, const std::vector<at::Tensor>& ten
     for (const Version* version : wanted) level.domain->observers.note(Trace::What::kSeal, *version);
   };
   try {
-    gather(*level.domain, wanted);
+    level.domain->gather(wanted);
   } catch (const NoRoom& why) {
     note_seals();
     raise_budget_error(why, "what it returns");

@@ -6,12 +6,10 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 
-#include <algorithm>
+#include <deque>
 #include <span>
-#include <utility>
 
 #include "base/interpreter.h"
-#include "engine/gather.h"
 #include "levels/level.h"
 #include "tensors/thread_keys.h"
 #include "tensors/torch_compat.h"
@@ -23,7 +21,7 @@ namespace {
 // NoRoom.
 void try_to_have(Domain& domain, std::span<Version* const> wanted) {
   try {
-    gather(domain, wanted);
+    domain.gather(wanted);
   } catch (const std::exception& error) {
     if (is_stop(error)) throw;
   }
@@ -39,7 +37,7 @@ bool try_to_have(Version& version) {
 void bring_survivors_back(Level& level) {
   const DomainLock lock(level.domain);
   level.tensor_domain().bury_unreported();
-  std::vector<Ref<Version>> survivors;  // and pinned, lest one takes the room of another
+  std::deque<Pinned> survivors;  // lest one takes the room of another
   for (Version* v = level.newest; v != nullptr; v = v->previous) {
     if (!v->has_tensor) continue;
     try {
@@ -47,10 +45,8 @@ void bring_survivors_back(Level& level) {
     } catch (const NoRoom&) {
       break;
     }
-    pin(*v);
-    survivors.emplace_back(v);
+    survivors.emplace_back(*v);
   }
-  for (const Ref<Version>& version : survivors) unpin(*version);
 }
 
 namespace {

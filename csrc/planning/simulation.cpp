@@ -5,7 +5,6 @@
 
 #include "base/pool.h"
 #include "engine/domain.h"
-#include "engine/gather.h"
 #include "engine/guide.h"
 #include "engine/step.h"
 #include "planning/simulated_link.h"
@@ -298,7 +297,7 @@ class Simulation {
       Version* version = versions_[trace_.events[event].index].get();
       if (version->table) wanted.push_back(version);
     }
-    gather(*domain_, wanted);
+    domain_->gather(wanted);
   }
 
   void seal(Version& version) {
