@@ -16,7 +16,6 @@
 #include "operators/kernels_above.h"
 #include "operators/level_call.h"
 #include "operators/raw_access.h"
-#include "operators/unboxed_kernel.h"
 #include "operators/write_watch.h"
 
 namespace rematfn {

@@ -16,6 +16,10 @@ namespace rematfn {
 
 // Registers the kernel with the dispatcher; inert until a level is pushed. Once per process.
 void register_kernels();
+// unboxed_kernel.cpp. The same kernel for `op`, or none if it has to come boxed. Those of torch's own operators
+// come unboxed that have one of some signatures: a library's operator may go and come back with another schema,
+// torch's do not. See Note [A reference to an argument is not free]
+[[nodiscard]] std::optional<c10::KernelFunction> unboxed_kernel_for(const c10::OperatorHandle& op);
 // What the kernel does.
 void govern(Invocation& invocation);
 // The same for a view of a plain tensor, of which nothing is to be found out and nothing written down.

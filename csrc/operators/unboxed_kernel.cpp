@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "operators/unboxed_kernel.h"
-
+//
+// unboxed_kernel.cpp: the kernel that every operator passes, for those that come unboxed.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_log_softmax_backward_data_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
