@@ -165,7 +165,7 @@ void govern(Invocation& invocation) {
     if (facts.may_write() && domain.domain != nullptr && !DomainLock::is_held() &&
         OutsideContents::others_know(domain.domain)) {
       find_writes(invocation, found);
-      save_for_other_levels(invocation, found, domain.domain);
+      save_for_readers(invocation, found, domain.domain);
     }
     std::optional<DomainLock> lock;
     if (domain.domain != nullptr) lock.emplace(*domain.domain);

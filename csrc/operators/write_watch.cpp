@@ -92,27 +92,17 @@ void watch_writes(const c10::OperatorHandle& op) {
   }
 }
 
-void save_for_readers(const Invocation& invocation, const FoundTensors& found) {
+void save_for_readers(const Invocation& invocation, const FoundTensors& found, const Domain* ours) {
   for (const FoundTensor& f : found) {
-    if (!f.written) continue;
+    if (!f.written || (ours != nullptr && has_level_key(*f.tensor))) continue;
     const std::uint32_t bumps = bumps_so_far(invocation, found, *f.storage);
     for_each_live_domain([&](TensorDomain& domain) {
+      if (ours != nullptr) return save_or_forget_in(domain, *f.storage, invocation.facts, bumps);
       try {
         save_in(domain, *f.storage, invocation.facts, bumps);
       } catch (const NoRoom& why) {
         raise_budget_error(why, "`" + invocation.op.schema().name() + "`");
       }
-    });
-  }
-}
-
-void save_for_other_levels(const Invocation& invocation, const FoundTensors& found,
-                           const Domain* ours) {
-  for (const FoundTensor& f : found) {
-    if (!f.written || has_level_key(*f.tensor)) continue;
-    const std::uint32_t bumps = bumps_so_far(invocation, found, *f.storage);
-    for_each_live_domain([&](TensorDomain& domain) {
-      save_or_forget_in(domain, *f.storage, invocation.facts, bumps);
     }, ours);
   }
 }

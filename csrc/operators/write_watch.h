@@ -32,14 +32,10 @@
 
 namespace rematfn {
 
-// An operator that no level sees is about to overwrite storages, or to resize them: keeps a copy
-// wherever recorded operations have read one, or takes note of what is there.
-void save_for_readers(const Invocation& invocation, const FoundTensors& found);
-
-// The same for an operator that `ours` sees: what the levels of other domains, which are over, have
-// read. Where there is no room for a copy, they go without: nobody may ever ask.
-void save_for_other_levels(const Invocation& invocation, const FoundTensors& found,
-                           const Domain* ours);
+// An operator is about to overwrite storages, or to resize them: keeps a copy wherever recorded operations
+// have read one, or takes note of what is there. `ours`: the domain that sees it, if any. Then the levels of
+// the others are over; where there is no room for a copy they go without, for nobody may ever ask.
+void save_for_readers(const Invocation& invocation, const FoundTensors& found, const Domain* ours = nullptr);
 
 // Has writes by the operator seen, if autograd counts them not.
 void watch_writes(const c10::OperatorHandle& op);
