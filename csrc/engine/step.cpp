@@ -216,28 +216,28 @@ void Step::make_room() {
   domain_.make_room(level_, granted_);
 }
 
-void Step::account(const Outcome& outcome) {
-  level_.note_peak(outcome.peak_bytes);
-  if (outcome.peak_bytes > need_.certain_bytes) {
-    const std::size_t needed = input_bytes_in(level_) + outcome.peak_bytes;
+void Step::account(const CallFacts& taken, std::size_t peak_bytes) {
+  level_.note_peak(peak_bytes);
+  if (peak_bytes > need_.certain_bytes) {
+    const std::size_t needed = input_bytes_in(level_) + peak_bytes;
     for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) note_need(*t, needed);
   }
   // See Note [A guided call keeps its record's time]
   Observers& observers = domain_.observers;
-  const double cost = observers.note_taken(outcome.cost, outcome.output_bytes, domain_.spent(), domain_.copying);
+  const double cost = observers.note_taken(taken.cost, taken.output_bytes, domain_.spent(), domain_.copying);
   domain_.clock += cost;
   domain_.thrash.note_operator(cost);
   if (operation_) {
     operation_->cost = cost;
-    operation_->flops = outcome.flops;
-    operation_->output_bytes = outcome.output_bytes;
-    operation_->scratch_bytes = outcome.scratch_bytes;
+    operation_->flops = taken.flops;
+    operation_->output_bytes = taken.output_bytes;
+    operation_->scratch_bytes = taken.scratch_bytes;
   }
   if (observers.see_reasons()) {
-    observers.note_need(input_bytes_in(*domain_.root) + outcome.peak_bytes);
+    observers.note_need(input_bytes_in(*domain_.root) + peak_bytes);
   }
-  observers.note_run(level_, cost, outcome.flops, outcome.peak_bytes, static_cast<bool>(operation_));
-  if (observers.see_calls()) observe(outcome);
+  observers.note_run(level_, cost, taken.flops, peak_bytes, static_cast<bool>(operation_));
+  if (observers.see_calls()) observe(taken);
   for (const Operand& operand : operands_) {
     if (operand.home == nullptr) continue;
     operand.version->consumed = true;
@@ -256,15 +256,11 @@ Ref<Version> Step::observed(std::size_t operand) {
 }
 
 // What was read is taken down before writes put other versions in its place.
-void Step::observe(const Outcome& outcome) {
-  seen_.emplace(operator_name(), CallFacts{.cost = outcome.cost,
-                                 .modelled = outcome.modelled,
-                                 .flops = outcome.flops,
-                                 .output_bytes = outcome.output_bytes,
-                                 .scratch_bytes = outcome.scratch_bytes,
-                                 .replayable = nature_.replayable,
-                                 .raw = nature_.raw,
-                                 .backward = nature_.backward});
+void Step::observe(const CallFacts& taken) {
+  seen_.emplace(operator_name(), taken);
+  seen_->replayable = nature_.replayable;
+  seen_->raw = nature_.raw;
+  seen_->backward = nature_.backward;
   read_of_.assign(operands_.size(), -1);
   for (std::size_t i = 0; i < operands_.size(); ++i) {
     Ref<Version> version = observed(i);

@@ -60,15 +60,6 @@ class Step {
     std::size_t likely_bytes = 0;
     bool certain_may_do = false;  // what is likely beyond that is a guess
   };
-  // What it has taken.
-  struct Outcome {
-    double cost = 0;  // seconds
-    double modelled = 0;  // the same, by the cost model
-    double flops = 0;
-    std::size_t output_bytes = 0;
-    std::size_t scratch_bytes = 0;
-    std::size_t peak_bytes = 0;  // of what it allocated
-  };
   // Of what it makes.
   struct Nature {
     bool raw = false;  // uninitialised
@@ -112,8 +103,9 @@ class Step {
   // Bytes of the operands that count in `table`.
   [[nodiscard]] std::size_t input_bytes_in(const Table& table) const;
 
-  // To be called by take_results(): first this,
-  void account(const Outcome& outcome);
+  // To be called by take_results(): first this. `taken`: what it has, in seconds and bytes; `peak_bytes`: of
+  // what it allocated,
+  void account(const CallFacts& taken, std::size_t peak_bytes);
   // then for each version that the operator has made, in the place of an operand or fresh. True if it
   // can be replayed.
   [[nodiscard]] bool begin(Version& contents, std::int32_t over);
@@ -165,7 +157,7 @@ class Step {
   void make_room();
   void leave_early();
   void evict_spent();
-  void observe(const Outcome& outcome);
+  void observe(const CallFacts& taken);
 
   Domain& domain_;
   Table& level_;

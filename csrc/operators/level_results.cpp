@@ -131,7 +131,12 @@ void LevelCall::take_results() {
   const double flops = flops_.total(elements);
   const double modelled = modelled_cost(flops, input_bytes_ + output_bytes_ + written_bytes, rates());
   const double cost = level_.timed ? std::max(seconds_, kOperatorCost) : modelled;
-  account({cost, modelled, flops, output_bytes_, scratch_bytes, peak_});
+  account({.cost = cost,
+           .modelled = modelled,
+           .flops = flops,
+           .output_bytes = output_bytes_,
+           .scratch_bytes = scratch_bytes},
+          peak_);
   if (operation_) operation_->scratch_bytes += call().bytes_aside();
   for (std::size_t i = 0; writes_ && i < found_.size(); ++i) {
     if (found_[i].written && found_[i].cell != nullptr) record_write(i);

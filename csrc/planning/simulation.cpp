@@ -158,7 +158,7 @@ class SimulatedStep final : private Step {
   }
 
   void take_results() override {
-    account({call_.cost, call_.modelled, call_.flops, call_.output_bytes, call_.scratch_bytes, granted_});
+    account(call_, granted_);
     for (std::size_t i = inputs_; operation_ && i < operands_.size(); ++i) {
       operation_->scratch_bytes += trace_.values[call_.reads[i].value].nbytes;
     }
