@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <iomanip>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <sstream>

@@ -5,7 +5,6 @@
 #include <ATen/ops/clone.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <optional>
 
 #include "base/errors.h"

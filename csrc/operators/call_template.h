@@ -18,7 +18,6 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
-#include <memory>
 
 #include "operators/find_level.h"
 #include "operators/footprint.h"

@@ -2,7 +2,6 @@
 #include "planning/advice.h"
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 
 namespace rematfn {

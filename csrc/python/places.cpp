@@ -4,7 +4,6 @@
 #include <frameobject.h>
 
 #include <map>
-#include <mutex>
 #include <tuple>
 #include <unordered_map>
 #include <vector>

@@ -24,7 +24,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <set>
 #include <vector>
 
