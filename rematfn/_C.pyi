@@ -127,7 +127,6 @@ class Program:
         budget: int,
         in_vain: int,
         in_all: int,
-        plans: int = -1,
         like: Program | None = None,
         link: Link | None = None,
         online: Policy | None = None,

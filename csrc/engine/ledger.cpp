@@ -67,7 +67,7 @@ void Ledger::forget_plan() {
 // See Note [A guide finds its place again]
 void Ledger::forget_next_uses() {
   expected_.clear();
-  guide_lost = root->report->guide_lost = true;
+  root->report->guide_lost = true;
   root->results_ahead_ = 0;
   root->is_estimate |= root->is_estimate_unguided;
   for_each_table([&](Table& table) {

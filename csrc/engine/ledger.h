@@ -47,7 +47,6 @@ class Ledger {
   Table* root = nullptr;  // the outermost level
   Observers observers;
   std::shared_ptr<const Trace> known;  // of an earlier call that was alike
-  bool guide_lost = false;
   Thrash thrash;
   FloorRules floor;
   // See Note [Whoever needs room may take it]

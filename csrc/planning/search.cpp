@@ -93,7 +93,7 @@ std::shared_ptr<const Plan> Search::next() {
     online_is_due_ = false;
     return pending_ = std::make_shared<Plan>(Plan{.score = policy_.score, .online = true});
   }
-  while (must_go_on() || simulated_plans_ == 0 || (reached() > 0 && pays())) {
+  while (must_go_on() || !has_begun_ || (reached() > 0 && pays())) {
     if (queue_.empty()) {
       const bool has_tried = stage_ == Stage::kScores || stage_ == Stage::kKept;
       if (has_tried && try_shortened()) continue;
@@ -192,7 +192,7 @@ void Search::note_result(Result result, std::uint64_t operators) {
     return;
   }
   simulated_ += operators;
-  ++simulated_plans_;
+  has_begun_ = true;
   if (overhead == kNever) return;
   const bool better = overhead < reached();
   // Most changes alter nothing by themselves; those that are to come may need them.
@@ -211,7 +211,7 @@ void Search::note_result(Result result, std::uint64_t operators) {
 
 bool Search::goes_on(bool to_its_end) {
   const bool has_online = pending_ ? pending_->online : online_is_next();
-  const bool goes = to_its_end || must_go_on() || simulated_plans_ == 0 || has_online;
+  const bool goes = to_its_end || must_go_on() || !has_begun_ || has_online;
   return goes && next() != nullptr;
 }
 
@@ -237,8 +237,7 @@ std::shared_ptr<const Plan> Search::general() const {
 }
 
 bool Search::pays() const {
-  return simulated_ - last_gain_ < limits_.in_vain && simulated_ < limits_.in_all &&
-         (limits_.plans < 0 || simulated_plans_ < limits_.plans);
+  return simulated_ - last_gain_ < limits_.in_vain && simulated_ < limits_.in_all;
 }
 
 bool Search::begin_next_stage() {

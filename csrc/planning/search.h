@@ -36,7 +36,6 @@ namespace rematfn {
 struct SearchLimits {
   std::uint64_t in_vain = 0;  // without coming to a plan that replays a hundredth less
   std::uint64_t in_all = 0;
-  std::int64_t plans = -1;  // if not negative: so many plans
 };
 
 // For one trace in one budget.
@@ -101,7 +100,7 @@ class Search {
   [[nodiscard]] bool pays() const;
   // See Note [Guided is never worse than online].
   [[nodiscard]] bool online_is_next() const {
-    return online_is_due_ && simulated_plans_ > 0 && reached() > 0;
+    return online_is_due_ && has_begun_ && reached() > 0;
   }
   // Nothing fits yet, not all settings have been tried, and it is not hopeless: a call that will be
   // refused is not to wait for all of them.
@@ -136,7 +135,7 @@ class Search {
   std::shared_ptr<Plan> pending_;  // is being simulated, or to be
   bool over_ = false;
   std::uint64_t simulated_ = 0;
-  std::int64_t simulated_plans_ = 0;
+  bool has_begun_ = false;  // some plan has been simulated
   std::uint64_t last_gain_ = 0;
   double gained_ = kNever;  // the overhead then
   Best best_;

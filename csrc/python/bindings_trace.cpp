@@ -185,19 +185,18 @@ void bind_traces(py::module_& m) {
       .def(
           "search",
           [](Program& program, std::size_t budget, std::uint64_t in_vain, std::uint64_t in_all,
-             std::int64_t plans, const Program* like, const LinkOptions* link,
-             const Policy* online) {
+             const Program* like, const LinkOptions* link, const Policy* online) {
             std::optional<Score> first;
             if (like != nullptr) first = like->general_score();
             // A score of Python's is not for a thread without the interpreter.
             std::optional<Policy> simulable;
             if (online != nullptr && !online->custom_score) simulable = *online;
-            const SearchLimits limits{in_vain, in_all, plans};
+            const SearchLimits limits{in_vain, in_all};
             program.begin(
                 budget, [=](Search& search) { search.try_settings(limits, first, simulable); },
                 link == nullptr ? std::nullopt : std::optional(*link));
           },
-          nogil, py::arg("budget"), py::arg("in_vain"), py::arg("in_all"), py::arg("plans") = -1,
+          nogil, py::arg("budget"), py::arg("in_vain"), py::arg("in_all"),
           py::arg("like") = nullptr, py::arg("link") = nullptr, py::arg("online") = nullptr)
       .def("cut_into",
            [](Program& program, std::size_t budget, std::size_t segments) {
