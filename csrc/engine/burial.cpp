@@ -91,8 +91,6 @@ void Burial::free_dropped(const Version& version) {
   if (version.readers == nullptr) return;
   const std::size_t cap = std::max<std::size_t>(room_.next_order - walked_in_vain_, kWalkCap);
   const auto dependents = room_.neighbourhood.dependents(version, cap);
-  const auto is_away = [](const Version* v) { return v->must_be_replayed(); };
-  const auto goes_or_is_away = [&](const Version* v) { return v->may_go() || is_away(v); };
   const bool is_kept = !dependents || std::ranges::any_of(*dependents, is_away) ||
                        (room_.lists_candidates() && bytes_of(*dependents, goes_or_is_away) > version.nbytes);
   if (!is_kept) {

@@ -16,7 +16,7 @@ void Ledger::list_candidates() {
   if (std::exchange(lists_candidates_, true)) return;
   for_each_table([&](Table& table) {
     for (Version* v = table.oldest; v != nullptr; v = v->next) {
-      if (v->place() == Place::kHere) enlist(*v);
+      if (v->is_here()) enlist(*v);
     }
   });
 }
@@ -62,7 +62,7 @@ void Ledger::delist(Version& version) {
 void Ledger::relist(Version& version) {
   if (!version.table || !version.table->has_copies()) return;
   delist(version);
-  if (version.place() == Place::kHere) enlist(version);
+  if (version.is_here()) enlist(version);
 }
 
 void Ledger::offer(Version& version) {

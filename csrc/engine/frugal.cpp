@@ -144,7 +144,7 @@ std::size_t FrugalReplayer::peak_of(const Sweep& sweep, const Table& table, cons
 void FrugalReplayer::run(Sweep& sweep) {
   const auto pin_in_sweep = [&](Version& version) {
     const auto place = sweep.versions.find(&version);
-    if (place == sweep.versions.end() || place->second.pinned || version.place() != Place::kHere) return;
+    if (place == sweep.versions.end() || place->second.pinned || !version.is_here()) return;
     pin(version);
     place->second.pinned = true;
   };
@@ -168,7 +168,7 @@ void FrugalReplayer::run(Sweep& sweep) {
   while (done < sweep.operations.size()) {
     Operation& operation = *sweep.operations[done];
     for (Input& input : operation.inputs) have(*input.version);
-    const auto is_lost = [](const Input& input) { return input.version->place() != Place::kHere; };
+    const auto is_lost = [](const Input& input) { return !input.version->is_here(); };
     if (std::ranges::any_of(operation.inputs, is_lost)) return;  // with its copy
     replays_.run(operation);
     ++done;
@@ -216,7 +216,7 @@ void FrugalReplayer::leave_frame() {
 
 // A version whose copy was lost is not there.
 void FrugalReplayer::pin_in_frame(Version& version) {
-  if (version.place() != Place::kHere) return;
+  if (!version.is_here()) return;
   pin(version);
   frames_.back().pinned.emplace_back(&version);
 }
@@ -260,7 +260,7 @@ void FrugalReplayer::finish_frame() {
   leave_frame();
   if (!operation) return;
   for (const Ref<Version>& v : frames_.back().inputs) {
-    if (v->place() == Place::kHere && v->producer.get() == operation.get()) pin_in_frame(*v);
+    if (v->is_here() && v->producer.get() == operation.get()) pin_in_frame(*v);
   }
 }
 

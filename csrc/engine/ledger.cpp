@@ -160,7 +160,7 @@ void Ledger::cut(Version& version, bool trimmed) {
   if (version.has_bytes()) store.keep_alive(version);
   version.producer.reset();
   observers.note_cut(version);
-  if (!version.table || version.place() != Place::kHere) return;
+  if (!version.table || !version.is_here()) return;
   enlist(version);
   if (!trimmed || version.is_candidate()) return;  // it can still be moved
   version.trimmed = true;
@@ -278,7 +278,7 @@ void Ledger::stop_moving(Version& version) {
 }
 
 void Ledger::start_leaving(Version& version, Way& way) {
-  require_invariant(version.place() == Place::kHere, "what leaves is here");
+  require_invariant(version.is_here(), "what leaves is here");
   delist(version);
   version.table->leaving_bytes_ += version.nbytes;
   version.place_ = Place::kLeaving;

@@ -122,13 +122,14 @@ struct NodeRange {
 struct Version : Node {
   ~Version() override;
   [[nodiscard]] Place place() const { return place_; }
+  [[nodiscard]] bool is_here() const { return place_ == Place::kHere; }
   // Not here: the way that has, or makes, a copy; else null.
   [[nodiscard]] Way* copied_by() const { return copied_by_; }
   // Its bytes count: they are here, or there is room for them.
   [[nodiscard]] bool has_bytes() const { return place_ != Place::kAway; }
   // And can be read, though they may be leaving.
   [[nodiscard]] bool is_readable() const {
-    return place_ == Place::kHere || place_ == Place::kLeaving;
+    return is_here() || place_ == Place::kLeaving;
   }
   // See Note [A version goes by a way]
   [[nodiscard]] bool can_be_fetched() const { return place_ == Place::kAway && copied_by_ != nullptr; }

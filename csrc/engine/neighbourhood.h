@@ -18,6 +18,9 @@ namespace rematfn {
 // Would a version just recomputed be read again, by a queued replay or by the program?
 [[nodiscard]] bool is_wanted(const Version& version);
 
+[[nodiscard]] inline bool is_away(const Version* version) { return version->must_be_replayed(); }
+[[nodiscard]] inline bool goes_or_is_away(const Version* version) { return version->may_go() || is_away(version); }
+
 // The bytes of those that count.
 [[nodiscard]] std::size_t bytes_of(const std::vector<Version*>& versions,
                                    c10::function_ref<bool(const Version*)> counts);

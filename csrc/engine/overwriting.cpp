@@ -31,9 +31,6 @@
 namespace rematfn {
 namespace {
 
-bool is_away(const Version* version) { return version->must_be_replayed(); }
-bool goes_or_is_away(const Version* version) { return version->may_go() || is_away(version); }
-
 bool waits_for_backward(const Version* version) {
   return version->may_go() && !version->backward && version->next_use != kNever;
 }

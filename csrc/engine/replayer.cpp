@@ -27,9 +27,8 @@ Replayer::Replayer(Room& room, Burial& burial)
     : room_(room), replays_(room, burial), frugal_(room, replays_) {}
 
 void Replayer::materialize(std::span<Version* const> wanted, bool before_call) {
-  const auto missing = [](const Version* v) { return v->place() != Place::kHere; };
   const bool has_due = before_call && room_.observers.has_replays_due();
-  if (!has_due && std::none_of(wanted.begin(), wanted.end(), missing)) return;
+  if (!has_due && std::ranges::all_of(wanted, &Version::is_here)) return;
   if (room_.is_replaying) {
     throw std::runtime_error(
         "rematfn: an evicted tensor was asked for in the middle of the replays of its level, by a "
@@ -39,7 +38,7 @@ void Replayer::materialize(std::span<Version* const> wanted, bool before_call) {
   room_.is_replaying = true;
   double latest = Thrash::kNowhere;
   for (const Version* v : wanted) {
-    if (missing(v)) latest = std::max(latest, v->last_access);
+    if (!v->is_here()) latest = std::max(latest, v->last_access);
   }
   room_.thrash.note_miss(latest);
   for (Version* v : wanted) expect(*v);
@@ -54,9 +53,8 @@ void Replayer::materialize(std::span<Version* const> wanted, bool before_call) {
 
 // See Note [A schedule is carried out]
 void Replayer::follow_schedule(std::span<Version* const> wanted, bool before_call) {
-  const auto missing = [](const Version* v) { return v->place() != Place::kHere; };
   while (room_.observers.has_replays_due()) {
-    if (!before_call && std::none_of(wanted.begin(), wanted.end(), missing)) return;
+    if (!before_call && std::ranges::all_of(wanted, &Version::is_here)) return;
     const auto [repeated, spent] = room_.observers.guide->take_due();
     if (repeated == nullptr) continue;
     const Ref<Operation> operation(repeated);
@@ -132,12 +130,11 @@ NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
 }
 
 void Replayer::run_replays(std::span<Version* const> wanted, std::size_t per_operation) {
-  const auto missing = [](const Version* v) { return v->place() != Place::kHere; };
   replays_.left = most_replays(per_operation, room_.live_operations);
-  for (bool again = false; std::any_of(wanted.begin(), wanted.end(), missing); again = true) {
+  for (bool again = false; !std::ranges::all_of(wanted, &Version::is_here); again = true) {
     for (Version* v : wanted) {
       if (replays_.is_missing(*v) && v->must_be_replayed()) enqueue(*v);
-      if (v->place() == Place::kHere && again) hold(*v, nullptr);  // Rule 4
+      if (v->is_here() && again) hold(*v, nullptr);  // Rule 4
     }
     run_queue();
     for (Version* v : wanted) {

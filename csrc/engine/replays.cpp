@@ -16,14 +16,14 @@ bool Replays::is_missing(Version& version) {
     room_.lose_tensor(version);
     if (room_.store.forget(version)) room_.leave(version);
   }
-  return version.place() != Place::kHere;
+  return !version.is_here();
 }
 
 void Replays::run(Operation& operation) {
   if (left == 0) throw thrashing(*operation.table);  // Rule 5
   --left;
   assert(std::ranges::all_of(operation.inputs,
-                             [](const Input& i) { return i.version->place() == Place::kHere; }));
+                             [](const Input& i) { return i.version->is_here(); }));
   for (Input& input : operation.inputs) pin(*input.version);
   {
     const auto unpin_all = c10::make_scope_exit([&] {

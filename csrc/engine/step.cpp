@@ -181,7 +181,7 @@ void Step::bring_back() {
   for (const Operand& operand : operands_) {
     if (operand.home == nullptr) continue;
     if (operand.version->place() == Place::kComing) domain_.let_come(*operand.version);
-    is_missing |= operand.version->place() != Place::kHere;
+    is_missing |= !operand.version->is_here();
   }
   if (level_.enclosing && domain_.observers.guide) domain_.observers.guide->leave_schedule();
   if (is_missing || domain_.observers.has_replays_due()) {

@@ -166,16 +166,16 @@ void Table::check() const {
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Version& v = *candidate_versions[i];
     require_invariant(v.slot == i && v.table.get() == this, "L2: a candidate is listed by its table");
-    require_invariant(v.place() == Place::kHere && v.nbytes > 0 && v.way != nullptr && v.way->applies(v),
+    require_invariant(v.is_here() && v.nbytes > 0 && v.way != nullptr && v.way->applies(v),
                       "L2: a candidate can go");
     require_invariant(candidates[i].pinned == (v.pins > 0), "L4: a candidate knows its pins");
     if (v.pins == 0) loose += v.nbytes;
   }
   for (const Version* v = oldest; v != nullptr; v = v->next) {
     require_invariant(!v->must_be_replayed() || v->producer, "L1: what is away has a copy or a producer");
-    require_invariant((v->place() == Place::kHere) == (v->copied_by() == nullptr) || v->must_be_replayed(),
+    require_invariant(v->is_here() == (v->copied_by() == nullptr) || v->must_be_replayed(),
                       "L1: what is here has no copy");
-    require_invariant(v->pins == 0 || v->place() == Place::kHere, "L4: pins imply that it is here");
+    require_invariant(v->pins == 0 || v->is_here(), "L4: pins imply that it is here");
     if (v->has_bytes()) own += v->nbytes;
     require_invariant(!v->is_packed() || v->copied_by() != nullptr, "L1: what is packed has a copy");
     own += v->packed_bytes;

@@ -45,7 +45,7 @@ void Trimmer::trim(Table& table, Goal& goal) {
   };
   for (Version* v = table.oldest; v != nullptr && ledger_.live_operations > most_ / 2;
        v = v->next) {
-    if (v->place() != Place::kHere || !v->producer || !fits(*v) || !is_worth_its_bytes(*v)) continue;
+    if (!v->is_here() || !v->producer || !fits(*v) || !is_worth_its_bytes(*v)) continue;
     ledger_.cut(*v, /*trimmed=*/true);
   }
   // With the lineage that is cut another table may go.

@@ -47,7 +47,7 @@ void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir) {
     cell.move_to(*heir);
     return;
   }
-  if (version.place() != Place::kHere) {
+  if (!version.is_here()) {
     Version* wanted = &version;
     materialize_for(level, wanted, "a result");
   }

@@ -51,7 +51,7 @@ std::vector<std::string>& running() {
 // Where the contents are, if nobody may write there but by operators.
 c10::Storage storage_of(const TensorVersion& version) {
   const bool may_be_written = version.raw || version.is_addressed() || version.readings;
-  if (version.place() != Place::kHere || may_be_written) return {};
+  if (!version.is_here() || may_be_written) return {};
   if (version.outside != nullptr && version.counter.enabled() &&
       version.counter.current_version() != version.counted) {
     return {};  // a write that is known of

@@ -29,7 +29,7 @@ void try_to_have(Domain& domain, std::span<Version* const> wanted) {
 bool try_to_have(Version& version) {
   Version* wanted = &version;
   try_to_have(*version.table->domain, {&wanted, 1});
-  return version.place() == Place::kHere;
+  return version.is_here();
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ void bring_survivors_back(Level& level) {
   for (Version* v = level.newest; v != nullptr; v = v->previous) {
     if (!v->has_tensor) continue;
     try {
-      if (v->place() != Place::kHere && !try_to_have(*v)) continue;
+      if (!v->is_here() && !try_to_have(*v)) continue;
     } catch (const NoRoom&) {
       break;
     }

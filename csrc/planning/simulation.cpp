@@ -281,7 +281,7 @@ class Simulation {
   // Resident, and a constant from now on.
   void make_constant(Version& version) {
     Version* wanted = &version;
-    if (version.place() != Place::kHere) domain_->materialize({&wanted, 1});
+    if (!version.is_here()) domain_->materialize({&wanted, 1});
     if (version.producer) domain_->cut(version);
   }
 

@@ -154,7 +154,7 @@ void TensorVersion::note_reader(const TensorOperation& reader, std::size_t i) {
 
 void TensorVersion::note_array() {
   note_readers();
-  if (place() == Place::kHere && current_storage().device().is_cpu()) readings->note_array(current_storage());
+  if (is_here() && current_storage().device().is_cpu()) readings->note_array(current_storage());
 }
 
 void TensorVersion::note_address_of(const TensorVersion& overwritten) {

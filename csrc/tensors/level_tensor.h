@@ -127,7 +127,7 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   // Somebody has a NumPy array of it. See Note [Arrays are seldom written]
   void note_array();
   [[nodiscard]] bool was_written_by_array() const {
-    return readings && producer && place() == Place::kHere && readings->array_wrote(current_storage());
+    return readings && producer && is_here() && readings->array_wrote(current_storage());
   }
   // The operation reads it by its i-th input, where somebody may write.
   void note_reader(const TensorOperation& reader, std::size_t i);
