@@ -33,6 +33,15 @@ void Operation::add_input(Ref<Version> version) {
   input.version = std::move(version);
 }
 
+// See Note [A replay writes to copies]
+std::size_t Operation::replay_bytes() const {
+  std::size_t sum = output_bytes + scratch_bytes;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (writes(i) && !may_overwrite(*inputs[i].version)) sum += inputs[i].version->nbytes;
+  }
+  return sum;
+}
+
 void Operation::add_output(Version& version) {
   version.producer = Ref<Operation>(this);
   outputs.push_back(&version);

@@ -199,9 +199,11 @@ struct Operation : Node {
   // Runs it again. Its inputs are resident; wanted outputs are passed to room.arrive().
   virtual void replay(Room& room) = 0;
   // Bytes a replay allocates, copies of inputs it would overwrite included.
-  [[nodiscard]] virtual std::size_t replay_bytes() const = 0;
+  [[nodiscard]] std::size_t replay_bytes() const;
   // Whether it writes to its i-th input.
   [[nodiscard]] virtual bool writes(std::size_t i) const = 0;
+  // Whether its replay may, in place.
+  [[nodiscard]] virtual bool may_overwrite(const Version& input) const { return input.may_be_overwritten(); }
 
   Ref<Table> table;     // the level that ran it
   std::uint64_t order;  // place in the program

@@ -17,11 +17,6 @@
 namespace rematfn {
 namespace {
 
-// A written version that was recomputed for this call alone may be overwritten in place.
-bool may_overwrite(const TensorVersion& version) {
-  return version.may_be_overwritten() && version.storage;
-}
-
 // See Note [Statistics are written aside]
 c10::Storage zeros(std::size_t nbytes, c10::Device device) {
   const auto options = at::TensorOptions(device).dtype(at::kByte);
@@ -71,12 +66,9 @@ std::size_t Call::bytes_aside() const {
   return sum;
 }
 
-std::size_t Call::replay_bytes() const {
-  std::size_t sum = output_bytes + scratch_bytes;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (writes(i) && !may_overwrite(input(i))) sum += input(i).nbytes;
-  }
-  return sum;
+// What was recomputed for this call alone.
+bool Call::may_overwrite(const Version& version) const {
+  return version.may_be_overwritten() && tensor_version(version).storage;
 }
 
 // See Note [A replay writes to copies]

@@ -59,10 +59,10 @@ struct Call final : TensorOperation, Pooled<Call> {
 
   // What its replays put in the place of tensors that are no inputs.
   [[nodiscard]] std::size_t bytes_aside() const;
-  [[nodiscard]] std::size_t replay_bytes() const override;
   void replay(Room& room) override;
   [[nodiscard]] std::string_view name() const override { return call_template->op.schema().name(); }
   [[nodiscard]] bool writes(std::size_t input) const override { return call_template->tensors[input].written; }
+  [[nodiscard]] bool may_overwrite(const Version& version) const override;
   [[nodiscard]] std::optional<View> read_by(std::size_t input) const override;
 
   const Ref<CallTemplate> call_template;

@@ -74,22 +74,13 @@ struct SimulatedOperation final : Operation, Pooled<SimulatedOperation> {
     static_cast<SimulatedDomain&>(room).note_replay(call);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       Version& version = *inputs[i].version;
-      if (writes(i) && version.may_be_overwritten()) room.leave(version);
+      if (writes(i) && may_overwrite(version)) room.leave(version);
     }
     for (Version* output : outputs) {
       if (output != nullptr && output->must_be_replayed() && is_wanted(*output)) {
         room.arrive(*output);
       }
     }
-  }
-
-  [[nodiscard]] std::size_t replay_bytes() const override {
-    std::size_t sum = output_bytes + scratch_bytes;
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      const Version& version = *inputs[i].version;
-      if (writes(i) && !version.may_be_overwritten()) sum += version.nbytes;
-    }
-    return sum;
   }
 
   const Trace::Call& call;

@@ -32,7 +32,6 @@ namespace {
 struct Link final : Operation {
   [[nodiscard]] std::string_view name() const override { return "link"; }
   [[nodiscard]] bool writes(std::size_t) const override { return false; }
-  [[nodiscard]] std::size_t replay_bytes() const override { return output_bytes; }
   void replay(Room& room) override {
     for (Version* output : outputs) {
       if (output != nullptr && output->must_be_replayed() && is_wanted(*output)) {
