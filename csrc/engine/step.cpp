@@ -8,12 +8,11 @@
 
 namespace rematfn {
 
-Step::Step(Domain& domain, Table& level) : domain_(domain), level_(level) {
-  for (const Table* t = &level; t != nullptr; t = t->enclosing.get()) {
-    is_bounded_ |= t->budget != kNoBudget;
-  }
-  is_metered_ = is_bounded_ || domain.observers.see_needs();
-}
+Step::Step(Domain& domain, Table& level)
+    : is_bounded_(level.is_bounded),
+      is_metered_(is_bounded_ || domain.observers.see_needs()),
+      domain_(domain),
+      level_(level) {}
 
 void Step::run() {
   domain_.thrash.enter(nature_.backward);

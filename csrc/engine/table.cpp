@@ -51,6 +51,7 @@ Table::Table(const std::shared_ptr<Domain>& owner, Ledger& its_ledger, Table* ou
       budget(bytes),
       policy(std::move(asked)),
       depth(outer == nullptr ? 1 : outer->depth + 1),
+      is_bounded(bytes != kNoBudget || (outer != nullptr && outer->is_bounded)),
       leaves_early(outer != nullptr && outer->leaves_early),
       statistics(report->statistics),
       resident_bytes_(report->resident_bytes),

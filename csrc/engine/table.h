@@ -80,6 +80,7 @@ class Table : public Node {
   std::size_t budget;
   const Policy policy;
   const std::uint32_t depth;
+  const bool is_bounded;  // it, or some table around it, has a budget
   // Of the unconstrained peak so far, if more than `budget` was: see note_peak(). None: zero.
   double fraction = 0;
   // What is not in use goes, by a way that keeps a copy, whether or not there is room. So does what is

@@ -21,12 +21,6 @@ Meter::~Meter() {
   running_meter = outer_;
 }
 
-bool Meter::is_bounded() const {
-  const Table* t = &level_;
-  while (t != nullptr && t->budget == kNoBudget) t = t->enclosing.get();
-  return t != nullptr;
-}
-
 void Meter::add(std::int64_t nbytes) {
   live_ += nbytes;
   static_cast<Level&>(level_).note_in_flight(nbytes);

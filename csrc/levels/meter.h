@@ -35,7 +35,7 @@ class Meter {
   [[nodiscard]] std::size_t refused() const { return static_cast<std::size_t>(refused_); }
 
   // Whether a budget decides what it may allocate.
-  [[nodiscard]] bool is_bounded() const;
+  [[nodiscard]] bool is_bounded() const { return level_.is_bounded; }
 
   void allocated(std::size_t nbytes);
   void freed(std::size_t nbytes) { add(-static_cast<std::int64_t>(nbytes)); }
