@@ -21,9 +21,10 @@ void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
   if (!version) return;
   room_.lose_tensor(*version);
   room_.observers.note(Trace::What::kRelease, *version);
+  // See Note [A schedule is carried out], 3
+  const bool is_scheduled = room_.observers.schedule() != nullptr && version->is_candidate();
   const bool stays = version->has_bytes() && version->producer &&
-                     (is_kept_for_somebody(*version) || is_scheduled(*version)) &&
-                     room_.store.retain(*version, hold());
+                     (is_kept_for_somebody(*version) || is_scheduled) && room_.store.retain(*version, hold());
   if (stays) room_.list_candidates();
   retains_ |= stays;
   if (version->table && !version->producer && !version->trimmed) free_dropped(*version);
@@ -58,11 +59,6 @@ bool Burial::is_kept_for_somebody(const Version& version) {
     }
   }
   return false;
-}
-
-// See Note [A schedule is carried out], 3
-bool Burial::is_scheduled(const Version& version) const {
-  return room_.observers.schedule() != nullptr && version.is_candidate();
 }
 
 // See Note [A kept value outlives the program's tensors]

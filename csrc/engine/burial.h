@@ -18,7 +18,6 @@ class Burial {
   [[nodiscard]] bool is_kept_for_somebody(const Version& version);
 
  private:
-  [[nodiscard]] bool is_scheduled(const Version& version) const;
   void drop_kept_for(const Version& version);
 
   // The program has dropped a constant, and what was made from it becomes constants, if that takes no replay,

@@ -267,7 +267,10 @@ bool Evictor::pick_batch(Table& table, const Score& kind, const ScoreContext& co
                          bool spare_pending) {
   const std::size_t count = table.candidates.size();
   const std::size_t most = count <= kFew ? 1 : count / kBatchShare;
-  const Victims victims = lowest_of_all(table, kind, context, spare_pending, most);
+  const Victims victims =
+      choose_victims(kind, table.candidates, context, spare_pending, most, [&](std::size_t i) {
+        refresh(table.candidates[i], *table.candidate_versions[i], kind);
+      });
   table.batch.clear();
   for (const std::size_t index : victims.indices) {
     table.batch.add(*table.candidate_versions[index]);
@@ -276,13 +279,6 @@ bool Evictor::pick_batch(Table& table, const Score& kind, const ScoreContext& co
   table.batch.limit = victims.lowest_left;
   table.batch.evictions_left = most;
   return !victims.indices.empty();
-}
-
-Victims Evictor::lowest_of_all(Table& table, const Score& kind, const ScoreContext& context,
-                              bool spare_pending, std::size_t most) {
-  return choose_victims(kind, table.candidates, context, spare_pending, most, [&](std::size_t i) {
-    refresh(table.candidates[i], *table.candidate_versions[i], kind);
-  });
 }
 
 void Evictor::refresh(Candidate& c, Version& version, const Score& kind) {

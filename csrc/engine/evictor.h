@@ -65,8 +65,6 @@ class Evictor {
                            bool spare_pending);
   bool pick_batch(Table& table, const Score& kind, const ScoreContext& context,
                   bool spare_pending);
-  Victims lowest_of_all(Table& table, const Score& kind, const ScoreContext& context,
-                        bool spare_pending, std::size_t most);
   void refresh(Candidate& c, Version& version, const Score& kind);
   void choose_way(Candidate& c, Version& version, const Score& kind);
 
