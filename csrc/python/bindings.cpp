@@ -19,7 +19,6 @@
 #include "operators/write_watch.h"
 #include "planning/program.h"
 #include "python/bindings.h"
-#include "python/places.h"
 #include "tensors/disk.h"
 #include "tensors/host.h"
 #include "tensors/packed.h"

@@ -6,6 +6,9 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdint>
+#include <string>
+
 #include "engine/report.h"
 
 namespace rematfn {
@@ -17,6 +20,11 @@ namespace rematfn {
 // What a call's journal says; None: it has none.
 [[nodiscard]] pybind11::object read_journal(const Report& report);
 
+// Where in the program this thread is, which may hold the interpreter's lock or not. 0: no such frame.
+[[nodiscard]] std::uint32_t current_place();
+[[nodiscard]] std::string describe(std::uint32_t place);
+
+void bind_places(pybind11::module_& m);
 void bind_traces(pybind11::module_& m);
 void bind_compiled(pybind11::module_& m);
 void bind_testing(pybind11::module_& m);  // _C.testing
