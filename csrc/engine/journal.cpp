@@ -34,13 +34,11 @@ void Journal::begin(std::string_view name, const Site& site, bool backward) {
   call.backward = backward;
 }
 
-void Journal::note_run(double cost, double flops, std::size_t peak, bool replayable) {
+void Journal::note_run(double cost, std::size_t peak) {
   Call& call = last();
   call.cost = cost;
-  call.flops = flops;
   call.used = root_.used_bytes();
   call.peak = peak;
-  call.replayable = replayable;
   call.ended = now();
 }
 

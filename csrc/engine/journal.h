@@ -68,11 +68,9 @@ class Journal {
     double begun = 0;  // seconds since the journal was begun
     double ended = -1;  // -1: it did not run to its end
     double cost = 0;    // seconds, as the level counts them
-    double flops = 0;
     std::size_t needed = 0;  // at the least: its inputs and what it allocates
     std::size_t used = 0;    // before what it makes counts
     std::size_t peak = 0;    // what it allocated, at once
-    bool replayable = false;
     bool backward = false;
     std::vector<Id> reads;
   };
@@ -93,7 +91,7 @@ class Journal {
   void begin(std::string_view name, const Site& site, bool backward);
   void note_need(std::size_t nbytes) { last().needed = std::max(last().needed, nbytes); }
   // Its kernel has run.
-  void note_run(double cost, double flops, std::size_t peak, bool replayable);
+  void note_run(double cost, std::size_t peak);
   void note_reads(const ObservedCall& call);
 
   void note_made(Version& version);

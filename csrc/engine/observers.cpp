@@ -3,13 +3,13 @@
 
 namespace rematfn {
 
-void Observers::note_run(Table& level, double cost, double flops, std::size_t peak, bool replayable) {
+void Observers::note_run(Table& level, double cost, double flops, std::size_t peak) {
   for (Table* t = &level; t != nullptr; t = t->enclosing.get()) {
     ++t->statistics.operators;
     t->statistics.base_cost += cost;
     t->statistics.base_flops += flops;
   }
-  if (journal) journal->note_run(cost, flops, peak, replayable);
+  if (journal) journal->note_run(cost, peak);
 }
 
 void Observers::note_call(const ObservedCall& call, Report& report) {

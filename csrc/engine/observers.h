@@ -47,7 +47,7 @@ class Observers {
     return guide->cost_of_next(observed, output_bytes);
   }
   // It has run, and allocated `peak` bytes at once.
-  void note_run(Table& level, double cost, double flops, std::size_t peak, bool replayable);
+  void note_run(Table& level, double cost, double flops, std::size_t peak);
   void note_call(const ObservedCall& call, Report& report);
 
   // ---- a schedule ----------------------------------------------------------------------------------

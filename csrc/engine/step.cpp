@@ -235,7 +235,7 @@ void Step::account(const CallFacts& taken, std::size_t peak_bytes) {
   if (observers.see_reasons()) {
     observers.note_need(input_bytes_in(*domain_.root) + peak_bytes);
   }
-  observers.note_run(level_, cost, taken.flops, peak_bytes, static_cast<bool>(operation_));
+  observers.note_run(level_, cost, taken.flops, peak_bytes);
   if (observers.see_calls()) observe(taken);
   for (const Operand& operand : operands_) {
     if (operand.home == nullptr) continue;

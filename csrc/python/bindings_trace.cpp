@@ -146,8 +146,7 @@ py::dict columns_of(const Journal& journal) {
   for (std::size_t i = 0; i < journal.calls.size(); ++i) {
     const Journal::Call& c = journal.calls[i];
     calls.append(py::make_tuple(journal.names[c.name], places[i], c.begun, c.ended, c.cost,
-                                c.flops, c.needed, c.used, c.peak, c.replayable, c.backward,
-                                c.reads));
+                                c.needed, c.used, c.peak, c.backward, c.reads));
   }
   columns["calls"] = calls;
   py::list values;

@@ -36,11 +36,9 @@ class Call(NamedTuple):
     begun: float  # seconds since the journal was begun
     ended: float  # -1: it did not come to its end
     cost: float  # seconds, as the level counts them
-    flops: float
     needed: int  # bytes, at the least: its inputs and what it allocates
     used: int  # bytes that counted before what it makes did
     peak: int  # bytes that it allocated at once
-    replayable: bool
     backward: bool
     reads: list[int]
 
