@@ -31,10 +31,7 @@ struct Registry {
   std::mutex mutex;
   std::vector<std::weak_ptr<TensorDomain>> domains;
 };
-Registry& registry() {
-  static auto* const instance = new Registry;  // outlives the tensors of a dying process
-  return *instance;
-}
+Registry& registry = *new Registry;  // outlives the tensors of a dying process
 
 // Note [A forked child is under no level]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -46,26 +43,26 @@ std::atomic<std::uint64_t> forks{0};
 
 // See Note [A fork loses the domains of other threads]
 void before_fork() {
-  registry().mutex.lock();
+  registry.mutex.lock();
   handle_lock.lock();
   lock_sharing();
 }
 void after_fork_in_parent() {
   unlock_sharing();
   handle_lock.unlock();
-  registry().mutex.unlock();
+  registry.mutex.unlock();
 }
 // See Note [A forked child is under no level]
 void after_fork_in_child() {
   forget_sharing_after_fork();
   handle_lock.unlock();
-  for (const auto& entry : registry().domains) {
+  for (const auto& entry : registry.domains) {
     const auto domain = entry.lock();
     if (!domain) continue;
     domain->after_fork();
     for (Table* level : domain->levels) static_cast<Level*>(level)->active = false;
   }
-  registry().mutex.unlock();
+  registry.mutex.unlock();
   if (top_level != nullptr) set_intercepting(false);
   top_level = nullptr;
   ++forks;
@@ -76,8 +73,8 @@ void after_fork_in_child() {
 // Those that are not lost to a fork.
 std::vector<std::shared_ptr<TensorDomain>> live_domains() {
   std::vector<std::shared_ptr<TensorDomain>> live;
-  const std::lock_guard guard(registry().mutex);
-  for (const auto& entry : registry().domains) {
+  const std::lock_guard guard(registry.mutex);
+  for (const auto& entry : registry.domains) {
     auto domain = entry.lock();
     if (domain && !domain->lost_to_fork()) live.push_back(std::move(domain));
   }
@@ -89,9 +86,9 @@ std::shared_ptr<TensorDomain> make_domain() {
       pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
   TORCH_INTERNAL_ASSERT(watching_forks == 0);
   auto domain = std::make_shared<TensorDomain>();
-  const std::lock_guard guard(registry().mutex);
-  std::erase_if(registry().domains, [](const auto& entry) { return entry.expired(); });
-  registry().domains.push_back(domain);
+  const std::lock_guard guard(registry.mutex);
+  std::erase_if(registry.domains, [](const auto& entry) { return entry.expired(); });
+  registry.domains.push_back(domain);
   return domain;
 }
 

@@ -77,19 +77,16 @@ struct Registrations {
   std::vector<c10::RegistrationHandleRAII> handles;
 };
 
-Registrations& registrations() {
-  static auto* const instance = new Registrations;  // the dispatcher outlives static destructors
-  return *instance;
-}
+Registrations& registrations = *new Registrations;  // the dispatcher outlives static objects
 
 // The dispatcher holds its lock while it calls back, so new operators are queued here and
 // registered when the next operator comes by or the next level is pushed.
 class Listener final : public c10::OpRegistrationListener {
  public:
   void onOperatorRegistered(const c10::OperatorHandle& op) override {
-    const std::lock_guard guard(registrations().mutex);
-    registrations().pending.push_back(op.operator_name());
-    registrations().any_pending = true;
+    const std::lock_guard guard(registrations.mutex);
+    registrations.pending.push_back(op.operator_name());
+    registrations.any_pending = true;
   }
   void onOperatorDeregistered(const c10::OperatorHandle&) override { end_operator_generation(); }
 };
@@ -123,8 +120,8 @@ void register_operators(const std::vector<c10::OperatorName>& names) {
         !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
         !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
       // Defined but not implemented yet: look again when the next one is defined or level pushed.
-      const std::lock_guard guard(registrations().mutex);
-      registrations().pending.push_back(name);
+      const std::lock_guard guard(registrations.mutex);
+      registrations.pending.push_back(name);
       continue;
     }
     watch_writes(*op);
@@ -154,7 +151,7 @@ void govern(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
 
 void govern(Invocation& invocation) {
   const BelowLevels below;
-  if (registrations().any_pending.load(std::memory_order_relaxed)) register_new_operators();
+  if (registrations.any_pending.load(std::memory_order_relaxed)) register_new_operators();
   FoundTensors found;
   ArgumentKind kind = find_tensors(invocation, found);
   {
@@ -185,7 +182,7 @@ void govern(Invocation& invocation) {
 
 at::Tensor govern_view(const at::Tensor& base, c10::function_ref<at::Tensor()> run_below) {
   const BelowLevels below;
-  if (registrations().any_pending.load(std::memory_order_relaxed)) register_new_operators();
+  if (registrations.any_pending.load(std::memory_order_relaxed)) register_new_operators();
   FoundTensors found;
   add(found, *base.unsafeGetTensorImpl(), /*position=*/0, /*index=*/-1);
   const FoundDomain domain = find_domain(found);
@@ -210,25 +207,25 @@ void register_kernels() {
               "rematfn needs the dispatch key ", c10::toString(kLevelKey),
               ", and another library in this process has a fallback on it (torchcsprng does). "
               "The two cannot be used together.");
-  registrations().handles.push_back(dispatcher.registerFallback(
+  registrations.handles.push_back(dispatcher.registerFallback(
       kLevelKey, c10::KernelFunction::makeFromBoxedFunction<&level_kernel>(), "rematfn"));
   register_operators(dispatcher.getAllOpNames());
   register_announcements();
   register_kernels_above();
-  registrations().handles.push_back(
+  registrations.handles.push_back(
       dispatcher.addRegistrationListener(std::make_unique<Listener>()));
   // The listener is told of all operators there are, which we have just seen to.
-  const std::lock_guard guard(registrations().mutex);
-  registrations().pending.clear();
-  registrations().any_pending = false;
+  const std::lock_guard guard(registrations.mutex);
+  registrations.pending.clear();
+  registrations.any_pending = false;
 }
 
 void register_new_operators() {
   std::vector<c10::OperatorName> names;
   {
-    const std::lock_guard guard(registrations().mutex);
-    names.swap(registrations().pending);
-    registrations().any_pending = false;
+    const std::lock_guard guard(registrations.mutex);
+    names.swap(registrations.pending);
+    registrations.any_pending = false;
   }
   register_operators(names);
 }
@@ -236,7 +233,7 @@ void register_new_operators() {
 void register_kernel(const c10::OperatorName& name, c10::DispatchKey key,
                      c10::KernelFunction kernel,
                      std::optional<c10::impl::CppSignature> signature) {
-  registrations().handles.push_back(c10::Dispatcher::singleton().registerImpl(
+  registrations.handles.push_back(c10::Dispatcher::singleton().registerImpl(
       name, key, std::move(kernel), std::move(signature), nullptr, "rematfn"));
 }
 

@@ -179,22 +179,19 @@ struct Unused {
   std::mutex mutex;
   std::vector<std::unique_ptr<CallTemplates>> templates;
 };
-Unused& unused() {
-  static auto* const instance = new Unused;  // outlives the tensors of a dying process
-  return *instance;
-}
+Unused& unused = *new Unused;  // outlives the tensors of a dying process
 
 // Those of a domain, for as long as it lives. In a forked child another thread's lock may be held for good.
 struct Lent final : TensorDomain::Companion {
   Lent() {
-    const std::unique_lock lock(unused().mutex, std::try_to_lock);
-    if (!lock || unused().templates.empty()) return;
-    templates = std::move(unused().templates.back());
-    unused().templates.pop_back();
+    const std::unique_lock lock(unused.mutex, std::try_to_lock);
+    if (!lock || unused.templates.empty()) return;
+    templates = std::move(unused.templates.back());
+    unused.templates.pop_back();
   }
   ~Lent() override {
-    const std::unique_lock lock(unused().mutex, std::try_to_lock);
-    if (lock && unused().templates.size() < kMostUnused) unused().templates.push_back(std::move(templates));
+    const std::unique_lock lock(unused.mutex, std::try_to_lock);
+    if (lock && unused.templates.size() < kMostUnused) unused.templates.push_back(std::move(templates));
   }
 
   std::unique_ptr<CallTemplates> templates = std::make_unique<CallTemplates>();

@@ -34,10 +34,7 @@ struct Piece {
 };
 
 // What has compiled a graph may be gone when a level replays it, so all that ran stay.
-std::deque<Piece>& pieces() {
-  static auto* const instance = new std::deque<Piece>;
-  return *instance;
-}
+std::deque<Piece>& pieces = *new std::deque<Piece>;  // outlives the interpreter
 
 // What a result is: no tensor, or one of the arguments and what is fresh, or a view of that.
 struct Part {
@@ -122,7 +119,7 @@ Tensors run(at::TensorList tensors, at::IntArrayRef sizes, at::ArrayRef<double> 
             std::int64_t number, std::int64_t) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const py::gil_scoped_acquire gil;
-  const Piece& piece = pieces()[static_cast<std::size_t>(number)];
+  const Piece& piece = pieces[static_cast<std::size_t>(number)];
   const py::object results = call(piece, piece.run, tensors, sizes, numbers);
   std::vector<Part> parts;
   Tensors fresh = take_apart(results, tensors, parts);
@@ -134,14 +131,14 @@ Tensors run(at::TensorList tensors, at::IntArrayRef sizes, at::ArrayRef<double> 
 Tensors run_on_shapes(at::TensorList tensors, at::IntArrayRef sizes, at::ArrayRef<double> numbers,
                       std::int64_t number, std::int64_t) {
   const py::gil_scoped_acquire gil;
-  const Piece& piece = pieces()[static_cast<std::size_t>(number)];
+  const Piece& piece = pieces[static_cast<std::size_t>(number)];
   const auto nbytes = call(piece, piece.bytes_of_results, tensors, sizes, numbers).cast<std::int64_t>();
   return {at::empty({nbytes}, at::dtype(at::kByte).device(at::kMeta))};
 }
 
 std::size_t add_piece(std::string kinds, py::object run, py::object bytes_of_results) {
-  pieces().push_back({std::move(kinds), std::move(run), std::move(bytes_of_results)});
-  return pieces().size() - 1;
+  pieces.push_back({std::move(kinds), std::move(run), std::move(bytes_of_results)});
+  return pieces.size() - 1;
 }
 
 // The results of a piece, by the operator; None if it has not run. Empties the list.
@@ -152,7 +149,7 @@ std::optional<py::list> run_piece(std::size_t number, std::int64_t flops, const 
   Tensors all;
   c10::SmallVector<std::int64_t, 4> sizes;
   c10::SmallVector<double, 4> numbers;
-  for (std::size_t i = 0; const char kind : pieces()[number].kinds) {
+  for (std::size_t i = 0; const char kind : pieces[number].kinds) {
     const py::handle item = PyList_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i++));
     if (kind == 'T') {
       all.push_back(THPVariable_Unpack(item.ptr()));

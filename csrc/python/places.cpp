@@ -38,10 +38,7 @@ struct Places {
   std::vector<SourcePlace> all{{}};
 };
 
-Places& places() {
-  static auto* const instance = new Places;  // outlives the interpreter
-  return *instance;
-}
+Places& places = *new Places;  // outlives the interpreter
 
 thread_local std::vector<std::string> modules_around;
 
@@ -55,11 +52,11 @@ std::string text_of(PyObject* owner, const char* name) {
 }
 
 bool is_users(PyObject* code) {
-  auto& known = places().is_users;
+  auto& known = places.is_users;
   if (const auto found = known.find(code); found != known.end()) return found->second;
   const std::string file = text_of(code, "co_filename");
   bool is = !file.starts_with("<frozen");
-  for (const std::string& folder : places().libraries) {
+  for (const std::string& folder : places.libraries) {
     // Below Python's own folder there may be what is installed.
     const auto installed = file.find("-packages/", folder.size());
     is &= !file.starts_with(folder) || installed != std::string::npos;
@@ -69,7 +66,7 @@ bool is_users(PyObject* code) {
 }
 
 std::uint32_t number_of(PyFrameObject* frame, PyObject* code) {
-  Places& p = places();
+  Places& p = places;
   const int line = PyFrame_GetLineNumber(frame);
   const std::string module = modules_around.empty() ? "" : modules_around.back();
   const auto [known, is_new] = p.numbers.try_emplace({code, line, module},
@@ -102,16 +99,16 @@ std::uint32_t current_place() {
 
 std::string describe(std::uint32_t number) {
   const py::gil_scoped_acquire gil;
-  const SourcePlace& place = places().all.at(number);
+  const SourcePlace& place = places.all.at(number);
   std::string text = place.file + ":" + std::to_string(place.line) + " in " + place.function;
   return place.module.empty() ? text : text + " (" + place.module + ")";
 }
 
 void bind_places(py::module_& m) {
   m.def("set_libraries", [](const std::vector<py::str>& folders) {
-    places().libraries.clear();
-    for (const py::str& folder : folders) places().libraries.push_back(text_of(folder));
-    places().is_users.clear();
+    places.libraries.clear();
+    for (const py::str& folder : folders) places.libraries.push_back(text_of(folder));
+    places.is_users.clear();
   });
   m.def("enter_module", [](const std::string& path) { modules_around.push_back(path); });
   m.def("leave_module", [] {
@@ -119,7 +116,7 @@ void bind_places(py::module_& m) {
   });
   // (file, line, function, module path)
   m.def("place", [](std::uint32_t number) {
-    const SourcePlace& place = places().all.at(number);
+    const SourcePlace& place = places.all.at(number);
     return py::make_tuple(place.file, place.line, place.function, place.module);
   });
 }
