@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/replayer.h"
 
-#include <c10/util/ScopeExit.h>
-
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
@@ -42,13 +40,17 @@ void Replayer::materialize(std::span<Version* const> wanted, bool before_call) {
   }
   room_.thrash.note_miss(latest);
   for (Version* v : wanted) expect(*v);
-  const auto end = c10::make_scope_exit([&] {
-    abandon_queue();  // what is left of it, if something was thrown
+  try {
+    follow_schedule(wanted, before_call);
+    bring_back(wanted);
+  } catch (...) {
+    abandon_queue();
     room_.is_replaying = false;
     for (Version* v : wanted) unexpect(*v);
-  });
-  follow_schedule(wanted, before_call);
-  bring_back(wanted);
+    throw;
+  }
+  room_.is_replaying = false;
+  for (Version* v : wanted) unexpect(*v);
 }
 
 // See Note [A schedule is carried out]
@@ -70,18 +72,21 @@ void Replayer::follow_schedule(std::span<Version* const> wanted, bool before_cal
     for (Input& input : operation->inputs) note(*input.version);
     for (const Ref<Version>& v : stays) expect(*v);
     replays_.left = most_replays(kManyReplays, room_.live_operations);
+    bool has_room = true;
     try {
-      const auto end = c10::make_scope_exit([&] {
-        for (const Ref<Version>& v : stays) unexpect(*v);
-      });
       for (std::size_t i = 0; i < outputs; ++i) {
         if (stays[i]->must_be_replayed()) enqueue(*stays[i]);
       }
       run_queue();
     } catch (const NoRoom&) {
       abandon_queue();
-      return room_.observers.guide->leave_schedule();
+      has_room = false;
+    } catch (...) {
+      for (const Ref<Version>& v : stays) unexpect(*v);
+      throw;
     }
+    for (const Ref<Version>& v : stays) unexpect(*v);
+    if (!has_room) return room_.observers.guide->leave_schedule();
     for (const Ref<Version>& v : goes) room_.evictor.evict_if_free(*v);
   }
 }
