@@ -423,11 +423,11 @@ void what_comes_back_too_soon_stays_longer() {
     call.makes = {{trace.add_value(kBytes, true)}};
     const Trace::Id made = call.makes.front().value;
     trace.add_call(std::move(call));
-    trace.add_release(last);
+    trace.add(Trace::What::kRelease, last);
     last = made;
   }
-  trace.add_release(last);
-  trace.add_release(gradient);
+  trace.add(Trace::What::kRelease, last);
+  trace.add(Trace::What::kRelease, gradient);
   trace.check();
   const auto moves_if_a_return_takes = [&](double seconds) {
     SimulationOptions options{.check = true};

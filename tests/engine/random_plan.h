@@ -17,11 +17,12 @@
 
 namespace rematfn {
 
-// Begins a search for so many plans, whatever they take.
+// Begins a search for about so many plans.
 inline void begin_search(Program& program, std::size_t budget, std::int64_t plans,
                          std::optional<LinkOptions> link = {}) {
-  constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
-  const SearchLimits limits{.in_vain = kAll, .in_all = kAll, .plans = plans};
+  constexpr std::int64_t kOperators = 50;  // of a program, and replays
+  const auto all = static_cast<std::uint64_t>(plans * kOperators);
+  const SearchLimits limits{.in_vain = all, .in_all = all};
   program.begin(budget, [=](Search& search) { search.try_settings(limits, {}); }, link);
 }
 
