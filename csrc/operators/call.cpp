@@ -13,6 +13,7 @@
 #include "tensors/profiled.h"
 #include "tensors/stack_utils.h"
 #include "tensors/tensor_store.h"
+#include "tensors/torch_compat.h"
 
 namespace rematfn {
 namespace {
@@ -178,6 +179,7 @@ void Call::replay(Room& room) {
     try {
       own = prepare_writes(domain, consumes);
       stack = filled_in(own, written);
+      const HeldArguments held(call_template->op, stack);
       SettingsScope settings(call_template->settings, call_template->op.schema().name());
       run_below(call_template->op, call_template->keys, call_template->selects_backend, &stack);
       settings.end();

@@ -18,6 +18,7 @@
 #include "tensors/level_tensor.h"
 #include "tensors/thread_keys.h"
 #include "tensors/stack_utils.h"
+#include "tensors/torch_compat.h"
 
 namespace rematfn {
 namespace {
@@ -230,6 +231,7 @@ std::size_t infer(const c10::OperatorHandle& op, const OperatorFacts& facts, Arg
   try {
     const BackendScope scope;
     MetaArguments meta(op, arguments);
+    const HeldArguments held(op, meta.stack);
     if (const c10::KernelFunction* function = shape_function_of(op)) {
       function->callBoxed(op, c10::DispatchKeySet(c10::DispatchKey::Meta), &meta.stack);
     } else {

@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -14,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #define REMATFN_TORCH_AT_LEAST(minor) \
   (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= (minor)))
@@ -70,6 +73,25 @@ inline bool is_capturing(const c10::impl::DeviceGuardImplInterface& guard, const
   return false;
 #endif
 }
+
+// Owned by whoever calls an operator with arguments that nobody else holds. Where an operator returns
+// several of its arguments (`sort.values`), 2.11 drops them from the stack before it reads them:
+// https://github.com/pytorch/pytorch/pull/174807.
+class HeldArguments {
+ public:
+#if REMATFN_TORCH_AT_LEAST(12)
+  HeldArguments(const c10::OperatorHandle& /*op*/, const torch::jit::Stack& /*stack*/) {}
+#else
+  HeldArguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+    const c10::FunctionSchema& schema = op.schema();
+    if (schema.returns().size() < 2) return;
+    held_ = torch::jit::last(stack, schema.arguments().size()).vec();
+  }
+
+ private:
+  std::vector<c10::IValue> held_;
+#endif
+};
 
 // A slot of our own in the state of a thread that torch hands on to the backwards begun there. Slots were
 // numbered once.
