@@ -64,6 +64,7 @@ struct Trace {
     kSeal,     // a value left: resident from now on, and not counted
     kFilled,   // a value may hold what its call has not made: resident, and a constant from now on
     kAddressed,  // somebody has its address: a constant, which is not moved from now on
+    kRead,     // a value is about to be read by its address, by no call: resident at that moment
     kMark,     // the program has marked a value: see keeping.h
     kUnrecorded,  // so many bytes are now alive of what was allocated beside the calls
   };

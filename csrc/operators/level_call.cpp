@@ -141,10 +141,21 @@ void LevelCall::run() {
   }
 }
 
+// See Note [What is asked before bytes are read]
+void LevelCall::read_by_address() {
+  for (const Operand& operand : operands_) {
+    if (operand.home == nullptr) continue;
+    Version* wanted = operand.version;
+    domain_.observers.note(Trace::What::kRead, *wanted);
+    domain_.materialize({&wanted, 1});
+    pin_for_step(*wanted);
+  }
+}
+
 // An operator that makes no bytes: views, addresses, metadata.
 void LevelCall::pass() {
   if (facts_.ends_filling) prepare();
-  if (facts_.announces_read || facts_.changes_metadata) bring_back();
+  if (facts_.announces_read || facts_.changes_metadata) read_by_address();
   for (const FoundTensor& f : found_) {
     if (!facts_.announces_read || f.cell == nullptr) continue;
     f.cell->version->exposed = domain_.next_order;

@@ -40,6 +40,7 @@ class LevelCall final : private Step {
   // Of a call that can be recorded.
   [[nodiscard]] const Ref<CallTemplate>& call_template();
   void pass();
+  void read_by_address();
   void keep_arguments();
   // Of all arguments: somebody outside goes on to read or fill them by address; or a collective does, or has
   // been waited for.

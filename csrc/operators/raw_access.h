@@ -19,6 +19,9 @@
 // Python's hands tells us (Note [A storage that is read comes back]), and so does a tensor that is asked
 // for its address (Note [An address that was asked for stays good]). What asks nothing (C++ code, a
 // DLPack capsule) gets an error that says what to do.
+// Such a read is in the record. To accumulate a gradient is to detach it first. If the record did not say
+// so, a schedule would evict a gradient that no operator reads, and the call would replay all that it is
+// made from.
 
 #pragma once
 

@@ -171,6 +171,7 @@ void Shortening::read_events() {
     if (!trace_.values[index].counted || sealed[index] || replaced[index]) continue;
     if (what == Trace::What::kRelease && !is_held[index]) continue;
     node_of_event_[e] = add_reader(index);
+    if (what == Trace::What::kRead) continue;
     is_held[index] = what == Trace::What::kFilled || what == Trace::What::kAddressed;
     sealed[index] = what == Trace::What::kSeal;
   }

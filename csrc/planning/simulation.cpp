@@ -229,6 +229,9 @@ class Simulation {
           make_constant(*versions_[event.index]);
           domain_->note_addressed(*versions_[event.index]);
           break;
+        case Trace::What::kRead:
+          bring_back(*versions_[event.index]);
+          break;
         case Trace::What::kMark:
           mark(trace_.marks[event.index]);
           break;
@@ -269,10 +272,14 @@ class Simulation {
     if (version.table) domain_->mark(version, mark.name);
   }
 
+  void bring_back(Version& version) {
+    Version* wanted = &version;
+    if (version.table) domain_->materialize({&wanted, 1});
+  }
+
   // Resident, and a constant from now on.
   void make_constant(Version& version) {
-    Version* wanted = &version;
-    if (!version.is_here()) domain_->materialize({&wanted, 1});
+    bring_back(version);
     if (version.producer) domain_->cut(version);
   }
 

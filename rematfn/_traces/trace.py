@@ -76,7 +76,7 @@ class Trace:
           overwritten);
         - annotations: ``SEAL`` (a value becomes a result), ``FILLED`` (raw memory becomes a
           constant), ``ADDRESSED`` (a value whose address somebody has is not moved any more),
-          ``MARK`` (:func:`keep` marks a value), ``UNRECORDED`` (bytes that are alive from there on
+          ``READ`` (a value is there at this moment, though no operator reads it), ``MARK`` (:func:`keep` marks a value), ``UNRECORDED`` (bytes that are alive from there on
           and that no operator has made).
         """
         file.write(self._core, path)

@@ -103,6 +103,7 @@ inline Trace random_program(std::mt19937& random) {
       trace.add_mark(dice.among(alive), dice.one_in(2) ? "a" : "");
     }
     if (dice.one_in(3) && !raw.empty()) trace.add(Trace::What::kFilled, dice.draw(raw));
+    if (dice.one_in(8) && !alive.empty()) trace.add(Trace::What::kRead, dice.among(alive));
     while (!alive.empty() && dice.one_in(3)) {
       const Trace::Id value = dice.draw(alive);
       std::erase(raw, value);
@@ -175,6 +176,7 @@ class Audit {
         break;
       case Trace::What::kFilled:
       case Trace::What::kAddressed:
+      case Trace::What::kRead:
       case Trace::What::kMark:
         break;
     }

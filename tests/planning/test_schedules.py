@@ -64,7 +64,32 @@ def overwriting() -> Callable[[], Any]:
     return functools.partial(torch.func.grad(chain), x)
 
 
-PROGRAMS = {"chain": (chained, 0.04), "forces": (forces, 0.3), "overwriting": (overwriting, 0.09)}
+def penalty() -> Callable[[], Any]:
+    """A gradient penalty, as of a GAN's discriminator: a batch gets a gradient that nobody reads.
+
+    What accumulates it detaches it first, which makes it resident.
+    """
+    torch.manual_seed(0)
+    net = nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(64, 64), nn.Tanh())])
+    batch = torch.randn(256, 64)
+
+    def step() -> Any:
+        net.zero_grad()
+        real = batch.clone().requires_grad_()
+        score = net(real).sum()
+        (gradient,) = torch.autograd.grad(score, real, create_graph=True)
+        (gradient.square().mean() - score).backward()
+        return [p.grad for p in net.parameters()]
+
+    return step
+
+
+PROGRAMS = {
+    "chain": (chained, 0.04),
+    "forces": (forces, 0.3),
+    "overwriting": (overwriting, 0.09),
+    "penalty": (penalty, 0.4),
+}
 
 
 def searched(trace: rematfn.Trace, budget: int) -> _C.Program:
