@@ -76,8 +76,9 @@ class Trace:
           overwritten);
         - annotations: ``SEAL`` (a value becomes a result), ``FILLED`` (raw memory becomes a
           constant), ``ADDRESSED`` (a value whose address somebody has is not moved any more),
-          ``READ`` (a value is there at this moment, though no operator reads it), ``MARK`` (:func:`keep` marks a value), ``UNRECORDED`` (bytes that are alive from there on
-          and that no operator has made).
+          ``READ`` (a value is there at this moment, though no operator reads it), ``MARK``
+          (:func:`keep` marks a value), ``UNRECORDED`` (bytes that are alive from there on and that
+          no operator has made).
         """
         file.write(self._core, path)
 
