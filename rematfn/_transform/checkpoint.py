@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from torch.utils.checkpoint import noop_context_fn
 
+from .._interop.opaque import not_compiled
 from ..errors import expect
 from ..policies import Manual
 from .budget import Limit
@@ -29,6 +30,7 @@ _TAKEN: dict[str, tuple[object, ...]] = {
 }
 
 
+@not_compiled  # torch 2.11's compiler fails at the options
 def checkpoint(
     function: Callable[..., R],
     *args: Any,

@@ -576,6 +576,10 @@ def test_what_was_compiled_outlives_its_function() -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.12",
+    reason="torch 2.11 refuses no double backward of what it compiled, and its result is wrong",
+)
 def test_double_backward_is_refused_as_torch_refuses_it() -> None:
     block = fused(lambda x, w: (x @ w).sin())
     x, w = leaves()
