@@ -146,8 +146,8 @@ void LevelCall::read_by_address() {
   for (const Operand& operand : operands_) {
     if (operand.home == nullptr) continue;
     Version* wanted = operand.version;
-    domain_.observers.note(Trace::What::kRead, *wanted);
     domain_.materialize({&wanted, 1});
+    domain_.observers.note_read(*wanted);
     pin_for_step(*wanted);
   }
 }
