@@ -103,6 +103,8 @@ void Evictor::evict_all(Table& table, bool spare_kept) {
 
 bool Evictor::evict_if_free(Version& version) {
   moves_.list_candidates();
+  const bool by_plan = moves_.observers.schedule() != nullptr && version.may_go() && version.table->has_copies();
+  if (by_plan) refresh(version.table->candidates[version.slot], version, score_in_force(*version.table));
   const bool free = version.may_go() && version.pending == 0 &&
                     !moves_.store.held_elsewhere(version) && find_way(version);
   if (free) evict(version);

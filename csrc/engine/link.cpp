@@ -26,11 +26,11 @@ void Link::draw_costs(bool drawn) { costs_are_drawn = drawn; }
 // See Note [What moving costs]
 double Link::cost(const Version& version) const {
   if (costs_are_drawn.load(std::memory_order_relaxed)) return drawn_cost();
-  const double price = ledger_.observers.guide ? ledger_.observers.guide->plan().link_price : 1;
-  if (figures().blocks) {  // for each byte that it frees
-    return (kOperatorCost + time_in(version.nbytes) + time_out(version.nbytes)) / (1 - version.packed_share);
-  }
-  return kOperatorCost + price * time_in(version.nbytes);
+  const double both = kOperatorCost + time_out(version.nbytes) + time_in(version.nbytes);
+  if (figures().blocks) return both / (1 - version.packed_share);  // for each byte that it frees
+  const Guide* const guide = ledger_.observers.guide.get();
+  if (guide == nullptr || !guide->foresees()) return both;
+  return kOperatorCost + guide->plan().link_price * time_in(version.nbytes);
 }
 
 bool Link::is_due(const Version& version, double until) const {

@@ -7,8 +7,9 @@
 // A copy goes out while operators run. To come back it takes the time of its transfer, and, on demand,
 // all of that is waited for. A guide has it come ahead: then nobody waits, as long as the link can
 // carry what goes over it. So a plan puts a price on the link, a share of the transfer's time, at which
-// what moves and what is replayed balance; without a guide it is the whole. What is compared with that
-// has to be in seconds too: where a level may move, the cost of an operator is the time it takes.
+// what moves and what is replayed balance. Without a guide it is the whole, and the way out besides: what
+// wants the room waits for it. What is compared with that has to be in seconds too: where a level may move,
+// the cost of an operator is the time it takes.
 // How early a return begins is the plan's as well: so many times earlier than it takes.
 
 #pragma once

@@ -66,8 +66,12 @@ void Search::try_settings(const SearchLimits& limits, std::optional<Score> first
   online_is_due_ = online.has_value();
   if (online) policy_ = std::move(*online);
   stage_ = Stage::kScores;
-  if (first) queue_.push_back({.score = *first});
-  for (const Score& score : kPortfolio) queue_.push_back({.score = score});
+  const auto add = [&](const Score& score) {
+    queue_.push_back({.score = score});
+    if (link_ && link_->drops) queue_.push_back({.score = score, .prefers = Preference::kDropping});
+  };
+  if (first) add(*first);
+  std::ranges::for_each(kPortfolio, add);
 }
 
 void Search::try_segments(std::size_t count) {
@@ -93,7 +97,7 @@ std::shared_ptr<const Plan> Search::next() {
     online_is_due_ = false;
     return pending_ = std::make_shared<Plan>(Plan{.score = policy_.score, .online = true});
   }
-  while (must_go_on() || !has_begun_ || (reached() > 0 && pays())) {
+  while (must_go_on() || has_to_begin() || (reached() > 0 && pays())) {
     if (queue_.empty()) {
       const bool has_tried = stage_ == Stage::kScores || stage_ == Stage::kKept;
       if (has_tried && try_shortened()) continue;
@@ -113,8 +117,9 @@ std::shared_ptr<const Plan> Search::next() {
 // See Note [Replays that hindsight spares]
 bool Search::try_shortened() {
   const bool is_again = scheduled_ && gains_again_;
-  const PlanRef& run = is_again ? scheduled_ : found_or_online();
-  const bool may_try = stage_ != Stage::kListed && !link_ && limits_.in_vain > 0;
+  const PlanRef& whole = link_ ? best_of_[index_of(Preference::kDropping)].plan : found_or_online();
+  const PlanRef& run = is_again ? scheduled_ : whole;
+  const bool may_try = stage_ != Stage::kListed && limits_.in_vain > 0;
   if (!may_try || !run || run->overhead == 0) return false;
   if (run == shortened_) return false;
   gains_again_ = false;
@@ -146,13 +151,11 @@ double Search::worth_finishing(const Plan& plan) const {
 }
 
 Search::Result Search::simulate(const std::shared_ptr<const Plan>& tried, Effort& effort) const {
-  const PlanRef plan = tried->shortened ? shorten(tried, effort) : tried;
-  const SimulationOptions options{.budget = budget_,
-                                  .policy = policy_,
-                                  .guide = std::make_shared<Guide>(Followed{trace_, future_, plan}),
-                                  .most_overhead = worth_finishing(*plan),
-                                  .effort = &effort,
-                                  .link = link_};
+  SimulationOptions options{.budget = budget_,
+                            .policy = policy_,
+                            .most_overhead = worth_finishing(*tried),
+                            .effort = &effort,
+                            .link = link_};
   // While nothing fits, a plan that comes to nothing takes its time with walks.
   constexpr std::uint64_t kMostOfOne = 200'000;
   effort.counts_walks = !best_.plan;
@@ -160,6 +163,8 @@ Search::Result Search::simulate(const std::shared_ptr<const Plan>& tried, Effort
   effort.most = best_.plan ? kAll : effort.operators + most;
   Result result;
   try {
+    const PlanRef plan = tried->shortened ? shorten(tried, effort) : tried;
+    options.guide = std::make_shared<Guide>(Followed{trace_, future_, plan});
     Deeds deeds;
     const Statistics found = rematfn::simulate(*trace_, options, &deeds);
     result.overhead = found.overhead();
@@ -192,7 +197,7 @@ void Search::note_result(Result result, std::uint64_t operators) {
     return;
   }
   simulated_ += operators;
-  has_begun_ = true;
+  ++simulated_plans_;
   if (overhead == kNever) return;
   const bool better = overhead < reached();
   // Most changes alter nothing by themselves; those that are to come may need them.
@@ -211,7 +216,7 @@ void Search::note_result(Result result, std::uint64_t operators) {
 
 bool Search::goes_on(bool to_its_end) {
   const bool has_online = pending_ ? pending_->online : online_is_next();
-  const bool goes = to_its_end || must_go_on() || !has_begun_ || has_online;
+  const bool goes = to_its_end || must_go_on() || has_to_begin() || has_online;
   return goes && next() != nullptr;
 }
 

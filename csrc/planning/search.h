@@ -98,9 +98,13 @@ class Search {
   [[nodiscard]] double reached() const { return best_.plan ? best_.plan->overhead : kNever; }
   [[nodiscard]] double worth_finishing(const Plan& plan) const;
   [[nodiscard]] bool pays() const;
+  // The first setting, and where values may be moved the same with dropping alone.
+  [[nodiscard]] bool has_to_begin() const {
+    return simulated_plans_ < (link_ && link_->drops && stage_ == Stage::kScores ? 2 : 1);
+  }
   // See Note [Guided is never worse than online].
   [[nodiscard]] bool online_is_next() const {
-    return online_is_due_ && has_begun_ && reached() > 0;
+    return online_is_due_ && simulated_plans_ > 0 && reached() > 0;
   }
   // Nothing fits yet, not all settings have been tried, and it is not hopeless: a call that will be
   // refused is not to wait for all of them.
@@ -135,7 +139,7 @@ class Search {
   std::shared_ptr<Plan> pending_;  // is being simulated, or to be
   bool over_ = false;
   std::uint64_t simulated_ = 0;
-  bool has_begun_ = false;  // some plan has been simulated
+  int simulated_plans_ = 0;
   std::uint64_t last_gain_ = 0;
   double gained_ = kNever;  // the overhead then
   Best best_;

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import rematfn
 from rematfn import _C
 from rematfn._transform.recorded import finish_searches
+from rematfn._transform.tiers import tiers_of
 from rematfn.policies import ON, Guided
 from rematfn.testing import MemoryTimeline
 
@@ -92,9 +93,9 @@ PROGRAMS = {
 }
 
 
-def searched(trace: rematfn.Trace, budget: int) -> _C.Program:
+def searched(trace: rematfn.Trace, budget: int, link: _C.Link | None = None) -> _C.Program:
     program = _C.Program(trace._core)
-    program.search(budget, SEARCH, 10 * SEARCH, online=ON().core())
+    program.search(budget, SEARCH, 10 * SEARCH, link=link, online=ON().core())
     program.finish()
     return program
 
@@ -130,6 +131,17 @@ def test_hindsight_spares_most_replays_of_a_runaway() -> None:
     program = searched(trace, budget)
     assert _C.testing.replays_scheduled(program) > 0
     assert program.overhead() / program.cost < 0.8 * online
+
+
+def test_beside_a_link_that_is_of_no_use_a_schedule_is_found_as_well() -> None:
+    trace = rematfn.record(forces())
+    budget = int(0.3 * trace.peak_bytes)
+    dropping = searched(trace, budget)
+    assert _C.testing.replays_scheduled(dropping) > 0
+    tiers = tiers_of(rematfn.Disk(bandwidth=1e7), "a test")
+    tiers.open()
+    either = searched(trace, budget, tiers.link(drops=True))
+    assert either.cost + either.overhead() < 1.05 * (dropping.cost + dropping.overhead())
 
 
 def test_a_call_that_departs_from_its_record_goes_on_by_the_score() -> None:
