@@ -41,7 +41,11 @@
 // A plan may say which values are kept or moved, and local search fits its score to one program in one
 // budget. In a call of other sizes such a plan may cost many times what it promised. So a search also tells
 // the best plan of its first stages, and that one is followed from where a call differs from its record, by
-// an operator or a size.
+// an operator or a size. A call that is expected to differ follows it from the start. A schedule evicts before
+// room is wanted. Of a loop that runs less often than recorded, it would evict what the end reads, in a budget
+// that nothing has to leave.
+// What a plan gains by a hundredth of the program on its record, it may lose where sizes differ. So it has to
+// gain two hundredths (kWorthAGuide); otherwise these calls follow the level's own policy.
 
 #pragma once
 

@@ -78,10 +78,13 @@ Followed Program::best() const {
   return {timed_, future_, std::move(plan), search_->general(), search_->broken};
 }
 
-std::shared_ptr<Guide> Program::guide() const {
+std::shared_ptr<Guide> Program::guide(bool alike) const {
   const std::lock_guard guard(plans_mutex());
   followed_ = best();
-  return followed_.plan ? std::make_shared<Guide>(followed_, timings_) : nullptr;
+  if (!followed_.plan) return nullptr;
+  Followed followed = followed_;
+  if (!alike && followed.general) followed.plan = followed.general;
+  return std::make_shared<Guide>(std::move(followed), timings_);
 }
 
 double Program::elapsed() const {
@@ -99,8 +102,7 @@ bool Program::writes_outside() const {
 
 std::optional<Score> Program::general_score() const {
   const std::lock_guard guard(plans_mutex());
-  const std::shared_ptr<const Plan> general = best().general;
-  return general && !general->online ? std::optional(general->score) : std::nullopt;
+  return search_ ? search_->setting() : std::nullopt;
 }
 
 Plan Program::plan() const {

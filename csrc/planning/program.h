@@ -40,10 +40,11 @@ class Program : public std::enable_shared_from_this<Program> {
   // Whether later calls go on by the plan that there is now.
   [[nodiscard]] bool is_settled() const;
 
-  // Who guides the next run, or null if no plan fits.
-  [[nodiscard]] std::shared_ptr<Guide> guide() const;
+  // Who guides the next run, or null if no plan fits. If that is not `alike`, to the end by the plan for calls
+  // that differ. See Note [A plan for calls that differ]
+  [[nodiscard]] std::shared_ptr<Guide> guide(bool alike = true) const;
   [[nodiscard]] Plan plan() const;
-  // The score of its plan for calls that differ, if there is one.
+  // The score of the best plan that says nothing of single values, if there is one.
   [[nodiscard]] std::optional<Score> general_score() const;
   // Of the program itself, in seconds: its operators; and those with what lies between them, where that is
   // known.

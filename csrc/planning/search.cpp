@@ -51,6 +51,9 @@ bool is_better(const std::shared_ptr<const Plan>& one, const std::shared_ptr<con
   return one && (!other || one->overhead < other->overhead);
 }
 
+// See Note [A plan for calls that differ]
+constexpr double kWorthAGuide = 0.02;
+
 constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
 constexpr SearchLimits kNoLimits{.in_vain = kAll, .in_all = kAll};
 
@@ -145,6 +148,7 @@ Search::PlanRef Search::shorten(const PlanRef& plan, Effort& effort) const {
 
 // A plan that prefers a way is compared with those that prefer the same, too.
 double Search::worth_finishing(const Plan& plan) const {
+  if (plan.online) return reached() + kWorthAGuide * future_->cost;
   if (plan.prefers == Preference::kCheaper) return reached();
   const Best& alike = best_of_[index_of(plan.prefers)];
   return alike.plan ? std::max(reached(), alike.plan->overhead) : kNever;
@@ -193,7 +197,7 @@ void Search::note_result(Result result, std::uint64_t operators) {
     return;
   }
   if (plan->online) {
-    if (overhead < reached()) online_ = plan;
+    if (overhead != kNever && overhead <= worth_finishing(*plan)) online_ = plan;
     return;
   }
   simulated_ += operators;
@@ -238,7 +242,12 @@ std::shared_ptr<const Plan> Search::best() const {
 }
 
 std::shared_ptr<const Plan> Search::general() const {
-  return online_ && (!general_ || online_->overhead < general_->overhead) ? online_ : general_;
+  const double gain = kWorthAGuide * future_->cost;
+  return online_ && (!general_ || online_->overhead < general_->overhead + gain) ? online_ : general_;
+}
+
+std::optional<Score> Search::setting() const {
+  return general_ && !is_better(online_, general_) ? std::optional(general_->score) : std::nullopt;
 }
 
 bool Search::pays() const {

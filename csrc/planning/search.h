@@ -75,6 +75,8 @@ class Search {
   [[nodiscard]] std::shared_ptr<const Plan> best() const;
   // The best that says nothing of single values; or null. See Note [A plan for calls that differ]
   [[nodiscard]] std::shared_ptr<const Plan> general() const;
+  // The best setting, if it costs no more than the policy as it is.
+  [[nodiscard]] std::optional<Score> setting() const;
   // For the calls that follow its plans.
   const std::shared_ptr<Broken> broken = std::make_shared<Broken>();
 

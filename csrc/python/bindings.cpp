@@ -121,6 +121,7 @@ T field(const py::handle& given, const char* name) {
 LevelOptions options_from(const py::object& given) {
   const auto* program = field<const Program*>(given, "program");
   const auto known = field<std::shared_ptr<Trace>>(given, "known");
+  const bool as_recorded = field<bool>(given, "as_recorded");
   return {.budget = field<std::optional<std::size_t>>(given, "budget").value_or(kNoBudget),
           .shared = field<std::shared_ptr<SharedBudget>>(given, "shared"),
           .policy = field<Policy>(given, "policy"),
@@ -129,12 +130,12 @@ LevelOptions options_from(const py::object& given) {
           .name = field<std::string>(given, "name"),
           .max_operations = field<std::size_t>(given, "max_operations"),
           .record = field<bool>(given, "record"),
-          .guide = program == nullptr ? nullptr : program->guide(),
-          .as_recorded = field<bool>(given, "as_recorded"),
+          .guide = program == nullptr ? nullptr : program->guide(as_recorded),
+          .as_recorded = as_recorded,
           .fraction = field<double>(given, "fraction"),
           .is_estimate = field<bool>(given, "is_estimate"),
           .is_estimate_unguided = field<bool>(given, "is_estimate_unguided"),
-          .known = program == nullptr || !field<bool>(given, "as_recorded") ? known : program->trace,
+          .known = program == nullptr || !as_recorded ? known : program->trace,
           .tiers = field<std::vector<std::shared_ptr<Tier>>>(given, "tiers"),
           .drops = field<bool>(given, "drops"),
           .leaves_early = field<bool>(given, "leaves_early"),

@@ -57,7 +57,7 @@ py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std
   SimulationOptions options{.budget = bytes, .policy = policy};
   try {
     const py::gil_scoped_release nogil;
-    if (program != nullptr) options.guide = program->guide();
+    if (program != nullptr) options.guide = program->guide(program->trace == trace);
     statistics = simulate(*trace, options);
   } catch (const NoRoom& why) {
     options.guide.reset();

@@ -12,6 +12,8 @@ from helpers import assert_bitwise_equal
 from torch import Tensor, nn
 
 import rematfn
+from rematfn import _C
+from rematfn._transform.recorded import finish_searches
 from rematfn.policies import ON, Guided
 from rematfn.policies.reference import LRU
 
@@ -93,3 +95,52 @@ def test_no_later_call_replays_more_than_the_first(
             assert stats.peak_bytes <= budget
             counted.append(stats.replayed_cost)
         assert all(cost <= counted[0] for cost in counted), (fraction, counted)
+
+
+def unrolled() -> Callable[[Tensor], Any]:
+    torch.manual_seed(0)
+    cell = nn.LSTMCell(32, 32)
+
+    def step(xs: Tensor) -> Any:
+        h = c = xs.new_zeros(16, 32)
+        for x in xs:
+            h, c = cell(x, (h, c))
+        return torch.autograd.grad(h.square().sum(), list(cell.parameters()))
+
+    return step
+
+
+def test_a_call_that_fits_replays_nothing_whatever_was_recorded() -> None:
+    """A loop that runs less often than in the record, whose schedule evicts ahead of need."""
+    step, xs = unrolled(), torch.randn(40, 16, 32)
+    budget = int(0.3 * rematfn.record(step, xs).peak_bytes)
+    few = xs[:8].clone()
+    assert rematfn.record(step, few).peak_bytes <= budget
+    g = rematfn.remat(step, budget, policy=Guided(search=50_000))
+    g(xs), g(xs)
+    finish_searches()
+    g(xs)
+    program = g.last_call.program.program
+    assert _C.testing.replays_scheduled(program) > 0
+    assert_bitwise_equal(g(few), step(few))
+    stats = rematfn.stats(g)
+    assert stats.call == "guided"
+    assert stats.evictions == stats.replays == 0
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.4])
+def test_calls_of_other_sizes_cost_no_more_than_without_a_plan(fraction: float) -> None:
+    step = unrolled()
+    recorded, *others = [rematfn.record(step, torch.randn(n, 16, 32)) for n in (40, 60, 25)]
+
+    def replayed(trace: rematfn.Trace, program: _C.Program | None) -> float:
+        budget = int(fraction * trace.peak_bytes)
+        found: Any = _C.simulate(trace._core, budget, ON().core(), program, "", 0)
+        return float(found["replayed_cost"])
+
+    program = _C.Program(recorded._core)
+    Guided(search=30_000).begin(program, int(fraction * recorded.peak_bytes))
+    program.finish()
+    assert replayed(recorded, program) < replayed(recorded, None)  # it has a plan
+    for trace in others:
+        assert 1 + replayed(trace, program) <= 1.02 * (1 + replayed(trace, None))
