@@ -11,9 +11,10 @@ import pytest
 import torch
 from helpers import assert_bitwise_equal
 from test_offload import counted
-from torch import Tensor
+from torch import Tensor, nn
 
 import rematfn
+from rematfn._transform.recorded import RecordedProgram
 from rematfn.testing import MemoryTimeline
 
 X = torch.randn(512, 128)  # 256 KiB: large enough to be moved
@@ -93,6 +94,17 @@ def scan_of(k: Tensor) -> Callable[[], Tensor]:
         return torch.stack(out).square().mean()
 
     return scan
+
+
+def test_without_a_cap_no_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one that writes to a buffer, and for whose record there is no plan."""
+    net = nn.Sequential(*[m for _ in range(4) for m in (nn.Linear(64, 64), nn.BatchNorm1d(64))])
+    x = torch.randn(512, 64)
+    g = rematfn.offload(net)
+    g(x).sum().backward()
+    monkeypatch.setattr(RecordedProgram, "planned", property(lambda _: None))
+    g(x).sum().backward()
+    assert rematfn.stats(g).call == "online"
 
 
 def test_nothing_moves_where_all_is_small() -> None:
