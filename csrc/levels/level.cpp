@@ -185,10 +185,14 @@ bool Level::lives() const { return active || resident_bytes() > 0; }
 
 std::size_t Level::unused() const {
   const std::size_t budget = report->budget;  // that of a fraction may rise
-  if (budget == kNoBudget) return kNoBudget;  // it is recorded, and may have what it likes
+  if (budget == kNoBudget && !leaves_early) return kNoBudget;  // it is recorded, and may have what it likes
   if (shared) return shared->unused_of_each();
   const std::int64_t in_flight = in_flight_.load(std::memory_order_relaxed);
   const std::size_t used = used_bytes() + static_cast<std::size_t>(std::max<std::int64_t>(in_flight, 0));
+  if (budget == kNoBudget) {  // as much as it has had at once; what has been cut off of packed values is not used again
+    most_used_ = std::max(most_used_, used);
+    return most_used_ - used;
+  }
   return (used < budget ? budget - used : 0) + results_ahead();
 }
 

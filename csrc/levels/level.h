@@ -119,6 +119,7 @@ class Level final : public Table, public Tenant {
   Level* const tenant_;  // this level, or one around it; or null
   std::unordered_map<std::uint64_t, std::uint64_t> first_nodes_;  // by thread
   std::atomic<std::int64_t> in_flight_{0};
+  mutable std::size_t most_used_ = 0;  // when the pool has asked, under its lock
 };
 
 // A level as Python or an autograd hook holds it.

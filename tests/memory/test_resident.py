@@ -226,3 +226,37 @@ def hold_the_budget_with_a_disk() -> None:
 @pooled
 def test_the_resident_set_stays_within_the_budget_with_a_disk() -> None:
     in_a_process(hold_the_budget_with_a_disk)
+
+
+# --- packed ---------------------------------------------------------------------------------------
+
+
+def gated(x: Tensor) -> Tensor:
+    for _ in range(LINKS):
+        x = (x * 1.01).relu()
+    return x.square().mean()
+
+
+def hold_what_is_counted_packed() -> None:
+    """Without a budget, and within one: what is cut off of packed values goes back."""
+    torch.set_num_threads(1)
+    x = square()
+    small = rematfn.offload(gated, to="packed")
+    for _ in range(2):
+        torch.func.grad(small)(torch.ones(100))
+    for budget in (None, 25 * SQUARE):
+        g = rematfn.offload(gated, budget, to="packed")
+        give_back()
+        with ResidentPeak() as whole:
+            most = 0
+            for _ in range(3):
+                torch.func.grad(g)(x)
+                most = max(most, rematfn.stats(g).peak_bytes)
+        assert whole.added is not None
+        assert whole.added <= 1.1 * most + SQUARE + 8 * MIB, f"{whole.added / MIB} of {most / MIB}"
+        assert 15 * SQUARE < most < 0.7 * LINKS * SQUARE
+
+
+@pooled
+def test_the_resident_set_is_what_is_counted_where_values_are_packed() -> None:
+    in_a_process(hold_what_is_counted_packed)
