@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/feedback.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -13,6 +15,10 @@ std::mutex& feedback_mutex() {
 }
 
 namespace {
+
+// When the library is loaded, and so before all others of ours: a fork takes it after them.
+const int feedback_at_fork = pthread_atfork([] { feedback_mutex().lock(); }, [] { feedback_mutex().unlock(); },
+                                            [] { feedback_mutex().unlock(); });
 
 // At least one; of an even number the lower of two: what disturbs a call makes it longer.
 double median(std::vector<double> seconds) {

@@ -12,8 +12,8 @@
 
 namespace rematfn {
 
-// Of what calls have taken: one for the process, held for a few instructions, also by who holds
-// plans_mutex(). A fork waits for it.
+// Of what calls have taken, and of the figures of packed memory: one for the process, held for a few
+// instructions, also by who holds plans_mutex(). A fork waits for it.
 [[nodiscard]] std::mutex& feedback_mutex();
 
 // What the operators of a call have taken, and what lay between each and the one before. In seconds.

@@ -14,7 +14,6 @@
 
 #include "base/background.h"
 #include "base/condition_variable.h"
-#include "engine/feedback.h"
 
 namespace rematfn {
 namespace {
@@ -38,14 +37,9 @@ Searcher* searcher = nullptr;
 
 void before_fork() {
   searcher->mutex.lock();
-  feedback_mutex().lock();
 }
-void after_fork_in_parent() {
-  feedback_mutex().unlock();
-  searcher->mutex.unlock();
-}
+void after_fork_in_parent() { searcher->mutex.unlock(); }
 void after_fork_in_child() {
-  feedback_mutex().unlock();
   const bool ended = searcher->ended;
   searcher = new Searcher;
   searcher->ended = ended;

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <utility>
 
+#include "engine/feedback.h"
 #include "engine/unrecorded.h"
 #include "memory/checksum.h"
 #include "memory/packing.h"
@@ -55,7 +56,7 @@ class Packed final : public Tier, public std::enable_shared_from_this<Packed> {
   [[nodiscard]] std::unique_ptr<Copy> put(const c10::Storage& bytes, TensorDomain& domain,
                                           std::shared_ptr<Waits> waits) override;
   [[nodiscard]] TierFigures figures() override {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(feedback_mutex());
     TierFigures found = account_.figures();
     found.held = held_;
     found.peak_held = peak_held_;
@@ -70,17 +71,17 @@ class Packed final : public Tier, public std::enable_shared_from_this<Packed> {
   void note(TierAccount::Traffic& traffic, std::size_t nbytes, Clock::time_point begin, Waits& waits,
             bool returning);
   void hold(std::size_t nbytes) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(feedback_mutex());
     held_ += nbytes;
     peak_held_ = std::max(peak_held_, held_);
   }
   void release(std::size_t nbytes) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(feedback_mutex());
     held_ -= nbytes;
   }
 
   const bool verify_;
-  mutable std::mutex mutex_;  // for all below
+  // All below is used under feedback_mutex(), which a fork waits for: the child goes on with what was packed.
   TierAccount account_{std::numeric_limits<std::size_t>::max()};
   std::size_t held_ = 0;
   std::size_t peak_held_ = 0;
@@ -162,7 +163,7 @@ void Packed::note(TierAccount::Traffic& traffic, std::size_t nbytes, Clock::time
                   bool returning) {
   const std::chrono::duration<double> took = Clock::now() - begin;
   waits.add(took.count(), returning);
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(feedback_mutex());
   traffic.bytes += nbytes;
   traffic.note(nbytes, took.count());
 }
