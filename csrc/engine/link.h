@@ -33,9 +33,6 @@ struct LinkFigures {
 
 // Of one that cannot be packed into clearly less, nothing is copied.
 [[nodiscard]] inline bool is_worth_packing(const Version& version) { return version.packed_share <= 0.75F; }
-[[nodiscard]] inline std::size_t packed_bytes_of(const Version& version) {
-  return static_cast<std::size_t>(static_cast<double>(version.packed_share) * static_cast<double>(version.nbytes));
-}
 
 class Link : public Way {
  public:

@@ -28,7 +28,8 @@ class SimulatedLink final : public Link {
     return !figures_.blocks || is_worth_packing(version);
   }
   [[nodiscard]] std::size_t bytes_here(const Version& version) const override {
-    return figures_.blocks ? packed_bytes_of(version) : 0;
+    const double packed = static_cast<double>(version.packed_share) * static_cast<double>(version.nbytes);
+    return figures_.blocks ? static_cast<std::size_t>(packed) : 0;
   }
   [[nodiscard]] bool has_room(const Version& version) const override {
     return held_ + version.nbytes <= room_;

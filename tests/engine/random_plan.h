@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
