@@ -14,7 +14,7 @@ from ..policies._custom import Scorer
 from .budget import BudgetLike, parse_budget
 from .options import Options, policy_of
 from .remat import DEFAULT_POLICY, transformed
-from .tiers import TierLike, parse_tiers
+from .tier_options import TierLike, parse_tiers
 from .transformed import Transformed
 
 if TYPE_CHECKING:

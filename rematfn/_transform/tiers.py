@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import numbers
@@ -11,13 +10,12 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, SupportsIndex, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, SupportsIndex
 
 import torch
 
 from .. import _C
-from .._interop.pytrees import tensors_of
 from ..errors import OffloadError, expect
 from .budget import parse_bytes
 
@@ -33,14 +31,14 @@ os.register_at_fork(
 def _told(name: str, doc: str, unknown: object) -> Any:
     """Return the property that is a figure of the core's."""
 
-    def get(tier: _Tier) -> Any:
+    def get(tier: Tier) -> Any:
         figures = {} if tier._opened is None else tier._opened.statistics()
         return figures.get(name) or unknown
 
     return property(get, doc=doc)
 
 
-class _Tier:
+class Tier:
     """What lies there, and how fast it comes and goes."""
 
     word: ClassVar[str]  # what an option calls one without settings
@@ -79,7 +77,7 @@ class _Tier:
         return self
 
 
-class Disk(_Tier):
+class Disk(Tier):
     """A file that values on the CPU are moved to, and come back from.
 
     The file has no name, so nothing of it is left when the process ends, however it ends. Only this
@@ -186,7 +184,7 @@ class Disk(_Tier):
         return made, (self.path, self.budget)
 
 
-class Host(_Tier):
+class Host(Tier):
     """Pinned memory of the host that values on an accelerator are moved to, and come back from.
 
     Copies run in streams of their own, beside the kernels, in both directions at once. The memory
@@ -238,7 +236,7 @@ class Host(_Tier):
         return Host, (self.budget,)
 
 
-class Packed(_Tier):
+class Packed(Tier):
     """The memory itself: values on the CPU that wait lie there compressed, without loss.
 
     A value is packed where it lies, and unpacked when it is read, on the threads that operators run
@@ -294,54 +292,6 @@ class Packed(_Tier):
         return functools.partial(Packed, verify=self.verify), ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Tiers:
-    """Where values may go: each to the cheapest of those that take it and have room."""
-
-    all: tuple[_Tier, ...] = ()
-    as_there_are: bool = False  # nobody asked for any of them
-
-    def open(self) -> list[_C.Tier]:
-        """Return the tiers as the core knows them.
-
-        Raises:
-            OffloadError: One that was asked for cannot be used, or none can.
-        """
-        opened, refused = [], []
-        for tier in self.all:
-            try:
-                opened.append(tier.open())
-            except OffloadError as error:
-                refused.append(error)
-        if refused and not (opened and self.as_there_are):
-            raise refused[-1]
-        return opened
-
-    def link(self, drops: bool, values: object = ()) -> _C.Link | None:
-        """Return what is planned for: the way to the first that is used.
-
-        Where nothing has moved yet, ``values``, which the function is called with, tell whether it
-        works on an accelerator.
-        """
-        opened = self.open()
-        used = [tier for tier in opened if tier.statistics()["bytes_out"] > 0]
-        if len(opened) > 1 and not used:
-            device = torch.accelerator.current_accelerator()
-            is_there = any(device and x.device.type == device.type for x in tensors_of(values))
-            used = [tier for tier in opened if tier.for_accelerators == is_there]
-        return next((tier.link(drops) for tier in used or opened), None)
-
-    def __bool__(self) -> bool:
-        return bool(self.all)
-
-    def as_option(self, transform: str) -> str:
-        """Return what one writes for these in a call of `remat` or `offload`, after the budget."""
-        if self.as_there_are or not self.all:
-            return ", offload=True" if self.all and transform == "remat" else ""
-        given = repr(self.all[0] if len(self.all) == 1 else list(self.all))
-        return f", {'offload' if transform == 'remat' else 'to'}={given}"
-
-
 def _is_name(path: str | os.PathLike[str]) -> bool:
     """Return whether a folder could have this name."""
     try:
@@ -357,48 +307,5 @@ _DEFAULT_FOLDERS: Final[list[Callable[[], str]]] = [
     os.getcwd,
 ]
 
-_DEFAULTS: Final[tuple[type[_Tier], ...]] = (Host, Disk)
-_KINDS: Final[tuple[type[_Tier], ...]] = (*_DEFAULTS, Packed)
-_TIERS: Final = (
-    "".join(kind.written for kind in reversed(_KINDS))
-    + """
-  [rematfn.Disk("/fast", "8GiB"), "/large"]  each value goes where it is back soonest"""
-)
-_DEFAULT: Final = "the host's memory for an accelerator, a disk for a CPU"
-_ACCEPTED: Final = f"""
-A tier is one of
-  None                       {_DEFAULT}{_TIERS}"""
-_ACCEPTED_BESIDE_REPLAYS: Final = f"""
-It is one of
-  False, None                nowhere: what does not fit is computed again
-  True                       {_DEFAULT}{_TIERS}"""
-_OneTier: TypeAlias = _Tier | str | os.PathLike[str]
-TierLike: TypeAlias = _OneTier | Sequence[_OneTier] | None
-
-
-def tiers_of(offload: object, call: str) -> Tiers:
-    """Return the tiers that an option says, which may be True or False."""
-    if offload is False or offload is None:
-        return Tiers()
-    return parse_tiers(None if offload is True else offload, call, _ACCEPTED_BESIDE_REPLAYS)
-
-
-def parse_tiers(to: object, call: str, accepted: str = _ACCEPTED) -> Tiers:
-    """Return the tiers that ``to`` means; ``call`` is what it was given to, for messages."""
-    if to is None:
-        return Tiers(tuple(kind() for kind in _DEFAULTS), as_there_are=True)
-    given = to if isinstance(to, list | tuple) and to else [to]
-    return Tiers(tuple(_parse_tier(each, call, accepted) for each in given))
-
-
-def _parse_tier(to: object, call: str, accepted: str) -> _Tier:
-    for kind in _KINDS:
-        if isinstance(to, kind):
-            return to
-        if to == kind.word:
-            return kind()
-    if not isinstance(to, str | os.PathLike):
-        raise TypeError(f"{call}: a tier is needed, got {to!r}.{accepted}")
-    if not os.path.isdir(to):
-        raise ValueError(f"{call}: {os.fspath(to)!r} is no folder that exists.{accepted}")
-    return Disk(to)
+DEFAULTS: Final[tuple[type[Tier], ...]] = (Host, Disk)
+KINDS: Final[tuple[type[Tier], ...]] = (*DEFAULTS, Packed)
