@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -226,6 +227,15 @@ def test_the_changelog_begins_with_this_version():
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
     released = [heading for heading in headings if heading != "Unreleased"]
     assert released[0].split()[0] == rematfn.__version__
+
+
+def test_what_is_done_as_an_exception_passes_is_compiled(setup_script, tmp_path):
+    compile_args, link_args = setup_script.flags()
+    source, program = Path(__file__).with_name("way_out.cpp"), tmp_path / "way_out"
+    command = [*shlex.split(setup_script.find_compiler()), *compile_args, *link_args]
+    subprocess.run([*command, source, "-o", program], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 0\n"
 
 
 # --- what is missing when one builds --------------------------------------------------------------
