@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/frugal.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <iterator>
 #include <unordered_map>
@@ -155,45 +157,39 @@ void FrugalReplayer::run(Sweep& sweep) {
     for (Input& input : operation->inputs) expect(*input.version);
   }
   std::size_t done = 0;
-  const auto finish = [&] {
+  const auto finish = c10::make_scope_exit([&] {
     for (Version* version : sweep.order) {
       if (sweep[*version].pinned) unpin(*version);
     }
     for (; done < sweep.operations.size(); ++done) {
       for (Input& input : sweep.operations[done]->inputs) unexpect(*input.version);
     }
-  };
-  try {
-    while (done < sweep.operations.size()) {
-      Operation& operation = *sweep.operations[done];
-      for (Input& input : operation.inputs) have(*input.version);
-      const auto is_lost = [](const Input& input) { return !input.version->is_here(); };
-      if (std::ranges::any_of(operation.inputs, is_lost)) return finish();  // with its copy
-      replays_.run(operation);
-      ++done;
-      for (Version* output : operation.outputs) {
-        if (output != nullptr) pin_in_sweep(*output);
-      }
-      for (Input& input : operation.inputs) unexpect(*input.version);
-      for (Input& input : operation.inputs) {
-        Sweep::Reads& reads = sweep[*input.version];
-        if (--reads.left > 0 || reads.to_the_end || !reads.pinned) continue;
-        reads.pinned = false;
-        unpin(*input.version);
-        replays_.drop_if_useless(*input.version);
-      }
+  });
+  while (done < sweep.operations.size()) {
+    Operation& operation = *sweep.operations[done];
+    for (Input& input : operation.inputs) have(*input.version);
+    const auto is_lost = [](const Input& input) { return !input.version->is_here(); };
+    if (std::ranges::any_of(operation.inputs, is_lost)) return;  // with its copy
+    replays_.run(operation);
+    ++done;
+    for (Version* output : operation.outputs) {
+      if (output != nullptr) pin_in_sweep(*output);
     }
-    for (Version* version : sweep.order) {
-      if (sweep[*version].to_the_end) have(*version);
+    for (Input& input : operation.inputs) unexpect(*input.version);
+    for (Input& input : operation.inputs) {
+      Sweep::Reads& reads = sweep[*input.version];
+      if (--reads.left > 0 || reads.to_the_end || !reads.pinned) continue;
+      reads.pinned = false;
+      unpin(*input.version);
+      replays_.drop_if_useless(*input.version);
     }
-  } catch (...) {
-    finish();
-    throw;
+  }
+  for (Version* version : sweep.order) {
+    if (sweep[*version].to_the_end) have(*version);
   }
   for (Version* version : sweep.order) {
     if (sweep[*version].to_the_end) pin_in_frame(*version);
   }
-  finish();
 }
 
 void FrugalReplayer::abandon() {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/replayer.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
@@ -40,17 +42,13 @@ void Replayer::materialize(std::span<Version* const> wanted, bool before_call) {
   }
   room_.thrash.note_miss(latest);
   for (Version* v : wanted) expect(*v);
-  try {
-    follow_schedule(wanted, before_call);
-    bring_back(wanted);
-  } catch (...) {
-    abandon_queue();
+  const auto end = c10::make_scope_exit([&] {
+    abandon_queue();  // what is left of it, if something was thrown
     room_.is_replaying = false;
     for (Version* v : wanted) unexpect(*v);
-    throw;
-  }
-  room_.is_replaying = false;
-  for (Version* v : wanted) unexpect(*v);
+  });
+  follow_schedule(wanted, before_call);
+  bring_back(wanted);
 }
 
 // See Note [A schedule is carried out]
@@ -72,21 +70,18 @@ void Replayer::follow_schedule(std::span<Version* const> wanted, bool before_cal
     for (Input& input : operation->inputs) note(*input.version);
     for (const Ref<Version>& v : stays) expect(*v);
     replays_.left = most_replays(kManyReplays, room_.live_operations);
-    bool has_room = true;
     try {
+      const auto end = c10::make_scope_exit([&] {
+        for (const Ref<Version>& v : stays) unexpect(*v);
+      });
       for (std::size_t i = 0; i < outputs; ++i) {
         if (stays[i]->must_be_replayed()) enqueue(*stays[i]);
       }
       run_queue();
     } catch (const NoRoom&) {
       abandon_queue();
-      has_room = false;
-    } catch (...) {
-      for (const Ref<Version>& v : stays) unexpect(*v);
-      throw;
+      return room_.observers.guide->leave_schedule();
     }
-    for (const Ref<Version>& v : stays) unexpect(*v);
-    if (!has_room) return room_.observers.guide->leave_schedule();
     for (const Ref<Version>& v : goes) room_.evictor.evict_if_free(*v);
   }
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/replays.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <cassert>
 
@@ -23,16 +25,15 @@ void Replays::run(Operation& operation) {
   assert(std::ranges::all_of(operation.inputs,
                              [](const Input& i) { return i.version->is_here(); }));
   for (Input& input : operation.inputs) pin(*input.version);
-  try {
+  {
+    const auto unpin_all = c10::make_scope_exit([&] {
+      for (Input& input : operation.inputs) unpin(*input.version);
+    });
     room_.make_room(*operation.table, operation.replay_bytes());
     room_.store.serve_signals();
     room_.observers.note_replay(operation);
     operation.replay(room_);
-  } catch (...) {
-    for (Input& input : operation.inputs) unpin(*input.version);
-    throw;
   }
-  for (Input& input : operation.inputs) unpin(*input.version);
   for (Table* t = operation.table.get(); t != nullptr; t = t->enclosing.get()) t->settle();
   room_.observers.note_replayed(operation);
   room_.thrash.note_replay(operation.cost);
