@@ -36,7 +36,7 @@ void Evictor::evict(Version& version) {
 bool Evictor::evict_one(Table& table) {
   moves_.list_candidates();
   return evict_one(table, /*spare_pending=*/true) || evict_one(table, /*spare_pending=*/false) ||
-         moves_.drop_one_copy(table);
+         moves_.relieve_one_copy(table);
 }
 
 bool Evictor::evict_one(Table& table, bool spare_pending) {

@@ -231,8 +231,9 @@ void Ledger::discharge(Table& table, std::size_t nbytes) {
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // What is packed is away, and its copy takes up fewer bytes in the memory that the budget is of. They count in
 // its table, and all around it, from when it has gone until it has come back: while it comes, beside its own.
-// Where nothing else can go, the copy of what can be replayed is dropped, unless queued replays are to read it:
-// a budget in which a program runs by replays alone is not to be too small because values were packed.
+// Where nothing else can go, it has to: it is written to a disk, if there is one, or dropped, if the version can
+// be replayed and no queued replay is to read it. So a budget in which a program runs by a disk, or by replays,
+// is not too small because values were packed.
 void Ledger::note_copy(Version& version) {
   if (version.copied_by() == nullptr) return;
   version.packed_bytes = version.copied_by()->bytes_here(version);
@@ -248,21 +249,22 @@ void Ledger::discharge_copy(Version& version) {
   discharge(*version.table, std::exchange(version.packed_bytes, 0));
 }
 
-std::size_t Ledger::droppable_copies(const Table& table) const {
-  std::size_t sum = 0;
-  for (const Version* v : packed_) {
-    if (is_within(v->table.get(), table) && may_drop_copy(*v)) sum += v->packed_bytes;
-  }
-  return sum;
+Way* Ledger::relief_of(const Version& version) {
+  if (version.place() != Place::kAway) return nullptr;
+  Way* cheapest = nullptr;
+  for_each_way(version, [&](Way& way) {
+    const bool frees = way.keeps_copy() ? way.takes_copies(version) : version.pending == 0;
+    if (frees && (cheapest == nullptr || way.cost(version) < cheapest->cost(version))) cheapest = &way;
+  });
+  return cheapest;
 }
 
-bool Ledger::may_drop_copy(const Version& version) const {
-  if (version.place() != Place::kAway || version.pending > 0 || !drop_and_replay.applies(version)) return false;
-  for (const Table* t = version.table.get(); t != nullptr; t = t->enclosing.get()) {
-    const auto& ways = t->ways_;
-    if (ways.empty() || std::ranges::find(ways, &drop_and_replay) != ways.end()) return true;
+std::size_t Ledger::relievable_bytes(const Table& table) {
+  std::size_t sum = 0;
+  for (const Version* v : packed_) {
+    if (is_within(v->table.get(), table) && relief_of(*v) != nullptr) sum += v->packed_bytes;
   }
-  return false;
+  return sum;
 }
 
 void Ledger::be_here(Version& version) {
@@ -348,6 +350,13 @@ void Ledger::arrive(Version& version) {
   be_here(version);
   observers.note(Journal::What::kReplayed, version);
   neighbourhood.note_change(version, /*came_back=*/true, foresees());
+}
+
+void Ledger::hand_over(Version& version, Way& way) {
+  require_invariant(version.can_be_fetched(), "what is handed over is away, and has a copy");
+  discharge_copy(version);
+  version.copied_by_ = &way;
+  observers.note_move(version);
 }
 
 void Ledger::discard_copy(Version& version) {

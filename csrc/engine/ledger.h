@@ -91,9 +91,10 @@ class Ledger {
   [[nodiscard]] Way* cheapest_way(const Version& version);  // or null
   // What has a copy in memory. See Note [A copy may stay in memory].
   [[nodiscard]] const std::vector<Version*>& packed() const { return packed_; }
-  // Whether its copy may be dropped, and it be replayed. The bytes of those in `table`.
-  [[nodiscard]] bool may_drop_copy(const Version& version) const;
-  [[nodiscard]] std::size_t droppable_copies(const Table& table) const;
+  // What frees the memory of its copy at the least cost: to drop it, or a way that takes it over; or null.
+  [[nodiscard]] Way* relief_of(const Version& version);
+  // The bytes of those in `table` that have one.
+  [[nodiscard]] std::size_t relievable_bytes(const Table& table);
 
   // ---- transitions ----------------------------------------------------------------------------------
   // The version's bytes count in `table` from now on. It must not belong to one yet.
@@ -112,6 +113,8 @@ class Ledger {
   void stop_coming(Version& version, bool again);
   void arrive_by_copy(Version& version);
   void arrive(Version& version);
+  // Its copy is `way`'s by now, and takes up no memory.
+  void hand_over(Version& version, Way& way);
   // Nobody asks for the copy any more. What was leaving stays, and what was coming is there as it is.
   void discard_copy(Version& version);
   // `version` becomes a constant: it keeps its bytes and forgets how it was made. `trimmed`: since the record

@@ -5,6 +5,7 @@
 #include <deque>
 #include <iterator>
 #include <tuple>
+#include <vector>
 
 #include "base/errors.h"
 
@@ -115,18 +116,31 @@ void Moves::turn_back(Version& version) {
   observers.note_turned_back(version);
 }
 
-// The one that costs the least for its bytes.
-bool Moves::drop_one_copy(const Table& table) {
-  Version* least = nullptr;
-  const auto price = [](const Version& v) { return v.producer->cost / static_cast<double>(v.packed_bytes); };
-  for (Version* v : packed()) {
-    if (!is_within(v->table.get(), table) || !may_drop_copy(*v)) continue;
-    if (least == nullptr || price(*v) < price(*least)) least = v;
+// The one that costs the least for its bytes. What could not be taken over is not tried again.
+bool Moves::relieve_one_copy(const Table& table) {
+  std::vector<const Version*> refused;
+  for (;;) {
+    Version* least = nullptr;
+    Way* way = nullptr;
+    double least_price = kNever;
+    for (Version* v : packed()) {
+      if (!is_within(v->table.get(), table) || std::ranges::find(refused, v) != refused.end()) continue;
+      Way* const relief = relief_of(*v);
+      const double price = relief == nullptr ? kNever : relief->cost(*v) / static_cast<double>(v->packed_bytes);
+      if (price >= least_price) continue;
+      least = v;
+      way = relief;
+      least_price = price;
+    }
+    if (least == nullptr) return false;
+    if (!way->keeps_copy()) {
+      discard_copy(*least);
+      neighbourhood.note_change(*least, /*came_back=*/false, foresees());
+      return true;
+    }
+    if (way->take_copy(*least, *least->copied_by())) return hand_over(*least, *way), true;
+    refused.push_back(least);
   }
-  if (least == nullptr) return false;
-  discard_copy(*least);
-  neighbourhood.note_change(*least, /*came_back=*/false, foresees());
-  return true;
 }
 
 void Moves::end_moves(const Table& table) {

@@ -35,9 +35,9 @@ class Moves : public Ledger {
   void let_one_leave(const Table& table);
   // Of what comes to `table`, or to one inside it, the last to be read goes back. False: nothing comes.
   bool turn_one_back(const Table& table);
-  // Of what is packed in `table`, or in one inside it, a copy is dropped: what it is of is replayed when it is
-  // read. False: there is none that may be.
-  bool drop_one_copy(const Table& table);
+  // Of what is packed in `table`, or in one inside it, a copy is dropped, or moves on to another way. False: there
+  // is none that may.
+  bool relieve_one_copy(const Table& table);
   // A version becomes `heir`'s, without loss of a copy.
   void give(Version& version, Table& heir);
 

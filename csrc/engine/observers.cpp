@@ -25,9 +25,12 @@ void Observers::note_call(const ObservedCall& call, Report& report) {
 }
 
 void Observers::note_eviction(const Version& version, bool keeps_copy) {
+  ++version.table->statistics.evictions;
+  if (keeps_copy) note_move(version);
+}
+
+void Observers::note_move(const Version& version) {
   Statistics& statistics = version.table->statistics;
-  ++statistics.evictions;
-  if (!keeps_copy) return;
   ++statistics.moves;
   statistics.moved_bytes += version.nbytes;
 }

@@ -96,6 +96,8 @@ class Observers {
   }
   // It goes, by a way that keeps a copy or by one that does not.
   void note_eviction(const Version& version, bool keeps_copy);
+  // A copy is made of it, or taken over.
+  void note_move(const Version& version);
   void note_return(const Version& version);
   void note_turned_back(const Version& version);
   void note_replay(const Operation& operation) {

@@ -73,6 +73,10 @@ class Way {
   [[nodiscard]] virtual double packed_share(const Version&) const { return 1; }
   // Bytes that its copy takes up here. See Note [A copy may stay in memory].
   [[nodiscard]] virtual std::size_t bytes_here(const Version&) const { return 0; }
+  // Whether it takes over a copy of `version` that takes up memory here, now; and to do so: false if the copy
+  // had to stay where it is.
+  [[nodiscard]] virtual bool takes_copies(const Version&) const { return false; }
+  [[nodiscard]] virtual bool take_copy(Version&, Way& /*from*/) { has_no_copies(); }
   // To have it back, in seconds of the cost model; without what would have to be replayed for it.
   [[nodiscard]] virtual double cost(const Version& version) const = 0;
   // `version` goes. Returns where it is then: away, leaving, or here, if there was no room after all.

@@ -69,11 +69,10 @@ bool expects_backward(const Level& level) {
 
 Advice advice_for(const NoRoom& why, const ObservedCall* refused) {
   const auto& level = static_cast<const Level&>(*why.table);
-  std::optional<LinkOptions> link;
-  for (const auto& tier : level.tiers) {
-    if (tier->for_accelerators && !level.tensor_domain().streams.any()) continue;
-    if (!link) link = link_to(*tier, level.drops);
-  }
+  auto tiers = level.tiers;
+  const bool is_on_accelerator = level.tensor_domain().streams.any();
+  std::erase_if(tiers, [&](const auto& tier) { return tier->for_accelerators && !is_on_accelerator; });
+  const auto link = link_to(tiers, level.drops);
   return advise(why, refused, expects_backward(level), level.wording, level.most_replays, link);
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 
 namespace rematfn {
 namespace {
@@ -287,25 +288,31 @@ Packing::Packing(const Encoding& encoding, char* bytes, std::size_t nbytes, InPi
 }
 
 void Packing::unpack(const char* packed, char* bytes, InPieces run) const {
-  const std::size_t in_a_piece = blocks_in_a_piece();
-  const std::size_t pieces = (blocks_.size() + in_a_piece - 1) / in_a_piece;
-  std::vector<std::size_t> begins(pieces);
-  std::size_t sum = 0;
-  for (std::size_t b = 0; b < blocks_.size(); ++b) {
-    if (b % in_a_piece == 0) begins[b / in_a_piece] = sum;
-    sum += blocks_[b].nbytes;
-  }
-  run(pieces, [&](std::size_t piece) {
-    const std::size_t end = std::min((piece + 1) * in_a_piece, blocks_.size());
-    const char* from = packed + begins[piece];
-    Buffer buffer;
-    for (std::size_t b = piece * in_a_piece; b < end; ++b) {
-      const std::size_t at = b * kBlockBytes;
-      std::memcpy(buffer.data(), from, blocks_[b].nbytes);
-      codec_->decode(blocks_[b], buffer.data(), bytes + at, std::min(kBlockBytes, nbytes_ - at));
-      from += blocks_[b].nbytes;
-    }
+  const std::size_t in_a_piece = blocks_in_a_piece() * kBlockBytes;
+  run((nbytes_ + in_a_piece - 1) / in_a_piece, [&](std::size_t piece) {
+    const std::size_t begin = piece * in_a_piece;
+    unpack(packed, begin, std::min(in_a_piece, nbytes_ - begin), bytes + begin);
   });
+}
+
+void Packing::unpack(const char* packed, std::size_t begin, std::size_t count, char* to) const {
+  std::size_t b = begin / kBlockBytes;
+  const auto add = [](std::size_t sum, const Block& block) { return sum + block.nbytes; };
+  const auto first = blocks_.begin() + static_cast<std::ptrdiff_t>(b);
+  const char* from = packed + std::accumulate(blocks_.begin(), first, std::size_t{0}, add);
+  Buffer buffer;
+  std::array<char, kBlockBytes> whole;
+  for (const std::size_t end = begin + count; begin < end; ++b) {
+    const std::size_t at = b * kBlockBytes;
+    const std::size_t nbytes = std::min(kBlockBytes, nbytes_ - at);
+    const std::size_t part = std::min(at + nbytes, end) - begin;
+    std::memcpy(buffer.data(), from, blocks_[b].nbytes);
+    codec_->decode(blocks_[b], buffer.data(), part == nbytes ? to : whole.data(), nbytes);
+    if (part < nbytes) std::memcpy(to, whole.data() + (begin - at), part);
+    from += blocks_[b].nbytes;
+    to += part;
+    begin += part;
+  }
 }
 
 std::size_t Packing::blocks_in_a_piece() const {

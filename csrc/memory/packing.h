@@ -54,6 +54,8 @@ class Packing {
   // Of this object.
   [[nodiscard]] std::size_t index_bytes() const { return blocks_.size() * sizeof(Block); }
   void unpack(const char* packed, char* bytes, InPieces run) const;
+  // Some of the bytes.
+  void unpack(const char* packed, std::size_t begin, std::size_t count, char* to) const;
 
  private:
   enum class Form : std::uint8_t { kRaw, kOne, kTwo, kNarrow, kMasked };

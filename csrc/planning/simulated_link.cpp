@@ -2,6 +2,7 @@
 #include "planning/simulated_link.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "engine/domain.h"
 
@@ -32,6 +33,13 @@ Place SimulatedLink::leave(Version& version) {
   out_free_ = std::max(out_free_, now()) + taken;
   arrives_[&version] = out_free_;
   return Place::kLeaving;
+}
+
+bool SimulatedLink::take_copy(Version& version, Way& from) {
+  from.discard(version);
+  std::ignore = leave(version);
+  ledger_.root->statistics.waited += std::max(out_free_ - now(), 0.0);
+  return true;
 }
 
 Place SimulatedLink::bring_back(Version& version) {

@@ -32,8 +32,12 @@ class SimulatedLink final : public Link {
     return figures_.blocks ? static_cast<std::size_t>(packed) : 0;
   }
   [[nodiscard]] bool has_room(const Version& version) const override {
-    return held_ + version.nbytes <= room_;
+    return version.nbytes <= room_ - held_;
   }
+  [[nodiscard]] bool takes_copies(const Version& version) const override {
+    return !figures_.blocks && has_room(version);
+  }
+  [[nodiscard]] bool take_copy(Version& version, Way& from) override;
   [[nodiscard]] Place leave(Version& version) override;
   [[nodiscard]] Place bring_back(Version& version) override;
   [[nodiscard]] bool has_arrived(const Version& version) const override;

@@ -188,11 +188,14 @@ class Simulation {
         versions_(trace.values.size()) {
     if (!options.ways.empty()) table_->evict_by(options.ways);
     if (options.link) {
-      link_ = std::make_unique<SimulatedLink>(*domain_, options.link->figures, options.link->room,
-                                              trace.values.size());
-      table_->evict_by(options.link->drops
-                            ? std::vector<Way*>{&domain_->drop_and_replay, link_.get()}
-                            : std::vector<Way*>{link_.get()});
+      const std::size_t values = trace.values.size();
+      const LinkOptions& link = *options.link;
+      links_.push_back(std::make_unique<SimulatedLink>(*domain_, link.figures, link.room, values));
+      if (link.packing) links_.push_back(std::make_unique<SimulatedLink>(*domain_, *link.packing, kNoBudget, values));
+      std::vector<Way*> ways;
+      if (link.drops) ways.push_back(&domain_->drop_and_replay);
+      for (const auto& each : links_) ways.push_back(each.get());
+      table_->evict_by(ways);
     }
     domain_->root = table_.get();
     table_->leaves_early = options.leaves_early;
@@ -251,7 +254,12 @@ class Simulation {
   }
 
   [[nodiscard]] Deeds deeds() const {
-    return {link_ ? link_->moved() : std::vector<bool>(), domain_->replays};
+    std::vector<bool> moved;
+    for (const auto& link : links_) {
+      moved.resize(link->moved().size());
+      for (std::size_t i = 0; i < moved.size(); ++i) moved[i] = moved[i] || link->moved()[i];
+    }
+    return {moved, domain_->replays};
   }
 
  private:
@@ -309,7 +317,7 @@ class Simulation {
   const Trace& trace_;
   const SimulationOptions options_;
   const std::shared_ptr<SimulatedDomain> domain_;
-  std::unique_ptr<SimulatedLink> link_;
+  std::vector<std::unique_ptr<SimulatedLink>> links_;
   const Ref<Table> table_;  // the outermost
   Ref<Table> level_;        // the innermost
   Versions versions_;

@@ -45,6 +45,7 @@ struct LinkOptions {
   LinkFigures figures;
   std::size_t room = 0;  // bytes, at its other end
   bool drops = true;     // versions may be dropped as well
+  std::optional<LinkFigures> packing{};  // and packed, with another tier's figures
 };
 
 struct SimulationOptions {

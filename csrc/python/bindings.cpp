@@ -332,8 +332,8 @@ PYBIND11_MODULE(_C, m) {
         found["waited"] = now.waited;
         found["trouble"] = in_utf8(now.trouble);
         return found;
-      })
-      .def("link", &link_to, nogil);
+      });
+  m.def("link_to", &link_to, nogil);
   m.def("open_disk", [](const std::string& folder, std::size_t budget, bool verify, double bandwidth) {
     return make_disk({.folder = folder, .budget = budget, .verify = verify,
                       .transfers = {.bandwidth = bandwidth}});

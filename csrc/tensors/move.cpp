@@ -41,6 +41,19 @@ bool Move::has_room(const Version& version) const {
   return !tensor_store.lost(version) && tier_->has_room(tensor_version(version).current_storage());
 }
 
+bool Move::takes_copies(const Version& version) const { return tier_->has_room_for_copy(version.nbytes); }
+
+bool Move::take_copy(Version& version, Way& from) {
+  const Profiled range("rematfn::move to the", tier_->name);
+  std::unique_ptr<Tier::Copy> copy = tier_->take_over(*static_cast<Move&>(from).copies_.at(&version), waits_);
+  learn_of_waits();
+  if (!copy) return false;
+  note_copy(time_out(version.nbytes));
+  copies_.emplace(&version, std::move(copy));
+  from.discard(version);
+  return true;
+}
+
 Place Move::leave(Version& version) {
   const Profiled range("rematfn::move to the", tier_->name);
   const c10::Storage bytes = tensor_version(version).current_storage();
@@ -135,9 +148,19 @@ Way& way_to(TensorDomain& domain, const std::shared_ptr<Tier>& tier, bool drops)
   return *domain.ways.emplace_back(std::make_unique<Move>(domain, tier));
 }
 
-LinkOptions link_to(Tier& tier, bool drops) {
-  if (drops) tier.find_bandwidth();
-  return {tier.link(), tier.figures().capacity, drops};
+std::optional<LinkOptions> link_to(const std::vector<std::shared_ptr<Tier>>& tiers, bool drops) {
+  std::optional<LinkOptions> found;
+  std::optional<LinkFigures> packing;
+  for (const std::shared_ptr<Tier>& tier : tiers) {
+    const bool is_packed = tier->link().blocks;
+    if (is_packed && !packing) packing = tier->link();
+    if (is_packed || found) continue;
+    if (drops) tier->find_bandwidth();
+    found = LinkOptions{tier->link(), tier->figures().capacity, drops};
+  }
+  if (found) found->packing = packing;
+  if (!found && packing) found = LinkOptions{*packing, kNoBudget, drops};
+  return found;
 }
 
 }  // namespace rematfn

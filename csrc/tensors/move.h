@@ -5,7 +5,9 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <unordered_map>
+#include <vector>
 
 #include "engine/link.h"
 #include "planning/simulation.h"
@@ -24,6 +26,8 @@ class Move final : public Link {
   [[nodiscard]] double packed_share(const Version& version) const override;
   [[nodiscard]] std::size_t bytes_here(const Version& version) const override;
   [[nodiscard]] bool has_room(const Version& version) const override;
+  [[nodiscard]] bool takes_copies(const Version& version) const override;
+  [[nodiscard]] bool take_copy(Version& version, Way& from) override;
   [[nodiscard]] Place leave(Version& version) override;
   [[nodiscard]] Place bring_back(Version& version) override;
   [[nodiscard]] bool has_arrived(const Version& version) const override;
@@ -46,8 +50,9 @@ class Move final : public Link {
   std::unordered_map<const Version*, std::unique_ptr<Tier::Copy>> copies_;
 };
 
-// As measured of late; for a level that may drop its versions as well, or not.
-[[nodiscard]] LinkOptions link_to(Tier& tier, bool drops);
+// To the first that is not packed, beside one that is, if there are both; as measured of late. For a level that
+// may drop its versions as well, or not. Nothing if there is no tier.
+[[nodiscard]] std::optional<LinkOptions> link_to(const std::vector<std::shared_ptr<Tier>>& tiers, bool drops);
 // That of all levels of `domain`; likewise.
 [[nodiscard]] Way& way_to(TensorDomain& domain, const std::shared_ptr<Tier>& tier, bool drops);
 

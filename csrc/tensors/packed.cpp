@@ -92,7 +92,7 @@ class Packed::Bytes final : public Tier::Copy {
  public:
   Bytes(std::shared_ptr<Packed> packed, const c10::Storage& of, const Encoding& encoding,
         std::shared_ptr<Waits> waits)
-      : Copy(of, std::move(waits)),
+      : Copy(of.nbytes(), of.device(), std::move(waits)),
         packed_(std::move(packed)),
         checksum_(packed_->verify_ ? checksum(static_cast<const char*>(of.data()), of.nbytes()) : 0),
         packing_(encoding, static_cast<char*>(of.mutable_data()), nbytes, in_pieces_of(nbytes)),
@@ -120,6 +120,9 @@ class Packed::Bytes final : public Tier::Copy {
     comes_to_ = std::move(to);
   }
   void turn_back() override { comes_to_ = c10::Storage(); }
+  void read(std::size_t begin, std::size_t count, char* to) const override {
+    packing_.unpack(static_cast<const char*>(memory_.get()), begin, count, to);
+  }
 
  private:
   // A block that is not of our pool keeps its length: then the packed bytes are copied, and it goes, if there

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <utility>
 
 #include "engine/link.h"
@@ -39,8 +40,8 @@ class Tier {
   // what the allocator of that memory has been told of.
   class Copy {
    public:
-    Copy(const c10::Storage& of, std::shared_ptr<Waits> waits)
-        : nbytes(of.nbytes()), device(of.device()), waits_(std::move(waits)) {}
+    Copy(std::size_t bytes, c10::Device of, std::shared_ptr<Waits> waits)
+        : nbytes(bytes), device(of), waits_(std::move(waits)) {}
     Copy(const Copy&) = delete;
     Copy& operator=(const Copy&) = delete;
     virtual ~Copy() = default;
@@ -60,6 +61,10 @@ class Tier {
     // Bytes that it takes up in the memory that the value was in, whose place it has taken; 0: none. Then it is
     // done at once, and get() has brought the bytes when it returns.
     [[nodiscard]] virtual std::size_t bytes_here() const { return 0; }
+    // Of such a copy: some of the bytes that it is of. Several threads may read at once.
+    virtual void read(std::size_t /*begin*/, std::size_t /*count*/, char* /*to*/) const {
+      throw std::logic_error("only what lies in memory is read in parts");
+    }
 
     const std::size_t nbytes;
     const c10::Device device;
@@ -81,12 +86,18 @@ class Tier {
   [[nodiscard]] virtual bool has_room(const c10::Storage& bytes) const {
     return account().has_room(bytes.nbytes());
   }
+  // Whether take_over() may be.
+  [[nodiscard]] virtual bool has_room_for_copy(std::size_t /*nbytes*/) const { return false; }
   // Of these bytes, the share that a copy takes up here; 1: there is none that does.
   [[nodiscard]] virtual double packed_share(const c10::Storage&) const { return 1; }
   // Starts to copy them out, after what has been computed. They must stay as they are until the copy is
   // done or gone. Null if there is no room.
   [[nodiscard]] virtual std::unique_ptr<Copy> put(const c10::Storage& bytes, TensorDomain& domain,
                                                   std::shared_ptr<Waits> waits) = 0;
+  // What `copy` holds, which takes up memory, is copied when this returns. Null if there is no room.
+  [[nodiscard]] virtual std::unique_ptr<Copy> take_over(const Copy& /*copy*/, std::shared_ptr<Waits> /*waits*/) {
+    return nullptr;
+  }
   // As measured of late. If only one bandwidth is known, they are taken to be the same.
   [[nodiscard]] LinkFigures link() const;
   // Measures if nothing is known yet: what moving takes is to be compared with replays before anything

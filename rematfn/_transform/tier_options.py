@@ -13,7 +13,7 @@ import torch
 from .. import _C
 from .._interop.pytrees import tensors_of
 from ..errors import OffloadError
-from .tiers import DEFAULTS, KINDS, Disk, Tier
+from .tiers import DEFAULTS, KINDS, Disk, Packed, Tier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,18 +40,19 @@ class Tiers:
         return opened
 
     def link(self, drops: bool, values: object = ()) -> _C.Link | None:
-        """Return what is planned for: the way to the first that is used.
+        """Return what is planned for: the way to the first that is used, beside the packed one.
 
         Where nothing has moved yet, ``values``, which the function is called with, tell whether it
         works on an accelerator.
         """
-        opened = self.open()
+        packed = [kind.open() for kind in self.all if isinstance(kind, Packed)]
+        opened = [tier for tier in self.open() if tier not in packed]
         used = [tier for tier in opened if tier.statistics()["bytes_out"] > 0]
         if len(opened) > 1 and not used:
             device = torch.accelerator.current_accelerator()
             is_there = any(device and x.device.type == device.type for x in tensors_of(values))
             used = [tier for tier in opened if tier.for_accelerators == is_there]
-        return next((tier.link(drops) for tier in used or opened), None)
+        return _C.link_to([*(used or opened), *packed], drops)
 
     def __bool__(self) -> bool:
         return bool(self.all)

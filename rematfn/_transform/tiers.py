@@ -250,8 +250,8 @@ class Packed(Tier):
 
     A sample of its bytes says which of them a value takes. Values of less than 64 KiB, and those
     that would keep more than three quarters of their bytes, stay as they are. So do values on an
-    accelerator. Where nothing else can make room, a packed value that can be computed again is
-    dropped.
+    accelerator. Where nothing else can make room, a packed value moves on to a :class:`Disk`, if
+    the function is given one, too; or it is dropped, if it can be computed again.
 
     Jain et al., *Gist* (ISCA 2018), encode activations so for the backward. Chen et al., *ActNN*
     (ICML 2021), quantise them, which is not exact.

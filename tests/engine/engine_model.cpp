@@ -331,6 +331,7 @@ void transitions_are_printed() {
       {"stop_coming", [&](Version& v) { domain->stop_coming(v, false); }},
       {"arrive_by_copy", [&](Version& v) { domain->arrive_by_copy(v); }},
       {"arrive", [&](Version& v) { domain->arrive(v); }},
+      {"hand_over", [&](Version& v) { domain->hand_over(v, courier); }},
       {"discard_copy", [&](Version& v) {
          if (v.copied_by() != nullptr) return domain->discard_copy(v);
          throw std::logic_error("it has none");

@@ -62,11 +62,14 @@ void moves_where_replays_thrash(unsigned count) {
   expect(replays_if_moved < replays_if_not, "and replays less");
 }
 
-// Copies that stay in the memory: their bytes count, the budget holds, and nearly all that runs by replays alone runs.
+// Copies that stay in the memory: their bytes count, the budget holds, and nearly all that runs by replays alone
+// runs. Beside a link, so does nearly all that runs by the link alone, since they move on to it.
 void packs(unsigned count) {
   unsigned moved = 0;
   unsigned fitted = 0;
   unsigned refused = 0;  // that run by replays alone
+  unsigned fitted_beside = 0;
+  unsigned refused_beside = 0;  // that run by the link alone
   std::uint64_t replays[2] = {0, 0};
   for (unsigned seed = 0; seed < count; ++seed) {
     std::mt19937 random(seed);
@@ -96,9 +99,26 @@ void packs(unsigned count) {
         replays[1] += dropping->replays;
       }
     }
+    for (const double fraction : {0.5, 0.4, 0.3, 0.2}) {
+      SimulationOptions options{.budget = static_cast<std::size_t>(fraction * static_cast<double>(peak)),
+                                .check = true};
+      if (seed % 3 == 0) options.guide = plan.guide();
+      for (const bool drops : {true, false}) {
+        options.link = LinkOptions{{.per_byte_out = 1e-3, .per_byte_in = 1e-3}, peak, drops};
+        const bool fits = run(trace, options) != nullptr;
+        options.link->packing = LinkFigures{.per_byte_out = 1e-5, .per_byte_in = 1e-5, .blocks = true};
+        const auto found = run(trace, options);
+        fitted_beside += found != nullptr;
+        refused_beside += fits && !found;
+        if (!found) continue;
+        expect(found->peak_bytes <= options.budget, where + "the budget holds beside a link");
+        expect(drops || options.guide || found->replays == 0, where + "what is moved on is not replayed");
+      }
+    }
   }
   expect(fitted > count && moved > count / 2, "values are packed");
   expect(100 * refused < fitted, "what runs by replays alone runs, but for one in a hundred");
+  expect(100 * refused_beside < fitted_beside, "what runs by a link alone runs, but for one in a hundred");
   expect(replays[0] < replays[1], "and less is replayed");
 }
 

@@ -198,6 +198,53 @@ def test_a_copy_that_stands_in_the_way_is_dropped() -> None:
     rematfn.testing.check()
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_packed_moves_on_to_a_disk(order: int) -> None:
+    """A budget that is too small for what is packed, and large enough for a disk alone."""
+    net = layers()
+    expected = gradients(net, net)
+    trace = rematfn.record(lambda: net(X).sum().backward())
+    net.zero_grad()
+    budget = int(0.3 * trace.peak_bytes)
+    packed, disk = rematfn.Packed(verify=True), rematfn.Disk(verify=True)
+    with pytest.raises(rematfn.BudgetError):
+        rematfn.offload(net, budget, to=packed)(X).sum().backward()
+    net.zero_grad()
+    before = packed.bytes_out
+    g = rematfn.offload(net, budget, to=[packed, disk][::order])
+    for _ in range(4):
+        assert_bitwise_equal(gradients(net, g), expected)
+        stats = rematfn.stats(g)
+        assert stats.replays == 0
+        assert stats.peak_bytes <= budget
+        rematfn.testing.check()
+    assert packed.bytes_out > before
+    assert disk.bytes_out > 0
+    assert packed.held_bytes == disk.held_bytes == 0
+
+
+def test_a_disk_that_is_full_takes_over_what_it_has_room_for() -> None:
+    """Beside the large value there is no room for one of the others, however packed."""
+
+    def f(x: Tensor) -> Tensor:
+        values = [x.relu() * i for i in range(1, 4)]
+        large = torch.ones(4 * N).sum()
+        return sum(values[1:], values[0]) * large
+
+    x = torch.randn(N)
+    for room, fits in ((2, False), (3, True)):
+        disk = rematfn.Disk(budget=room * x.nbytes)
+        g = rematfn.offload(f, 4 * x.nbytes + (64 << 10), to=["packed", disk])
+        if fits:
+            assert_bitwise_equal(g(x), f(x))
+            assert disk.peak_bytes == 3 * x.nbytes
+        else:
+            with pytest.raises(rematfn.BudgetError):
+                g(x)
+        assert disk.held_bytes == 0
+        rematfn.testing.check()
+
+
 @torch.library.custom_op("rematfn_tests::make_packable", mutates_args=())
 def make_packable(x: Tensor) -> Tensor:
     made = x.relu()

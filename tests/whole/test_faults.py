@@ -43,6 +43,7 @@ TRANSFORMS: dict[str, Transform] = {
     "moves or drops": lambda f: remat(f, offload=DISK, policy=EVICTING),
     "packs": lambda f: rematfn.offload(f, to=PACKED, policy=EVICTING),
     "packs or drops": lambda f: remat(f, offload=PACKED, policy=EVICTING),
+    "packs or moves, tight": lambda f: rematfn.offload(f, budget=6 * UNIT, to=[PACKED, DISK]),
 }
 STRIDE = 1 if EXHAUSTIVE else 3  # of the places where something may fail
 transforms = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
