@@ -128,6 +128,9 @@ class Disk::Bytes final : public Tier::Copy, private Transfers::Transfer {
   void wait(bool returning) override {
     if (!is_lost()) note_wait(state_.transfers.wait(*this), returning);
     throw_if_lost();
+    if (error_.empty() && comes_to_ && sum && checksum(static_cast<const char*>(comes_to_.data()), nbytes) != *sum) {
+      error_ = describe(/*out=*/false, kCorrupted);
+    }
     if (error_.empty()) return;
     comes_to_ = c10::Storage();
     throw CopyLost(error_);
@@ -301,6 +304,7 @@ std::unique_ptr<Tier::Copy> Disk::take_over(const Copy& packed, std::shared_ptr<
     const std::lock_guard guard(state_->transfers.mutex);
     if (!copy->find_place()) return nullptr;
   }
+  copy->sum = packed.sum;
   copy->packed_ = &packed;
   copy->begin(/*out=*/true);
   copy->note_wait(state_->transfers.wait(*copy), /*returning=*/false);

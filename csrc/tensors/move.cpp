@@ -48,7 +48,6 @@ bool Move::take_copy(Version& version, Way& from) {
   std::unique_ptr<Tier::Copy> copy = tier_->take_over(*static_cast<Move&>(from).copies_.at(&version), waits_);
   learn_of_waits();
   if (!copy) return false;
-  note_copy(time_out(version.nbytes));
   copies_.emplace(&version, std::move(copy));
   from.discard(version);
   return true;

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "engine/feedback.h"
@@ -94,7 +95,6 @@ class Packed::Bytes final : public Tier::Copy {
         std::shared_ptr<Waits> waits)
       : Copy(of.nbytes(), of.device(), std::move(waits)),
         packed_(std::move(packed)),
-        checksum_(packed_->verify_ ? checksum(static_cast<const char*>(of.data()), of.nbytes()) : 0),
         packing_(encoding, static_cast<char*>(of.mutable_data()), nbytes, in_pieces_of(nbytes)),
         memory_(of.set_data_ptr(c10::DataPtr(nullptr, of.device()))) {
     cut_off();
@@ -111,7 +111,7 @@ class Packed::Bytes final : public Tier::Copy {
     const Clock::time_point begin = Clock::now();
     auto* const bytes = static_cast<char*>(to.mutable_data());
     packing_.unpack(static_cast<const char*>(memory_.get()), bytes, in_pieces_of(nbytes));
-    if (packed_->verify_ && checksum(bytes, nbytes) != checksum_) {
+    if (sum && checksum(bytes, nbytes) != *sum) {
       throw CopyLost("rematfn.Packed(): " + std::to_string(nbytes) +
                      " bytes were packed, and others came out: something has written to the memory where they "
                      "lay.");
@@ -147,7 +147,6 @@ class Packed::Bytes final : public Tier::Copy {
   }
 
   const std::shared_ptr<Packed> packed_;
-  const std::uint64_t checksum_;
   const Packing packing_;
   c10::DataPtr memory_;
   std::size_t allocated_ = 0;  // of it
@@ -157,7 +156,10 @@ std::unique_ptr<Tier::Copy> Packed::put(const c10::Storage& bytes, TensorDomain&
   // Somebody else may share what has another deleter, or hand it out again as it was.
   if (bytes.data_ptr().get_deleter() != c10::GetCPUAllocator()->raw_deleter()) return nullptr;
   const Clock::time_point begin = Clock::now();
+  std::optional<std::uint64_t> sum;
+  if (verify_) sum = checksum(static_cast<const char*>(bytes.data()), bytes.nbytes());
   auto copy = std::make_unique<Bytes>(shared_from_this(), bytes, encoding_of(bytes), waits);
+  copy->sum = sum;
   note(account_.out, bytes.nbytes(), begin, *waits, /*returning=*/false);
   return copy;
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -68,6 +69,7 @@ class Tier {
 
     const std::size_t nbytes;
     const c10::Device device;
+    std::optional<std::uint64_t> sum;  // of the bytes, as they were, if what comes back is compared as a whole
     SharedBytes leaves;  // until it has left; they live longer than what reads them
 
    protected:

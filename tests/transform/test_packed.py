@@ -256,7 +256,8 @@ make_packable.register_fake(torch.empty_like)
 ADDRESSES: list[int] = []
 
 
-def test_verify_finds_what_has_been_written_to() -> None:
+@pytest.mark.parametrize("moves_on", [False, True])
+def test_verify_finds_what_has_been_written_to(moves_on: bool) -> None:
     """It is replayed instead. Without `verify`, what comes back are other values."""
 
     def run(verify: bool) -> tuple[Tensor, int]:
@@ -264,10 +265,16 @@ def test_verify_finds_what_has_been_written_to() -> None:
             y = make_packable(x)
             torch.ones(7).sin()
             ctypes.memset(ADDRESSES[-1] + 4096, 0x55, 256)  # where it lies, packed
+            torch.ones(2 * N).sum()  # beside which it has no room
             return y * 1
 
-        g = rematfn.offload(f, to=rematfn.Packed(verify=verify), policy=EvictEverything())
-        return g(x), rematfn.stats(g).replays
+        disk = rematfn.Disk()
+        to = [rematfn.Packed(verify=verify), disk] if moves_on else rematfn.Packed(verify=verify)
+        budget = 2 * x.nbytes + (64 << 10) if moves_on else None
+        g = rematfn.offload(f, budget, to=to, policy=EvictEverything())
+        found = g(x)
+        assert (disk.bytes_in > 0) == moves_on
+        return found, rematfn.stats(g).replays
 
     x = torch.randn(N)
     found, replays = run(verify=True)
