@@ -237,12 +237,12 @@ class Host(Tier):
 
 
 class Packed(Tier):
-    """The memory itself: values on the CPU that wait lie there compressed, without loss.
+    """The memory itself: values on a CPU that are not in use are compressed in place, without loss.
 
     A value is packed where it lies, and unpacked when it is read, on the threads that operators run
-    on. Meanwhile its packed bytes count in the budget. The encodings are
+    on. Until then its packed bytes count in the budget. The encodings are
 
-    - one bit for each element, where there are two values: truth values, a dropout's noise;
+    - one bit for each element, where there are two values: booleans, a dropout's noise;
     - one bit for each element, and those that are not zero: results of a ReLU or a dropout;
     - narrower elements: a float that was a ``bfloat16`` or a ``float16``, an integer that fits in
       fewer bits;
@@ -251,7 +251,7 @@ class Packed(Tier):
     A sample of its bytes says which of them a value takes. Values of less than 64 KiB, and those
     that would keep more than three quarters of their bytes, stay as they are. So do values on an
     accelerator. Where nothing else can make room, a packed value moves on to a :class:`Disk`, if
-    the function is given one, too; or it is dropped, if it can be computed again.
+    the function is given one, too; with ``remat``, it may be dropped, if it can be computed again.
 
     Jain et al., *Gist* (ISCA 2018), encode activations so for the backward. Chen et al., *ActNN*
     (ICML 2021), quantise them, which is not exact.
