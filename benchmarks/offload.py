@@ -70,17 +70,23 @@ PARTS = [name for name in CASES if name != TINY.name] + [LINK]
 BUDGETS = (0.5, 0.3, 0.2, 0.1)
 BANDWIDTHS = (1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10, 1e11)  # bytes per second
 
+ALTERNATIVE = (
+    "Three curves over the disk's bandwidth: the time of a step, measured and predicted; the MiB moved "
+    "out; and the operators replayed"
+)
 ABOUT = """
-*remat* computes again, *offload* moves, *hybrid* does either, value by value; each holds the
-budget, a fraction of eager's peak. Where there is one, the last budget is one in which computing
-again does not fit, though each operator does. *Time* is the median over rounds of the ratio to
-eager, with the least and the most; *others* is how many cores other processes kept busy meanwhile
-(rounds that were disturbed are run again). *Time / better* is the hybrid's ratio to the better of
-the other two: the median of those of a round; where that is above 1.03, there are seven times as
-many rounds, and all count. *Peak* is counted at the allocator. *Exposed* is what a step took beyond
-eager's time and what was computed again; *bytes / bandwidth* is how long this disk takes for the
-bytes while nobody computes, as measured in the same process. Where a budget does not fit, the
-`BudgetError` says what it takes.
+*remat* computes again, *offload* moves, *hybrid* does either, value by value. Each holds the
+budget, a fraction of eager's peak. In the last budget of some networks each operator fits, but
+computing again does not. Where a budget does not fit, the `BudgetError` says what it takes.
+
+- *Time* is the median over rounds of the ratio to eager, with the least and the most. *Others* is
+  how many cores other processes kept busy meanwhile. Rounds that were disturbed are run again.
+- *Time / better* is the median over rounds of the hybrid's ratio to the better of the other two.
+  Where that is above 1.03, there are seven times as many rounds, and all count.
+- *Peak* is counted at the allocator.
+- *Exposed* is what a step took beyond eager's time and beyond what was computed again.
+- *Bytes / bandwidth* is how long this disk takes for the bytes while nothing is computed, as
+  measured in the same process.
 """
 
 
@@ -183,7 +189,7 @@ def write(folder: Path, results: Mapping[str, Any]) -> str:
     if LINK in results:
         record = results[LINK]
         draw_link(folder / "offload-link.png", record)
-        parts += ["## A throttled disk", record["about"], "![A throttled disk](offload-link.png)"]
+        parts += ["## A throttled disk", record["about"], f"![{ALTERNATIVE}](offload-link.png)"]
         parts += [table(record["rows"]), place(record["machine"])]
     return write_document(folder / "offload.md", parts)
 

@@ -14,18 +14,18 @@ from measure import place, table
 Record = Mapping[str, Any]
 
 ABOUT = """\
-Peaks are the allocator's: torch's profiler reports each block that is handed out or taken back, and
-the peak is the most bytes that were live at once above those at the start of the step, kernels'
-scratch included. What was there before (parameters, inputs) does not count, nor do the results
-(gradients, loss), from the moment they are made. rematfn is not asked. A budget is a fraction of
+Peaks are the allocator's, and not rematfn's count: torch's profiler reports each block that is
+handed out or taken back. The peak is the most bytes that were live at once above those at the start
+of the step, kernels' scratch included. What was there before (parameters, inputs) does not count,
+nor do the results (gradients, loss), from the moment they are made. A budget is a fraction of
 eager's peak, counted in the same way.
 
 *Resident* is how far the resident set of the process rises in such a step (`VmHWM`, results
 included), once the C library has given back what earlier ones left: [resident.md](resident.md).
 
 *Exact*: every result, and a batch norm's statistics, are eager's, bit for bit. *Replayed cost* is
-that of the cost model, as a fraction of the program's own; it is the same on every run, but for the
-plan that the search for it comes to in the end. *Replayed FLOPs* are those of
+that of the cost model, as a fraction of the program's own. It is the same on every run that ends
+its search with the same plan. *Replayed FLOPs* are those of
 matrix products, convolutions and attention, as a fraction of the program's. *Time ratio*: the
 median over rounds of the ratio to eager, all having taken turns in one process. *Guided* is the
 default policy, from the second call of a signature on; *online* is `ON()`, as which the first call
@@ -124,6 +124,18 @@ def above_targets(
     return rows
 
 
+def alternative(name: str, record: Record) -> str:
+    """Return what the picture of a network shows, in words, for those who do not see it."""
+    guided = [row for row in record["budgets"] if row["policy"] == "guided" and row.get("peak")]
+    ends = [guided[0], guided[-1]]
+    peaks = " to ".join(f"{row['peak'] / record['eager']['peak']:.2f}" for row in ends)
+    costs = " to ".join(f"{row['replayed cost']:.0%}" for row in ends)
+    return (
+        f"{name}: what is replayed, and the time of a step, over the measured peak. "
+        f"From peaks of {peaks} of eager's, guided calls replay {costs} of the step's cost"
+    )
+
+
 def write(folder: Path, results: Mapping[str, Any]) -> str:
     """Write the document and its pictures into ``folder``; return what is worth printing."""
     from picture import draw  # loads matplotlib
@@ -145,7 +157,7 @@ def write(folder: Path, results: Mapping[str, Any]) -> str:
         parts += [
             f"## {name}",
             f"{record['about']}. Eager: peak {record['eager']['peak']:,} bytes{_seconds(record)}.",
-            f"![{name}]({picture.name})",
+            f"![{alternative(name, record)}]({picture.name})",
             table([{k: v for k, v in row.items() if k != "seconds"} for row in record["budgets"]]),
         ]
         if record.get("peers"):

@@ -15,8 +15,8 @@
 # # 0. All of rematfn
 #
 # Training needs memory for every intermediate result until the backward pass has read it. rematfn
-# lets you say how much: `rematfn.remat(f, budget)` computes what `f` computes, bit for bit, while
-# the tensors that it keeps stay inside `budget` bytes.
+# lets you say how much. `rematfn.remat(f, budget)` computes what `f` computes, bit for bit, and the
+# tensors that it keeps stay inside `budget` bytes.
 #
 # This page is all that you need to use it. The other notebooks are about how it works.
 

@@ -907,8 +907,8 @@ show_table(
 # </details>
 #
 # **Where to go on.** [Notebook 2](02_vmap.ipynb) builds `vmap` on this toy dispatcher. The library
-# that these notebooks belong to, `rematfn`, is one boxed fallback at a key below autograd: it sees
-# every operator before a kernel reads bytes, and so it can free tensors and compute them again
+# that these notebooks belong to, `rematfn`, is one boxed fallback at a key below autograd. It sees
+# every operator before a kernel reads bytes. So it can free tensors and compute them again
 # ([notebook 5](05_boxed_kernel.ipynb)). Two other good texts are Edward Yang's [Let's talk about
 # the PyTorch dispatcher](https://blog.ezyang.com/2020/09/lets-talk-about-the-pytorch-dispatcher/)
 # and [How does the dispatcher

@@ -92,8 +92,8 @@ assert [row[1] for row in rows] == [0, 2, 1, 3]
 #
 # A tensor holds the node that made it, and each node holds the nodes before it. So the result of
 # the forward keeps the whole graph. A backward pass runs the nodes from the last to the first, and
-# after each node it lets go of what that node has saved, unless we ask for `retain_graph=True`. A
-# node shows what it has saved as an attribute. To read it after that raises an error.
+# after each node it frees what that node has saved, unless we ask for `retain_graph=True`. A node
+# shows what it has saved as an attribute. To read it after that raises an error.
 
 # %%
 h = a.exp()
@@ -178,9 +178,9 @@ assert peaks[0] + 3.5 < peaks[1] and peaks[1] + 7 < peaks[2]  # one more for eac
 # <details><summary><b>Question.</b> Would the peak change if the layers were <code>relu</code> and
 # not <code>tanh</code>? And if a layer were only an addition of a constant?</summary>
 #
-# *Answer.* Not with `relu`: it saves its result as well, to know where that is positive, and the
-# next product saves the same tensor as its factor, so it is one tensor. An addition saves nothing.
-# A chain of additions alone would need no more than two activations, however long it is.
+# *Answer.* Not with `relu`. It saves its result as well, to know where that is positive. The next
+# product saves the same tensor as its factor, so it is one tensor. An addition saves nothing. A
+# chain of additions alone would need no more than two activations, however long it is.
 # </details>
 
 # %% [markdown]
@@ -261,8 +261,8 @@ assert log == [
 # The table answers the heading.
 #
 # - The first forward runs to get the *value*, which the next part needs now. If it ran with
-#   gradients, its nodes would save what we want to be rid of. (`apply` switches gradients off for
-#   the `forward` of each `Function`. We write `no_grad` all the same, as torch does.)
+#   gradients, its nodes would save what we want to free. (`apply` switches gradients off for the
+#   `forward` of each `Function`. We write `no_grad` all the same, as torch does.)
 # - The second forward runs to get the *nodes*. Its value is known already. Without gradients there
 #   would be no nodes, and `backward` could not be called on its result.
 #
@@ -317,7 +317,7 @@ except RuntimeError as error:
 #
 # *Answer.* Hardly. Its backward begins as soon as its first forward and the loss are over. Without
 # a checkpoint its inside would be there while the backward of the loss runs, and no longer than
-# that: here it costs one activation of the peak, and saves a forward of the part.
+# that. Here this costs one activation of the peak, and saves a forward of the part.
 # `checkpoint_sequential` leaves the last part out.
 # </details>
 
@@ -420,11 +420,11 @@ print("layer 0 has its gradient, by way of", type(with_phony(part(0, 4), data).g
 # result has arrived. On one device this is the best moment. Any earlier, and the inside of the part
 # would be held for longer.
 #
-# In a pipeline over several devices the gradient comes from another device. A device that waits
-# for it could compute the part again in that time. So torchgpipe
+# In a pipeline over several devices the gradient comes from another device. A device that waits for
+# it could compute the part again in that time. So torchgpipe
 # ([checkpoint.py](https://github.com/kakaobrain/torchgpipe/blob/master/torchgpipe/checkpoint.py))
-# makes two nodes out of one: `Recompute`, whose backward runs the second forward and needs no
-# gradient, and `Checkpoint`, whose backward takes what `Recompute` has made and runs the inner
+# makes two nodes out of one. The backward of `Recompute` runs the second forward, and needs no
+# gradient. The backward of `Checkpoint` takes what `Recompute` has made, and runs the inner
 # backward pass. The phony has a second task there. It carries no numbers, but it is an edge of the
 # graph, and edges say what comes first. In small:
 
@@ -508,10 +508,9 @@ assert order == ["gradient arrives", "second forward", "inner backward"]
 # have run: `Checkpoint` waits for `Fork`, and `Fork` for `Recompute`, which reads its phony. So
 # the second forward comes before the inner backward, by force of the graph.
 #
-# `Join` still comes first, and it needs a gradient. But on CUDA that gradient may be on its way:
-# the copy from the other device has been queued, on a stream of its own. torchgpipe lets the
-# stream that computes wait for the copy between `Recompute` and `Checkpoint`, and not before
-# `Recompute`.
+# `Join` still comes first, and it needs a gradient. But on CUDA that gradient may still be on its
+# way: its copy from the other device is queued on a stream of its own. torchgpipe lets the stream
+# that computes wait for the copy between `Recompute` and `Checkpoint`, and not before `Recompute`.
 #
 # <details><summary><b>Question.</b> <code>Recompute</code> returns a gradient for the phony alone.
 # Why is it not enough to give it <code>h</code> and return nothing?</summary>
@@ -1095,8 +1094,8 @@ assert flops["four parts"] / flops["plain"] == flops["by hooks"] / flops["plain"
 
 # %% [markdown]
 # So checkpointing everything costs at most a third more arithmetic. It is worth it if the bytes of
-# *activations* are what does not fit, and if the room is used: for a larger batch, a longer
-# sequence, a larger network, or a smaller GPU. It is not
+# *activations* are what does not fit, and if the room is used. That may be for a larger batch, a
+# longer sequence, a larger network, or a smaller GPU. It is not
 #
 # - if the step fits anyway. Then it is only slower;
 # - if the peak is elsewhere: weights and the optimiser's state, which no checkpoint makes smaller,
@@ -1155,9 +1154,9 @@ except torch_source.CheckpointError as error:
 
 # %% [markdown]
 # A first derivative happens to be right. A second is zero, without an error: what the hooks hand
-# back is detached, and to the outer level a constant. And the function that `vjp` returns runs
-# when the level is over: its wrapper is dead, nothing is derived with respect to it, and the
-# second run saves fewer tensors than the first.
+# back is detached, and to the outer level a constant. And the function that `vjp` returns runs when
+# the level is over. Its wrapper is dead, and nothing is derived with respect to it. So the second
+# run saves fewer tensors than the first.
 #
 # **With reentrance**, a `Function` under a transform must have a `setup_context`, apart from its
 # forward. torch's has none, nor has ours. That could be added, but its `backward` calls

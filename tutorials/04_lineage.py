@@ -667,9 +667,9 @@ for op in (torch.ops.aten.add_.Tensor, torch.ops.aten.native_batch_norm.default)
 
 # %% [markdown]
 # `add_` has its `!`, and `native_batch_norm`, which moves its `running_mean` and `running_var`, has
-# none. There is no rule for that; there is a list: an operator, the places of the arguments that it
-# writes, and the place of the flag without which it does not write them. In C++ the journey of an
-# operator has the same stops as ours.
+# none. There is no rule for that, but a list. An entry has an operator, the places of the arguments
+# that it writes, and the place of the flag without which it does not write them. In C++ the journey
+# of an operator has the same stops as ours.
 
 # %%
 quote("csrc/operators/operator_facts.cpp", "constexpr std::array<HiddenWrite", "rrelu_with_noise_")

@@ -278,9 +278,9 @@ assert seen_in(sine, x) == ["sin.out"]
 # **The first consequence: a default kernel beats a fallback.** Many operators have a *default
 # kernel*, written in terms of other operators, which serves all keys that have nothing better.
 # (PyTorch calls it *composite*.) That is so for `sin`: make an empty tensor, call `sin.out`. To the
-# dispatcher `FPGA` and `CustomRNGKeyId` are keys of devices, and there such a kernel counts for
-# more than a fallback (notebook 1: the second place in the list, and the fifth). Here is the line
-# of the table, and the function in C++ that asks whether an operator is one of these:
+# dispatcher `FPGA` and `CustomRNGKeyId` are keys of devices. There such a kernel counts for more
+# than a fallback (notebook 1: the second place in the list, and the fifth). Here is the line of the
+# table, and the function in C++ that asks whether an operator is one of these:
 
 # %%
 print(sine_before.split(": ")[0], sine_before.rpartition("/")[2])
@@ -418,7 +418,7 @@ quote("csrc/operators/unboxed_kernel.cpp", "return first_of<at::Tensor(T),", "//
 # <details><summary>Answer</summary>
 #
 # Not bits: the only kernel that `linear` has is its decomposition. It would lose sight. What is
-# made inside of the decomposition would have no version, and could not be evicted; and under
+# made inside of the decomposition would have no version, and could not be evicted. And under
 # autograd, which decomposes `linear` above us, the same program would be recorded in another way.
 #
 # Some operators that decompose do have a kernel of their own for the CPU, `silu_backward` for one.
@@ -795,9 +795,9 @@ assert inside_keys[0] == inside_keys[1] == _C._dispatch_keys(x) | borrowed
 # ## 5. Sealing
 #
 # The function returns. What the caller gets must belong to no level. Otherwise the result would
-# keep its whole lineage alive, and could be evicted while the caller holds it. So it is **sealed**:
-# its bytes are brought back if they are away, its lineage is dropped, its bytes count no longer,
-# and its handle and its key are taken off. Nothing is copied; it is the same tensor.
+# keep its whole lineage alive, and could be evicted while the caller holds it. So it is **sealed**.
+# Its bytes are brought back if they are away, and count no longer. Its lineage is dropped, and its
+# handle and its key are taken off. Nothing is copied; it is the same tensor.
 #
 # If a level around still runs, that is the *heir*. The version goes to the heir, lineage and all,
 # and may be evicted there.

@@ -48,9 +48,9 @@ torch.set_num_threads(1)
 # ## 1. Programs to race on
 #
 # A score does not read tensors, so we need none. A *trace* is a program written down by sizes: what
-# each operator reads, makes and costs, and when the program lets go of a version. `rematfn.record`
-# runs a function once and writes it down. `rematfn.simulate` takes the trace through the engine
-# that also runs real programs, with sizes in the place of tensors.
+# each operator reads, makes and costs, and when the program drops a version. `rematfn.record` runs
+# a function once and writes it down. `rematfn.simulate` takes the trace through the engine that
+# also runs real programs, with sizes in the place of tensors.
 
 
 # %%
@@ -335,8 +335,8 @@ assert abs(pair[0] - pair[1]) < 0.01
 # So far one version goes after the other until there is room. That has a fault. Suppose that 100
 # bytes are needed. The lowest score is that of a small version, which goes first and frees 1 byte.
 # The next one frees 100. So the small one went for nothing. ON chooses the victims of a request as
-# a *set*: it takes the lowest scores until there is room, and then goes back from the costliest and
-# leaves alone what is no longer needed.
+# a *set*. It takes the lowest scores until there is room. Then it goes back from the costliest, and
+# spares those that are no longer needed for it.
 
 
 # %%

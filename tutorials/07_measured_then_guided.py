@@ -15,9 +15,9 @@
 # # 7. Measured, then guided
 #
 # A training loop runs the same operators again and again, so what one step did is the best forecast
-# of the next. At the end of this notebook you have recorded a step, planned the next one from the
-# record, and seen which uses of a record are safe, which are not, and where CUDA graphs,
-# `torch.compile` and rematfn stand among them.
+# of the next. At the end of this notebook you have recorded a step, and planned the next one from
+# the record. You have also seen which uses of a record are safe and which are not, and where CUDA
+# graphs, `torch.compile` and rematfn stand among them.
 #
 # Some words first. A *version* is the contents of a storage until the next write. To *evict* it is
 # to give up its bytes in a way that lets it come back; to *replay* is to run again the operation
@@ -507,10 +507,10 @@ quote("csrc/engine/way.h", "virtual Place leave(", "is_due")
 
 # %% [markdown]
 # To compress is to `leave`, to decompress is to `bring_back`, and `is_due` says when to begin. The
-# disk is such a way, and so is `rematfn.Packed()`, which compresses values where they lie. Its
-# `is_due` says *never*: it runs on the threads of the operators, so nothing is gained by beginning
-# early. `bytes_here` is the question that it alone answers with more than zero: the packed bytes
-# count in the budget.
+# disk is such a way, and so is `rematfn.Packed()`, which compresses (*packs*) values where they
+# lie. `Packed` unpacks on the threads that run the operators. So it gains nothing by beginning
+# early, and its `is_due` always says no. `bytes_here` says how many bytes a copy takes in the
+# memory of the budget. For `Packed` these are the packed bytes; for the disk it is zero.
 
 # %%
 packed = rematfn.Packed()
@@ -529,7 +529,8 @@ expected = torch.autograd.grad(relu_layers(), squares)
 g = rematfn.offload(relu_layers, to=packed)
 got = torch.autograd.grad(g(), squares)
 assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-print(f"{packed.bytes_out >> 10} KiB were packed, {packed.peak_bytes >> 10} KiB lay there at once")
+print(f"{packed.bytes_out >> 10} KiB of values were packed")
+print(f"at most {packed.peak_bytes >> 10} KiB of packed bytes were in memory at once")
 assert packed.peak_bytes < 0.6 * packed.bytes_out
 
 # %% [markdown]
@@ -551,12 +552,12 @@ assert packed.peak_bytes < 0.6 * packed.bytes_out
 # ## 3. The first call, and passive mode
 #
 # Everything so far needs a record, and the first call has none. Capuchin lets it run in *passive
-# mode*: it goes on as if memory had no end, and when an allocation fails, something is evicted on
+# mode*. It goes on as if memory had no end. When an allocation fails, something is evicted on
 # demand and the allocation is tried again. The iteration is slow, but it ends, and it is recorded.
 #
-# In rematfn there are two cases. A level *with* a budget keeps to it from the first operator on:
-# room is made *before* an operator runs, by a score that looks back (`ON()`, rematfn's own), and
-# the call is recorded all the while. A level *without* a budget is passive in Capuchin's sense.
+# In rematfn there are two cases. A level *with* a budget keeps to it from the first operator on.
+# Room is made *before* an operator runs, by a score that looks back (`ON()`, rematfn's own). The
+# call is recorded all the while. A level *without* a budget is passive in Capuchin's sense.
 
 # %%
 quote("csrc/levels/pressure.h", "// Note [Passive levels]", "on what the system promises")
@@ -813,9 +814,9 @@ print(f"the first result was {kept[0]:.3f}; the same tensor is now {before[0]:.3
 # 3. Whoever makes the graph may know what a guard would have to find out. An inference server with
 #    fixed shapes does. And `torch.compile(mode="reduce-overhead")` does: its [CUDAGraph
 #    Trees](https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cudagraph_trees.html)
-#    record code that is already guarded (next), copy fresh inputs to the recorded addresses,
-#    compare the addresses of those that are not copied, look which earlier results are still alive,
-#    and record again if something does not agree (`check_invariants` in
+#    record code that is already guarded (next). They copy fresh inputs to the recorded addresses,
+#    compare the addresses of those that are not copied, and look which earlier results are still
+#    alive. If something does not agree, they record again (`check_invariants` in
 #    `torch/_inductor/cudagraph_trees.py`).
 #
 # ### Why does `torch.compile` use it?
@@ -869,9 +870,10 @@ assert torch.equal(watched, ones * 2)
 
 # %% [markdown]
 # Dynamo guards what its tracer knows to be read, and that is not everything. Two things that change
-# here are read by Python code, and no guard looks at them: an environment variable that is read by
-# `os.getenv`, and a hook that is put on a module after it was compiled. For hooks this is a choice,
-# to save time: `torch._dynamo.config.skip_nnmodule_hook_guards` is true by default.
+# here are read by Python code, and no guard looks at them. One is an environment variable that is
+# read by `os.getenv`. The other is a hook that is put on a module after it was compiled. For hooks
+# this is a choice, to save time: `torch._dynamo.config.skip_nnmodule_hook_guards` is true by
+# default.
 
 
 # %%
@@ -905,11 +907,11 @@ assert not any(followed.values())
 #
 # <details><summary>Answer</summary>
 #
-# What is read where no Python code reads: by a C extension, by an operator of yours that keeps
-# state, or by code that was told to be left alone (`allow_in_graph`, a custom operator). An
-# operator that reads a global counter in C++ is recorded as an operator with its arguments, and is
-# called again with these. What is guarded ends where the one who records stops looking. That is so
-# for every guard of the first kind.
+# Changes of what is read outside of Python code: by a C extension, by an operator of yours that
+# keeps state, or by code that Dynamo was told not to trace (`allow_in_graph`, a custom operator).
+# An operator that reads a global counter in C++ is recorded as an operator with its arguments, and
+# is called again with these. No guard of the first kind can see more than what was looked at while
+# recording.
 # </details>
 
 # %% [markdown]
@@ -1299,12 +1301,12 @@ if torch.__version__.startswith("2.13."):
 
 # %% [markdown]
 # (Compiled code draws other numbers than eager code, so the counts of what was dropped differ.) In
-# torch 2.13 a compiled function on the CPU that recomputes its dropout draws a new mask, and the
-# gradients are those of another function (pytorch issues
+# torch 2.13 a compiled function on the CPU that recomputes its dropout draws a new mask. Its
+# gradients are then those of another function (pytorch issues
 # [#190758](https://github.com/pytorch/pytorch/issues/190758) and
 # [#190717](https://github.com/pytorch/pytorch/issues/190717); a later version may have fixed it).
 # The rule that was broken is the one of this notebook: what is computed again must see all that the
-# first run saw, and the state of the generator is a part of that which no operator has among its
+# first run saw. The state of the generator is a part of that, although no operator has it among its
 # arguments. rematfn writes the generator's state down with each operation that draws, and puts it
 # back for a replay.
 #

@@ -15,8 +15,8 @@
 # # 8. Nesting
 #
 # `grad(remat(f))` and `remat(grad(f))` should both work, and a `vmap` between them should not hurt.
-# At the end of this notebook you know why the obvious design fails at one of the two and what each
-# order means, and you have run three programs that people give up on: per-sample gradients, a
+# At the end of this notebook you know why the obvious design fails at one of the two, and what each
+# order means. You have also run three programs that people give up on: per-sample gradients, a
 # Hessian-vector product, and a gradient through a training loop that does not fit into memory.
 #
 # You need to know that a transform is a function from functions to functions, and that a *level* is

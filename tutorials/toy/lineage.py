@@ -29,7 +29,7 @@ class Version:
         return self.place is not None and self.place.numbers is not None
 
     def overwritten(self):
-        """Let go of the program's storage, where another version lies from now on."""
+        """Leave the program's storage, where another version lies from now on."""
         if self.producer is None:
             self.own = Storage(self.own.numbers.copy())
         self.storage = lambda: None
