@@ -58,16 +58,16 @@ class Tier:
     def _make(self) -> _C.Tier:
         raise NotImplementedError
 
-    held_bytes: int = _told("held_bytes", "Bytes that lie there now.", 0)
-    peak_bytes: int = _told("peak_bytes", "The most bytes that lay there at once.", 0)
-    bytes_out: int = _told("bytes_out", "Bytes that have been moved there.", 0)
-    bytes_in: int = _told("bytes_in", "Bytes that have come back from there.", 0)
+    held_bytes: int = _told("held_bytes", "Bytes that copies take there now.", 0)
+    peak_bytes: int = _told("peak_bytes", "The most bytes that copies took there at once.", 0)
+    bytes_out: int = _told("bytes_out", "Bytes of the values that have gone there.", 0)
+    bytes_in: int = _told("bytes_in", "Bytes of the values that have come back.", 0)
     # The core says 0 for what it does not know yet.
     bandwidth_out: float | None = _told(
-        "bandwidth_out", "Bytes per second that went there of late; None until some have.", None
+        "bandwidth_out", "Bytes per second that went there recently; None until some have.", None
     )
     bandwidth_in: float | None = _told(
-        "bandwidth_in", "Bytes per second that came back of late; None until some have.", None
+        "bandwidth_in", "Bytes per second that came back recently; None until some have.", None
     )
 
     def __copy__(self) -> Self:
