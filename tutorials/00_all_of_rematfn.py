@@ -202,7 +202,8 @@ for g in (keeping, saving):
 #
 # `rematfn.offload` moves what does not fit and fetches it: from the CPU to a disk, from a GPU to
 # the host's pinned memory. Nothing is computed twice. With `remat(f, budget, offload=True)` each
-# value takes the cheaper of the two ways.
+# value takes the cheaper of the two ways. On a CPU, `offload="packed"` compresses values in memory
+# instead, without loss.
 
 # %%
 moved = rematfn.offload(torch.func.grad(loss_fn), "12MiB")  # to="/a/folder" says where
@@ -221,11 +222,13 @@ assert s.peak_bytes <= 12 << 20
 # - Code inside `f` that reads a tensor's bytes past PyTorch's operators (`np.from_dlpack`, an
 #   extension in C++) has to call `rematfn.materialize(tensor)` first, or gets an error.
 #   `print`, `numpy()`, `data_ptr()` and `torch.save` just work.
-# - A compiled function inside `f` has to be wrapped: `rematfn.opaque(torch.compile(g))`. It runs
-#   outside of the budget.
+# - A compiled function inside `f` needs `torch.compile(g, backend="rematfn")`. If another backend
+#   compiles it, it has to be wrapped, `rematfn.opaque(torch.compile(g))`, and runs outside of the
+#   budget.
 # - What `f` reads must not be overwritten between the forward and the backward pass: a
 #   `ReplayError`.
-# - It is compiled for one minor version of torch, and runs on Linux.
+# - It runs on Linux, with torch 2.11 to 2.15. A build from source is for one minor version of
+#   torch.
 #
 # Each has its program and its rewrite in [`docs/limitations.md`](../docs/limitations.md). How all
 # of this works is told in notebooks 1 to 8, which begin with [the dispatcher](01_dispatcher.ipynb).

@@ -979,10 +979,10 @@ print(f"least at {best} parts; sqrt({LONG}) is {LONG**0.5:.0f}")
 assert best == 8 and min(peaks) < 0.5 * whole
 
 # %% [markdown]
-# `checkpoint_sequential(layers, 8, x)` of torch places the parts in this way. The rule holds for a
-# chain whose layers are alike. If layers differ in size, or a skip goes around many of them,
-# someone has to choose the parts. What we want to say is a *budget* in bytes, and
-# `rematfn.remat(f, budget)` takes one.
+# `checkpoint_sequential(layers, 8, x, use_reentrant=False)` of torch places the parts in this way.
+# (It warns if `use_reentrant` is left out.) The rule holds for a chain whose layers are alike. If
+# layers differ in size, or a skip goes around many of them, someone has to choose the parts. What
+# we want to say is a *budget* in bytes, and `rematfn.remat(f, budget)` takes one.
 #
 # ## 9. When is checkpointing worth it?
 #

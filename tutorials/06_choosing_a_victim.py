@@ -184,9 +184,9 @@ assert alike < 1.1 and lru.replays > 2 * traces["mlp"].operators
 #
 # ## 3. Cost, size and staleness
 #
-# Each of three numbers is a reason to let a version go: it is cheap to make again (`cost`), it
-# frees much (`nbytes`), and it is not needed soon. The last is not known, so its *staleness* stands
-# for it, the time since it was last read (`age`). The local score of DTR (Kirisame et al., *Dynamic
+# Each of three numbers is a reason to evict a version: it is cheap to make again (`cost`), it frees
+# much (`nbytes`), and it is not needed soon. The last is not known, so its *staleness* stands for
+# it, the time since it was last read (`age`). The local score of DTR (Kirisame et al., *Dynamic
 # Tensor Rematerialization*, ICLR 2021, [arXiv:2006.09616](https://arxiv.org/abs/2006.09616)) is
 # their quotient.
 
@@ -236,7 +236,7 @@ assert all(float(rows[i][4]) + 0.3 < float(rows[i + 1][4]) for i in (0, 2))
 
 # %% [markdown]
 # Almost all the harm is done in the backward. There a replay brings old versions back, and the
-# score lets them go again for being old, as LRU does.
+# score evicts them again for being old, as LRU does.
 #
 # The age is counted in *program time*, the summed cost of what the program itself has run. With
 # seconds a busy machine would evict other versions than an idle one:

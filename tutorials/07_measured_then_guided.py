@@ -1025,9 +1025,10 @@ assert frames == ["outer", "inner"]
 #
 # Inside a graph it is not. There the operators do not run one by one, in the order of the lines;
 # many never run as such, because they are fused. An intermediate is no tensor: no dispatch mode
-# sees it being made, no debugger shows it, and no level could evict it. That is why rematfn asks
-# you to write `rematfn.opaque(torch.compile(g))` for a compiled function inside `remat`, and why
-# its own promise of the same bits holds for eager operators.
+# sees it being made, no debugger shows it, and no level could evict it. That is why compiled
+# functions inside `remat` need a backend of ours (part 7), or have to be outside of all levels:
+# `rematfn.opaque(torch.compile(g))`. It is also why the promise of the same bits holds for eager
+# operators.
 #
 # **Question.** `torch.compile(f)` and lazy tensors are both right on `-x`. Why does one need guards
 # and the other only a hash?
