@@ -34,8 +34,8 @@ import rematfn
 
 MIB = 2**20
 ALTERNATIVE = (
-    "Three bar charts for thirteen models, with their library's checkpointing and with rematfn: peak, "
-    "time, and rise of the resident set"
+    "Three bar charts for thirteen models, with their library's checkpointing and with rematfn: "
+    "peak, time, and rise of the resident set"
 )
 ABOUT = """\
 One training step of each: loss, backward, every gradient. *Library*: its own checkpointing, with

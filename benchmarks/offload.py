@@ -71,8 +71,8 @@ BUDGETS = (0.5, 0.3, 0.2, 0.1)
 BANDWIDTHS = (1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10, 1e11)  # bytes per second
 
 ALTERNATIVE = (
-    "Three curves over the disk's bandwidth: the time of a step, measured and predicted; the MiB moved "
-    "out; and the operators replayed"
+    "Three curves over the disk's bandwidth: the time of a step, measured and predicted; the MiB "
+    "moved out; and the operators replayed"
 )
 ABOUT = """
 *remat* computes again, *offload* moves, *hybrid* does either, value by value. Each holds the
