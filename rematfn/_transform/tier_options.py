@@ -45,6 +45,8 @@ class Tiers:
         Where nothing has moved yet, ``values``, which the function is called with, tell whether it
         works on an accelerator.
         """
+        if not self.all:
+            return None
         packed = [kind.open() for kind in self.all if isinstance(kind, Packed)]
         opened = [tier for tier in self.open() if tier not in packed]
         used = [tier for tier in opened if tier.statistics()["bytes_out"] > 0]
