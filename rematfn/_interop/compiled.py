@@ -16,8 +16,21 @@ The first call of a block under a level compiles: dynamo's guards know the dispa
 thread includes, and ours is among them. The compiler runs operators of its own. On record these
 would be the program's, and the next call, which compiles nothing, another program. So the thread's
 levels are hidden while it does. The key stays, since the guards are made from it.
+
+Note [A backward graph has no derivative]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+With `create_graph` the engine runs a backward in grad mode, and differentiates what it returns.
+What the forward has saved leads to no input of the block there: AOTAutograd has detached it. So a
+second derivative lacks a term. AOTAutograd calls the backward graph within a function whose own
+backward is an error (https://github.com/pytorch/pytorch/pull/181606). The engine does not come to
+that function, and the value is wrong, if it is asked for gradients of tensors that the function
+does not lead to, `torch.autograd.grad(gradient.sum(), x)`. And torch 2.11 seldom calls it within
+one. So a backward graph refuses to run with `create_graph`. Within that function grad mode is off;
+its caller is known.
 """
 
+import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -89,13 +102,16 @@ def rematfn(
                 gm: fx.GraphModule,
                 inputs: Sequence[Any],
                 static_input_idxs: Sequence[int] = (),
+                is_backward: bool = False,
                 **given: Any,
             ) -> "_Graph":
                 def compile_piece(gm: fx.GraphModule, inputs: Sequence[Any], at: list[int]) -> Any:
                     static = [i for i, place in enumerate(at) if place in static_input_idxs]
-                    return compile_fx_inner(gm, inputs, static_input_idxs=static, **given)
+                    return compile_fx_inner(
+                        gm, inputs, static_input_idxs=static, is_backward=is_backward, **given
+                    )
 
-                return _Graph(gm, inputs, compile_piece)
+                return _Graph(gm, inputs, compile_piece, is_backward)
 
             inductor: Any = compile_fx
             compiled: Callable[..., Any] = inductor(
@@ -106,7 +122,8 @@ def rematfn(
             from torch._dynamo.backends.common import aot_autograd
 
             return aot_autograd(
-                fw_compiler=lambda gm, inputs: _Graph(gm, inputs, _as_it_is),
+                fw_compiler=lambda gm, inputs: _Graph(gm, inputs, _as_it_is, False),
+                bw_compiler=lambda gm, inputs: _Graph(gm, inputs, _as_it_is, True),
                 decompositions=get_decompositions(_READ_STATISTICS),
                 partition_fn=min_cut_rematerialization_partition,
                 keep_inference_input_mutations=True,
@@ -146,8 +163,15 @@ class _Step(NamedTuple):
 class _Graph:
     """A graph that AOTAutograd has made: what AOTAutograd calls."""
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], compile_piece: _Compile) -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        compile_piece: _Compile,
+        is_backward: bool,
+    ) -> None:
         self._boxed_call = True  # AOTAutograd is to hand over a list, and hold nothing of it
+        self._is_backward = is_backward
         context = TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []  # None is taken for some by what runs it
@@ -211,6 +235,12 @@ class _Graph:
             ]
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        if self._is_backward and _creates_graph():
+            raise RuntimeError(
+                'torch.compile(f, backend="rematfn"): a backward with create_graph=True comes to '
+                "f, and there is no double backward of compiled code. Leave f uncompiled where you "
+                "need second derivatives."
+            )
         show_levels()
         is_seen = _C.is_intercepting() or any(
             isinstance(value, Tensor) and _C.has_key(value) for value in args
@@ -232,6 +262,19 @@ class _Graph:
                 for place, contents in self._writes:
                     values[place].copy_(values[contents])
         return [other if place < 0 else values[place] for place, other in self._results]
+
+
+# See Note [A backward graph has no derivative]
+def _creates_graph() -> bool:
+    """Return whether the backward that calls a graph is one with ``create_graph``."""
+    if torch.is_grad_enabled():
+        return True
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "backward":
+        if frame.f_code.co_name == "_double_backward":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _laid_out(value: Any, stride: tuple[int, ...] | None) -> Any:

@@ -576,17 +576,16 @@ def test_what_was_compiled_outlives_its_function() -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(
-    torch.__version__ < "2.12",
-    reason="torch 2.11 refuses no double backward of what it compiled, and its result is wrong",
-)
-def test_double_backward_is_refused_as_torch_refuses_it() -> None:
-    block = fused(lambda x, w: (x @ w).sin())
-    x, w = leaves()
-    loss = rematfn.remat(lambda x: block(x.sin(), w).sum())(x)
-    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward"):
-        gradient.sum().backward()
+@pytest.mark.parametrize("transform", [untransformed, rematfn.remat, EVERYTHING])
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("f", [torch.exp, lambda x: x * x.sin()], ids=["result", "argument"])
+def test_double_backward_is_refused(transform: Transform, inner: str, f: Any) -> None:
+    """Whether its backward reads a result, or an argument, from which a graph leads to x."""
+    block = fused(f, inner)
+    x, _ = leaves()
+    loss = transform(lambda x: block(x.sin()).square())(x).sum()
+    with pytest.raises(RuntimeError, match=r"no double backward.* Leave f uncompiled"):
+        torch.autograd.grad(loss, x, create_graph=True)
 
 
 @pytest.mark.parametrize(
