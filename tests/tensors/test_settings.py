@@ -117,6 +117,16 @@ if hasattr(C, "_get_cudnn_depthwise_kernel"):
     SETTINGS["cudnn_depthwise_kernel"] = Setting(
         C._get_cudnn_depthwise_kernel, C._set_cudnn_depthwise_kernel, ("auto", "native")
     )
+# Torch 2.15's: attention, grouped products, and top-k on CUDA have another kernel with them.
+if hasattr(C, "_get_fa4_sdp_enabled"):
+    SETTINGS["sdp_use_fa4"] = attention("fa4")
+for name in (
+    "cublaslt_prefer_grouped_gemm",
+    "native_aot_enabled",
+    "native_aot_unconditional_masked",
+):
+    if hasattr(C, f"_get_{name}"):
+        SETTINGS[name] = switch(name)
 
 
 # Setters of torch's whose setting no recorded kernel's result depends on.
@@ -127,7 +137,7 @@ NOT_ASKED_BY_KERNELS = {
     "warnings": "backcompat_broadcast_warn backcompat_keepdim_warn warnAlways"
     " warn_deprecated_on_mutable_data_ptr print_stack_traces_on_fatal_signal",
     "checks": "check_sparse_tensor_invariants",
-    "a tensor": "conj neg tensor_metadata throw_on_mutable_data_ptr",
+    "a tensor": "conj neg tensor_metadata throw_on_mutable_data_ptr fake_constant",
     "above the dispatcher's backends": "dispatch_mode dtensor_allow_implicit_replication"
     " generator_metaclass meta_in_tls_dispatch_include only_lift_cpu_tensors"
     " skip_next_torch_function torch_function_state cached_tensors_enabled default_tensor_type",
