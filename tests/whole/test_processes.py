@@ -80,8 +80,8 @@ step(remat(lambda w, x: f(Fails.apply(w), x), '1MiB'))
     "interrupted and goes on": """
 def stop(*_): raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, stop)
-signal.setitimer(signal.ITIMER_REAL, 0.1)
 try:
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
     while True: step(g)
 except KeyboardInterrupt: print('stopped')
 """
