@@ -65,16 +65,17 @@ Search::Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future>
 
 void Search::try_settings(const SearchLimits& limits, std::optional<Score> first,
                           std::optional<Policy> online) {
+  if (link_ && link_->drops) {
+    dropping_ = std::make_unique<Search>(trace_, future_, budget_);
+    dropping_->only_drops_ = true;
+    dropping_->try_settings(limits, first, online);
+  }
   limits_ = limits;
   online_is_due_ = online.has_value();
   if (online) policy_ = std::move(*online);
   stage_ = Stage::kScores;
-  const auto add = [&](const Score& score) {
-    queue_.push_back({.score = score});
-    if (link_ && link_->drops) queue_.push_back({.score = score, .prefers = Preference::kDropping});
-  };
-  if (first) add(*first);
-  std::ranges::for_each(kPortfolio, add);
+  if (first) queue_.push_back({.score = *first});
+  for (const Score& score : kPortfolio) queue_.push_back({.score = score});
 }
 
 void Search::try_segments(std::size_t count) {
@@ -94,11 +95,24 @@ void Search::try_cut_points() {
   }
 }
 
+// The two take turns, by what they have simulated.
+bool Search::only_drops_next() {
+  if (!dropping_ || pending_) return false;
+  const bool has_turn = over_ || (!has_to_begin() && dropping_->simulated_ <= simulated_);
+  return dropping_->pending_ || dropping_->goes_on(has_turn && has_dropping_left());
+}
+
+const std::shared_ptr<Plan>& Search::pend(Plan plan) {
+  if (only_drops_) plan.prefers = Preference::kDropping;
+  return pending_ = std::make_shared<Plan>(std::move(plan));
+}
+
 std::shared_ptr<const Plan> Search::next() {
+  if (only_drops_next()) return dropping_->pending_;
   if (pending_ || over_) return pending_;
   if (online_is_next()) {
     online_is_due_ = false;
-    return pending_ = std::make_shared<Plan>(Plan{.score = policy_.score, .online = true});
+    return pend({.score = policy_.score, .online = true});
   }
   while (must_go_on() || has_to_begin() || (reached() > 0 && pays())) {
     if (queue_.empty()) {
@@ -107,22 +121,21 @@ std::shared_ptr<const Plan> Search::next() {
       if (!begin_next_stage()) break;
       continue;
     }
-    pending_ = std::make_shared<Plan>(std::move(queue_.front()));
+    Plan plan = std::move(queue_.front());
     queue_.pop_front();
-    return pending_;
+    return pend(std::move(plan));
   }
   queue_.clear();
-  if (try_shortened()) return pending_ = std::make_shared<Plan>(std::move(queue_.front()));
+  if (try_shortened()) return pend(std::move(queue_.front()));
   over_ = true;
-  return nullptr;
+  return next();
 }
 
 // See Note [Replays that hindsight spares]
 bool Search::try_shortened() {
   const bool is_again = scheduled_ && gains_again_;
-  const PlanRef& whole = link_ ? best_of_[index_of(Preference::kDropping)].plan : found_or_online();
-  const PlanRef& run = is_again ? scheduled_ : whole;
-  const bool may_try = stage_ != Stage::kListed && limits_.in_vain > 0;
+  const PlanRef& run = is_again ? scheduled_ : found_or_online();
+  const bool may_try = !link_ && stage_ != Stage::kListed && limits_.in_vain > 0;
   if (!may_try || !run || run->overhead == 0) return false;
   if (run == shortened_) return false;
   gains_again_ = false;
@@ -149,12 +162,12 @@ Search::PlanRef Search::shorten(const PlanRef& plan, Effort& effort) const {
 // A plan that prefers a way is compared with those that prefer the same, too.
 double Search::worth_finishing(const Plan& plan) const {
   if (plan.online) return reached() + kWorthAGuide * future_->cost;
-  if (plan.prefers == Preference::kCheaper) return reached();
   const Best& alike = best_of_[index_of(plan.prefers)];
   return alike.plan ? std::max(reached(), alike.plan->overhead) : kNever;
 }
 
 Search::Result Search::simulate(const std::shared_ptr<const Plan>& tried, Effort& effort) const {
+  if (dropping_ && tried == dropping_->pending_) return dropping_->simulate(tried, effort);
   SimulationOptions options{.budget = budget_,
                             .policy = policy_,
                             .most_overhead = worth_finishing(*tried),
@@ -171,6 +184,7 @@ Search::Result Search::simulate(const std::shared_ptr<const Plan>& tried, Effort
     options.guide = std::make_shared<Guide>(Followed{trace_, future_, plan});
     Deeds deeds;
     const Statistics found = rematfn::simulate(*trace_, options, &deeds);
+    if (found.overhead() > options.most_overhead) return result;  // it was not finished
     result.overhead = found.overhead();
     result.replayed = found.replayed_cost;
     result.moved = std::move(deeds.moved);
@@ -184,6 +198,13 @@ Search::Result Search::simulate(const std::shared_ptr<const Plan>& tried, Effort
 }
 
 void Search::note_result(Result result, std::uint64_t operators) {
+  if (dropping_ && dropping_->pending_) {
+    dropping_->note_result(std::move(result), operators);
+    const PlanRef& found = dropping_->best_.plan;
+    const bool is_new = found != best_of_[index_of(Preference::kDropping)].plan;
+    if (is_new) note_found({found, std::vector<bool>(trace_->values.size())});
+    return;
+  }
   const double overhead = result.overhead;
   pending_->overhead = overhead;
   pending_->replayed = result.replayed;
@@ -197,20 +218,25 @@ void Search::note_result(Result result, std::uint64_t operators) {
     return;
   }
   if (plan->online) {
-    if (overhead != kNever && overhead <= worth_finishing(*plan)) online_ = plan;
+    if (overhead != kNever) online_ = plan;
     return;
   }
   simulated_ += operators;
   ++simulated_plans_;
   if (overhead == kNever) return;
-  const bool better = overhead < reached();
+  if (overhead < reached()) found_ = plan;
+  if (stage_ <= Stage::kMoves && is_better(plan, general_)) general_ = plan;
+  note_found({plan, std::move(result.moved)});
+}
+
+// Of this search, or of the one among plans that only drop.
+void Search::note_found(const Best& found) {
+  const double overhead = found.plan->overhead;
+  Best& alike = best_of_[index_of(found.plan->prefers)];
+  if (!is_better(alike.plan, found.plan)) alike = found;
   // Most changes alter nothing by themselves; those that are to come may need them.
   const bool as_good = stage_ == Stage::kLocal && overhead == reached();
-  if (better) found_ = plan;
-  if (stage_ <= Stage::kMoves && (!general_ || overhead < general_->overhead)) general_ = plan;
-  Best& alike = best_of_[index_of(plan->prefers)];
-  if (!alike.plan || overhead <= alike.plan->overhead) alike = {plan, result.moved};
-  if (better || as_good) best_ = {plan, std::move(result.moved)};
+  if (overhead < reached() || as_good) best_ = found;
   constexpr double kGain = 0.01;
   if (overhead < (1 - kGain) * gained_) {
     gained_ = overhead;
@@ -219,6 +245,7 @@ void Search::note_result(Result result, std::uint64_t operators) {
 }
 
 bool Search::goes_on(bool to_its_end) {
+  if (dropping_ && dropping_->goes_on(/*to_its_end=*/false)) return true;
   const bool has_online = pending_ ? pending_->online : online_is_next();
   const bool goes = to_its_end || must_go_on() || has_to_begin() || has_online;
   return goes && next() != nullptr;
@@ -231,7 +258,9 @@ const Search::PlanRef& Search::found_or_online() const {
 
 // See Note [Guided is never worse than online] and Note [Plans that break]
 std::shared_ptr<const Plan> Search::best() const {
-  const PlanRef best = is_better(scheduled_, found_or_online()) ? scheduled_ : found_or_online();
+  PlanRef best = is_better(scheduled_, found_or_online()) ? scheduled_ : found_or_online();
+  const PlanRef dropping = dropping_ ? dropping_->best() : nullptr;
+  if (is_better(dropping, best)) best = dropping;
   const auto is_broken = [&](const Plan& plan) { return (*broken)[index_of(plan.prefers)].load(); };
   if (!best || !is_broken(*best)) return best;
   PlanRef other;
@@ -243,7 +272,10 @@ std::shared_ptr<const Plan> Search::best() const {
 
 std::shared_ptr<const Plan> Search::general() const {
   const double gain = kWorthAGuide * future_->cost;
-  return online_ && (!general_ || online_->overhead < general_->overhead + gain) ? online_ : general_;
+  const bool is_worth_it = general_ && (!online_ || general_->overhead + gain <= online_->overhead);
+  const PlanRef& found = is_worth_it ? general_ : online_;
+  PlanRef dropping = dropping_ ? dropping_->general() : nullptr;
+  return is_better(dropping, found) ? dropping : found;
 }
 
 std::optional<Score> Search::setting() const {
@@ -312,7 +344,8 @@ Plan Search::changed() {
   for (const Best& other : best_of_) {
     if (other.plan && other.plan != best_.plan && changes_->one_in(4)) from = other;
   }
-  return changes_->of(changes_->one_in(8) ? decided(from) : *from.plan, &from.moved);
+  const bool only_drops = from.plan->prefers == Preference::kDropping;
+  return changes_->of(only_drops || changes_->one_in(8) ? decided(from) : *from.plan, &from.moved);
 }
 
 }  // namespace rematfn

@@ -17,6 +17,13 @@
 // must not begin from it: local search would then change a plan whose neighbours, which know the next
 // uses, are all worse. So it is simulated beside the sequence, once, right after its first plan, which
 // bounds what it may cost; it takes no part in what is tried next, and the better of the two is followed.
+//
+// Note [A hybrid is never worse than dropping alone]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Where values may be moved and dropped, the plans that only drop are found by the search that there would
+// be without a link: one of its own, with its limits, its schedules and its policy to compare with. The two
+// take turns. Local search among the others goes on from its best plan, too, and the better of the two
+// results is followed.
 
 #pragma once
 
@@ -67,7 +74,7 @@ class Search {
   void note_result(Result result, std::uint64_t operators);
 
   // Nothing is left to try.
-  [[nodiscard]] bool is_over() const { return over_; }
+  [[nodiscard]] bool is_over() const { return over_ && !has_dropping_left(); }
   // Whether something is left to try: at all, or because no plan fits yet.
   [[nodiscard]] bool goes_on(bool to_its_end);
   // The best plan so far, or the policy as it is; null if none fits. Of those that do not prefer what is
@@ -100,14 +107,11 @@ class Search {
   [[nodiscard]] double reached() const { return best_.plan ? best_.plan->overhead : kNever; }
   [[nodiscard]] double worth_finishing(const Plan& plan) const;
   [[nodiscard]] bool pays() const;
-  // The first setting, and where values may be moved the same with dropping alone.
-  [[nodiscard]] bool has_to_begin() const {
-    return simulated_plans_ < (link_ && link_->drops && stage_ == Stage::kScores ? 2 : 1);
-  }
   // See Note [Guided is never worse than online].
   [[nodiscard]] bool online_is_next() const {
     return online_is_due_ && simulated_plans_ > 0 && reached() > 0;
   }
+  [[nodiscard]] bool has_to_begin() const { return simulated_plans_ == 0; }
   // Nothing fits yet, not all settings have been tried, and it is not hopeless: a call that will be
   // refused is not to wait for all of them.
   [[nodiscard]] bool must_go_on() const {
@@ -115,11 +119,18 @@ class Search {
     const bool has_more = stage_ == Stage::kScores || stage_ == Stage::kListed;
     return !best_.plan && has_more && simulated_ < kHopeless;
   }
+  // Whether the search among plans that only drop is worth finishing; whether its plan is the next.
+  [[nodiscard]] bool has_dropping_left() const {
+    return dropping_ && dropping_->best_.plan && !dropping_->over_;
+  }
+  [[nodiscard]] bool only_drops_next();
+  [[nodiscard]] const std::shared_ptr<Plan>& pend(Plan plan);
   // Puts what comes next into the queue. False if nothing does.
   [[nodiscard]] bool begin_next_stage();
   void try_what_is_kept();
   [[nodiscard]] Plan decided(const Best& best) const;
   [[nodiscard]] Plan changed();
+  void note_found(const Best& found);
   // Puts the best plan so far into the queue, to be shortened, unless it was before.
   [[nodiscard]] bool try_shortened();
   [[nodiscard]] PlanRef shorten(const PlanRef& plan, Effort& effort) const;
@@ -129,6 +140,9 @@ class Search {
   const std::shared_ptr<const Future> future_;
   const std::size_t budget_;
   const std::optional<LinkOptions> link_;
+  // See Note [A hybrid is never worse than dropping alone]
+  std::unique_ptr<Search> dropping_;
+  bool only_drops_ = false;  // is that one
   SearchLimits limits_;
   Policy policy_;  // of the level
   bool online_is_due_ = false;

@@ -18,7 +18,7 @@
 //      calls; the last whatever fits.
 //   3. It always fits the budget, as the run does, but for what the engine does that is not in a trace.
 //      The schedule is simulated like any plan, so that it is followed only if it costs less.
-// Where values may be moved, it is the run of the best plan that drops them: a sequence has no copies.
+// Where values may be moved, it is a run of a plan that drops them: a sequence has no copies.
 // Checkmate (Jain et al., MLSys 2020) writes all of this as an integer program; Moccasin (Bartan et al.,
 // ICML 2023) chooses intervals in which values are kept. This is a local search from a sequence that fits.
 
