@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps that differ from call to call: by the record of the first, or a plan of their own.
 
-Six calls of each step are recorded. Within a fraction of its own peak each is then run in the
-simulator: online, guided by the plan that was made of the first call's record, and by one that was
+Six calls of each step are recorded. Within a fraction of the largest peak each is then run in the
+simulator: online, guided by a plan that was made of the first call's record, and by one that was
 made for it.
 """
 
@@ -22,16 +22,17 @@ from torch import Tensor, nn
 
 import rematfn
 from rematfn import _C
+from rematfn._transform.recorded import RecordedProgram
 from rematfn.policies import ON, Guided
 
 FRACTIONS = (0.5, 0.4, 0.3)
 SEARCH = 30_000  # operators simulated in vain, for each plan
 ABOUT = """
 Replayed cost over the program's, in the simulator, by the cost model: means over calls two to six,
-each within a fraction of its own peak. *Online*: `ON()`. *Guided*: by a plan that was made of the
-first call's record, in the same fraction of that call's peak. *Own*: by a plan made for that very
-call. *The most*: the total cost guided over that of the better of the two others, in the worst
-call. Calls that do not fit online are left out, and counted.
+all within a fraction of the largest peak. *Online*: `ON()`. *Guided*: by a plan that was made of
+the first call's record, for the share of its peak that the call has of its own. *Own*: by a plan
+made for that very call. *The most*: the total cost guided over that of the better of the two
+others, in the worst call. Calls that do not fit online are left out, and counted.
 """
 Step = Callable[[], Any]
 
@@ -185,13 +186,17 @@ def planned(trace: _C.Trace, budget: int) -> _C.Program:
 def row(name: str, traces: list[rematfn.Trace], fraction: float) -> dict[str, Any]:
     """Return the table's row for one step and fraction."""
     first, *others = traces
-    plan = planned(first._core, int(fraction * first.peak_bytes))
+    budget = int(fraction * max(trace.peak_bytes for trace in traces))
+    recorded = RecordedProgram(first._core, budget, first.peak_bytes, makes_state=False)
     cells = []
     for trace in others:
-        core, budget = trace._core, int(fraction * trace.peak_bytes)
+        core = trace._core
         online = replayed(core, budget, None)
         if online is None:
             continue
+        plan = recorded.for_another(Guided(search=SEARCH), budget, trace.peak_bytes)
+        assert plan is not None
+        plan.finish()
         guided, own = replayed(core, budget, plan), replayed(core, budget, planned(core, budget))
         assert guided is not None, f"{name} at {fraction}: it fits online, and not guided"
         cells.append((online, guided, online if own is None else own))

@@ -12,6 +12,13 @@ namespace rematfn {
 Program::Program(std::shared_ptr<const Trace> recorded)
     : trace(std::move(recorded)), timed_(trace), future_(std::make_shared<const Future>(*trace)) {}
 
+Program::Program(const Program& other) : std::enable_shared_from_this<Program>(other), trace(other.trace) {
+  const std::lock_guard guard(plans_mutex());
+  timed_ = other.timed_;
+  future_ = other.future_;
+  timings_ = other.timings_;
+}
+
 void Program::begin(std::size_t budget, std::function<void(Search&)> what,
                     std::optional<LinkOptions> link) {
   constexpr double kAbout = 1.05;  // peaks that depend on data are never quite the same

@@ -28,6 +28,8 @@ namespace rematfn {
 class Program : public std::enable_shared_from_this<Program> {
  public:
   explicit Program(std::shared_ptr<const Trace> trace);
+  // The same program, to be planned for another budget.
+  Program(const Program& other);
 
   // Begins a search for a plan for `budget`, unless one for as much has begun. `what` says what to try.
   // Over `link`, values may be moved.

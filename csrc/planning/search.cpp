@@ -135,7 +135,7 @@ std::shared_ptr<const Plan> Search::next() {
 bool Search::try_shortened() {
   const bool is_again = scheduled_ && gains_again_;
   const PlanRef& run = is_again ? scheduled_ : found_or_online();
-  const bool may_try = !link_ && stage_ != Stage::kListed && limits_.in_vain > 0;
+  const bool may_try = !link_ && stage_ != Stage::kListed && limits_.in_vain > 0 && !limits_.of_settings;
   if (!may_try || !run || run->overhead == 0) return false;
   if (run == shortened_) return false;
   gains_again_ = false;
@@ -296,6 +296,7 @@ bool Search::begin_next_stage() {
       }
       return true;
     case Stage::kMoves:
+      if (limits_.of_settings) return false;
       stage_ = Stage::kKept;
       try_what_is_kept();
       return true;

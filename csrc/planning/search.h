@@ -43,6 +43,7 @@ namespace rematfn {
 struct SearchLimits {
   std::uint64_t in_vain = 0;  // without coming to a plan that replays a hundredth less
   std::uint64_t in_all = 0;
+  bool of_settings = false;  // nothing is tried that says something of single values
 };
 
 // For one trace in one budget.

@@ -232,23 +232,25 @@ void bind_traces(py::module_& m) {
       .def(py::init([](std::shared_ptr<Trace> trace) {
         return std::make_shared<Program>(std::move(trace));
       }))
+      .def("__copy__", [](const Program& program) { return std::make_shared<Program>(program); }, nogil)
       // With the settings of `like`, if given, before all others.
       .def(
           "search",
           [](Program& program, std::size_t budget, std::uint64_t in_vain, std::uint64_t in_all,
-             const Program* like, const LinkOptions* link, const Policy* online) {
+             const Program* like, const LinkOptions* link, const Policy* online, bool of_settings) {
             std::optional<Score> first;
             if (like != nullptr) first = like->general_score();
             // A score of Python's is not for a thread without the interpreter.
             std::optional<Policy> simulable;
             if (online != nullptr && !online->custom_score) simulable = *online;
-            const SearchLimits limits{in_vain, in_all};
+            const SearchLimits limits{in_vain, in_all, of_settings};
             program.begin(
                 budget, [=](Search& search) { search.try_settings(limits, first, simulable); },
                 link == nullptr ? std::nullopt : std::optional(*link));
           },
           nogil, py::arg("budget"), py::arg("in_vain"), py::arg("in_all"),
-          py::arg("like") = nullptr, py::arg("link") = nullptr, py::arg("online") = nullptr)
+          py::arg("like") = nullptr, py::arg("link") = nullptr, py::arg("online") = nullptr,
+          py::arg("of_settings") = false)
       .def("cut_into",
            [](Program& program, std::size_t budget, std::size_t segments) {
              program.begin(budget, [=](Search& search) { search.try_segments(segments); });

@@ -337,7 +337,7 @@ class History:
             key = self._keys.get(signature.key) or _Key(signature)
             key.calls.setdefault(signature.numbers, peak_bytes)
             if not key.programs:
-                key.on_shapes = RecordedProgram(trace, peak_bytes, makes_state=False)
+                key.on_shapes = RecordedProgram(trace, peak_bytes, peak_bytes, makes_state=False)
             self._keep(key, signature)
             self._largest_bytes = max(self._largest_bytes, peak_bytes)
 
@@ -364,7 +364,7 @@ class History:
                 key.on_shapes = None
                 key.programs.pop(numbers, None)
                 key.programs[numbers] = RecordedProgram(
-                    trace, ran.read()["peak_bytes"], makes_state
+                    trace, ran.read()["peak_bytes"], ran.peak_bytes, makes_state
                 )
                 while len(key.programs) > _MOST_PROGRAMS:
                     key.programs.popitem(last=False)

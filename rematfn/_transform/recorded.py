@@ -2,6 +2,7 @@
 """Programs that were recorded, and the plans that calls of them follow."""
 
 import atexit
+import copy
 import math
 import os
 import threading
@@ -11,6 +12,16 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from .. import _C
+from ..policies._planned import Planned
+
+# Note [A plan for another size]
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A call that needs a quarter more than the recorded one has less of its peak in the same budget. A
+# plan that is good at half of the peak may be worse than none at 0.4. So a call that differs has a
+# plan for the record in as much of the record's peak, rounded down to a power of `_STEP`. It is a
+# plan of settings alone, which takes some twenty simulations to find. Calls of most sizes share a
+# few of them.
+_STEP = 1.06
 
 _MOST_OPERATORS_IN_ALL = 1 << 20  # of all records; an operator takes about 300 bytes
 
@@ -26,11 +37,15 @@ os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_
 class RecordedProgram:
     """A program that a call has run, and a plan that later calls of it follow."""
 
-    def __init__(self, trace: _C.Trace, peak_bytes: int, makes_state: bool) -> None:
-        self.peak_bytes = peak_bytes  # what the call held at the most
+    def __init__(
+        self, trace: _C.Trace, held_bytes: int, peak_bytes: int, makes_state: bool
+    ) -> None:
+        self.held_bytes = held_bytes  # by the call, at the most
+        self.peak_bytes = peak_bytes  # the same without a budget
         self.makes_state = makes_state  # See Note [The first step makes the state]
         self.operators = trace.operators
         self.program: _C.Program | None = None  # with or without a plan
+        self._for_others: dict[int, _C.Program] = {}  # by the steps that their budgets are
         try:
             trace.check()
             self.program = _C.Program(trace)
@@ -48,6 +63,31 @@ class RecordedProgram:
         program = self.program
         return program if program is not None and program.overhead() < math.inf else None
 
+    def for_another(
+        self, policy: Planned, budget: int, peak_bytes: int, link: _C.Link | None = None
+    ) -> _C.Program | None:
+        """Return the program with a plan for a call that differs, and has another peak, if any.
+
+        See Note [A plan for another size].
+        """
+        program, share = self.program, budget / max(peak_bytes, 1)
+        if program is None:
+            return None
+        within = min(share, 1) * self.peak_bytes
+        if budget / _STEP < within < budget * _STEP:
+            if program.overhead() == math.inf:
+                policy.begin(program, budget, link=link)
+            return program
+        step = int(math.log(max(within, 1), _STEP))
+        found = self._for_others.get(step) or copy.copy(program)
+        self._for_others[step] = found
+        policy.begin(found, int(_STEP**step), link=link, of_settings=True)
+        return found
+
+    def programs(self) -> list[_C.Program]:
+        """Return it as often as it is planned."""
+        return [] if self.program is None else [self.program, *self._for_others.values()]
+
     def note_use(self) -> None:
         """Note that a call is about to follow it; those that none follows are forgotten first."""
         _programs.move_to_end(id(self))
@@ -63,6 +103,7 @@ def forget_beyond(most: int, programs: Iterable[RecordedProgram]) -> None:
         most -= program.operators
         if most < 0:
             program.program = None
+            program._for_others.clear()
             program.operators = 0
 
 
@@ -73,6 +114,5 @@ def finish_searches() -> None:
     """
     with lock:
         begun = [known for reference in _programs.values() if (known := reference()) is not None]
-    for known in begun:
-        if known.program is not None:
-            known.program.finish()
+    for program in (program for known in begun for program in known.programs()):
+        program.finish()

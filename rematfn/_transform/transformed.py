@@ -183,12 +183,12 @@ class Transformed(Generic[P, R]):
         """Have a call follow a plan, if there is one for its budget."""
         assert isinstance(self.policy, Planned)
         # See Note [Offload keeps to what its first call came to]
-        budget = recorded.peak_bytes if options.leaves_early else options.budget
+        budget = recorded.held_bytes if options.leaves_early else options.budget
         assert budget is not None
         link = self._options.tiers.link(options.drops, given)
         program = recorded.program
         if not ran.as_recorded:
-            self._follow_nearest(program, options, budget, link, ran)
+            self._follow_nearest(recorded, options, budget, link, ran)
             return
         options.program = program
         if program is not None:
@@ -212,7 +212,7 @@ class Transformed(Generic[P, R]):
     # See Note [A record guides calls that are not like it]
     def _follow_nearest(
         self,
-        program: _C.Program | None,
+        recorded: RecordedProgram,
         options: LevelOptions,
         budget: int,
         link: _C.Link | None,
@@ -220,11 +220,12 @@ class Transformed(Generic[P, R]):
     ) -> None:
         assert isinstance(self.policy, Planned)
         # What `offload` keeps to, without a budget, is the record's; its times are, too.
-        if program is not None and not options.leaves_early:
-            if program.overhead() == math.inf:
-                self.policy.begin(program, budget, link=link)
-            program.follow()
-            if program.overhead() < math.inf:
+        if not options.leaves_early:
+            peak = ran.expected_bytes or recorded.peak_bytes
+            program = recorded.for_another(self.policy, budget, peak, link)
+            if program is not None:
+                program.follow()
+            if program is not None and program.overhead() < math.inf:
                 options.program, options.as_recorded = program, False
                 ran.kind, ran.why = "guided", f"by the record of another call: {ran.why}"
                 return

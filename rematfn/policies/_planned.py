@@ -39,10 +39,12 @@ class Planned(Policy, ABC):
         *,
         like: _C.Program | None = None,
         link: _C.Link | None = None,
+        of_settings: bool = False,
     ) -> None:
         """Begin a search for a plan, unless one has begun.
 
-        The settings of ``like`` are tried first; values may be moved over ``link``.
+        The settings of ``like`` are tried first; values may be moved over ``link``. The plan says
+        nothing of single values if it is ``of_settings``.
         """
 
 
@@ -85,6 +87,7 @@ class Guided(Planned):
         *,
         like: _C.Program | None = None,
         link: _C.Link | None = None,
+        of_settings: bool = False,
     ) -> None:
         """Begin a search that goes on while it pays."""
         program.search(
@@ -94,6 +97,7 @@ class Guided(Planned):
             like=like,
             link=link,
             online=self.first.core(),
+            of_settings=of_settings,
         )
 
 
