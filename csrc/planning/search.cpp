@@ -65,8 +65,8 @@ Search::Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future>
 
 void Search::try_settings(const SearchLimits& limits, std::optional<Score> first,
                           std::optional<Policy> online) {
-  if (link_ && link_->drops) {
-    dropping_ = std::make_unique<Search>(trace_, future_, budget_);
+  if (moves() && link_->drops) {
+    dropping_ = std::make_unique<Search>(trace_, future_, budget_, link_);
     dropping_->only_drops_ = true;
     dropping_->try_settings(limits, first, online);
   }
@@ -135,7 +135,7 @@ std::shared_ptr<const Plan> Search::next() {
 bool Search::try_shortened() {
   const bool is_again = scheduled_ && gains_again_;
   const PlanRef& run = is_again ? scheduled_ : found_or_online();
-  const bool may_try = !link_ && stage_ != Stage::kListed && limits_.in_vain > 0 && !limits_.of_settings;
+  const bool may_try = !moves() && stage_ != Stage::kListed && limits_.in_vain > 0 && !limits_.of_settings;
   if (!may_try || !run || run->overhead == 0) return false;
   if (run == shortened_) return false;
   gains_again_ = false;
@@ -290,7 +290,7 @@ bool Search::begin_next_stage() {
   switch (stage_) {
     case Stage::kScores:
       stage_ = Stage::kMoves;
-      if (!link_ || !link_->drops || !best_.plan) return true;
+      if (!moves() || !link_->drops || !best_.plan) return true;
       for (const Score& score : kPortfolio) {
         queue_.push_back({.score = score, .prefers = Preference::kMoving});
       }
@@ -339,7 +339,7 @@ Plan Search::decided(const Best& best) const {
 
 // Local search: change one of the best plans a little, and keep what does no harm.
 Plan Search::changed() {
-  if (!link_) return changes_->of(best_.plan ? *best_.plan : Plan(), nullptr);
+  if (!moves()) return changes_->of(best_.plan ? *best_.plan : Plan(), nullptr);
   Best from = best_;
   if (!from.plan) return changes_->of(Plan(), &from.moved);
   for (const Best& other : best_of_) {

@@ -20,8 +20,8 @@
 //
 // Note [A hybrid is never worse than dropping alone]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Where values may be moved and dropped, the plans that only drop are found by the search that there would
-// be without a link: one of its own, with its limits, its schedules and its policy to compare with. The two
+// Where values may be moved and dropped, the plans that only drop are found by a search of their own: with its
+// limits, its schedules and its policy to compare with, as without a link (what cannot be replayed moves). The two
 // take turns. Local search among the others goes on from its best plan, too, and the better of the two
 // results is followed.
 
@@ -113,6 +113,8 @@ class Search {
     return online_is_due_ && simulated_plans_ > 0 && reached() > 0;
   }
   [[nodiscard]] bool has_to_begin() const { return simulated_plans_ == 0; }
+  // Whether plans may move values.
+  [[nodiscard]] bool moves() const { return link_.has_value() && !only_drops_; }
   // Nothing fits yet, not all settings have been tried, and it is not hopeless: a call that will be
   // refused is not to wait for all of them.
   [[nodiscard]] bool must_go_on() const {
