@@ -39,6 +39,7 @@ and the most of them. *Exact*: loss and gradients are bitwise those of the same 
 the same backend, without a budget.
 *rematfn, compiled, 0.4*: `remat(net, 0.4)` of blocks of `torch.compile(block, backend="rematfn")`;
 the fraction is one of the peak of these blocks without a budget.
+The loss is computed outside of the budget, and comes on top of it.
 *inductor, 0.5*: blocks that were compiled with `activation_memory_budget` 0.5, the fraction of what
 each block saves. Others kept {load} of the machine's cores busy meanwhile.
 """
