@@ -206,11 +206,11 @@ def test_what_is_packed_moves_on_to_a_disk(order: int) -> None:
     trace = rematfn.record(lambda: net(X).sum().backward())
     net.zero_grad()
     budget = int(0.3 * trace.peak_bytes)
-    packed, disk = rematfn.Packed(verify=True), rematfn.Disk(verify=True)
     with pytest.raises(rematfn.BudgetError):
-        rematfn.offload(net, budget, to=packed)(X).sum().backward()
+        rematfn.offload(net, budget, to="packed")(X).sum().backward()
     net.zero_grad()
-    before = packed.bytes_out
+    # New ones: until something has moved, packing is taken to be the faster.
+    packed, disk = rematfn.Packed(verify=True), rematfn.Disk(verify=True)
     g = rematfn.offload(net, budget, to=[packed, disk][::order])
     for _ in range(4):
         assert_bitwise_equal(gradients(net, g), expected)
@@ -218,7 +218,7 @@ def test_what_is_packed_moves_on_to_a_disk(order: int) -> None:
         assert stats.replays == 0
         assert stats.peak_bytes <= budget
         rematfn.testing.check()
-    assert packed.bytes_out > before
+    assert packed.bytes_out > 0
     assert disk.bytes_out > 0
     assert packed.held_bytes == disk.held_bytes == 0
 
