@@ -75,6 +75,10 @@ void Moves::let_come(Version& version, bool wanted) {
 void Moves::lose_copy(Version& version, const CopyLost& why, bool wanted) {
   if (!version.producer && !wanted) return;
   if (!version.producer) raise(ErrorKind::kOffload, why.what());
+  drop_copy(version);
+}
+
+void Moves::drop_copy(Version& version) {
   discard_copy(version);
   neighbourhood.note_change(version, /*came_back=*/false, foresees());
 }
@@ -133,11 +137,7 @@ bool Moves::relieve_one_copy(const Table& table) {
       least_price = price;
     }
     if (least == nullptr) return false;
-    if (!way->keeps_copy()) {
-      discard_copy(*least);
-      neighbourhood.note_change(*least, /*came_back=*/false, foresees());
-      return true;
-    }
+    if (!way->keeps_copy()) return drop_copy(*least), true;
     if (way->take_copy(*least, *least->copied_by())) return hand_over(*least, *way), true;
     refused.push_back(least);
   }

@@ -44,6 +44,8 @@ class Moves : public Ledger {
  private:
   void finish_leaving(Version& version);
   void lose_copy(Version& version, const CopyLost& why, bool wanted);
+  // It is replayed when it is read.
+  void drop_copy(Version& version);
 };
 
 }  // namespace rematfn

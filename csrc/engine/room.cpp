@@ -12,7 +12,7 @@ void Room::make_room(Table& table, std::size_t nbytes) {
     list_candidates();
     if (is_moving()) note_arrivals();
     // Whoever cannot have enough takes nothing.
-    const std::size_t least = t->used_bytes() - t->evictable_bytes() - relievable_bytes(*t) + nbytes;
+    const std::size_t least = least_with(*t, nbytes);
     if (least > t->budget && (is_replaying || !t->give_way(least, nbytes))) {
       if (!is_replaying) t->note_need(least);
       throw NoRoom{t, least, least - nbytes};
@@ -38,11 +38,17 @@ void Room::make_room(Table& table, std::size_t nbytes) {
   }
 }
 
+// What is packed is looked at only where it decides.
+std::size_t Room::least_with(const Table& table, std::size_t nbytes) {
+  const std::size_t least = table.used_bytes() - table.evictable_bytes() + nbytes;
+  return least > table.budget ? least - relievable_bytes(table) : least;
+}
+
 bool Room::could_make_room(const Table& table, std::size_t nbytes) {
   for (const Table* t = &table; t != nullptr; t = t->enclosing.get()) {
     if (t->budget == kNoBudget || t->used_bytes() + nbytes <= t->budget) continue;
     list_candidates();
-    if (t->used_bytes() - t->evictable_bytes() - relievable_bytes(*t) + nbytes > t->budget) return false;
+    if (least_with(*t, nbytes) > t->budget) return false;
   }
   return true;
 }

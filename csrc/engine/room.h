@@ -34,6 +34,8 @@ class Room : public Moves {
   void fetch_ahead();
 
  private:
+  // What `table` holds if all goes that may, with so many bytes more.
+  [[nodiscard]] std::size_t least_with(const Table& table, std::size_t nbytes);
   // Of a budget that others share.
   virtual void take_from_others(Table& table, std::size_t nbytes) = 0;
   bool clear_for(const Version& version);

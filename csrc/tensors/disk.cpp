@@ -65,6 +65,7 @@ class Disk final : public Tier, public std::enable_shared_from_this<Disk> {
 
   [[nodiscard]] const TierAccount& account() const override { return state_->account; }
   [[nodiscard]] std::optional<std::size_t> take(std::size_t nbytes);
+  [[nodiscard]] std::unique_ptr<Bytes> make_copy(std::size_t nbytes, c10::Device device, std::shared_ptr<Waits> waits);
 
   static const int watching_forks;
 
@@ -163,15 +164,6 @@ class Disk::Bytes final : public Tier::Copy, private Transfers::Transfer {
 
   void note_wait(double seconds, bool returning) const {
     if (seconds > 0) waits_->add(seconds, returning);
-  }
-
-  // Under the lock: where it will lie. False if there is no room.
-  [[nodiscard]] bool find_place() {
-    if (nbytes == 0) return true;
-    offset_ = disk_->take(nbytes);
-    const std::size_t chunk = state_.transfers.chunk();
-    if (offset_ && disk_->options_.verify) checksums_.resize((nbytes + chunk - 1) / chunk);
-    return offset_.has_value();
   }
 
   void begin(bool out, const c10::Storage& bytes) {
@@ -287,23 +279,28 @@ std::optional<std::size_t> Disk::take(std::size_t nbytes) {
   return state.account.take(nbytes);
 }
 
+// One that has a place, with nothing in it. Null if there is no room.
+std::unique_ptr<Disk::Bytes> Disk::make_copy(std::size_t nbytes, c10::Device device, std::shared_ptr<Waits> waits) {
+  auto copy = std::make_unique<Bytes>(shared_from_this(), nbytes, device, std::move(waits));
+  if (nbytes == 0) return copy;
+  const std::lock_guard guard(state_->transfers.mutex);
+  copy->offset_ = take(nbytes);
+  if (!copy->offset_) return nullptr;
+  const std::size_t chunk = state_->transfers.chunk();
+  if (options_.verify) copy->checksums_.resize((nbytes + chunk - 1) / chunk);
+  return copy;
+}
+
 std::unique_ptr<Tier::Copy> Disk::put(const c10::Storage& bytes, TensorDomain&,
                                       std::shared_ptr<Waits> waits) {
-  auto copy = std::make_unique<Bytes>(shared_from_this(), bytes.nbytes(), bytes.device(), std::move(waits));
-  {
-    const std::lock_guard guard(state_->transfers.mutex);
-    if (!copy->find_place()) return nullptr;
-  }
-  copy->begin(/*out=*/true, bytes);
+  auto copy = make_copy(bytes.nbytes(), bytes.device(), std::move(waits));
+  if (copy) copy->begin(/*out=*/true, bytes);
   return copy;
 }
 
 std::unique_ptr<Tier::Copy> Disk::take_over(const Copy& packed, std::shared_ptr<Waits> waits) {
-  auto copy = std::make_unique<Bytes>(shared_from_this(), packed.nbytes, packed.device, std::move(waits));
-  {
-    const std::lock_guard guard(state_->transfers.mutex);
-    if (!copy->find_place()) return nullptr;
-  }
+  auto copy = make_copy(packed.nbytes, packed.device, std::move(waits));
+  if (!copy) return nullptr;
   copy->sum = packed.sum;
   copy->packed_ = &packed;
   copy->begin(/*out=*/true);

@@ -127,7 +127,11 @@ class Host::Bytes final : public Tier::Copy {
  public:
   Bytes(std::shared_ptr<Host> host, TensorDomain& domain, const c10::Storage& of,
         std::shared_ptr<Waits> waits, const Lane& lane, std::size_t offset)
-      : Copy(of.nbytes(), of.device(), std::move(waits)), host_(std::move(host)), domain_(domain), lane_(lane), offset_(offset) {}
+      : Copy(of.nbytes(), of.device(), std::move(waits)),
+        host_(std::move(host)),
+        domain_(domain),
+        lane_(lane),
+        offset_(offset) {}
   // What is leaving may be freed now. See Note [Copies are in stream order], 6.
   ~Bytes() override {
     if (!done_) return;  // it was never begun
