@@ -297,7 +297,8 @@ NESTINGS: dict[str, Callable[[Callable[..., Any], Callable[..., Any]], Callable[
 
 @pytest.mark.parametrize("nesting", NESTINGS)
 @pytest.mark.parametrize("everything", [False, True])
-def test_it_nests(nesting: str, everything: bool) -> None:
+@pytest.mark.parametrize("beside_a_disk", [False, True])
+def test_it_nests(nesting: str, everything: bool, beside_a_disk: bool) -> None:
     def f(x: Tensor) -> Tensor:
         for _ in range(4):
             x = (x.sin() * 3).relu()
@@ -305,12 +306,15 @@ def test_it_nests(nesting: str, everything: bool) -> None:
 
     policy = {"policy": EvictEverything()} if everything else {}
     packed = rematfn.Packed(verify=True)
-    how = functools.partial(rematfn.offload, to=packed, **policy)
     x = torch.randn(4, N // 4)
+    # So tight that what is packed has to move on.
+    disk = rematfn.Disk(verify=True)
+    tiers = {"to": [packed, disk], "budget": 4 * x.nbytes} if beside_a_disk else {"to": packed}
+    how = functools.partial(rematfn.offload, **tiers, **policy)
     expected = NESTINGS[nesting](lambda g: g, f)(x)
     assert_bitwise_equal(NESTINGS[nesting](how, f)(x), expected)
     assert packed.bytes_out > 0 or "remat" in nesting  # which may drop it instead
-    assert packed.held_bytes == 0
+    assert packed.held_bytes == disk.held_bytes == 0
 
 
 def test_threads_share_one() -> None:
