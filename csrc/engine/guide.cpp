@@ -59,6 +59,15 @@ Guide::Guide(Followed followed, std::shared_ptr<Timings> timings)
 Guide::~Guide() {
   const bool is_whole = as_recorded_ && taken_.costs.size() == trace_.calls.size();
   if (timings_ && is_whole) timings_->add(std::move(taken_));
+  note_way();
+}
+
+// See Note [A plan for calls that differ]
+void Guide::note_way() const {
+  const bool is_whole = next_call_ == trace_.calls.size();
+  if (followed_.others_run_alike && !as_recorded_ && (is_whole || !same_way_)) {
+    *followed_.others_run_alike = same_way_;
+  }
 }
 
 void Guide::note_broken() {
@@ -156,7 +165,7 @@ void Guide::follow(const ObservedCall& seen) {
   std::size_t index = next_call_;
   if (!is_next(seen)) {
     if (in_order_) recent_ = future_.index(trace_).kinds_before(next_call_);
-    in_order_ = as_recorded_ = false;
+    in_order_ = same_way_ = as_recorded_ = false;
     CallIndex::push(recent_, CallIndex::kind_of(seen.name));
     index = look_for(seen);
   } else if (!in_order_) {
@@ -170,7 +179,8 @@ void Guide::follow(const ObservedCall& seen) {
   }
   note_place(index);
   const Trace::Call& call = trace_.calls[index];
-  as_recorded_ &= call.name == seen.name;
+  same_way_ &= call.name == seen.name;
+  as_recorded_ &= same_way_;
   if (!is_alike(call, seen)) {
     for (const ObservedCall::Made& made : seen.makes) made.version->value = kNoValue;
     return;

@@ -41,15 +41,19 @@
 // A plan may say which values are kept or moved, and local search fits its score to one program in one
 // budget. In a call of other sizes such a plan may cost many times what it promised. So a search also tells
 // the best plan of its first stages, and that one is followed from where a call differs from its record, by
-// an operator or a size. A call that is expected to differ follows it from the start. A schedule evicts before
-// room is wanted. Of a loop that runs less often than recorded, it would evict what the end reads, in a budget
-// that nothing has to leave.
+// an operator or a size. A call that is expected to differ follows it from the start.
+// A schedule says of each operator what is replayed before it and evicted after it. So it suits a call of other
+// sizes that runs the record's operators, and goes on until an operator differs. It evicts before room is wanted.
+// Of a loop that runs less often than recorded, it would evict what the end reads, in a budget that nothing has
+// to leave. So a call that is expected to differ follows one only if the last such call ran the record's
+// operators to the end. Where its sizes are in other proportions the schedule may not fit; then it is left.
 // What a plan gains by a hundredth of the program on its record, it may lose where sizes differ. So it has to
 // gain two hundredths (kWorthAGuide); otherwise these calls follow the level's own policy.
 
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <limits>
@@ -118,6 +122,8 @@ struct Followed {
   // For calls that differ from the trace: the best that says nothing of single values. Or null.
   std::shared_ptr<const Plan> general{};
   std::shared_ptr<Broken> broken{};  // of the search that found it; or null
+  // Whether the last call that differed from the trace ran the trace's operators all the same; or null.
+  std::shared_ptr<std::atomic<bool>> others_run_alike{};
 };
 
 class Guide {
@@ -144,14 +150,15 @@ class Guide {
   [[nodiscard]] double now() const { return now_; }
   // See Note [A plan for calls that differ]
   [[nodiscard]] const Plan& plan() const {
-    return as_recorded_ || !followed_.general ? *followed_.plan : *followed_.general;
+    const bool holds = as_recorded_ || (same_way_ && follows_schedule_);
+    return holds || !followed_.general ? *followed_.plan : *followed_.general;
   }
   [[nodiscard]] Preference preference_for(const Version& version) const;
   // Whether it moves scores.
   [[nodiscard]] bool foresees() const { return !plan().online && !dormant_ && !loops_; }
   // What is carried out, or null. See Note [A schedule is carried out]
   [[nodiscard]] const Schedule* schedule() const {
-    return follows_schedule_ && as_recorded_ && !dormant_ ? followed_.plan->schedule.get() : nullptr;
+    return follows_schedule_ && same_way_ && !dormant_ ? followed_.plan->schedule.get() : nullptr;
   }
   // What its next replay repeats, null if nothing can be replayed from it any more; and which values are
   // spent after it.
@@ -168,6 +175,8 @@ class Guide {
   }
   // To the end of the call.
   void leave_schedule() { follows_schedule_ = false; }
+  // A victim has to be chosen. See Note [A plan for calls that differ]
+  void note_shortage() { follows_schedule_ &= as_recorded_; }
   void forget(const Operation& operation);
   // The operator that is about to be followed has taken `observed` seconds. So far, replays and waiting
   // took `overhead`, and copies `copying`.
@@ -203,6 +212,7 @@ class Guide {
   [[nodiscard]] std::size_t conflicts(const ObservedCall& seen, std::size_t call) const;
   void note_found(bool found);
   void note_place(std::size_t index);
+  void note_way() const;
   void advise(Version& version, Trace::Id value, double next_use);
 
   const Followed followed_;
@@ -223,7 +233,8 @@ class Guide {
   std::size_t repeated_ = 0;  // at places that it had passed
   double doubt_ = 0;  // how much of what has run lately was not found
   bool as_recorded_ = true;
-  bool in_order_ = true;
+  bool same_way_ = true;  // the same operators, of whatever sizes
+  bool in_order_ = true;  // but for their variants
   bool loops_ = false;  // over parts of the record, more often than that does
   bool dormant_ = false;
   bool given_up_ = false;

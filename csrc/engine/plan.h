@@ -41,6 +41,7 @@ struct Plan {
   double replayed = kNever;  // of replays alone
   std::shared_ptr<const Schedule> schedule{};  // or null: all is left to the score
   bool shortened = false;  // its run is to be; then there is a schedule
+  bool carried_over = false;  // its schedule is that of another record of the same program
   bool online = false;  // the level's own policy, and no more: as a call that nothing is known of
 };
 

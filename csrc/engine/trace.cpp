@@ -34,6 +34,13 @@ void Trace::add_call(Call call) {
   calls.push_back(std::move(call));
 }
 
+bool Trace::is_same_program(const Trace& other) const {
+  return std::ranges::equal(calls, other.calls, [](const Call& a, const Call& b) {
+    return a.name == b.name && std::ranges::equal(a.reads, b.reads, {}, &Read::value, &Read::value) &&
+           std::ranges::equal(a.makes, b.makes, {}, &Made::value, &Made::value);
+  });
+}
+
 double Trace::cost() const {
   return std::accumulate(calls.begin(), calls.end(), 0.0,
                          [](double sum, const Call& call) { return sum + call.cost; });

@@ -85,6 +85,8 @@ struct Trace {
   void add(What what, Id value) { events.push_back({what, value}); }
   void add_mark(Id value, std::string name);
   void add_unrecorded(std::size_t nbytes);
+  // Whether the other has the same calls, of whatever sizes, and they read and make the same values.
+  [[nodiscard]] bool is_same_program(const Trace& other) const;
   // Of all calls, in seconds.
   [[nodiscard]] double cost() const;
   // With what lies between them.

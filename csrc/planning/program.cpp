@@ -10,9 +10,15 @@
 namespace rematfn {
 
 Program::Program(std::shared_ptr<const Trace> recorded)
-    : trace(std::move(recorded)), timed_(trace), future_(std::make_shared<const Future>(*trace)) {}
+    : trace(std::move(recorded)),
+      timed_(trace),
+      future_(std::make_shared<const Future>(*trace)),
+      others_run_alike_(std::make_shared<std::atomic<bool>>(false)) {}
 
-Program::Program(const Program& other) : std::enable_shared_from_this<Program>(other), trace(other.trace) {
+Program::Program(const Program& other)
+    : std::enable_shared_from_this<Program>(other),
+      trace(other.trace),
+      others_run_alike_(other.others_run_alike_) {
   const std::lock_guard guard(plans_mutex());
   timed_ = other.timed_;
   future_ = other.future_;
@@ -76,13 +82,12 @@ bool Program::is_settled() const {
   return search_ && search_->is_over() && !waits_for_times();
 }
 
-// What has been learnt of a plan stays while it is the best.
 Followed Program::best() const {
   const bool has_older = followed_.plan && followed_.trace != timed_;
   if (!search_ || (has_older && !search_->is_over())) return followed_;
   std::shared_ptr<const Plan> plan = search_->best();
-  if (!plan || plan == followed_.plan) return followed_;
-  return {timed_, future_, std::move(plan), search_->general(), search_->broken};
+  if (!plan) return followed_;
+  return {timed_, future_, std::move(plan), search_->general(), search_->broken, others_run_alike_};
 }
 
 std::shared_ptr<Guide> Program::guide(bool alike) const {
@@ -90,7 +95,8 @@ std::shared_ptr<Guide> Program::guide(bool alike) const {
   followed_ = best();
   if (!followed_.plan) return nullptr;
   Followed followed = followed_;
-  if (!alike && followed.general) followed.plan = followed.general;
+  const bool is_scheduled = followed.plan->schedule && *others_run_alike_;
+  if (!alike && followed.general && !is_scheduled) followed.plan = followed.general;
   return std::make_shared<Guide>(std::move(followed), timings_);
 }
 
@@ -107,9 +113,23 @@ bool Program::writes_outside() const {
   });
 }
 
-std::optional<Score> Program::general_score() const {
+bool Program::note_same(const Program& other) {
+  const bool same = trace->is_same_program(*other.trace);
+  if (same) *others_run_alike_ = true;
+  return same;
+}
+
+Start Program::start_for(const Trace& other) const {
   const std::lock_guard guard(plans_mutex());
-  return search_ ? search_->setting() : std::nullopt;
+  if (!search_) return {};
+  std::shared_ptr<const Plan> plan = search_->best();
+  const bool suits = plan && plan->schedule && trace->is_same_program(other);
+  return {search_->setting(), suits ? std::move(plan) : nullptr};
+}
+
+std::size_t Program::budget() const {
+  const std::lock_guard guard(plans_mutex());
+  return budget_;
 }
 
 Plan Program::plan() const {

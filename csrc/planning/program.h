@@ -15,6 +15,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -42,12 +43,16 @@ class Program : public std::enable_shared_from_this<Program> {
   // Whether later calls go on by the plan that there is now.
   [[nodiscard]] bool is_settled() const;
 
+  // Of the search that has begun; zero: none has.
+  [[nodiscard]] std::size_t budget() const;
   // Who guides the next run, or null if no plan fits. If that is not `alike`, to the end by the plan for calls
   // that differ. See Note [A plan for calls that differ]
   [[nodiscard]] std::shared_ptr<Guide> guide(bool alike = true) const;
   [[nodiscard]] Plan plan() const;
-  // The score of the best plan that says nothing of single values, if there is one.
-  [[nodiscard]] std::optional<Score> general_score() const;
+  // Whether `other`, a record of the same function, is the same program. If so, calls of other sizes are alike.
+  [[nodiscard]] bool note_same(const Program& other);
+  // What a search for `other`, a record of the same function, begins with.
+  [[nodiscard]] Start start_for(const Trace& other) const;
   // Of the program itself, in seconds: its operators; and those with what lies between them, where that is
   // known.
   [[nodiscard]] double cost() const { return trace->cost(); }
@@ -76,6 +81,7 @@ class Program : public std::enable_shared_from_this<Program> {
   mutable Followed followed_;  // by the calls so far
   std::shared_ptr<Timings> timings_;  // where values may be moved
   unsigned untimed_calls_ = 0;
+  const std::shared_ptr<std::atomic<bool>> others_run_alike_;  // whatever the budget
 };
 
 }  // namespace rematfn

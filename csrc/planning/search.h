@@ -46,17 +46,22 @@ struct SearchLimits {
   bool of_settings = false;  // nothing is tried that says something of single values
 };
 
+// What a search for another record of the same function has found.
+struct Start {
+  std::optional<Score> setting{};
+  std::shared_ptr<const Plan> scheduled{};  // if the program is the same; or null
+};
+
 // For one trace in one budget.
 class Search {
  public:
   Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
          std::size_t budget, std::optional<LinkOptions> link = {});
 
-  // What to try, once. The settings that there are, those of `first` before all others; then local
+  // What to try, once. What `start` has before all others, then the settings that there are; then local
   // search. Goes on within `limits`, and until some plan fits. `online`, a policy, is compared with
   // what is found.
-  void try_settings(const SearchLimits& limits, std::optional<Score> first,
-                    std::optional<Policy> online = {});
+  void try_settings(const SearchLimits& limits, const Start& start, std::optional<Policy> online = {});
   // Segments alone, as many as asked for; zero: the best number.
   void try_segments(std::size_t count);
   void try_cut_points();
@@ -112,7 +117,10 @@ class Search {
   [[nodiscard]] bool online_is_next() const {
     return online_is_due_ && simulated_plans_ > 0 && reached() > 0;
   }
-  [[nodiscard]] bool has_to_begin() const { return simulated_plans_ == 0; }
+  // Calls that differ may be ones that no schedule suits.
+  [[nodiscard]] bool has_to_begin() const {
+    return simulated_plans_ == 0 && (!scheduled_ || limits_.of_settings);
+  }
   // Whether plans may move values.
   [[nodiscard]] bool moves() const { return link_.has_value() && !only_drops_; }
   // Nothing fits yet, not all settings have been tried, and it is not hopeless: a call that will be
@@ -120,13 +128,15 @@ class Search {
   [[nodiscard]] bool must_go_on() const {
     constexpr std::uint64_t kHopeless = 60'000;
     const bool has_more = stage_ == Stage::kScores || stage_ == Stage::kListed;
-    return !best_.plan && has_more && simulated_ < kHopeless;
+    return !best_.plan && !scheduled_ && has_more && simulated_ < kHopeless;
   }
   // Whether the search among plans that only drop is worth finishing; whether its plan is the next.
   [[nodiscard]] bool has_dropping_left() const {
     return dropping_ && dropping_->best_.plan && !dropping_->over_;
   }
   [[nodiscard]] bool only_drops_next();
+  [[nodiscard]] bool is_near_floor() const;
+  [[nodiscard]] Plan take_first();
   [[nodiscard]] const std::shared_ptr<Plan>& pend(Plan plan);
   // Puts what comes next into the queue. False if nothing does.
   [[nodiscard]] bool begin_next_stage();
@@ -149,6 +159,7 @@ class Search {
   SearchLimits limits_;
   Policy policy_;  // of the level
   bool online_is_due_ = false;
+  PlanRef carried_over_;  // to be compared with what is found
   PlanRef scheduled_;  // the best that is carried out, beside the sequence
   PlanRef shortened_;  // the last plan without a schedule whose run was shortened
   bool gains_again_ = false;  // the run of the best schedule is to be shortened as well

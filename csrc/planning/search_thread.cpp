@@ -19,6 +19,7 @@ namespace rematfn {
 namespace {
 
 constexpr std::size_t kMostWaiting = 256;  // beyond, those that have waited longest are forgotten
+constexpr std::uint64_t kTurn = 100'000;  // operators: some plans of settings, and a schedule
 constexpr int kNicer = 10;
 
 // Of this process; a forked child has one of its own. Never destroyed.
@@ -90,21 +91,25 @@ void simulate_next(Searcher& own, Search& search, Effort& effort,
   search.note_result(std::move(result), effort.operators - before);
 }
 
-// Beside the calls, until it is over. The mutex is held, but not all the time.
-void search_beside(Searcher& own, const std::shared_ptr<Program>& program,
+// Beside the calls, until it is over, or another waits and it has had its turn. Returns whether it is to go on.
+// The mutex is held, but not all the time.
+bool search_beside(Searcher& own, const std::shared_ptr<Program>& program,
                    std::unique_lock<std::mutex>& lock) {
   own.effort = std::make_shared<Effort>();
   own.searched = program.get();
+  bool goes_on = true;
   try {
-    while (!own.ended && program.use_count() > 1) {
+    while (goes_on && (own.waiting.empty() || own.effort->operators < kTurn)) {
       const std::shared_ptr<Search> search = program->begun();
-      if (!search->goes_on(/*to_its_end=*/true)) break;
-      simulate_next(own, *search, *own.effort, lock);
+      goes_on = !own.ended && program.use_count() > 1 && search->goes_on(/*to_its_end=*/true);
+      if (goes_on) simulate_next(own, *search, *own.effort, lock);
     }
   } catch (const Stopped&) {
+    goes_on = false;
   }
   own.effort.reset();
   own.searched = nullptr;
+  return goes_on;
 }
 
 void work(Searcher& own) {
@@ -114,7 +119,7 @@ void work(Searcher& own) {
     std::shared_ptr<Program> program = own.waiting.front().lock();
     own.waiting.pop_front();
     if (!program) continue;
-    search_beside(own, program, lock);
+    if (search_beside(own, program, lock)) own.waiting.push_back(program);
     lock.unlock();
     program.reset();  // its memory may be freed here
     lock.lock();

@@ -28,9 +28,9 @@ namespace rematfn {
 // that do so, the searching one among them, one simulates at a time; and no call waits for a search other
 // than its own. `lock` holds plans_mutex(), but not meanwhile.
 void go_on(Search& search, bool to_its_end, std::unique_lock<std::mutex>& lock);
-// Has the thread go on with the search that `program` has begun, after those that have been asked for
-// before; nothing, if that is over or asked for. A program that nobody else holds any more is not
-// searched for.
+// Has the thread go on with the search that `program` has begun, unless that is over. Programs take turns, so
+// that each soon has a plan that is better than its first. A program that nobody else holds any more is
+// not searched for.
 void search_later(const std::shared_ptr<Program>& program);
 // Whether some search runs, or is to.
 [[nodiscard]] bool is_searching();

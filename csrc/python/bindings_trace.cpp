@@ -233,19 +233,19 @@ void bind_traces(py::module_& m) {
         return std::make_shared<Program>(std::move(trace));
       }))
       .def("__copy__", [](const Program& program) { return std::make_shared<Program>(program); }, nogil)
-      // With the settings of `like`, if given, before all others.
+      // With what was found for `like`, if given, before all others.
       .def(
           "search",
           [](Program& program, std::size_t budget, std::uint64_t in_vain, std::uint64_t in_all,
              const Program* like, const LinkOptions* link, const Policy* online, bool of_settings) {
-            std::optional<Score> first;
-            if (like != nullptr) first = like->general_score();
+            Start start;
+            if (like != nullptr) start = like->start_for(*program.trace);
             // A score of Python's is not for a thread without the interpreter.
             std::optional<Policy> simulable;
             if (online != nullptr && !online->custom_score) simulable = *online;
             const SearchLimits limits{in_vain, in_all, of_settings};
             program.begin(
-                budget, [=](Search& search) { search.try_settings(limits, first, simulable); },
+                budget, [=](Search& search) { search.try_settings(limits, start, simulable); },
                 link == nullptr ? std::nullopt : std::optional(*link));
           },
           nogil, py::arg("budget"), py::arg("in_vain"), py::arg("in_all"),
@@ -261,6 +261,7 @@ void bind_traces(py::module_& m) {
              program.begin(budget, [](Search& search) { search.try_cut_points(); });
            },
            nogil)
+      .def("note_same", &Program::note_same, nogil)
       .def("follow", &Program::follow, nogil)
       .def("finish", &Program::finish, nogil)
       .def("is_settled", &Program::is_settled, nogil)
@@ -280,6 +281,7 @@ void bind_traces(py::module_& m) {
           py::arg("link") = nullptr)
       .def_property_readonly("writes_outside", &Program::writes_outside)
       .def_property_readonly("cost", &Program::cost)
+      .def_property_readonly("budget", &Program::budget)
       .def_property_readonly("elapsed", &Program::elapsed)
       .def("overhead", [](const Program& program) { return program.plan().overhead; });
   m.def("simulate", &simulate_trace);

@@ -363,8 +363,9 @@ class History:
                 makes_state = ran.stored_bytes > 0 and not key.programs
                 key.on_shapes = None
                 key.programs.pop(numbers, None)
+                near = self._nearest_first(key.signature)
                 key.programs[numbers] = RecordedProgram(
-                    trace, ran.read()["peak_bytes"], ran.peak_bytes, makes_state
+                    trace, ran.read()["peak_bytes"], ran.peak_bytes, makes_state, *near[:1]
                 )
                 while len(key.programs) > _MOST_PROGRAMS:
                     key.programs.popitem(last=False)

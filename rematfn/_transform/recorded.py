@@ -18,9 +18,11 @@ from ..policies._planned import Planned
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 # A call that needs a quarter more than the recorded one has less of its peak in the same budget. A
 # plan that is good at half of the peak may be worse than none at 0.4. So a call that differs has a
-# plan for the record in as much of the record's peak, rounded down to a power of `_STEP`. It is a
-# plan of settings alone, which takes some twenty simulations to find. Calls of most sizes share a
-# few of them.
+# plan for the record in as much of the record's peak. Calls whose shares are the same power of
+# `_STEP` have one plan, for the least of these shares. It is a plan of settings, and a schedule,
+# which take some twenty simulations to find, and a search begins with what was found for the next
+# share. Records of the same program have one set of such plans, so that calls of most sizes share a
+# few.
 _STEP = 1.06
 
 _MOST_OPERATORS_IN_ALL = 1 << 20  # of all records; an operator takes about 300 bytes
@@ -38,7 +40,12 @@ class RecordedProgram:
     """A program that a call has run, and a plan that later calls of it follow."""
 
     def __init__(
-        self, trace: _C.Trace, held_bytes: int, peak_bytes: int, makes_state: bool
+        self,
+        trace: _C.Trace,
+        held_bytes: int,
+        peak_bytes: int,
+        makes_state: bool,
+        like: "RecordedProgram | None" = None,
     ) -> None:
         self.held_bytes = held_bytes  # by the call, at the most
         self.peak_bytes = peak_bytes  # the same without a budget
@@ -51,6 +58,11 @@ class RecordedProgram:
             self.program = _C.Program(trace)
         except ValueError as error:
             warnings.warn(f"{error}; not guided. Please report it.", stacklevel=3)
+        # Whose plans calls that differ follow: the first record of the same program.
+        self._first = self
+        first = None if like is None else like._first
+        if first is not None and first.program is not None and self.program is not None:
+            self._first = first if first.program.note_same(self.program) else self
         name = id(self)
         _programs[name] = weakref.ref(self, lambda _: _programs.pop(name, None))
         # What was used longest ago loses its record, if they are too much.
@@ -70,19 +82,38 @@ class RecordedProgram:
 
         See Note [A plan for another size].
         """
-        program, share = self.program, budget / max(peak_bytes, 1)
+        first = self._first if self._first.program is not None else self
+        program = first.program
         if program is None:
             return None
-        within = min(share, 1) * self.peak_bytes
-        if budget / _STEP < within < budget * _STEP:
+        within = first._within(budget, peak_bytes)
+        if budget <= within < budget * _STEP:
             if program.overhead() == math.inf:
-                policy.begin(program, budget, link=link)
+                policy.begin(program, budget, like=first._planned_for(budget), link=link)
             return program
         step = int(math.log(max(within, 1), _STEP))
-        found = self._for_others.get(step) or copy.copy(program)
-        self._for_others[step] = found
-        policy.begin(found, int(_STEP**step), link=link, of_settings=True)
+        found = first._for_others.get(step) or copy.copy(program)
+        first._for_others[step] = found
+        if not found.budget or within < found.budget:
+            like = first._planned_for(within)
+            policy.begin(found, within, like=like, link=link, of_settings=True)
         return found
+
+    def start_for(self, budget: int) -> _C.Program | None:
+        """Return the program with a plan for about as much of its peak, if there is one."""
+        return self._first._planned_for(self._first._within(budget, self.peak_bytes))
+
+    def _within(self, budget: int, peak_bytes: int) -> int:
+        """Return as much of the own peak as a budget is of another."""
+        return int(min(budget / max(peak_bytes, 1), 1) * self.peak_bytes)
+
+    def _planned_for(self, budget: int) -> _C.Program | None:
+        """Return the program with its best plan for no more than a budget, or the next higher."""
+        planned = [program for program in self.programs() if program.overhead() < math.inf]
+        fits = [program for program in planned if program.budget <= budget]
+        if fits:
+            return min(fits, key=lambda program: program.overhead())
+        return min(planned, key=lambda program: program.budget, default=None)
 
     def programs(self) -> list[_C.Program]:
         """Return it as often as it is planned."""
@@ -90,6 +121,7 @@ class RecordedProgram:
 
     def note_use(self) -> None:
         """Note that a call is about to follow it; those that none follows are forgotten first."""
+        _programs.move_to_end(id(self._first))
         _programs.move_to_end(id(self))
 
 

@@ -35,20 +35,25 @@ def chained() -> Callable[[], Any]:
     return functools.partial(torch.func.grad(chain), x)
 
 
-def forces() -> Callable[[], Any]:
+def forces_of_rows() -> Callable[[int], Any]:
     """A loss of gradients, whose backward needs the values of both passes before it."""
     torch.manual_seed(0)
     sizes = [16, *[64] * 6, 1]
     layers = [m for a, b in itertools.pairwise(sizes) for m in (nn.Linear(a, b), nn.Tanh())]
     net = nn.Sequential(*layers[:-1])
-    x = torch.randn(256, 16, requires_grad=True)
     weights = [p for p in net.parameters() if p.dim() == 2]
+    inputs: dict[int, Tensor] = {}
 
-    def step() -> Any:
+    def step(rows: int) -> Any:
+        x = inputs.setdefault(rows, torch.randn(rows, 16, requires_grad=True))
         (force,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
         return torch.autograd.grad(force.square().mean(), weights)
 
     return step
+
+
+def forces() -> Callable[[], Any]:
+    return functools.partial(forces_of_rows(), 256)
 
 
 def overwriting() -> Callable[[], Any]:
@@ -170,6 +175,67 @@ def test_a_call_that_departs_from_its_record_goes_on_by_the_score() -> None:
     assert stats.replays > 0
     assert stats.peak_bytes <= 7 * UNIT + 1500
     assert stats.replayed_cost != pytest.approx(as_recorded)
+
+
+def test_calls_of_other_sizes_carry_the_schedule_out() -> None:
+    """Sizes that have not been seen, too, once two have run the same operators."""
+    step = forces_of_rows()
+    peaks = {n: rematfn.record(step, n).peak_bytes for n in (256, 288, 240, 320, 272)}
+    budget = int(0.32 * max(peaks.values()))
+    # A size is no number of the call's, but of a tensor's.
+    g = rematfn.remat(lambda x: step(len(x)), budget, policy=Guided(search=SEARCH))
+    for n in peaks:
+        expected = step(n)
+        with MemoryTimeline() as timeline:
+            found = g(torch.empty(n))
+        assert_bitwise_equal(found, expected)
+        assert timeline.peak_excluding_survivors <= budget
+        finish_searches()
+    stats = rematfn.stats(g)
+    assert stats.why.startswith("by the record of another call")
+    trace = rematfn.record(step, n)
+    own, online = searched(trace, budget), rematfn.simulate(trace, budget, ON())
+    assert 1 + stats.replayed_cost <= 1.15 * (1 + own.overhead() / own.cost)
+    assert stats.replayed_cost < 0.8 * online.replayed_cost
+
+
+def test_a_schedule_that_does_not_fit_other_sizes_is_left() -> None:
+    """Two tensors that grow apart: what was simulated of one proportion is wrong for the other."""
+
+    def chain(x: Tensor, y: Tensor) -> Tensor:
+        for _ in range(16):
+            x, y = (x.sin() * x).exp().tanh(), (y.sin() * y).exp().tanh()
+        return x.square().sum() * y.square().sum()
+
+    step = torch.func.grad(chain, argnums=(0, 1))
+
+    def sized(a: int, b: int) -> tuple[Tensor, Tensor]:
+        return torch.linspace(-1, 1, a), torch.linspace(-1, 1, b)
+
+    calls = [sized(4096, 4096), sized(4096, 4000), sized(4096, 1024), sized(1024, 4096)]
+    budget = int(0.2 * max(rematfn.record(step, *call).peak_bytes for call in calls))
+    g = rematfn.remat(step, budget, policy=Guided(search=SEARCH))
+    for call in (*calls, *calls):
+        expected = step(*call)
+        with MemoryTimeline() as timeline:
+            found = g(*call)
+        assert_bitwise_equal(found, expected)
+        assert timeline.peak_excluding_survivors <= budget
+        online = rematfn.simulate(rematfn.record(step, *call), budget, ON()).replayed_cost
+        assert rematfn.stats(g).replayed_cost <= 1.02 * (1 + online) - 1
+        finish_searches()
+
+
+def test_a_search_begins_with_the_schedule_of_another_size() -> None:
+    step = forces_of_rows()
+    trace, other = rematfn.record(step, 256), rematfn.record(step, 272)
+    known = searched(trace, int(0.3 * trace.peak_bytes))
+    program = _C.Program(other._core)
+    assert program.note_same(known)
+    program.search(int(0.31 * other.peak_bytes), 0, 0, like=known)
+    program.follow()
+    assert _C.testing.replays_scheduled(program) > 0
+    assert program.overhead() / program.cost <= 1.05 * known.overhead() / known.cost
 
 
 def test_a_level_that_begins_inside_ends_the_schedule() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -140,8 +141,8 @@ assert not _C.testing.is_searching()
 X = torch.linspace(-1, 1, 4096)
 
 
-def chain(x: Tensor) -> Tensor:
-    for _ in range(12):
+def chain(x: Tensor, steps: int = 12) -> Tensor:
+    for _ in range(steps):
         x = (x.sin() * x).exp().tanh()
     return x.square().sum()
 
@@ -169,6 +170,22 @@ def test_what_a_search_finds_is_the_same_each_time() -> None:
     assert later == [pytest.approx(now)] * 2
     program.follow()
     assert not _C.testing.is_searching(), "it has been searched for"
+
+
+def test_programs_take_turns() -> None:
+    """One that needs long does not keep the others from a plan that is better than their first."""
+    programs = []
+    for steps in (24, 25, 26):
+        trace = rematfn.record(torch.func.grad(functools.partial(chain, steps=steps)), X)
+        programs.append(_C.Program(trace._core))
+        programs[-1].search(int(0.12 * trace.peak_bytes), 10**9, 10**9)
+        programs[-1].follow()
+    firsts = [program.overhead() for program in programs]
+    end = time.monotonic() + 100
+    while any(program.overhead() >= first for program, first in zip(programs, firsts, strict=True)):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert not any(program.is_settled() for program in programs)
 
 
 def test_a_child_goes_on_where_its_parent_was(tmp_path: Path) -> None:
