@@ -121,6 +121,8 @@ struct Followed {
   std::shared_ptr<const Plan> plan{};
   // For calls that differ from the trace: the best that says nothing of single values. Or null.
   std::shared_ptr<const Plan> general{};
+  // The best that is carried out; or null.
+  std::shared_ptr<const Plan> scheduled{};
   std::shared_ptr<Broken> broken{};  // of the search that found it; or null
   // Whether the last call that differed from the trace ran the trace's operators all the same; or null.
   std::shared_ptr<std::atomic<bool>> others_run_alike{};

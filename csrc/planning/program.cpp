@@ -61,13 +61,13 @@ void Program::time_anew() {
   begin_anew();
 }
 
-void Program::follow() {
+void Program::follow(bool alike) {
   {
     std::unique_lock lock(plans_mutex());
     if (!search_) return;
-    time_anew();
+    if (alike) time_anew();
     if (!followed_.plan) go_on(*std::shared_ptr(search_), /*to_its_end=*/false, lock);
-    if (waits_for_times()) return;
+    if (alike && waits_for_times()) return;
   }
   search_later(shared_from_this());
 }
@@ -87,7 +87,13 @@ Followed Program::best() const {
   if (!search_ || (has_older && !search_->is_over())) return followed_;
   std::shared_ptr<const Plan> plan = search_->best();
   if (!plan) return followed_;
-  return {timed_, future_, std::move(plan), search_->general(), search_->broken, others_run_alike_};
+  return {timed_,
+          future_,
+          std::move(plan),
+          search_->general(),
+          search_->scheduled(),
+          search_->broken,
+          others_run_alike_};
 }
 
 std::shared_ptr<Guide> Program::guide(bool alike) const {
@@ -95,8 +101,10 @@ std::shared_ptr<Guide> Program::guide(bool alike) const {
   followed_ = best();
   if (!followed_.plan) return nullptr;
   Followed followed = followed_;
-  const bool is_scheduled = followed.plan->schedule && *others_run_alike_;
-  if (!alike && followed.general && !is_scheduled) followed.plan = followed.general;
+  if (alike) return std::make_shared<Guide>(std::move(followed), timings_);
+  if (followed.general) followed.plan = followed.general;
+  const bool costs_less = followed.scheduled && followed.scheduled->overhead < followed.plan->overhead;
+  if (costs_less && *others_run_alike_) followed.plan = followed.scheduled;
   return std::make_shared<Guide>(std::move(followed), timings_);
 }
 
@@ -122,9 +130,9 @@ bool Program::note_same(const Program& other) {
 Start Program::start_for(const Trace& other) const {
   const std::lock_guard guard(plans_mutex());
   if (!search_) return {};
-  std::shared_ptr<const Plan> plan = search_->best();
-  const bool suits = plan && plan->schedule && trace->is_same_program(other);
-  return {search_->setting(), suits ? std::move(plan) : nullptr};
+  std::shared_ptr<const Plan> scheduled = search_->scheduled();
+  if (scheduled && !trace->is_same_program(other)) scheduled = nullptr;
+  return {search_->setting(), std::move(scheduled)};
 }
 
 std::size_t Program::budget() const {

@@ -10,7 +10,7 @@
 // do not depend on plans.
 // Where values move, what that takes is compared with times, and the first call's are those of cold
 // caches. So the search waits until a few guided calls have shown how long operators take; beside it
-// they would take longer. Where calls are not alike enough, it goes on with the times of the first.
+// they would take longer. Calls that are not alike show nothing, and the search does not wait for them.
 // While the search by new times runs, calls follow the plan that they have.
 
 #pragma once
@@ -35,9 +35,9 @@ class Program : public std::enable_shared_from_this<Program> {
   // Begins a search for a plan for `budget`, unless one for as much has begun. `what` says what to try.
   // Over `link`, values may be moved.
   void begin(std::size_t budget, std::function<void(Search&)> what, std::optional<LinkOptions> link = {});
-  // A call is about to follow it. Simulates until some plan fits or there is little hope; the thread
-  // goes on from there. See Note [No call waits for a search].
-  void follow();
+  // A call is about to follow it, one that is `alike` or not. Simulates until some plan fits or there is little
+  // hope; the thread goes on from there. See Note [No call waits for a search].
+  void follow(bool alike = true);
   // Simulates until the search that has begun is over.
   void finish();
   // Whether later calls go on by the plan that there is now.
@@ -45,8 +45,8 @@ class Program : public std::enable_shared_from_this<Program> {
 
   // Of the search that has begun; zero: none has.
   [[nodiscard]] std::size_t budget() const;
-  // Who guides the next run, or null if no plan fits. If that is not `alike`, to the end by the plan for calls
-  // that differ. See Note [A plan for calls that differ]
+  // Who guides the next run, or null if no plan fits. If that is not `alike`, by a plan for calls that differ: the
+  // best of settings, or a schedule. See Note [A plan for calls that differ]
   [[nodiscard]] std::shared_ptr<Guide> guide(bool alike = true) const;
   [[nodiscard]] Plan plan() const;
   // Whether `other`, a record of the same function, is the same program. If so, calls of other sizes are alike.

@@ -262,7 +262,7 @@ void bind_traces(py::module_& m) {
            },
            nogil)
       .def("note_same", &Program::note_same, nogil)
-      .def("follow", &Program::follow, nogil)
+      .def("follow", &Program::follow, nogil, py::arg("alike") = true)
       .def("finish", &Program::finish, nogil)
       .def("is_settled", &Program::is_settled, nogil)
       // A budget from `least` on in which it replays at most so many times its cost.

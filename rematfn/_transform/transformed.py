@@ -226,7 +226,7 @@ class Transformed(Generic[P, R]):
             peak = ran.expected_bytes or recorded.peak_bytes
             program = recorded.for_another(self.policy, budget, peak, link)
             if program is not None:
-                program.follow()
+                program.follow(alike=False)
             if program is not None and program.overhead() < math.inf:
                 options.program, options.as_recorded = program, False
                 ran.kind, ran.why = "guided", f"by the record of another call: {ran.why}"
