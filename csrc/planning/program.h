@@ -43,6 +43,8 @@ class Program : public std::enable_shared_from_this<Program> {
   // Whether later calls go on by the plan that there is now.
   [[nodiscard]] bool is_settled() const;
 
+  // Whether the last call that differed from the record ran its operators all the same.
+  [[nodiscard]] bool others_run_alike() const { return *others_run_alike_; }
   // Of the search that has begun; zero: none has.
   [[nodiscard]] std::size_t budget() const;
   // Who guides the next run, or null if no plan fits. If that is not `alike`, by a plan for calls that differ: the

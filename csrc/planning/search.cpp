@@ -117,7 +117,8 @@ Plan Search::take_first() {
 // 1.64 by the first plan and 0.37 by its schedule, 0.06 s later.
 bool Search::is_near_floor() const {
   constexpr double kMuch = 0.5;  // of the program
-  return best_.plan && reached() > kMuch * future_->cost;
+  const PlanRef& run = found_or_online();
+  return run && run->overhead > kMuch * future_->cost;
 }
 
 std::shared_ptr<const Plan> Search::next() {

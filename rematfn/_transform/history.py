@@ -47,10 +47,12 @@ MOST_LOST = 3  # calls in a row that left their records: later ones are not writ
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 # Batches of other sizes run the same operators, and a call that goes another way runs most of them.
 # So a call for which there is no record, or none that is good, follows the nearest in size, which
-# finds its place where the two differ: Note [A guide finds its place again]. Such a call is written
-# down beside, if a record of it is likely to be used: for the first few sizes, and when a size
-# comes again. Sizes that never come again are not recorded. Nor are calls of a function that have
-# left what they followed time after time.
+# finds its place where the two differ: Note [A guide finds its place again]. Records whose
+# operators a call of another size has run come before those of nearer sizes: a first call may have
+# run others, while TorchScript compiled. Such a call is written down beside, if a record of it is
+# likely to be used: for the first few sizes, and when a size comes again. Sizes that never come
+# again are not recorded. Nor are calls of a function that have left what they followed time after
+# time.
 
 Kind = Literal["first", "estimated", "online", "guided"]
 
@@ -237,11 +239,15 @@ class History:
         return call
 
     def _nearest_first(self, signature: Signature) -> list[RecordedProgram]:
-        """Return the programs of calls in the same surroundings, the nearest in size first."""
+        """Return the programs of calls in the same surroundings.
+
+        Those come first that calls of other sizes have run; then the nearest in size.
+        """
         alike = [key for key in self._keys.values() if key.signature.around == signature.around]
         alike.sort(key=lambda key: _ratio(key.signature, signature))
         programs = (program for key in alike for program in (*key.programs.values(), key.on_shapes))
-        return [known for known in programs if known is not None and known.program is not None]
+        found = [known for known in programs if known is not None and known.program is not None]
+        return sorted(found, key=lambda known: not known.suits_others)
 
     def _forecast_new(self, signature: Signature, outermost: bool) -> Call:
         if not self._keys:

@@ -87,9 +87,7 @@ class RecordedProgram:
         if program is None:
             return None
         within = first._within(budget, peak_bytes)
-        if budget <= within < budget * _STEP:
-            if program.overhead() == math.inf:
-                policy.begin(program, budget, like=first._planned_for(budget), link=link)
+        if budget <= within < budget * _STEP and program.overhead() < math.inf:
             return program
         step = int(math.log(max(within, 1), _STEP))
         found = first._for_others.get(step) or copy.copy(program)
@@ -98,6 +96,12 @@ class RecordedProgram:
             like = first._planned_for(within)
             policy.begin(found, within, like=like, link=link, of_settings=True)
         return found
+
+    @property
+    def suits_others(self) -> bool:
+        """Whether the last call that differed ran the same operators."""
+        first = self._first.program
+        return first is not None and first.others_run_alike
 
     def start_for(self, budget: int) -> _C.Program | None:
         """Return the program with a plan for about as much of its peak, if there is one."""
