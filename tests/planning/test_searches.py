@@ -101,11 +101,14 @@ def test_a_process_ends_as_it_would_without_a_search(end: str, ended: dict[str, 
 
 def test_ctrl_c_reaches_the_program_and_not_the_search() -> None:
     waits = "try:\n    print('ready', flush=True)\n    time.sleep(60)\nexcept KeyboardInterrupt:\n"
-    process = start(BEGUN + waits + "    call()\n    sys.exit(7)")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    with start(BEGUN + waits + "    call()\n    sys.exit(7)") as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()  # what is left over is a warning, and so an error, of another test
     assert process.returncode == 7, out + err
 
 
