@@ -45,7 +45,8 @@ bool Evictor::evict_one(Table& table, bool spare_pending) {
   return victim != nullptr;
 }
 
-// Where nobody knows which values will be dropped, what is dropped now may be missed by way of several.
+// Where nobody knows which values will be dropped, what is dropped now may be missed by way of several. Without
+// it a Hessian-vector product that may only move takes 1.14 in place of 1.10 at 0.2.
 bool Evictor::evict_useless(Table& table) {
   moves_.list_candidates();
   const Preference prefers = moves_.observers.guide->plan().prefers;

@@ -19,6 +19,8 @@
 //      the least, if by then all has gone that may.
 // The pebble game asks for the least of all orders (Sethi, *Complete register allocation problems*,
 // 1975); it is hard, and this is not it. docs/design/budget.md says what it comes to.
+// Without it a chain of 40 blocks under torch.func.grad, which replays 7.7 times its cost within 100 kB, needs
+// 116; and a search of 10,000 operators finds no plan for PaiNN's forces at 0.3.
 
 #pragma once
 

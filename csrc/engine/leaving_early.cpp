@@ -41,6 +41,8 @@ void Evictor::evict_untouched(double before) {
   }
 }
 
+// Without it a ResNet's step that may only move takes 1.27 in place of 1.07 at 0.3, a Jacobian 1.31 in place of
+// 1.25 at 0.4.
 void Evictor::evict_early(Version& version) {
   const auto& moved = moves_.observers.guide->plan().moved;
   if (moved.empty() || version.value == kNoValue || !moved[version.value]) return;
