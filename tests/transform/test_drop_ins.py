@@ -71,19 +71,7 @@ def test_options_that_cannot_be_meant_are_refused_with_the_way_out(
 
 # --- where torch's goes wrong, or refuses ---------------------------------------------------------
 
-HAZARDS = [
-    peers.batch_norm,
-    peers.own_generator,
-    peers.side_effect,
-    peers.changing_control_flow,
-    peers.changing_length,
-    peers.noise_saved_before_it_was_drawn,
-    peers.writes_into_its_argument,
-    peers.counted_in_a_buffer,
-]
-
-
-@pytest.mark.parametrize("hazard", HAZARDS, ids=lambda h: h.__name__)
+@pytest.mark.parametrize("hazard", peers.HAZARDS, ids=lambda h: h.__name__)
 def test_hazards_of_running_again(hazard: Callable[[Transform], list[Any]]) -> None:
     assert peers.agree(hazard, ours)
 
