@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from helpers import Mode, Transform, assert_same_as_eager, same_as_eager
-from torch import Tensor, func
+from nesting import spell
+from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
@@ -249,45 +250,29 @@ def test_a_second_derivative(transform: Transform, name: str) -> Any:
     return first, x.grad
 
 
-def total(f: Unary) -> Unary:
-    return lambda x: f(x).sum()
+WORDS = [
+    *("grad-remat", "remat-grad", "grad-remat-grad", "vmap-remat", "remat-vmap"),
+    *("vmap-grad-remat", "remat-vmap-grad", "grad-remat-vmap", "jacrev-remat", "remat-jacrev"),
+]
+FORWARD_WORDS = ["jvp-remat", "remat-jvp", "jacfwd-remat", "remat-jacfwd-vmap"]
 
 
-NESTINGS: dict[str, Callable[[Unary, Transform], Unary]] = {
-    "grad-remat": lambda f, remat: func.grad(total(remat(f))),
-    "remat-grad": lambda f, remat: remat(func.grad(total(f))),
-    "grad-remat-grad": lambda f, remat: func.grad(total(remat(func.grad(total(f))))),
-    "vmap-remat": lambda f, remat: func.vmap(remat(f)),
-    "remat-vmap": lambda f, remat: remat(func.vmap(f)),
-    "vmap-grad-remat": lambda f, remat: func.vmap(func.grad(total(remat(f)))),
-    "remat-vmap-grad": lambda f, remat: remat(func.vmap(func.grad(total(f)))),
-    "grad-remat-vmap": lambda f, remat: func.grad(total(remat(func.vmap(f)))),
-    "jacrev-remat": lambda f, remat: func.jacrev(remat(f)),
-    "remat-jacrev": lambda f, remat: remat(func.jacrev(f)),
-}
-FORWARD_NESTINGS: dict[str, Callable[[Unary, Transform], Unary]] = {
-    "jvp-remat": lambda f, remat: lambda x: func.jvp(remat(f), (x,), (x.cos(),)),
-    "remat-jvp": lambda f, remat: remat(lambda x: func.jvp(f, (x,), (x.cos(),))),
-    "jacfwd-remat": lambda f, remat: func.jacfwd(remat(f)),
-    "remat-jacfwd-vmap": lambda f, remat: remat(func.jacfwd(func.vmap(f))),
-}
-
-
-def batch() -> Tensor:
-    return start().view(2, 3)
+def spelt(word: str, name: str, transform: Transform) -> Any:
+    f = spell(tuple(word.split("-")), middle(FUNCTIONS[name]), {"remat": transform})
+    return f(start().view(2, 3))
 
 
 @pytest.mark.parametrize("name", SEPARATE)
-@pytest.mark.parametrize("nest", NESTINGS.values(), ids=NESTINGS.keys())
+@pytest.mark.parametrize("word", WORDS)
 @same_as_eager
-def test_functions_under_transforms(transform: Transform, nest: Any, name: str) -> Any:
-    return nest(middle(FUNCTIONS[name]), transform)(batch())
+def test_functions_under_transforms(transform: Transform, word: str, name: str) -> Any:
+    return spelt(word, name, transform)
 
 
-@pytest.mark.parametrize("nest", FORWARD_NESTINGS.values(), ids=FORWARD_NESTINGS.keys())
+@pytest.mark.parametrize("word", FORWARD_WORDS)
 @same_as_eager
-def test_functions_with_a_jvp_under_forward_transforms(transform: Transform, nest: Any) -> Any:
-    return nest(middle(FUNCTIONS["new-style"]), transform)(batch())
+def test_functions_with_a_jvp_under_forward_transforms(transform: Transform, word: str) -> Any:
+    return spelt(word, "new-style", transform)
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ pytestmark = [
 ]
 
 
+Program = Callable[[Tensor, Tensor], Any]
 # Operator by operator, so that most tests need no compiler.
 EAGERLY = {"inner": "aot_eager"}
 
@@ -274,7 +276,43 @@ def says_twice(x: Tensor, w: Tensor) -> Any:
     return y, y, y.view(-1), y.t()
 
 
-BODIES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+def in_autocast() -> Program:
+    block = fused(lambda x, w: (x @ w).sin() @ w)
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return block(x.sin(), w).float()
+
+    return f
+
+
+def given_what_overlaps() -> Program:
+    block = fused(lambda a, b: (a.mul_(2), (a + b).sin())[1])
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = x.sin()
+        return block(y[:3], y[2:5]) * y[:3]
+
+    return f
+
+
+def within(around: Callable[..., Any]) -> Program:
+    """Return a program whose block is called by way of `around`."""
+    block = fused(lambda x, w: F.dropout((x @ w).sin(), 0.5))
+    return lambda x, w: around(block, x.sin(), w)
+
+
+def as_a_block(body: Program) -> Program:
+    block = fused(body)
+    return lambda x, w: block(x.sin(), w.exp())
+
+
+def without_arguments() -> Program:
+    block = fused(lambda: torch.randn(6) + torch.ones(6))
+    return lambda x, w: block() * x
+
+
+BODIES: dict[str, Program] = {
     "views": lambda x, w: ((x @ w).t(), x[1:], (x * 2)[:, 1:3], x),
     "twice": says_twice,
     "no tensors": lambda x, w: ((x @ w).exp(), 3, None, x.shape[0]),
@@ -284,16 +322,24 @@ BODIES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "graph break": breaks,
     "scatter": sums_in_any_order,
 }
+PROGRAMS: dict[str, Callable[[], Program]] = {
+    **{name: functools.partial(as_a_block, body) for name, body in BODIES.items()},
+    "no arguments": without_arguments,
+    "arguments that overlap": given_what_overlaps,
+    "in autocast": in_autocast,
+    "in a checkpoint": lambda: within(functools.partial(checkpoint, use_reentrant=False)),
+    "made opaque": lambda: within(lambda block, *args: rematfn.opaque(block)(*args)),
+}
 
 
-@pytest.mark.parametrize("name", BODIES)
-def test_what_a_graph_returns_and_writes(name: str) -> None:
-    block = fused(BODIES[name])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_a_graph_takes_returns_and_writes(name: str) -> None:
+    f = PROGRAMS[name]()
 
     def run(transform: Transform) -> Any:
         torch.manual_seed(1)
         x, w = leaves()
-        out = transform(lambda x, w: block(x.sin(), w.exp()))(x, w)
+        out = transform(f)(x, w)
         tensors = [t for t in (out if isinstance(out, tuple) else [out]) if isinstance(t, Tensor)]
         sum(t.sum() for t in tensors if t.requires_grad).backward()
         return out, x.grad, w.grad, torch.rand(2)
@@ -301,74 +347,35 @@ def test_what_a_graph_returns_and_writes(name: str) -> None:
     assert_same_as_eager(run, EVERY)
 
 
-def test_an_argument_of_the_callers_is_written_once() -> None:
-    block = fused(lambda x, total: (total.add_(x.sum()), (x * 2).sin())[1])
+def writes_beside_a_result(x: Tensor, total: Tensor) -> Tensor:
+    least, most = torch.aminmax(total + x.detach().sum())
+    total.copy_(most + 1)
+    return x.sin() * least
+
+
+# What is written, and the body that does.
+WRITES: dict[str, tuple[Callable[[], Tensor], Program]] = {
+    "a sum": (lambda: torch.zeros(()), lambda x, s: (s.add_(x.sum()), (x * 2).sin())[1]),
+    # Its new contents depend on nothing else.
+    "a counter": (lambda: torch.zeros((), dtype=torch.int64), lambda x, n: (n.add_(1), x.sin())[1]),
+    "contents that are made beside a result": (lambda: torch.zeros(3), writes_beside_a_result),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "inner"), [*((name, "aot_eager") for name in WRITES), ("a counter", "inductor")]
+)
+def test_an_argument_of_the_callers_is_written_once(name: str, inner: str) -> None:
+    make, body = WRITES[name]
+    block = fused(body, inner)
 
     def run(transform: Transform) -> Any:
-        x, total = leaves()[0], torch.zeros(())
-        out = transform(lambda x: block(block(x.exp(), total), total).exp())(x)
+        x, written = leaves()[0], make()
+        out = transform(lambda x: block(block(x.exp(), written), written).exp())(x)
         out.sum().backward()
-        return out, x.grad, total
+        return out, x.grad, written
 
     assert_same_as_eager(run, EACH)
-
-
-@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
-def test_a_counter(inner: str) -> None:
-    """Its new contents depend on nothing else."""
-    block = fused(lambda x, calls: (calls.add_(1), (x * 2).sin())[1], inner)
-
-    def run(transform: Transform) -> Any:
-        x, calls = leaves()[0], torch.zeros((), dtype=torch.int64)
-        out = transform(lambda x: block(block(x.exp(), calls), calls).exp())(x)
-        out.sum().backward()
-        return out, x.grad, calls
-
-    assert_same_as_eager(run, EVERY)
-
-
-def test_new_contents_that_an_operator_makes_beside_a_result() -> None:
-    def body(x: Tensor, total: Tensor) -> Tensor:
-        least, most = torch.aminmax(total + x.detach().sum())
-        total.copy_(most + 1)
-        return x.sin() * least
-
-    block = fused(body)
-
-    def run(transform: Transform) -> Any:
-        x, total = leaves()[0], torch.zeros(3)
-        out = transform(lambda x: block(block(x.exp(), total), total).exp())(x)
-        out.sum().backward()
-        return out, x.grad, total
-
-    assert_same_as_eager(run, EVERY)
-
-
-def test_arguments_that_overlap() -> None:
-    block = fused(lambda a, b: (a.mul_(2), (a + b).sin())[1])
-
-    def run(transform: Transform) -> Any:
-        x, _ = leaves()
-
-        def f(x: Tensor) -> Tensor:
-            y = x.sin()
-            return block(y[:3], y[2:5]) * y[:3]
-
-        out = transform(f)(x)
-        out.sum().backward()
-        return out, x.grad
-
-    assert_same_as_eager(run, EVERY)
-
-
-def test_a_block_without_arguments() -> None:
-    block = fused(lambda: torch.randn(4) + torch.ones(4))
-
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(1)
-        return transform(lambda: block() * 2)()
-
-    assert_same_as_eager(run, EVERY)
 
 
 # --- guards ---------------------------------------------------------------------------------------
@@ -440,23 +447,6 @@ def test_attributes_of_a_module() -> None:
     assert_same_as_eager(run, EVERY)
 
 
-def test_autocast() -> None:
-    block = fused(lambda x, w: (x @ w).sin() @ w)
-
-    def run(transform: Transform) -> Any:
-        x, w = leaves()
-
-        def f(x: Tensor, w: Tensor) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                return block(x.sin(), w).float()
-
-        out = transform(f)(x, w)
-        out.sum().backward()
-        return out, x.grad, w.grad
-
-    assert_same_as_eager(run, EVERY)
-
-
 def test_hooks() -> None:
     def run(transform: Transform) -> Any:
         torch.manual_seed(0)
@@ -521,19 +511,6 @@ def test_levels_in_levels() -> None:
     assert_same_as_eager(run, EVERY)
 
 
-def test_checkpoint_around() -> None:
-    block = fused(lambda x, w: F.dropout((x @ w).sin(), 0.5))
-
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(1)
-        x, w = leaves()
-        out = transform(lambda x: checkpoint(block, x.sin(), w, use_reentrant=False))(x)
-        out.sum().backward()
-        return out, x.grad, w.grad
-
-    assert_same_as_eager(run, EVERY)
-
-
 def test_a_backward_that_runs_twice() -> None:
     block = fused(lambda x, w: (x @ w).sin())
 
@@ -543,18 +520,6 @@ def test_a_backward_that_runs_twice() -> None:
         loss.backward(retain_graph=True)
         loss.backward()
         return x.grad, w.grad
-
-    assert_same_as_eager(run, EVERY)
-
-
-def test_it_may_be_opaque() -> None:
-    block = rematfn.opaque(fused(lambda x, w: (x @ w).sin()))
-
-    def run(transform: Transform) -> Any:
-        x, w = leaves()
-        loss = transform(lambda x: block(x.sin(), w))(x).sum()
-        loss.backward()
-        return loss, x.grad, w.grad
 
     assert_same_as_eager(run, EVERY)
 

@@ -71,6 +71,7 @@ def test_options_that_cannot_be_meant_are_refused_with_the_way_out(
 
 # --- where torch's goes wrong, or refuses ---------------------------------------------------------
 
+
 @pytest.mark.parametrize("hazard", peers.HAZARDS, ids=lambda h: h.__name__)
 def test_hazards_of_running_again(hazard: Callable[[Transform], list[Any]]) -> None:
     assert peers.agree(hazard, ours)
