@@ -24,6 +24,7 @@ from helpers import EACH, Mode, assert_nothing_left, remains  # noqa: E402
 from programs import ZOO, Program  # noqa: E402
 
 import rematfn  # noqa: E402
+from rematfn import _C  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -53,6 +54,16 @@ def nothing_is_left_behind() -> Iterator[None]:
     yield
     rematfn.testing.check()
     assert_nothing_left(before)
+
+
+@pytest.fixture
+def costs_at_random() -> Iterator[None]:
+    """What may be moved or dropped is one or the other at random, and what may be packed is."""
+    _C.testing.draw_link_costs(True)
+    _C.testing.pack_everything(True)
+    yield
+    _C.testing.draw_link_costs(False)
+    _C.testing.pack_everything(False)
 
 
 @pytest.fixture

@@ -134,6 +134,24 @@ def assert_comes_empty(host: Any) -> None:
     assert host.held_bytes == 0
 
 
+# --- values of one size ---------------------------------------------------------------------------
+
+ONE = 1 << 20  # bytes of each value
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    """Eight values that are read again at the end."""
+    kept = []
+    for _ in range(8):
+        x = (x * 1.5).sin()
+        kept.append(x)
+    return torch.stack([y.sum() for y in kept])
+
+
+def big() -> torch.Tensor:
+    return torch.linspace(0, 1, ONE // 4)
+
+
 # --- what only a fake device can do ---------------------------------------------------------------
 
 
@@ -191,6 +209,13 @@ def memory_limit(nbytes: int) -> Iterator[None]:
         yield
     finally:
         _library.fake_limit_memory(ctypes.c_size_t(before))
+
+
+@contextmanager
+def room_for(values: int) -> Iterator[None]:
+    torch.accelerator.synchronize()
+    with memory_limit(torch.accelerator.memory_allocated() + values * ONE + 4096):
+        yield
 
 
 @contextmanager

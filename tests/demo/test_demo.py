@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from rematfn import _C
 from rematfn.__main__ import main
 from rematfn._inspection.stats import Stats
 from rematfn.demo.chargpt import Sizes, make_chargpt
@@ -63,15 +62,7 @@ def test_toy_keeps_every_promise_and_draws_a_picture(tmp_path):
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.fixture
-def costs_are_drawn():
-    """Values move or are dropped at random, whatever the disk takes."""
-    _C.testing.draw_link_costs(True)
-    yield
-    _C.testing.draw_link_costs(False)
-
-
-def test_offload_keeps_every_promise_and_says_what_was_moved(tmp_path, costs_are_drawn):
+def test_offload_keeps_every_promise_and_says_what_was_moved(tmp_path, costs_at_random):
     png = tmp_path / "step.png"
     report = run_demo(budget=0.3, steps=40, **TOY, learning_rate=1e-2, png=png, offload=tmp_path)
     assert report.broken_promises() == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake device itself: asynchronous, with memory that tells of misuse, and the CPU's numbers."""
+"""The fake device itself: it is asynchronous, and its memory tells of misuse."""
 
 from __future__ import annotations
 
@@ -8,33 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_device import DEVICE, delays, memory_limit
-from helpers import assert_bitwise_equal
+from fake_device import DEVICE, delays
 from processes import forked
-from torch import Tensor, nn
 
 pytestmark = pytest.mark.skipif(DEVICE != "fake", reason="about the fake device itself")
-
-
-# --- what it computes -----------------------------------------------------------------------------
-
-
-def test_random_numbers_follow_the_generator_of_the_device() -> None:
-    torch.manual_seed(3)
-    before = torch.random.get_rng_state()
-
-    def draw() -> list[Tensor]:
-        return [torch.rand(5, device=DEVICE), nn.functional.dropout(torch.ones(9, device=DEVICE))]
-
-    first = draw()
-    assert torch.equal(torch.random.get_rng_state(), before)  # the CPU's stands still
-    state = torch.fake.get_rng_state()
-    after = torch.randn(5, device=DEVICE)
-    assert not torch.equal(after, torch.randn(5, device=DEVICE))
-    torch.fake.set_rng_state(state)
-    assert torch.equal(after, torch.randn(5, device=DEVICE))
-    torch.manual_seed(3)
-    assert_bitwise_equal(draw(), first)
 
 
 # --- streams and events ---------------------------------------------------------------------------
@@ -109,16 +86,3 @@ def test_a_copy_to_pinned_memory_that_died_is_found(tmp_path: Path) -> None:
         tmp_path,
     )
     assert "`the host` on stream -1 touched memory that is free" in told
-
-
-def test_memory_is_counted_and_ends() -> None:
-    before = torch.accelerator.memory_allocated()
-    torch.accelerator.reset_peak_memory_stats()
-    x = torch.ones(1000, device=DEVICE)
-    y = x + 1
-    del y
-    assert torch.accelerator.memory_allocated() - before == 4000
-    assert torch.accelerator.max_memory_allocated() - before == 8000
-    with memory_limit(before + 6000), pytest.raises(torch.OutOfMemoryError, match="fake device"):
-        x + 1
-    assert torch.equal((x + 1).cpu(), torch.full((1000,), 2.0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -16,18 +16,19 @@ import pytest
 import torch
 from fake_device import (
     DEVICE,
+    ONE,
     assert_comes_empty,
+    big,
     captured,
+    chain,
     delays,
     failed,
-    memory_limit,
     pinned_bytes,
     pinned_limit,
+    room_for,
     stopped,
 )
-from helpers import (
-    assert_bitwise_equal,
-)
+from helpers import assert_bitwise_equal
 from torch import Tensor
 
 import rematfn
@@ -361,30 +362,21 @@ def test_a_side_stream_reads_what_has_come_back() -> None:
 
 # --- bounded on both sides ------------------------------------------------------------------------
 
-ONE = 1 << 20  # bytes of each value
+WAYS: dict[str, Callable[[rematfn.Host], Any]] = {
+    "offload": lambda host: functools.partial(rematfn.offload, to=host),
+    "hybrid": lambda host: functools.partial(rematfn.remat, offload=host),
+    "remat": lambda host: rematfn.remat,
+    "everything": lambda host: functools.partial(rematfn.remat, policy=EvictEverything()),
+}
 
 
-def chain(x: Tensor) -> Tensor:
-    """Eight values that are read again at the end."""
-    kept = []
-    for _ in range(8):
-        x = (x * 1.5).sin()
-        kept.append(x)
-    return torch.stack([y.sum() for y in kept])
-
-
-def big() -> Tensor:
-    return torch.linspace(0, 1, ONE // 4)
-
-
-@pytest.mark.parametrize("transform", [rematfn.offload, rematfn.remat], ids=["offload", "hybrid"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("units", [3, 4, 6])
-def test_the_budget_holds_as_the_device_counts(transform: Any, units: int) -> None:
+def test_the_budget_holds_as_the_device_counts(way: str, units: int) -> None:
     host = rematfn.Host("16MiB")
-    where = {"to": host} if transform is rematfn.offload else {"offload": host}
     x = big()
     expected = chain(x)
-    g = transform(chain, budget=units * ONE, **where)
+    g = WAYS[way](host)(chain, budget=units * ONE)
     for _ in range(3):
         with MemoryTimeline(DEVICE) as timeline:
             found = g(x)
@@ -392,7 +384,7 @@ def test_the_budget_holds_as_the_device_counts(transform: Any, units: int) -> No
         stats = rematfn.stats(g)
         assert timeline.peak == timeline.device_peak  # as the device's own allocator counts
         assert 0 < stats.peak_bytes <= timeline.peak <= units * ONE
-        if transform is rematfn.offload:
+        if way == "offload":
             assert stats.replays == 0
             assert stats.moved_bytes >= (8 - units) * ONE
     assert host.peak_bytes <= host.pinned_bytes <= 16 * ONE
@@ -446,8 +438,7 @@ def test_what_was_pinned_serves_after_no_more_can_be() -> None:
 def test_a_device_that_is_full_lets_values_go_and_come() -> None:
     x = big()
     expected = chain(x)
-    torch.accelerator.synchronize()
-    with memory_limit(torch.accelerator.memory_allocated() + 4 * ONE + 4096):
+    with room_for(4):
         with pytest.raises(torch.OutOfMemoryError):
             chain(x)
         g = rematfn.remat(chain, offload=HOST)
@@ -522,8 +513,7 @@ def test_a_device_that_is_full_waits_for_what_is_leaving() -> None:
     expected = f(x)
     for _ in range(2):  # nobody waits for a first copy, nor for an operator that is timed
         rematfn.offload(f, to=HOST)(x)
-    torch.accelerator.synchronize()
-    with memory_limit(torch.accelerator.memory_allocated() + 3 * ONE + 8192), stopped(out()):
+    with room_for(3), stopped(out()):
         found = rematfn.offload(f, to=HOST)(x)
     assert_bitwise_equal(found, expected)
 

@@ -7,12 +7,11 @@ import contextlib
 import functools
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from fake_device import DEVICE, assert_comes_empty, delays, memory_limit
+from fake_device import DEVICE, ONE, assert_comes_empty, big, chain, delays, room_for
 from helpers import (
     EVERYTHING,
     TIGHT,
@@ -30,7 +29,6 @@ from programs import ZOO, Program
 from torch import Tensor, func
 
 import rematfn
-from rematfn import _C
 from rematfn.demo.task import Task
 from rematfn.testing import EvictEverything
 
@@ -47,12 +45,10 @@ WAYS = {"everything": EVERYTHING, "moves": ALL_MOVES, "moves or goes": MOVES_OR_
 
 
 @pytest.fixture(autouse=True)
-def late_kernels() -> Iterator[None]:
+def late_kernels(costs_at_random: None) -> Iterator[None]:
     """Everything is made on the device, and each kernel may be late."""
-    _C.testing.draw_link_costs(True)  # what may be moved or dropped is one or the other at random
     with torch.device(DEVICE), delays(seed=1, most=100):
         yield
-    _C.testing.draw_link_costs(False)
     torch.accelerator.synchronize()
     assert_comes_empty(HOST)
 
@@ -84,28 +80,6 @@ def test_a_program_is_that_of_eager_in_its_least_budget(program: Program) -> Non
 
 
 # --- memory --------------------------------------------------------------------------------------
-
-ONE = 1 << 20  # bytes of each value
-
-
-def chain(x: Tensor) -> Tensor:
-    """Eight values that are read again at the end."""
-    kept = []
-    for _ in range(8):
-        x = (x * 1.5).sin()
-        kept.append(x)
-    return torch.stack([y.sum() for y in kept])
-
-
-def big() -> Tensor:
-    return torch.linspace(0, 1, ONE // 4)
-
-
-@contextmanager
-def room_for(values: int) -> Iterator[None]:
-    torch.accelerator.synchronize()
-    with memory_limit(torch.accelerator.memory_allocated() + values * ONE + 4096):
-        yield
 
 
 def test_a_level_without_a_budget_holds_what_the_device_can_hold() -> None:
@@ -152,19 +126,6 @@ def test_an_operator_that_draws_draws_once_though_it_is_tried_again() -> None:
     expected = run(lambda f: f)
     with room_for(3):
         assert_bitwise_equal(run(rematfn.remat), expected)
-
-
-@pytest.mark.parametrize("policy", [None, rematfn.testing.EvictEverything()])
-def test_the_budget_holds_as_the_device_counts(policy: Any) -> None:
-    options = {} if policy is None else {"policy": policy}
-    x = big()
-    expected = chain(x)
-    g = rematfn.remat(chain, budget=4 * ONE, **options)
-    with rematfn.testing.MemoryTimeline(DEVICE) as timeline:
-        found = g(x)
-    assert_bitwise_equal(found, expected)
-    assert 0 < rematfn.stats(g).peak_bytes <= timeline.peak <= 4 * ONE
-    assert timeline.device_peak == timeline.peak
 
 
 # --- autograd's thread ---------------------------------------------------------------------------

@@ -53,12 +53,10 @@ class OnADevice(Twins):
 
 
 @pytest.fixture(autouse=True)
-def on_the_device() -> Iterator[None]:
+def on_the_device(costs_at_random: None) -> Iterator[None]:
     torch.set_num_threads(1)
-    _C.testing.draw_link_costs(True)  # so that it is left to chance what moves and what is dropped
     with torch.device(DEVICE):
         yield
-    _C.testing.draw_link_costs(False)
     assert _C.stack_depth() == 0
 
 

@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +43,6 @@ HOW: dict[str, Transform] = {
         rematfn.remat, offload=rematfn.Packed(verify=True), policy=EvictEverything()
     ),
 }
-
-
-@pytest.fixture
-def costs_at_random() -> Iterator[None]:
-    """What may be moved or dropped is one or the other, at random."""
-    _C.testing.draw_link_costs(True)
-    _C.testing.pack_everything(True)
-    yield
-    _C.testing.draw_link_costs(False)
-    _C.testing.pack_everything(False)
 
 
 # --- exact ----------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import rematfn
-from rematfn import _C
 
 DISK = rematfn.Disk(verify=True)
 PACKED = rematfn.Packed(verify=True)
@@ -45,12 +44,8 @@ HOW: dict[str, Transform] = {
 
 
 @pytest.fixture(params=HOW)
-def how(request: pytest.FixtureRequest) -> Iterator[Transform]:
-    _C.testing.draw_link_costs(True)
-    _C.testing.pack_everything(True)
+def how(request: pytest.FixtureRequest, costs_at_random: None) -> Iterator[Transform]:
     yield HOW[request.param]
-    _C.testing.draw_link_costs(False)
-    _C.testing.pack_everything(False)
     assert DISK.held_bytes == PACKED.held_bytes == 0
 
 

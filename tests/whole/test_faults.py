@@ -45,6 +45,7 @@ TRANSFORMS: dict[str, Transform] = {
     "packs or drops": lambda f: remat(f, offload=PACKED, policy=EVICTING),
     "packs or moves, tight": lambda f: rematfn.offload(f, budget=6 * UNIT, to=[PACKED, DISK]),
 }
+pytestmark = pytest.mark.usefixtures("costs_at_random")
 STRIDE = 1 if EXHAUSTIVE else 3  # of the places where something may fail
 transforms = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
 
@@ -99,15 +100,6 @@ def arguments() -> tuple[Tensor, Tensor]:
     torch.manual_seed(3)
     n = UNIT // 4
     return torch.linspace(-1, 1, n).requires_grad_(), torch.rand(n, requires_grad=True)
-
-
-@pytest.fixture(autouse=True)
-def costs_are_drawn() -> Iterator[None]:
-    _C.testing.draw_link_costs(True)  # what may be moved or dropped is one or the other at random
-    _C.testing.pack_everything(True)
-    yield
-    _C.testing.draw_link_costs(False)
-    _C.testing.pack_everything(False)
 
 
 def look_around() -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 import rematfn
 from rematfn import _C
 
+pytestmark = pytest.mark.usefixtures("costs_at_random")
 EVICTING = rematfn.testing.EvictEverything()
 LINKS = 12
 NUMEL = 1 << 14  # 64 KiB each
@@ -155,13 +156,6 @@ TRANSFORMS: dict[str, Callable[[rematfn.Disk], Transform]] = {
     "moves or drops": lambda disk: lambda f: rematfn.remat(f, offload=disk, policy=EVICTING),
 }
 transforms = pytest.mark.parametrize("how", TRANSFORMS.values(), ids=TRANSFORMS.keys())
-
-
-@pytest.fixture(autouse=True)
-def costs_are_drawn() -> Iterator[None]:
-    _C.testing.draw_link_costs(True)
-    yield
-    _C.testing.draw_link_costs(False)
 
 
 # --- what is there cannot be read -----------------------------------------------------------------

@@ -27,7 +27,6 @@ from steps import NEW, READS, VIEWS, WRITES, Step, obey
 from torch import Tensor
 
 import rematfn
-from rematfn import _C
 
 
 def program_of(steps: list[Step], differentiate: bool) -> Callable[[Transform], Any]:
@@ -103,11 +102,8 @@ modes = st.sampled_from([PLAIN, TIGHT, EVERY, *map(Moved, WITH_DISK)])
 
 
 @pytest.fixture(autouse=True)
-def costs_are_drawn() -> Iterator[None]:
-    """What may be moved or dropped is one or the other at random."""
-    _C.testing.draw_link_costs(True)
+def everything_comes_back(costs_at_random: None) -> Iterator[None]:
     yield
-    _C.testing.draw_link_costs(False)
     assert DISK.held_bytes == 0
     assert DISK.bytes_in > 0
 

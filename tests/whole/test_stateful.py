@@ -491,12 +491,10 @@ def search(machine: type[Twins] = Twins, **options: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
+def nothing_is_left_behind(costs_at_random: None) -> Iterator[None]:
     """Each program is asked as it ends: a graph that holds itself stays, in eager as well."""
     torch.set_num_threads(1)
-    _C.testing.draw_link_costs(True)  # so that it is left to chance what moves and what is dropped
     yield
-    _C.testing.draw_link_costs(False)
     assert _C.stack_depth() == 0
 
 
