@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,31 @@ def unrolled() -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return (x @ w).square().sum()
 
     return torch.func.grad(outer), (torch.randn(8, 8), torch.randn(16, 8))
+
+
+def waves(x: Tensor, steps: int = 12) -> Tensor:
+    for _ in range(steps):
+        x = (x.sin() * x).exp().tanh()
+    return x.square().sum()
+
+
+def forces() -> Callable[[Tensor], Any]:
+    """A loss of gradients, whose backward needs the values of both passes before it.
+
+    Near its floor a little memory more or less decides.
+    """
+    torch.manual_seed(0)
+    sizes = [16, *[64] * 6, 1]
+    layers = [m for a, b in itertools.pairwise(sizes) for m in (nn.Linear(a, b), nn.Tanh())]
+    net = nn.Sequential(*layers[:-1])
+    weights = [p for p in net.parameters() if p.dim() == 2]
+
+    def step(x: Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        (force,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(force.square().mean(), weights)
+
+    return step
 
 
 NETWORKS: dict[str, Build] = {

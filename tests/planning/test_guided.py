@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import assert_bitwise_equal, smallest_budgets, some, untransformed, weighted, world
 from programs import Program
+from programs_traced import waves
 from torch import Tensor, nn
 
 import rematfn
@@ -19,12 +20,6 @@ from rematfn.testing import MemoryTimeline
 
 AT_ONCE = Guided(search=0)  # only the portfolio's first plan that fits: the same on each machine
 X = torch.linspace(-1, 1, 4096)
-
-
-def chain(x: Tensor) -> Tensor:
-    for _ in range(12):
-        x = (x.sin() * x).exp().tanh()
-    return x.square().sum()
 
 
 def calls(g: Any, n: int, *args: Any) -> list[dict[str, Any]]:
@@ -38,7 +33,7 @@ def calls(g: Any, n: int, *args: Any) -> list[dict[str, Any]]:
 
 
 def gradient_under(budget: Any, policy: rematfn.policies.Policy) -> Any:
-    return rematfn.remat(torch.func.grad(chain), budget, policy=policy)
+    return rematfn.remat(torch.func.grad(waves), budget, policy=policy)
 
 
 def test_the_second_call_replays_less_than_the_first_and_stays_within_the_budget() -> None:
@@ -108,9 +103,9 @@ def test_guided_calls_of_a_long_program_under_transforms(nesting: str) -> None:
 
 def test_the_backward_after_the_call_is_guided_too() -> None:
     x = X.clone().requires_grad_()
-    chain(x).backward()
+    waves(x).backward()
     expected = x.grad
-    g = rematfn.remat(chain, 150_000, policy=AT_ONCE)
+    g = rematfn.remat(waves, 150_000, policy=AT_ONCE)
     counted = []
     for _ in range(3):
         x.grad = None

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from helpers import assert_bitwise_equal
+from programs_traced import forces, waves
 from torch import Tensor, nn
 
 import rematfn
@@ -62,14 +63,7 @@ def third_derivatives() -> Callable[[], Any]:
 
 
 def chained() -> Callable[[], Any]:
-    x = torch.linspace(-1, 1, 4096)
-
-    def chain(x: Tensor) -> Tensor:
-        for _ in range(12):
-            x = (x.sin() * x).exp().tanh()
-        return x.square().sum()
-
-    return lambda: torch.func.grad(chain)(x)
+    return functools.partial(torch.func.grad(waves), torch.linspace(-1, 1, 4096))
 
 
 MADE = [recurrent, transformer, third_derivatives, chained]
@@ -145,22 +139,6 @@ def test_calls_of_other_sizes_cost_no_more_than_without_a_plan(fraction: float) 
     assert replayed(recorded, program) < replayed(recorded, None)  # it has a plan
     for trace in others:
         assert 1 + replayed(trace, program) <= 1.02 * (1 + replayed(trace, None))
-
-
-def forces() -> Callable[[Tensor], Any]:
-    """A loss of gradients: near its floor a little memory more or less decides."""
-    torch.manual_seed(0)
-    sizes = [16, *[64] * 6, 1]
-    layers = [m for a, b in itertools.pairwise(sizes) for m in (nn.Linear(a, b), nn.Tanh())]
-    net = nn.Sequential(*layers[:-1])
-    weights = [p for p in net.parameters() if p.dim() == 2]
-
-    def step(x: Tensor) -> Any:
-        x = x.detach().requires_grad_()
-        (force,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
-        return torch.autograd.grad(force.square().mean(), weights)
-
-    return step
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.45, 0.35])

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from helpers import assert_bitwise_equal
+from programs_traced import forces, waves
 from torch import Tensor, nn
 
 import rematfn
@@ -26,34 +26,11 @@ UNIT = 64 * 64 * 4
 
 def chained() -> Callable[[], Any]:
     x = torch.linspace(-1, 1, 4096).view(64, 64)
-
-    def chain(x: Tensor) -> Tensor:
-        for _ in range(40):
-            x = (x.sin() * x).exp().tanh()
-        return x.square().sum()
-
-    return functools.partial(torch.func.grad(chain), x)
+    return functools.partial(torch.func.grad(waves), x, steps=40)
 
 
-def forces_of_rows() -> Callable[[int], Any]:
-    """A loss of gradients, whose backward needs the values of both passes before it."""
-    torch.manual_seed(0)
-    sizes = [16, *[64] * 6, 1]
-    layers = [m for a, b in itertools.pairwise(sizes) for m in (nn.Linear(a, b), nn.Tanh())]
-    net = nn.Sequential(*layers[:-1])
-    weights = [p for p in net.parameters() if p.dim() == 2]
-    inputs: dict[int, Tensor] = {}
-
-    def step(rows: int) -> Any:
-        x = inputs.setdefault(rows, torch.randn(rows, 16, requires_grad=True))
-        (force,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
-        return torch.autograd.grad(force.square().mean(), weights)
-
-    return step
-
-
-def forces() -> Callable[[], Any]:
-    return functools.partial(forces_of_rows(), 256)
+def penalised() -> Callable[[], Any]:
+    return functools.partial(forces(), torch.randn(256, 16))
 
 
 def overwriting() -> Callable[[], Any]:
@@ -92,7 +69,7 @@ def penalty() -> Callable[[], Any]:
 
 PROGRAMS = {
     "chain": (chained, 0.04),
-    "forces": (forces, 0.3),
+    "forces": (penalised, 0.3),
     "overwriting": (overwriting, 0.09),
     "penalty": (penalty, 0.4),
 }
@@ -132,7 +109,7 @@ def test_a_call_that_carries_out_a_schedule_is_exact_and_costs_what_was_simulate
 
 
 def test_hindsight_spares_most_replays_of_a_runaway() -> None:
-    trace = rematfn.record(forces())
+    trace = rematfn.record(penalised())
     budget = int(0.3 * trace.peak_bytes)
     online = rematfn.simulate(trace, budget, ON()).replayed_cost
     program = searched(trace, budget)
@@ -143,7 +120,7 @@ def test_hindsight_spares_most_replays_of_a_runaway() -> None:
 @pytest.mark.parametrize("bandwidth", [1e7, 1e9])
 @pytest.mark.parametrize("search", [0, SEARCH])
 def test_a_link_beside_replays_makes_no_plan_worse(search: int, bandwidth: float) -> None:
-    trace = rematfn.record(forces())
+    trace = rematfn.record(penalised())
     budget = int(0.3 * trace.peak_bytes)
     dropping = searched(trace, budget, search=search)
     tiers = tiers_of(rematfn.Disk(bandwidth=bandwidth), "a test")
@@ -179,21 +156,20 @@ def test_a_call_that_departs_from_its_record_goes_on_by_the_score() -> None:
 
 def test_calls_of_other_sizes_carry_the_schedule_out() -> None:
     """Sizes that have not been seen, too, once two have run the same operators."""
-    step = forces_of_rows()
-    peaks = {n: rematfn.record(step, n).peak_bytes for n in (256, 288, 240, 320, 272)}
-    budget = int(0.32 * max(peaks.values()))
-    # A size is no number of the call's, but of a tensor's.
-    g = rematfn.remat(lambda x: step(len(x)), budget, policy=Guided(search=SEARCH))
-    for n in peaks:
-        expected = step(n)
+    step = forces()
+    inputs = [torch.randn(rows, 16) for rows in (256, 288, 240, 320, 272)]
+    budget = int(0.32 * max(rematfn.record(step, x).peak_bytes for x in inputs))
+    g = rematfn.remat(step, budget, policy=Guided(search=SEARCH))
+    for x in inputs:
+        expected = step(x)
         with MemoryTimeline() as timeline:
-            found = g(torch.empty(n))
+            found = g(x)
         assert_bitwise_equal(found, expected)
         assert timeline.peak_excluding_survivors <= budget
         finish_searches()
     stats = rematfn.stats(g)
     assert stats.why.startswith("by the record of another call")
-    trace = rematfn.record(step, n)
+    trace = rematfn.record(step, x)
     own, online = searched(trace, budget), rematfn.simulate(trace, budget, ON())
     assert 1 + stats.replayed_cost <= 1.15 * (1 + own.overhead() / own.cost)
     assert stats.replayed_cost < 0.8 * online.replayed_cost
@@ -227,8 +203,8 @@ def test_a_schedule_that_does_not_fit_other_sizes_is_left() -> None:
 
 
 def test_a_search_begins_with_the_schedule_of_another_size() -> None:
-    step = forces_of_rows()
-    trace, other = rematfn.record(step, 256), rematfn.record(step, 272)
+    step = forces()
+    trace, other = [rematfn.record(step, torch.randn(rows, 16)) for rows in (256, 272)]
     known = searched(trace, int(0.3 * trace.peak_bytes))
     program = _C.Program(other._core)
     assert program.note_same(known)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import Ended, forked, once
-from torch import Tensor
+from processes import Ended, environment, forked, in_a_process, once
+from programs_traced import waves
 
 import rematfn
 from rematfn import _C
@@ -67,12 +67,9 @@ ENDS = {
 
 
 def start(script: str) -> subprocess.Popen[str]:
-    package = Path(rematfn.__file__).parent.parent
-    env = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", DEFAULT + script],
-        cwd=Path(__file__).parent,
-        env=env,
+        env=environment(),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -144,12 +141,6 @@ assert not _C.testing.is_searching()
 X = torch.linspace(-1, 1, 4096)
 
 
-def chain(x: Tensor, steps: int = 12) -> Tensor:
-    for _ in range(steps):
-        x = (x.sin() * x).exp().tanh()
-    return x.square().sum()
-
-
 def wait_for_searches() -> None:
     end = time.monotonic() + 100
     while _C.testing.is_searching():
@@ -159,7 +150,7 @@ def wait_for_searches() -> None:
 
 def test_what_a_search_finds_is_the_same_each_time() -> None:
     """It is bounded by operators, not by seconds."""
-    trace = rematfn.record(torch.func.grad(chain), X)
+    trace = rematfn.record(torch.func.grad(waves), X)
     now = rematfn.simulate(trace, 100_000, Guided(search=50_000)).replayed_cost
     later = []
     for _ in range(2):
@@ -179,7 +170,7 @@ def test_programs_take_turns() -> None:
     """One that needs long does not keep the others from a plan that is better than their first."""
     programs = []
     for steps in (24, 25, 26):
-        trace = rematfn.record(torch.func.grad(functools.partial(chain, steps=steps)), X)
+        trace = rematfn.record(torch.func.grad(functools.partial(waves, steps=steps)), X)
         programs.append(_C.Program(trace._core))
         programs[-1].search(int(0.12 * trace.peak_bytes), 10**9, 10**9)
         programs[-1].follow()
@@ -191,32 +182,28 @@ def test_programs_take_turns() -> None:
     assert not any(program.is_settled() for program in programs)
 
 
-def test_a_child_goes_on_where_its_parent_was(tmp_path: Path) -> None:
+def fork_in_the_middle_of_a_search() -> None:
+    trace = rematfn.record(torch.func.grad(waves), X)
+
+    def begun() -> _C.Program:
+        program = _C.Program(trace._core)
+        program.search(100_000, 50_000, 100_000)
+        return program
+
+    alone = begun()
+    alone.finish()
+    for _ in range(10):
+        program = begun()
+        program.follow()
+        child = os.fork()
+        program.finish()
+        same = program.overhead() == alone.overhead()
+        if child == 0:
+            os._exit(0 if same else 9)
+        assert os.waitpid(child, 0)[1] == 0
+        assert same
+
+
+def test_a_child_goes_on_where_its_parent_was() -> None:
     """Whatever the thread was at, which is not in the child."""
-    script = """
-import os, torch, rematfn
-from rematfn import _C
-def chain(x):
-    for _ in range(12):
-        x = (x.sin() * x).exp().tanh()
-    return x.square().sum()
-trace = rematfn.record(torch.func.grad(chain), torch.linspace(-1, 1, 4096))
-def begun():
-    program = _C.Program(trace._core)
-    program.search(100_000, 50_000, 100_000)
-    return program
-alone = begun()
-alone.finish()
-for _ in range(10):
-    program = begun()
-    program.follow()
-    pid = os.fork()
-    program.finish()
-    same = program.overhead() == alone.overhead()
-    if pid == 0:
-        os._exit(0 if same else 9)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert same
-"""
-    ended = forked(tmp_path, {"it": (script, "")})["it"]
-    assert ended.code == 0, ended.out + ended.err
+    in_a_process(fork_in_the_middle_of_a_search)

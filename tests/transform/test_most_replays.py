@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_bitwise_equal
+from programs_traced import waves
 from torch import Tensor
 
 import rematfn
@@ -21,13 +22,7 @@ TIGHT = 90_000  # of 1.2 MB
 PLANNED = Guided(search=0)
 
 
-def chain(x: Tensor) -> Tensor:
-    for _ in range(12):
-        x = (x.sin() * x).exp().tanh()
-    return x.square().sum()
-
-
-GRADIENT = torch.func.grad(chain)
+GRADIENT = torch.func.grad(waves)
 
 
 def replayed(budget: Any, policy: rematfn.policies.Policy, calls: int = 1) -> float:
@@ -55,7 +50,7 @@ def test_a_first_call_that_passes_the_limit_is_refused_and_the_figure_is_enough(
     most = replayed(TIGHT, policy) / 2
     assert most > 0
     g = rematfn.remat(GRADIENT, TIGHT, policy=policy, most_replays=most)
-    with pytest.raises(rematfn.BudgetError, match=r"remat\(chain, budget=.*most_replays") as error:
+    with pytest.raises(rematfn.BudgetError, match=r"remat\(waves, budget=.*most_replays") as error:
         g(X)
     assert _C.stack_depth() == 0
     enough = bytes_in(str(error.value))
@@ -153,4 +148,4 @@ def test_a_first_call_that_thrashes_is_stopped_while_it_runs() -> None:
 @pytest.mark.parametrize("wrong", [0, -1.0, float("nan")])
 def test_a_limit_that_means_nothing_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="above 0"):
-        rematfn.remat(chain, TIGHT, most_replays=wrong)
+        rematfn.remat(waves, TIGHT, most_replays=wrong)

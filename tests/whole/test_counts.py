@@ -13,7 +13,7 @@ from typing import Any
 import optree
 import pytest
 import torch
-from helpers import Transform, assert_bitwise_equal, untransformed
+from helpers import Transform, assert_bitwise_equal, assert_nothing_keyed, untransformed
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, vjp, vmap
 
@@ -81,6 +81,42 @@ def test_what_a_backward_makes_of_arguments_alone_counts(f: Callable[[Tensor], T
     assert timeline.peak_excluding_survivors <= budget + NUMBERS
     assert torch.equal(x.grad, expected)
     assert rematfn.stats(again).resident_bytes == 0
+
+
+def leaf() -> Tensor:
+    return torch.linspace(-1, 1, N * N).view(N, N).requires_grad_()
+
+
+def test_the_gradient_that_enters_may_be_recorded() -> None:
+    """The zeros and ones that a mean's backward makes are as large as the mean's input."""
+    x = leaf()
+    g = rematfn.remat(lambda x: x.sin().mean(), 5 * UNIT)
+    entering = torch.ones((), requires_grad=True)
+    with MemoryTimeline() as timeline:
+        (gradient,) = torch.autograd.grad(g(x), x, entering, create_graph=True)
+    assert timeline.peak <= rematfn.stats(g).peak_bytes + NUMBERS
+    assert torch.equal(gradient, torch.autograd.grad(x.sin().mean(), x)[0])
+    (second,) = torch.autograd.grad(gradient.sum(), x)
+    (expected,) = torch.autograd.grad(
+        torch.autograd.grad(x.sin().mean(), x, create_graph=True)[0].sum(), x
+    )
+    assert torch.equal(second, expected)
+
+
+def test_a_node_after_the_level_is_nobodys() -> None:
+    """What is made behind the level's region is the caller's.
+
+    See Note [The operators of a node are its level's].
+    """
+    x = leaf()
+    g = rematfn.remat(lambda x: (x.sin() * x).sum(), 1 << 30)
+    made: list[Tensor] = []
+    before = x * 1
+    before.register_hook(lambda gradient: made.append(x.detach().cos()))
+    loss = g(before)
+    loss.backward(ONE)
+    assert_nothing_keyed(made)
+    assert rematfn.stats(g).resident_bytes == 0
 
 
 # --- whatever transforms are around it ------------------------------------------------------------

@@ -55,14 +55,12 @@ FUSED = ["SGD", "SGD, momentum", "Adam", "Adam, amsgrad", "AdamW", "Adagrad"]
 
 def variants() -> Iterator[tuple[str, Build]]:
     for name, (kind, options) in VARIANTS.items():
-        loop = {"foreach": False}
-        make = functools.partial
         for suffix, extra in {
-            "": loop,
+            "": {"foreach": False},
             ", foreach": {"foreach": True},
-            ", maximise": {**loop, "maximize": True},
+            ", maximise": {"foreach": False, "maximize": True},
         }.items():
-            yield name + suffix, make(kind, lr=0.01, **options, **extra)
+            yield name + suffix, functools.partial(kind, lr=0.01, **options, **extra)
     for name in FUSED:
         kind, options = VARIANTS[name]
         options = {k: v for k, v in options.items() if k != "lr_decay"}
@@ -131,12 +129,13 @@ def assert_as_eager(run: Callable[[Transform], Any], transform: Transform) -> No
     assert_bitwise_equal(actual, expected)
 
 
-def train(build: Build, transform: Transform) -> Any:
-    """Take whole steps inside; keep what each returned until the next has come."""
+def started(build: Build) -> tuple[nn.Module, Optimizer]:
     torch.manual_seed(3)
     net = network()
-    optimiser = build(list(net.parameters()))
+    return net, build(list(net.parameters()))
 
+
+def whole_step(net: nn.Module, optimiser: Optimizer) -> Callable[[Tensor, Tensor], Tensor]:
     def train_step(x: Tensor, y: Tensor) -> Tensor:
         optimiser.zero_grad()
         loss, _ = loss_of(net, x, y)
@@ -144,7 +143,13 @@ def train(build: Build, transform: Transform) -> Any:
         optimiser.step()
         return loss
 
-    step = transform(train_step)
+    return train_step
+
+
+def train(build: Build, transform: Transform) -> Any:
+    """Take whole steps inside; keep what each returned until the next has come."""
+    net, optimiser = started(build)
+    step = transform(whole_step(net, optimiser))
     seen = [step(x, y).detach().clone() for x, y in batches()]
     return seen, held(net, optimiser)
 
@@ -159,9 +164,7 @@ def test_a_step_inside_that_returns_its_loss(name: str, mode: str) -> None:
 
 def outside(build: Build, transform: Transform) -> Any:
     """The forward inside; backward and step outside."""
-    torch.manual_seed(3)
-    net = network()
-    optimiser = build(list(net.parameters()))
+    net, optimiser = started(build)
     forward, seen = transform(lambda x, y: loss_of(net, x, y)), []
     for x, y in batches():
         optimiser.zero_grad()
@@ -174,9 +177,7 @@ def outside(build: Build, transform: Transform) -> Any:
 
 def after(build: Build, transform: Transform) -> Any:
     """Forward and backward inside; the step outside."""
-    torch.manual_seed(3)
-    net = network()
-    optimiser = build(list(net.parameters()))
+    net, optimiser = started(build)
 
     def gradients(x: Tensor, y: Tensor) -> Tensor:
         loss, _ = loss_of(net, x, y)
@@ -268,11 +269,8 @@ def test_a_step(name: str, place: Callable[[Build, Transform], Any], mode: str) 
 
 
 def lbfgs(search: str | None, transform: Transform) -> Any:
-    torch.manual_seed(3)
-    net = network()
-    optimiser = optim.LBFGS(
-        net.parameters(), lr=0.1, max_iter=4, history_size=3, line_search_fn=search
-    )
+    options = {"lr": 0.1, "max_iter": 4, "history_size": 3, "line_search_fn": search}
+    net, optimiser = started(functools.partial(optim.LBFGS, **options))
 
     def train_step(x: Tensor, y: Tensor) -> Any:
         def closure() -> Tensor:
@@ -399,18 +397,8 @@ def test_what_a_graph_that_was_dropped_leaves_behind(transform: Transform) -> No
 @pytest.mark.parametrize("name", ["Adam, amsgrad", "RMSprop, centred, foreach"])
 def test_the_budget_holds_and_nothing_piles_up(name: str) -> None:
     budget = 40 << 10
-    torch.manual_seed(3)
-    net = network()
-    optimiser = OPTIMISERS[name](list(net.parameters()))
-
-    def train_step(x: Tensor, y: Tensor) -> Tensor:
-        optimiser.zero_grad()
-        loss, _ = loss_of(net, x, y)
-        loss.backward()
-        optimiser.step()
-        return loss
-
-    step = rematfn.remat(train_step, budget)
+    net, optimiser = started(OPTIMISERS[name])
+    step = rematfn.remat(whole_step(net, optimiser), budget)
     loss = None
     left = []
     for call, (x, y) in enumerate(batches(20)):
@@ -429,17 +417,9 @@ def test_the_budget_holds_and_nothing_piles_up(name: str) -> None:
 
 
 def test_what_a_dead_graph_held_is_the_callers_when_the_function_returns() -> None:
-    torch.manual_seed(3)
-    net = network()
-    optimiser = optim.Adam(net.parameters(), amsgrad=True)
-
-    def train_step(x: Tensor, y: Tensor) -> Tensor:
-        loss, _ = loss_of(net, x, y)
-        loss.backward()
-        optimiser.step()
-        return loss
-
-    loss = rematfn.remat(train_step, policy=rematfn.testing.EvictEverything())(*next(batches()))
+    net, optimiser = started(OPTIMISERS["Adam, amsgrad"])
+    step = rematfn.remat(whole_step(net, optimiser), policy=rematfn.testing.EvictEverything())
+    loss = step(*next(batches()))
     assert loss.grad_fn is not None
     assert _C.testing.live_levels() == 0, "nothing belongs to the level any more"
     assert _C.testing.live_operations() == 0
