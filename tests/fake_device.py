@@ -125,7 +125,7 @@ def generator() -> torch.Generator:
 
 
 def assert_comes_empty(host: Any) -> None:
-    """Threads of autograd let go of what they ran at some time after its end."""
+    """Threads of autograd free what they ran at some time after its end."""
     until = time.monotonic() + 30
     gc.collect()
     while host.held_bytes > 0 and time.monotonic() < until:

@@ -79,7 +79,7 @@ void note_cast(Level& level, c10::TensorImpl& leaf);
 // see. See Note [Which key we borrow]: view kernels copy the key, not the handle.
 void share_handles(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> arguments);
 [[nodiscard]] bool has_key(const at::Tensor& tensor);
-// The program marks the contents of `tensor`, with a name or an empty one, for policies that heed
+// The program marks the contents of `tensor`, with a name or an empty one, for policies that respect
 // it. Whatever no level made is left alone.
 void mark(const at::Tensor& tensor, const std::string& name);
 

@@ -294,7 +294,8 @@ def _refuse(node: fx.Node, what: str) -> None:
 
 def bytes_of_results(gm: fx.GraphModule) -> list[int | torch.SymInt]:
     """Return the bytes of each storage that the graph makes, and returns something of."""
-    seen = {value.untyped_storage()._cdata for value in _values_of(gm, "placeholder")}
+    given = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    seen = {value.untyped_storage()._cdata for value in _tensors_in(given)}
     found: list[int | torch.SymInt] = []
     results = [node.meta.get("val") for node in gm.graph.output_node().all_input_nodes]
     for value in _tensors_in(results):
@@ -331,7 +332,3 @@ def _calls_in(gm: fx.GraphModule) -> Iterator[fx.Node]:
 
 def _tensors_in(values: Any) -> list[Tensor]:
     return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
-
-
-def _values_of(gm: fx.GraphModule, kind: str) -> list[Tensor]:
-    return _tensors_in([node.meta.get("val") for node in gm.graph.find_nodes(op=kind)])

@@ -66,9 +66,8 @@ def watch() -> None:
     for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
         tell(storage, name, _moves)
     tell(torch.Tensor, "set_", _stands_over)
-    tell(torch.Tensor, "data_ptr", _keep)
-    for name in ("apply_", "map_", "map2_"):
-        tell(torch.Tensor, name, _keep_all)
+    for name in ("data_ptr", "apply_", "map_", "map2_"):
+        tell(torch.Tensor, name, _keep)
     tell(torch.Tensor, "numpy", then=_note_array)
     for name in ("_get_tid", "_get_sid"):
         tell(torch.autograd.graph, name, _keep)
@@ -125,16 +124,12 @@ def _stands_over(_: Any, *args: Any, **__: Any) -> None:
 
 
 # See Note [An address that was asked for stays good]
-def _keep(tensor: torch.Tensor, *_: Any, **__: Any) -> None:
-    # A wrapper of functorch's has no address, and torch says so.
-    if _C.has_key(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor.is_pinned()
-
-
-def _keep_all(*args: Any, **_: Any) -> None:
-    for tensor in args:
-        if isinstance(tensor, torch.Tensor):
-            _keep(tensor)
+def _keep(*args: Any, **_: Any) -> None:
+    for x in args:
+        # A wrapper of functorch's has no address, and torch says so.
+        is_tensor = isinstance(x, torch.Tensor) and _C.has_key(x)
+        if is_tensor and not torch._C._functorch.is_functorch_wrapped_tensor(x):
+            x.is_pinned()
 
 
 # See Note [Arrays are seldom written]

@@ -110,20 +110,12 @@ BudgetLike: TypeAlias = Budget | SupportsIndex | float | str | None
 
 @dataclass(frozen=True)
 class Limit:
-    """A budget as it was meant: bytes, a fraction of the unconstrained peak, or no cap.
+    """A budget as it was meant: bytes, a fraction of the unconstrained peak, or no cap."""
 
-    Attributes:
-        bytes: The most bytes a level may keep resident, if the budget was given in bytes.
-        fraction: The part of the unconstrained peak, if the budget was given as one. Every call
-            measures that peak.
-        shared: Whose bytes these are, if others use them too.
-        unit: In which the bytes were given; messages say theirs in it.
-    """
-
-    bytes: int | None = None
-    fraction: float | None = None
-    shared: Budget | None = None
-    unit: str = field(default="", compare=False, repr=False)
+    bytes: int | None = None  # the most that a level may keep resident
+    fraction: float | None = None  # of the unconstrained peak, which every call measures
+    shared: Budget | None = None  # whose bytes these are, if others use them too
+    unit: str = field(default="", compare=False, repr=False)  # in which they were given
 
     def __post_init__(self) -> None:
         if self.fraction is not None and not 0 < self.fraction <= 1:  # NaN is turned away too

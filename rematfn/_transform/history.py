@@ -62,42 +62,24 @@ class Call:
     """A call: what is known of it before it runs, and what it does, its backward included.
 
     See Note [Nothing of a call outlives it but numbers].
-
-    Attributes:
-        kind: What sort of call it is.
-        why: The reason, in words.
-        record: Whether to write it down.
-        expected_bytes: The unconstrained peak to expect, if there is any reason to expect one.
-        largest_bytes: The largest unconstrained peak that is known of calls of the function.
-        settled: Whether calls like it go on by its plan; None where none is followed.
-        is_estimate: Whether the peak that a fraction is of may be still to come.
-        gives_way: Whether a budget that is only estimated gives way to what an operator needs.
-        program: What it follows, if something like it was recorded.
-        as_recorded: Whether it is expected to run just that.
-        known: The same where nothing is planned, for the figure of a BudgetError.
-        signature: Its signature, if what it does is to be known.
-        limit: Its budget.
-        report: Its figures, once it has begun.
-        to_judge: Whether to see what it has cost, when it is over.
-        stored_bytes: What it has stored away, beside results and gradients.
     """
 
     kind: Kind
-    why: str
-    record: bool = False
-    expected_bytes: int | None = None
-    largest_bytes: int = 0
-    settled: bool | None = None
-    is_estimate: bool = True
-    gives_way: bool = True
-    program: RecordedProgram | None = None
-    as_recorded: bool = True
-    known: _C.Trace | None = None
-    signature: Signature | None = None
+    why: str  # it is that
+    record: bool = False  # write it down
+    expected_bytes: int | None = None  # the unconstrained peak, if there is reason to expect one
+    largest_bytes: int = 0  # the largest that is known of calls of the function
+    settled: bool | None = None  # calls like it go on by its plan; None: it follows none
+    is_estimate: bool = True  # the peak that a fraction is of may be still to come
+    gives_way: bool = True  # a budget that is only estimated gives way to what an operator needs
+    program: RecordedProgram | None = None  # that it follows
+    as_recorded: bool = True  # it is expected to run just that
+    known: _C.Trace | None = None  # where nothing is planned, for the figure of a BudgetError
+    signature: Signature | None = None  # if what it does is to be known
     limit: Limit = dataclasses.field(default_factory=Limit)
-    report: _C.Report = dataclasses.field(init=False, repr=False)
+    report: _C.Report = dataclasses.field(init=False, repr=False)  # once it has begun
     to_judge: bool = False  # See Note [What the replays of a call are compared with]
-    stored_bytes: int = 0
+    stored_bytes: int = 0  # that it has stored away, beside results and gradients
     thread: int = dataclasses.field(default_factory=threading.get_ident)
 
     def read(self) -> dict[str, Any]:

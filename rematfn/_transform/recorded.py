@@ -113,15 +113,12 @@ class RecordedProgram:
 
     def _planned_for(self, budget: int) -> _C.Program | None:
         """Return the program with its best plan for no more than a budget, or the next higher."""
-        planned = [program for program in self.programs() if program.overhead() < math.inf]
+        known = [self.program, *self._for_others.values()]
+        planned = [one for one in known if one is not None and one.overhead() < math.inf]
         fits = [program for program in planned if program.budget <= budget]
         if fits:
             return min(fits, key=lambda program: program.overhead())
         return min(planned, key=lambda program: program.budget, default=None)
-
-    def programs(self) -> list[_C.Program]:
-        """Return it as often as it is planned."""
-        return [] if self.program is None else [self.program, *self._for_others.values()]
 
     def note_use(self) -> None:
         """Note that a call is about to follow it; those that none follows are forgotten first."""
@@ -150,5 +147,7 @@ def finish_searches() -> None:
     """
     with lock:
         begun = [known for reference in _programs.values() if (known := reference()) is not None]
-    for program in (program for known in begun for program in known.programs()):
-        program.finish()
+    for known in begun:
+        for program in (known.program, *known._for_others.values()):
+            if program is not None:
+                program.finish()

@@ -44,21 +44,13 @@ _Places: TypeAlias = tuple[tuple[int, str], ...]
 
 
 class Signature(NamedTuple):
-    """What is known of a call before it runs.
+    """What is known of a call before it runs."""
 
-    Attributes:
-        key: What two calls must have in common for their memory to be alike.
-        around: The part of the key that is about what surrounds the call.
-        builds_graphs: Whether it runs in grad mode.
-        numbers: The numbers among the arguments, as a hash.
-        nbytes: The bytes of the tensors among the arguments.
-    """
-
-    key: tuple[Hashable, ...]
-    around: tuple[Hashable, ...]
-    builds_graphs: bool
-    numbers: int
-    nbytes: int
+    key: tuple[Hashable, ...]  # what two calls have in common whose memory is alike
+    around: tuple[Hashable, ...]  # the part of it that is about what surrounds the call
+    builds_graphs: bool  # it runs in grad mode
+    numbers: int  # a hash of those among the arguments
+    nbytes: int  # of the tensors among them
 
 
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], owner: Any = None) -> Signature:

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from rematfn import Disk
 from rematfn._inspection.stats import Stats
+from rematfn._inspection.tables import new_figure
 from rematfn._transform.budget import format_bytes
 from rematfn.demo.task import Count
 
@@ -136,8 +134,7 @@ def plot_step(
     path: Path, eager: Count, bounded: Count, budget: int | None, held: Count | None = None
 ) -> None:
     """Save a PNG of both curves, the budget line and what the disk ``held`` at ``path``."""
-    figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)  # no pyplot: it would choose a window system
+    figure = new_figure(9, 4.5)
     axes = figure.add_subplot()
     curves = [(eager, "eager", "#8c8c8c"), (bounded, "remat", "#1f6fb4")]
     if held is not None:

@@ -3,6 +3,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
 from .. import _C
 from ..errors import expect
@@ -32,19 +33,11 @@ class Planned(Policy, ABC):
         return self.first.core()
 
     @abstractmethod
-    def begin(
-        self,
-        program: _C.Program,
-        budget: int,
-        *,
-        like: _C.Program | None = None,
-        link: _C.Link | None = None,
-        of_settings: bool = False,
-    ) -> None:
+    def begin(self, program: _C.Program, budget: int, **how: Any) -> None:
         """Begin a search for a plan, unless one has begun.
 
-        The settings of ``like`` are tried first; values may be moved over ``link``. The plan says
-        nothing of single values if it is ``of_settings``.
+        ``how``, as of `_C.Program.search`: the settings of ``like`` are tried first; values may be
+        moved over ``link``; the plan says nothing of single values if it is ``of_settings``.
         """
 
 
@@ -80,25 +73,10 @@ class Guided(Planned):
         needed = "a number of operators, such as 1_000_000,"
         expect(is_number, "Guided(search=...)", needed, self.search, ValueError)
 
-    def begin(
-        self,
-        program: _C.Program,
-        budget: int,
-        *,
-        like: _C.Program | None = None,
-        link: _C.Link | None = None,
-        of_settings: bool = False,
-    ) -> None:
+    def begin(self, program: _C.Program, budget: int, **how: Any) -> None:
         """Begin a search that goes on while it pays."""
-        program.search(
-            budget,
-            self.search,
-            _MOST_SEARCHES * self.search,
-            like=like,
-            link=link,
-            online=self.first.core(),
-            of_settings=of_settings,
-        )
+        most = _MOST_SEARCHES * self.search
+        program.search(budget, self.search, most, online=self.first.core(), **how)
 
 
 @dataclass(frozen=True)
@@ -130,7 +108,7 @@ class Sqrt(Planned):
         fits = found is None or (type(found) is int and found >= 1)
         expect(fits, "Sqrt(segments=...)", "a number from 1 or None", found, ValueError)
 
-    def begin(self, program: _C.Program, budget: int, **_: object) -> None:
+    def begin(self, program: _C.Program, budget: int, **_: Any) -> None:
         """Begin to try numbers of segments."""
         program.cut_into(budget, self.segments or 0)
 
@@ -152,6 +130,6 @@ class Memory(Planned):
     graph with a skip from end to end, such as a U-Net's, has no cut points.
     """
 
-    def begin(self, program: _C.Program, budget: int, **_: object) -> None:
+    def begin(self, program: _C.Program, budget: int, **_: Any) -> None:
         """Begin to try cut points."""
         program.cut_at_points(budget)

@@ -26,7 +26,7 @@ c10::Stream as_torch(const Stream& stream) {
 Event& event_of(void* opaque) { return *static_cast<Event*>(opaque); }
 
 std::atomic<bool> has_failed{false};    // as after an assert in a kernel: every call throws from then on
-std::atomic<bool> is_capturing{false};  // which the streams do not heed
+std::atomic<bool> is_capturing{false};  // which changes nothing for the streams
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:

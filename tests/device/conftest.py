@@ -32,7 +32,7 @@ def the_device_is_empty_again() -> Iterator[None]:
     """Check that a test leaves no bytes on the device, and that no kernel of it has failed."""
     before = allocated()
     yield
-    # Threads of autograd let go of what they ran at some time after its end.
+    # Threads of autograd free what they ran at some time after its end.
     until = time.monotonic() + 30
     while allocated() > before and time.monotonic() < until:
         gc.collect()

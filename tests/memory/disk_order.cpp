@@ -56,7 +56,7 @@ void large_values() {
 
 // ---- order and time ---------------------------------------------------------------------------
 
-// A chunk that is under way until it is let go.
+// A chunk that is under way until the gate opens.
 struct Gate {
   std::mutex mutex;
   std::condition_variable changed;

@@ -116,7 +116,7 @@ def test_the_backward_after_the_call_is_guided_too() -> None:
 
 
 def test_a_gradient_that_comes_in_twice_is_no_new_value() -> None:
-    """Both sums pass on the same gradient: between the two the level has seen it let go."""
+    """Both sums pass on the same gradient: between the two the level has seen it released."""
 
     def f(x: Tensor) -> tuple[Tensor, Tensor]:
         first = x.sin() * x

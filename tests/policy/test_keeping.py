@@ -170,7 +170,7 @@ def test_keep_finds_the_innermost_tensor_of_any_transform(
 
 # --- under every policy ---------------------------------------------------------------------------
 
-HEEDING: list[Policy] = [
+RESPECTING: list[Policy] = [
     ON(),
     Guided(search=20_000),
     Guided(first=LRU(), search=0),
@@ -187,7 +187,7 @@ HEEDING: list[Policy] = [
 ]
 
 
-@pytest.mark.parametrize("policy", HEEDING, ids=described)
+@pytest.mark.parametrize("policy", RESPECTING, ids=described)
 def test_a_marked_value_goes_only_when_nothing_else_can(policy: Policy) -> None:
     """Every fourth of a chain, in the simulator; the engine then does what that says."""
 
@@ -220,7 +220,7 @@ def test_a_marked_value_goes_only_when_nothing_else_can(policy: Policy) -> None:
     assert rematfn.stats(g).evictions == simulated.evictions > 0
 
 
-@pytest.mark.parametrize("policy", HEEDING, ids=described)
+@pytest.mark.parametrize("policy", RESPECTING, ids=described)
 def test_the_budget_comes_before_marks(policy: Policy) -> None:
     leaf = X.clone().requires_grad_()
 

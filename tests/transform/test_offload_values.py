@@ -181,7 +181,7 @@ def test_an_address_that_was_given_out_is_good(way: str) -> None:
     assert_bitwise_equal(HOW[way](f)(x), x)
 
 
-# --- what is taken or let go of while it leaves ---------------------------------------------------
+# --- what is taken or dropped while it leaves -----------------------------------------------------
 
 
 @moving
