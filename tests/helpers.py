@@ -186,6 +186,17 @@ def assert_nothing_left(before: dict[str, int]) -> None:
 # --- the ways to transform ------------------------------------------------------------------------
 
 
+def kept(how: Transform) -> tuple[Transform, list[Any]]:
+    """Return a transform that does what `how` does, and the list of all that it has made."""
+    made: list[Any] = []
+
+    def transform(f: Any) -> Any:
+        made.append(how(f))
+        return made[-1]
+
+    return transform, made
+
+
 # The backward works in its forward's workspace, and leaves there what no result depends on.
 _WORKSPACE = re.compile(r"by `aten::mkldnn_rnn_layer` .* of `aten::mkldnn_rnn_layer_backward`$")
 
@@ -275,6 +286,15 @@ def shortage(
         if "TorchScript interpreter" not in str(error):
             raise
         return rematfn.BudgetError(_C.testing.last_message())
+    return None
+
+
+def refusal_of(run: Callable[[], Any]) -> rematfn.BudgetError | None:
+    """Return the BudgetError that `run` ends with, if any, without its traceback."""
+    try:
+        run()
+    except rematfn.BudgetError as error:
+        return error.with_traceback(None)
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from helpers import (
     doubling,
     untransformed,
 )
-from processes import forked
 from torch import Tensor, nn
 
 import rematfn
@@ -195,24 +193,3 @@ def test_what_is_transformed_may_be_compiled_itself(way: Transform) -> None:
         return out, x.grad, w.grad
 
     assert_bitwise_equal(run(way), run(untransformed))
-
-
-PLAINLY_COMPILED = """
-import torch, rematfn, warnings
-warnings.simplefilter("ignore")
-f = torch.compile(lambda x: (x @ x).exp(), backend="aot_eager")
-x = torch.eye(4)
-f(x)  # compiled before, outside of any level
-try:
-    rematfn.remat(lambda x: f(x.sin()))(x)
-except Exception as error:
-    assert "rematfn.opaque(torch.compile(f))" in str(error), error
-else:
-    raise AssertionError("compiled code ran under a level")
-"""
-
-
-def test_a_compiled_function_inside_that_is_not_opaque_is_refused(tmp_path: Path) -> None:
-    """In a process of its own: a compilation that fails may leave torch's compiler in pieces."""
-    ended = forked(tmp_path, {"it": (PLAINLY_COMPILED, "")}, ["torch._dynamo"])["it"]
-    assert ended.code == 0, ended.err

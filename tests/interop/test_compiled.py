@@ -568,8 +568,11 @@ def test_what_cannot_be_asked_for(given: dict[str, Any], message: str) -> None:
         torch.compile(torch.sin, backend="rematfn", **given)(torch.ones(3))
 
 
-def test_a_compiled_function_of_another_backend_is_named() -> None:
+@pytest.mark.parametrize("is_known", [False, True], ids=["new", "compiled before"])
+def test_a_compiled_function_of_another_backend_is_named(is_known: bool) -> None:
     f = torch.compile(lambda x: x.sin(), backend="aot_eager")
+    if is_known:
+        f(torch.ones(3))
     advice = r'backend="aot_eager"\) inside of remat.*backend="rematfn"'
     with pytest.raises(RuntimeError, match=advice):
         rematfn.remat(lambda x: f(x.exp()))(torch.ones(3))

@@ -65,9 +65,6 @@ def written_by_an_out_variant(kept: Tensor, out: Tensor, x: Tensor, transform: T
 
 LATER: dict[str, Later] = {
     "used": lambda kept, out, x, transform: (kept * 2, out),
-    "viewed": lambda kept, out, x, transform: (kept.t()[1:] * 2, out.sum().backward())[0],
-    "printed": lambda kept, out, x, transform: (str(kept), out.sum().backward())[0],
-    "an array": lambda kept, out, x, transform: kept.detach().numpy().tolist(),
     "differentiated": lambda kept, out, x, transform: kept.sum().backward(),
     "differentiated twice": lambda kept, out, x, transform: torch.autograd.grad(
         torch.autograd.grad(out.sum(), kept, create_graph=True)[0].sum(), x

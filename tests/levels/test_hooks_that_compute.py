@@ -11,11 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal, assert_nothing_keyed, assert_nothing_left, remains
+from helpers import (
+    EVERYTHING,
+    assert_bitwise_equal,
+    assert_nothing_keyed,
+    assert_nothing_left,
+    kept,
+    remains,
+)
 from torch import Tensor, nn
 
 import rematfn
-from rematfn.testing import EvictEverything, MemoryTimeline
+from rematfn.testing import MemoryTimeline
 
 WIDTH, ROWS, PARTS = 64, 256, 4
 UNIT = 4 * WIDTH * ROWS  # bytes of an activation
@@ -161,28 +168,19 @@ def trained(
 def test_what_they_compute_is_within_the_budget(name: str) -> None:
     expected, eager = trained(PROGRAMS[name], lambda f: f)
     budget = int(0.7 * eager)
-    kept: list[Any] = []
-
-    def transform(f: Any) -> Any:
-        kept.append(rematfn.remat(f, budget))
-        return kept[-1]
-
+    transform, made = kept(lambda f: rematfn.remat(f, budget))
     (losses, gradients), peak = trained(PROGRAMS[name], transform, calls=3)
     assert_nothing_keyed(gradients)
     assert_bitwise_equal((losses[-1:], gradients), expected)
     assert peak <= budget + SMALL
-    assert rematfn.stats(kept[0]).resident_bytes == 0
+    assert rematfn.stats(made[0]).resident_bytes == 0
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_everything_evicted(name: str) -> None:
     before = remains()
     expected, _ = trained(PROGRAMS[name], lambda f: f, small=True)
-
-    def transform(f: Any) -> Any:
-        return rematfn.remat(f, policy=EvictEverything(), verify=True)
-
-    actual, _ = trained(PROGRAMS[name], transform, small=True)
+    actual, _ = trained(PROGRAMS[name], EVERYTHING, small=True)
     assert_nothing_keyed(actual)
     assert_bitwise_equal(actual, expected)
     assert_nothing_left(before)
@@ -190,11 +188,11 @@ def test_everything_evicted(name: str) -> None:
 
 def test_what_a_hook_stores_away_is_the_programs_after_the_backward() -> None:
     net, (x, *_) = network(), batches()
-    kept: list[Tensor] = []
+    stored: list[Tensor] = []
 
     def f() -> Tensor:
         loss = x.sin().mean().requires_grad_()
-        loss.register_hook(lambda gradient: kept.append(net(x).detach()))
+        loss.register_hook(lambda gradient: stored.append(net(x).detach()))
         return loss
 
     rematfn.remat(f, 6 * UNIT)().backward()
@@ -202,7 +200,7 @@ def test_what_a_hook_stores_away_is_the_programs_after_the_backward() -> None:
         expected = net(x)
         for p in net.parameters():
             p.zero_()
-    assert_bitwise_equal([t * 1 for t in kept], [expected])
+    assert_bitwise_equal([t * 1 for t in stored], [expected])
 
 
 def test_a_hook_that_fails_leaves_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import assert_bitwise_equal
 from models import CORE, compile_model, run_model
-from processes import in_a_process
+from processes import forking, in_a_child, in_a_process
 from torch import Tensor
 
 import rematfn
@@ -136,22 +136,19 @@ def test_what_a_budget_does_not_leave_goes_back(usage: None) -> None:
 
 
 @pooled
-@pytest.mark.forking
+@forking
 def test_a_forked_child_allocates_and_frees(usage: None) -> None:
     x = square().requires_grad_()
     loss = rematfn.remat(deep, 10 * SQUARE)(x)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            y = torch.ones(SIDE, SIDE).sin()
-            del loss, y
-            rematfn.testing.check()
-            inner = rematfn.remat(deep, 10 * SQUARE)(square())
-            status = 0 if torch.isfinite(inner) else 2
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def child() -> None:
+        nonlocal loss
+        y = torch.ones(SIDE, SIDE).sin()
+        del loss, y
+        rematfn.testing.check()
+        assert torch.isfinite(rematfn.remat(deep, 10 * SQUARE)(square()))
+
+    assert in_a_child(child) == 0
     loss.backward()
     assert x.grad is not None
 

@@ -9,11 +9,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from processes import Ended
 
 import rematfn
 from rematfn import _C
@@ -43,13 +43,6 @@ if __name__ == "__main__":
 """
 
 
-@dataclass(frozen=True)
-class Ended:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 Run = Callable[..., Ended]
 
 
@@ -70,37 +63,37 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_profile_of_a_function(run: Run) -> None:
     found = run("profile", "program.py:step", "--budgets", "0.7", "0.4", "--out", "curve.png")
-    assert found.returncode == 0, found.stderr
+    assert found.code == 0, found.err
     for text in ("step", "min budget", "Predicted time of a call", "0.70"):
-        assert text in found.stdout
+        assert text in found.out
     assert Path("curve.png").stat().st_size > 1000
 
 
 def test_explain_of_a_function_and_of_a_script(run: Run) -> None:
     found = run("explain", "program.py:step", "--budget", "0.6", "--rows", "3")
-    assert found.returncode == 0, found.stderr
-    assert "call       guided" in found.stdout
-    assert "tanh at program.py:9 (step)" in found.stdout
+    assert found.code == 0, found.err
+    assert "call       guided" in found.out
+    assert "tanh at program.py:9 (step)" in found.out
     found = run("explain", "program.py")
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.startswith("it has run\n")
-    assert "remat(step, budget=0.6 of the unconstrained peak)" in found.stdout
+    assert found.code == 0, found.err
+    assert found.out.startswith("it has run\n")
+    assert "remat(step, budget=0.6 of the unconstrained peak)" in found.out
 
 
 def test_explain_of_a_call_that_does_not_fit(run: Run) -> None:
     found = run("explain", "program.py:step", "--budget", "9KiB")
-    assert found.returncode == 0
-    assert found.stderr.startswith("BudgetError: ")
-    assert "program.py:9 in step" in found.stderr
-    assert "[did not run]" in found.stdout
+    assert found.code == 0
+    assert found.err.startswith("BudgetError: ")
+    assert "program.py:9 in step" in found.err
+    assert "[did not run]" in found.out
 
 
 @pytest.mark.parametrize("ending", ["png", "json"])
 def test_timeline(run: Run, ending: str) -> None:
     out = f"step.{ending}"
     found = run("timeline", "program.py:step", "--budget", "0.6", "--out", out)
-    assert found.returncode == 0, found.stderr
-    assert f"saved: {out}" in found.stdout
+    assert found.code == 0, found.err
+    assert f"saved: {out}" in found.out
     assert Path(out).stat().st_size > 1000
     if ending == "json":
         assert json.loads(Path(out).read_text())["traceEvents"]
@@ -142,9 +135,9 @@ def test_info(tmp_path: Path) -> None:
 )
 def test_a_target_that_cannot_be_run(run: Run, target: str, message: str) -> None:
     found = run("profile", target)
-    assert found.returncode == 1
-    assert message in found.stderr
-    assert "Traceback" not in found.stderr
+    assert found.code == 1
+    assert message in found.err
+    assert "Traceback" not in found.err
 
 
 @pytest.mark.parametrize("target", ["breaks.py", "program.py:breaks"])
@@ -168,17 +161,17 @@ def test_an_ending_is_refused_before_anything_runs(
 def test_a_script_that_calls_no_transformed_function(run: Run) -> None:
     Path("plain.py").write_text("import torch\ntorch.ones(3).sin()\n")
     found = run("explain", "plain.py")
-    assert found.returncode == 1
-    assert "name a function of it, plain.py:function" in found.stderr
+    assert found.code == 1
+    assert "name a function of it, plain.py:function" in found.err
 
 
 def test_scripts_arguments_and_exit_status(run: Run) -> None:
     script = "import sys\nprint(sys.argv)\nsys.exit(int(sys.argv[1]))\n"
     Path("script.py").write_text(script)
     found = run("explain", "script.py", "3")
-    assert "['script.py', '3']" in found.stdout
-    assert found.returncode == 1
-    assert "exit status 3" in found.stderr
+    assert "['script.py', '3']" in found.out
+    assert found.code == 1
+    assert "exit status 3" in found.err
 
 
 @pytest.mark.parametrize("command", ["", "demo", "profile", "explain", "timeline", "info"])

@@ -22,7 +22,6 @@ CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "set_grad_enabled": lambda: torch.set_grad_enabled(True),
 }
 
 
