@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import NO_LIMIT, assert_bitwise_equal, tensors_in
+from helpers import NO_LIMIT, assert_bitwise_equal, kept, tensors_in
 from torch import Tensor, nn
 
 import rematfn
@@ -99,22 +99,17 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.make.__name__)
 def test_what_soft_replays_cannot_do(case: Case) -> None:
-    made: list[Any] = []
-
-    def within(budget: int) -> Callable[[Any], Any]:
-        def transform(f: Any) -> Any:
-            made.append(rematfn.remat(f, budget, policy=ON()))
-            return made[-1]
-
-        return transform
+    def within(budget: int) -> tuple[Callable[[Any], Any], list[Any]]:
+        return kept(functools.partial(rematfn.remat, budget=budget, policy=ON()))
 
     expected, _ = counted(case, lambda f: f)
-    counted(case, within(NO_LIMIT))
-    budget = int(case.times * rematfn.stats(made[-1]).min_budget)
-    results, timeline = counted(case, within(budget))
-
+    free, made = within(NO_LIMIT)
+    counted(case, free)
+    budget = int(case.times * rematfn.stats(made[0]).min_budget)
+    bounded, made = within(budget)
+    results, timeline = counted(case, bounded)
     assert_bitwise_equal(results, expected)
-    stats = rematfn.stats(made[-1])
+    stats = rematfn.stats(made[0])
     assert stats.replayed_cost > 3, "a budget that is no test of this"
     assert stats.peak_bytes <= budget
     assert stats.min_budget <= budget

@@ -12,18 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import asked_for, assert_bitwise_equal, described, some
+from helpers import asked_for, assert_bitwise_equal, described, refusal_of, some
 from steps import NEW, VIEWS, WRITES, obey
 from torch import Tensor, nn
 
 import rematfn
 from rematfn.policies import ON
-
-
-def refused(run: Callable[[], Any]) -> rematfn.BudgetError:
-    with pytest.raises(rematfn.BudgetError) as caught:
-        run()
-    return caught.value
 
 
 def spread(x: Tensor) -> Tensor:
@@ -58,7 +52,8 @@ def test_in_a_forward_the_figure_allows_for_its_backward(
 ) -> None:
     """See Note [What a forward holds, a backward reads]."""
     x = torch.linspace(-1, 1, 4096)
-    error = refused(lambda: gradient(rematfn.remat(spread, 10 * x.nbytes, policy=policy), x))
+    error = refusal_of(lambda: gradient(rematfn.remat(spread, 10 * x.nbytes, policy=policy), x))
+    assert error is not None
     assert "up to here, and a backward from here" in str(error)
     assert 24 * x.nbytes <= asked_for(error) < 26 * x.nbytes
     enough = rematfn.remat(spread, asked_for(error), policy=policy)
@@ -118,14 +113,6 @@ def runnable(seed: int) -> Iterator[tuple[RandomProgram, Any]]:
     for program in map(RandomProgram, itertools.count(100 * seed)):
         with contextlib.suppress(RuntimeError):
             yield program, program.run(program.f)
-
-
-def refusal_of(run: Callable[[], Any]) -> rematfn.BudgetError | None:
-    try:
-        run()
-    except rematfn.BudgetError as error:
-        return error.with_traceback(None)
-    return None
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=described)

@@ -19,6 +19,7 @@ from helpers import (
     assert_bitwise_equal,
     assert_nothing_keyed,
     inner,
+    kept,
     leaf,
     loss_of,
     untransformed,
@@ -133,12 +134,7 @@ def test_each_plan_of_a_hybrid_is_exact() -> None:
         (lambda t: t(func.vmap(func.grad(deep), in_dims=(None, 0))), batches),
     ]
     calls = 12  # one that is recorded, a few that are timed, and some by the plan that follows
-    made: list[Any] = []
-
-    def hybrid(f: Any) -> Any:
-        made.append(rematfn.remat(f, 0.35, offload=True))
-        return made[-1]
-
+    hybrid, made = kept(functools.partial(rematfn.remat, budget=0.35, offload=True))
     for nesting, inputs in nestings:
         expected = nesting(untransformed)(layers, inputs)
         step = nesting(hybrid)

@@ -7,13 +7,14 @@ allocator's alone, and is what the caller holds or has made.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import optree
 import pytest
 import torch
-from helpers import Transform, assert_bitwise_equal, assert_nothing_keyed, untransformed
+from helpers import Transform, assert_bitwise_equal, assert_nothing_keyed, kept, untransformed
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, vjp, vmap
 
@@ -170,23 +171,16 @@ def test_the_peak_without_what_the_caller_holds_is_within_the_budget(
 ) -> None:
     made_by_caller, step = STEPS[name]
     expected = step(untransformed)
-    made: list[Any] = []
-
-    def capped(budget: int) -> Transform:
-        def transform(f: Any) -> Any:
-            made.append(rematfn.remat(f, budget, policy=policy))
-            return made[-1]
-
-        return transform
-
-    step(capped(1 << 30))
+    capped, made = kept(functools.partial(rematfn.remat, budget=1 << 30, policy=policy))
+    step(capped)
     most = rematfn.stats(made[-1]).peak_bytes
     fits = 0
     for fraction in (1.0, 0.7, 0.5):
         budget = int(fraction * most)
+        capped, made = kept(functools.partial(rematfn.remat, budget=budget, policy=policy))
         try:
             with MemoryTimeline() as timeline:
-                results = step(capped(budget))
+                results = step(capped)
         except rematfn.BudgetError:
             assert timeline.peak <= budget + made_by_caller + sum(
                 t.nbytes for t in optree.tree_leaves(expected)

@@ -6,10 +6,10 @@ So it is for the backward: what its formulas make without reading a level tensor
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 import torch
-from helpers import Transform, assert_bitwise_equal, scalar, smallest_budgets, untransformed
+from helpers import Transform, assert_bitwise_equal, kept, scalar, smallest_budgets, untransformed
 from programs import Case, Program
 from torch import Tensor
 
@@ -44,37 +44,11 @@ def test_the_allocator_never_sees_more_than_the_budget(differentiable: Program) 
     least = smallest(differentiable)
     for times in (1.0, 1.3, 2.0, 4.0):
         budget = int(times * least)
-        made: list[Any] = []
-
-        def capped(f: Any, budget: int = budget, made: list[Any] = made) -> Any:
-            made.append(rematfn.remat(f, budget=budget))
-            return made[0]
-
+        capped, made = kept(functools.partial(rematfn.remat, budget=budget))
         timeline, results = measured(differentiable, capped)
         assert_bitwise_equal(results, expected)
         assert rematfn.stats(made[0]).peak_bytes <= budget
         storages = {t.untyped_storage().data_ptr(): t for t in results if t is not None}
-        kept = sum(t.untyped_storage().nbytes() for t in storages.values())
-        assert timeline.survivors == kept, "something besides the results outlived the step"
+        left = sum(t.untyped_storage().nbytes() for t in storages.values())
+        assert timeline.survivors == left, "something besides the results outlived the step"
         assert timeline.peak_excluding_survivors <= budget, f"{times} x {least}"
-
-
-def test_the_table_and_the_allocator_count_the_same_bytes() -> None:
-    """Without a cap, and with nothing leaving until the end, the two counts are one number."""
-    x = torch.randn(64, 16, requires_grad=True)
-
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        return (y.exp() * y).cos().sum()
-
-    g = rematfn.remat(f)
-    with MemoryTimeline() as timeline:
-        loss = g(x)
-    stats = rematfn.stats(g)
-    assert stats.peak_bytes == timeline.peak
-    assert stats.peak_bytes >= 4 * x.numel() * 4, "four intermediates were saved"
-    assert stats.budget is None
-    assert (stats.evictions, stats.replays) == (0, 0)
-    assert timeline.final == stats.resident_bytes + loss.nbytes, "the result does not count"
-    del loss
-    assert rematfn.stats(g).resident_bytes == 0
