@@ -316,11 +316,11 @@ bool Search::begin_next_stage() {
       }
       return true;
     case Stage::kMoves:
-      if (limits_.of_settings) return false;
       stage_ = Stage::kKept;
       try_what_is_kept();
       return true;
     case Stage::kKept:
+      if (!limits_.local) return false;
       stage_ = Stage::kLocal;
       changes_.emplace(*trace_);
       return true;

@@ -43,7 +43,7 @@ namespace rematfn {
 struct SearchLimits {
   std::uint64_t in_vain = 0;  // without coming to a plan that replays a hundredth less
   std::uint64_t in_all = 0;
-  bool of_settings = false;  // nothing is tried that says something of single values
+  bool local = true;  // whether local search follows
 };
 
 // What a search for another record of the same function has found.
@@ -123,7 +123,7 @@ class Search {
   }
   // Calls that differ may be ones that no schedule suits.
   [[nodiscard]] bool has_to_begin() const {
-    return simulated_plans_ == 0 && (!scheduled_ || limits_.of_settings);
+    return simulated_plans_ == 0 && (!scheduled_ || !limits_.local);
   }
   // Whether plans may move values.
   [[nodiscard]] bool moves() const { return link_.has_value() && !only_drops_; }

@@ -237,20 +237,20 @@ void bind_traces(py::module_& m) {
       .def(
           "search",
           [](Program& program, std::size_t budget, std::uint64_t in_vain, std::uint64_t in_all,
-             const Program* like, const LinkOptions* link, const Policy* online, bool of_settings) {
+             const Program* like, const LinkOptions* link, const Policy* online, bool local) {
             Start start;
             if (like != nullptr) start = like->start_for(*program.trace);
             // A score of Python's is not for a thread without the interpreter.
             std::optional<Policy> simulable;
             if (online != nullptr && !online->custom_score) simulable = *online;
-            const SearchLimits limits{in_vain, in_all, of_settings};
+            const SearchLimits limits{in_vain, in_all, local};
             program.begin(
                 budget, [=](Search& search) { search.try_settings(limits, start, simulable); },
                 link == nullptr ? std::nullopt : std::optional(*link));
           },
           nogil, py::arg("budget"), py::arg("in_vain"), py::arg("in_all"),
           py::arg("like") = nullptr, py::arg("link") = nullptr, py::arg("online") = nullptr,
-          py::arg("of_settings") = false)
+          py::arg("local") = true)
       .def("cut_into",
            [](Program& program, std::size_t budget, std::size_t segments) {
              program.begin(budget, [=](Search& search) { search.try_segments(segments); });

@@ -36,8 +36,8 @@ class Planned(Policy, ABC):
     def begin(self, program: _C.Program, budget: int, **how: Any) -> None:
         """Begin a search for a plan, unless one has begun.
 
-        ``how``, as of `_C.Program.search`: the settings of ``like`` are tried first; values may be
-        moved over ``link``; the plan says nothing of single values if it is ``of_settings``.
+        ``how``, as of `_C.Program.search`: what is known of ``like`` is tried first; values may be
+        moved over ``link``; local search follows, unless not ``local``.
         """
 
 

@@ -157,7 +157,7 @@ def test_a_call_that_departs_from_its_record_goes_on_by_the_score() -> None:
 def test_calls_of_other_sizes_carry_the_schedule_out() -> None:
     """Sizes that have not been seen, too, once two have run the same operators."""
     step = forces()
-    inputs = [torch.randn(rows, 16) for rows in (256, 288, 240, 320, 272)]
+    inputs = [torch.randn(rows, 16) for rows in (256, 288, 240, 320, 318)]
     budget = int(0.32 * max(rematfn.record(step, x).peak_bytes for x in inputs))
     g = rematfn.remat(step, budget, policy=Guided(search=SEARCH))
     for x in inputs:
