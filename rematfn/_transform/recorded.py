@@ -19,9 +19,9 @@ from ..policies._planned import Planned
 # A call that needs a quarter more than the recorded one has less of its peak in the same budget. A
 # plan that is good at half of the peak may be worse than none at 0.4. So a call that differs has a
 # plan for the record in as much of the record's peak. Calls whose shares are the same power of
-# `_STEP` have one search, for the least of these shares. It leaves local search out, so that it takes
-# some thirty simulations, and begins with what was found for the next share. Records of the same
-# program have one set of such searches, so that calls of most sizes share a few.
+# `_STEP` have one search, for the least of these shares. It leaves local search out, so that it
+# takes some thirty simulations, and begins with what was found for the next share. Records of the
+# same program have one set of such searches, so that calls of most sizes share a few.
 _STEP = 1.06
 
 _MOST_OPERATORS_IN_ALL = 1 << 20  # of all records; an operator takes about 300 bytes
