@@ -146,4 +146,10 @@ Plan Program::plan() const {
   return plan ? *plan : Plan();
 }
 
+double Program::overhead() const {
+  const std::lock_guard guard(plans_mutex());
+  const std::shared_ptr<const Plan> plan = best().plan;
+  return plan ? plan->overhead : kNever;
+}
+
 }  // namespace rematfn

@@ -51,6 +51,8 @@ class Program : public std::enable_shared_from_this<Program> {
   // best of settings, or a schedule. See Note [A plan for calls that differ]
   [[nodiscard]] std::shared_ptr<Guide> guide(bool alike = true) const;
   [[nodiscard]] Plan plan() const;
+  // Of that, in seconds; kNever if no plan fits. Each call asks, and a plan is large.
+  [[nodiscard]] double overhead() const;
   // Whether `other`, a record of the same function, is the same program. If so, calls of other sizes are alike.
   [[nodiscard]] bool note_same(const Program& other);
   // What a search for `other`, a record of the same function, begins with.

@@ -284,7 +284,7 @@ void bind_traces(py::module_& m) {
       .def_property_readonly("budget", &Program::budget)
       .def_property_readonly("others_run_alike", &Program::others_run_alike)
       .def_property_readonly("elapsed", &Program::elapsed)
-      .def("overhead", [](const Program& program) { return program.plan().overhead; });
+      .def("overhead", &Program::overhead);
   m.def("simulate", &simulate_trace);
   m.def("replays_of", &replays_of, nogil);
   m.def("modelled_cost", &modelled_cost_of);

@@ -192,9 +192,9 @@ class Transformed(Generic[P, R]):
             return
         options.program = program
         if program is not None:
-            like = None if recorded.planned else recorded.start_for(budget)
-            if like is None and not recorded.planned:
-                like = self._history.like(signature)
+            like = None
+            if recorded.planned is None:
+                like = recorded.start_for(budget) or self._history.like(signature)
             self.policy.begin(program, budget, like=like, link=link)
             program.follow()
         planned = recorded.planned

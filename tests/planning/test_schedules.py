@@ -175,6 +175,30 @@ def test_calls_of_other_sizes_carry_the_schedule_out() -> None:
     assert stats.replayed_cost < 0.8 * online.replayed_cost
 
 
+def gradient_of_each_row(x: Tensor) -> Tensor:
+    return torch.func.vmap(torch.func.grad(lambda row: waves(row, steps=16)))(x)
+
+
+@pytest.mark.parametrize("offload", [None, rematfn.Disk()], ids=["remat", "hybrid"])
+@pytest.mark.parametrize(
+    "step", [gradient_of_each_row, torch.func.grad(waves)], ids=["vmap of grad", "grad"]
+)
+def test_a_schedule_for_other_sizes_is_exact_under_transforms(step: Any, offload: Any) -> None:
+    inputs = [torch.randn(rows, 256) for rows in (48, 56, 40, 64, 52, 60)]
+    budget = int(0.3 * max(rematfn.record(step, x).peak_bytes for x in inputs))
+    g = rematfn.remat(step, budget, policy=Guided(search=SEARCH), offload=offload)
+    replays = 0
+    for x in (*inputs, *inputs):
+        expected = step(x)
+        with MemoryTimeline() as timeline:
+            found = g(x)
+        assert_bitwise_equal(found, expected)
+        assert timeline.peak_excluding_survivors <= budget
+        replays += rematfn.stats(g).replays
+        finish_searches()
+    assert replays > 0 or offload is not None
+
+
 def test_a_schedule_that_does_not_fit_other_sizes_is_left() -> None:
     """Two tensors that grow apart: what was simulated of one proportion is wrong for the other."""
 
