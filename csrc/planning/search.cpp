@@ -69,8 +69,10 @@ void Search::try_settings(const SearchLimits& limits, const Start& start, std::o
     dropping_->only_drops_ = true;
     dropping_->try_settings(limits, start, online);
   }
+  constexpr std::uint64_t kShorter = 8;  // Note [A search is worth what is replayed]
   if (!moves()) carried_over_ = start.scheduled;
   limits_ = limits;
+  if (carried_over_) limits_.in_vain /= kShorter;
   online_is_due_ = online.has_value();
   if (online) policy_ = std::move(*online);
   stage_ = Stage::kScores;
@@ -302,8 +304,16 @@ std::optional<Score> Search::setting() const {
   return general_ && !is_better(online_, general_) ? std::optional(general_->score) : std::nullopt;
 }
 
+// See Note [A search is worth what is replayed]
+std::uint64_t Search::most_in_vain() const {
+  constexpr double kMuch = 0.5;  // of the program
+  const PlanRef followed = best();
+  const double share = followed ? followed->overhead / (kMuch * future_->cost) : 1;
+  return share < 1 ? static_cast<std::uint64_t>(share * static_cast<double>(limits_.in_vain)) : limits_.in_vain;
+}
+
 bool Search::pays() const {
-  return simulated_ - last_gain_ < limits_.in_vain && simulated_ < limits_.in_all;
+  return simulated_ - last_gain_ < most_in_vain() && simulated_ < limits_.in_all;
 }
 
 bool Search::begin_next_stage() {

@@ -238,6 +238,21 @@ def test_a_search_begins_with_the_schedule_of_another_size() -> None:
     assert program.overhead() / program.cost <= 1.05 * known.overhead() / known.cost
 
 
+def test_a_search_that_begins_with_a_schedule_is_shorter() -> None:
+    step = forces()
+    trace, other = [rematfn.record(step, torch.randn(rows, 16)) for rows in (256, 272)]
+    known = searched(trace, int(0.4 * trace.peak_bytes))
+    alone, after = _C.Program(other._core), _C.Program(other._core)
+    assert after.note_same(known)
+    budget = int(0.41 * other.peak_bytes)
+    alone.search(budget, SEARCH, 10 * SEARCH)
+    after.search(budget, SEARCH, 10 * SEARCH, like=known)
+    alone.finish()
+    after.finish()
+    assert after.overhead() <= 1.01 * alone.overhead()
+    assert after.simulated < alone.simulated / 4
+
+
 def test_a_level_that_begins_inside_ends_the_schedule() -> None:
     x = torch.linspace(-1, 1, 4096)
     nested = [False]

@@ -166,6 +166,18 @@ def test_what_a_search_finds_is_the_same_each_time() -> None:
     assert not _C.testing.is_searching(), "it has been searched for"
 
 
+@pytest.mark.parametrize("fraction", [0.3, 0.1])
+def test_a_search_is_as_long_as_it_is_worth(fraction: float) -> None:
+    """Where little is replayed, little can be gained."""
+    trace = rematfn.record(torch.func.grad(waves), X)
+    program = _C.Program(trace._core)
+    program.search(int(fraction * trace.peak_bytes), 200_000, 10**9)
+    program.finish()
+    half = 2 * program.overhead() / trace.cost
+    assert 0.05 < half < 0.7
+    assert half <= program.simulated / 200_000 <= 1.5 * half
+
+
 def test_programs_take_turns() -> None:
     """One that needs long does not keep the others from a plan that is better than their first."""
     programs = []
