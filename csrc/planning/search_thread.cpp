@@ -19,7 +19,7 @@ namespace rematfn {
 namespace {
 
 constexpr std::size_t kMostWaiting = 256;  // beyond, those that have waited longest are forgotten
-constexpr std::uint64_t kTurn = 100'000;  // operators: some plans of settings, and a schedule
+constexpr std::uint64_t kTurn = 25'000;  // operators: some plans of settings, and a schedule
 constexpr int kNicer = 10;
 
 // Of this process; a forked child has one of its own. Never destroyed.
