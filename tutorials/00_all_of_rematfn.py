@@ -48,11 +48,11 @@ assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
 print(rematfn.stats(loss))
 
 # %% [markdown]
-# What did not fit was *evicted*: its bytes were given up, and the operators that made it were run
+# What did not fit was *evicted*: its bytes were freed, and the operators that made it were run
 # again (*replayed*) when it was read. The first call knows nothing of the program, and replays
-# more; it leaves a record, by which later calls choose what goes. `min budget` is what the largest
-# operator alone needs.
-# Nothing in `loss_fn` had to change. You can rely on three things.
+# more; it leaves a record, by which later calls choose what to evict. `min budget`, in the
+# printout, is what the largest operator alone needs. Nothing in `loss_fn` had to change. You can
+# rely on three things.
 #
 # 1. **The same bits.** Values and gradients are those of `f`: dropout masks, in-place operators and
 #    batch norm's statistics included. What cannot be replayed exactly is kept.
@@ -105,10 +105,10 @@ value = rematfn.checkpoint(model, x)  # the arguments are torch's
 assert value.shape == x.shape
 
 # %% [markdown]
-# What stands where decides how much the budget covers. `remat(grad(f))` bounds all of a step,
-# gradients included. In `grad(remat(f))` a gradient is yours from the moment that it is complete,
-# and counts no more. Both have the same bits, with a `vmap` or a `jvp` between them too (notebook
-# 8).
+# The order of the transforms decides how much the budget covers. `remat(grad(f))` bounds all of a
+# step, gradients included. In `grad(remat(f))` a gradient is yours from the moment that it is
+# complete, and counts no more. Both have the same bits, with a `vmap` or a `jvp` between them too
+# (notebook 8).
 #
 # ## Budgets
 #
@@ -117,7 +117,7 @@ assert value.shape == x.shape
 # | `4096`, `"1.5GiB"`, `"200MB"` | bytes; KiB, MiB, GiB are binary, kB, MB, GB decimal |
 # | `0.3` | a fraction of the largest peak that calls have without a budget |
 # | `rematfn.Budget("8GiB")` | bytes that all functions share which are given this object |
-# | `None` | no cap: values go only if memory runs short |
+# | `None` | no cap: values are evicted only if memory runs short |
 #
 # Intermediates, what autograd saves, gradients in flight and the scratch memory of kernels (on a
 # CPU) count. Arguments and parameters do not; results only until they are returned.
@@ -137,7 +137,7 @@ assert shared.peak_bytes <= 6 << 20
 
 # %% [markdown]
 # If one operator alone needs more than the budget, a `BudgetError` says so before it runs, and
-# names the least budget in which the function comes that far.
+# names the least budget in which the function gets past this operator.
 
 # %%
 try:
@@ -177,8 +177,8 @@ table(rows, ["budget, of the peak", "would replay, of the cost"])
 # ## Say what to keep
 #
 # The default policy decides by itself. If you know better, mark a value and name it, or choose
-# another policy from `rematfn.policies`. Marks and policies change what goes first. They never
-# change a result, and a budget comes before them.
+# another policy from `rematfn.policies`. Marks and policies change what is evicted first. They
+# never change a result, and a budget comes before them.
 
 
 # %%

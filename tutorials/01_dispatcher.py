@@ -233,7 +233,7 @@ picture(730, 210, "From the keys of x to the keys of the call", *parts)
 #
 # - `AutocastCPU`: the thread excludes it, because autocast is off.
 # - `ADInplaceOrView`: the thread includes it, but `sin` neither writes nor makes a view.
-# - `BackendSelect`: the thread includes it, but `sin` knows its device by its argument.
+# - `BackendSelect`: the thread includes it, but `sin` knows its device from its argument.
 #
 # Now the same rule as Python. The toy has six keys, with the names and the order of PyTorch.
 
@@ -362,7 +362,7 @@ except NotImplementedError as error:
 # - A **full** box is at a key that a call on our `x` has after step 2. Grey ones say `fallthrough`.
 # - A **hollow** box is at a key that such a call does not have.
 # - **No box**: nothing is registered.
-# - The black line is the way of the call, and each ring is a kernel that runs.
+# - The black line is the path of the call, and each ring is a kernel that runs.
 
 # %% tags=["hide-input"]
 # Alt: A table of seven operators and seven keys. The line of sin and mm has rings at AutogradCPU
@@ -424,7 +424,7 @@ picture(810, 345, "A piece of PyTorch's table", *parts)
 # - `zeros` has no tensor among its arguments. The key `BackendSelect`, which the thread includes,
 #   is what brings it to a kernel. That one reads the argument `device` and goes on to the CPU.
 #
-# For the toy, the table is a dictionary in each operator. The class is all that is missing:
+# For the toy, the table is a dictionary in each operator. Only its class is missing:
 
 # %%
 fallbacks = {}  # for operators without a kernel of their own at a key
@@ -793,7 +793,7 @@ show_table(
 #
 # Look at `both`. On CUDA it falls into its parts. On the CPU it has a kernel of its own, so
 # autograd has to treat it as one step. Nobody said how, so its place at `AutogradCPU` is the
-# fallback, which goes on and warns later if a gradient is asked for.
+# fallback. It passes the call on, and warns later if a gradient is asked for.
 #
 # ## What is the difference between a mode and a wrapper?
 #
@@ -857,7 +857,7 @@ show_table(
 )
 
 # %% [markdown]
-# What needs both has both. `vmap` has a wrapper, `FuncTorchBatched`, which knows the dimension of
+# Some transforms need both. `vmap` has a wrapper, `FuncTorchBatched`, which knows the dimension of
 # the batch. It also has a mode, `FuncTorchVmapMode`, which sees the operators that draw random
 # numbers.
 #
@@ -896,7 +896,7 @@ show_table(
 #
 # </details>
 #
-# **Question.** A kernel at autograd's key could call `cube(x)` anew while autograd's key is
+# **Question.** A kernel at autograd's key could call `cube(x)` again while autograd's key is
 # excluded. What would be different from a redispatch?
 #
 # <details><summary>Answer</summary>

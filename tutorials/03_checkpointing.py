@@ -93,7 +93,7 @@ assert [row[1] for row in rows] == [0, 2, 1, 3]
 # A tensor holds the node that made it, and each node holds the nodes before it. So the result of
 # the forward keeps the whole graph. A backward pass runs the nodes from the last to the first, and
 # after each node it frees what that node has saved, unless we ask for `retain_graph=True`. A node
-# shows what it has saved as an attribute. To read it after that raises an error.
+# shows what it has saved as an attribute. To read that attribute once it is freed raises an error.
 
 # %%
 h = a.exp()
@@ -186,7 +186,7 @@ assert peaks[0] + 3.5 < peaks[1] and peaks[1] + 7 < peaks[2]  # one more for eac
 # %% [markdown]
 # ## 2. Why a first forward without gradients, and a second with?
 #
-# The smallest remedy: do not keep what a part of the network makes. Keep its *input*, and run the
+# The smallest fix: do not keep what a part of the network makes. Keep its *input*, and run the
 # part again when its gradient is asked for. An `autograd.Function` can do this, since it says
 # itself what its forward saves and what its backward does.
 
@@ -267,7 +267,8 @@ assert log == [
 #   would be no nodes, and `backward` could not be called on its result.
 #
 # The second forward of the last part runs first, and each is over, with its memory freed, before
-# the next one begins. So at any time there are the inputs of the parts, and the inside of one.
+# the next one begins. So at any time there are the inputs of the parts, and the activations inside
+# one of them.
 #
 # `detach()` matters. Without it the inner backward would not stop at the part's input. It would go
 # on through the whole outer graph, which the outer backward is still walking.
@@ -316,8 +317,8 @@ except RuntimeError as error:
 # <details><summary><b>Question.</b> Is the second forward needed for the last part?</summary>
 #
 # *Answer.* Hardly. Its backward begins as soon as its first forward and the loss are over. Without
-# a checkpoint its inside would be there while the backward of the loss runs, and no longer than
-# that. Here this costs one activation of the peak, and saves a forward of the part.
+# a checkpoint the activations inside it would be there while the backward of the loss runs, and no
+# longer. Here this costs one activation of the peak, and saves a forward of the part.
 # `checkpoint_sequential` leaves the last part out.
 # </details>
 
@@ -345,8 +346,8 @@ assert names == ["CheckpointFunctionBackward"] * 4 + ["AccumulateGrad"]
 # ### Where does the loss go between two checkpoints?
 #
 # Nowhere. There is one loss, at the end, and it is computed once. Between two checkpoints goes a
-# *gradient*: that of the loss by the tensor between them. It has the shape of that tensor. A part
-# gets the gradient of its result, and returns the gradient of its input.
+# *gradient*: that of the loss with respect to the tensor between them. It has the shape of that
+# tensor. A part gets the gradient of its result, and returns the gradient of its input.
 #
 # `torch.autograd.backward(out, grad)` in our `backward` begins at the part's result with that
 # gradient, as if there were a small loss `(out * grad).sum()` of its own. The next cell cuts the
@@ -506,7 +507,7 @@ assert order == ["gradient arrives", "second forward", "inner backward"]
 #
 # A backward runs this picture from right to left. A node waits until all that read its results
 # have run: `Checkpoint` waits for `Fork`, and `Fork` for `Recompute`, which reads its phony. So
-# the second forward comes before the inner backward, by force of the graph.
+# the second forward has to come before the inner backward.
 #
 # `Join` still comes first, and it needs a gradient. But on CUDA that gradient may still be on its
 # way: its copy from the other device is queued on a stream of its own. torchgpipe lets the stream
@@ -772,14 +773,14 @@ assert counts["hooks, ours"] == [2 + left for left in lefts]
 # - once when its own checkpoint is filled,
 # - and once more for each checkpoint around it of which it lies in the *left* half.
 #
-# For a tree over `n` layers that is `2 + (log2(n) - 1) / 2` in the mean, where the reentrant kind
+# For a tree over `n` layers that is `2 + (log2(n) - 1) / 2` on average, where the reentrant kind
 # has `1 + log2(n)`. Without early stop both count the same.
 #
 # <details><summary><b>Question.</b> Why does <code>checkpoint_by_hooks</code> save its input in a
 # node, and not simply in a variable?</summary>
 #
 # *Answer.* Because of the hooks around. What a node saves is packed, so a checkpoint around this
-# one can put a holder in its place, and have it made again. A variable would keep the input alive,
+# one can put a holder in its place, and have it recomputed. A variable would keep the input alive,
 # that of each layer in the tree, and nesting would save nothing.
 # </details>
 #
@@ -1064,7 +1065,7 @@ assert price["MLP of width 64"] > 3 * price["MLP of width 256"]
 assert max(price.values()) == price["dropout, GELU, layer norm"]
 
 # %% [markdown]
-# The last column is what to look at: the more bytes for 1000 FLOPs, the better the bargain.
+# Look at the last column: the more bytes for 1000 FLOPs, the better.
 #
 # - **A single layer that saves only its input** frees nothing. The checkpoint keeps that input too.
 # - **Elementwise operators** are cheap: about one FLOP for each number of four bytes.
@@ -1155,8 +1156,8 @@ except torch_source.CheckpointError as error:
 # %% [markdown]
 # A first derivative happens to be right. A second is zero, without an error: what the hooks hand
 # back is detached, and to the outer level a constant. And the function that `vjp` returns runs when
-# the level is over. Its wrapper is dead, and nothing is derived with respect to it. So the second
-# run saves fewer tensors than the first.
+# the level is over. Its wrapper is dead, and nothing is differentiated with respect to it. So the
+# second run saves fewer tensors than the first.
 #
 # **With reentrance**, a `Function` under a transform must have a `setup_context`, apart from its
 # forward. torch's has none, nor has ours. That could be added, but its `backward` calls
@@ -1202,6 +1203,6 @@ assert bounded_peak <= min(peaks)
 # <details><summary><b>Question.</b> <code>checkpoint</code> keeps what crosses its border, always.
 # What must be known to choose better?</summary>
 #
-# *Answer.* What each value costs to make again, how many bytes it frees, and when it will be read.
+# *Answer.* What each value costs to recompute, how many bytes it frees, and when it will be read.
 # [Notebook 6](06_choosing_a_victim.ipynb) is about this choice.
 # </details>
