@@ -57,8 +57,8 @@ test runs them again and compares.
 
 A program nests transforms around a function of tensors, with `remat` or `offload` at some place
 among them. The function multiplies matrices, scans, takes views, and writes in place where torch
-allows it. Of what comes out, autograd's backward pass takes the gradient with respect to a captured
-tensor; only `linearize` refuses such tensors. Everything is evicted after every operator.
+allows it. Autograd's backward pass then takes the gradient with respect to a captured tensor. Only
+`linearize` refuses captured tensors. Everything is evicted after every operator.
 
 *Yes* means that the values and the gradient are those of the same program without `remat` or
 `offload`, in every bit. *torch* means that torch does not nest the two transforms itself, with or
@@ -75,14 +75,14 @@ without rematfn.
 ## Two transforms
 
 The row is the outer transform, the column the inner one. Each *yes* stands for {pair_programs}
-programs: `remat`, and then `offload`, stands outside of both, between them, and inside of both.
+programs: `remat`, and then `offload`, stands outside of both, then between them, then inside.
 
 {pairs}
 
 {refused}
 
 Triples of transforms, and tight budgets, are run by `tests/whole/test_nesting.py`. Autocast,
-compiled functions, hooks, data parallelism and subclasses of tensors are no transforms:
+compiled functions, hooks, data parallelism and subclasses of tensors are not transforms:
 [limitations](limitations.md) has what does not work with them. Of
 `torch.compile(f, backend="rematfn")`, `tests/interop/test_compiled.py` runs `grad` and `vmap`
 around it and inside.

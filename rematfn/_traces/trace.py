@@ -145,7 +145,7 @@ def recorded(
     call(f, args, kwargs, options, levels.append)
     trace = levels[0].report().take_trace()
     if trace is None:
-        raise RuntimeError(f"{name}(f): the call has more operators than are written down.")
+        raise RuntimeError(f"{name}(f): the call has more operators than are recorded.")
     return trace
 
 
