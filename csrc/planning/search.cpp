@@ -69,10 +69,8 @@ void Search::try_settings(const SearchLimits& limits, const Start& start, std::o
     dropping_->only_drops_ = true;
     dropping_->try_settings(limits, start, online);
   }
-  constexpr std::uint64_t kShorter = 8;  // Note [A search is worth what is replayed]
   if (!moves()) carried_over_ = start.scheduled;
   limits_ = limits;
-  if (carried_over_) limits_.in_vain /= kShorter;
   online_is_due_ = online.has_value();
   if (online) policy_ = std::move(*online);
   stage_ = Stage::kScores;
@@ -237,6 +235,8 @@ void Search::note_result(Result result, std::uint64_t operators) {
     const double before = run ? run->overhead : kNever;
     gains_again_ = overhead < (1 - kEnoughToGoOn) * before;
     if (overhead < before) scheduled_ = plan;
+    constexpr std::uint64_t kShorter = 8;  // Note [A search is worth what is replayed]
+    if (plan->carried_over && scheduled_ == plan) limits_.in_vain /= kShorter;
     return;
   }
   if (plan->online) {

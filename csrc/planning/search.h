@@ -31,9 +31,9 @@
 // replay half of the program or more, it may simulate in vain as many operators as its limit says; where they
 // replay less, fewer in proportion. Of 32 networks and traces in budgets of 0.5 to 0.1, plans of 28 cost what they
 // did without this rule, and those of four 0.1 to 0.7 % of the program more; a search takes 0.4 of the time
-// (medians). One that begins with the schedule of another size of the same program may do an eighth of that. Steps
-// of libraries, five batches of other sizes at 0.4; seconds of all searches, before both rules and now, and what
-// the five calls replay, in costs of the program:
+// (medians). One that begins with the schedule of another size of the same program, which fits, may do an eighth
+// of that. Steps of libraries, five batches of other sizes at 0.4; seconds of all searches, before both rules and
+// now, and what the five calls replay, in costs of the program:
 //
 //   MACE       30.8 -> 2.1    0.480 -> 0.495
 //   TensorNet  16.6 -> 2.4    0.401 -> 0.405
