@@ -140,11 +140,6 @@ std::size_t Program::budget() const {
   return budget_;
 }
 
-std::uint64_t Program::simulated() const {
-  const std::lock_guard guard(plans_mutex());
-  return search_ ? search_->simulated() : 0;
-}
-
 Plan Program::plan() const {
   const std::lock_guard guard(plans_mutex());
   const std::shared_ptr<const Plan> plan = best().plan;

@@ -47,7 +47,6 @@ class Program : public std::enable_shared_from_this<Program> {
   [[nodiscard]] bool others_run_alike() const { return *others_run_alike_; }
   // Of the search that has begun; zero: none has.
   [[nodiscard]] std::size_t budget() const;
-  [[nodiscard]] std::uint64_t simulated() const;
   // Who guides the next run, or null if no plan fits. If that is not `alike`, by a plan for calls that differ: the
   // best of settings, or a schedule. See Note [A plan for calls that differ]
   [[nodiscard]] std::shared_ptr<Guide> guide(bool alike = true) const;

@@ -85,6 +85,10 @@ void bind_testing(py::module_& core) {
     const auto schedule = program.plan().schedule;
     return schedule ? schedule->replays.items().size() : 0;
   });
+  m.def("simulated", [](const Program& program) {
+    const std::lock_guard guard(plans_mutex());
+    return program.begun()->simulated();
+  });
   m.def("last_message", &last_message);
   // See Note [Contents change by operators alone]
   m.def("watch_contents", &watch_contents, nogil);

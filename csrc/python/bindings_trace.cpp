@@ -282,7 +282,6 @@ void bind_traces(py::module_& m) {
       .def_property_readonly("writes_outside", &Program::writes_outside)
       .def_property_readonly("cost", &Program::cost)
       .def_property_readonly("budget", &Program::budget)
-      .def_property_readonly("simulated", &Program::simulated)
       .def_property_readonly("others_run_alike", &Program::others_run_alike)
       .def_property_readonly("elapsed", &Program::elapsed)
       .def("overhead", &Program::overhead);
