@@ -98,10 +98,7 @@ def flags() -> tuple[list[str], list[str]]:
     if not sanitize:
         # GCC 12 removes a store as dead where, as an exception passes, nothing but a loop of stores
         # comes after it: `tests/project/way_out.cpp`. A level stayed in the middle of its replays.
-        # -fno-plt: an operator calls torch some hundred times, without a stub each then. That is a
-        # sixteenth of the core's first-level instruction misses, and half of its mispredicted
-        # indirect jumps.
-        return [*compile_args, "-O2", "-fno-tree-dse", "-fno-plt", "-g0"], ["-Wl,-z,now"]
+        return [*compile_args, "-O2", "-fno-tree-dse", "-g0"], []
     sanitizers = [f"-fsanitize={sanitize}"]
     return [*compile_args, *sanitizers, "-O1", "-g", "-fno-omit-frame-pointer"], sanitizers
 

@@ -61,7 +61,7 @@ class Guided(Planned):
         search: How many operators are simulated without a better plan before the search ends, where
             the best plan replays half of the program or more. Where it replays less, fewer will do,
             in proportion. A plan is better if it replays a hundredth less. At most ten times as
-            many are simulated for each signature and budget. A million takes one to eight seconds.
+            many are simulated for each signature and budget. A million takes two to ten seconds.
             A thread simulates beside the calls, and each call follows the best plan so far; the
             second call simulates until one fits. With 0, all calls follow the first plan that fits.
     """
