@@ -54,6 +54,8 @@ bool is_better(const std::shared_ptr<const Plan>& one, const std::shared_ptr<con
 // See Note [A plan for calls that differ]
 constexpr double kWorthAGuide = 0.02;
 
+constexpr std::uint64_t kExchanges = 25'000;  // operators that exchanges of one schedule may take
+
 constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
 constexpr SearchLimits kNoLimits{.in_vain = kAll, .in_all = kAll};
 
@@ -151,12 +153,12 @@ std::shared_ptr<const Plan> Search::next() {
 
 // See Note [Replays that hindsight spares]
 bool Search::try_shortened() {
-  const bool is_again = scheduled_ && gains_again_;
+  const bool is_again = scheduled_ && exchanged_in_vain_ < 2 * most_in_vain();
   const PlanRef& run = is_again ? scheduled_ : found_or_online();
   const bool may_try = !moves() && stage_ != Stage::kListed && limits_.in_vain > 0;
   if (!may_try || !run || run->overhead == 0) return false;
   if (run == shortened_) return false;
-  gains_again_ = false;
+  if (is_again) ++exchanges_;
   if (!is_again) shortened_ = run;
   queue_.push_front(*run);
   queue_.front().shortened = true;
@@ -174,7 +176,10 @@ Search::PlanRef Search::shorten(const PlanRef& plan, Effort& effort) const {
   effort.counts_walks = false;
   effort.most = kAll;
   (void)rematfn::simulate(*trace_, options, &deeds);
-  found->schedule = shortened(*trace_, budget_, deeds.replays, effort);
+  const Exchanges exchanges{.operators = plan->schedule ? kExchanges : 0,
+                            .seed = exchanges_,
+                            .only_replayed = policy_.keeping.decides()};
+  found->schedule = shortened(*trace_, budget_, deeds.replays, effort, exchanges);
   return found;
 }
 
@@ -230,10 +235,10 @@ void Search::note_result(Result result, std::uint64_t operators) {
   pending_->schedule = std::move(result.schedule);
   const std::shared_ptr<const Plan> plan = std::move(pending_);
   if (plan->shortened) {
-    constexpr double kEnoughToGoOn = 0.02;
-    const PlanRef& run = scheduled_ ? scheduled_ : shortened_;
-    const double before = run ? run->overhead : kNever;
-    gains_again_ = overhead < (1 - kEnoughToGoOn) * before;
+    shortening_ += operators;
+    constexpr double kGain = 0.01;
+    const double before = scheduled_ ? scheduled_->overhead : kNever;
+    exchanged_in_vain_ = overhead < (1 - kGain) * before ? 0 : exchanged_in_vain_ + operators;
     if (overhead < before) scheduled_ = plan;
     constexpr std::uint64_t kShorter = 8;  // Note [A search is worth what is replayed]
     if (plan->carried_over && scheduled_ == plan) limits_.in_vain /= kShorter;
@@ -313,7 +318,10 @@ std::uint64_t Search::most_in_vain() const {
 }
 
 bool Search::pays() const {
-  return simulated_ - last_gain_ < most_in_vain() && simulated_ < limits_.in_all;
+  constexpr std::uint64_t kShorter = 8;  // Note [A search is worth what is replayed]
+  const std::uint64_t most = most_in_vain();
+  const bool exchanges_find_more = stage_ == Stage::kLocal && !moves() && most < limits_.in_vain;
+  return simulated_ - last_gain_ < (exchanges_find_more ? most / kShorter : most) && simulated_ < limits_.in_all;
 }
 
 bool Search::begin_next_stage() {

@@ -38,6 +38,8 @@
 //   MACE       30.8 -> 2.1    0.480 -> 0.495
 //   TensorNet  16.6 -> 2.4    0.401 -> 0.405
 //   PaiNN      31.0 -> 1.4    0.678 -> 0.688
+//
+// Local search may do an eighth as well, where less than half of the program is replayed. Exchanges find more there.
 
 #pragma once
 
@@ -110,8 +112,10 @@ class Search {
   }
   // The best setting, if it costs no more than the policy as it is.
   [[nodiscard]] std::optional<Score> setting() const;
-  // Operators simulated so far, replays among them, but for schedules.
-  [[nodiscard]] std::uint64_t simulated() const { return simulated_ + (dropping_ ? dropping_->simulated_ : 0); }
+  // Operators simulated so far, replays among them, and what shortening takes as long as.
+  [[nodiscard]] std::uint64_t simulated() const {
+    return simulated_ + shortening_ + (dropping_ ? dropping_->simulated() : 0);
+  }
   // For the calls that follow its plans.
   const std::shared_ptr<Broken> broken = std::make_shared<Broken>();
 
@@ -185,13 +189,15 @@ class Search {
   PlanRef carried_over_;  // to be compared with what is found
   PlanRef scheduled_;  // the best that is carried out, beside the sequence
   PlanRef shortened_;  // the last plan without a schedule whose run was shortened
-  bool gains_again_ = false;  // the run of the best schedule is to be shortened as well
+  std::uint32_t exchanges_ = 0;  // the runs of schedules that were shortened, too
+  std::uint64_t exchanged_in_vain_ = 0;  // operators, since they last gained
   std::shared_ptr<const Plan> online_;  // if that fits, and was as good as what was found before
   Stage stage_ = Stage::kListed;
   std::deque<Plan> queue_;
   std::shared_ptr<Plan> pending_;  // is being simulated, or to be
   bool over_ = false;
-  std::uint64_t simulated_ = 0;
+  std::uint64_t simulated_ = 0;  // but for schedules
+  std::uint64_t shortening_ = 0;
   int simulated_plans_ = 0;
   std::uint64_t last_gain_ = 0;
   double gained_ = kNever;  // the overhead then

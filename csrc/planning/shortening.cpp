@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <random>
 #include <utility>
 
 namespace rematfn {
@@ -61,10 +63,14 @@ class Shortening {
     }
   }
 
+  // Tries exchanges for about so many operators' time. See Note [A replay is exchanged for cheaper ones]
+  void exchange(const Exchanges& limits);
+
   [[nodiscard]] std::shared_ptr<const Schedule> schedule();
 
  private:
   static constexpr std::uint32_t kNone = static_cast<std::uint32_t>(-1);
+  static constexpr std::uint64_t kStepsOfOne = 16;  // take as long as one simulated operator
 
   static std::uint64_t mix(std::uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
@@ -97,6 +103,22 @@ class Shortening {
 
   void drop_useless();
   bool sweep(double price);
+  void note_steps(std::uint64_t steps) {
+    if (effort_.stop.load(std::memory_order_relaxed)) throw Stopped{};
+    effort_.operators.fetch_add(steps / kStepsOfOne, std::memory_order_relaxed);
+  }
+
+  // ---- exchanges ------------------------------------------------------------------------------------
+  void prepare_exchanges(bool only_replayed);
+  bool exchange_for_others(std::size_t index);
+  [[nodiscard]] std::optional<std::size_t> last_overflow();
+  [[nodiscard]] std::optional<Id> other_than(std::uint32_t node, const Node& running, double most, bool by_size);
+  [[nodiscard]] double cost() const {
+    double sum = 0;
+    for (const Item& item : items_) sum += item.is_replay ? nodes_[item.node].cost : 0;
+    return sum;
+  }
+  [[nodiscard]] std::size_t below(std::size_t n) { return random_() % n; }
 
   const Trace& trace_;
   const std::size_t budget_;
@@ -115,6 +137,11 @@ class Shortening {
   bool is_valid_ = true;  // no value is read that was overwritten
   bool logs_ = false;
   std::vector<Id> log_;
+  std::mt19937 random_;
+  std::vector<std::uint32_t> maker_;  // node, by value
+  Flags may_go_;                      // by node: what it makes
+  std::vector<std::size_t> room_;     // bytes, by node: the budget, or what it has had
+  std::vector<std::size_t> next_;     // the item that reads a value next, as far as a pass has come
 };
 
 void Shortening::add_call(std::uint32_t index, std::size_t unrecorded, const std::vector<bool>& sealed) {
@@ -266,9 +293,7 @@ bool Shortening::sweep(double price) {
     }
     step_over(items_[i]);
   }
-  constexpr std::uint64_t kOfOneReplay = 16;  // steps of a sweep take as long
-  if (effort_.stop.load(std::memory_order_relaxed)) throw Stopped{};
-  effort_.operators.fetch_add((looked_at + 2 * count) / kOfOneReplay, std::memory_order_relaxed);
+  note_steps(looked_at + 2 * count);
   std::vector<Item> rest;
   for (std::size_t i = 0; i < count; ++i) {
     if (!left_out[i]) rest.push_back(items_[i]);
@@ -276,6 +301,114 @@ bool Shortening::sweep(double price) {
   items_ = std::move(rest);
   drop_useless();
   return found;
+}
+
+void Shortening::prepare_exchanges(bool only_replayed) {
+  maker_.assign(live_.size(), kNone);
+  for (std::uint32_t node = 0; node < nodes_.size(); ++node) {
+    for (const Id value : nodes_[node].makes) maker_[value] = node;
+  }
+  room_.assign(nodes_.size(), budget_);
+  may_go_.assign(nodes_.size(), only_replayed ? 0 : 1);
+  next_.resize(live_.size());
+  begin();
+  for (std::size_t i = items_.size(); i-- > 0;) {
+    std::size_t& room = room_[items_[i].node];
+    room = std::max(room, step_over(items_[i]));
+    if (items_[i].is_replay) may_go_[items_[i].node] = 1;
+  }
+}
+
+// The last item that has no room, with what is live before it; nothing if all have.
+std::optional<std::size_t> Shortening::last_overflow() {
+  begin();
+  std::size_t i = items_.size();
+  bool fits = true;
+  while (fits && i > 0) {
+    const Item& item = items_[--i];
+    fits = step_over(item) <= room_[item.node];
+    for (const Id value : nodes_[item.node].reads) next_[value] = i;
+  }
+  note_steps(items_.size() - i);
+  return fits ? std::nullopt : std::optional(i);
+}
+
+// What may go while `running` runs, and be made again at a cost of `most`: what costs the least for the bytes that
+// it takes, by chance up to a fourth of that. Bytes are those without the inputs that have to stay instead.
+std::optional<Id> Shortening::other_than(std::uint32_t node, const Node& running, double most, bool by_size) {
+  constexpr double kChance = 3;
+  constexpr std::size_t kSteps = 1024;
+  std::optional<Id> found;
+  double least = 0;
+  for (Id value = 0; value < live_.size(); ++value) {
+    if (!live_[value] || !has_producer_[value] || trace_.values[value].nbytes == 0) continue;
+    const std::uint32_t maker = maker_[value];
+    const double cost = nodes_[maker].cost;
+    if (maker == node || may_go_[maker] == 0 || cost > most) continue;
+    if (std::ranges::find(running.reads, value) != running.reads.end()) continue;
+    const auto nbytes = static_cast<double>(trace_.values[value].nbytes);
+    double freed = nbytes;
+    for (const Id read : nodes_[maker].reads) {
+      if (!live_[read]) freed -= static_cast<double>(trace_.values[read].nbytes);
+    }
+    constexpr double kNothing = 1e-3;  // of its bytes
+    if (by_size) freed = nbytes;
+    const double by_chance = 1 + kChance * static_cast<double>(below(kSteps)) / kSteps;
+    const double price = by_chance * cost / std::max(freed, kNothing * nbytes);
+    if (found && price >= least) continue;
+    found = value;
+    least = price;
+  }
+  return found;
+}
+
+// False if there are none, or they cost too much.
+bool Shortening::exchange_for_others(std::size_t index) {
+  constexpr double kMostCost = 10;  // of the replay's: sweeps spare some of the others
+  constexpr int kMostOthers = 24;
+  const std::uint32_t node = items_[index].node;
+  const bool by_size = below(4) == 0;
+  double most = kMostCost * nodes_[node].cost;
+  items_.erase(items_.begin() + static_cast<std::ptrdiff_t>(index));
+  for (int others = 0; others < kMostOthers; ++others) {
+    is_valid_ = true;
+    const std::optional<std::size_t> full = last_overflow();
+    if (!std::exchange(is_valid_, true)) return false;
+    if (!full) return true;
+    const std::optional<Id> other = other_than(node, nodes_[items_[*full].node], most, by_size);
+    if (!other) return false;
+    most -= nodes_[maker_[*other]].cost;
+    const auto reader = static_cast<std::ptrdiff_t>(next_[*other]);
+    items_.insert(items_.begin() + reader, {maker_[*other], true});
+  }
+  return false;
+}
+
+void Shortening::exchange(const Exchanges& limits) {
+  random_.seed(limits.seed);
+  prepare_exchanges(limits.only_replayed || !trace_.marks.empty());
+  std::vector<Item> best = items_;
+  double least = cost();
+  const std::uint64_t end = effort_.operators + limits.operators;
+  while (effort_.operators < end) {
+    std::vector<std::size_t> replays;
+    for (std::size_t i = 0; i < items_.size(); ++i) {
+      if (items_[i].is_replay) replays.push_back(i);
+    }
+    if (replays.empty()) break;
+    const bool fits = exchange_for_others(replays[below(replays.size())]);
+    if (fits) {
+      drop_useless();
+      while (sweep(0)) {
+      }
+    }
+    const double found = cost();
+    if (fits && found <= least) {
+      least = found;
+      best = items_;
+    }
+    items_ = best;
+  }
 }
 
 std::shared_ptr<const Schedule> Shortening::schedule() {
@@ -314,10 +447,12 @@ std::shared_ptr<const Schedule> Shortening::schedule() {
 }  // namespace
 
 std::shared_ptr<const Schedule> shortened(const Trace& trace, std::size_t budget,
-                                          const std::vector<Replayed>& replays, Effort& effort) {
+                                          const std::vector<Replayed>& replays, Effort& effort,
+                                          const Exchanges& exchanges) {
   Shortening shortening(trace, budget, effort);
   shortening.take(replays);
   shortening.shorten();
+  if (exchanges.operators > 0) shortening.exchange(exchanges);
   return shortening.schedule();
 }
 
