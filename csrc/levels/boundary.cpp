@@ -157,8 +157,8 @@ void seal_cached_casts(Level& level) {
   }
 }
 
-// What it returns, and the gradients of leaves. Returns how many bytes that is.
-std::size_t bring_back_together(Level& level, const std::vector<at::Tensor>& tensors) {
+// What it returns, and the gradients of leaves.
+std::vector<Ref<Version>> bring_back_together(Level& level, const std::vector<at::Tensor>& tensors) {
   const DomainLock lock(level.domain);
   level.domain->begin_handing_out();
   std::vector<Version*> wanted;
@@ -189,9 +189,18 @@ std::size_t bring_back_together(Level& level, const std::vector<at::Tensor>& ten
   note_seals();
   std::sort(wanted.begin(), wanted.end());  // several tensors may be on one
   wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
-  std::size_t sum = 0;
-  for (const Version* version : wanted) sum += version->nbytes;
-  return sum;
+  return {wanted.begin(), wanted.end()};
+}
+
+// What `f` has stored away is not to take the room of what it returns.
+void hand_over_beside(Level& level, const std::vector<Ref<Version>>& results) {
+  const auto for_each = [&](void (&change)(Version&)) {
+    const DomainLock lock(level.domain);
+    for (const Ref<Version>& version : results) change(*version);
+  };
+  for_each(pin);
+  const auto unpin_all = c10::make_scope_exit([&] { for_each(unpin); });
+  hand_over(level, /*sealed=*/false);
 }
 
 }  // namespace
@@ -209,8 +218,10 @@ std::size_t hand_out(LevelHandle& handle, const std::vector<at::Tensor>& tensors
       const DomainLock lock(level.domain);
       level.domain->end_handing_out();
     });
-    if (leaves_all) returned = bring_back_together(level, tensors);
-    if (!goes_on) hand_over(level, /*sealed=*/false);  // what makes room for the rest
+    std::vector<Ref<Version>> results;
+    if (leaves_all) results = bring_back_together(level, tensors);
+    for (const Ref<Version>& version : results) returned += version->nbytes;
+    if (!goes_on) hand_over_beside(level, results);
     for (const at::Tensor& tensor : tensors) seal(tensor, level);
     seal_leaf_gradients(level);  // by now it is known whether a graph leads to the leaves
     const std::size_t sealed = root.results_left();

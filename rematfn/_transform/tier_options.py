@@ -34,9 +34,10 @@ class Tiers:
             try:
                 opened.append(tier.open())
             except OffloadError as error:
-                refused.append(error)
+                # A traceback kept here would keep its frames, and what the caller holds.
+                refused.append(error.with_traceback(None))
         if refused and not (opened and self.as_there_are):
-            raise refused[-1]
+            raise refused.pop()
         return opened
 
     def link(self, drops: bool, values: object = ()) -> _C.Link | None:

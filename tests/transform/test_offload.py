@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -305,3 +307,20 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     with pytest.raises(rematfn.errors.OffloadError) as caught:
         rematfn.offload(chain, to=rematfn.Disk(name, "1MiB"))(leaf())
     assert "/gr\u00f6\u00dfe-\\xff\\xed\\xa0\\x80" in str(caught.value)
+
+
+@pytest.mark.parametrize("transform", [rematfn.offload, EITHER], ids=["offload", "either"])
+def test_what_the_caller_drops_is_freed_at_once(transform: Transform) -> None:
+    """The tiers that this machine lacks leave no cycle that holds arguments, in any call."""
+    g, dropped = transform(chain, budget="1MiB"), []
+    gc.disable()
+    try:
+        for _ in range(3):
+            x = leaf()
+            dropped.append(weakref.ref(x))
+            torch.autograd.grad(g(x), x)
+            del x
+            finish_searches()
+        assert [ref() for ref in dropped] == [None] * 3
+    finally:
+        gc.enable()
