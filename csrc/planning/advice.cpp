@@ -115,7 +115,10 @@ class Mirror {
       part.makes.push_back({gradients_[value]});
       trace_.add_call(std::move(part));
     }
-    for (const Trace::Id value : done) trace_.add(Trace::What::kRelease, value);
+    for (const Trace::Id value : done) {
+      trace_.add(Trace::What::kRelease, value);
+      if (value < held_.size()) held_[value] = false;  // a forward may have read what a backward made
+    }
   }
 
   Trace trace_;

@@ -245,3 +245,27 @@ def test_a_budget_in_which_nothing_fits_is_not_searched_for_long() -> None:
     program.follow()
     assert program.overhead() == float("inf")
     assert not program.is_settled()  # it goes on, and nobody waits for it
+
+
+@pytest.mark.parametrize("budget", [16_600, 17_000, 17_400, 17_979])
+def test_gradients_that_a_forward_reads(budget: int) -> None:
+    """An unrolled step: the backward that is foreseen reads what an earlier backward has made."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(32, 32),
+        nn.Tanh(),
+        nn.BatchNorm1d(32, track_running_stats=False),
+        nn.Linear(32, 8),
+    )
+    x, y = torch.randn(32, 32), torch.randn(32, 8)
+
+    def unrolled() -> Any:
+        p = dict(net.named_parameters())
+        for _ in range(2):
+            loss = nn.functional.mse_loss(torch.func.functional_call(net, p, (x,)), y)
+            gradients = torch.autograd.grad(loss, list(p.values()), create_graph=True)
+            p = {name: w - 0.1 * g for (name, w), g in zip(p.items(), gradients, strict=True)}
+        return p
+
+    with pytest.raises(rematfn.BudgetError, match="needs"):
+        rematfn.remat(unrolled, budget)()
