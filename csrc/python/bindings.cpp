@@ -4,6 +4,7 @@
 
 #include <ATen/FuncTorchTLS.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -360,6 +361,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("materialize", &materialize, nogil);
   m.def("materialize_storage", &materialize_storage, nogil);
   m.def("keep_storage", &keep_storage, nogil);
+  // Where tensors have their bytes from, as storages take it: an address.
+  m.def("cpu_allocator", [] { return reinterpret_cast<std::intptr_t>(c10::GetCPUAllocator()); });
   m.def("keep_bytes", &keep_bytes, nogil);
   m.def("note_array", &note_array, nogil);
   m.def("name_storage", &name_storage, nogil);

@@ -57,6 +57,7 @@ def watch() -> None:
         return self
 
     storage.resize_ = resize_
+    storage.__new__ = staticmethod(_new_counted)
     tell(storage, "copy_", _copies)
     for name in ("is_shared", "_write_file", "__getitem__"):
         tell(storage, name, _reads)
@@ -96,6 +97,15 @@ def tell(
     if owner in (torch.Tensor, torch.UntypedStorage):  # pickle looks for it there
         told.__module__, told.__qualname__ = "torch", f"{owner.__name__}.{name}"
     setattr(owner, name, told)
+
+
+def _new_counted(kind: Any, /, *args: Any, **kwargs: Any) -> torch.UntypedStorage:
+    """Make a storage whose bytes count, as a tensor's do: torch takes its default allocator."""
+    if kwargs.get("device") in (None, "cpu", torch.device("cpu")) and "allocator" not in kwargs:
+        kwargs.pop("device", None)
+        kwargs["allocator"] = _C.cpu_allocator()
+    made: torch.UntypedStorage = torch._C.StorageBase.__new__(kind, *args, **kwargs)
+    return made
 
 
 def _reads(storage: torch.UntypedStorage, *_: Any, **__: Any) -> None:

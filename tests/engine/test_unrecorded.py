@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -110,3 +112,31 @@ def test_numbers_that_do_not_fit_are_an_error_before_they_are_made() -> None:
     g = rematfn.remat(f, asked_for(caught.value), policy=rematfn.policies.ON())
     assert_bitwise_equal(g(X), f(X))
     assert rematfn.stats(g).peak_bytes <= (rematfn.stats(g).budget or 0)
+
+
+STATE = [torch.linspace(0, 1, 1 << 16) for _ in range(8)]
+PICKLED = pickle.dumps(STATE)
+STORAGES: dict[str, Callable[[], object]] = {
+    "deepcopy": lambda: copy.deepcopy(STATE),
+    "pickle": lambda: pickle.loads(PICKLED),
+    "made": lambda: [torch.UntypedStorage(1 << 18) for _ in range(8)],
+    "made for a device": lambda: [torch.UntypedStorage(1 << 18, device="cpu") for _ in range(8)],
+    "cloned": lambda: [x.untyped_storage().clone() for x in STATE],
+}
+
+
+@pytest.mark.parametrize("make", STORAGES.values(), ids=STORAGES.keys())
+def test_a_storage_that_is_made_counts(make: Callable[[], object]) -> None:
+    """Torch's constructor asks its default allocator, which counts for nobody."""
+
+    def f() -> Tensor:
+        kept = make()
+        result = X.sin().sum()
+        del kept
+        return result
+
+    with MemoryTimeline() as timeline:
+        expected = f()
+    assert_bitwise_equal(rematfn.remat(f, timeline.peak + 4096)(), expected)
+    with pytest.raises(rematfn.BudgetError):
+        rematfn.remat(f, timeline.peak // 2)()
