@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cmath>
+
 #include "engine/domain.h"
 #include "engine/journal.h"
 #include "operators/footprint.h"
@@ -272,7 +274,7 @@ void bind_traces(py::module_& m) {
              const LinkOptions* link) {
             SimulationOptions options{.policy = policy};
             const std::size_t peak = simulate(*program.trace, options).peak_bytes;
-            options.most_overhead = most_replays * program.cost();
+            if (std::isfinite(most_replays)) options.most_overhead = most_replays * program.cost();
             if (link != nullptr) options.link = *link;
             const auto enough = enough_for(*program.trace, options, least, {});
             return std::min(enough ? enough->bytes : peak, std::max(peak, least));

@@ -111,14 +111,19 @@ class Profile:
         whole: Any = _C.simulate(self.trace._core, max(1, peak), online, None, "", 0)
         least = max(1, whole["min_budget"])  # what the largest operator needs at once
         self.min_budget = min(program.enough_for(online, least, math.inf), peak)
-        self.costs = [self.predict(budget) for budget in budgets]
+        self.costs = [self._cost_within(nbytes) for nbytes in budgets]
 
     def predict(self, budget: BudgetLike) -> Cost:
         """Return what a budget is predicted to cost; a fraction is of the unconstrained peak."""
-        nbytes = parse_budget(budget, "predict(budget={})").of(self.peak_bytes) or self.peak_bytes
-        seconds = self._within + self._overhead(nbytes)
+        given = parse_budget(budget, "predict(budget={})")
+        return self._cost_within(given.of(self.peak_bytes) or self.peak_bytes)
+
+    def _cost_within(self, nbytes: int) -> Cost:
+        overhead = self._overhead(nbytes)
+        # Of what takes no time by the model, a call that fits takes as long as without a budget.
+        time = (self._within + overhead) / self.seconds if self.seconds else 1.0 + overhead
         fraction = nbytes / max(self.peak_bytes, 1)
-        return Cost(budget=nbytes, fraction=fraction, time=seconds / (self.seconds or 1.0))
+        return Cost(budget=nbytes, fraction=fraction, time=time)
 
     def _overhead(self, budget: int) -> float:
         """Return the seconds of replays and of waiting; infinite if it does not fit."""

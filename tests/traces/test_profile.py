@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from time import sleep
 
 import pytest
@@ -42,6 +43,15 @@ def test_the_smallest_budget_is_one_that_calls_fit_in() -> None:
     for _ in range(3):
         assert torch.equal(g(X), STEP(X))
     assert rematfn.stats(g).peak_bytes <= found.min_budget
+
+
+@pytest.mark.parametrize(
+    "f", [lambda: 3, lambda: X.view(32, 32), lambda: torch.ones(()), lambda: X.sum().item()]
+)
+def test_what_costs_next_to_nothing(f: Callable[[], object]) -> None:
+    found = rematfn.profile(f)
+    assert found.min_budget <= found.peak_bytes <= 4
+    assert all(cost.time == 1 for cost in found.costs if cost.budget >= found.peak_bytes)
 
 
 def test_budget_for() -> None:
