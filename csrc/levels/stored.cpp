@@ -18,10 +18,15 @@ namespace rematfn {
 namespace {
 
 // Makes them resident, but for what cannot be had again: whoever reads it later will hear why. Throws
-// NoRoom.
+// NoRoom; what finds no room here leaves in another order, so that no budget needs more for it.
 void try_to_have(Domain& domain, std::span<Version* const> wanted) {
+  std::size_t& min_budget = domain.root->statistics.min_budget;
+  const std::size_t before = min_budget;
   try {
     domain.gather(wanted);
+  } catch (const NoRoom&) {
+    min_budget = before;
+    throw;
   } catch (const std::exception& error) {
     if (is_stop(error)) throw;
   }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -126,3 +127,27 @@ class Endless:
 def test_where_there_is_none_the_error_says_what_to_pass(other: Any) -> None:
     with pytest.raises(TypeError, match=r"g = remat\(f, \.\.\.\), rematfn\.stats\(g\)"):
         rematfn.stats(other)
+
+
+def test_what_leaves_in_another_order_needs_no_larger_budget() -> None:
+    """Together they do not fit; they are handed out one after another."""
+    kept: list[Tensor] = []
+
+    def f() -> Tensor:
+        kept.clear()
+        h, made = torch.linspace(0, 1, 1 << 14), []
+        for j in range(6):
+            h = h.sin() + j
+            kept.append(h)
+            made.append(h.exp())
+        return torch.stack([x.sum() for x in made])
+
+    g = rematfn.remat(f, "200KiB")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            g()
+    found = rematfn.stats(g)
+    assert found.budget is not None
+    assert found.min_budget is not None
+    assert found.min_budget <= found.peak_bytes <= found.budget
