@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/ScopeExit.h>
 
 #include <optional>
 
@@ -161,9 +162,16 @@ void Call::replay(Room& room) {
   const Profiled range("rematfn::replay", call_template->op.schema().name());
   const BackendScope backend;
   const c10::AutoGradMode grad_mode(call_template->grad_mode);
-  std::optional<RandomTurn> turn;
-  if (random) turn.emplace(domain);
-  const RandomScope randomness(random);
+  std::unique_lock<std::recursive_mutex> turn;
+  std::optional<RandomState> present;
+  if (random) {
+    turn = take_random_turn(domain);
+    present = random->present();
+    random->restore();
+  }
+  const auto put_back = c10::make_scope_exit([&] {
+    if (present) present->restore();
+  });
 
   for (const Input& in : inputs) {
     const c10::Storage storage = static_cast<TensorVersion&>(*in.version).current_storage();

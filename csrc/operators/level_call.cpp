@@ -106,8 +106,8 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
 }
 
 void LevelCall::run() {
-  std::optional<RandomTurn> turn;
-  if (facts_.draws_random) turn.emplace(domain_);
+  std::unique_lock<std::recursive_mutex> turn;
+  if (facts_.draws_random) turn = take_random_turn(domain_);
   find_writes(invocation_, found_);
   operands_.resize(found_.size());
   for (std::size_t i = 0; i < found_.size(); ++i) {
@@ -296,7 +296,7 @@ void LevelCall::take_inputs() {
   if (!facts_.draws_random) return;
   const at::Generator generator = generator_of(arguments());
   draws_on_cpu_ = generator.device().is_cpu();
-  call().random = RandomState::of(generator);
+  call().random = std::make_shared<const RandomState>(generator);
 }
 
 void LevelCall::run_kernel() {
@@ -364,7 +364,8 @@ void LevelCall::run_until_device_has_room() {
   if (writes_ && facts_.makes_fresh) reserve();
   std::shared_ptr<const RandomState> random;
   if (facts_.draws_random) {
-    random = operation_ ? call().random : RandomState::of(generator_of(arguments()));
+    random = operation_ ? call().random
+                        : std::make_shared<const RandomState>(generator_of(arguments()));
   }
   for (;;) {
     try {

@@ -3,63 +3,11 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
-#include <optional>
-
 #include "base/interpreter.h"
 #include "engine/domain.h"
 #include "engine/sharing.h"
 
 namespace rematfn {
-namespace {
-
-class CpuState final : public RandomState {
- public:
-  explicit CpuState(const at::Generator& generator) : RandomState(generator) {
-    auto* impl = generator.get<at::CPUGeneratorImpl>();
-    engine_ = impl->engine();
-    next_float_ = impl->next_float_normal_sample();
-    next_double_ = impl->next_double_normal_sample();
-  }
-
-  void restore() const override {
-    auto generator = generator_;
-    const std::lock_guard guard(generator.mutex());
-    auto* impl = generator.get<at::CPUGeneratorImpl>();
-    impl->set_engine(engine_);
-    impl->set_next_float_normal_sample(next_float_);
-    impl->set_next_double_normal_sample(next_double_);
-  }
-
- private:
-  at::mt19937 engine_;
-  std::optional<float> next_float_;
-  std::optional<double> next_double_;
-};
-
-class AnyState final : public RandomState {
- public:
-  explicit AnyState(const at::Generator& generator)
-      : RandomState(generator), state_(generator.get_state()) {}
-
-  void restore() const override {
-    auto generator = generator_;
-    const std::lock_guard guard(generator.mutex());
-    generator.set_state(state_);
-  }
-
- private:
-  at::Tensor state_;
-};
-
-}  // namespace
-
-std::shared_ptr<const RandomState> RandomState::of(const at::Generator& generator) {
-  auto held = generator;
-  const std::lock_guard guard(held.mutex());
-  if (held.device().is_cpu()) return std::make_shared<CpuState>(held);
-  return std::make_shared<AnyState>(held);
-}
-
 namespace {
 
 // On the heap, since a forked child may have to do without the one it inherits.
@@ -70,17 +18,37 @@ std::recursive_mutex*& turn_mutex() {
 
 }  // namespace
 
-// See Note [Random operators take turns]
-// See Note [Whoever needs room may take it]
-RandomTurn::RandomTurn(Domain& domain) : mutex_(*turn_mutex()) {
-  if (domain.sharing.empty()) {
-    lock_without_interpreter(mutex_);
+RandomState::RandomState(at::Generator generator) : generator_(std::move(generator)) {
+  const std::lock_guard guard(generator_.mutex());
+  if (generator_.device().is_cpu()) {
+    copy_ = generator_.clone();
   } else {
-    while (!mutex_.try_lock()) lend(domain);
+    state_ = generator_.get_state();
   }
 }
 
-RandomTurn::~RandomTurn() { mutex_.unlock(); }
+void RandomState::restore() const {
+  at::Generator generator = generator_;
+  const std::lock_guard guard(generator.mutex());
+  if (!copy_.defined()) return generator.set_state(state_);
+  auto* to = generator.get<at::CPUGeneratorImpl>();
+  auto* from = copy_.get<at::CPUGeneratorImpl>();
+  to->set_engine(from->engine());
+  to->set_next_float_normal_sample(from->next_float_normal_sample());
+  to->set_next_double_normal_sample(from->next_double_normal_sample());
+}
+
+// See Note [Random operators take turns]
+// See Note [Whoever needs room may take it]
+std::unique_lock<std::recursive_mutex> take_random_turn(Domain& domain) {
+  std::unique_lock turn(*turn_mutex(), std::defer_lock);
+  if (domain.sharing.empty()) {
+    lock_without_interpreter(turn);
+  } else {
+    while (!turn.try_lock()) lend(domain);
+  }
+  return turn;
+}
 
 void forget_turns_after_fork() {
   if (turn_mutex()->try_lock()) {
@@ -88,16 +56,6 @@ void forget_turns_after_fork() {
   } else {
     turn_mutex() = new std::recursive_mutex;
   }
-}
-
-RandomScope::RandomScope(const std::shared_ptr<const RandomState>& state) {
-  if (!state) return;
-  saved_ = state->present();
-  state->restore();
-}
-
-RandomScope::~RandomScope() {
-  if (saved_) saved_->restore();
 }
 
 }  // namespace rematfn

@@ -15,53 +15,31 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
-#include <memory>
 #include <mutex>
+#include <utility>
 
 namespace rematfn {
 
 class Domain;
 
-// A generator's state at one moment. A CPU generator's is copied as plain memory: asking for it as
-// a tensor would allocate, in the middle of a budget, from the very allocator that is counted.
+// A generator's state at one moment. A CPU generator is copied: asking for its state as a tensor
+// would allocate, in the middle of a budget, from the very allocator that is counted.
 class RandomState {
  public:
-  [[nodiscard]] static std::shared_ptr<const RandomState> of(const at::Generator& generator);
-  virtual ~RandomState() = default;
-  virtual void restore() const = 0;
-  [[nodiscard]] std::shared_ptr<const RandomState> present() const { return of(generator_); }
-
- protected:
-  explicit RandomState(at::Generator generator) : generator_(std::move(generator)) {}
-
-  const at::Generator generator_;
-};
-
-// For a scope: no other thread runs a random operator under a level.
-class RandomTurn {
- public:
-  // `domain`, whose lock this thread holds, lends while it waits.
-  explicit RandomTurn(Domain& domain);
-  ~RandomTurn();
-  RandomTurn(const RandomTurn&) = delete;
-  RandomTurn& operator=(const RandomTurn&) = delete;
+  explicit RandomState(at::Generator generator);
+  void restore() const;
+  [[nodiscard]] RandomState present() const { return RandomState(generator_); }
 
  private:
-  std::recursive_mutex& mutex_;
+  at::Generator generator_;
+  at::Generator copy_;  // of a CPU's
+  at::Tensor state_;    // of another device's
 };
+
+// No other thread runs a random operator under a level while this is held. `domain`, whose lock this
+// thread holds, lends while it waits.
+[[nodiscard]] std::unique_lock<std::recursive_mutex> take_random_turn(Domain& domain);
 // In a forked child: nobody else has a turn.
 void forget_turns_after_fork();
-
-// For a scope: the generator is in `state`; afterwards, where it was before.
-class RandomScope {
- public:
-  explicit RandomScope(const std::shared_ptr<const RandomState>& state);
-  ~RandomScope();
-  RandomScope(const RandomScope&) = delete;
-  RandomScope& operator=(const RandomScope&) = delete;
-
- private:
-  std::shared_ptr<const RandomState> saved_;
-};
 
 }  // namespace rematfn
