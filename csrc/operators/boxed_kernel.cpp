@@ -15,7 +15,6 @@
 #include "operators/call.h"
 #include "operators/kernels_above.h"
 #include "operators/level_call.h"
-#include "operators/raw_access.h"
 #include "operators/write_watch.h"
 
 namespace rematfn {
@@ -210,7 +209,6 @@ void register_kernels() {
   registrations.handles.push_back(dispatcher.registerFallback(
       kLevelKey, c10::KernelFunction::makeFromBoxedFunction<&level_kernel>(), "rematfn"));
   register_operators(dispatcher.getAllOpNames());
-  register_announcements();
   register_kernels_above();
   registrations.handles.push_back(
       dispatcher.addRegistrationListener(std::make_unique<Listener>()));
@@ -231,10 +229,9 @@ void register_new_operators() {
 }
 
 void register_kernel(const c10::OperatorName& name, c10::DispatchKey key,
-                     c10::KernelFunction kernel,
-                     std::optional<c10::impl::CppSignature> signature) {
+                     c10::KernelFunction kernel) {
   registrations.handles.push_back(c10::Dispatcher::singleton().registerImpl(
-      name, key, std::move(kernel), std::move(signature), nullptr, "rematfn"));
+      name, key, std::move(kernel), std::nullopt, nullptr, "rematfn"));
 }
 
 }  // namespace rematfn

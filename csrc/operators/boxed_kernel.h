@@ -31,7 +31,6 @@ void govern(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
 void register_new_operators();
 // Registers any kernel, for good.
 void register_kernel(const c10::OperatorName& name, c10::DispatchKey key,
-                     c10::KernelFunction kernel,
-                     std::optional<c10::impl::CppSignature> signature = std::nullopt);
+                     c10::KernelFunction kernel);
 
 }  // namespace rematfn

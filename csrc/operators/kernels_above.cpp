@@ -18,6 +18,7 @@
 #include "operators/raw_access.h"
 #include "tensors/layers.h"
 #include "tensors/stack_utils.h"
+#include "tensors/thread_keys.h"
 
 namespace rematfn {
 namespace {
@@ -121,6 +122,34 @@ void hold(Theirs theirs, Operator op, c10::DispatchKeySet keys, Stack* stack) {
   theirs.callBoxed(op, keys, stack);
 }
 
+// See Note [What is asked before bytes are read]
+void bring_back(Theirs theirs, Operator op, c10::DispatchKeySet keys, Stack* stack) {
+  materialize({torch::jit::peek(*stack, 0, 1).toTensor()}, "materialize(x)");
+  theirs.callBoxed(op, keys, stack);
+}
+
+// See Note [What is asked before bytes are read]
+void find_size_below(Theirs theirs, Operator op, c10::DispatchKeySet keys, Stack* stack) {
+  const c10::ArrayRef<c10::IValue> arguments = arguments_of(op, *stack);
+  const at::Tensor& indices = arguments[0].toTensor();
+  if (!is_intercepting() && domain_of(*indices.unsafeGetTensorImpl()) == nullptr) {
+    return theirs.callBoxed(op, keys, stack);
+  }
+  materialize({indices}, "materialize(x)");
+  c10::IValue size;
+  {
+    const BelowLevels below;
+    const at::NoGradGuard no_graph;
+    Stack made = arguments.vec();
+    theirs.callBoxed(op, keys, &made);
+    size = c10::IValue(made.back().toTensor().sizes());
+  }
+  stack->insert(stack->end() - arguments.size() + 2, std::move(size));  // (indices, values, size, ...)
+  const auto with_size =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::sparse_coo_tensor", "indices_size");
+  with_size.callBoxed(stack);
+}
+
 // Rule 4
 void keep(Theirs theirs, Operator op, c10::DispatchKeySet keys, Stack* stack) {
   const std::string name = "`" + op.schema().name() + "`";
@@ -210,6 +239,8 @@ void register_kernels_above() {
   const auto put = [](KernelAround kernel, Names names) {
     for (const c10::OperatorName& name : names) put_around_decomposition(name, kernel);
   };
+  put(&bring_back, {{"aten::resolve_conj", ""}, {"aten::resolve_neg", ""}});
+  put(&find_size_below, {{"aten::sparse_coo_tensor", "indices"}});
   put(&hold<Held::kIntegers>, {
       {"aten::tensor_split", "tensor_indices_or_sections"},
       {"aten::ctc_loss", "Tensor"},

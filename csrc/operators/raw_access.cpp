@@ -1,59 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "operators/raw_access.h"
 
-#include <ATen/ops/resolve_conj_native.h>
-#include <ATen/ops/resolve_neg_native.h>
-#include <ATen/ops/sparse_coo_tensor.h>
-#include <ATen/ops/sparse_coo_tensor_native.h>
-
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "levels/level.h"
 #include "levels/refusals.h"
-#include "operators/boxed_kernel.h"
 #include "tensors/layers.h"
 #include "tensors/level_tensor.h"
-#include "tensors/thread_keys.h"
 
 namespace rematfn {
 namespace {
-
-void materialize_alone(const at::Tensor& tensor) { materialize({tensor}, "materialize(x)"); }
-
-at::Tensor resolve_conj(const at::Tensor& tensor) {
-  materialize_alone(tensor);
-  return at::native::resolve_conj(tensor);
-}
-
-at::Tensor resolve_neg(const at::Tensor& tensor) {
-  materialize_alone(tensor);
-  return at::native::resolve_neg(tensor);
-}
-
-at::Tensor sparse_coo_tensor(const at::Tensor& indices, const at::Tensor& values,
-                             std::optional<at::ScalarType> dtype,
-                             std::optional<at::Layout> layout, std::optional<at::Device> device,
-                             std::optional<bool> pin_memory, std::optional<bool> is_coalesced) {
-  if (!is_intercepting() && domain_of(*indices.unsafeGetTensorImpl()) == nullptr) {
-    return at::native::sparse_coo_tensor(indices, values, dtype, layout, device, pin_memory,
-                                         is_coalesced);
-  }
-  materialize_alone(indices);
-  std::vector<std::int64_t> size;
-  {
-    const BelowLevels below;
-    const at::NoGradGuard no_graph;
-    size = at::native::sparse_coo_tensor(indices, values, dtype, layout, device, pin_memory,
-                                         is_coalesced)
-               .sizes()
-               .vec();
-  }
-  return at::sparse_coo_tensor(indices, values, size, dtype, layout, device, pin_memory,
-                               is_coalesced);
-}
 
 // Makes all resident, and hands the versions of each domain, whose lock is held, to `use`.
 template <class Use>
@@ -122,7 +80,7 @@ void keep_contents(Domain& domain, Version& version) {
 
 void materialize_storage(const c10::Storage& storage) {
   Cell* cell = cell_evicted_from(*storage.unsafeGetStorageImpl());
-  if (cell != nullptr) materialize_alone(bytes_of(storage, *cell));
+  if (cell != nullptr) materialize({bytes_of(storage, *cell)}, "materialize(x)");
 }
 
 void keep_storage(const c10::Storage& storage) {
@@ -132,23 +90,6 @@ void keep_storage(const c10::Storage& storage) {
     if (cell != nullptr) bytes = bytes_of(storage, *cell);
   });
   if (bytes.defined()) keep_bytes({bytes}, "a storage that is written", /*addressed=*/true);
-}
-
-// See Note [What is asked before bytes are read]
-void register_announcements() {
-  const auto add = [&]<class R, class... Args>(const char* name, const char* overload,
-                                               R (*kernel)(Args...)) {
-    // Without autograd (inference mode) our own key's turn comes first.
-    for (const c10::DispatchKey key :
-         {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradOther, kLevelKey}) {
-      register_kernel({name, overload}, key,
-                      c10::KernelFunction::makeFromUnboxedRuntimeFunction(kernel),
-                      c10::impl::CppSignature::make<R(Args...)>());
-    }
-  };
-  add("aten::resolve_conj", "", &resolve_conj);
-  add("aten::resolve_neg", "", &resolve_neg);
-  add("aten::sparse_coo_tensor", "indices", &sparse_coo_tensor);
 }
 
 }  // namespace rematfn

@@ -53,7 +53,4 @@ void note_array(const at::Tensor& tensor);
 // `version` holds what its producer need not have made: never replayed from now on, in the record neither.
 void keep_contents(Domain& domain, Version& version);
 
-// Registers the kernels of the operators that decompose above us.
-void register_announcements();
-
 }  // namespace rematfn
