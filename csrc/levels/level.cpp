@@ -18,6 +18,7 @@
 #include "tensors/move.h"
 #include "tensors/rng.h"
 #include "tensors/settings.h"
+#include "tensors/torch_layout.h"
 
 namespace rematfn {
 namespace {
@@ -317,21 +318,13 @@ void for_each_live_domain(c10::function_ref<void(TensorDomain&)> visit, const Do
   }
 }
 
-namespace {
-
-// Engine::init_local_ready_queue() gives this thread another queue, and is protected. A pointer to the member,
-// named through a derived class, is the legal way in; another name or type does not compile.
-struct Engine : torch::autograd::Engine {
-  static constexpr auto queue_setter() { return &Engine::init_local_ready_queue; }
-};
-
-}  // namespace
+REMATFN_REVEAL(QueueSetterOf, torch::autograd::Engine::init_local_ready_queue)
 
 // See Note [Levels outlive the interpreter]
 void empty_ready_queue() {
   if (torch::autograd::get_current_node()) return;  // somebody has called the exit handlers in a backward
   auto& engine = torch::autograd::Engine::get_default_engine();
-  (engine.*Engine::queue_setter())(std::make_shared<torch::autograd::ReadyQueue>());
+  (engine.*reveal(QueueSetterOf()))(std::make_shared<torch::autograd::ReadyQueue>());
 }
 
 void hold_all_levels() {

@@ -13,10 +13,10 @@
 #include <cstring>
 #include <new>
 #include <span>
-#include <unordered_map>
 
 #include "base/errors.h"
 #include "base/thread_local.h"
+#include "tensors/torch_layout.h"
 
 // Where torch has them, OpenMP's and MKL's own: to ask is less work, and at::set_num_threads would set the
 // number for threads that are yet to begin as well. MKL's returns what it was, 0 if that was never set.
@@ -30,32 +30,20 @@ namespace rematfn {
 
 std::atomic<std::uint32_t> settings_changes{0};
 
-namespace {
-
 // Where at::Context keeps its settings, for which it has getters that may throw and setters that may refuse
 // what is already set. Assumes that all but the precisions lie side by side, from enabled_cudnn on up to
-// fp32_precision, as plain values, and that this is a map without entries to come. Another name or type
-// does not compile; tests/tensors/test_settings.py reads torch's header for members elsewhere.
-using PrecisionKey = std::pair<at::Float32Backend, at::Float32Op>;
-using Precisions = std::unordered_map<PrecisionKey, at::Float32Precision, c10::hash<PrecisionKey>>;
+// fp32_precision, as plain values, and that this is a map without entries to come.
+// tests/tensors/test_settings.py reads torch's header for members elsewhere.
+REMATFN_REVEAL(FirstSetting, at::Context::enabled_cudnn)
+REMATFN_REVEAL(Precisions, at::Context::fp32_precision)
+REMATFN_REVEAL(ChangedTf32, at::NoTF32Guard::changed)
 
-// A private member may be named where a template is instantiated explicitly.
-bool at::Context::*first_setting();
-Precisions at::Context::*precisions();
-bool at::NoTF32Guard::*changed();
-template <auto first, auto precision, auto changes>
-struct PrivateMembers {
-  friend bool at::Context::*first_setting() { return first; }
-  friend Precisions at::Context::*precisions() { return precision; }
-  friend bool at::NoTF32Guard::*changed() { return changes; }
-};
-template struct PrivateMembers<&at::Context::enabled_cudnn, &at::Context::fp32_precision,
-                               &at::NoTF32Guard::changed>;
+namespace {
 
 std::span<std::byte> plain_settings() {
   static at::Context& context = at::globalContext();
-  return {reinterpret_cast<std::byte*>(&(context.*first_setting())),
-          reinterpret_cast<std::byte*>(&(context.*precisions()))};
+  return {reinterpret_cast<std::byte*>(&(context.*reveal(FirstSetting()))),
+          reinterpret_cast<std::byte*>(&(context.*reveal(Precisions())))};
 }
 
 // What torch's users call those that are on or off.
@@ -105,7 +93,7 @@ std::vector<std::pair<std::string, std::string>> describe_settings() {
   constexpr std::array kOperators{"all", "conv", "rnn", "matmul"};
   constexpr std::array kPrecisions{"none", "ieee", "tf32", "bf16", "default"};
   const auto name_in = [](const auto& names, auto value) { return names.at(static_cast<std::size_t>(value)); };
-  for (const auto& [of, value] : context.*precisions()) {
+  for (const auto& [of, value] : context.*reveal(Precisions())) {
     described.emplace_back(
         c10::str("fp32_precision of ", name_in(kBackends, of.first), ".", name_in(kOperators, of.second)),
         name_in(kPrecisions, value));
@@ -124,7 +112,7 @@ void set_without_tf32(bool on) {
   alignas(at::NoTF32Guard) std::byte place[sizeof(at::NoTF32Guard)];
   auto& guard = *new (place) at::NoTF32Guard;  // not destroyed, it leaves the mark
   if (on) return;
-  guard.*changed() = true;
+  guard.*reveal(ChangedTf32()) = true;
   guard.~NoTF32Guard();
 }
 
@@ -177,7 +165,7 @@ Settings::Settings()
     : default_dtype_(c10::get_default_dtype_as_scalartype()), thread_(OfThread::now()) {
   const std::span<std::byte> plain = plain_settings();
   context_.assign(plain.begin(), plain.end());
-  for (auto& [of, value] : at::globalContext().*precisions()) precisions_.emplace_back(&value, value);
+  for (auto& [of, value] : at::globalContext().*reveal(Precisions())) precisions_.emplace_back(&value, value);
   described_ = describe_settings();
 }
 

@@ -18,6 +18,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "tensors/torch_layout.h"
+
 #define REMATFN_TORCH_AT_LEAST(minor) \
   (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= (minor)))
 
@@ -28,13 +30,8 @@ inline void forbid_access(c10::StorageImpl& storage, const char* message) {
 }
 
 #if !REMATFN_TORCH_AT_LEAST(12)
-// 2.11 sets this and never clears it. An explicit instantiation may name what is private.
-template <bool c10::StorageImpl::*throws>
-struct Clears {
-  friend void clear_throws(c10::StorageImpl& storage) { storage.*throws = false; }
-};
-template struct Clears<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
-void clear_throws(c10::StorageImpl& storage);
+// 2.11 sets this and never clears it.
+REMATFN_REVEAL(ThrowsOf, c10::StorageImpl::throw_on_immutable_data_ptr_)
 #endif
 
 // Only a write asks `refuse`; what reads gets null. What torch would have copied at a write (COW) has
@@ -56,7 +53,7 @@ inline void allow_access(c10::StorageImpl& storage) {
 #if REMATFN_TORCH_AT_LEAST(12)
   storage.clear_data_ptr_access_error_msg_();
 #else
-  clear_throws(storage);
+  storage.*reveal(ThrowsOf()) = false;
 #endif
 #if REMATFN_TORCH_AT_LEAST(13)
   storage.clear_materializer();

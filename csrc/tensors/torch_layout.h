@@ -59,8 +59,8 @@ inline std::size_t holders_of(const c10::StorageImpl& storage) {
   return references - (references > 1 && storage.pyobj_slot()->has_unique_reference() ? 1 : 0);
 }
 
-// Private members of the dispatcher's. A template that is instantiated by name may name what is private:
-// the legal way in. Another name or type does not compile.
+// A private or protected member, under a name of ours, written in namespace rematfn. A template that is
+// instantiated by name may name what is private: the legal way in. Another name does not compile.
 template <class Name, auto member>
 struct Reveal {
   friend constexpr auto reveal(Name) { return member; }
@@ -70,11 +70,11 @@ struct Reveal {
     friend constexpr auto reveal(Name);  \
   };                                     \
   template struct Reveal<Name, &member>;
+
 REMATFN_REVEAL(DefinitionOf, c10::OperatorHandle::operatorDef_)
 REMATFN_REVEAL(KernelsOf, c10::impl::OperatorEntry::kernels_)
 REMATFN_REVEAL(SignatureOf, c10::impl::OperatorEntry::cpp_signature_)
 REMATFN_REVEAL(SymbolicSignatureOf, c10::impl::OperatorEntry::sym_cpp_signature_)
-#undef REMATFN_REVEAL
 
 // The kernel that an operator had first at a key, if others have come since; else null. torch keeps them,
 // but tells only of the last. Assumes that the first one is the last in the list. Were the order another
