@@ -100,7 +100,6 @@ void Savers::enter_backward(TensorDomain& domain, std::uint32_t latest) {
   // Where there are several roots, they have one more for the while.
   if (backward.graph_roots_.size() > 1 && seen_ > 0) numbers.push_back(seen_);
   std::sort(numbers.begin(), numbers.end());
-  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
   const auto ended = [weak = domain.weak_from_this(), numbers = std::move(numbers), id] {
     const auto owner = std::static_pointer_cast<TensorDomain>(weak.lock());
     if (!owner) return;
