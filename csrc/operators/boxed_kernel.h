@@ -24,7 +24,7 @@ void register_kernels();
 void govern(Invocation& invocation);
 // The same for a view of a plain tensor, of which nothing is to be found out and nothing written down.
 [[nodiscard]] at::Tensor govern_view(const at::Tensor& base, c10::function_ref<at::Tensor()> run_below);
-// The same, with another kernel to run in the place of the one below.
+// `govern` of a boxed call; `instead` runs in the place of the kernel below.
 void govern(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
             const c10::SafeKernelFunction* instead = nullptr);
 // Registers it for operators defined since.

@@ -41,7 +41,8 @@ using FoundTensors = c10::SmallVector<FoundTensor, 6>;
 enum class ArgumentKind {
   kPlain,
   kOpaque,    // some argument is no plain tensor or plain value
-  kAbstract,  // tensors without bytes, and no level tensor among them
+  // Tensors without bytes. There may be level tensors as well: `find_level` then makes it kOpaque.
+  kAbstract,
 };
 
 void add(FoundTensors& found, c10::TensorImpl& tensor, std::size_t position, int index);

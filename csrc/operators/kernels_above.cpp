@@ -112,7 +112,7 @@ void govern_theirs(Theirs theirs, Operator op, c10::DispatchKeySet keys, Stack* 
   govern(op, keys, stack, &theirs);
 }
 
-// Rule 2
+// Rule 2, and 3 where a derivative is wanted
 template <Held what>
 void hold(Theirs theirs, Operator op, c10::DispatchKeySet keys, Stack* stack) {
   HoldScope scope(what);
@@ -186,7 +186,7 @@ void refuse_shapes(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, 
 // ---- registration ------------------------------------------------------------------------------
 
 // At all keys where an operator that decomposes does so for plain tensors: autograd's, and, where
-// autograd is excluded, ours. That makes ours ambiguous to AutogradOther, which is hence the last.
+// autograd is excluded, ours. Ours makes AutogradOther ambiguous, which is hence done before.
 void put_around_decomposition(const c10::OperatorName& name, KernelAround kernel) {
   const auto op = c10::Dispatcher::singleton().findSchema(name);
   if (!op.has_value()) return;

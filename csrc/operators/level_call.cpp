@@ -237,11 +237,10 @@ c10::Device LevelCall::accelerator() const {
 LevelCall::Need LevelCall::foresee() {
   const Foresight foresight = predict(footprint_key(), op_, facts_, arguments());
   foreseen_ = foresight.likely;
-  // Of an accelerator's kernels nothing else is known.
   const std::size_t likely_bytes = foreseen_.output_bytes + foreseen_.scratch_bytes;
   return {foresight.certain_bytes, likely_bytes,
-          /*certain_may_do=*/likely_bytes > foresight.certain_bytes &&
-              !on_accelerator_};
+          // Of an accelerator's kernels nothing but the likely is known.
+          /*certain_may_do=*/likely_bytes > foresight.certain_bytes && !on_accelerator_};
 }
 
 Ref<Version> LevelCall::copy_of(const FoundTensor& f) const {

@@ -107,7 +107,6 @@ void LevelCall::take_results() {
     if (found_[i].cell != nullptr) operands_[i].version = found_[i].cell->version.get();
   }
   sort_results();
-  // Somebody else's storage: an operator handed out a tensor that it keeps.
   const auto owners = [&](const FoundTensor& fresh) {
     return static_cast<std::size_t>(std::ranges::count(fresh_, fresh.storage, &FoundTensor::storage));
   };
@@ -142,6 +141,7 @@ void LevelCall::take_results() {
     if (found_[i].written && found_[i].cell != nullptr) record_write(i);
   }
   for (const FoundTensor& fresh : fresh_) {  // See Note [Some tensors are objects]
+    // Somebody else's storage: an operator handed out a tensor that it keeps.
     const bool is_shared = holders_of(*fresh.storage) != owners(fresh);
     if (!is_shared && !is_object(*fresh.storage)) record_fresh(fresh);
   }

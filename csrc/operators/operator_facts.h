@@ -20,7 +20,7 @@ struct OperatorFacts {
   c10::SmallVector<std::uint8_t, 2> training_writes;  // the same, if `training_argument` is true
   int training_argument = -1;
   bool is_view = false;           // every output is an alias, nothing is written: no bytes touched
-  bool is_plain_view = false;     // and nothing else is known of it
+  bool is_plain_view = false;     // and no fact needs the full path: the end of `read_facts`
   bool announces_read = false;    // whoever calls it is about to read the bytes by address
   bool announces_address = false;  // and may keep that address
   bool changes_metadata = false;  // `t_`, `set_`: the tensor changes, its storage does not

@@ -39,12 +39,12 @@ namespace rematfn {
 // Makes the bytes of level tensors resident, which `reader` needs together.
 void materialize(const std::vector<at::Tensor>& tensors, const std::string& reader);
 // The same, and what they hold is never replayed from now on.
-// If `addressed`, nor is it moved.
+// If `addressed`, it is never moved either.
 void keep_bytes(const std::vector<at::Tensor>& tensors, const std::string& reader, bool addressed);
 
-// The same of a storage, if a level has evicted it.
+// `materialize` of a storage, if a level has evicted it.
 void materialize_storage(const c10::Storage& storage);
-// The same of a storage that some level has: somebody writes there by no operator, or has the address.
+// `keep_bytes` of a storage that some level has: somebody writes there by no operator, or has the address.
 void keep_storage(const c10::Storage& storage);
 
 // Somebody has an array of a level tensor. See Note [Arrays are seldom written]

@@ -40,7 +40,7 @@ void save_for_readers(const Invocation& invocation, const FoundTensors& found, c
 // Has writes by the operator seen, if autograd counts them not.
 void watch_writes(const c10::OperatorHandle& op);
 
-// Before `storage` is given other memory, with the same values, beside all operators.
+// `storage` is about to move (`share_memory_`), its values unchanged, by no operator.
 void note_move(const c10::Storage& storage);
 // Resizes `storage` if some level has to see it; else false.
 bool resize_if_known(const c10::Storage& storage, std::int64_t nbytes);

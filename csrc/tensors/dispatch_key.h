@@ -6,7 +6,7 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A level must see operators below autograd and below functorch's back mode, so that what those save
 // is a level tensor, and above the backends. Of the keys between, CustomRNGKeyId is the one that
-// core leaves alone ("intended for out of tree use"; nothing in 2.6 to 2.15 registers a fallback on
+// core leaves alone ("intended for out of tree use"; nothing in 2.11 to 2.15 registers a fallback on
 // it). Fake, torchdistx's old choice, is claimed by core since 2.13, and from 2.15 on view kernels
 // assert on it. The key is below Python in every version: tensor subclasses and dispatch modes
 // unwrap above us.
@@ -15,9 +15,9 @@
 //   - It is one of autograd's "other backends", so an operator's composite kernel beats a fallback;
 //     an operator that no backend would decompose gets our kernel by itself (boxed_kernel.cpp).
 //   - BackendSelect, which is above us, recomputes the key set of factories and so loses the
-//     thread's included keys; it is not included while a level is active (level.cpp).
-//   - View kernels copy a tensor's key set but not its backend meta, where our handle sits; the
-//     kernel puts the handle on (boxed_kernel.cpp).
+//     thread's included keys; it is not included while a level is active (thread_keys.cpp).
+//   - View kernels copy a tensor's key set but not its backend meta, where our handle sits;
+//     `put_handle_on` sees to that (level_results.cpp).
 
 #pragma once
 

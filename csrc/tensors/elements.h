@@ -21,7 +21,7 @@ struct Dimension {
   std::int64_t index = 0;  // of the element that is being visited
   std::int64_t step = 0;   // from one to the next
 };
-// Those that matter, the last one first; neighbours that are one run are one.
+// Sizes and strides, innermost first, without dimensions of one element; contiguous neighbours are merged.
 using Dimensions = c10::SmallVector<Dimension, 4>;
 [[nodiscard]] inline Dimensions dimensions_of(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   Dimensions dimensions;

@@ -212,7 +212,7 @@ class TensorDomain final : public Domain {
 
   std::vector<Table*> levels;  // the domain's, alive in Python or in a tensor
   std::vector<std::unique_ptr<Way>> ways;  // of its levels, beside dropping
-  std::unique_ptr<Companion> call_templates;  // those of its calls; made by whoever asks first
+  std::unique_ptr<Companion> call_templates;  // CallTemplates, whose type this folder may not know
   OutsideContents outside;
   Savers savers;
   Streams streams;

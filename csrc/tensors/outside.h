@@ -75,7 +75,7 @@ class OutsideContents {
   [[nodiscard]] static bool others_know(const Domain* ours);
 
  private:
-  // Of a storage that nobody else can be given the address of meanwhile.
+  // The version holds the storage, so the address that this is found by cannot be reused.
   struct Entry {
     TensorVersion* version = nullptr;
     Contents contents;

@@ -37,7 +37,7 @@ namespace rematfn {
 
 class TensorDomain;
 
-// The nodes made by the thread, and since the time, that made this. Under the domain's lock.
+// Autograd's nodes of the thread that made this object, numbered from then on. Under the domain's lock.
 class Savers {
  public:
   Savers();

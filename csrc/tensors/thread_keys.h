@@ -32,7 +32,7 @@ struct BelowLevels : private c10::impl::ForceDispatchKeyGuard {
   BelowLevels();
 };
 
-// Until the thread's state is restored (autograd's engine does so for each node), the same.
+// What BelowLevels does, until the thread's state is restored (autograd's engine does so for each node).
 void stay_outside();
 
 // For a scope: operators run as kernels do, with nothing that interprets them above the backends.

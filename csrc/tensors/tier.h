@@ -24,7 +24,7 @@ class TensorDomain;
 
 class Tier {
  public:
-  // For copies; as found out later, on any thread.
+  // Seconds waited for copies. They may be found out later, on another thread.
   class Waits {
    public:
     void add(double seconds, bool returning);
@@ -90,7 +90,7 @@ class Tier {
   }
   // Whether take_over() may be.
   [[nodiscard]] virtual bool has_room_for_copy(std::size_t /*nbytes*/) const { return false; }
-  // Of these bytes, the share that a copy takes up here; 1: there is none that does.
+  // Of these bytes, the share that a copy takes up here; 1: it cannot be packed.
   [[nodiscard]] virtual double packed_share(const c10::Storage&) const { return 1; }
   // Starts to copy them out, after what has been computed. They must stay as they are until the copy is
   // done or gone. Null if there is no room.
@@ -109,7 +109,7 @@ class Tier {
   [[nodiscard]] std::size_t queued_in() const { return account().in.queued; }
   [[nodiscard]] virtual TierFigures figures() = 0;
 
-  const char* const name;  // it lies on it
+  const char* const name;  // as messages say it: "on the disk"
   const bool for_accelerators;
 
  protected:

@@ -91,7 +91,7 @@ class HeldArguments {
 };
 
 // A slot of our own in the state of a thread that torch hands on to the backwards begun there. Slots were
-// numbered once.
+// numbered until 2.12.
 inline constexpr std::string_view kOwnSlot = "REMATFN_LEVEL";
 template <class Kind = c10::DebugInfoKind>
 Kind own_slot() {
@@ -102,7 +102,7 @@ Kind own_slot() {
   }
 }
 
-// Nodes were held by shared_ptr once.
+// Nodes were held by shared_ptr until 2.12.
 template <class N>
 auto make_node() {
   using Held = decltype(torch::autograd::Edge::function);
