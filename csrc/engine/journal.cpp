@@ -20,13 +20,8 @@ void Journal::add(What what, Id index, float score) {
 // ---- calls --------------------------------------------------------------------------------------
 
 void Journal::begin(std::string_view name, const Site& site, bool backward) {
-  auto known = names_by_text_.find(name);
-  if (known == names_by_text_.end()) {  // operators' names live as long as the process
-    known = names_by_text_.emplace(name, static_cast<Id>(names.size())).first;
-    names.emplace_back(name);
-  }
   Call& call = calls.emplace_back();
-  call.name = known->second;
+  call.name = name;
   call.site = site;
   // The nodes of a backward on another thread have numbers of their own.
   if (calls.size() > 1) call.site.nodes = std::max(site.nodes, calls[calls.size() - 2].site.nodes);
@@ -49,8 +44,11 @@ void Journal::note_reads(const ObservedCall& call) {
 }
 
 void Journal::note_replay(const Operation& operation) {
-  const auto known = calls_by_order_.find(operation.order);
-  add(What::kReplay, known == calls_by_order_.end() ? kNone : known->second);
+  Id call = kNone;
+  for (const Version* output : operation.outputs) {
+    if (output != nullptr && output->entry != kNone) call = values[output->entry].made_by;
+  }
+  add(What::kReplay, call);
 }
 
 // Calls are in the order in which nodes are numbered, so the first one by whose time a node was there is
@@ -89,9 +87,6 @@ void Journal::note_made(Version& version) {
     const bool by_an_operator = !calls.empty() && last().ended >= 0;
     const Id by = by_an_operator ? static_cast<Id>(calls.size() - 1) : kNone;
     values.push_back({.nbytes = version.nbytes, .made_by = by});
-    if (version.producer && !calls.empty()) {
-      calls_by_order_[version.producer->order] = static_cast<Id>(calls.size() - 1);
-    }
   }
   Value& value = values[version.entry];
   value.has_producer = static_cast<bool>(version.producer);

@@ -18,7 +18,6 @@
 #include <limits>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "engine/lineage.h"
@@ -38,7 +37,7 @@ struct Site {
 
 class Journal {
  public:
-  using Id = std::uint32_t;  // of a value, a call or a name, each from 0
+  using Id = std::uint32_t;  // of a value or a call, each from 0
   static constexpr Id kNone = std::numeric_limits<Id>::max();
 
   enum class What : std::uint8_t {
@@ -63,7 +62,7 @@ class Journal {
     float score = 0;   // of an eviction
   };
   struct Call {
-    Id name;
+    std::string name;  // the operator's
     Site site;
     double begun = 0;  // seconds since the journal was begun
     double ended = -1;  // -1: it did not run to its end
@@ -114,7 +113,6 @@ class Journal {
   std::vector<Event> events;
   std::vector<Call> calls;
   std::vector<Value> values;
-  std::vector<std::string> names;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -127,8 +125,6 @@ class Journal {
 
   const Table& root_;
   const Clock::time_point begun_ = Clock::now();
-  std::unordered_map<std::string_view, Id> names_by_text_;
-  std::unordered_map<std::uint64_t, Id> calls_by_order_;  // of recorded operations
 };
 
 }  // namespace rematfn

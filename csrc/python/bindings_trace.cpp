@@ -147,7 +147,7 @@ py::dict columns_of(const Journal& journal) {
   const std::vector<std::uint32_t> places = journal.places();
   for (std::size_t i = 0; i < journal.calls.size(); ++i) {
     const Journal::Call& c = journal.calls[i];
-    calls.append(py::make_tuple(journal.names[c.name], places[i], c.begun, c.ended, c.cost,
+    calls.append(py::make_tuple(c.name, places[i], c.begun, c.ended, c.cost,
                                 c.needed, c.used, c.peak, c.backward, c.reads));
   }
   columns["calls"] = calls;
