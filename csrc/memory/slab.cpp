@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "base/invariant.h"
-
 namespace rematfn {
 
 std::size_t Slab::rounded(std::size_t nbytes) {
@@ -57,14 +55,6 @@ std::size_t Slab::hole_at_end() const {
   if (holes_.all().empty()) return 0;
   const auto& last = holes_.all().back();
   return last.begin + last.nbytes == extent_ ? last.nbytes : 0;
-}
-
-void Slab::check() const {
-  holes_.check();
-  for (const auto& hole : holes_.all()) {
-    require_invariant(hole.begin + hole.nbytes <= extent_, "holes lie where something has been");
-  }
-  require_invariant(held_ + holes_.nbytes() == extent_, "what is no hole is held");
 }
 
 }  // namespace rematfn

@@ -35,9 +35,6 @@ class Slab {
   [[nodiscard]] std::size_t largest() const { return largest_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::size_t capacity() const { return capacity_; }
   [[nodiscard]] std::size_t held() const { return held_; }
-  [[nodiscard]] std::size_t extent() const { return extent_; }  // what lies beyond has never been used
-
-  void check() const;  // throws std::logic_error
 
  private:
   [[nodiscard]] std::size_t hole_at_end() const;  // its bytes
@@ -45,7 +42,7 @@ class Slab {
 
   std::size_t capacity_ = 0;
   std::size_t held_ = 0;
-  std::size_t extent_ = 0;
+  std::size_t extent_ = 0;  // what lies beyond has never been used
   Stretches holes_;
   std::atomic<std::size_t> largest_{0};
 };
