@@ -29,7 +29,7 @@ bool drops_what_is_read(Ledger& ledger, const Table& table) {
 }  // namespace
 
 void Evictor::evict(Version& version) {
-  if (moves_.observers.see_reasons()) moves_.observers.note_score(version, score_of(version));
+  if (Journal* const journal = moves_.observers.journal.get()) journal->note_score(version, score_of(version));
   moves_.evict(version);
 }
 

@@ -4,13 +4,13 @@
 //
 // The ledger and the journey of an operator tell this class; who listens, they do not ask. It counts in the
 // statistics of levels. A recorder writes the program down, a guide compares it with what was written down,
-// a journal says what happened and why. Of them only the guide is asked for advice, by those who choose.
+// a journal says what happened and why. Of them only the guide is asked for advice, by those who choose. What
+// takes work to find out is found only if there is a journal, and told to that itself.
 
 #pragma once
 
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "engine/guide.h"
 #include "engine/journal.h"
@@ -25,21 +25,14 @@ class Observers {
   std::shared_ptr<Guide> guide;
   std::shared_ptr<Journal> journal;  // null: nobody asks
 
-  // Whether somebody is to see what operators read and make; or why, too.
+  // Whether somebody is to see what operators read and make.
   [[nodiscard]] bool see_calls() const { return recorder || guide || journal; }
   // Whether they ask what an operator allocates.
   [[nodiscard]] bool see_needs() const { return recorder || journal; }
-  [[nodiscard]] bool see_reasons() const { return static_cast<bool>(journal); }
 
   // ---- an operator of the program, in this order --------------------------------------------------
   // Returns what passes before it, in program time.
   [[nodiscard]] double note_next() { return guide ? guide->pause_before_next() : 0; }
-  void note_begin(std::string_view name, const Site& site, bool backward) {
-    if (journal) journal->begin(name, site, backward);
-  }
-  void note_need(std::size_t nbytes) {
-    if (journal) journal->note_need(nbytes);
-  }
   // It took `observed` seconds. Returns what it costs, in program time. `overhead` and `copying`: see Guide.
   [[nodiscard]] double note_taken(double observed, std::size_t output_bytes, double overhead, double copying) {
     if (!guide) return observed;
@@ -94,10 +87,6 @@ class Observers {
   }
   void note_held(const Version& version) {
     if (journal) journal->note_held(version);
-  }
-  // What spoke against its going.
-  void note_score(const Version& version, double score) {
-    if (journal) journal->note_score(version, score);
   }
   // It goes, by a way that keeps a copy or by one that does not.
   void note_eviction(const Version& version, bool keeps_copy);

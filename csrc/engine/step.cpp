@@ -18,8 +18,8 @@ void Step::run() {
   domain_.thrash.enter(nature_.backward);
   domain_.clock += domain_.observers.note_next();
   before_ = domain_.clock;
-  if (domain_.observers.see_reasons()) {
-    domain_.observers.note_begin(operator_name(), site(), nature_.backward);
+  if (Journal* const journal = domain_.observers.journal.get()) {
+    journal->begin(operator_name(), site(), nature_.backward);
   }
   if (is_metered_) require_room();
   prepare();
@@ -85,7 +85,7 @@ void Step::require_room() {
     const std::size_t inputs = input_bytes_in(*t);
     const std::size_t needed = inputs + need_.certain_bytes;
     note_need(*t, needed);
-    if (!t->enclosing) domain_.observers.note_need(needed);
+    if (!t->enclosing && domain_.observers.journal) domain_.observers.journal->note_need(needed);
     if (needed > t->budget && !t->give_way(needed, granted_)) throw NoRoom{t, needed, inputs};
   }
 }
@@ -232,9 +232,7 @@ void Step::account(const CallFacts& taken, std::size_t peak_bytes) {
     operation_->output_bytes = taken.output_bytes;
     operation_->scratch_bytes = taken.scratch_bytes;
   }
-  if (observers.see_reasons()) {
-    observers.note_need(input_bytes_in(*domain_.root) + peak_bytes);
-  }
+  if (observers.journal) observers.journal->note_need(input_bytes_in(*domain_.root) + peak_bytes);
   observers.note_run(level_, cost, taken.flops, peak_bytes);
   if (observers.see_calls()) observe(taken);
   for (const Operand& operand : operands_) {
