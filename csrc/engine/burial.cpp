@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/burial.h"
+//
+// burial.cpp: the part of Room that buries what the program drops, or keeps it for what is replayed from it.
 
 #include <algorithm>
+
+#include "engine/room.h"
 
 namespace rematfn {
 
@@ -17,22 +20,22 @@ namespace rematfn {
 //   4. Where all but the named is kept, nothing stays.
 //   5. A mark alone keeps no value that the program has dropped, but where a policy around chooses what
 //      the forward leaves: in a budget that the program fits in as it is, marks must cost nothing.
-void Burial::bury(Ref<Version> version, Store::HoldBytes hold) {
+void Room::bury(Ref<Version> version, Store::HoldBytes hold) {
   if (!version) return;
-  room_.lose_tensor(*version);
-  room_.observers.note(Trace::What::kRelease, *version);
+  lose_tensor(*version);
+  observers.note(Trace::What::kRelease, *version);
   // See Note [A schedule is carried out], 3
-  const bool is_scheduled = room_.observers.schedule() != nullptr && version->is_candidate();
+  const bool is_scheduled = observers.schedule() != nullptr && version->is_candidate();
   const bool stays = version->has_bytes() && version->producer &&
-                     (is_kept_for_somebody(*version) || is_scheduled) && room_.store.retain(*version, hold());
-  if (stays) room_.list_candidates();
+                     (is_kept_for_somebody(*version) || is_scheduled) && store.retain(*version, hold());
+  if (stays) list_candidates();
   retains_ |= stays;
   if (version->table && !version->producer && !version->trimmed) free_dropped(*version);
-  const bool goes = !stays && room_.store.forget(*version);
+  const bool goes = !stays && store.forget(*version);
   // Of a constant that lineage reads, what is coming is all that there is.
   const bool is_needed = version->place() == Place::kComing && !version->producer && version->readers;
-  if (goes && !is_needed && version->table && version->has_bytes()) room_.leave(*version);
-  if (retains_ && room_.observers.schedule() == nullptr) drop_kept_for(*version);
+  if (goes && !is_needed && version->table && version->has_bytes()) leave(*version);
+  if (retains_ && observers.schedule() == nullptr) drop_kept_for(*version);
 }
 
 static bool is_decided(const Table& table) {  // Rule 5
@@ -41,12 +44,12 @@ static bool is_decided(const Table& table) {  // Rule 5
   return t != nullptr;
 }
 
-bool Burial::is_kept_for_somebody(const Version& version) {
+bool Room::is_kept_for_somebody(const Version& version) {
   constexpr std::size_t kSmall = 64;  // so many times smaller
   if (!version.kept || version.backward || !version.table) return false;
   if (version.table->policy.keeping.marks == Keeping::Marks::kAllBut) return false;
   if (version.marked && !is_decided(*version.table)) return false;
-  Walk walk(room_.walks);
+  Walk walk(walks);
   walk.visit_readers(version, kNoCap);
   for (std::size_t i = 0; i < walk.size(); ++i) {
     if (i == kWalkCap) return true;  // See Note [Closure walks are capped]
@@ -62,9 +65,9 @@ bool Burial::is_kept_for_somebody(const Version& version) {
 }
 
 // See Note [A kept value outlives the program's tensors]
-void Burial::drop_kept_for(const Version& version) {
+void Room::drop_kept_for(const Version& version) {
   if (!version.producer) return;
-  Walk walk(room_.walks);
+  Walk walk(walks);
   walk.visit(*version.producer);
   std::vector<Version*> sources;
   for (std::size_t i = 0; i < walk.size() && i < kWalkCap; ++i) {
@@ -76,23 +79,23 @@ void Burial::drop_kept_for(const Version& version) {
     }
   }
   for (Version* source : sources) {
-    if (source->may_go() && source->pending == 0 && !is_kept_for_somebody(*source)) room_.drop(*source);
+    if (source->may_go() && source->pending == 0 && !is_kept_for_somebody(*source)) drop(*source);
   }
 }
 
 // Lineage that is cut is not walked again. To walk what is not, to its end, for each constant before it would
 // make a program of n operators cost n^2. So after a long walk in vain the next may be as long as what has been
 // run since, or as Note [Closure walks are capped] has it.
-void Burial::free_dropped(const Version& version) {
+void Room::free_dropped(const Version& version) {
   if (version.readers == nullptr) return;
-  const std::size_t cap = std::max<std::size_t>(room_.next_order - walked_in_vain_, kWalkCap);
-  const auto dependents = room_.neighbourhood.dependents(version, cap);
+  const std::size_t cap = std::max<std::size_t>(next_order - walked_in_vain_, kWalkCap);
+  const auto dependents = neighbourhood.dependents(version, cap);
   const bool is_kept = !dependents || std::ranges::any_of(*dependents, is_away) ||
-                       (room_.lists_candidates() && bytes_of(*dependents, goes_or_is_away) > version.nbytes);
+                       (lists_candidates() && bytes_of(*dependents, goes_or_is_away) > version.nbytes);
   if (!is_kept) {
-    for (Version* dependent : *dependents) room_.cut(*dependent);
-  } else if (room_.walks.found.size() >= kWalkCap) {
-    walked_in_vain_ = room_.next_order;
+    for (Version* dependent : *dependents) cut(*dependent);
+  } else if (walks.found.size() >= kWalkCap) {
+    walked_in_vain_ = next_order;
   }
 }
 

@@ -3,8 +3,8 @@
 // domain.h: a tree of nested levels that share one lineage, one clock and one lock.
 //
 // It is built in layers, each of which knows those below: the Ledger says where versions are and what they
-// weigh, Moves has their bytes go and come, Room chooses what goes; a Domain replays, buries what the program
-// drops, and has the lock. What doing so means for bytes, its Store knows, and how a version goes and comes
+// weigh, Moves has their bytes go and come, Room chooses what goes, and buries what the program drops; a Domain
+// replays, and has the lock. What doing so means for bytes, its Store knows, and how a version goes and comes
 // back, the Ways of its tables.
 //
 // Note [The program may drop a tensor at any time]
@@ -34,10 +34,8 @@
 
 #include "base/queue_lock.h"
 #include "base/thread_local.h"
-#include "engine/burial.h"
 #include "engine/replayer.h"
 #include "engine/room.h"
-#include "engine/trimmer.h"
 
 namespace rematfn {
 
@@ -45,14 +43,13 @@ class Domain : public Room, public std::enable_shared_from_this<Domain> {
  public:
   using Room::Room;
 
-  Burial burial{*this};
-  Replayer replayer{*this, burial};
-  Trimmer trimmer{*this};
+  Replayer replayer{*this};
 
-  // Makes all of `wanted` resident at once. Throws NoRoom.
-  void materialize(std::span<Version* const> wanted) { replayer.materialize(wanted); }
-  // The same before a call of the program, and what a schedule replays before it.
-  void prepare_call(std::span<Version* const> wanted) { replayer.prepare_call(wanted); }
+  // Makes all of `wanted` resident at once; `before_call` of the program, also what a schedule replays before it.
+  // Throws NoRoom.
+  void materialize(std::span<Version* const> wanted, bool before_call = false) {
+    replayer.materialize(wanted, before_call);
+  }
   // Makes all of `wanted` resident, one after another: what is there stays while the next is made. Near the
   // least budget more fits so than by one queue of replays for all. Throws NoRoom.
   void gather(std::span<Version* const> wanted) {
@@ -61,10 +58,6 @@ class Domain : public Room, public std::enable_shared_from_this<Domain> {
       materialize({&version, 1});
       there.emplace_back(*version);
     }
-  }
-  // The program has run an operator: the record may be too long.
-  void trim_if_long() {
-    if (live_operations > trimmer.beyond()) trimmer.trim();
   }
 
   // overwriting.cpp

@@ -47,7 +47,7 @@ struct FrugalReplayer::Frame {
   std::vector<Ref<Version>> pinned;  // of these, while the others are made
 };
 
-FrugalReplayer::FrugalReplayer(Room& room, Replays& replays) : room_(room), replays_(replays) {}
+FrugalReplayer::FrugalReplayer(Room& room) : room_(room) {}
 FrugalReplayer::~FrugalReplayer() = default;
 
 // The sweep that makes `missing` and keeps `kept`. With `first` given: once that is there, pinned,
@@ -60,7 +60,7 @@ FrugalReplayer::Sweep FrugalReplayer::foresee(Table& table, std::span<Version* c
   std::sort(sweep.operations.begin(), sweep.operations.end(),
             [](const Operation* a, const Operation* b) { return a->order < b->order; });
   sweep.peak = peak_of(sweep, table, first);
-  if (sweep.operations.size() > lookahead_left_) throw Replays::thrashing(table);
+  if (sweep.operations.size() > lookahead_left_) throw Room::thrashing(table);
   lookahead_left_ -= sweep.operations.size();
   room_.store.note_lookahead(sweep.operations.size());
   return sweep;
@@ -71,7 +71,7 @@ bool FrugalReplayer::reach(Sweep& sweep, std::span<Version* const> missing,
   Walk walk(room_.walks);
   const auto visit_producer = [&](Version& version) {
     if (&version == first) return;
-    if (!replays_.is_missing(version) && (first == nullptr || !version.may_go())) return;
+    if (!room_.is_missing(version) && (first == nullptr || !version.may_go())) return;
     if (!comes_by_copy(version)) walk.visit(*version.producer);
   };
   for (Version* v : missing) {
@@ -149,7 +149,7 @@ void FrugalReplayer::run(Sweep& sweep) {
     place->second.pinned = true;
   };
   const auto have = [&](Version& version) {
-    if (replays_.is_missing(version) && version.can_be_fetched()) replays_.fetch(version);
+    if (room_.is_missing(version) && version.can_be_fetched()) room_.fetch(version);
     pin_in_sweep(version);
   };
   for (Version* version : sweep.order) pin_in_sweep(*version);
@@ -170,7 +170,7 @@ void FrugalReplayer::run(Sweep& sweep) {
     for (Input& input : operation.inputs) have(*input.version);
     const auto is_lost = [](const Input& input) { return !input.version->is_here(); };
     if (std::ranges::any_of(operation.inputs, is_lost)) return;  // with its copy
-    replays_.run(operation);
+    room_.replay(operation);
     ++done;
     for (Version* output : operation.outputs) {
       if (output != nullptr) pin_in_sweep(*output);
@@ -181,7 +181,7 @@ void FrugalReplayer::run(Sweep& sweep) {
       if (--reads.left > 0 || reads.to_the_end || !reads.pinned) continue;
       reads.pinned = false;
       unpin(*input.version);
-      replays_.drop_if_useless(*input.version);
+      room_.drop_if_useless(*input.version);
     }
   }
   for (Version* version : sweep.order) {
@@ -211,7 +211,7 @@ void FrugalReplayer::leave_frame() {
   for (const Ref<Version>& version : frame.pinned) unpin(*version);
   if (!frame.operation) return;
   for (Input& input : frame.operation->inputs) unexpect(*input.version);
-  for (Input& input : frame.operation->inputs) replays_.drop_if_useless(*input.version);
+  for (Input& input : frame.operation->inputs) room_.drop_if_useless(*input.version);
 }
 
 // A version whose copy was lost is not there.
@@ -231,7 +231,7 @@ void FrugalReplayer::replay(Table& table, std::span<Version* const> wanted) {
     std::vector<Version*> missing;
     std::vector<Version*> kept;
     for (const Ref<Version>& v : frame.inputs) {
-      (replays_.is_missing(*v) ? missing : kept).push_back(v.get());
+      (room_.is_missing(*v) ? missing : kept).push_back(v.get());
     }
     if (missing.empty()) {
       finish_frame();
@@ -247,7 +247,7 @@ void FrugalReplayer::replay(Table& table, std::span<Version* const> wanted) {
     } else if (first->must_be_replayed()) {
       enter(first->producer);
     } else {
-      replays_.fetch(*first);
+      room_.fetch(*first);
       pin_in_frame(*first);
     }
   }
@@ -256,7 +256,7 @@ void FrugalReplayer::replay(Table& table, std::span<Version* const> wanted) {
 // The inputs of the innermost frame are there: its operation runs.
 void FrugalReplayer::finish_frame() {
   const Ref<Operation> operation = frames_.back().operation;
-  if (operation) replays_.run(*operation);
+  if (operation) room_.replay(*operation);
   leave_frame();
   if (!operation) return;
   for (const Ref<Version>& v : frames_.back().inputs) {

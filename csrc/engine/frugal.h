@@ -27,13 +27,13 @@
 #include <span>
 #include <vector>
 
-#include "engine/replays.h"
+#include "engine/room.h"
 
 namespace rematfn {
 
 class FrugalReplayer {
  public:
-  FrugalReplayer(Room& room, Replays& replays);
+  explicit FrugalReplayer(Room& room);
   ~FrugalReplayer();
 
   // Makes `wanted` within the budget of `table`. Throws NoRoom.
@@ -60,7 +60,6 @@ class FrugalReplayer {
   void pin_in_frame(Version& version);
 
   Room& room_;
-  Replays& replays_;
   std::vector<Frame> frames_;       // the innermost last
   std::size_t lookahead_left_ = 0;  // operations
 };

@@ -65,6 +65,12 @@ class Ledger {
   void note_call(const ObservedCall& call);
   void for_each_table(c10::function_ref<void(Table&)> visit) const;
 
+  // trimming.cpp
+  static constexpr std::size_t kMostOperations = std::size_t{1} << 18;
+  void limit_operations(std::size_t most) { most_operations_ = trims_beyond_ = most; }
+  // The program has run an operator: the record may be too long.
+  void trim_if_long();
+
   Store& store;
   Drop drop_and_replay{store};
   Walks walks;
@@ -154,6 +160,8 @@ class Ledger {
   }
 
  private:
+  struct TrimGoal;
+  void trim(Table& table, TrimGoal& goal);
   // What the guide has said: of values, by its plan; and when they are read.
   void forget_plan();
   void forget_next_uses();
@@ -177,6 +185,8 @@ class Ledger {
     Version* version;
   };
 
+  std::size_t most_operations_ = kMostOperations;
+  std::size_t trims_beyond_ = kMostOperations;  // the record is too long from so many live operations on
   bool lists_candidates_ = false;
   std::deque<Version*> leaving_;
   std::deque<Version*> coming_;

@@ -25,7 +25,7 @@ void Domain::release(Ref<Version> version, Ref<Table> level, Store::HoldBytes ho
     bury_released(std::move(released));
     return unlock();
   }
-  burial.bury(std::move(version), hold);
+  bury(std::move(version), hold);
   // The domain lives as long as any of its levels.
   const std::shared_ptr<Domain> alive = level->references == 1 ? level->domain : nullptr;
   level.reset();
@@ -33,7 +33,7 @@ void Domain::release(Ref<Version> version, Ref<Table> level, Store::HoldBytes ho
 }
 
 void Domain::bury_released(std::unique_ptr<Released> released) {
-  burial.bury(std::move(released->version), [&] { return released->bytes; });
+  bury(std::move(released->version), [&] { return released->bytes; });
 }
 
 // See Note [One word for a lock and its queue]

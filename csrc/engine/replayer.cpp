@@ -23,9 +23,6 @@ std::size_t most_replays(std::size_t per_operation, std::size_t operations) {
 
 }  // namespace
 
-Replayer::Replayer(Room& room, Burial& burial)
-    : room_(room), replays_(room, burial), frugal_(room, replays_) {}
-
 void Replayer::materialize(std::span<Version* const> wanted, bool before_call) {
   const bool has_due = before_call && room_.observers.has_replays_due();
   if (!has_due && std::ranges::all_of(wanted, &Version::is_here)) return;
@@ -69,7 +66,7 @@ void Replayer::follow_schedule(std::span<Version* const> wanted, bool before_cal
     const std::size_t outputs = stays.size();
     for (Input& input : operation->inputs) note(*input.version);
     for (const Ref<Version>& v : stays) expect(*v);
-    replays_.left = most_replays(kManyReplays, room_.live_operations);
+    room_.replays_left = most_replays(kManyReplays, room_.live_operations);
     try {
       const auto end = c10::make_scope_exit([&] {
         for (const Ref<Version>& v : stays) unexpect(*v);
@@ -123,22 +120,22 @@ NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
     room_.evictor.move_from_now_on();
     if (fits([&] { run_replays(wanted, kManyReplays); })) return {};
   }
-  replays_.left = most_replays(kManyReplays, room_.live_operations);
+  room_.replays_left = most_replays(kManyReplays, room_.live_operations);
   if (room_.floor.frugal && fits([&] { frugal_.replay(*least->table, wanted); })) return {};
   if (fits([&] { run_replays(wanted, kManyReplays); })) return {};
   return *least;
 }
 
 void Replayer::run_replays(std::span<Version* const> wanted, std::size_t per_operation) {
-  replays_.left = most_replays(per_operation, room_.live_operations);
+  room_.replays_left = most_replays(per_operation, room_.live_operations);
   for (bool again = false; !std::ranges::all_of(wanted, &Version::is_here); again = true) {
     for (Version* v : wanted) {
-      if (replays_.is_missing(*v) && v->must_be_replayed()) enqueue(*v);
+      if (room_.is_missing(*v) && v->must_be_replayed()) enqueue(*v);
       if (v->is_here() && again) hold(*v, nullptr);  // Rule 4
     }
     run_queue();
     for (Version* v : wanted) {
-      if (v->can_be_fetched()) replays_.fetch(*v);
+      if (v->can_be_fetched()) room_.fetch(*v);
     }
   }
   unpin_inputs_of_all();
@@ -156,7 +153,7 @@ void Replayer::enqueue(Version& missing) {
     // All at first: what is thrown while one is asked for has all of them unexpected.
     for (Input& input : operation.inputs) expect(*input.version);
     for (Input& input : operation.inputs) {
-      if (!replays_.is_missing(*input.version)) continue;
+      if (!room_.is_missing(*input.version)) continue;
       // See Note [A version goes by a way], Rule 1
       if (input.version->must_be_replayed()) todo.push_back(input.version.get());
     }
@@ -171,18 +168,18 @@ void Replayer::run_queue() {
       return o != nullptr && o->must_be_replayed() && o->pending > 0;
     });
     if (needed) {
-      const auto missing = [&](const Input& input) { return replays_.is_missing(*input.version); };
+      const auto missing = [&](const Input& input) { return room_.is_missing(*input.version); };
       if (std::any_of(operation->inputs.begin(), operation->inputs.end(), missing)) {
         for (Input& input : operation->inputs) {
           if (!missing(input)) hold(*input.version, operation.get());  // Rule 4
         }
         for (Input& input : operation->inputs) {
           if (input.version->must_be_replayed()) enqueue(*input.version);
-          if (input.version->can_be_fetched()) replays_.fetch(*input.version);
+          if (input.version->can_be_fetched()) room_.fetch(*input.version);
         }
         continue;
       }
-      replays_.run(*operation);
+      room_.replay(*operation);
     }
     // Planning only ever adds earlier operations, which have run by now: ours is on top again.
     std::pop_heap(heap_.begin(), heap_.end(), Later{});
@@ -190,7 +187,7 @@ void Replayer::run_queue() {
     operation->queued = false;
     unpin_inputs(operation.get());
     for (Input& input : operation->inputs) unexpect(*input.version);
-    for (Input& input : operation->inputs) replays_.drop_if_useless(*input.version);
+    for (Input& input : operation->inputs) room_.drop_if_useless(*input.version);
   }
 }
 

@@ -29,18 +29,16 @@
 #include <vector>
 
 #include "engine/frugal.h"
-#include "engine/replays.h"
 
 namespace rematfn {
 
 class Replayer {
  public:
-  Replayer(Room& room, Burial& burial);
+  explicit Replayer(Room& room) : room_(room), frugal_(room) {}
 
-  // Makes all of `wanted` resident at once, by replays in program order. Throws NoRoom.
-  void materialize(std::span<Version* const> wanted) { materialize(wanted, /*before_call=*/false); }
-  // The same before a call of the program, and what a schedule replays before it.
-  void prepare_call(std::span<Version* const> wanted) { materialize(wanted, /*before_call=*/true); }
+  // Makes all of `wanted` resident at once, by replays in program order; `before_call` of the program, also what a
+  // schedule replays before it. Throws NoRoom.
+  void materialize(std::span<Version* const> wanted, bool before_call);
 
  private:
   struct Later {
@@ -48,7 +46,6 @@ class Replayer {
       return a->order > b->order;
     }
   };
-  void materialize(std::span<Version* const> wanted, bool before_call);
   void follow_schedule(std::span<Version* const> wanted, bool before_call);
   void bring_back(std::span<Version* const> wanted);
   [[nodiscard]] NoRoom try_to_bring_back(std::span<Version* const> wanted);
@@ -61,7 +58,6 @@ class Replayer {
   void unpin_inputs_of_all();
 
   Room& room_;
-  Replays replays_;
   FrugalReplayer frugal_;
   std::vector<Ref<Operation>> heap_;
   // Pins of Rule 4, innermost plan last: whose they are, and on what.

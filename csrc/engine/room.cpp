@@ -65,18 +65,6 @@ std::size_t Room::evict_bytes(Table& table, std::size_t nbytes) {
   return before - table.resident_bytes();
 }
 
-void Room::fetch(Version& version) {
-  for (bool begun = false; !begun;) {
-    try {
-      begin_to_fetch(version, /*wanted=*/true);
-      begun = true;
-    } catch (const c10::OutOfMemoryError&) {
-      if (!evict_after_failure(version.nbytes)) throw;
-    }
-  }
-  if (version.place() == Place::kComing) let_come(version);
-}
-
 void Room::fetch_ahead() {
   while (foresees()) {
     Version* const version = read_next();

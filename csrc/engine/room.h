@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// room.h: room is made: what goes is chosen, and goes.
+// room.h: room is made: what goes is chosen, and goes. One operation is replayed in it, and what the program drops is
+// freed, or kept for replays.
 
 #pragma once
 
@@ -26,12 +27,26 @@ class Room : public Moves {
   bool evict_after_failure(std::size_t nbytes);
   // Evicts about so much of `table`, as far as it can, and waits until it has gone. Returns how much has.
   std::size_t evict_bytes(Table& table, std::size_t nbytes);
-  // The bytes of `version`, for which the budget has room, come from its copy, if need be after others have
-  // gone from the device. If it is lost, `version` is to be replayed, or this throws.
-  void fetch(Version& version);
   // Begins to fetch what will be read soon, as far as there is room that nothing needs before. What will
   // never be read goes for it.
   void fetch_ahead();
+
+  // burial.cpp
+  // The program has no tensor on `version` any more.
+  void bury(Ref<Version> version, Store::HoldBytes hold);
+
+  // replays.cpp
+  // So many more may run. See Note [Replay runs in program order], Rule 5
+  std::size_t replays_left = 0;
+  // Whether the version is not here. What is leaving is called back.
+  [[nodiscard]] bool is_missing(Version& version);
+  // Runs an operation whose inputs are there. Throws NoRoom.
+  void replay(Operation& operation);
+  // Has the bytes of a version that has a copy brought here, if need be after others have gone from the device. If
+  // the copy is lost, `version` is to be replayed, or this throws. Throws NoRoom.
+  void fetch(Version& version);
+  void drop_if_useless(Version& version);
+  [[nodiscard]] static NoRoom thrashing(Table& table);
 
  private:
   // What `table` holds if all goes that may, with so many bytes more.
@@ -39,6 +54,15 @@ class Room : public Moves {
   // Of a budget that others share.
   virtual void take_from_others(Table& table, std::size_t nbytes) = 0;
   bool clear_for(const Version& version);
+  // Whether the program, or a queued replay, has something that is to be replayed from a kept value.
+  [[nodiscard]] bool is_kept_for_somebody(const Version& version);
+  void drop_kept_for(const Version& version);
+  // The program has dropped a constant, and what was made from it becomes constants, if that takes no replay,
+  // nor more than it is worth. See Note [What an old value is needed for]
+  void free_dropped(const Version& version);
+
+  bool retains_ = false;  // something has been kept though the program has dropped it
+  std::uint64_t walked_in_vain_ = 0;  // `next_order` when free_dropped() last walked far, and freed nothing
 };
 
 }  // namespace rematfn

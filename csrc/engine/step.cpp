@@ -188,7 +188,7 @@ void Step::bring_back() {
     for (const Operand& operand : operands_) {
       if (operand.home != nullptr) wanted.push_back(operand.version);
     }
-    domain_.prepare_call(wanted);
+    domain_.materialize(wanted, /*before_call=*/true);
   }
   for (const Operand& operand : operands_) {
     if (operand.home != nullptr) pin_for_step(*operand.version);

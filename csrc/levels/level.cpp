@@ -240,7 +240,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
                     : std::static_pointer_cast<TensorDomain>(enclosing->domain);
   const DomainLock lock(domain);
   if (enclosing == nullptr) {
-    domain->trimmer.limit(options.max_operations);
+    domain->limit_operations(options.max_operations);
     if (options.record) domain->observers.recorder = std::make_unique<Recorder>();
     domain->observers.guide = options.guide;
     domain->known = options.known;

@@ -40,7 +40,7 @@ struct LevelOptions {
   std::string name;     // the call as the user wrote it, for messages
   // For an outermost level: how long its record may be, in operations; to write down what it does, or
   // to be guided by what was written down.
-  std::size_t max_operations = Trimmer::kMostOperations;
+  std::size_t max_operations = Ledger::kMostOperations;
   bool record = false;
   std::shared_ptr<Guide> guide;
   bool as_recorded = true;  // the call is like the one that the guide knows, in sizes and results

@@ -102,7 +102,7 @@ void TensorDomain::bury_unreported(bool at_once) {
   for (const c10::intrusive_ptr<Cell>& cell : dead) {
     if (!cell->level) continue;
     alive.push_back(std::move(cell->level));
-    burial.bury(std::move(cell->version), [&] { return cell->storage.lock(); });
+    bury(std::move(cell->version), [&] { return cell->storage.lock(); });
   }
 }
 

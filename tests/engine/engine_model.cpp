@@ -46,7 +46,7 @@ void a_chain_dies() {
   Sizes sizes;
   constexpr int kLinks = 1'000'000;
   const auto domain = std::make_shared<Domain>(sizes);
-  domain->trimmer.limit(2 * kLinks);
+  domain->limit_operations(2 * kLinks);
   Ref<Table> table(new Table(domain, *domain, nullptr, kNoBudget, Policy{}));
   domain->root = table.get();
   Ref<Version> latest;
