@@ -44,17 +44,6 @@ struct Statistics {
 
   // What it costs beyond the program's own operators.
   [[nodiscard]] double overhead() const { return replayed_cost + waited; }
-  // What an inner level did, beside its operators, which count already.
-  void add(const Statistics& inner) {
-    evictions += inner.evictions;
-    replays += inner.replays;
-    replayed_cost += inner.replayed_cost;
-    moves += inner.moves;
-    returns += inner.returns;
-    turned_back += inner.turned_back;
-    moved_bytes += inner.moved_bytes;
-    returned_bytes += inner.returned_bytes;
-  }
 };
 
 // A number of bytes that changes under the domain's lock, and is read by anybody.

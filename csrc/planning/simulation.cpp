@@ -186,7 +186,6 @@ class Simulation {
         table_(new Table(domain_, *domain_, nullptr, options.budget, options.policy)),
         level_(table_),
         versions_(trace.values.size()) {
-    if (!options.ways.empty()) table_->evict_by(options.ways);
     if (options.link) {
       const std::size_t values = trace.values.size();
       const LinkOptions& link = *options.link;
@@ -198,7 +197,6 @@ class Simulation {
       table_->evict_by(ways);
     }
     domain_->root = table_.get();
-    table_->leaves_early = options.leaves_early;
     domain_->observers.guide = options.guide;
     domain_->floor = options.floor;
   }
@@ -207,16 +205,15 @@ class Simulation {
     for (std::size_t i = 0; i < versions_.size(); ++i) {
       if (!trace_.values[i].counted) versions_[i] = outside_version(trace_.values[i].nbytes);
     }
-    for (std::size_t i = 0; i < trace_.events.size(); ++i) {
-      const Trace::Event& event = trace_.events[i];
+    for (std::size_t i = 0;; ++i) {
       const DomainLock lock(domain_);
+      if (options_.between) options_.between(*table_, level_);
+      if (i == trace_.events.size() || table_->statistics.overhead() > options_.most_overhead) break;
+      const Trace::Event& event = trace_.events[i];
       domain_->event = static_cast<std::uint32_t>(i);
-      if (table_->statistics.overhead() > options_.most_overhead) break;
       switch (event.what) {
         case Trace::What::kCall:
-          if (options_.inner && event.index == options_.inner->first_call) enter();
           SimulatedStep(*domain_, *level_, trace_, versions_, trace_.calls[event.index]).run();
-          if (options_.inner && event.index == options_.inner->last_call) leave();
           break;
         case Trace::What::kRelease:
           domain_->release(std::move(versions_[event.index]), table_, &Store::no_bytes);
@@ -245,10 +242,6 @@ class Simulation {
           table_->note_peak(0);
           break;
       }
-      if (!options_.check) continue;
-      table_->check();
-      level_->check();
-      if (options_.watch) options_.watch(*table_);
     }
     return table_->statistics;
   }
@@ -263,19 +256,6 @@ class Simulation {
   }
 
  private:
-  void enter() {
-    const InnerLevel& inner = *options_.inner;
-    level_ = Ref<Table>(new Table(domain_, *domain_, table_.get(), inner.budget, options_.policy));
-    if (!inner.ways.empty()) level_->evict_by(inner.ways);
-  }
-
-  // What the level has made is the outermost's from now on.
-  void leave() {
-    while (level_->oldest != nullptr) domain_->give(*level_->oldest, *table_);
-    table_->statistics.add(level_->statistics);
-    level_ = table_;
-  }
-
   void mark(const Trace::Mark& mark) {
     Version& version = *versions_[mark.value];
     if (version.table) domain_->mark(version, mark.name);

@@ -32,14 +32,6 @@ struct Effort {
 // Thrown by a simulation that was told to stop, or that has done the most it may.
 struct Stopped {};
 
-// A level inside the outermost, around these calls of the program.
-struct InnerLevel {
-  std::size_t first_call = 0;
-  std::size_t last_call = 0;  // still inside
-  std::size_t budget = kNoBudget;
-  std::vector<Way*> ways{};  // none: dropping
-};
-
 // A link that the outermost level may move over.
 struct LinkOptions {
   LinkFigures figures;
@@ -54,13 +46,10 @@ struct SimulationOptions {
   std::shared_ptr<Guide> guide{};
   double most_overhead = kNever;  // seconds; beyond, the run is not worth finishing
   Effort* effort = nullptr;  // to add to, and to stop by
-  bool check = false;        // the tables after each event
-  std::function<void(const Table&)> watch{};  // the same: sees the outermost, if `check`
-  std::vector<Way*> ways{};  // none: dropping
-  std::optional<LinkOptions> link{};  // in the place of `ways`
-  bool leaves_early = false;  // See Note [A version goes by a way], Rule 6
-  std::optional<InnerLevel> inner{};
+  std::optional<LinkOptions> link{};  // none: dropping
   FloorRules floor{};
+  // For tests: before each event, and after the last. The program runs in `innermost`, which it may replace.
+  std::function<void(Table& outermost, Ref<Table>& innermost)> between{};
 };
 
 struct Replayed {

@@ -132,7 +132,7 @@ bool same(const Statistics& a, const Statistics& b) {
 }
 
 // By which policy a run goes.
-void choose_policy(Dice& dice, SimulationOptions& options) {
+void choose_policy(Dice& dice, RunOptions& options) {
   options.policy.score = random_score(dice);
   if (dice.one_in(3)) {
     options.policy.keeping.products = dice.one_in(3);
@@ -161,7 +161,7 @@ InnerLevel random_level(Dice& dice, std::size_t calls, std::size_t budget) {
 
 // A plan that was searched for fits, and costs what it says; within it any level keeps to its budget. Whether
 // it has a schedule, which runs of other programs leave on their way.
-bool search_for_a_plan(const std::shared_ptr<const Trace>& trace, SimulationOptions options,
+bool search_for_a_plan(const std::shared_ptr<const Trace>& trace, RunOptions options,
                        const InnerLevel& inner, std::optional<LinkOptions> link,
                        const std::string& where) {
   constexpr std::int64_t kPastMoves = 60;
@@ -205,7 +205,7 @@ void random_programs(unsigned first, unsigned count) {
     const std::string where = "program " + std::to_string(seed) + ": ";
     const auto trace = std::make_shared<const Trace>(random_program(random));
     const std::size_t calls = trace->calls.size();
-    SimulationOptions options;
+    RunOptions options;
     choose_policy(dice, options);
     const auto free = run(*trace, options);
     expect(free->evictions == 0 && free->replays == 0, where + "nothing has to go");
@@ -271,7 +271,7 @@ void searches(unsigned count) {
     std::mt19937 random(seed);
     const std::string where = "program " + std::to_string(seed) + ": ";
     const auto trace = std::make_shared<const Trace>(random_program(random));
-    SimulationOptions options;
+    RunOptions options;
     options.budget = run(*trace, {})->peak_bytes * 6 / 10;
     const auto begin = [&] {
       auto program = std::make_shared<Program>(trace);
@@ -287,7 +287,7 @@ void searches(unsigned count) {
         if (call == 2) begin()->follow();  // that one is gone at once
         for (int times = 0; times < 2; ++times) {
           shared->follow();
-          SimulationOptions own = options;
+          RunOptions own = options;
           own.guide = shared->guide();
           if (own.guide) own.policy.score = shared->plan().score;
           run(*trace, own);

@@ -41,7 +41,7 @@ void moves_where_replays_thrash(unsigned count) {
     const auto future = std::make_shared<const Future>(*trace);
     const auto run_by = [&](std::size_t budget, bool drops, bool moved) {
       Move move(std::size_t{1} << 30);
-      SimulationOptions options;
+      RunOptions options;
       options.budget = budget;
       options.ways = drops ? std::vector<Way*>{&drop, &move} : std::vector<Way*>{&move};
       if (drops) options.guide = std::make_shared<Guide>(Followed{trace, future, plan});
@@ -80,8 +80,7 @@ void packs(unsigned count) {
     const RandomPlan plan(dice, trace);
     const std::size_t peak = run(trace, {})->peak_bytes;
     for (const double fraction : {0.7, 0.5, 0.4}) {
-      SimulationOptions options{.budget = static_cast<std::size_t>(fraction * static_cast<double>(peak)),
-                                .check = true};
+      RunOptions options{{.budget = static_cast<std::size_t>(fraction * static_cast<double>(peak))}};
       options.policy.evict_everything = seed % 5 == 0;
       const auto dropping = run(trace, options);
       if (seed % 3 == 0) options.guide = plan.guide();
@@ -100,8 +99,7 @@ void packs(unsigned count) {
       }
     }
     for (const double fraction : {0.5, 0.4, 0.3, 0.2}) {
-      SimulationOptions options{.budget = static_cast<std::size_t>(fraction * static_cast<double>(peak)),
-                                .check = true};
+      RunOptions options{{.budget = static_cast<std::size_t>(fraction * static_cast<double>(peak))}};
       if (seed % 3 == 0) options.guide = plan.guide();
       for (const bool drops : {true, false}) {
         options.link = LinkOptions{{.per_byte_out = 1e-3, .per_byte_in = 1e-3}, peak, drops};
@@ -148,12 +146,12 @@ void moves(unsigned count) {
     Drop drop(sizes);
     for (const double fraction : {0.7, 0.4}) {
       const auto budget = static_cast<std::size_t>(fraction * static_cast<double>(free->peak_bytes));
-      SimulationOptions dropping;
+      RunOptions dropping;
       dropping.budget = budget;
       const bool fits_by_dropping = run(trace, dropping) != nullptr;
       for (int nesting = 0; nesting < 4; ++nesting) {
         Move move(room, /*may_fail=*/seed % 7 == 0);
-        SimulationOptions options;
+        RunOptions options;
         options.budget = budget;
         if (seed % 3 == 0) options.guide = plan.guide();
         options.leaves_early = seed % 4 == 0;
@@ -266,7 +264,7 @@ void programs_that_leave_their_record(unsigned count) {
     Drop drop(sizes);
     for (const double fraction : {0.8, 0.6, 0.4}) {
       Move move(std::size_t{1} << 12);
-      SimulationOptions options;
+      RunOptions options;
       options.budget = static_cast<std::size_t>(fraction * static_cast<double>(free->peak_bytes));
       options.guide = plan.guide();
       options.ways = {&move, &drop};
@@ -331,9 +329,10 @@ Trace held_to_the_end(std::size_t operators) {
 // is not looked at by each operator that comes.
 void what_is_not_in_use_leaves() {
   const auto run_with = [](Asked& way, std::size_t operators) {
-    SimulationOptions options;
+    RunOptions options;
     options.ways = {&way};
     options.leaves_early = true;
+    options.check = false;  // which asks as well
     return simulate(held_to_the_end(operators), options);
   };
   Asked roomy(/*has_room=*/true);
@@ -397,8 +396,8 @@ Plan moving() {
 }
 
 // In half of what the layers take, where nothing is dropped.
-SimulationOptions moving_by(const Plan& plan, const Trace& trace) {
-  SimulationOptions options{.budget = 6 * kBytes, .check = true};
+RunOptions moving_by(const Plan& plan, const Trace& trace) {
+  RunOptions options{{.budget = 6 * kBytes}};
   options.guide = std::make_shared<Guide>(Followed{std::make_shared<const Trace>(trace),
                                                    std::make_shared<const Future>(trace),
                                                    std::make_shared<const Plan>(plan)});
@@ -450,7 +449,7 @@ void what_comes_back_too_soon_stays_longer() {
   trace.add(Trace::What::kRelease, gradient);
   trace.check();
   const auto moves_if_a_return_takes = [&](double seconds) {
-    SimulationOptions options{.check = true};
+    RunOptions options;
     options.leaves_early = true;
     options.link = LinkOptions{{0, 1e-4 / kBytes, seconds / kBytes}, std::size_t{1} << 30, /*drops=*/false};
     return simulate(trace, options).moves;
@@ -499,7 +498,7 @@ void plans_decide_by_value() {
   for (std::size_t call = 0; call < kLayers; ++call) {
     plan.moved[trace->calls[call].makes.front().value] = call % 2 == 0;
   }
-  SimulationOptions options{.budget = 6 * kBytes, .check = true};
+  RunOptions options{{.budget = 6 * kBytes}};
   options.guide = std::make_shared<Guide>(Followed{trace, future, std::make_shared<const Plan>(plan)});
   options.link = quick_link(/*drops=*/true);
   Deeds deeds;
@@ -525,7 +524,7 @@ void plans_that_break_their_word(unsigned count) {
     const auto future = std::make_shared<const Future>(*trace);
     const auto replays_by = [&](double predicted) -> std::optional<std::uint64_t> {
       Plan plan{.prefers = Preference::kDropping, .replayed = predicted};
-      SimulationOptions options{.budget = run(*trace, {})->peak_bytes * 6 / 10, .check = true};
+      RunOptions options{{.budget = run(*trace, {})->peak_bytes * 6 / 10}};
       options.guide = std::make_shared<Guide>(Followed{trace, future, std::make_shared<const Plan>(plan)});
       options.link = LinkOptions{{1e-7, 1e-9, 1e-9}, std::size_t{1} << 20, /*drops=*/true};
       const auto found = run(*trace, options);

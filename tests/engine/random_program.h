@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -120,11 +122,72 @@ inline Trace random_program(std::mt19937& random) {
   return trace;
 }
 
+// A level inside the outermost, around these calls of the program.
+struct InnerLevel {
+  std::size_t first_call = 0;
+  std::size_t last_call = 0;  // still inside
+  std::size_t budget = kNoBudget;
+  std::vector<Way*> ways{};  // none: dropping
+};
+
+struct RunOptions : SimulationOptions {
+  std::vector<Way*> ways{};  // of the outermost level; none: dropping, or `link`
+  bool leaves_early = false;  // so does it
+  std::optional<InnerLevel> inner{};
+  bool check = true;  // the tables, after each event
+};
+
+// What an inner level did, beside its operators, which count already.
+inline void add(Statistics& sum, const Statistics& inner) {
+  sum.evictions += inner.evictions;
+  sum.replays += inner.replays;
+  sum.replayed_cost += inner.replayed_cost;
+  sum.moves += inner.moves;
+  sum.returns += inner.returns;
+  sum.turned_back += inner.turned_back;
+  sum.moved_bytes += inner.moved_bytes;
+  sum.returned_bytes += inner.returned_bytes;
+}
+
+// The statistics of such a run. After each event `watch` sees the outermost level.
+inline Statistics simulate(const Trace& trace, RunOptions options, Deeds* deeds = nullptr,
+                           const std::function<void(const Table&)>& watch = {}) {
+  const auto is_call = [&](std::size_t event, std::size_t call) {
+    return trace.events[event].what == Trace::What::kCall && trace.events[event].index == call;
+  };
+  std::size_t next = 0;  // event
+  options.between = [&](Table& outermost, Ref<Table>& innermost) {
+    if (next == 0) {
+      if (!options.ways.empty()) outermost.evict_by(options.ways);
+      outermost.leaves_early = options.leaves_early;
+    } else {
+      if (options.inner && is_call(next - 1, options.inner->last_call)) {
+        // What the level has made is the outermost's from now on.
+        while (innermost->oldest != nullptr) outermost.domain->give(*innermost->oldest, outermost);
+        add(outermost.statistics, innermost->statistics);
+        innermost = Ref<Table>(&outermost);
+      }
+      if (options.check) {
+        outermost.check();
+        innermost->check();
+      }
+      if (watch) watch(outermost);
+    }
+    if (options.inner && next < trace.events.size() && is_call(next, options.inner->first_call)) {
+      innermost = Ref<Table>(
+          new Table(outermost.domain, outermost.ledger, &outermost, options.inner->budget, options.policy));
+      if (!options.inner->ways.empty()) innermost->evict_by(options.inner->ways);
+    }
+    ++next;
+  };
+  return simulate(trace, static_cast<const SimulationOptions&>(options), deeds);
+}
+
 // Follows a run by its trace, and looks at the versions themselves after each event: what tables count
 // is not believed. All that is said here of bytes is added up here.
 class Audit {
  public:
-  Audit(const Trace& trace, const SimulationOptions& options)
+  Audit(const Trace& trace, const RunOptions& options)
       : trace_(trace), options_(options), inside_(trace.values.size()) {}
 
   void after_event(const Table& outermost) {
@@ -233,7 +296,7 @@ class Audit {
   }
 
   const Trace& trace_;
-  const SimulationOptions& options_;
+  const RunOptions& options_;
   std::vector<bool> inside_;  // by value: the program has it, and it has not left
   std::size_t values_ = 0;    // of these
   std::size_t bytes_ = 0;
@@ -246,12 +309,11 @@ class Audit {
 };
 
 // Null if it does not fit.
-inline std::unique_ptr<Statistics> run(const Trace& trace, SimulationOptions options) {
+inline std::unique_ptr<Statistics> run(const Trace& trace, const RunOptions& options) {
   Audit audit(trace, options);
-  options.check = true;
-  options.watch = [&](const Table& outermost) { audit.after_event(outermost); };
+  const auto watch = [&](const Table& outermost) { audit.after_event(outermost); };
   try {
-    auto found = std::make_unique<Statistics>(simulate(trace, options));
+    auto found = std::make_unique<Statistics>(simulate(trace, options, nullptr, watch));
     audit.after_run(*found);
     return found;
   } catch (const NoRoom& why) {
