@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// store.h: what is done with the bytes of versions. Tensors are one answer, sizes another.
+// store.h: what is done with the bytes of versions. Tensors have their own answers. What stands here is for where there
+// are no bytes, but only numbers of them.
 
 #pragma once
 
@@ -18,21 +19,21 @@ class Store {
   static Bytes no_bytes() { return {}; }
 
   // Frees the bytes of an evictable version.
-  virtual void drop(Version& version) = 0;
+  virtual void drop(Version& /*version*/) {}
   // Whether somebody we do not know of holds the version's storage.
-  [[nodiscard]] virtual bool held_elsewhere(const Version& version) = 0;
+  [[nodiscard]] virtual bool held_elsewhere(const Version& /*version*/) { return false; }
   // The program dropped `version`, which stays resident on `bytes`. False if these are gone.
-  virtual bool retain(Version& version, const Bytes& bytes) = 0;
+  virtual bool retain(Version& /*version*/, const Bytes& /*bytes*/) { return true; }
   // The program dropped `version`. True if its bytes went with the tensor.
-  virtual bool forget(Version& version) = 0;
+  virtual bool forget(Version& version) { return version.producer || version.place() == Place::kComing; }
   // Whether the bytes of a resident version are gone without a word of it.
-  [[nodiscard]] virtual bool lost(const Version& version) = 0;
+  [[nodiscard]] virtual bool lost(const Version& /*version*/) { return false; }
   // The bytes of `version` are about to be overwritten: it has a copy of them from now on.
-  virtual void copy(Version& version) = 0;
+  virtual void copy(Version& /*version*/) {}
   // They have been: what holds them is another version's now.
-  virtual void overwritten(Version& version) = 0;
+  virtual void overwritten(Version& /*version*/) {}
   // `version`, now a constant, must outlive the program's tensors on it.
-  virtual void keep_alive(Version& version) = 0;
+  virtual void keep_alive(Version& /*version*/) {}
   // Throws if the user wants the program to stop.
   virtual void serve_signals() {}
   // So many recorded operations have been looked at, to see what their replay would take.
@@ -40,22 +41,6 @@ class Store {
 
  protected:
   ~Store() = default;
-};
-
-// Where there are no bytes but only numbers of them.
-class Sizes : public Store {
- public:
-  virtual ~Sizes() = default;
-  void drop(Version&) override {}
-  bool held_elsewhere(const Version&) override { return false; }
-  bool retain(Version&, const Bytes&) override { return true; }
-  bool forget(Version& version) override {
-    return version.producer || version.place() == Place::kComing;
-  }
-  bool lost(const Version&) override { return false; }
-  void copy(Version&) override {}
-  void overwritten(Version&) override {}
-  void keep_alive(Version&) override {}
 };
 
 }  // namespace rematfn

@@ -15,7 +15,7 @@ namespace {
 struct SimulatedVersion final : Version, Pooled<SimulatedVersion> {};
 
 // Counts what is done.
-class CountingSizes final : public Sizes {
+class CountingSizes final : public Store {
  public:
   Effort* effort = nullptr;
 

@@ -27,6 +27,8 @@ inline void expect(bool holds, const std::string& what) {
   std::exit(1);
 }
 
+struct Sizes final : Store {};
+
 class Dice {
  public:
   explicit Dice(std::mt19937& random) : random_(random) {}
