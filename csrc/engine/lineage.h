@@ -24,7 +24,6 @@
 
 #pragma once
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -106,18 +105,6 @@ struct Input {
   Input* next = nullptr;
 };
 
-// Some of autograd's nodes, by the first number and the last; 0: none.
-struct NodeRange {
-  std::uint32_t first = 0;
-  std::uint32_t last = 0;
-
-  void add(std::uint32_t number) {
-    if (number == 0) return;
-    if (first == 0) first = number;
-    last = std::max(last, number);
-  }
-};
-
 // The contents of one storage after its k-th write: the unit of residency and of eviction.
 struct Version : Node {
   ~Version() override;
@@ -163,7 +150,6 @@ struct Version : Node {
   std::size_t slot = kNoSlot;  // place among the table's candidates
   std::size_t batch_slot = kNoSlot;  // place in the table's batch
   std::size_t recent_slot = kNoSlot;  // place among what the evictor is to look at soon
-  NodeRange savers;  // See Note [What autograd may have saved]
   std::uint32_t pins = 0;
   std::uint32_t pending = 0;  // queued replays, and the waiting operator, that will read it
   // The domain's `next_order` when its address was given out.

@@ -62,7 +62,7 @@ void find_stored(const Level& level, bool sealed, std::vector<Ref<TensorVersion>
   for (Version* v = level.newest; v != nullptr; v = v->previous) {
     auto& version = static_cast<TensorVersion&>(*v);
     if (!v->has_tensor || version.cell() == nullptr || version.cell()->storage.expired()) continue;
-    if (domain.savers.have_freed(v->savers) ||
+    if (domain.savers.have_freed(version.savers) ||
         (sealed && !level.graph_leaves && v->readers == nullptr)) {
       stored.emplace_back(&version);
     }

@@ -119,6 +119,8 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   bool lost_for_want_of_room = false;  // it was overwritten, and there was none for a copy
   bool handed_over = false;  // and its tensors still have their handles
 
+  NodeRange savers;  // See Note [What autograd may have saved]
+
   [[nodiscard]] c10::Storage current_storage() const;
   // Somebody has the address now, and may write there.
   void note_readers();

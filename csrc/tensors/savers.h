@@ -22,6 +22,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -36,6 +37,18 @@ struct Node;
 namespace rematfn {
 
 class TensorDomain;
+
+// Some of autograd's nodes, by the first number and the last; 0: none.
+struct NodeRange {
+  std::uint32_t first = 0;
+  std::uint32_t last = 0;
+
+  void add(std::uint32_t number) {
+    if (number == 0) return;
+    if (first == 0) first = number;
+    last = std::max(last, number);
+  }
+};
 
 // Autograd's nodes of the thread that made this object, numbered from then on. Under the domain's lock.
 class Savers {
