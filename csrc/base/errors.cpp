@@ -63,7 +63,7 @@ const Unit* find_unit(const std::array<Unit, 5>& units, const std::string& name)
 }
 
 // As rematfn.format_bytes does: rounded up, so that what is printed is enough when typed back in. It
-// shows at least two decimals, and of what is less than a unit three digits.
+// shows two decimals at the most; more where less than one unit is shown, for three digits.
 Figure written_in(const Unit& unit, std::size_t nbytes) {
   std::size_t scale = 100;
   int decimals = 2;

@@ -34,7 +34,7 @@ void Room::bury(Ref<Version> version, Store::HoldBytes hold) {
   const bool goes = !stays && store.forget(*version);
   // Of a constant that lineage reads, what is coming is all that there is.
   const bool is_needed = version->place() == Place::kComing && !version->producer && version->readers;
-  if (goes && !is_needed && version->table && version->has_bytes()) leave(*version);
+  if (goes && !is_needed && version->table && version->has_bytes()) note_gone(*version);
   if (retains_ && observers.schedule() == nullptr) drop_kept_for(*version);
 }
 

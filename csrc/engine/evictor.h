@@ -33,8 +33,8 @@ class Evictor {
   void evict_all(Table& table, bool spare_kept = false);
   // Evicts `version` if it is resident and nobody needs it to stay. True if it did.
   bool evict_if_free(Version& version);
-  // What of the tables that leave early has not been touched since `before`, nor for so long that it pays, by
-  // ways that keep a copy.
+  // Of the tables that leave early: what has not been touched since `before` leaves by a copy, once it has lain for
+  // as long as that takes to pay.
   void evict_untouched(double before);
   // By a way that keeps a copy, if that pays before the room is wanted.
   void evict_early(Version& version);
@@ -48,9 +48,8 @@ class Evictor {
   void evict_by_price(Table& table, std::size_t nbytes);
 
  private:
-  // If that pays now; and is not kept.
+  // `version` goes by a copy, if that pays now and it is not kept.
   void evict_by_copy(Version& version);
-  // What to drop counts beside what to move costs, if a version may do both.
   [[nodiscard]] bool has_to_stay(Version& version);
   [[nodiscard]] bool may_be_missed(const Version& version) const;
   [[nodiscard]] bool find_way(Version& version) const;
@@ -66,6 +65,7 @@ class Evictor {
   bool pick_batch(Table& table, const Score& kind, const ScoreContext& context,
                   bool spare_pending);
   void refresh(Candidate& c, Version& version, const Score& kind);
+  // Where there are several, the one that costs the least, with what dropping has replayed before it.
   void choose_way(Candidate& c, Version& version, const Score& kind);
 
   Moves& moves_;

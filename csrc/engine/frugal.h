@@ -7,8 +7,8 @@
 // Close to the least budget, replays that protect what they need softly evict each other's inputs.
 // Here nothing is left to chance:
 //   1. A sweep is the closure of some missing versions, in program order. What it takes at the most
-//      is added up beforehand. If that fits, the sweep pins all that it will still read, and so does
-//      what was foreseen; the others may go.
+//      is added up beforehand. If that fits it runs, and pins what it has and will still read; all else
+//      may go.
 //   2. Where a sweep does not fit, its versions are made one after the other, each pinned until the
 //      operator that reads them all has run. One that does not fit alone either is made by making
 //      the inputs of its producer, by the same rules. Unfinished operators are kept in a list of

@@ -41,7 +41,7 @@ class Ledger {
 
   // ---- the program ----------------------------------------------------------------------------------
   double clock = 0;  // See Note [Staleness is counted in program time]
-  double copying = 0;  // seconds of copies beside which operators take longer, as their links have it
+  double copying = 0;  // seconds that copies have taken so far on links that slow operators down
   std::uint64_t next_order = 1;
   std::size_t live_operations = 0;
   Table* root = nullptr;  // the outermost level

@@ -144,9 +144,9 @@ struct Version : Node {
   float packed_share = 1;        // that a copy in memory would take; 1: it cannot be packed
   double last_access = 0;      // program time
   double next_use = kUnknown;  // program time; known to a guide
-  std::uint32_t value = kNoValue;  // its name in the trace that is followed
-  std::uint32_t recorded = kNoValue;  // and in the one that is written down
-  std::uint32_t entry = kNoValue;  // and in its journal
+  std::uint32_t value = kNoValue;  // its number in the guide's trace
+  std::uint32_t recorded = kNoValue;  // in the recorder's
+  std::uint32_t entry = kNoValue;  // in the journal
   std::size_t slot = kNoSlot;  // place among the table's candidates
   std::size_t batch_slot = kNoSlot;  // place in the table's batch
   std::size_t recent_slot = kNoSlot;  // place among what the evictor is to look at soon

@@ -39,7 +39,7 @@ void Moves::drop(Version& version) {
   lose_bytes(version, Journal::What::kReleased);
 }
 
-void Moves::leave(Version& version) {
+void Moves::note_gone(Version& version) {
   if (version.copied_by() != nullptr) discard_copy(version);
   lose_bytes(version, Journal::What::kReleased);
 }

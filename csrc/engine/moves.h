@@ -14,10 +14,10 @@ class Moves : public Ledger {
 
   // A candidate goes, by its way.
   void evict(Version& version);
-  // One that can be replayed is of no use now.
+  // Frees the bytes of one that can be replayed and is of no use now.
   void drop(Version& version);
   // `version` has lost its bytes already.
-  void leave(Version& version);
+  void note_gone(Version& version);
   // The bytes of `version`, for which there is room, come from its copy. If that is lost, `version` is to
   // be replayed; if it cannot be, this throws if it is `wanted`.
   void begin_to_fetch(Version& version, bool wanted);
@@ -38,7 +38,7 @@ class Moves : public Ledger {
   // Of what is packed in `table`, or in one inside it, a copy is dropped, or moves on to another way. False: there
   // is none that may.
   bool relieve_one_copy(const Table& table);
-  // A version becomes `heir`'s, without loss of a copy.
+  // A version becomes `heir`'s, with its copy; one that is still being made is discarded.
   void give(Version& version, Table& heir);
 
  private:

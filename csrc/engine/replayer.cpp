@@ -116,7 +116,7 @@ NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
   const auto may_move = [&](const Version* v) {
     return room_.floor.moved && v->table && v->table->has_copies();
   };
-  if (std::any_of(wanted.begin(), wanted.end(), may_move)) {  // Rule 6
+  if (std::any_of(wanted.begin(), wanted.end(), may_move)) {  // See Note [Near the floor], Rule 4
     room_.evictor.move_from_now_on();
     if (fits([&] { run_replays(wanted, kManyReplays); })) return {};
   }

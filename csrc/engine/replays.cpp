@@ -18,13 +18,13 @@ bool Room::is_missing(Version& version) {
   if (version.place() == Place::kComing) let_come(version);
   if (version.has_bytes() && store.lost(version)) {
     lose_tensor(version);
-    if (store.forget(version)) leave(version);
+    if (store.forget(version)) note_gone(version);
   }
   return !version.is_here();
 }
 
 void Room::replay(Operation& operation) {
-  if (replays_left == 0) throw thrashing(*operation.table);  // Rule 5
+  if (replays_left == 0) throw thrashing(*operation.table);  // See Note [Replay runs in program order], Rule 5
   --replays_left;
   assert(std::ranges::all_of(operation.inputs,
                              [](const Input& i) { return i.version->is_here(); }));
@@ -46,7 +46,7 @@ void Room::replay(Operation& operation) {
   if (!guide->is_as_recorded() && guide->foresees()) give_up_plan();
   if (floor.moved) {
     guide->note_broken();
-    evictor.move_from_now_on();  // Rule 6
+    evictor.move_from_now_on();  // See Note [Near the floor], Rule 4
   }
 }
 

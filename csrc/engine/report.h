@@ -69,7 +69,7 @@ struct Report {
   ByteCount resident_bytes;
   ByteCount unconstrained_bytes;  // as in the statistics
   bool guide_lost = false;  // at some time
-  std::string lost_at;      // the operator at which it was
+  std::string lost_at;      // the operator at which it last was, or changed its plan
   std::string neediest;  // the operator that needs most at once: it sets the least budget
   bool stopped = false;  // for what its replays cost
   c10::intrusive_ptr<UnrecordedBytes> unrecorded;

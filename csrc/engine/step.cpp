@@ -283,7 +283,7 @@ bool Step::begin(Version& contents, std::int32_t over) {
   if (!is_saved(old)) {  // and lives on as lineage, if at all
     domain_.lose_tensor(old);
     domain_.store.overwritten(old);
-    domain_.leave(old);
+    domain_.note_gone(old);
   } else {
     discharge_original(old);
   }

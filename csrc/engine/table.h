@@ -81,7 +81,7 @@ class Table : public Node {
   const Policy policy;
   const std::uint32_t depth;
   const bool is_bounded;  // it, or some table around it, has a budget
-  // Of the unconstrained peak so far, if more than `budget` was: see note_peak(). None: zero.
+  // `budget` rises to this share of the unconstrained peak so far: see note_peak(). 0: it does not.
   double fraction = 0;
   // What is not in use goes, by a way that keeps a copy, whether or not there is room. So does what is
   // inside. See Note [A version goes by a way], Rule 6

@@ -68,8 +68,8 @@ class Way {
   [[nodiscard]] virtual bool applies(const Version& version) const = 0;
   // And now.
   [[nodiscard]] virtual bool has_room(const Version&) const { return true; }
-  // Of the bytes of `version`, the share that its copy takes up here. Version::packed_share has it, once it is
-  // admitted.
+  // Of the bytes of `version`, the share that its copy would take up here: an estimate. Version::packed_share has it
+  // from when it is admitted, and the exact one once it has been packed.
   [[nodiscard]] virtual double packed_share(const Version&) const { return 1; }
   // Bytes that its copy takes up here. See Note [A copy may stay in memory].
   [[nodiscard]] virtual std::size_t bytes_here(const Version&) const { return 0; }

@@ -70,7 +70,7 @@ class Level final : public Table, public Tenant {
 
   [[nodiscard]] TensorDomain& tensor_domain() const { return static_cast<TensorDomain&>(*domain); }
   [[nodiscard]] Level* enclosing_level() const { return static_cast<Level*>(enclosing.get()); }
-  // Of pages, if this is the outermost level with a budget, or recorded to learn of one.
+  // As a tenant of the pool of pages, which is the outermost level with a budget, or recorded to learn of one.
   [[nodiscard]] bool lives() const override;
   [[nodiscard]] std::size_t unused() const override;
   [[nodiscard]] std::size_t handed_out() const override;

@@ -18,8 +18,8 @@
 //
 // Between two tenants as much stays as the last one would have left, and what its results took, once
 // they are freed: a step in a loop finds its pages again, and those of its gradients, where to clear
-// them anew took a tenth of its time. What is kept so goes back when nobody has come for a while, and at once what is of the results when one comes of which nobody knows that it hands
-// out as much.
+// them anew took a tenth of its time. What is kept goes back when nobody has come for ten seconds; the
+// part for results at once when a tenant comes that is not known to hand out as much.
 
 #pragma once
 

@@ -20,12 +20,12 @@ struct TierFigures {
     std::size_t queued = 0;  // bytes that have been asked for and are not there yet
   };
   Traffic out, in;
-  std::size_t held = 0;  // in units of Slab::kAlignment
+  std::size_t held = 0;  // in units of Slab::kAlignment; of packed memory, to the byte
   std::size_t peak_held = 0;
   std::size_t capacity = 0;  // the budget, or what there is of it
   std::string trouble;       // why that is less, or what fails; empty if nothing has gone wrong
   std::size_t pinned = 0;    // of the host: what the system gave
-  double waited = 0;         // the same: seconds that kernels waited for copies, as far as known
+  double waited = 0;         // of the host: seconds that kernels waited for copies, as far as known
 };
 
 // What is atomic any thread may read; all else is used under a lock of the tier's.

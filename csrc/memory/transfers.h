@@ -33,7 +33,7 @@ class Transfers {
   struct Options {
     int threads = 2;
     std::size_t chunk = std::size_t{4} << 20;
-    // In bytes per second, for each direction: tests and benchmarks throttle it.
+    // In bytes per second, for each direction: `Disk(bandwidth=)` throttles it.
     double bandwidth = std::numeric_limits<double>::infinity();
   };
 

@@ -84,7 +84,7 @@ std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain, bool& consu
       consumes = true;
       storage = version.storage;
       version.storage = c10::Storage();
-      domain.leave(version);
+      domain.note_gone(version);
     } else {
       storage = bytes_of(version.current_storage()).clone().storage();
     }

@@ -74,7 +74,7 @@ struct SimulatedOperation final : Operation, Pooled<SimulatedOperation> {
     static_cast<SimulatedDomain&>(room).note_replay(call);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       Version& version = *inputs[i].version;
-      if (writes(i) && may_overwrite(version)) room.leave(version);
+      if (writes(i) && may_overwrite(version)) room.note_gone(version);
     }
     for (Version* output : outputs) {
       if (output != nullptr && output->must_be_replayed() && is_wanted(*output)) {

@@ -71,7 +71,7 @@ struct ScoreContext {
 
 struct Candidate {
   double nbytes = 0;
-  double cost = 0;         // of the operation that would be replayed, seconds
+  double cost = 0;         // to have it back by its way: a replay's, or a move's; seconds
   double ancestors = 0;    // cost of those that are evicted; twice, of what the program does not hold
   double last_access = 0;  // program time, seconds
   double next_use = kUnknown;  // program time: when it, or what needs it to be replayed, is read
@@ -79,7 +79,7 @@ struct Candidate {
   bool consumed = false;   // some operator of the program has read it
   bool pinned = false;     // a running operator needs it: never a victim
   bool pending = false;    // a planned replay will read it: a victim only when nothing else is left
-  bool refused = false;    // its storage turned out to be held by somebody else
+  bool refused = false;    // passed over in this choice: it has to stay, or has been picked already
   bool stale = true;       // what is around it has changed: see Note [Stale scores are too low]
 };
 

@@ -22,8 +22,8 @@
 //      Replayer::run_queue; this is Rule 4 of Note [Replay runs in program order].
 //   4. Moved: past two replays for each recorded operation what can be moved is not dropped any more, to
 //      the end of the call; nor where replays have cost twice what a plan predicted, as a plan that does
-//      both may come to where copies take longer than predicted. Replayer::try_to_bring_back, run; this is
-//      Rule 6 there.
+//      both may come to where copies take longer than predicted. Replayer::try_to_bring_back, Room::replay;
+//      this is Rule 6 there.
 //   5. Frugal: where two replays for each recorded operation are not enough, and nothing can be moved, versions
 //      are made in the order that takes the least memory. Note [Frugal replays]; this is Rule 5 there.
 // Each can be switched off, for benchmarks/floor.py.
