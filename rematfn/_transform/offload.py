@@ -4,21 +4,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
-
-from torch import nn
+from typing import Any
 
 from ..policies import Policy
 from ..policies._custom import Scorer
 from .budget import BudgetLike, parse_budget
 from .options import Options, policy_of
-from .remat import DEFAULT_POLICY, transformed
+from .remat import DEFAULT_POLICY, transform, transformed
 from .tier_options import TierLike, parse_tiers
-from .transformed import Transformed
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 # Note [Offload keeps to what its first call came to]
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -29,31 +22,8 @@ if TYPE_CHECKING:
 # Nobody has asked for that budget: it gives way to what an operator needs, and no call is refused.
 # Calls that no plan fits go on by the rule of the first.
 
-P = ParamSpec("P")
-R = TypeVar("R")
-M = TypeVar("M", bound=nn.Module)
 
-
-class _Options(TypedDict, total=False):
-    """The options by name, of all that can be transformed."""
-
-    to: TierLike
-    policy: Policy | Scorer
-    where: bool
-
-
-@overload
-def offload(  # type: ignore[overload-overlap]  # a module is callable, and stays a module
-    f: M, budget: BudgetLike = None, **options: Unpack[_Options]
-) -> M: ...
-@overload
-def offload(
-    f: Callable[P, R], budget: BudgetLike = None, **options: Unpack[_Options]
-) -> Transformed[P, R]: ...
-@overload
-def offload(
-    f: None = None, budget: BudgetLike = None, **options: Unpack[_Options]
-) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
+@transform
 def offload(
     f: Any = None,
     budget: BudgetLike = None,

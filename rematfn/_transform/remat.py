@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from torch import nn
 
@@ -20,40 +20,40 @@ from .options import Cost, Options, policy_of
 from .tier_options import TierLike, tiers_of
 from .transformed import Transformed
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=nn.Module)
+Named = ParamSpec("Named")
 
 DEFAULT_POLICY: Policy = Guided()  # of simulate() as well
 
 
-class _Options(TypedDict, total=False):
-    """The options by name, of all that can be transformed."""
+class Transform(Protocol[Named]):
+    """What `remat` and `offload` are to a type checker; ``Named`` are their options by name.
 
-    policy: Policy | Scorer
-    cost: Cost
-    verify: bool
-    max_operations: int
-    most_replays: float | None
-    offload: bool | TierLike
-    where: bool
+    A module is callable, and stays a module.
+    """
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, f: M, budget: BudgetLike = None, *_: Named.args, **options: Named.kwargs
+    ) -> M: ...
+    @overload
+    def __call__(
+        self, f: Callable[P, R], budget: BudgetLike = None, *_: Named.args, **options: Named.kwargs
+    ) -> Transformed[P, R]: ...
+    @overload
+    def __call__(
+        self, f: None = None, budget: BudgetLike = None, *_: Named.args, **options: Named.kwargs
+    ) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
 
 
-@overload
-def remat(  # type: ignore[overload-overlap]  # a module is callable, and stays a module
-    f: M, budget: BudgetLike = None, **options: Unpack[_Options]
-) -> M: ...
-@overload
-def remat(
-    f: Callable[P, R], budget: BudgetLike = None, **options: Unpack[_Options]
-) -> Transformed[P, R]: ...
-@overload
-def remat(
-    f: None = None, budget: BudgetLike = None, **options: Unpack[_Options]
-) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
+def transform(of: Callable[Concatenate[Any, BudgetLike, Named], Any]) -> Transform[Named]:
+    """Return the function itself, as a type checker is to see it."""
+    return cast("Transform[Named]", of)
+
+
+@transform
 def remat(
     f: Any = None,
     budget: BudgetLike = None,
