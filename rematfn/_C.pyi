@@ -62,14 +62,6 @@ def place(number: int) -> tuple[str, int, str, str]: ...
 def stay_outside() -> None: ...
 def is_intercepting() -> bool: ...
 
-class Score:
-    ancestors: float
-    exponent: float
-    unread: float
-    def __init__(
-        self, ancestors: float = ..., exponent: float = ..., unread: float = ...
-    ) -> None: ...
-
 class Keeping:
     def __init__(
         self, *, products: bool = ..., marks: str = ..., names: list[str] = ...
@@ -79,7 +71,6 @@ class Policy:
     def __init__(
         self,
         *,
-        score: Score = ...,
         keeping: Keeping = ...,
         custom_score: Callable[..., float] | None = ...,
         evict_everything: bool = ...,

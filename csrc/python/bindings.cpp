@@ -267,25 +267,14 @@ PYBIND11_MODULE(_C, m) {
     }
   });
 
-  py::class_<Score>(m, "Score")
-      .def(py::init([](double ancestors, double exponent, double unread) {
-             return Score{ancestors, exponent, unread};
-           }),
-           py::arg("ancestors") = Score().ancestors, py::arg("exponent") = Score().exponent,
-           py::arg("unread") = Score().unread)
-      .def_readonly("ancestors", &Score::ancestors)
-      .def_readonly("exponent", &Score::exponent)
-      .def_readonly("unread", &Score::unread);
   py::class_<Keeping>(m, "Keeping")
       .def(py::init(&make_keeping), py::kw_only(), py::arg("products") = Keeping().products,
            py::arg("marks") = "heeded", py::arg("names") = Keeping().names);
   py::class_<Policy>(m, "Policy")
-      .def(py::init([](const Score& score, const Keeping& keeping, const py::object& custom_score,
-                       bool evict_everything) {
-             return Policy{score, keeping, make_custom_score(custom_score), evict_everything};
+      .def(py::init([](const Keeping& keeping, const py::object& custom_score, bool evict_everything) {
+             return Policy{Score(), keeping, make_custom_score(custom_score), evict_everything};
            }),
-           py::kw_only(), py::arg("score") = Score(), py::arg("keeping") = Keeping(),
-           py::arg("custom_score") = py::none(),
+           py::kw_only(), py::arg("keeping") = Keeping(), py::arg("custom_score") = py::none(),
            py::arg("evict_everything") = Policy().evict_everything);
   py::class_<Report, std::shared_ptr<Report>>(m, "Report")
       .def("read", [](const Report& report) {

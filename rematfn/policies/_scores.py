@@ -12,8 +12,6 @@ from typing import ClassVar
 from .. import _C
 from ..errors import expect
 
-_DEFAULT = _C.Score()
-
 
 @dataclass(frozen=True)
 class Policy:
@@ -31,32 +29,15 @@ class Policy:
 
 @dataclass(frozen=True)
 class ON(Policy):
-    """Evict the smallest ``(c + ancestors * a) / (m * age ** exponent)``: it knows only the past.
+    """Evict the smallest ``(c + a / 2) / (m * age ** 0.6)``: it knows only the past.
 
     ``c`` is the cost of recomputing a value from its inputs, ``m`` its bytes, and ``age`` the
     program time since the program last touched it. ``a`` is the cost of its evicted ancestors,
     which would have to be recomputed first; an ancestor that the program has dropped counts twice.
-    Until an operator of the program has read the value, the score is multiplied by ``unread``.
+    Until an operator of the program has read the value, the score is multiplied by 4.
     A backward reads values in reverse. So once replays in it are costly, the distance from the
     value that it read last replaces ``age``.
-
-    Attributes:
-        ancestors: The weight of the evicted ancestors, at least 0.
-        exponent: The exponent of the age, at least 0.
-        unread: The factor for values that were not read yet, at least 1.
     """
-
-    ancestors: float = _DEFAULT.ancestors
-    exponent: float = _DEFAULT.exponent
-    unread: float = _DEFAULT.unread
-
-    def __post_init__(self) -> None:
-        if not (self.ancestors >= 0 and self.exponent >= 0 and self.unread >= 1):
-            raise ValueError(f"ancestors >= 0, exponent >= 0 and unread >= 1 are needed: {self!r}.")
-
-    def core(self) -> _C.Policy:
-        """Return the policy as the core takes it."""
-        return _C.Policy(score=_C.Score(self.ancestors, self.exponent, self.unread))
 
 
 @dataclass(frozen=True)
