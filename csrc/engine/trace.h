@@ -118,7 +118,7 @@ struct ObservedCall : CallFacts {
 // Writes down what a domain does.
 class Recorder {
  public:
-  // Nobody keeps a record of more operators; see rematfn/_transform/history.py.
+  // Nobody keeps a record of more operators.
   static constexpr std::size_t kMostCalls = std::size_t{1} << 19;
 
   void note(const ObservedCall& call);

@@ -13,10 +13,9 @@ from typing import Any, Literal
 
 from .. import _C
 from .budget import Limit
-from .recorded import RecordedProgram, forget_beyond, lock
+from .recorded import RecordedProgram, lock
 from .signature import Signature
 
-_MOST_OPERATORS = 1 << 19  # of the records of one function; a longer call is not recorded
 _MOST_KEYS = 1024  # of one function; without a record a key is some numbers
 _MOST_PROGRAMS = 8  # of one key, by the numbers of the calls that ran them
 _MOST_PENDING = 4  # recorded calls, of one key, whose end is waited for
@@ -357,11 +356,6 @@ class History:
                 )
                 while len(key.programs) > _MOST_PROGRAMS:
                     key.programs.popitem(last=False)
-                others = [k for k in self._keys.values() if k is not key]
-                forget_beyond(
-                    _MOST_OPERATORS,
-                    (p for k in [key, *reversed(others)] for p in reversed(k.programs.values())),
-                )
         for numbers in [n for n, p in key.programs.items() if p.program is None]:
             del key.programs[numbers]
 

@@ -9,7 +9,6 @@ import threading
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
 
 from .. import _C
 from ..policies._planned import Planned
@@ -24,7 +23,7 @@ from ..policies._planned import Planned
 # same program have one set of such searches, so that calls of most sizes share a few.
 _STEP = 1.06
 
-_MOST_OPERATORS_IN_ALL = 1 << 20  # of all records; an operator takes about 300 bytes
+_MOST_OPERATORS = 1 << 20  # of all records; an operator takes about 300 bytes
 
 # See Note [A search needs nothing of the interpreter]. C's own atexit comes after Python has gone;
 # what is registered early, on import, runs after the user's handlers, which may call functions.
@@ -65,8 +64,12 @@ class RecordedProgram:
         name = id(self)
         _programs[name] = weakref.ref(self, lambda _: _programs.pop(name, None))
         # What was used longest ago loses its record, if they are too much.
-        used = (known for ref in reversed(list(_programs.values())) if (known := ref()) is not None)
-        forget_beyond(_MOST_OPERATORS_IN_ALL, used)
+        left = _MOST_OPERATORS
+        for known in [reference() for reference in reversed(list(_programs.values()))]:
+            if known is not None and (left := left - known.operators) < 0:
+                known.program = None
+                known._for_others.clear()
+                known.operators = 0
 
     @property
     def planned(self) -> _C.Program | None:
@@ -127,16 +130,6 @@ class RecordedProgram:
 
 # What all functions remember together, by id; what was used last comes last.
 _programs: OrderedDict[int, weakref.ref[RecordedProgram]] = OrderedDict()
-
-
-def forget_beyond(most: int, programs: Iterable[RecordedProgram]) -> None:
-    """Drop the records of all but the first programs, which have so many operators at most."""
-    for program in programs:
-        most -= program.operators
-        if most < 0:
-            program.program = None
-            program._for_others.clear()
-            program.operators = 0
 
 
 def finish_searches() -> None:
