@@ -23,50 +23,42 @@ def _scorer(score: Scorer) -> Scorer:
 
 
 @dataclass(frozen=True)
-class DTR(Custom):
+class _Reference(Custom):
+    scorer: Scorer = field(init=False, repr=False)  # the class's
+
+
+class DTR(_Reference):
     """Evict the smallest ``(c + neighbourhood) / (m * age)``.
 
     The neighbourhood is every evicted ancestor and descendant. This is h_DTR of Kirisame et al.,
     *Dynamic Tensor Rematerialization* (ICLR 2021).
     """
 
-    scorer: Scorer = field(
-        default=_scorer(lambda c: (c.cost + c.ancestors + c.descendants) / _staleness(c)),
-        init=False,
-        repr=False,
-    )
+    scorer: Scorer = _scorer(lambda c: (c.cost + c.ancestors + c.descendants) / _staleness(c))
 
 
-@dataclass(frozen=True)
-class Local(Custom):
+class Local(_Reference):
     """Evict the smallest ``c / (m * age)`` (h_local, ibid.)."""
 
-    scorer: Scorer = field(
-        default=_scorer(lambda c: c.cost / _staleness(c)), init=False, repr=False
-    )
+    scorer: Scorer = _scorer(lambda c: c.cost / _staleness(c))
 
 
-@dataclass(frozen=True)
-class MSPS(Custom):
+class MSPS(_Reference):
     """Evict the smallest ``(c + ancestors) / m``: memory saving per second.
 
     After Peng et al., *Capuchin* (ASPLOS 2020), as Kirisame et al. compare with it.
     """
 
-    scorer: Scorer = field(
-        default=_scorer(lambda c: (c.cost + c.ancestors) / c.nbytes), init=False, repr=False
-    )
+    scorer: Scorer = _scorer(lambda c: (c.cost + c.ancestors) / c.nbytes)
 
 
-@dataclass(frozen=True)
-class LRU(Custom):
+class LRU(_Reference):
     """Evict what the program has not touched for longest."""
 
-    scorer: Scorer = field(default=_scorer(lambda c: -c.age), init=False, repr=False)
+    scorer: Scorer = _scorer(lambda c: -c.age)
 
 
-@dataclass(frozen=True)
-class Largest(Custom):
+class Largest(_Reference):
     """Evict the largest version."""
 
-    scorer: Scorer = field(default=_scorer(lambda c: -c.nbytes), init=False, repr=False)
+    scorer: Scorer = _scorer(lambda c: -c.nbytes)
