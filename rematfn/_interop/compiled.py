@@ -30,7 +30,7 @@ its caller is known.
 """
 
 import sys
-import types
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -269,12 +269,9 @@ def _creates_graph() -> bool:
     """Return whether the backward that calls a graph is one with ``create_graph``."""
     if torch.is_grad_enabled():
         return True
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_name != "backward":
-        if frame.f_code.co_name == "_double_backward":
-            return True
-        frame = frame.f_back
-    return False
+    names = (frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe()))
+    first = next((name for name in names if name in ("backward", "_double_backward")), "")
+    return first == "_double_backward"
 
 
 def _laid_out(value: Any, stride: tuple[int, ...] | None) -> Any:

@@ -27,7 +27,7 @@ known by who calls the compiler.
 import functools
 import sys
 import threading
-import types
+import traceback
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -189,23 +189,20 @@ def show_levels(_: object = None) -> None:
 
 def _backend_of_compilation() -> str:
     """Return the name of the backend for which dynamo compiles on this thread."""
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe()):
         if frame.f_code.co_filename.endswith("/torch/_dynamo/convert_frame.py"):
             backend = frame.f_locals.get("compiler_fn")
             if backend is not None:
                 while hasattr(backend, "_torchdynamo_orig_backend"):
                     backend = backend._torchdynamo_orig_backend
                 return str(getattr(backend, "compiler_name", None) or backend.__name__)
-        frame = frame.f_back
     return "unknown"
 
 
 # See Note [Control flow is compiled by torch itself]
 def _is_for_control_flow() -> bool:
-    frame: types.FrameType | None = sys._getframe()
     entered = False
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe()):
         if frame.f_code.co_filename.endswith("/torch/_dynamo/eval_frame.py"):
             entered = True
         elif entered:
@@ -213,5 +210,4 @@ def _is_for_control_flow() -> bool:
             return folder.endswith("/torch/_higher_order_ops") or (
                 name == "flex_attention.py" and frame.f_code.co_name == "flex_attention"
             )
-        frame = frame.f_back
     return False
