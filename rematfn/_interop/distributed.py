@@ -70,7 +70,7 @@ def _watch_units() -> None:
     unit = sys.modules[_UNITS].FSDPParamGroup
     for name in ("unshard", "wait_for_unshard", "reshard"):
         setattr(unit, name, _outside(getattr(unit, name)))
-    unit.pre_forward = _with_arguments_watched(unit.pre_forward)
+    tell(unit, "pre_forward", then=_watch_arguments)
     tell(unit, "post_forward", lambda unit, *given: _keep_result(*given))
     tell(unit, "post_backward", _keep_gradients)
     tell(sys.modules[_UNITS].FSDPParam, "free_unsharded_param", _name_storages)
@@ -96,21 +96,15 @@ def _keep_gradients(unit: Any, *_: Any) -> None:
     _keep(*(p.grad for p in parameters if p.grad is not None))
 
 
-def _with_arguments_watched(pre_forward: Any) -> Any:
-    @functools.wraps(pre_forward)
-    def called(unit: Any, *args: Any, **kwargs: Any) -> Any:
-        arguments = pre_forward(unit, *args, **kwargs)
-        # Of modules before the last, after which the unit is told that its forward is over.
-        for module in unit.modules if len(unit.modules) > 1 else ():
-            if module not in _kept:
-                module.register_forward_hook(_keep_result)
-                _kept.add(module)
-        for argument in tensors_of(arguments):
-            if argument.requires_grad and argument.grad_fn is not None:
-                argument.register_hook(_keep)  # type: ignore[no-untyped-call]
-        return arguments
-
-    return called
+def _watch_arguments(unit: Any, arguments: Any) -> None:
+    # Of modules before the last, after which the unit is told that its forward is over.
+    for module in unit.modules if len(unit.modules) > 1 else ():
+        if module not in _kept:
+            module.register_forward_hook(_keep_result)
+            _kept.add(module)
+    for argument in tensors_of(arguments):
+        if argument.requires_grad and argument.grad_fn is not None:
+            argument.register_hook(_keep)  # type: ignore[no-untyped-call]
 
 
 def _keep_result(module: nn.Module, arguments: Any, result: Any) -> None:

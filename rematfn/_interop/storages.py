@@ -80,9 +80,9 @@ def tell(
     owner: Any,
     name: str,
     first: Callable[..., object] | None = None,
-    then: Callable[[Any], object] | None = None,
+    then: Callable[[Any, Any], object] | None = None,
 ) -> None:
-    """Have a method, or a function, tell what it is given before it runs, and of whom after."""
+    """Have a method, or a function, tell what it is given before it runs, and its result after."""
     method = getattr(owner, name)
 
     @functools.wraps(method)
@@ -91,7 +91,7 @@ def tell(
             first(self, *args, **kwargs)
         result = method(self, *args, **kwargs)
         if then is not None:
-            then(self)
+            then(self, result)
         return result
 
     if owner in (torch.Tensor, torch.UntypedStorage):  # pickle looks for it there
@@ -143,7 +143,7 @@ def _keep(*args: Any, **_: Any) -> None:
 
 
 # See Note [Arrays are seldom written]
-def _note_array(tensor: torch.Tensor) -> None:
+def _note_array(tensor: torch.Tensor, _: object) -> None:
     if _C.has_key(tensor):
         _C.note_array(tensor)
 
