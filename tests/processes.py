@@ -58,12 +58,17 @@ def _calling(function: Callable[[], object], how: str) -> str:
     return f"import sys\nsys.path[:0] = {folders}\nimport processes, {file.stem}\n{call}\n"
 
 
-def in_a_process(function: Callable[[], object], seconds: float = 360) -> None:
-    """Call a function of a test file in a process of its own. A deadlock is a failure."""
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = {"it": (_calling(function, "{}()"), "")}
-        ended = forked(Path(folder), jobs, seconds=seconds)["it"]
-    assert ended.code == 0, ended.out + ended.err
+def in_a_process(test: Callable[[], object]) -> Callable[[], None]:
+    """Have a test run in a process of its own. A deadlock is a failure."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            jobs = {"it": (_calling(test, "{}.__wrapped__()"), "")}
+            ended = forked(Path(folder), jobs, seconds=360)["it"]
+        assert ended.code == 0, ended.out + ended.err
+
+    return run
 
 
 def in_ranks(function: Callable[[], object], folder: Path) -> None:

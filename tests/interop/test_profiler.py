@@ -179,7 +179,9 @@ def test_a_profile_with_shapes_of_a_lazy_clone(tmp_path: Path) -> None:
     assert "Exception" not in ended.err
 
 
-def drop_what_is_on_its_way_to_a_disk() -> None:
+@in_a_process
+def test_what_a_profiler_keeps_from_dying_may_be_on_its_way_to_a_disk() -> None:
+    """Its bytes are freed with its last tensor: they are not to be read after that."""
     busy, x = torch.ones(1 << 22), torch.linspace(0, 1, 1 << 12)
 
     def f(x: Tensor) -> Tensor:
@@ -204,11 +206,6 @@ def drop_what_is_on_its_way_to_a_disk() -> None:
             assert_bitwise_equal(g(x), expected)
             assert rematfn.stats(g).moves > 0
             assert rematfn.stats(g).replays > 0
-
-
-def test_what_a_profiler_keeps_from_dying_may_be_on_its_way_to_a_disk() -> None:
-    """Its bytes are freed with its last tensor: they are not to be read after that."""
-    in_a_process(drop_what_is_on_its_way_to_a_disk)
 
 
 @pytest.mark.parametrize("transform", [rematfn.remat, rematfn.offload])

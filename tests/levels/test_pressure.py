@@ -82,7 +82,9 @@ def shallow(x: Tensor) -> Tensor:
     return x.sum()
 
 
-def survive() -> None:
+@no_sanitizer
+@in_a_process
+def test_a_level_evicts_when_an_allocation_fails() -> None:
     torch.set_num_threads(1)
     x = large()
     expected = torch.func.grad(shallow)(x)
@@ -98,11 +100,6 @@ def survive() -> None:
     rematfn.testing.check()
 
 
-@no_sanitizer
-def test_a_level_evicts_when_an_allocation_fails() -> None:
-    in_a_process(survive)
-
-
 @torch.library.custom_op("rematfn_tests::write_and_allocate", mutates_args={"x"})
 def write_and_allocate(x: Tensor) -> None:
     """Write, then ask for memory: who runs it again has written twice."""
@@ -115,7 +112,9 @@ def write_and_allocate(x: Tensor) -> None:
 def _(x: Tensor) -> None: ...
 
 
-def write_once() -> None:
+@no_sanitizer
+@in_a_process
+def test_an_operator_whose_allocation_failed_has_written_once() -> None:
     torch.set_num_threads(1)
 
     def f(x: Tensor) -> Tensor:
@@ -132,8 +131,3 @@ def write_once() -> None:
         found = g(x)
     assert rematfn.stats(g).evictions > 0, "the allocation failed"
     assert_bitwise_equal(found, expected)
-
-
-@no_sanitizer
-def test_an_operator_whose_allocation_failed_has_written_once() -> None:
-    in_a_process(write_once)

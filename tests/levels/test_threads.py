@@ -188,7 +188,8 @@ def test_a_reader_that_outlives_the_function() -> None:
 # --- the two locks --------------------------------------------------------------------------------
 
 
-def read_while_kernels_run_in_python() -> None:
+@in_a_process
+def test_kernels_in_python_do_not_deadlock_with_bindings_that_hold_its_lock() -> None:
     """One thread holds the level's lock and wants Python's, the other the reverse."""
 
     @torch.library.custom_op("rematfn_tests::slow_twice", mutates_args=())
@@ -215,10 +216,6 @@ def read_while_kernels_run_in_python() -> None:
     sys.setswitchinterval(1e-5)
     x = torch.linspace(-1, 1, 16)
     assert_bitwise_equal(EVERYTHING(f)(x), x.sin().view(4, 4) * 2)
-
-
-def test_kernels_in_python_do_not_deadlock_with_bindings_that_hold_its_lock() -> None:
-    in_a_process(read_while_kernels_run_in_python)
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -276,7 +273,9 @@ def test_a_call_does_not_wait_for_the_backward_of_another() -> None:
     assert overtaken == [True]
 
 
-def fork_while_another_thread_is_in_a_kernel() -> None:
+@forking
+@in_a_process
+def test_a_fork_while_another_thread_runs_an_operator() -> None:
     """The other thread's domain is lost to the child; nothing else is."""
     entered, leave = threading.Event(), threading.Event()
 
@@ -307,8 +306,3 @@ def fork_while_another_thread_is_in_a_kernel() -> None:
     assert in_a_child(child) == 0
     leave.set()
     thread.join()
-
-
-@forking
-def test_a_fork_while_another_thread_runs_an_operator() -> None:
-    in_a_process(fork_while_another_thread_is_in_a_kernel)

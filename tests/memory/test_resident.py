@@ -174,29 +174,29 @@ def added(budget: int | None) -> int:
     return most
 
 
-def hold_the_budget() -> None:
+@pooled
+@in_a_process
+def test_the_resident_set_stays_within_the_budget() -> None:
     torch.set_num_threads(1)
     budget = 10 * SQUARE
     most = added(budget)
     assert most <= 1.1 * budget + SQUARE + 8 * MIB, f"{most / MIB} MiB"
 
 
-def exceed_it() -> None:
+@pooled
+@in_a_process
+def test_the_resident_set_rises_further_without_one() -> None:
     torch.set_num_threads(1)
     most = added(None)
     assert most > 30 * SQUARE, f"{most / MIB} MiB"
 
 
-@pooled
-def test_the_resident_set_stays_within_the_budget() -> None:
-    in_a_process(hold_the_budget)
-    in_a_process(exceed_it)
-
-
 # --- with a disk ----------------------------------------------------------------------------------
 
 
-def hold_the_budget_with_a_disk() -> None:
+@pooled
+@in_a_process
+def test_the_resident_set_stays_within_the_budget_with_a_disk() -> None:
     """What is on its way counts, the page cache is not used, and bounce buffers are small."""
     torch.set_num_threads(1)
     budget = 10 * SQUARE
@@ -220,11 +220,6 @@ def hold_the_budget_with_a_disk() -> None:
     assert disk.bytes_out > 20 * SQUARE
 
 
-@pooled
-def test_the_resident_set_stays_within_the_budget_with_a_disk() -> None:
-    in_a_process(hold_the_budget_with_a_disk)
-
-
 # --- packed ---------------------------------------------------------------------------------------
 
 
@@ -234,7 +229,9 @@ def gated(x: Tensor) -> Tensor:
     return x.square().mean()
 
 
-def hold_what_is_counted_packed() -> None:
+@pooled
+@in_a_process
+def test_the_resident_set_is_what_is_counted_where_values_are_packed() -> None:
     """Without a budget, and within one: what is cut off of packed values goes back."""
     torch.set_num_threads(1)
     x = square()
@@ -252,8 +249,3 @@ def hold_what_is_counted_packed() -> None:
         assert whole.added is not None
         assert whole.added <= 1.1 * most + SQUARE + 8 * MIB, f"{whole.added / MIB} of {most / MIB}"
         assert 15 * SQUARE < most < 0.7 * LINKS * SQUARE
-
-
-@pooled
-def test_the_resident_set_is_what_is_counted_where_values_are_packed() -> None:
-    in_a_process(hold_what_is_counted_packed)

@@ -92,7 +92,8 @@ def test_refilled_with_something_else(how: Any, n: int, at: int) -> None:
         between(do, functools.partial(rematfn.remat, policy=rematfn.testing.EvictEverything()), n)
 
 
-def emptied() -> None:
+@in_a_process
+def test_emptied() -> None:
     for n in SIZES:
         for do in (
             lambda w: resize(w, 0),
@@ -106,10 +107,6 @@ def emptied() -> None:
         with contextlib.suppress(rematfn.ReplayError):
             regrown = between(lambda w: (resize(w, 0), resize(w, w.numel())), EVERYTHING, n)
             assert_bitwise_equal(regrown, between(lambda w: None, untransformed, n))
-
-
-def test_emptied() -> None:
-    in_a_process(emptied)
 
 
 OTHERWISE: dict[str, Write] = {

@@ -194,7 +194,9 @@ def test_programs_take_turns() -> None:
     assert not any(program.is_settled() for program in programs)
 
 
-def fork_in_the_middle_of_a_search() -> None:
+@in_a_process
+def test_a_child_goes_on_where_its_parent_was() -> None:
+    """Whatever the thread was at, which is not in the child."""
     trace = rematfn.record(torch.func.grad(waves), X)
 
     def begun() -> _C.Program:
@@ -214,8 +216,3 @@ def fork_in_the_middle_of_a_search() -> None:
             os._exit(0 if same else 9)
         assert os.waitpid(child, 0)[1] == 0
         assert same
-
-
-def test_a_child_goes_on_where_its_parent_was() -> None:
-    """Whatever the thread was at, which is not in the child."""
-    in_a_process(fork_in_the_middle_of_a_search)

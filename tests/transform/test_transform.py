@@ -129,16 +129,13 @@ class Box:
         self.x = x
 
 
-def return_what_torch_s_registry_knows() -> None:
+@in_a_process
+def test_what_torch_s_registry_knows_is_sealed() -> None:
+    """In a process of its own: torch tells others of it once a compiler is loaded."""
     pytree.register_pytree_node(Box, lambda box: ([box.x], None), lambda xs, _: Box(*xs))
     out = remat(lambda x: Box(x.sin()), policy=rematfn.testing.EvictEverything())(argument())
     assert not _C.has_key(out.x)
     assert_bitwise_equal(out.x, argument().sin())
-
-
-def test_what_torch_s_registry_knows_is_sealed() -> None:
-    """In a process of its own: torch tells others of it once a compiler is loaded."""
-    in_a_process(return_what_torch_s_registry_knows)
 
 
 @dataclasses.dataclass

@@ -345,14 +345,11 @@ def test_a_pack_hook_that_raises(transform: Transform) -> None:
     look_around()
 
 
-def raise_in_unpack_hooks() -> None:
-    for transform in (remat, EVERYTHING):
-        raise_in_saved_tensor_hooks("unpack", transform)
-
-
+@in_a_process
 def test_an_unpack_hook_that_raises() -> None:
     """In a process of its own: torch never frees the node whose unpack hook raised."""
-    in_a_process(raise_in_unpack_hooks)
+    for transform in (remat, EVERYTHING):
+        raise_in_saved_tensor_hooks("unpack", transform)
 
 
 # --- interrupts -----------------------------------------------------------------------------------

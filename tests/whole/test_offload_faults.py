@@ -307,7 +307,8 @@ def test_it_breaks_in_the_middle(
 # --- nothing is left ------------------------------------------------------------------------------
 
 
-def leave_nothing() -> None:
+@in_a_process
+def test_neither_threads_nor_files_are_left() -> None:
     def threads() -> int:
         return len(os.listdir("/proc/self/task"))
 
@@ -335,11 +336,8 @@ def leave_nothing() -> None:
         time.sleep(0.01)
 
 
-def test_neither_threads_nor_files_are_left() -> None:
-    in_a_process(leave_nothing)
-
-
-def free_what_is_written() -> None:
+@in_a_process
+def test_what_lineage_alone_holds_is_freed_while_it_is_written() -> None:
     torch.set_num_threads(1)
     disk = rematfn.Disk(bandwidth=1e9)
 
@@ -354,10 +352,6 @@ def free_what_is_written() -> None:
         g(x)
     assert disk.bytes_out > 0
     assert disk.open().statistics()["trouble"] == ""
-
-
-def test_what_lineage_alone_holds_is_freed_while_it_is_written() -> None:
-    in_a_process(free_what_is_written)
 
 
 # --- threads --------------------------------------------------------------------------------------
