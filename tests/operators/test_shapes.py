@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from helpers import no_shape_function_in_python
+from helpers import kept, loss_of, no_shape_function_in_python, untransformed
 from processes import in_a_process
-from torch import Tensor, nn
+from programs import ZOO
+from torch import Tensor
 
 import rematfn
 
@@ -198,58 +200,18 @@ def test_what_writes_its_argument_adds_nothing() -> None:
     assert rematfn.stats(g).min_budget == 0
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.grow = nn.LayerNorm(width), nn.Linear(width, 3 * width)
-        self.mlp = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (4, -1)).mT for t in self.grow(self.norm(x)).chunk(3, -1))
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + self.mlp(nn.functional.dropout(y.mT.flatten(-2), 0.1))
+NETWORKS = ("transformer-dropout", "attention-fused", "cnn-batchnorm", "u-net", "lstm")
 
 
-class Language(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(50, 32), nn.Linear(32, 50)
-        self.blocks = nn.Sequential(Block(32), Block(32))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits = self.head(self.blocks(self.embed(tokens)))
-        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-
-
-class Picture(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(8, 8, 3, stride=2), nn.Flatten(), nn.LazyLinear(5)),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layers(x)
-        parts = y[0].square().mean() + y[1:, 2].sum()
-        return nn.functional.mse_loss(y, x.new_zeros(len(x), 5)) + parts
-
-
-def step_in_eager_and_under_a_budget() -> None:
-    import sys
-
-    words, pictures = torch.arange(60).view(4, 15) % 50, numbers(2, 3, 16, 16)
-    for net, batch in ((Language(), words), (Picture(), pictures)):
-        g = rematfn.remat(net, "1GiB")
-        net(batch).backward()  # no optimizer, which would import the compiler
+@in_a_process
+def test_a_budget_imports_nothing_that_the_step_does_not() -> None:
+    for program in (program for program in ZOO if program.name in NETWORKS):
+        loss_of(program.make(), untransformed).backward()  # no optimizer: it imports the compiler
         before = set(sys.modules)
-        g(batch).backward()
-        assert rematfn.stats(g).operators > 15
+        transform, made = kept(lambda f: rematfn.remat(f, "1GiB"))
+        loss_of(program.make(), transform).backward()
+        assert rematfn.stats(made[0]).operators > 5
         added = set(sys.modules) - before
         assert not added & {"torch._dynamo", "sympy", "onnx"}
         assert not added, sorted(added)[:20]
     assert "torch._dynamo" not in sys.modules
-
-
-def test_a_budget_imports_nothing_that_the_step_does_not() -> None:
-    in_a_process(step_in_eager_and_under_a_budget)
