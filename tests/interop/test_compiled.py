@@ -447,25 +447,6 @@ def test_attributes_of_a_module() -> None:
     assert_same_as_eager(run, EVERY)
 
 
-def test_hooks() -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
-        net[0].register_forward_hook(lambda module, args, out: out * 2)
-        block, (x, _) = fused(net), leaves()
-
-        def f(x: Tensor) -> Tensor:
-            y = block(x.sin())
-            y.register_hook(lambda gradient: gradient * 3)
-            return y
-
-        out = transform(f)(x)
-        out.sum().backward()
-        return out, x.grad, [p.grad for p in net.parameters()]
-
-    assert_same_as_eager(run, EVERY)
-
-
 def test_without_gradients() -> None:
     block = fused(lambda x, w: (x @ w).sin().t())
 
@@ -494,19 +475,6 @@ def test_transforms_of_functions(transform_of: Any, inside: bool) -> None:
         block = fused(transform_of(body) if inside else body)
         f = transform(lambda x: block(x.sin()).sum())
         return (f if inside else transform_of(f))(x)
-
-    assert_same_as_eager(run, EVERY)
-
-
-def test_levels_in_levels() -> None:
-    block = fused(lambda x, w: F.dropout((x @ w).sin(), 0.5))
-
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(1)
-        x, w = leaves()
-        out = transform(lambda x: transform(lambda x: block(x.sin(), w))(x).exp())(x)
-        out.sum().backward()
-        return out, x.grad, w.grad
 
     assert_same_as_eager(run, EVERY)
 
@@ -560,6 +528,7 @@ def test_double_backward_is_refused(transform: Transform, inner: str, f: Any) ->
         ({"mode": "max-autotune"}, "mode='max-autotune'.*CUDA graphs overwrite"),
         ({"options": {"triton.cudagraphs": True}}, "options.*CUDA graphs overwrite"),
         ({"options": {"inner": "eager"}}, '"inductor" or "aot_eager"'),
+        ({"options": {"no such option": 1}}, "no such option"),
     ],
     ids=str,
 )
@@ -589,12 +558,6 @@ def test_branches() -> None:
     assert_bitwise_equal(EVERYTHING(fused(f))(x), expected)
     with pytest.raises(Exception, match=r"native_dropout.* is in a branch or a loop"):
         fused(lambda x: f(x, lambda x: F.dropout(x, 0.5)))(x)
-
-
-def test_options_are_those_of_inductor() -> None:
-    f = torch.compile(torch.sin, backend="rematfn", options={"no such option": 1})
-    with pytest.raises(Exception, match="no such option"):
-        f(torch.ones(3))
 
 
 def test_a_graph_with_effects_is_refused() -> None:

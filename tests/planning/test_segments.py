@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import UNIT, assert_bitwise_equal, leaf
 from programs_traced import X as SQUARE
-from programs_traced import loss, step, weights, without_marks
+from programs_traced import step, weights, without_marks
 from torch import Tensor
 
 import rematfn
@@ -118,17 +118,3 @@ def test_a_boundary_lies_where_little_crosses(segments: int) -> None:
     found = kept(trace, 0.7, Sqrt(segments=segments))
     assert len(found) == segments - 1
     assert found <= forward_values(trace, "aten::add")
-
-
-def test_programs_are_bitwise_eager_when_guided_by_cuts() -> None:
-    grad = torch.func.grad(lambda ws, x: loss(ws, x))
-    ws = weights()
-    expected = grad(ws, SQUARE)
-    for policy in (Sqrt(), Sqrt(segments=4), Memory()):
-        g = rematfn.remat(grad, 0.4, policy=policy)
-        for _ in range(3):
-            assert_bitwise_equal(g(ws, SQUARE), expected)
-        assert rematfn.stats(g).peak_bytes <= rematfn.stats(g).budget
-        assert rematfn.stats(g).evictions > 0
-        assert rematfn.stats(g).call == "guided"
-    assert repr(Sqrt(segments=4)) == f"Sqrt(first={ON()!r}, segments=4)"

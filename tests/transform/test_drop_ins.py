@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import test_peers as peers
 import torch
 import torch.utils.checkpoint as theirs
 from helpers import (
@@ -67,19 +66,6 @@ def test_options_that_cannot_be_meant_are_refused_with_the_way_out(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         rematfn.checkpoint(torch.sin, torch.ones(3), **option)
-
-
-# --- where torch's goes wrong, or refuses ---------------------------------------------------------
-
-
-@pytest.mark.parametrize("hazard", peers.HAZARDS, ids=lambda h: h.__name__)
-def test_hazards_of_running_again(hazard: Callable[[Transform], list[Any]]) -> None:
-    assert peers.agree(hazard, ours)
-
-
-def test_what_is_overwritten_before_the_backward_is_an_error() -> None:
-    with pytest.raises(rematfn.ReplayError, match="overwritten"):
-        peers.overwritten(ours)
 
 
 # --- bytes ----------------------------------------------------------------------------------------

@@ -3,42 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
-import pytest
 import torch
 from helpers import Mode, Transform, assert_same_as_eager, same_as_eager, world
-from programs import Program, mlp, transformer
+from programs import Program
 from torch import Tensor
 
 
 def test_a_second_call_is_as_good_as_the_first(program: Program, mode: Mode) -> None:
     assert_same_as_eager(lambda transform: world(program, transform, calls=2), mode)
-
-
-CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "no_grad": torch.no_grad,
-    "inference_mode": torch.inference_mode,
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-}
-
-
-@pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS.keys())
-@pytest.mark.parametrize("build", [mlp, transformer])
-@same_as_eager
-def test_contexts_around_the_call_are_respected(
-    transform: Transform,
-    context: Callable[[], AbstractContextManager[Any]],
-    build: Callable[[], Any],
-) -> Any:
-    torch.manual_seed(3)
-    case = build()
-    g = transform(case.f)
-    torch.manual_seed(7)
-    with context():
-        return g(*case.args)
 
 
 @same_as_eager

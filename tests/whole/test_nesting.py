@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SNUG, Mode, Transform, assert_same_as_eager, same_as_eager, some, untransformed
-from nesting import LETTERS, REFUSED, Function, possible, program_of, total
-from torch import Tensor, func, nn
+from helpers import SNUG, Transform, assert_same_as_eager, same_as_eager, some, untransformed
+from nesting import LETTERS, REFUSED, possible, program_of
+from torch import func
 
 WORDS = [w for n in (1, 2, 3) for w in product(["remat", *LETTERS], repeat=n) if "remat" in w]
 SHORT = [word for word in WORDS if len(word) < 3]
@@ -34,31 +34,6 @@ def test_a_word_with_remat_equals_the_word_without(word: tuple[str, ...]) -> Non
 def test_torch_itself_refuses_the_pair(pair: tuple[str, str]) -> None:
     with pytest.raises(RuntimeError, match=REFUSED[pair].removeprefix("torch: ")):
         program_of(pair)(untransformed)
-
-
-@pytest.mark.parametrize("randomness", ["same", "different"])
-@pytest.mark.parametrize(
-    "order", ["remat-vmap", "vmap-remat", "remat-vmap-grad", "vmap-remat-grad"]
-)
-def test_dropout_under_vmap_draws_what_eager_draws(order: str, randomness: str, mode: Mode) -> None:
-    def f(x: Tensor) -> Tensor:
-        # With "same", torch draws only for what is not batched.
-        y = x.sin() if randomness == "different" else torch.ones(3)
-        return (nn.functional.dropout(y, 0.4) * x.cos() * torch.rand(3)).exp()
-
-    letters = {
-        "vmap": lambda f: func.vmap(f, randomness=randomness),
-        "grad": lambda f: func.grad(total(f)),
-    }
-
-    def run(transform: Transform) -> Any:
-        g: Function = f
-        for letter in reversed(order.split("-")):
-            g = (letters | {"remat": transform})[letter](g)
-        torch.manual_seed(7)
-        return g(torch.linspace(-1, 1, 12).view(4, 3)), torch.rand(2)
-
-    assert_same_as_eager(run, mode)
 
 
 @same_as_eager

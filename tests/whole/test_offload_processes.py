@@ -72,34 +72,6 @@ rematfn.offload(f, to=disk)(X).backward()
         )
         for delay in (0.1, 0.4)
     },
-    "is interrupted and goes on": (
-        """
-class Stop(Exception): pass
-def stop(*_): raise Stop
-def seconds():
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
-took = min(0.06, *(seconds() for _ in range(3)))
-signal.signal(signal.SIGALRM, stop)
-stopped = 0
-for delay in range(1, 40):
-    try:
-        signal.setitimer(signal.ITIMER_REAL, took * delay / 40)
-        step()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    except Stop:
-        stopped += 1
-signal.setitimer(signal.ITIMER_REAL, 0)
-assert stopped > 3, stopped
-step()
-del stop
-gc.collect()
-assert disk.held_bytes == 0
-""",
-        0,
-        "",
-    ),
     "calls it as the program ends": ("atexit.register(step)\n" + WRITING, 0, ""),
     "a daemon in f": (
         """

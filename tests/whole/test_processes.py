@@ -77,15 +77,6 @@ step(g); step(g)
 step(remat(lambda w, x: f(Fails.apply(w), x), '1MiB'))
 """,
     "interrupted after 0.2 s": INTERRUPTED.format(delay=0.2),
-    "interrupted and goes on": """
-def stop(*_): raise KeyboardInterrupt
-signal.signal(signal.SIGALRM, stop)
-try:
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
-    while True: step(g)
-except KeyboardInterrupt: print('stopped')
-"""
-    + TWICE,
     "terminated": TWICE + "sys.stdout.flush(); os.kill(os.getpid(), signal.SIGTERM)",
     "daemon in f": TWICE
     + """
@@ -127,11 +118,6 @@ def h(w, x):
     print(os.waitstatus_to_exitcode(os.wait()[1]))
     return y
 step(g); print(step(remat(h, '1MiB')))
-""",
-    "forked pool": """
-import multiprocessing
-def work(_): return step(g)
-with multiprocessing.get_context('fork').Pool(2) as pool: print(pool.map(work, range(4)))
 """,
     "spawns": """
 def work(queue): queue.put((step(g), step(g)))
