@@ -344,15 +344,17 @@ def assert_same_as_eager(run: Run, mode: Mode) -> Any:
     return compare("tight", run(within(smallest_budgets(run, mode.fraction, look=compare))))
 
 
-def same_as_eager(program: Callable[..., Any]) -> Callable[..., None]:
+def same_as_eager(program: Callable[..., Any] | None = None, *, mode: Mode = EACH) -> Any:
     """Make a test of a program that takes `transform`: in each mode it gives what eager gives.
 
     What else the program takes, the test takes.
     """
+    if program is None:
+        return functools.partial(same_as_eager, mode=mode)
 
     @functools.wraps(program)
     def test(**arguments: Any) -> None:
-        assert_same_as_eager(lambda transform: program(transform=transform, **arguments), EACH)
+        assert_same_as_eager(lambda transform: program(transform=transform, **arguments), mode)
 
     signature = inspect.signature(program)
     others = [p for name, p in signature.parameters.items() if name != "transform"]

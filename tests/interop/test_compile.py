@@ -20,6 +20,7 @@ from helpers import (
     assert_bitwise_equal,
     assert_same_as_eager,
     doubling,
+    same_as_eager,
     untransformed,
 )
 from torch import Tensor, nn
@@ -80,13 +81,10 @@ def test_a_compiled_function_inside(backend: str, mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-def test_opaque_code_may_take_addresses(mode: Mode) -> None:
+@same_as_eager
+def test_opaque_code_may_take_addresses(transform: Transform) -> Any:
     root = rematfn.opaque(lambda x: torch.from_numpy(x.numpy() ** 0.5))
-
-    def run(transform: Transform) -> Any:
-        return transform(lambda x: root(x.exp()) * root(x.sin()))(leaves()[0].detach())
-
-    assert_same_as_eager(run, mode)
+    return transform(lambda x: root(x.exp()) * root(x.sin()))(leaves()[0].detach())
 
 
 def test_another_thread_makes_no_node_of_its_argument_opaque() -> None:

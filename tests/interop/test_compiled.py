@@ -14,10 +14,10 @@ from helpers import (
     EACH,
     EVERY,
     EVERYTHING,
-    Mode,
     Transform,
     assert_bitwise_equal,
     assert_same_as_eager,
+    same_as_eager,
     spread,
     untransformed,
 )
@@ -209,38 +209,34 @@ def test_the_compiler_is_not_recorded() -> None:
 
 
 @pytest.mark.parametrize("whole", [torch.compile, nn.Module.compile], ids=["around", "in place"])
-def test_a_module_that_is_compiled_as_a_whole(whole: Any) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 6))
-        net = whole(net, backend="rematfn", options=EAGERLY) or net
-        x, _ = leaves()
-        out = transform(net)(x)
-        out.sum().backward()
-        return out, x.grad, [p.grad for p in net.parameters()], list(net.buffers())
-
-    assert_same_as_eager(run, EVERY)
+@same_as_eager(mode=EVERY)
+def test_a_module_that_is_compiled_as_a_whole(transform: Transform, whole: Any) -> Any:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 6))
+    net = whole(net, backend="rematfn", options=EAGERLY) or net
+    x, _ = leaves()
+    out = transform(net)(x)
+    out.sum().backward()
+    return out, x.grad, [p.grad for p in net.parameters()], list(net.buffers())
 
 
-def test_a_step_with_compiled_blocks_and_its_optimizer(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 6))
-        block, head = fused(net), fused(lambda h: h.softmax(-1).square().sum())
-        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+@same_as_eager
+def test_a_step_with_compiled_blocks_and_its_optimizer(transform: Transform) -> Any:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 6))
+    block, head = fused(net), fused(lambda h: h.softmax(-1).square().sum())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
 
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = head(block(block(x.sin())).exp())
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = head(block(block(x.sin())).exp())
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
 
-        f = transform(step)
-        losses = [f(leaves()[0].detach()) for _ in range(3)]
-        return losses, list(net.parameters()), list(net.buffers())
-
-    assert_same_as_eager(run, mode)
+    f = transform(step)
+    losses = [f(leaves()[0].detach()) for _ in range(3)]
+    return losses, list(net.parameters()), list(net.buffers())
 
 
 # --- what AOTAutograd's graphs do, and is undone at the edge --------------------------------------
@@ -381,19 +377,17 @@ def test_an_argument_of_the_callers_is_written_once(name: str, inner: str) -> No
 # --- guards ---------------------------------------------------------------------------------------
 
 
-def test_recompilation(mode: Mode) -> None:
-    def run(transform: Transform) -> Any:
-        block = fused(lambda x, k: (x * k).sin())
-        f = {n: transform(lambda x, k: block(x.exp(), k) * 2) for n in (3, 5, 7)}
-        seen = []
-        for n, k in ((3, 1), (5, 2), (7, 3.5)):
-            x = torch.linspace(-1, 1, n * 4).view(n, 4).requires_grad_()
-            out = f[n](x, k)
-            out.sum().backward()
-            seen += [out, x.grad]
-        return seen
-
-    assert_same_as_eager(run, mode)
+@same_as_eager
+def test_recompilation(transform: Transform) -> Any:
+    block = fused(lambda x, k: (x * k).sin())
+    f = {n: transform(lambda x, k: block(x.exp(), k) * 2) for n in (3, 5, 7)}
+    seen = []
+    for n, k in ((3, 1), (5, 2), (7, 3.5)):
+        x = torch.linspace(-1, 1, n * 4).view(n, 4).requires_grad_()
+        out = f[n](x, k)
+        out.sum().backward()
+        seen += [out, x.grad]
+    return seen
 
 
 @pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
@@ -422,7 +416,8 @@ def test_a_result_that_would_not_fit_is_refused_before_it_is_made() -> None:
             g(x)
 
 
-def test_attributes_of_a_module() -> None:
+@same_as_eager(mode=EVERY)
+def test_attributes_of_a_module(transform: Transform) -> Any:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -434,30 +429,24 @@ def test_attributes_of_a_module() -> None:
             self.last = x * 2
             return self.linear(x) * self.factor + self.calls
 
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(0)
-        net, (x, _), seen = Counts(), leaves(), []
-        block = fused(net)
-        for net.factor in (2, 3):
-            out = transform(lambda x: block(x.sin()))(x)
-            out.sum().backward()
-            seen += [out, net.last.detach().clone()]
-        return seen, x.grad, net.calls
-
-    assert_same_as_eager(run, EVERY)
+    torch.manual_seed(0)
+    net, (x, _), seen = Counts(), leaves(), []
+    block = fused(net)
+    for net.factor in (2, 3):
+        out = transform(lambda x: block(x.sin()))(x)
+        out.sum().backward()
+        seen += [out, net.last.detach().clone()]
+    return seen, x.grad, net.calls
 
 
-def test_without_gradients() -> None:
+@same_as_eager(mode=EVERY)
+def test_without_gradients(transform: Transform) -> Any:
     block = fused(lambda x, w: (x @ w).sin().t())
-
-    def run(transform: Transform) -> Any:
-        seen = []
-        for guard in (torch.no_grad, torch.inference_mode):
-            with guard():
-                seen.append(transform(lambda x, w: block(x.sin(), w) * 2)(*leaves()).clone())
-        return seen
-
-    assert_same_as_eager(run, EVERY)
+    seen = []
+    for guard in (torch.no_grad, torch.inference_mode):
+        with guard():
+            seen.append(transform(lambda x, w: block(x.sin(), w) * 2)(*leaves()).clone())
+    return seen
 
 
 # --- what stands around ---------------------------------------------------------------------------
@@ -465,31 +454,26 @@ def test_without_gradients() -> None:
 
 @pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
 @pytest.mark.parametrize("transform_of", [torch.func.grad, torch.func.vmap])
-def test_transforms_of_functions(transform_of: Any, inside: bool) -> None:
-    def run(transform: Transform) -> Any:
-        x, w = (t.detach() for t in leaves())
+@same_as_eager(mode=EVERY)
+def test_transforms_of_functions(transform: Transform, transform_of: Any, inside: bool) -> Any:
+    x, w = (t.detach() for t in leaves())
 
-        def body(x: Tensor) -> Tensor:
-            return (x * w.sum(0)).sin().sum()
+    def body(x: Tensor) -> Tensor:
+        return (x * w.sum(0)).sin().sum()
 
-        block = fused(transform_of(body) if inside else body)
-        f = transform(lambda x: block(x.sin()).sum())
-        return (f if inside else transform_of(f))(x)
-
-    assert_same_as_eager(run, EVERY)
+    block = fused(transform_of(body) if inside else body)
+    f = transform(lambda x: block(x.sin()).sum())
+    return (f if inside else transform_of(f))(x)
 
 
-def test_a_backward_that_runs_twice() -> None:
+@same_as_eager(mode=EVERY)
+def test_a_backward_that_runs_twice(transform: Transform) -> Any:
     block = fused(lambda x, w: (x @ w).sin())
-
-    def run(transform: Transform) -> Any:
-        x, w = leaves()
-        loss = transform(lambda x: block(x.sin(), w))(x).sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-        return x.grad, w.grad
-
-    assert_same_as_eager(run, EVERY)
+    x, w = leaves()
+    loss = transform(lambda x: block(x.sin(), w))(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return x.grad, w.grad
 
 
 def test_what_was_compiled_outlives_its_function() -> None:

@@ -137,7 +137,8 @@ def test_gradients_through_wrapper_subclasses(transform: Transform) -> Any:
     return unscaled([out.detach(), x.grad, w.grad])
 
 
-def test_what_a_result_has_as_attributes_leaves_with_it(mode: Mode) -> None:
+@same_as_eager
+def test_what_a_result_has_as_attributes_leaves_with_it(transform: Transform) -> Any:
     """Nothing of it is replayed, not though the argument that it was made from has been written."""
 
     def f(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,16 +148,13 @@ def test_what_a_result_has_as_attributes_leaves_with_it(mode: Mode) -> None:
         wrapper.offset, wrapper.itself = x * 3, wrapper
         return named, wrapper
 
-    def run(transform: Transform) -> Any:
-        x = start().requires_grad_() * 1
-        named, wrapper = transform(f)(x)
-        with torch.no_grad():
-            x.zero_()
-        held = [named.scale, named.others["of the scale"][0], wrapper.offset]
-        assert not any(map(_C.has_key, held))
-        return unscaled(wrapper), [t.detach().numpy().tolist() for t in held], named.label
-
-    assert_same_as_eager(run, mode)
+    x = start().requires_grad_() * 1
+    named, wrapper = transform(f)(x)
+    with torch.no_grad():
+        x.zero_()
+    held = [named.scale, named.others["of the scale"][0], wrapper.offset]
+    assert not any(map(_C.has_key, held))
+    return unscaled(wrapper), [t.detach().numpy().tolist() for t in held], named.label
 
 
 # --- modes ----------------------------------------------------------------------------------------

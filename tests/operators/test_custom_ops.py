@@ -60,7 +60,8 @@ def test_a_python_operator_is_replayed_and_differentiated(
     return out, first, second
 
 
-def test_an_operator_that_draws_numbers_draws_them_again(mode: Mode) -> None:
+@same_as_eager
+def test_an_operator_that_draws_numbers_draws_them_again(transform: Transform) -> Any:
     name = f"{NAMESPACE}::{fresh_name()}"
 
     @torch.library.custom_op(name, mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
@@ -68,14 +69,10 @@ def test_an_operator_that_draws_numbers_draws_them_again(mode: Mode) -> None:
         return x + torch.rand_like(x) * torch.randn(())
 
     jitter.register_fake(torch.empty_like)
-
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(7)
-        x = torch.linspace(-1, 1, 12)
-        out = transform(lambda x: (jitter(x.sin()) * jitter(x)).cos() * torch.rand(12))(x)
-        return out, torch.rand(3)
-
-    assert_same_as_eager(run, mode)
+    torch.manual_seed(7)
+    x = torch.linspace(-1, 1, 12)
+    out = transform(lambda x: (jitter(x.sin()) * jitter(x)).cos() * torch.rand(12))(x)
+    return out, torch.rand(3)
 
 
 def test_an_operator_that_writes_to_a_list(mode: Mode) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import optree
 import pytest
 import torch
-from helpers import Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import Transform, assert_bitwise_equal, same_as_eager
 from processes import in_a_process
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -49,7 +49,8 @@ class Registered:
     name: str = optree.dataclasses.field(default="", pytree_node=False)
 
 
-def test_arguments_and_results_are_any_pytree(mode: Mode) -> None:
+@same_as_eager
+def test_arguments_and_results_are_any_pytree(transform: Transform) -> Any:
     def f(tree: dict[str, Any], *rest: Any, **named: Any) -> Any:
         y = tree["x"].sin() * rest[0][1] + named["pair"].low
         return {
@@ -62,14 +63,11 @@ def test_arguments_and_results_are_any_pytree(mode: Mode) -> None:
             ("tuple", "key"): tree["x"],
         }
 
-    def run(transform: Transform) -> Any:
-        x, y, z = (torch.linspace(0, 1, 5).add(k).requires_grad_() for k in range(3))
-        out = transform(f)({"x": x, "flag": True}, (None, y), pair=Pair(z, "text"))
-        out["list"][1][0].sum().backward()
-        out["node"] = [out["node"].value, out["node"].name, type(out["node"]) is Registered]
-        return out, x.grad, y.grad, z.grad
-
-    assert_same_as_eager(run, mode)
+    x, y, z = (torch.linspace(0, 1, 5).add(k).requires_grad_() for k in range(3))
+    out = transform(f)({"x": x, "flag": True}, (None, y), pair=Pair(z, "text"))
+    out["list"][1][0].sum().backward()
+    out["node"] = [out["node"].value, out["node"].name, type(out["node"]) is Registered]
+    return out, x.grad, y.grad, z.grad
 
 
 # --- statistics -----------------------------------------------------------------------------------
