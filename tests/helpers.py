@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import optree
 import torch
 from programs import Case, Program
-from torch import Tensor
+from torch import Tensor, nn
 
 import rematfn
 from rematfn import _C
@@ -145,6 +145,15 @@ def assert_nothing_keyed(tree: Any) -> None:
     """Assert that no tensor the caller holds belongs to a level."""
     keyed = [tuple(t.shape) for t in tensors_in(tree) if _C.has_key(t)]
     assert not keyed, f"{len(keyed)} tensors still carry the key, of shapes {keyed}"
+
+
+def assert_exact_within(budget: int, g: Transform, f: Transform, *args: Any) -> None:
+    """Assert that `g` gives what `f` does, and that what it holds but for that is in the budget."""
+    expected = f(*args)
+    with rematfn.testing.MemoryTimeline() as timeline:
+        found = g(*args)
+    assert_bitwise_equal(found, expected)
+    assert timeline.peak_excluding_survivors <= budget
 
 
 # --- what is left behind --------------------------------------------------------------------------
@@ -408,6 +417,39 @@ def loss_of(case: Case, transform: Transform) -> Tensor:
     g = transform(case.f)
     torch.manual_seed(7)
     return scalar(g(*case.args))
+
+
+# --- a network of three blocks --------------------------------------------------------------------
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.second(self.dropout(torch.tanh(self.first(x))))
+        return h.exp().cos() * x + h
+
+
+def blocks() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(*(_Block() for _ in range(3)))
+
+
+def rows() -> Tensor:
+    """Return what they take."""
+    return torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
+
+
+def trained(f: Callable[[Tensor], Tensor], net: nn.Module) -> Any:
+    """Call `f`, which is made of `net`, and return what that and its backward give."""
+    x = rows()
+    torch.manual_seed(5)
+    out = f(x)
+    out.square().sum().backward()
+    return out, x.grad, [p.grad for p in net.parameters()], torch.rand(2)
 
 
 # --- a chain whose values are of one size ---------------------------------------------------------

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from helpers import EVERYTHING, NO_LIMIT, smallest_budgets, world
+from helpers import EVERYTHING, NO_LIMIT, kept, smallest_budgets, world
 from programs import Program
 
 import rematfn
@@ -19,12 +19,7 @@ UNCAPPED = functools.partial(rematfn.remat, budget=1.0, policy=ON())  # a first 
 
 def traced(run: Callable[[Callable[..., Any]], Any], transform: Any) -> list[Any]:
     """Return what `run` transforms, after it."""
-    made: list[Any] = []
-
-    def keep(f: Any) -> Any:
-        made.append(transform(f))
-        return made[-1]
-
+    keep, made = kept(transform)
     run(keep)
     return made
 

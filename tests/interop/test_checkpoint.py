@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Transform, same_as_eager
-from torch import Tensor, nn
+from helpers import Transform, blocks, rows, same_as_eager, trained
+from torch import Tensor
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -55,38 +55,10 @@ KINDS: dict[str, Wrap] = {
 }
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 4)
-        self.dropout = nn.Dropout(0.3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.second(self.dropout(torch.tanh(self.first(x))))
-        return h.exp().cos() * x + h
-
-
-def model() -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(*(Block() for _ in range(3)))
-
-
-def start() -> Tensor:
-    return torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
-
-
-def trained(f: Callable[[Tensor], Tensor], net: nn.Module) -> Any:
-    x = start()
-    torch.manual_seed(5)
-    out = f(x)
-    out.square().sum().backward()
-    return out, x.grad, [p.grad for p in net.parameters()], torch.rand(2)
-
-
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 @same_as_eager
 def test_checkpoint_inside(transform: Transform, kind: Wrap) -> Any:
-    net = model()
+    net = blocks()
 
     def f(x: Tensor) -> Tensor:
         for block in net:
@@ -99,12 +71,12 @@ def test_checkpoint_inside(transform: Transform, kind: Wrap) -> Any:
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 @same_as_eager
 def test_checkpoint_between_two_levels(transform: Transform, kind: Wrap) -> Any:
-    net = model()
-    blocks = [transform(block) for block in net]
+    net = blocks()
+    parts = [transform(block) for block in net]
 
     def f(x: Tensor) -> Tensor:
-        for block in blocks:
-            x = kind(block, x.sin())
+        for part in parts:
+            x = kind(part, x.sin())
         return x.exp()
 
     return trained(transform(f), net)
@@ -113,11 +85,11 @@ def test_checkpoint_between_two_levels(transform: Transform, kind: Wrap) -> Any:
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "reentrant"])
 @same_as_eager
 def test_a_gradient_of_checkpoints_within_the_function(transform: Transform, name: str) -> Any:
-    net = model()
+    net = blocks()
 
     def gradient(x: Tensor) -> Any:
         out = KINDS[name](net, x.sin())
         return out, torch.autograd.grad(out.square().sum(), [x, *net.parameters()])
 
     torch.manual_seed(5)
-    return transform(gradient)(start()), torch.rand(2)
+    return transform(gradient)(rows()), torch.rand(2)

@@ -18,6 +18,7 @@ from helpers import (
     assert_bitwise_equal,
     assert_nothing_keyed,
     assert_nothing_left,
+    kept,
     remains,
     untransformed,
 )
@@ -246,29 +247,23 @@ def assert_same_and_bounded(
     with MemoryTimeline() as timeline:
         expected = run(untransformed)
     eager = timeline.peak
-    made: list[Any] = []
 
-    def through(f: Any, how: Transform) -> Any:
-        made.append(how(f))
-        return made[-1]
-
-    def result_of(how: Transform) -> Any:
-        made.clear()
-        found = run(lambda f: through(f, how))
+    def made_by(how: Transform) -> list[Any]:
+        transform, made = kept(how)
+        found = run(transform)
         assert_nothing_keyed(found)
         assert_bitwise_equal(found, expected)
+        return made
 
-    result_of(rematfn.remat)
-    peak = max(rematfn.stats(g).peak_bytes for g in made)
+    peak = max(rematfn.stats(g).peak_bytes for g in made_by(rematfn.remat))
     if everything:
-        result_of(EVERYTHING)
-        assert all(rematfn.stats(g).replays > 0 for g in made)
+        assert all(rematfn.stats(g).replays > 0 for g in made_by(EVERYTHING))
     if fraction is None:
         return
     budget = int((fraction + 0.02 * distributed.get_rank()) * peak)
     for _ in range(30):
         with MemoryTimeline() as timeline:
-            result_of(functools.partial(rematfn.remat, budget=budget))
+            made = made_by(functools.partial(rematfn.remat, budget=budget))
         assert all(rematfn.stats(g).peak_bytes <= budget for g in made)
         assert any(rematfn.stats(g).evictions > 0 for g in made)
         if not in_any_rank(timeline.peak > eager):

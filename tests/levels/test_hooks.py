@@ -16,7 +16,10 @@ from helpers import (
     Transform,
     assert_bitwise_equal,
     assert_same_as_eager,
+    blocks,
+    rows,
     same_as_eager,
+    trained,
 )
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
@@ -24,30 +27,6 @@ from torch.utils.checkpoint import checkpoint
 
 import rematfn
 from rematfn.testing import MemoryTimeline
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.second(torch.tanh(self.first(x)))
-        return h * x + h.exp()
-
-
-def model() -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(Block(), nn.Dropout(0.3), Block())
-
-
-def trained(net: Callable[[Tensor], Tensor], parameters: Any) -> Any:
-    torch.manual_seed(5)
-    x = torch.randn(3, 4, requires_grad=True)
-    out = net(x)
-    out.square().sum().backward()
-    return out, x.grad, [p.grad for p in parameters]
-
 
 # --- hooks on tensors -----------------------------------------------------------------------------
 
@@ -95,7 +74,7 @@ def test_an_optimiser_is_stepped_from_within_a_reentrant_checkpoint(
 ) -> Any:
     """The parameters' gradients arrive in a backward that runs within the backward."""
 
-    net = model()
+    net = blocks()
     optimisers = {p: torch.optim.SGD([p], lr=0.05, fused=fused) for p in net.parameters()}
 
     def step(p: Tensor) -> None:
@@ -104,11 +83,11 @@ def test_an_optimiser_is_stepped_from_within_a_reentrant_checkpoint(
 
     for p in net.parameters():
         p.register_post_accumulate_grad_hook(step)
-    blocks = [transform(block) for block in net] if order == "around" else list(net)
+    parts = [transform(block) for block in net] if order == "around" else list(net)
 
     def f(x: Tensor) -> Tensor:
-        for block in blocks:
-            x = checkpoint(block, x.sin(), use_reentrant=True)
+        for part in parts:
+            x = checkpoint(part, x.sin(), use_reentrant=True)
         return x.square()
 
     g = transform(f) if order == "inside" else f
@@ -192,9 +171,9 @@ HOOKS = [
 def test_hooks_on_modules(transform: Transform, hook: Any, whole: bool) -> Any:
     """On a module inside the function, and on the transformed module itself."""
 
-    net, seen = model(), []
+    net, seen = blocks(), []
     hook(seen, net if whole else net[0])
-    return trained(transform(net), net.parameters()), seen
+    return trained(transform(net), net), seen
 
 
 # --- hooks on what autograd saves -----------------------------------------------------------------
@@ -231,7 +210,7 @@ SAVED = {
 @pytest.mark.parametrize("mode", [PLAIN, EVERY], ids=lambda mode: mode.name)
 def test_hooks_on_saved_tensors(hooks: Any, order: str, mode: Mode) -> None:
     def run(transform: Transform) -> Any:
-        net = model()
+        net = blocks()
 
         def gradient(x: Tensor) -> Any:
             out = net(x)
@@ -245,10 +224,9 @@ def test_hooks_on_saved_tensors(hooks: Any, order: str, mode: Mode) -> None:
             return within
 
         if order == "around-the-gradient":
-            x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
-            return hooked(transform(gradient))(x)
+            return hooked(transform(gradient))(rows())
         f = transform(hooked(net)) if order == "inside" else hooked(transform(net))
-        return trained(f, net.parameters())
+        return trained(f, net)
 
     assert_same_as_eager(run, mode)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import Any
 
@@ -16,8 +15,10 @@ from helpers import (
     assert_bitwise_equal,
     assert_nothing_keyed,
     inner,
+    kept,
     leaf,
 )
+from processes import together
 from torch import Tensor
 
 import rematfn
@@ -40,15 +41,10 @@ BUDGETS |= {f"{n}-units": partial(remat, budget=n * UNIT + 64) for n in (6, 9, 1
 @pytest.mark.parametrize("around", BUDGETS.values(), ids=BUDGETS.keys())
 @pytest.mark.parametrize("within", BUDGETS.values(), ids=BUDGETS.keys())
 def test_a_level_within_a_level(around: Transform, within: Transform) -> None:
-    made: list[Any] = []
-
-    def kept(transform: Transform, f: Any) -> Any:
-        made.append(transform(f))
-        return made[-1]
-
+    within_kept, made = kept(within)
     x, y, z, one = leaf(), leaf().detach(), leaf(), torch.ones(())
     # The sum keeps the argument out: what the backward makes of arguments alone is not governed.
-    outer = around(lambda x: nest(x + y, partial(kept, within), partial(kept, within)))
+    outer = around(lambda x: nest(x + y, within_kept, within_kept))
     with MemoryTimeline() as timeline:
         loss = outer(x)
         loss.backward(one)
@@ -125,8 +121,6 @@ def test_outputs_of_an_inner_level_can_be_evicted_by_the_outer() -> None:
 def test_a_backward_on_another_thread_finds_its_level() -> None:
     x, y = leaf(), leaf()
     loss = EVERYTHING(inner)(x).sum()
-    thread = threading.Thread(target=loss.backward)
-    thread.start()
-    thread.join()
+    together(loss.backward)
     inner(y).sum().backward()
     assert_bitwise_equal(x.grad, y.grad)

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import assert_bitwise_equal
 from models import CORE, compile_model, run_model
-from processes import forking, in_a_child, in_a_process
+from processes import forking, in_a_child, in_a_process, together
 from torch import Tensor
 
 import rematfn
@@ -97,10 +96,9 @@ def test_blocks_come_from_the_pool_while_a_budget_lives(usage: None) -> None:
     assert (live(), waiting()) == (SQUARE, 0), "the result outlives its level"
     other = square()
     assert live() == SQUARE, "and no other block comes from there any more"
-    thread = threading.Thread(target=lambda box: box.clear(), args=([result],))
+    box = [result]
     del result
-    thread.start()
-    thread.join()
+    together(box.clear)
     assert live() == 0, "a block goes back on whichever thread"
     give_back()
     assert _C.testing.pages() == (0, 0)

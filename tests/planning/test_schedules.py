@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal
+from helpers import assert_bitwise_equal, assert_exact_within
 from programs_traced import forces, waves
 from torch import Tensor, nn
 
@@ -18,7 +18,6 @@ from rematfn import _C
 from rematfn._transform.recorded import finish_searches
 from rematfn._transform.tier_options import tiers_of
 from rematfn.policies import ON, Guided
-from rematfn.testing import MemoryTimeline
 
 SEARCH = 50_000  # operators
 UNIT = 64 * 64 * 4
@@ -98,13 +97,10 @@ def test_a_call_that_carries_out_a_schedule_is_exact_and_costs_what_was_simulate
     assert_bitwise_equal(g(), expected)
     assert_bitwise_equal(g(), expected)
     finish_searches()
-    with MemoryTimeline() as timeline:
-        found = g()
-    assert_bitwise_equal(found, expected)
+    assert_exact_within(budget, g, step)
     stats = rematfn.stats(g)
     assert stats.replays > 0
     assert stats.peak_bytes <= budget
-    assert timeline.peak_excluding_survivors <= budget
     assert stats.replayed_cost == pytest.approx(program.overhead() / program.cost, rel=1e-6)
 
 
@@ -161,11 +157,7 @@ def test_calls_of_other_sizes_carry_the_schedule_out() -> None:
     budget = int(0.32 * max(rematfn.record(step, x).peak_bytes for x in inputs))
     g = rematfn.remat(step, budget, policy=Guided(search=SEARCH))
     for x in inputs:
-        expected = step(x)
-        with MemoryTimeline() as timeline:
-            found = g(x)
-        assert_bitwise_equal(found, expected)
-        assert timeline.peak_excluding_survivors <= budget
+        assert_exact_within(budget, g, step, x)
         finish_searches()
     stats = rematfn.stats(g)
     assert stats.why.startswith("by the record of another call")
@@ -189,11 +181,7 @@ def test_a_schedule_for_other_sizes_is_exact_under_transforms(step: Any, offload
     g = rematfn.remat(step, budget, policy=Guided(search=SEARCH), offload=offload)
     replays = 0
     for x in (*inputs, *inputs):
-        expected = step(x)
-        with MemoryTimeline() as timeline:
-            found = g(x)
-        assert_bitwise_equal(found, expected)
-        assert timeline.peak_excluding_survivors <= budget
+        assert_exact_within(budget, g, step, x)
         replays += rematfn.stats(g).replays
         finish_searches()
     assert replays > 0 or offload is not None
@@ -216,11 +204,7 @@ def test_a_schedule_that_does_not_fit_other_sizes_is_left() -> None:
     budget = int(0.2 * max(rematfn.record(step, *call).peak_bytes for call in calls))
     g = rematfn.remat(step, budget, policy=Guided(search=SEARCH))
     for call in (*calls, *calls):
-        expected = step(*call)
-        with MemoryTimeline() as timeline:
-            found = g(*call)
-        assert_bitwise_equal(found, expected)
-        assert timeline.peak_excluding_survivors <= budget
+        assert_exact_within(budget, g, step, *call)
         online = rematfn.simulate(rematfn.record(step, *call), budget, ON()).replayed_cost
         assert rematfn.stats(g).replayed_cost <= 1.02 * (1 + online) - 1
         finish_searches()

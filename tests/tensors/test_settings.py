@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from helpers import EVERY, EVERYTHING, Transform, assert_same_as_eager
+from processes import together
 from torch import Tensor
 
 import rematfn
@@ -273,14 +273,6 @@ def mkldnn(enabled: bool) -> Iterator[None]:
 # --- other threads --------------------------------------------------------------------------------
 
 
-def in_thread(f: Callable[[], Any]) -> Any:
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(f()))
-    thread.start()
-    thread.join()
-    return results[0]
-
-
 def beside(meanwhile: Callable[[], Any], name: str) -> Callable[[Tensor], Tensor]:
     """Return a function whose replay has another thread call `meanwhile`, without mkldnn."""
     runs = []
@@ -288,7 +280,7 @@ def beside(meanwhile: Callable[[], Any], name: str) -> Callable[[Tensor], Tensor
     def kernel(x: Tensor) -> Tensor:
         runs.append(C._get_mkldnn_enabled())
         if len(runs) > 1:
-            in_thread(meanwhile)
+            together(meanwhile)
         return x + 1
 
     op = torch.library.custom_op(f"rematfn_tests::beside_{name}", kernel, mutates_args=())

@@ -46,18 +46,20 @@ def outcome(run: Callable[[], Stats]) -> Any:
         return "does not fit"
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-@pytest.mark.parametrize("network", NETWORKS)
-def test_the_simulator_does_what_the_engine_does(network: str, policy: Policy) -> None:
-    f, args = build(network)
+def assert_simulated(f: Any, args: tuple[Any, ...], policy: Policy, *fractions: float) -> None:
     trace = rematfn.record(f, *args)
-    for fraction in (0.7, 0.5, 0.35, 0.25):
+    for fraction in fractions:
         budget = int(fraction * trace.peak_bytes)
         g = rematfn.remat(f, budget, policy=policy)
-
         assert outcome(functools.partial(stats_of, g, args)) == outcome(
             functools.partial(rematfn.simulate, trace, budget, policy)
         ), fraction
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_simulator_does_what_the_engine_does(network: str, policy: Policy) -> None:
+    assert_simulated(*build(network), policy, 0.7, 0.5, 0.35, 0.25)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
@@ -69,14 +71,7 @@ def test_what_was_evicted_before_its_address_was_asked_for_is_simulated_too(poli
         assert asked.data_ptr() != 0
         return torch.stack([(y * asked).sum() for y in kept])
 
-    x = torch.linspace(0, 1, 1000)
-    trace = rematfn.record(f, x)
-    for fraction in (1.0, 0.7, 0.5, 0.45):
-        budget = int(fraction * trace.peak_bytes)
-        g = rematfn.remat(f, budget, policy=policy)
-        assert outcome(functools.partial(stats_of, g, (x,))) == outcome(
-            functools.partial(rematfn.simulate, trace, budget, policy)
-        ), fraction
+    assert_simulated(f, (torch.linspace(0, 1, 1000),), policy, 1.0, 0.7, 0.5, 0.45)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -7,14 +7,13 @@ import copy
 import ctypes
 import functools
 import pickle
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from helpers import assert_bitwise_equal, bits
-from processes import forking, in_a_child
+from processes import forking, in_a_child, together
 from torch import Tensor, func, nn
 
 import rematfn
@@ -314,11 +313,7 @@ def test_threads_share_one() -> None:
                 g(X)
         found.append(packed.bytes_out > 0)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[work] * 3)
     assert found == [True] * 3
     assert_bitwise_equal(gradients(net, rematfn.offload(net, to=packed)), expected)
     assert packed.held_bytes == 0
