@@ -20,7 +20,7 @@ with warnings.catch_warnings():
     import torch._decomp.decompositions_for_jvp
 
 import programs_storage  # noqa: E402, F401  (fills the zoo)
-from helpers import EACH, Mode, assert_nothing_left, remains  # noqa: E402
+from helpers import assert_nothing_left, remains  # noqa: E402
 from programs import ZOO, Program  # noqa: E402
 
 import rematfn  # noqa: E402
@@ -64,12 +64,6 @@ def costs_at_random() -> Iterator[None]:
     yield
     _C.testing.draw_link_costs(False)
     _C.testing.pack_everything(False)
-
-
-@pytest.fixture
-def mode() -> Mode:
-    """The three ways to transform, in turn: plain, evicting everything, the smallest budget."""
-    return EACH
 
 
 @pytest.fixture(params=ZOO, ids=lambda program: program.name)

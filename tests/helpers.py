@@ -336,7 +336,7 @@ EACH = Mode("each")  # the three in turn: the runs that measure for the tight on
 SNUG = Mode("each", 0.3)
 
 
-def assert_same_as_eager(run: Run, mode: Mode) -> Any:
+def assert_same_as_eager(run: Run, mode: Mode = EACH) -> Any:
     """Assert that `run` under `mode` is bitwise the untransformed run; return what it gave."""
     expected = run(untransformed)
 

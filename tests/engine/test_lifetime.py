@@ -83,7 +83,12 @@ def whole_steps(transform: Transform) -> Callable[[], Tensor]:
     return transform(backward_steps(untransformed))
 
 
-STEPS = {"backward": backward_steps, "functional": functional_steps, "whole": whole_steps}
+Make = Callable[[Transform], Callable[[], Tensor]]
+STEPS: dict[str, Make] = {
+    "backward": backward_steps,
+    "functional": functional_steps,
+    "whole": whole_steps,
+}
 steps = pytest.mark.parametrize("make", STEPS.values(), ids=STEPS.keys())
 
 
@@ -94,9 +99,7 @@ def live_objects() -> Counter[str]:
 
 @steps
 @transforms
-def test_many_steps_leave_nothing(
-    make: Callable[[Transform], Callable[[], Tensor]], transform: Transform
-) -> None:
+def test_many_steps_leave_nothing(make: Make, transform: Transform) -> None:
     live_objects()  # abstract classes note down what they are asked about: `Counter` asks
     step, count = make(transform), 1000 if EXHAUSTIVE else 100
     losses = [step() for _ in range(10)]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers import (
     EVERYTHING,
-    Mode,
     Transform,
     assert_bitwise_equal,
     assert_same_as_eager,
@@ -80,9 +79,9 @@ def step(transform: Transform, program: Program) -> Any:
 
 
 @pytest.mark.parametrize("name", CONTROL_FLOW)
-def test_control_flow_runs_operator_by_operator(name: str, mode: Mode) -> None:
+def test_control_flow_runs_operator_by_operator(name: str) -> None:
     torch._dynamo.reset()
-    assert_same_as_eager(lambda transform: step(transform, CONTROL_FLOW[name]), mode)
+    assert_same_as_eager(lambda transform: step(transform, CONTROL_FLOW[name]))
     assert _C.stack_depth() == 0
 
 

@@ -21,7 +21,6 @@ import pytest
 import torch
 from helpers import (
     EVERYTHING,
-    Mode,
     Transform,
     assert_bitwise_equal,
     assert_same_as_eager,
@@ -177,7 +176,8 @@ def between(access: Access, transform: Transform) -> Any:
     return after(access, transform, requires_grad=True)
 
 
-PLACES: list[Callable[[Access, Transform], Any]] = [inside, after, between]
+Place = Callable[[Access, Transform], Any]
+PLACES: list[Place] = [inside, after, between]
 
 
 # torch 2.12 warns of what it does not check, whatever it is told of that.
@@ -185,33 +185,33 @@ PLACES: list[Callable[[Access, Transform], Any]] = [inside, after, between]
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 @pytest.mark.parametrize("access", WORKS.values(), ids=WORKS.keys())
 def test_an_access_works_whether_or_not_the_tensor_was_evicted(
-    access: Access, place: Callable[[Access, Transform], Any], mode: Mode
+    access: Access, place: Place
 ) -> None:
-    assert_same_as_eager(lambda transform: place(access, transform), mode)
+    assert_same_as_eager(lambda transform: place(access, transform))
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 @pytest.mark.parametrize("access", NEEDS_MATERIALIZE.values(), ids=NEEDS_MATERIALIZE.keys())
 def test_an_access_behind_the_dispatcher_works_on_a_resident_tensor(
-    access: Access, place: Callable[[Access, Transform], Any], mode: Mode
+    access: Access, place: Place
 ) -> None:
     def resident(x: Tensor) -> Any:
         return access(rematfn.materialize(x))
 
-    assert_same_as_eager(lambda transform: place(resident, transform), mode)
+    assert_same_as_eager(lambda transform: place(resident, transform))
 
 
 @pytest.mark.parametrize("access", NEEDS_MATERIALIZE.values(), ids=NEEDS_MATERIALIZE.keys())
 def test_it_just_works_on_what_was_stored_away_by_a_function_without_a_graph(
-    access: Access, mode: Mode
+    access: Access,
 ) -> None:
-    assert_same_as_eager(lambda transform: after(access, transform), mode)
+    assert_same_as_eager(lambda transform: after(access, transform))
 
 
 @pytest.mark.parametrize("place", [inside, between], ids=lambda place: place.__name__)
 @pytest.mark.parametrize("access", NEEDS_MATERIALIZE.values(), ids=NEEDS_MATERIALIZE.keys())
 def test_the_same_access_on_an_evicted_tensor_says_what_to_call(
-    access: Access, place: Callable[[Access, Transform], Any]
+    access: Access, place: Place
 ) -> None:
     with pytest.raises(RuntimeError, match=EVICTED):
         place(access, EVERYTHING)
@@ -374,7 +374,7 @@ def test_an_array_that_is_looked_at_costs_nothing() -> None:
     assert_bitwise_equal(run(lambda h: h.detach().numpy().mean()), run(lambda h: None))
 
 
-def test_an_address_stays_good_when_a_collective_has_been_waited_for(mode: Mode) -> None:
+def test_an_address_stays_good_when_a_collective_has_been_waited_for() -> None:
     """What it is given may be moved from then on, unless somebody else has the address as well."""
 
     def f(x: Tensor) -> Tensor:
@@ -388,7 +388,7 @@ def test_an_address_stays_good_when_a_collective_has_been_waited_for(mode: Mode)
         return y + z
 
     x = torch.linspace(0, 1, 1 << 16)
-    assert_same_as_eager(lambda transform: transform(f)(x), mode)
+    assert_same_as_eager(lambda transform: transform(f)(x))
     for g in (rematfn.offload(f), rematfn.remat(f, 4 * x.nbytes, offload=True)):
         for _ in range(3):
             assert_bitwise_equal(g(x), f(x))

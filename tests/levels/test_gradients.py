@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager, loss_of, same_as_eager, scalar
+from helpers import Transform, assert_same_as_eager, loss_of, same_as_eager, scalar
 from programs import ZOO, Program
 from torch import Tensor
 
@@ -18,14 +18,14 @@ def gradients(loss: Tensor, leaves: list[Tensor], **options: Any) -> list[Tensor
     return list(torch.autograd.grad(loss, leaves, allow_unused=True, **options))
 
 
-def test_a_retained_graph_gives_the_same_again(differentiable: Program, mode: Mode) -> None:
+def test_a_retained_graph_gives_the_same_again(differentiable: Program) -> None:
     def run(transform: Transform) -> Any:
         case = differentiable.make()
         loss = loss_of(case, transform)
         first = gradients(loss, case.leaves(), retain_graph=True)
         return first, gradients(loss, case.leaves())
 
-    first, second = assert_same_as_eager(run, mode)
+    first, second = assert_same_as_eager(run)
     for a, b in zip(first, second, strict=True):
         assert (a is None and b is None) or torch.equal(a, b) or a.isnan().any()
 

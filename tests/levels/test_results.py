@@ -21,7 +21,7 @@ from rematfn.testing import MemoryTimeline
 Step = Callable[[Tensor], Any]
 
 
-def net_of(width: int, activation: Callable[[], nn.Module]) -> nn.Module:
+def net_of(width: int, activation: type[nn.Module]) -> nn.Module:
     torch.manual_seed(3)
     layers = [layer for _ in range(4) for layer in (nn.Linear(width, width), activation())]
     return nn.Sequential(*layers)
@@ -54,10 +54,7 @@ def outcome(step: Step, net: nn.Module, x: Tensor) -> Any:
     ("width", "batch", "activation"), [(64, 8, nn.Identity), (32, 256, nn.Tanh)]
 )
 def test_the_peak_is_in_the_budget(
-    make: Callable[[nn.Module], Step],
-    width: int,
-    batch: int,
-    activation: Callable[[], nn.Module],
+    make: Callable[[nn.Module], Step], width: int, batch: int, activation: type[nn.Module]
 ) -> None:
     x = torch.randn(batch, width)
     net = net_of(width, activation)

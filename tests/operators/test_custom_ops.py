@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager, same_as_eager, wave_backward, wave_setup
+from helpers import Transform, assert_same_as_eager, same_as_eager, wave_backward, wave_setup
 from torch import Tensor
 
 import rematfn
@@ -75,7 +75,7 @@ def test_an_operator_that_draws_numbers_draws_them_again(transform: Transform) -
     return out, torch.rand(3)
 
 
-def test_an_operator_that_writes_to_a_list(mode: Mode) -> None:
+def test_an_operator_that_writes_to_a_list() -> None:
     def kernel(xs: list[Tensor], y: Tensor) -> None:
         for x in xs:
             x.mul_(y)
@@ -98,7 +98,7 @@ def test_an_operator_that_writes_to_a_list(mode: Mode) -> None:
         return transform(f)(x, kept), x, kept
 
     with torch.no_grad():
-        assert_same_as_eager(run, mode)
+        assert_same_as_eager(run)
 
 
 KERNELS: dict[str, tuple[str, Callable[..., Any], str]] = {
@@ -122,9 +122,7 @@ KERNELS: dict[str, tuple[str, Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
 @pytest.mark.parametrize("when", ["before", "inside"])
-def test_operators_of_a_library(
-    kernel: tuple[str, Callable[..., Any], str], when: str, mode: Mode
-) -> None:
+def test_operators_of_a_library(kernel: tuple[str, Callable[..., Any], str], when: str) -> None:
     """The older way to define operators, which says which dispatch key a kernel is for."""
     schema, function, key = kernel
     libraries = []
@@ -151,7 +149,7 @@ def test_operators_of_a_library(
         with torch.no_grad():
             return transform(f)(torch.linspace(-1, 1, 12))
 
-    assert_same_as_eager(run, mode)
+    assert_same_as_eager(run)
 
 
 def test_what_was_known_of_an_operator_goes_with_it() -> None:

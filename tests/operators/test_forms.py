@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager, default_dtype
+from helpers import Transform, assert_same_as_eager, default_dtype
 from torch import Tensor
 from torch.nn import functional
 
@@ -81,7 +81,7 @@ ALMOST_ALIKE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Ten
 
 
 @pytest.mark.parametrize("name", ALMOST_ALIKE)
-def test_calls_that_are_almost_alike(name: str, mode: Mode) -> None:
+def test_calls_that_are_almost_alike(name: str) -> None:
     first, second = ALMOST_ALIKE[name]
 
     def program(x: Tensor) -> list[Tensor]:
@@ -93,11 +93,11 @@ def test_calls_that_are_almost_alike(name: str, mode: Mode) -> None:
         x[0, 0] = float("nan")
         return transform(program)(x)
 
-    results = assert_same_as_eager(run, mode)
+    results = assert_same_as_eager(run)
     assert len(results) == 8
 
 
-def test_more_forms_than_are_remembered(mode: Mode) -> None:
+def test_more_forms_than_are_remembered() -> None:
     def program(x: Tensor) -> list[Tensor]:
         return [torch.sub(x, x.t(), alpha=k) for _ in range(3) for k in (1, 2, 3, 4, 5, 6, 7, 1)]
 
@@ -105,5 +105,5 @@ def test_more_forms_than_are_remembered(mode: Mode) -> None:
         torch.manual_seed(5)
         return transform(program)(torch.randn(4, 4))
 
-    results = assert_same_as_eager(run, mode)
+    results = assert_same_as_eager(run)
     assert len({tuple(r.flatten().tolist()) for r in results}) == 7

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import Mode, Transform, assert_same_as_eager, loss_of, same_as_eager, watched, world
+from helpers import Transform, assert_same_as_eager, loss_of, same_as_eager, watched, world
 from programs import Program
 from torch import Tensor, nn
 from torch.quasirandom import SobolEngine
@@ -51,9 +51,9 @@ SPARSE = [write_by_a_sparse_one, compressed_of_evicted_values]
 
 
 @pytest.mark.parametrize("f", SPARSE, ids=lambda f: f.__name__)
-def test_sparse_kernels_find_level_tensors_bytes(f: Callable[..., Any], mode: Mode) -> None:
+def test_sparse_kernels_find_level_tensors_bytes(f: Callable[..., Any]) -> None:
     with torch.no_grad():
-        assert_same_as_eager(lambda transform: transform(f)(matrix()), mode)
+        assert_same_as_eager(lambda transform: transform(f)(matrix()))
 
 
 # --- operators that decompose, and read on the way ------------------------------------------------
@@ -184,9 +184,9 @@ BY_ADDRESS = [
 
 @pytest.mark.filterwarnings("ignore:(fbgemm|FOUND weight)")
 @pytest.mark.parametrize("f", BY_ADDRESS, ids=lambda f: f.__name__)
-def test_an_operator_that_works_by_address_is_replayed(f: Callable[..., Any], mode: Mode) -> None:
+def test_an_operator_that_works_by_address_is_replayed(f: Callable[..., Any]) -> None:
     with torch.no_grad():
-        assert_same_as_eager(lambda transform: transform(f)(matrix()), mode)
+        assert_same_as_eager(lambda transform: transform(f)(matrix()))
 
 
 @same_as_eager
@@ -197,13 +197,13 @@ def test_points_of_an_engine_that_outlives_the_level(transform: Transform) -> An
     return found, engine.quasi, engine.sobolstate, engine.draw(2)
 
 
-def test_invariants_of_a_sparse_tensor_are_checked(mode: Mode) -> None:
+def test_invariants_of_a_sparse_tensor_are_checked() -> None:
     def f(x: Tensor) -> Tensor:
         indices = torch.stack([torch.arange(4), torch.arange(4)]) * 1
         whole = torch.sparse_coo_tensor(indices, x[0].sin(), (4, 4), check_invariants=True)
         return whole.to_dense() + indices.sum()
 
-    assert_same_as_eager(lambda transform: transform(f)(matrix()), mode)
+    assert_same_as_eager(lambda transform: transform(f)(matrix()))
 
 
 # --- a composite kernel that no list has ----------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import EVERYTHING, Mode, Transform, assert_bitwise_equal, assert_same_as_eager
+from helpers import EVERYTHING, Transform, assert_bitwise_equal, assert_same_as_eager
 from torch import Tensor
 
 import rematfn
@@ -283,9 +283,9 @@ def test_a_kind_of_tensor_in_every_operator(make: Make, way: Transform) -> None:
 
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
-def test_a_kind_of_tensor_within_the_least_budget(make: Make, mode: Mode) -> None:
+def test_a_kind_of_tensor_within_the_least_budget(make: Make) -> None:
     f = in_every_operator(make)
-    assert_same_as_eager(lambda transform: transform(f)(start()), mode)
+    assert_same_as_eager(lambda transform: transform(f)(start()))
 
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
@@ -320,7 +320,7 @@ DIFFERENTIABLE_STRIDED: dict[str, Use] = DIFFERENTIABLE | {
 
 
 @pytest.mark.parametrize("make", [nested, jagged], ids=lambda make: make.__name__)
-def test_gradients_through_nested_tensors(make: Make, mode: Mode) -> None:
+def test_gradients_through_nested_tensors(make: Make) -> None:
     uses = DIFFERENTIABLE if make is jagged else DIFFERENTIABLE_STRIDED
 
     def run(transform: Transform) -> Any:
@@ -328,7 +328,7 @@ def test_gradients_through_nested_tensors(make: Make, mode: Mode) -> None:
         total = transform(lambda x: sum(use(make(x), x).sin().sum() for use in uses.values()))(x)
         return total.detach(), torch.autograd.grad(total, x)
 
-    assert_same_as_eager(run, mode)
+    assert_same_as_eager(run)
     assert_bitwise_equal(run(WAYS["all offloaded"]), run(lambda f: f))
 
 
@@ -345,9 +345,7 @@ def packed() -> Iterator[Callable[[Tensor, Tensor], Any]]:
     torch.backends.quantized.engine = before
 
 
-def test_a_script_object_that_keeps_a_tensor(
-    packed: Callable[[Tensor, Tensor], Any], mode: Mode
-) -> None:
+def test_a_script_object_that_keeps_a_tensor(packed: Callable[[Tensor, Tensor], Any]) -> None:
     """The bias is read by whoever is given the object."""
 
     def f(x: Tensor) -> Any:
@@ -355,5 +353,5 @@ def test_a_script_object_that_keeps_a_tensor(
         q = torch.quantize_per_tensor(x.exp().tanh(), 0.1, 3, torch.quint8)
         return torch.ops.quantized.linear(q, weights, 0.1, 0).dequantize()
 
-    assert_same_as_eager(lambda transform: transform(f)(start()), mode)
+    assert_same_as_eager(lambda transform: transform(f)(start()))
     assert_bitwise_equal(WAYS["all offloaded"](f)(start()), f(start()))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -103,15 +102,15 @@ def two_losses(write: Write, transform: Transform, n: int = 512) -> Any:
 
 
 @pytest.mark.parametrize("write", OPERATORS.values(), ids=OPERATORS.keys())
-def test_an_operator_writes_between_two_backwards(write: Write, mode: Mode) -> None:
+def test_an_operator_writes_between_two_backwards(write: Write) -> None:
     counter = (w := torch.ones(512))._version
     write(w)
     assert w._version == counter, "the write is counted"
-    assert_same_as_eager(functools.partial(two_losses, write), mode)
+    assert_same_as_eager(functools.partial(two_losses, write))
 
 
 @pytest.mark.parametrize("write", OPERATORS.values(), ids=OPERATORS.keys())
-def test_in_a_hook(write: Write, mode: Mode) -> None:
+def test_in_a_hook(write: Write) -> None:
     """On an intermediate: nobody is told that a hook runs."""
 
     def run(transform: Transform) -> Any:
@@ -127,7 +126,7 @@ def test_in_a_hook(write: Write, mode: Mode) -> None:
         return torch.autograd.grad(transform(f)(x), x), w
 
     # A copy of what is written needs room, beyond the peak of the function without it.
-    assert_same_as_eager(run, dataclasses.replace(mode, fraction=1.25))
+    assert_same_as_eager(run, Mode("each", fraction=1.25))
 
 
 def test_no_room_for_a_copy() -> None:

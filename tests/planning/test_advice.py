@@ -17,7 +17,9 @@ from steps import NEW, VIEWS, WRITES, obey
 from torch import Tensor, nn
 
 import rematfn
-from rematfn.policies import ON
+from rematfn.policies import ON, Policy
+
+Function = Callable[[Tensor], Tensor]
 
 
 def spread(x: Tensor) -> Tensor:
@@ -25,30 +27,30 @@ def spread(x: Tensor) -> Tensor:
     return x.tanh().repeat(8).exp().sum()
 
 
-def with_autograd(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def with_autograd(f: Function, x: Tensor) -> Tensor:
     x = x.requires_grad_()
     return torch.autograd.grad(f(x), x)[0]
 
 
-def with_grad(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def with_grad(f: Function, x: Tensor) -> Tensor:
     with torch.no_grad():  # of which torch.func.grad takes no notice
         return torch.func.grad(f)(x)
 
 
-def with_vjp(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def with_vjp(f: Function, x: Tensor) -> Tensor:
     value, pull = torch.func.vjp(f, x)
     return pull(torch.ones_like(value))[0]
 
 
-def with_vmap(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def with_vmap(f: Function, x: Tensor) -> Tensor:
     return torch.func.vmap(torch.func.grad(f))(x.view(4, -1))
 
 
 @pytest.mark.parametrize("policy", [ON(), rematfn.policies.Guided(search=0)], ids=["on", "guided"])
 @pytest.mark.parametrize("gradient", [with_autograd, with_grad, with_vjp, with_vmap])
 def test_in_a_forward_the_figure_allows_for_its_backward(
-    gradient: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor],
-    policy: rematfn.policies.Policy,
+    gradient: Callable[[Function, Tensor], Tensor],
+    policy: Policy,
 ) -> None:
     """See Note [What a forward holds, a backward reads]."""
     x = torch.linspace(-1, 1, 4096)
@@ -60,7 +62,7 @@ def test_in_a_forward_the_figure_allows_for_its_backward(
     assert_bitwise_equal(gradient(enough, x), gradient(spread, x))
 
 
-POLICIES: list[rematfn.policies.Policy] = [
+POLICIES: list[Policy] = [
     rematfn.policies.Guided(search=0),
     rematfn.policies.Guided(search=20_000),
     ON(),
@@ -118,7 +120,7 @@ def runnable(seed: int) -> Iterator[tuple[RandomProgram, Any]]:
 @pytest.mark.parametrize("policy", POLICIES, ids=described)
 @pytest.mark.parametrize("part", some(range(4), 4))
 def test_of_random_programs_a_figure_for_the_whole_call_is_enough_at_once(
-    part: int, policy: rematfn.policies.Policy
+    part: int, policy: Policy
 ) -> None:
     """In a new function, in its first call and in its second; in `simulate`, too."""
     followed = 0
@@ -163,7 +165,7 @@ def test_of_another_branch_than_the_recorded_one_no_figure_is_promised() -> None
 
 @pytest.mark.parametrize("policy", [ON(), rematfn.policies.Guided(search=0)], ids=["on", "guided"])
 def test_in_a_first_calls_backward_the_figure_allows_for_the_rest(
-    policy: rematfn.policies.Policy,
+    policy: Policy,
 ) -> None:
     """Which is mirrored, and so a guess: of some hundred programs it may be too little for one."""
     followed = 0

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import rematfn
 from rematfn import _C
 from rematfn._transform.recorded import RecordedProgram, finish_searches
-from rematfn.policies import ON, Guided
+from rematfn.policies import ON, Guided, Policy
 from rematfn.policies.reference import LRU
 
 
@@ -75,7 +75,7 @@ MADE = [recurrent, transformer, third_derivatives, chained]
 @pytest.mark.parametrize("first", [ON(), LRU()], ids=repr)
 @pytest.mark.parametrize("make", MADE)
 def test_no_later_call_replays_more_than_the_first(
-    make: Callable[[], Callable[[], Any]], first: rematfn.policies.Policy
+    make: Callable[[], Callable[[], Any]], first: Policy
 ) -> None:
     step = make()
     expected = step()

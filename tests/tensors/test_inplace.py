@@ -12,7 +12,6 @@ import torch
 from helpers import (
     EVERYTHING,
     PLAIN,
-    Mode,
     Transform,
     assert_bitwise_equal,
     assert_same_as_eager,
@@ -21,11 +20,11 @@ from torch import Tensor, nn
 
 import rematfn
 from rematfn import _C
-from rematfn.policies import ON
+from rematfn.policies import ON, Policy
 from rematfn.testing import EvictEverything, MemoryTimeline
 
 
-def compare(f: Callable[..., Any], mode: Mode, *more: Callable[[], Tensor]) -> None:
+def compare(f: Callable[..., Any], *more: Callable[[], Tensor]) -> None:
     """Assert equality of `f(x, ...)`, without gradients; every argument is compared as well."""
 
     def run(transform: Transform) -> Any:
@@ -34,10 +33,11 @@ def compare(f: Callable[..., Any], mode: Mode, *more: Callable[[], Tensor]) -> N
         with torch.no_grad():
             return transform(f)(*args), args, torch.rand(2)
 
-    assert_same_as_eager(run, mode)
+    assert_same_as_eager(run)
 
 
-WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+Write = Callable[[Tensor, Tensor], Any]
+WRITES: dict[str, Write] = {
     "mul_": lambda y, x: y.mul_(0.5),
     "add_ itself": lambda y, x: y.add_(y),
     "iadd": lambda y, x: y.__iadd__(x),
@@ -74,9 +74,7 @@ WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
-def test_readers_of_the_old_contents_replay_after_the_write(
-    write: Callable[[Tensor, Tensor], Any], mode: Mode
-) -> None:
+def test_readers_of_the_old_contents_replay_after_the_write(write: Write) -> None:
     def f(x: Tensor) -> Any:
         y = x.sin()
         seen = y.view(6, 4)
@@ -87,13 +85,11 @@ def test_readers_of_the_old_contents_replay_after_the_write(
         write(y, x)
         return late, older * 2, middle + 1, y + 1, y, old, seen
 
-    compare(f, mode)
+    compare(f)
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
-def test_a_write_into_an_argument_happens_once(
-    write: Callable[[Tensor, Tensor], Any], mode: Mode
-) -> None:
+def test_a_write_into_an_argument_happens_once(write: Write) -> None:
     def f(x: Tensor, y: Tensor) -> Any:
         old = y.contiguous() * 2
         write(y, x)
@@ -102,7 +98,7 @@ def test_a_write_into_an_argument_happens_once(
         write(y, x)
         return late * 2, new.cos(), new, old
 
-    compare(f, mode, lambda: torch.rand(4, 6))
+    compare(f, lambda: torch.rand(4, 6))
 
 
 # --- writes that no level sees --------------------------------------------------------------------
@@ -180,7 +176,7 @@ def goes_on_without_the_write(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("policy", [EvictEverything(), ON()], ids=str)
 @pytest.mark.parametrize("f", [overwrites_a_constant, goes_on_without_the_write])
 def test_what_is_overwritten_counts_beside_its_copy(
-    f: Callable[[Tensor], Tensor], policy: rematfn.policies.Policy
+    f: Callable[[Tensor], Tensor], policy: Policy
 ) -> None:
     x = torch.linspace(0, 1, 4096)
     n = x.nbytes

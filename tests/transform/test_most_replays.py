@@ -15,7 +15,7 @@ from torch import Tensor
 
 import rematfn
 from rematfn import _C
-from rematfn.policies import ON, Guided
+from rematfn.policies import ON, Guided, Policy
 
 X = torch.linspace(-1, 1, 4096)
 TIGHT = 90_000  # of 1.2 MB
@@ -25,7 +25,7 @@ PLANNED = Guided(search=0)
 GRADIENT = torch.func.grad(waves)
 
 
-def replayed(budget: Any, policy: rematfn.policies.Policy, calls: int = 1) -> float:
+def replayed(budget: Any, policy: Policy, calls: int = 1) -> float:
     """Return what the last of so many calls replays, unasked."""
     g = rematfn.remat(GRADIENT, budget, policy=policy, most_replays=float("inf"))
     for _ in range(calls):
@@ -45,7 +45,7 @@ def bytes_in(message: str) -> int:
 
 @pytest.mark.parametrize("policy", [ON(), PLANNED], ids=repr)
 def test_a_first_call_that_passes_the_limit_is_refused_and_the_figure_is_enough(
-    policy: rematfn.policies.Policy,
+    policy: Policy,
 ) -> None:
     most = replayed(TIGHT, policy) / 2
     assert most > 0

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,11 +115,11 @@ def replaced(folder: Path, by: str, flags: int) -> Iterator[None]:
         os.close(kept)
 
 
-def full(folder: Path) -> object:
+def full(folder: Path) -> Any:
     return replaced(folder, "/dev/full", os.O_RDWR)
 
 
-def failing(folder: Path) -> object:
+def failing(folder: Path) -> Any:
     return replaced(folder, "/dev/null", os.O_RDONLY)
 
 
@@ -136,11 +137,13 @@ def assert_clean(disk: rematfn.Disk) -> None:
     assert disk.held_bytes == 0
 
 
+How = Callable[[rematfn.Disk], Transform]
+Spoil = Callable[[Path], Any]
 SPOILED = {"truncated": truncate, "corrupted": corrupt}
 spoiled = pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED.keys())
 BROKEN = {"full": full, "failing": failing}
 broken = pytest.mark.parametrize("breaks", BROKEN.values(), ids=BROKEN.keys())
-TRANSFORMS: dict[str, Callable[[rematfn.Disk], Transform]] = {
+TRANSFORMS: dict[str, How] = {
     "moves": lambda disk: lambda f: rematfn.offload(f, to=disk),
     "moves, tight": lambda disk: lambda f: rematfn.offload(f, 4 * VALUE, to=disk),
     "moves everything": lambda disk: lambda f: rematfn.offload(f, to=disk, policy=EVICTING),
@@ -154,9 +157,7 @@ transforms = pytest.mark.parametrize("how", TRANSFORMS.values(), ids=TRANSFORMS.
 
 @spoiled
 @transforms
-def test_what_cannot_be_read_is_replayed(
-    spoil: Callable[[Path], None], how: Callable[[rematfn.Disk], Transform], tmp_path: Path
-) -> None:
+def test_what_cannot_be_read_is_replayed(spoil: Spoil, how: How, tmp_path: Path) -> None:
     """Under a budget that leaves no room for that, nothing can go any more: the error says why."""
     disk = rematfn.Disk(tmp_path, verify=True)
     g = how(disk)(chain)
@@ -178,9 +179,7 @@ def test_what_cannot_be_read_is_replayed(
 
 
 @spoiled
-def test_what_cannot_be_read_nor_replayed_is_an_error(
-    spoil: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_what_cannot_be_read_nor_replayed_is_an_error(spoil: Spoil, tmp_path: Path) -> None:
     disk = rematfn.Disk(tmp_path, verify=True)
     x = argument()
     loss = rematfn.offload(not_replayable, to=disk, policy=EVICTING)(x)
@@ -242,7 +241,7 @@ def test_what_can_be_read_again_is_not_lost(tmp_path: Path) -> None:
 @broken
 @transforms
 def test_what_cannot_be_written_stays_or_is_dropped(
-    breaks: Callable[[Path], object], how: Callable[[rematfn.Disk], Transform], tmp_path: Path
+    breaks: Spoil, how: How, tmp_path: Path
 ) -> None:
     disk = opened(tmp_path)
     g = how(disk)(chain)
@@ -254,7 +253,7 @@ def test_what_cannot_be_written_stays_or_is_dropped(
         wait_for(disk)
         loss.backward()
 
-    with breaks(tmp_path):  # type: ignore[attr-defined]
+    with breaks(tmp_path):
         refusal = refusal_of(step)
     if refusal:
         assert how is TRANSFORMS["moves, tight"]
@@ -267,9 +266,7 @@ def test_what_cannot_be_written_stays_or_is_dropped(
 
 @broken
 @transforms
-def test_it_breaks_in_the_middle(
-    breaks: Callable[[Path], object], how: Callable[[rematfn.Disk], Transform], tmp_path: Path
-) -> None:
+def test_it_breaks_in_the_middle(breaks: Spoil, how: How, tmp_path: Path) -> None:
     """After each operator in turn: what has left before comes back."""
     right = gradient(chain)
     for at in range(0, LINKS, 3):
@@ -277,11 +274,11 @@ def test_it_breaks_in_the_middle(
         x = argument()
         entered = []
 
-        def f(x: Tensor, at: int = at, entered: list[object] = entered) -> Tensor:
+        def f(x: Tensor, at: int = at, entered: list[Any] = entered) -> Tensor:
             for i in range(LINKS):
                 if i == at:
                     entered.append(breaks(tmp_path))
-                    entered[0].__enter__()  # type: ignore[attr-defined]
+                    entered[0].__enter__()
                 x = (x * 1.01).sin()
             return x.square().sum()
 
@@ -291,7 +288,7 @@ def test_it_breaks_in_the_middle(
             loss = None
         finally:
             wait_for(disk)
-            entered[0].__exit__(None, None, None)  # type: ignore[attr-defined]
+            entered[0].__exit__(None, None, None)
         if loss is not None:
             try:
                 loss.backward()
@@ -400,9 +397,7 @@ class StoppedError(Exception):
 
 
 @transforms
-def test_an_interrupt_while_transfers_are_under_way(
-    how: Callable[[rematfn.Disk], Transform], tmp_path: Path
-) -> None:
+def test_an_interrupt_while_transfers_are_under_way(how: How, tmp_path: Path) -> None:
     disk = rematfn.Disk(tmp_path, bandwidth=200e6)
     g = how(disk)(chain)
     right = gradient(chain)

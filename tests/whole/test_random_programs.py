@@ -119,19 +119,19 @@ def same_as_eager(run: Run, mode: Mode) -> None:
 
 @known
 @given(steps=steps_of(*NEW, *VIEWS, *WRITES, *WRITES, *READS, "drop", "swap"), mode=modes)
-def test_any_program_of_reads_and_writes_is_bitwise_eager(steps: list[Step], mode: Mode) -> None:
-    same_as_eager(program_of(steps, differentiate=False), mode)
+def test_any_program_of_reads_and_writes_is_bitwise_eager(steps: list[Step]) -> None:
+    same_as_eager(program_of(steps, differentiate=False))
 
 
 @known
 @given(steps=steps_of(*NEW, *NEW, *VIEWS, *WRITES, *READS, "drop", "swap"), mode=modes)
-def test_any_differentiable_program_is_bitwise_eager(steps: list[Step], mode: Mode) -> None:
+def test_any_differentiable_program_is_bitwise_eager(steps: list[Step]) -> None:
     run = program_of(steps, differentiate=True)
     try:
         run(untransformed)
     except RuntimeError:  # autograd refuses some writes
         assume(False)
-    same_as_eager(run, mode)
+    same_as_eager(run)
 
 
 WAYS = [

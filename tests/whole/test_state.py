@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Mode, Transform, assert_same_as_eager
+from helpers import Transform, assert_same_as_eager
 from torch import Tensor, nn
 
 Old = nn.utils
@@ -89,5 +89,5 @@ def call_and_train(build: Callable[[], nn.Module], transform: Transform, trainin
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("build", MODULES.values(), ids=MODULES.keys())
-def test_a_module_with_state(build: Callable[[], nn.Module], training: bool, mode: Mode) -> None:
-    assert_same_as_eager(lambda transform: call_and_train(build, transform, training), mode)
+def test_a_module_with_state(build: Callable[[], nn.Module], training: bool) -> None:
+    assert_same_as_eager(lambda transform: call_and_train(build, transform, training))
