@@ -94,23 +94,18 @@ def gone(*tensors: Tensor) -> None:
         _C.testing.end_moves(t)
 
 
+def stream_of(host: rematfn.Host, way: int) -> torch.Stream:
+    """Return the stream that copies go out on, or come back on."""
+    (numbers,) = _C.testing.streams_of(host.open())
+    return torch.Stream(stream_id=numbers[way], device_index=0, device_type=main().device_type)
+
+
 def out() -> torch.Stream:
-    """The stream that copies go out on."""
-    return torch.Stream(stream_id=streams()[0], device_index=0, device_type=main_type())
+    return stream_of(HOST, 0)
 
 
 def back() -> torch.Stream:
-    """The stream that they come back on."""
-    return torch.Stream(stream_id=streams()[1], device_index=0, device_type=main_type())
-
-
-def main_type() -> int:
-    return main().device_type
-
-
-def streams() -> tuple[int, int]:
-    ((goes_out, comes_in),) = _C.testing.streams_of(HOST.open())
-    return goes_out, comes_in
+    return stream_of(HOST, 1)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -138,86 +133,77 @@ def halts() -> Iterator[None]:
     halting = False
 
 
-def assert_no_race(f: Any, *make: Any) -> None:
-    expected = f(*(m() for m in make))
-    for _ in range(2):
-        MOVED(f)(*(m() for m in make))
-    torch.accelerator.synchronize()
-    moved = HOST.bytes_out
-    for seed in range(3):
-        arguments = [m() for m in make]
-        with delays(seed), halts():
-            found = MOVED(f)(*arguments)
-            torch.accelerator.synchronize()
-        assert_bitwise_equal(found, expected)
-    assert HOST.bytes_out > moved
+def no_race(f: Callable[[Tensor], Tensor]) -> Callable[[], None]:
+    """Make a test of a function of tensors: nothing races where its values move."""
+
+    def test() -> None:
+        expected = f(argument())
+        for _ in range(2):
+            MOVED(f)(argument())
+        torch.accelerator.synchronize()
+        moved = HOST.bytes_out
+        for seed in range(3):
+            x = argument()
+            with delays(seed), halts():
+                found = MOVED(f)(x)
+                torch.accelerator.synchronize()
+            assert_bitwise_equal(found, expected)
+        assert HOST.bytes_out > moved
+
+    test.__doc__ = f.__doc__
+    return test
 
 
-def test_a_copy_out_waits_for_the_kernel_that_makes_the_bytes() -> None:
+@no_race
+def test_a_copy_out_waits_for_the_kernel_that_makes_the_bytes(x: Tensor) -> Tensor:
     """A copy that is enqueued beside what it copies (trl, pull request 7195)."""
-
-    def f(x: Tensor) -> Tensor:
-        with halted():
-            y = x.sin()
-            gone(y)
-        return y * 2
-
-    assert_no_race(f, argument)
+    with halted():
+        y = x.sin()
+        gone(y)
+    return y * 2
 
 
-def test_memory_is_not_handed_out_before_the_copy_out_is_done() -> None:
+@no_race
+def test_memory_is_not_handed_out_before_the_copy_out_is_done(x: Tensor) -> Tensor:
     """Freed too early (torchtune, issue 1867)."""
-
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        with halted(out()):
-            gone(y)
-            z = x.cos() + 1  # where y was
-        return y * z
-
-    assert_no_race(f, argument)
+    y = x.sin()
+    with halted(out()):
+        gone(y)
+        z = x.cos() + 1  # where y was
+    return y * z
 
 
-def test_what_comes_back_does_not_overwrite_what_is_still_to_be_read() -> None:
+@no_race
+def test_what_comes_back_does_not_overwrite_what_is_still_to_be_read(x: Tensor) -> Tensor:
     """A return into memory that earlier kernels use (DeepSpeed, pull request 8186)."""
-
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        gone(y)
-        with halted():
-            t = x * 3
-            z = t.cos()
-            del t  # whose memory y gets
-            _C.testing.begin_to_fetch(y)
-        return y + z
-
-    assert_no_race(f, argument)
+    y = x.sin()
+    gone(y)
+    with halted():
+        t = x * 3
+        z = t.cos()
+        del t  # whose memory y gets
+        _C.testing.begin_to_fetch(y)
+    return y + z
 
 
-def test_a_return_waits_for_its_own_copy_out() -> None:
+@no_race
+def test_a_return_waits_for_its_own_copy_out(x: Tensor) -> Tensor:
     """A return that overtakes the copy out (Megatron-LM, issue 7398)."""
-
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        with halted(out()):
-            gone(y)
-            z = y * 2
-        return z + y
-
-    assert_no_race(f, argument)
-
-
-def test_what_comes_back_is_not_read_before_it_has_come() -> None:
-    """A read beside the return (three stream races, DeepSpeed, pull request 8186)."""
-
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
+    y = x.sin()
+    with halted(out()):
         gone(y)
-        with halted(back()):
-            z = y * 2
-        return z + y
+        z = y * 2
+    return z + y
 
-    assert_no_race(f, argument)
+
+@no_race
+def test_what_comes_back_is_not_read_before_it_has_come(x: Tensor) -> Tensor:
+    """A read beside the return (three stream races, DeepSpeed, pull request 8186)."""
+    y = x.sin()
+    gone(y)
+    with halted(back()):
+        z = y * 2
+    return z + y
 
 
 def test_a_place_is_not_given_away_before_it_has_been_read() -> None:
@@ -242,9 +228,7 @@ def test_a_place_is_not_given_away_before_it_has_been_read() -> None:
         rematfn.offload(first, 1 << 20, to=host)(x)
         rematfn.offload(second, 1 << 20, to=host)(w)
     torch.accelerator.synchronize()
-    ((_, comes_in),) = _C.testing.streams_of(host.open())
-    back = torch.Stream(stream_id=comes_in, device_index=0, device_type=main_type())
-    with stopped(back):
+    with stopped(stream_of(host, 1)):
         y = rematfn.offload(first, 1 << 20, to=host)(x)
         with side:
             v = rematfn.offload(second, 1 << 20, to=host)(w)
@@ -252,112 +236,93 @@ def test_a_place_is_not_given_away_before_it_has_been_read() -> None:
     assert_bitwise_equal((y, v), expected)
 
 
-def test_the_stream_is_the_current_one_of_each_call() -> None:
+@no_race
+def test_the_stream_is_the_current_one_of_each_call(x: Tensor) -> Tensor:
     """The compute stream taken down when the tier was made (trl, pull request 7195)."""
     side = torch.Stream(DEVICE)
-
-    def f(x: Tensor) -> Tensor:
-        side.wait_stream(main())
-        with side, halted(side):
-            y = x.sin()
-            gone(y)
-        with side:
-            z = y * 2
-        main().wait_stream(side)
-        z.record_stream(main())
-        return z + 1
-
-    assert_no_race(f, argument)
+    side.wait_stream(main())
+    with side, halted(side):
+        y = x.sin()
+        gone(y)
+    with side:
+        z = y * 2
+    main().wait_stream(side)
+    z.record_stream(main())
+    return z + 1
 
 
-def test_the_stream_is_asked_for_outside_of_our_own() -> None:
+@no_race
+def test_the_stream_is_asked_for_outside_of_our_own(x: Tensor) -> Tensor:
     """`current_stream()` within `with stream` (torchtitan, pull request 2581)."""
-
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        gone(y)
-        before = main()
-        with halted(back()):
-            _C.testing.begin_to_fetch(y)
-            z = y * 2  # on the main stream, which is still the current one
-            assert main() == before
-        return z
-
-    assert_no_race(f, argument)
+    y = x.sin()
+    gone(y)
+    before = main()
+    with halted(back()):
+        _C.testing.begin_to_fetch(y)
+        z = y * 2  # on the main stream, which is still the current one
+        assert main() == before
+    return z
 
 
-def test_memory_for_a_return_is_the_current_stream_s() -> None:
+@no_race
+def test_memory_for_a_return_is_the_current_stream_s(x: Tensor) -> Tensor:
     """A clone in the pool of the side stream (axolotl, pull request 3833)."""
-
-    def f(x: Tensor) -> Tensor:
-        y, w = x.sin(), x.cos()
-        gone(y, w)
-        with halted():
-            z = y * 2
-            del y  # whose memory w would get, if that were the copying stream's
-            _C.testing.begin_to_fetch(w)
-        return z + w
-
-    assert_no_race(f, argument)
+    y, w = x.sin(), x.cos()
+    gone(y, w)
+    with halted():
+        z = y * 2
+        del y  # whose memory w would get, if that were the copying stream's
+        _C.testing.begin_to_fetch(w)
+    return z + w
 
 
-def test_a_return_that_nobody_wants_any_more_writes_to_nobody_s_memory() -> None:
+@no_race
+def test_a_return_that_nobody_wants_any_more_writes_to_nobody_s_memory(x: Tensor) -> Tensor:
     """Freed while it comes (torchtune, issue 1867, the other way)."""
-
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        gone(y)
-        with halted(back()):
-            _C.testing.begin_to_fetch(y)
-            del y
-            z = x.exp()  # would be there
-            w = x.cos()
-        return z * w
-
-    assert_no_race(f, argument)
+    y = x.sin()
+    gone(y)
+    with halted(back()):
+        _C.testing.begin_to_fetch(y)
+        del y
+        z = x.exp()  # would be there
+        w = x.cos()
+    return z * w
 
 
-def test_what_goes_out_may_die_on_the_way() -> None:
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        with halted(out()):
-            _C.testing.evict(y)
-            del y
-            z = x.exp()
-        return z * 2
-
-    assert_no_race(f, argument)
+@no_race
+def test_what_goes_out_may_die_on_the_way(x: Tensor) -> Tensor:
+    y = x.sin()
+    with halted(out()):
+        _C.testing.evict(y)
+        del y
+        z = x.exp()
+    return z * 2
 
 
-def test_what_goes_out_may_be_written_on_the_way() -> None:
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        with halted(out()):
-            _C.testing.evict(y)
-            y.mul_(3)
-        gone(y)
-        return y * 2
-
-    assert_no_race(f, argument)
+@no_race
+def test_what_goes_out_may_be_written_on_the_way(x: Tensor) -> Tensor:
+    y = x.sin()
+    with halted(out()):
+        _C.testing.evict(y)
+        y.mul_(3)
+    gone(y)
+    return y * 2
 
 
-def test_a_side_stream_reads_what_has_come_back() -> None:
+@no_race
+def test_a_side_stream_reads_what_has_come_back(x: Tensor) -> Tensor:
     """Side streams beside it (torchtune, issue 2683)."""
     side = torch.Stream(DEVICE)
-
-    def f(x: Tensor) -> Tensor:
-        y = x.sin()
-        side.wait_stream(main())
-        gone(y)
-        with halted(back()):
-            with side:
-                z = y * 2
-            w = y + 1
-        main().wait_stream(side)
-        z.record_stream(main())
-        return z + w
-
-    assert_no_race(f, argument)
+    y = x.sin()
+    side.wait_stream(main())
+    gone(y)
+    with halted(back()):
+        with side:
+            z = y * 2
+        w = y + 1
+    main().wait_stream(side)
+    z.record_stream(main())
+    return z + w
 
 
 # --- bounded on both sides ------------------------------------------------------------------------
