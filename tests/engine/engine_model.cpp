@@ -403,7 +403,11 @@ const std::map<std::string, std::function<void()>> kTests{
 
 }  // namespace
 
+// Without an argument it prints what there is.
 int main(int count, char** arguments) {
+  if (count == 1) {
+    for (const auto& test : kTests) std::printf("%s\n", test.first.c_str());
+  }
   try {
     for (int i = 1; i < count; ++i) kTests.at(arguments[i])();
   } catch (const std::exception& error) {
