@@ -371,6 +371,19 @@ def same_as_eager(program: Callable[..., Any] | None = None, *, mode: Mode = EAC
     return test
 
 
+def same_as_untransformed(program: Callable[..., Any]) -> Callable[..., None]:
+    """Make a test of a program that takes `transform`: under that of the test it gives the same."""
+
+    @functools.wraps(program)
+    def test(transform: Transform, **arguments: Any) -> None:
+        actual = program(transform=transform, **arguments)
+        rematfn.testing.check()
+        assert_nothing_keyed(actual)
+        assert_bitwise_equal(actual, program(transform=untransformed, **arguments))
+
+    return test
+
+
 def world(program: Program, transform: Transform, calls: int = 1) -> dict[str, Any]:
     """Call the program and return all that can be seen of it afterwards."""
     case = program.make()

@@ -84,11 +84,7 @@ def whole_steps(transform: Transform) -> Callable[[], Tensor]:
 
 
 Make = Callable[[Transform], Callable[[], Tensor]]
-STEPS: dict[str, Make] = {
-    "backward": backward_steps,
-    "functional": functional_steps,
-    "whole": whole_steps,
-}
+STEPS = {"backward": backward_steps, "functional": functional_steps, "whole": whole_steps}
 steps = pytest.mark.parametrize("make", STEPS.values(), ids=STEPS.keys())
 
 

@@ -15,14 +15,12 @@ import torch
 from helpers import (
     EVERYTHING,
     UNIT,
-    Run,
     Transform,
     assert_bitwise_equal,
-    assert_nothing_keyed,
     doubling,
     inner,
     leaf,
-    untransformed,
+    same_as_untransformed,
 )
 from processes import forking, in_a_child, in_a_process, together
 from torch import Tensor, nn
@@ -40,37 +38,29 @@ parallel = pytest.mark.parametrize(
 )
 
 
-def assert_same(run: Run, transform: Transform) -> None:
-    actual = run(transform)
-    assert_nothing_keyed(actual)
-    assert_bitwise_equal(actual, run(untransformed))
-
-
 # --- backward -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("levels", [1, 2], ids=["one-level", "two-levels"])
 @parallel
-def test_two_backwards_at_once(levels: int, transform: Transform) -> None:
+@same_as_untransformed
+def test_two_backwards_at_once(levels: int, transform: Transform) -> Any:
     """Graphs that share what one level saved, or of a level each."""
 
-    def run(transform: Transform) -> Any:
-        x, y = leaf(), leaf()
+    x, y = leaf(), leaf()
 
-        def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            shared = x.detach().sin().exp()
-            return inner(x * shared), inner(y * shared)
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        shared = x.detach().sin().exp()
+        return inner(x * shared), inner(y * shared)
 
-        if levels == 1:
-            outs = transform(f)(x, y)
-        else:
-            outs = [transform(lambda t: inner(t * t.sin()))(t) for t in (x, y)]
-        losses = [out.sum() for out in outs]
-        together(*(partial(loss.backward, retain_graph=True) for loss in losses))
-        together(*(loss.backward for loss in losses))
-        return losses, x.grad, y.grad
-
-    assert_same(run, transform)
+    if levels == 1:
+        outs = transform(f)(x, y)
+    else:
+        outs = [transform(lambda t: inner(t * t.sin()))(t) for t in (x, y)]
+    losses = [out.sum() for out in outs]
+    together(*(partial(loss.backward, retain_graph=True) for loss in losses))
+    together(*(loss.backward for loss in losses))
+    return losses, x.grad, y.grad
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["one level", "two levels"])
@@ -130,24 +120,22 @@ def test_levels_of_many_threads_keep_to_their_budgets() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["in-one-level", "in-two"])
 @parallel
+@same_as_untransformed
 def test_tensors_of_a_level_are_read_in_levels_of_other_threads(
     depth: int, transform: Transform
-) -> None:
+) -> Any:
     """A tensor belongs to one tree of levels: it leaves all of its own, one after the other."""
 
-    def run(transform: Transform) -> Any:
-        def f(x: Tensor) -> Tensor:
-            h = x.sin() * 2
-            g = transform(lambda t: (t * h).exp() * h)
-            with ThreadPoolExecutor(4) as pool:
-                made = list(pool.map(g, [x * k for k in range(4)]))
-            return torch.stack(made).sum(0) * h
+    def f(x: Tensor) -> Tensor:
+        h = x.sin() * 2
+        g = transform(lambda t: (t * h).exp() * h)
+        with ThreadPoolExecutor(4) as pool:
+            made = list(pool.map(g, [x * k for k in range(4)]))
+        return torch.stack(made).sum(0) * h
 
-        for _ in range(depth):
-            f = transform(f)
-        return f(leaf().detach())
-
-    assert_same(run, transform)
+    for _ in range(depth):
+        f = transform(f)
+    return f(leaf().detach())
 
 
 def test_a_tensor_that_escaped_is_used_by_many_threads_at_once() -> None:
@@ -253,16 +241,8 @@ def test_a_call_does_not_wait_for_the_backward_of_another() -> None:
         overtaken.append(leave.wait(20))
         return x.clone()
 
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Any:
-            return wait(grad) * 2
-
-    g = remat(lambda x: Doubled.apply(x.sin()).sum(), 0.9)
+    twice = doubling(lambda gradient, doubled: wait(gradient))
+    g = remat(lambda x: twice(x.sin()).sum(), 0.9)
     out = g(leaf())
     thread = threading.Thread(target=out.backward)
     thread.start()

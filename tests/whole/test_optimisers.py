@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal, some, spread
+from helpers import assert_bitwise_equal, same_as_untransformed, some, spread
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
@@ -329,66 +329,62 @@ class Memory(nn.Module):
 @pytest.mark.parametrize("keeps", [False, True], ids=["graph freed", "graph kept"])
 @pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
 @pytest.mark.parametrize("detached", [False, True], ids=["when kept", "when used"])
+@same_as_untransformed
 def test_a_module_that_remembers(
     detached: bool, inside: bool, keeps: bool, transform: Transform
-) -> None:
+) -> Any:
     if keeps and not inside:
         pytest.skip("a graph that is kept for a second backward, and then overwritten: no program")
 
     transform = roomier(transform, "64KiB")
 
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        net = Memory(detached)
-        optimiser = optim.Adam(net.parameters(), lr=0.01, amsgrad=True)
+    torch.manual_seed(3)
+    net = Memory(detached)
+    optimiser = optim.Adam(net.parameters(), lr=0.01, amsgrad=True)
 
-        def train_step(x: Tensor, y: Tensor) -> Tensor:
-            loss, _ = loss_of(net, x, y)
-            if inside:
-                optimiser.zero_grad()
-                loss.backward(retain_graph=keeps)
-                optimiser.step()
-            return loss
+    def train_step(x: Tensor, y: Tensor) -> Tensor:
+        loss, _ = loss_of(net, x, y)
+        if inside:
+            optimiser.zero_grad()
+            loss.backward(retain_graph=keeps)
+            optimiser.step()
+        return loss
 
-        step, seen = transform(train_step), []
-        for x, y in batches(6):
-            loss = step(x, y)
-            if not inside:
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
-            seen.append(loss.detach().clone())
-            if not keeps:
-                x.zero_()  # a loader that uses its memory again
-        assert net.state is not None
-        assert net.cache is not None
-        kept = [net.state[0], net.state[1], net.cache, net.mean, net.replayed]
-        return seen, held(net, optimiser), [t.detach().clone() for t in kept]
-
-    assert_as_eager(run, transform)
+    step, seen = transform(train_step), []
+    for x, y in batches(6):
+        loss = step(x, y)
+        if not inside:
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        seen.append(loss.detach().clone())
+        if not keeps:
+            x.zero_()  # a loader that uses its memory again
+    assert net.state is not None
+    assert net.cache is not None
+    kept = [net.state[0], net.state[1], net.cache, net.mean, net.replayed]
+    return seen, held(net, optimiser), [t.detach().clone() for t in kept]
 
 
-def test_what_a_graph_that_was_dropped_leaves_behind(transform: Transform) -> None:
+@same_as_untransformed
+def test_what_a_graph_that_was_dropped_leaves_behind(transform: Transform) -> Any:
     """No backward says that the graph is gone; but no result leads back to it."""
 
-    def run(transform: Transform) -> Any:
-        torch.manual_seed(3)
-        net = Memory(detached=False)
+    torch.manual_seed(3)
+    net = Memory(detached=False)
 
-        def warm_up(x: Tensor, y: Tensor) -> Tensor:
-            return loss_of(net, x, y)[0].detach()
+    def warm_up(x: Tensor, y: Tensor) -> Tensor:
+        return loss_of(net, x, y)[0].detach()
 
-        step, seen = roomier(transform, "64KiB")(warm_up), []
-        for x, y in batches():
-            seen.append(step(x, y).clone())
-            x.zero_()
-            with torch.no_grad():
-                for p in net.parameters():
-                    p.mul_(0.99)
-        assert net.state is not None
-        return seen, [t.clone() for t in net.state], net.mean.clone()
-
-    assert_as_eager(run, transform)
+    step, seen = roomier(transform, "64KiB")(warm_up), []
+    for x, y in batches():
+        seen.append(step(x, y).clone())
+        x.zero_()
+        with torch.no_grad():
+            for p in net.parameters():
+                p.mul_(0.99)
+    assert net.state is not None
+    return seen, [t.clone() for t in net.state], net.mean.clone()
 
 
 # --- the budget, and what is left -----------------------------------------------------------------
