@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -234,15 +233,8 @@ def test_hooks_on_saved_tensors(hooks: Any, order: str, mode: Mode) -> None:
 # --- anomaly mode ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _quiet() -> Any:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Anomaly Detection has been enabled")
-        warnings.filterwarnings("ignore", "Error detected in")
-        yield
-
-
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.filterwarnings("ignore:Error detected in")
 @same_as_eager
 def test_anomaly_mode_names_the_operator_that_made_a_nan(transform: Transform) -> Any:
     x = torch.linspace(-1, 1, 5, requires_grad=True)

@@ -5,6 +5,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,8 @@ def pretend() -> Iterator[Callable[[int], None]]:
     _C.testing.pretend_memory_left(None)
 
 
-def deep(x: Tensor) -> Tensor:
-    for _ in range(12):
+def deep(x: Tensor, steps: int = 12) -> Tensor:
+    for _ in range(steps):
         x = x.sin() * 1.5
     return x.sum()
 
@@ -76,17 +77,12 @@ def large() -> Tensor:
     return torch.linspace(0, 1, LARGE // 4)
 
 
-def shallow(x: Tensor) -> Tensor:
-    for _ in range(6):
-        x = x.sin() * 1.5
-    return x.sum()
-
-
 @no_sanitizer
 @in_a_process
 def test_a_level_evicts_when_an_allocation_fails() -> None:
     torch.set_num_threads(1)
     x = large()
+    shallow = partial(deep, steps=6)
     expected = torch.func.grad(shallow)(x)
     g = rematfn.remat(shallow)
     torch.func.grad(rematfn.remat(lambda x: x.sin().sum()))(torch.ones(9))  # what is set up once

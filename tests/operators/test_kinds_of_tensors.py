@@ -231,19 +231,6 @@ def program(make: Make, use: Use) -> Callable[[Tensor], Any]:
 # --- the ways -------------------------------------------------------------------------------------
 
 
-def twice(how: Transform) -> Transform:
-    def transform(f: Transform) -> Transform:
-        g = how(f)
-
-        def called(*args: Any) -> Any:
-            g(*args)
-            return g(*args)
-
-        return called
-
-    return transform
-
-
 def looked_at(look: Callable[[Transform, Any], object]) -> Transform:
     def transform(f: Transform) -> Transform:
         def called(*args: Any) -> Any:
@@ -264,7 +251,7 @@ def explained(f: Transform, x: Tensor) -> None:
 
 WAYS: dict[str, Transform] = {
     "ample": lambda f: rematfn.remat(f, "1GiB"),
-    "offload": twice(rematfn.offload),
+    "offload": lambda f: looked_at(lambda g, x: g(x))(rematfn.offload(f)),  # called twice
     "all offloaded": lambda f: rematfn.offload(f, policy=rematfn.testing.EvictEverything()),
     "record": looked_at(rematfn.record),
     "explain": looked_at(explained),

@@ -61,18 +61,23 @@ def side_effect(transform: Transform) -> list[Any]:
     return [backward(f, transform), len(calls)]
 
 
+def changed(f: Transform, change: Callable[[], Any], transform: Transform) -> list[Any]:
+    """Return the gradient if something is changed before the backward."""
+    torch.manual_seed(3)
+    x = torch.randn(6, 5, requires_grad=True)
+    out = transform(f)(x).sum()
+    change()
+    out.backward()
+    return [x.grad]
+
+
 def changing_control_flow(transform: Transform) -> list[Any]:
     state = {"training": True}
 
     def f(x: Tensor) -> Tensor:
         return (x.sin() if state["training"] else x.cos()).exp()
 
-    torch.manual_seed(3)
-    x = torch.randn(6, 5, requires_grad=True)
-    out = transform(f)(x).sum()
-    state["training"] = False
-    out.backward()
-    return [x.grad]
+    return changed(f, lambda: state.update(training=False), transform)
 
 
 def changing_length(transform: Transform) -> list[Any]:
@@ -83,12 +88,7 @@ def changing_length(transform: Transform) -> list[Any]:
             x = x.sin()
         return x
 
-    torch.manual_seed(3)
-    x = torch.randn(6, 5, requires_grad=True)
-    out = transform(f)(x).sum()
-    depth[0] = 2
-    out.backward()
-    return [x.grad]
+    return changed(f, lambda: depth.append(depth.pop() - 1), transform)
 
 
 def noise_saved_before_it_was_drawn(transform: Transform) -> list[Any]:
@@ -156,12 +156,8 @@ def test_a_hazard_of_running_again(hazard: Callable[[Transform], list[Any]]) -> 
 
 def overwritten(transform: Transform) -> list[Any]:
     """Autograd saves the exponential alone; a recomputation reads `w`."""
-    torch.manual_seed(3)
-    x, w = torch.randn(6, 5, requires_grad=True), torch.randn(6, 5)
-    out = transform(lambda x: (x + w).exp().sum())(x)
-    w.mul_(0.5)
-    out.backward()
-    return [x.grad]
+    w = torch.linspace(-1, 1, 30).view(6, 5)
+    return changed(lambda x: (x + w).exp(), lambda: w.mul_(0.5), transform)
 
 
 def test_a_captured_tensor_that_is_overwritten_before_the_backward() -> None:

@@ -67,15 +67,6 @@ for _ in range(3): step(g)
 """,
     "leaves at once": TWICE + "sys.stdout.flush(); os._exit(5)",
     "raises": TWICE + "raise ValueError('mine')",
-    "raises in a backward": """
-class Fails(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x): return x.clone()
-    @staticmethod
-    def backward(ctx, grad): raise ArithmeticError('in a backward')
-step(g); step(g)
-step(remat(lambda w, x: f(Fails.apply(w), x), '1MiB'))
-""",
     "interrupted after 0.2 s": INTERRUPTED.format(delay=0.2),
     "terminated": TWICE + "sys.stdout.flush(); os.kill(os.getpid(), signal.SIGTERM)",
     "daemon in f": TWICE
