@@ -5,8 +5,6 @@
 does the same, and compares.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Iterable, Sequence

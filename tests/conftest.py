@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test starts from, and what none may leave behind."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import warnings

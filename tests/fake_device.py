@@ -6,8 +6,6 @@ the device's, autograd has a thread for it, dropout takes another way. So only p
 there for it load it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

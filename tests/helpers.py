@@ -6,8 +6,6 @@ A test is written as `run(transform)`, which builds everything from fixed seeds,
 `run(untransformed)`; a mode is another way to choose `transform`.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import inspect

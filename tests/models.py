@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of C++ that put parts of the core to the test, apart from Python and tensors."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

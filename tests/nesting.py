@@ -4,8 +4,6 @@
 A word such as `grad-remat-vmap` reads from the outside in: `grad(remat(vmap(f)))`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads and processes of a test's own."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

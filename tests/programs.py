@@ -5,8 +5,6 @@ A bug becomes a new animal. `make()` builds everything anew from a fixed seed, s
 untransformed and the transformed program start from equal, but not shared, tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Animals of the zoo that write in place, take views, draw numbers or touch unusual tensors."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks that are small enough to be recorded, and simulated many times."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Single steps of random programs: what a pair of tensors can be put through."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark suite at toy size: what it writes down, and that it would see a broken promise."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

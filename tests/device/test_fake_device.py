@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fake device itself: it is asynchronous, and its memory tells of misuse."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

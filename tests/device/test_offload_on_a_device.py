@@ -4,8 +4,6 @@
 Each published race of overlapped offloading that can occur here has a test by its name.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 from collections.abc import Callable, Iterator

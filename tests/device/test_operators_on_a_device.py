@@ -4,8 +4,6 @@
 Of those that the device does not have nothing is said. And which of them race there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`remat(f)` and `offload(f)` are `f`, bit for bit, where kernels and copies are late."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -4,8 +4,6 @@
 Most have no kernel here, so none runs: the budget is refused before.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

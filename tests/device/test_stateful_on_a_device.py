@@ -4,8 +4,6 @@
 The twin is eager's, on the same device. What is compared is read from it.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

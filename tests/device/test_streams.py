@@ -5,8 +5,6 @@ A stream that is stopped shows what races: what was to wait for it has run, or w
 read is gone.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

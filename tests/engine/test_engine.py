@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine apart from tensors: built without torch but for `c10/util`, and run on numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -5,8 +5,6 @@ Each program runs within a budget at which replays that protect softly what they
 other's inputs: the first attempt at some version fails, and the second one is frugal.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nothing grows: not over many steps of training, nor in a loop that never ends."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 import weakref

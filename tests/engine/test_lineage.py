@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lineage may be long, and goes when the last tensor that needs it goes."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

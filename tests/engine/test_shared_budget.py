@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A budget that several calls share: the sum over all that are alive is what holds."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

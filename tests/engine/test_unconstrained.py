@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call would have held without a budget, counted while it runs within one."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes that no operator has made: see Note [Bytes beside operators]."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`explain`: what it says of programs whose behaviour is known."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

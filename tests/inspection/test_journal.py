@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What calls write down under `where`: what it says, and that it changes nothing."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`timeline`: its points, its picture, its trace."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

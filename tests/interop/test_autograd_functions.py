@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`torch.autograd.Function`s of the user inside `remat`: what they save, write and define."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`torch.utils.checkpoint` inside and around `remat`: both of its kinds, and selective ones."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

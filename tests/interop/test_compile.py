@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled functions inside of `remat`, and `remat` inside of compiled functions."""
 
-from __future__ import annotations
-
 import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

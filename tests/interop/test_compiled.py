@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`torch.compile(block, backend="rematfn")` inside of `remat`: each graph is an operator."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

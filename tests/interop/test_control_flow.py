@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control flow as operators, and TorchScript, inside of `remat` and around it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives, and the wrappers that replicate a module, in a single process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a thread can switch on and off: autocast, grad and inference mode, defaults, determinism."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -4,8 +4,6 @@
 Each profile is taken in a process of its own, since what goes wrong is printed at its end.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

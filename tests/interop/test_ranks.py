@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training in two processes, each under budgets of its own: bit for bit what it is without."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions about a storage: who has asked one holds nothing, who keeps the storage does."""
 
-from __future__ import annotations
-
 import ctypes
 import weakref
 from collections.abc import Callable

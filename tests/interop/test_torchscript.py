@@ -4,8 +4,6 @@
 See Note [TorchScript has lists of its own].
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@
 A level tensor that has been evicted becomes resident by itself, or the error says what to call.
 """
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import functools

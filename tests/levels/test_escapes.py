@@ -4,8 +4,6 @@
 It is used, written, differentiated or captured later, when the level is gone or another one runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An exception inside a level leaves no level, no lineage and no bytes behind."""
 
-from __future__ import annotations
-
 import gc
 import random
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of every order through `remat` are eager's, and belong to no level."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hooks of every kind see what they see in eager, and may change it; anomaly mode."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

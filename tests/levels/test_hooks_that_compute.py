@@ -4,8 +4,6 @@
 See Note [The operators of a node are its level's].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

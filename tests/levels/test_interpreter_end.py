@@ -5,8 +5,6 @@ Each script ends in a child of its own by the interpreter's usual way out. All i
 arrays, and leave ready nodes behind in the thread's queue.
 """
 
-from __future__ import annotations
-
 import signal
 
 import pytest

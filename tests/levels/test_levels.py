@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Levels nest, keep their budgets together, and belong to their thread."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

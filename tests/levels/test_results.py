@@ -4,8 +4,6 @@
 Bytes are counted at the allocator.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

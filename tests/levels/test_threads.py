@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Levels and their tensors on several threads at once, and in forked children."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import threading

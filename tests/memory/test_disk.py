@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disk tier apart from tensors: what is moved to a file comes back, whatever fails."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

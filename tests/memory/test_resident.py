@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the operating system counts: larger blocks come from pages that go back in time."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators that users define, before a level is active and while one is, are governed alike."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

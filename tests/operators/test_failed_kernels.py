@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """In-place kernels that raise in the middle: what they have written by then stays written."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call is foreseen to allocate: by what it is given, and not by what was called before."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

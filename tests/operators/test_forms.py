@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that are almost alike have forms of their own: each replay runs what its first run did."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

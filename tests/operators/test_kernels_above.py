@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels whose turn comes before a level's: sparse ones, and some that decompose."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ A program makes one out of level tensors and works with it; on the way it makes 
 evicts. What it gives back is eager's, bit for bit, in whatever way it is run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

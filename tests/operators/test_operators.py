@@ -5,8 +5,6 @@ Values and gradients of each, and one in four of the further kinds. `make sweep`
 sample, in every dtype and kind.
 """
 
-from __future__ import annotations
-
 import pytest
 from helpers import EXHAUSTIVE
 from sweep.expectations import EXCEPTIONS

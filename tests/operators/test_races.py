@@ -4,8 +4,6 @@
 Those that race on accelerators alone: tests/device/test_operators_on_a_device.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

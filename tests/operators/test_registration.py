@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which operators a level sees whole: all that some backend has a kernel for."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Storages that are resized: no operator, no version counter, sometimes the same address."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable

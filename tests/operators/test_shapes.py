@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an operator will allocate is known to the byte before it runs, and mostly without Python."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext

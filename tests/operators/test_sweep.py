@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sweep itself: it can fail, is strict, and outlives an operator that kills its process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes to tensors from outside for which autograd's version counter does not move."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

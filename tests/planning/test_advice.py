@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figure of a BudgetError is tried out: Note [The figure is tried out]."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measured, then guided: what a first call teaches the later ones, and that it is only advice."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan is followed where it replays less than the policy of the first call, and nowhere else."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

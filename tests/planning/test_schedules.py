@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules: runs of plans without the replays that hindsight spares, carried out call for call."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The thread that looks for better plans: it is not in the way of a process that ends or forks."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans that cut a recorded program: into segments, or where its graph hangs by one value."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import isqrt
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A score written in Python: what it sees, what it decides, and what its errors do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

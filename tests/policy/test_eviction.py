@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores and the choice of a victim: numbers only, built without torch but for `c10/util`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from models import CORE, compile_model, run_model

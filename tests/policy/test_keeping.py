@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies that keep values for what they are: by the operator that made them, or by name."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every policy gives the bits of eager and keeps the bound; policies are checked as values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replays that cost more than the program, and what the engine then does otherwise."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

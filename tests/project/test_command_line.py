@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m rematfn``: each command, as its user runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

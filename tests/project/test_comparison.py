@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What docs/ says of torch without a source, since it was tried: a change in torch is seen here."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/compositions.md says what its programs do: they are run again, a row in each test."""
 
-from __future__ import annotations
-
 import compositions
 import pytest
 from helpers import EXHAUSTIVE, untransformed

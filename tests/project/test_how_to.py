@@ -9,8 +9,6 @@ test-frameworks`` installs them all. Run as a script, this file writes the figur
 ``PYTHONPATH=tests .venv/bin/python tests/project/test_how_to.py``.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import socket

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tree shows who may know whom: no part includes or imports one that comes after it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -14,8 +14,6 @@ everything evicted after every operator, and each replay is compared.
 it. `test_how_to.py` has the pages whose blocks print.
 """
 
-from __future__ import annotations
-
 import builtins
 import functools
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each notebook is its source, executed without an error: anew by `make test-exhaustive`."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make sweep`: sweep the operator database, and write docs/operators.md from what was found."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

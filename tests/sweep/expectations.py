@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the sweep expects something else than bitwise equality, and why."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # Operators that give what happens to be in uninitialised memory, or read it, and why. They are

@@ -6,8 +6,6 @@ runs twice in each: on the arguments, which come from outside the level, and on 
 of it, which have been evicted by the time that the operator reads them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

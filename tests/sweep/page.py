@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/operators.md, from the rows of a sweep."""
 
-from __future__ import annotations
-
 import platform
 from collections import Counter
 

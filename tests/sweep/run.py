@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Going through the operators in worker processes: a crash or a hang costs one operator."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a program under evict-everything is bitwise the untransformed one."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -4,8 +4,6 @@
 What an operator prints goes to stderr, so that a report stays readable.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

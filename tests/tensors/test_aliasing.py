@@ -5,8 +5,6 @@ Every program keeps values from before a write (`old`) and computes with them af
 that a replay which reads the contents of the wrong time is found out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

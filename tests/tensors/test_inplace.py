@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A write makes a new version: replays read the contents that were, and never write outside."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drawn numbers: replays draw what was drawn, and every stream goes on where eager's does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

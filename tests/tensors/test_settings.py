@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What chooses a kernel, or how it calculates, is for a replay what it was on the first run."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`remat(..., verify=True)` finds operators whose replay is not their first run, and no others."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import warnings

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`profile`: what it predicts, and that calls bear it out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from time import sleep

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recorded traces, and the simulator: what it predicts is what the engine does."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

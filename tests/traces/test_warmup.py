@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measuring on shapes alone: even a first call keeps to its fraction."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forms of a budget, and what is said and done when one is too small."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warnings of calls that are costlier than they need to be, and of what to do."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import warnings

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What runs after its call has returned is refused, with what to write instead."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`rematfn.checkpoint`, side by side with torch's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fraction means bytes: the most that it has come to, in whichever order calls come."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

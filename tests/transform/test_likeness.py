@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transformed function is to everybody else what its function is."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An `nn.Module` under `remat` is the same module, whose forward runs in a level."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

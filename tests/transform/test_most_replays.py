@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A call that replays far more than it computes says so, with a budget in which it does not."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from typing import Any

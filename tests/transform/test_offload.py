@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`offload`, and `remat` with a tier: what moves comes back bit for bit."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import os

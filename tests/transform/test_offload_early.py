@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`offload` without a budget: what is not in use goes; guided calls keep to what that came to."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

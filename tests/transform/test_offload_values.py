@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever moves comes back as it was; what somebody may read or fill by address does not move."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Packed`: what is packed comes back bit for bit, and takes the bytes that it is said to."""
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import functools

@@ -5,8 +5,6 @@ Each test shows first what `torch.utils.checkpoint` (non-reentrant) does, so tha
 torch does otherwise is noticed, and then that `remat` gives the bits of the function itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`remat` as a transform: what it takes, what it gives back, and how it says no."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

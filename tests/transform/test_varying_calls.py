@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that vary are capped and guided all the same, by records of other calls."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

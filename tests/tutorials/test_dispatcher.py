@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Notebook 1 needs torch alone, has the toy's dispatcher, and what it says of torch is so."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import runpy

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The notebooks' toy: a dispatcher, and vmap, grad and remat as levels of one stack."""
 
-from __future__ import annotations
-
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ The oracle is the allocator: a row that counts is in both figures, one that does
 allocator's alone, and is what the caller holds or has made.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`remat(f)` computes what `f` computes, bit for bit, and leaves the same world behind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

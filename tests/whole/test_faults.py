@@ -6,8 +6,6 @@ same again. What ran before on the same graph has to come out right as well: a b
 may be tried again.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

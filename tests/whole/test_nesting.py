@@ -5,8 +5,6 @@ A word such as `grad-remat-vmap` reads from the outside in: `grad(remat(vmap(f))
 the same word with `remat` left out.
 """
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -4,8 +4,6 @@
 The file has no name; here it is found among the process's open files, and spoiled for real.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -4,8 +4,6 @@
 The disk is so slow that transfers are under way wherever a script ends.
 """
 
-from __future__ import annotations
-
 import pytest
 from processes import Ended, forked, once
 

@@ -4,8 +4,6 @@
 Parameters, the optimiser's state and what is returned are those of eager, bit for bit.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

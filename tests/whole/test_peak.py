@@ -4,8 +4,6 @@
 So it is for the backward: what its formulas make without reading a level tensor is included.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

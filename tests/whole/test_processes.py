@@ -6,8 +6,6 @@ by the interpreter's usual way out. One that spawns others, which import the scr
 its own from the start, and so is one that ends with an error of ours.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

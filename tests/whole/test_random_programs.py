@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs nobody thought of: operators, views, writes and drops in any order."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

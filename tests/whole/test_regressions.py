@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What random programs found, each by name."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """State that modules keep: statistics, noise, power iterations, counters; written once a call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ to refuse of ours. `python tests/whole/test_stateful.py MINUTES` searches on, wi
 own.
 """
 
-from __future__ import annotations
-
 import gc
 import inspect
 import sys

@@ -5,8 +5,6 @@ What an optimiser overwrites was read by all of forward and backward; it is not 
 nobody has any more. Bytes are counted at the allocator.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
