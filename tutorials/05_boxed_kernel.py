@@ -715,7 +715,11 @@ quote("csrc/engine/step.cpp", "void Step::require_room() {", "throw NoRoom")
 # for levels that copy versions to a disk.)
 
 # %%
-quote("csrc/engine/step.cpp", "void Step::bring_back() {", "domain_.prepare_call(wanted);")
+quote(
+    "csrc/engine/step.cpp",
+    "void Step::bring_back() {",
+    "domain_.materialize(wanted, /*before_call=*/true);",
+)
 
 # %% [markdown]
 # **`make_operation` and `take_inputs`.** An `Operation` is an entry of the record; the one for

@@ -218,10 +218,11 @@ std::size_t hand_out(LevelHandle& handle, const std::vector<at::Tensor>& tensors
       const DomainLock lock(level.domain);
       level.domain->end_handing_out();
     });
-    std::vector<Ref<Version>> results;
-    if (leaves_all) results = bring_back_together(level, tensors);
-    for (const Ref<Version>& version : results) returned += version->nbytes;
-    if (!goes_on) hand_over_beside(level, results);
+    if (leaves_all) {
+      const std::vector<Ref<Version>> results = bring_back_together(level, tensors);
+      for (const Ref<Version>& version : results) returned += version->nbytes;
+      if (!goes_on) hand_over_beside(level, results);
+    }
     for (const at::Tensor& tensor : tensors) seal(tensor, level);
     seal_leaf_gradients(level);  // by now it is known whether a graph leads to the leaves
     const std::size_t sealed = root.results_left();

@@ -176,7 +176,7 @@ Search::PlanRef Search::shorten(const PlanRef& plan, Effort& effort) const {
   effort.counts_walks = false;
   effort.most = kAll;
   (void)rematfn::simulate(*trace_, options, &deeds);
-  const Exchanges exchanges{.operators = plan->schedule ? kExchanges : 0,
+  const Exchanges exchanges{.operators = plan->schedule ? std::min(kExchanges, limits_.in_vain) : 0,
                             .seed = exchanges_,
                             .only_replayed = policy_.keeping.decides()};
   found->schedule = shortened(*trace_, budget_, deeds.replays, effort, exchanges);
@@ -295,6 +295,11 @@ std::shared_ptr<const Plan> Search::best() const {
     if (alike.plan && !is_broken(*alike.plan) && is_better(alike.plan, other)) other = alike.plan;
   }
   return other ? other : best;
+}
+
+std::shared_ptr<const Plan> Search::scheduled() const {
+  if (dropping_) return dropping_->scheduled();
+  return is_better(scheduled_, found_or_online()) ? scheduled_ : nullptr;
 }
 
 std::shared_ptr<const Plan> Search::general() const {

@@ -106,10 +106,8 @@ class Search {
   [[nodiscard]] std::shared_ptr<const Plan> best() const;
   // The best that says nothing of single values; or null. See Note [A plan for calls that differ]
   [[nodiscard]] std::shared_ptr<const Plan> general() const;
-  // The best that is carried out; or null.
-  [[nodiscard]] std::shared_ptr<const Plan> scheduled() const {
-    return dropping_ ? dropping_->scheduled_ : scheduled_;
-  }
+  // The best that is carried out, if it costs less than what is found by scores; or null.
+  [[nodiscard]] std::shared_ptr<const Plan> scheduled() const;
   // The best setting, if it costs no more than the policy as it is.
   [[nodiscard]] std::optional<Score> setting() const;
   // Operators simulated so far, replays among them, and what shortening takes as long as.

@@ -105,7 +105,9 @@ class Shortening {
   bool sweep(double price);
   void note_steps(std::uint64_t steps) {
     if (effort_.stop.load(std::memory_order_relaxed)) throw Stopped{};
-    effort_.operators.fetch_add(steps / kStepsOfOne, std::memory_order_relaxed);
+    steps_ += steps;
+    effort_.operators.fetch_add(steps_ / kStepsOfOne, std::memory_order_relaxed);
+    steps_ %= kStepsOfOne;
   }
 
   // ---- exchanges ------------------------------------------------------------------------------------
@@ -137,6 +139,7 @@ class Shortening {
   bool is_valid_ = true;  // no value is read that was overwritten
   bool logs_ = false;
   std::vector<Id> log_;
+  std::uint64_t steps_ = 0;  // not yet counted
   std::mt19937 random_;
   std::vector<std::uint32_t> maker_;  // node, by value
   Flags may_go_;                      // by node: what it makes
@@ -396,6 +399,7 @@ void Shortening::exchange(const Exchanges& limits) {
       if (items_[i].is_replay) replays.push_back(i);
     }
     if (replays.empty()) break;
+    note_steps(items_.size());
     const bool fits = exchange_for_others(replays[below(replays.size())]);
     if (fits) {
       drop_useless();

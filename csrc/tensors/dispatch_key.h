@@ -16,8 +16,8 @@
 //     an operator that no backend would decompose gets our kernel by itself (boxed_kernel.cpp).
 //   - BackendSelect, which is above us, recomputes the key set of factories and so loses the
 //     thread's included keys; it is not included while a level is active (thread_keys.cpp).
-//   - View kernels copy a tensor's key set but not its backend meta, where our handle sits;
-//     `put_handle_on` sees to that (level_results.cpp).
+//   - View kernels copy a tensor's key set but not its backend meta, where our handle sits; our
+//     kernel puts the handle on (level_results.cpp).
 
 #pragma once
 

@@ -79,7 +79,9 @@ def test_guided_calls_keep_to_what_the_first_came_to(gradients_by: Any) -> None:
     assert kinds == ["first"] + ["guided"] * 5
     assert moves[0] > 0
     assert max(held) == held[0]
-    assert max(peaks) <= held[0] + X.element_size()  # the loss's gradient is the caller's
+    assert (
+        max(peaks) <= held[0] + 2 * X.element_size()
+    )  # the loss and its gradient are the caller's
     assert held[0] < 0.8 * eager
 
 

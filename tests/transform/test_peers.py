@@ -155,7 +155,7 @@ def test_a_hazard_of_running_again(hazard: Callable[[Transform], list[Any]]) -> 
 def overwritten(transform: Transform) -> list[Any]:
     """Autograd saves the exponential alone; a recomputation reads `w`."""
     w = torch.linspace(-1, 1, 30).view(6, 5)
-    return changed(lambda x: (x + w).exp(), lambda: w.mul_(0.5), transform)
+    return changed(lambda x: (x + w).exp().sum(), lambda: w.mul_(0.5), transform)
 
 
 def test_a_captured_tensor_that_is_overwritten_before_the_backward() -> None:

@@ -117,19 +117,19 @@ def same_as_eager(run: Run, mode: Mode) -> None:
 
 @known
 @given(steps=steps_of(*NEW, *VIEWS, *WRITES, *WRITES, *READS, "drop", "swap"), mode=modes)
-def test_any_program_of_reads_and_writes_is_bitwise_eager(steps: list[Step]) -> None:
-    same_as_eager(program_of(steps, differentiate=False))
+def test_any_program_of_reads_and_writes_is_bitwise_eager(steps: list[Step], mode: Mode) -> None:
+    same_as_eager(program_of(steps, differentiate=False), mode)
 
 
 @known
 @given(steps=steps_of(*NEW, *NEW, *VIEWS, *WRITES, *READS, "drop", "swap"), mode=modes)
-def test_any_differentiable_program_is_bitwise_eager(steps: list[Step]) -> None:
+def test_any_differentiable_program_is_bitwise_eager(steps: list[Step], mode: Mode) -> None:
     run = program_of(steps, differentiate=True)
     try:
         run(untransformed)
     except RuntimeError:  # autograd refuses some writes
         assume(False)
-    same_as_eager(run)
+    same_as_eager(run, mode)
 
 
 WAYS = [
