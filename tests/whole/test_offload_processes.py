@@ -100,7 +100,8 @@ if child == 0:
     del loss
     step()
     os._exit(0 if disk.bytes_out > 0 else 13)
-assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+code = os.waitstatus_to_exitcode(os.wait()[1])
+assert code == 0, code
 del loss
 assert disk.held_bytes == 0
 step()
