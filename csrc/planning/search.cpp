@@ -176,9 +176,9 @@ Search::PlanRef Search::shorten(const PlanRef& plan, Effort& effort) const {
   effort.counts_walks = false;
   effort.most = kAll;
   (void)rematfn::simulate(*trace_, options, &deeds);
-  const Exchanges exchanges{.operators = plan->schedule ? std::min(kExchanges, limits_.in_vain) : 0,
-                            .seed = exchanges_,
-                            .only_replayed = policy_.keeping.decides()};
+  const ExchangeLimits exchanges{.operators = plan->schedule ? std::min(kExchanges, limits_.in_vain) : 0,
+                                 .seed = exchanges_,
+                                 .only_replayed = policy_.keeping.decides()};
   found->schedule = shortened(*trace_, budget_, deeds.replays, effort, exchanges);
   return found;
 }

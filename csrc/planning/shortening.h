@@ -19,42 +19,24 @@
 //   3. It always fits the budget, as the run does, but for what the engine does that is not in a trace.
 //      The schedule is simulated like any plan, so that it is followed only if it costs less.
 // Where values may be moved, it is a run of a plan that drops them: a sequence has no copies.
-//
-// Note [A replay is exchanged for cheaper ones]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Where no replay can be left out alone, one can be if others come in its place: what it made is kept, and where
-// that has no room, values go that are not read there, and are replayed before their next readers; so may their
-// inputs, in turn. Then whatever has become needless is left out, and the sequence is taken if it costs no more.
-// This is an iterated local search (Lourenço et al., 2003) of chains of ejections (Glover, 1996), by chance.
-// Where values are marked, or the policy keeps some, only what the run has replayed goes: it went by that.
-// Replayed, in costs of the program, without and with: MACE's forces at 0.5 0.125 and 0.105, FNO at 0.4 0.178 and
-// 0.159, PaiNN at 0.3 1.24 and 0.92, U-Net at 0.5 0.069 and 0.064; of 32 cells with less local search four are
-// worse, by 0.0004 to 0.0034, and all searches took 121 seconds instead of 185.
 // Checkmate (Jain et al., MLSys 2020) writes all of this as an integer program; Moccasin (Bartan et al.,
 // ICML 2023) chooses intervals in which values are kept. This is a local search from a sequence that fits.
 
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "engine/schedule.h"
 #include "engine/trace.h"
+#include "planning/exchanges.h"
 #include "planning/simulation.h"
 
 namespace rematfn {
 
-// How long exchanges are tried, in operators simulated in that time; and what their chances depend on.
-struct Exchanges {
-  std::uint64_t operators = 0;
-  std::uint32_t seed = 0;
-  bool only_replayed = false;  // only what the run has made again may go: the policy keeps what it may
-};
-
 // A schedule for `trace` in `budget`, from the replays of a run. Throws Stopped. `effort` is added to.
 [[nodiscard]] std::shared_ptr<const Schedule> shortened(const Trace& trace, std::size_t budget,
                                                         const std::vector<Replayed>& replays,
-                                                        Effort& effort, const Exchanges& exchanges = {});
+                                                        Effort& effort, const ExchangeLimits& exchanges = {});
 
 }  // namespace rematfn
