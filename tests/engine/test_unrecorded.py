@@ -123,6 +123,21 @@ STORAGES: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_storages_that_are_made_are_exact(gradient: str) -> None:
+    def loss(x: Tensor) -> Tensor:
+        (w, *_) = copy.deepcopy(STATE)
+        (v, *_) = pickle.loads(PICKLED)
+        return ((x.sin() * w[:64]).exp() + v[:64]).square().sum()
+
+    everything = functools.partial(
+        rematfn.remat, policy=rematfn.testing.EvictEverything(), verify=True
+    )
+    expected = GRADIENTS[gradient](loss)(X)
+    assert_bitwise_equal(everything(GRADIENTS[gradient](loss))(X), expected)
+    assert_bitwise_equal(GRADIENTS[gradient](everything(loss))(X), expected)
+
+
 @pytest.mark.parametrize("make", STORAGES.values(), ids=STORAGES.keys())
 def test_a_storage_that_is_made_counts(make: Callable[[], object]) -> None:
     """Torch's constructor asks its default allocator, which counts for nobody."""
