@@ -337,7 +337,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)  # as in the benchmark: kernels' scratch depends on it
     longer = f"{options.search:g} million"
-    rows = saved_rows(longer)
+    rows, bounds = saved_rows(longer), saved_rows("lower bound")
     for name in options.networks:
         bench = Bench(NETWORKS[name])
         trace = recorded(bench)
@@ -345,7 +345,7 @@ def main() -> None:
             budget = int(fraction * bench.peak)
             row: dict[str, Any] = {"network": name, "budget": fraction}
             if options.saved_bounds:
-                row["lower bound"] = rows[name, fraction]["lower bound"]
+                row["lower bound"] = bounds[name, fraction]["lower bound"]
             else:
                 bound = lower_bound(trace, budget)
                 row["lower bound"] = NOTHING_FITS if bound == math.inf else 1 + bound

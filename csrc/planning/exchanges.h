@@ -9,9 +9,7 @@
 // inputs, in turn. Then whatever has become needless is left out, and the sequence is taken if it costs no more.
 // This is an iterated local search (Lourenço et al., 2003) of chains of ejections (Glover, 1996), by chance.
 // Where values are marked, or the policy keeps some, only what the run has replayed goes: it went by that.
-// Replayed, in costs of the program, without and with: MACE's forces at 0.5 0.125 and 0.105, FNO at 0.4 0.178 and
-// 0.159, PaiNN at 0.3 1.24 and 0.92, U-Net at 0.5 0.069 and 0.064; of 32 cells with less local search four are
-// worse, by 0.0004 to 0.0034, and all searches took 121 seconds instead of 185.
+// docs/design/floor.md has what exchanges bring.
 
 #pragma once
 

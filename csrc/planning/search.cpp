@@ -54,7 +54,7 @@ bool is_better(const std::shared_ptr<const Plan>& one, const std::shared_ptr<con
 // See Note [A plan for calls that differ]
 constexpr double kWorthAGuide = 0.02;
 
-constexpr std::uint64_t kExchanges = 25'000;  // operators that exchanges of one schedule may take
+constexpr std::uint64_t kExchanges = 250'000;  // operators that exchanges of one schedule may take
 
 constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
 constexpr SearchLimits kNoLimits{.in_vain = kAll, .in_all = kAll};
@@ -153,7 +153,8 @@ std::shared_ptr<const Plan> Search::next() {
 
 // See Note [Replays that hindsight spares]
 bool Search::try_shortened() {
-  const bool is_again = scheduled_ && exchanged_in_vain_ < 2 * most_in_vain();
+  constexpr std::uint64_t kLonger = 4;
+  const bool is_again = scheduled_ && exchanged_in_vain_ < kLonger * most_in_vain();
   const PlanRef& run = is_again ? scheduled_ : found_or_online();
   const bool may_try = !moves() && stage_ != Stage::kListed && limits_.in_vain > 0;
   if (!may_try || !run || run->overhead == 0) return false;
