@@ -324,7 +324,7 @@ std::uint64_t Search::most_in_vain() const {
 }
 
 bool Search::pays() const {
-  constexpr std::uint64_t kShorter = 8;  // Note [A search is worth what is replayed]
+  constexpr std::uint64_t kShorter = 4;  // Note [A search is worth what is replayed]
   const std::uint64_t most = most_in_vain();
   const bool exchanges_find_more = stage_ == Stage::kLocal && !moves() && most < limits_.in_vain;
   return simulated_ - last_gain_ < (exchanges_find_more ? most / kShorter : most) && simulated_ < limits_.in_all;

@@ -39,7 +39,8 @@
 //   TensorNet  16.6 -> 2.4    0.401 -> 0.405
 //   PaiNN      31.0 -> 1.4    0.678 -> 0.688
 //
-// Local search may do an eighth as well, where less than half of the program is replayed. Exchanges find more there.
+// Local search may do a quarter, where less than half of the program is replayed: exchanges find more there. With an
+// eighth a ResNet at 0.2 replays 0.281 instead of 0.274, with half 0.270, for twice the time of e3nn's search at 0.4.
 
 #pragma once
 
