@@ -54,8 +54,6 @@ bool is_better(const std::shared_ptr<const Plan>& one, const std::shared_ptr<con
 // See Note [A plan for calls that differ]
 constexpr double kWorthAGuide = 0.02;
 
-constexpr std::uint64_t kExchanges = 250'000;  // operators that exchanges of one schedule may take
-
 constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
 constexpr SearchLimits kNoLimits{.in_vain = kAll, .in_all = kAll};
 
@@ -153,8 +151,7 @@ std::shared_ptr<const Plan> Search::next() {
 
 // See Note [Replays that hindsight spares]
 bool Search::try_shortened() {
-  constexpr std::uint64_t kLonger = 4;
-  const bool is_again = scheduled_ && exchanged_in_vain_ < kLonger * most_in_vain();
+  const bool is_again = scheduled_ && exchanges_left() > 0;
   const PlanRef& run = is_again ? scheduled_ : found_or_online();
   const bool may_try = !moves() && stage_ != Stage::kListed && limits_.in_vain > 0;
   if (!may_try || !run || run->overhead == 0) return false;
@@ -177,7 +174,7 @@ Search::PlanRef Search::shorten(const PlanRef& plan, Effort& effort) const {
   effort.counts_walks = false;
   effort.most = kAll;
   (void)rematfn::simulate(*trace_, options, &deeds);
-  const ExchangeLimits exchanges{.operators = plan->schedule ? std::min(kExchanges, limits_.in_vain) : 0,
+  const ExchangeLimits exchanges{.operators = plan->schedule ? exchanges_left() : 0,
                                  .seed = exchanges_,
                                  .only_replayed = policy_.keeping.decides()};
   found->schedule = shortened(*trace_, budget_, deeds.replays, effort, exchanges);
@@ -321,6 +318,14 @@ std::uint64_t Search::most_in_vain() const {
   const PlanRef followed = best();
   const double share = followed ? followed->overhead / (kMuch * future_->cost) : 1;
   return share < 1 ? static_cast<std::uint64_t>(share * static_cast<double>(limits_.in_vain)) : limits_.in_vain;
+}
+
+// Operators that the next exchanges may take: in one turn, and in all without a gain.
+std::uint64_t Search::exchanges_left() const {
+  constexpr std::uint64_t kLonger = 4;
+  constexpr std::uint64_t kOneTurn = 250'000;
+  const std::uint64_t most = kLonger * most_in_vain();
+  return std::min(kOneTurn, most - std::min(most, exchanged_in_vain_));
 }
 
 bool Search::pays() const {

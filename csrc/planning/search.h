@@ -138,6 +138,7 @@ class Search {
   [[nodiscard]] double reached() const { return best_.plan ? best_.plan->overhead : kNever; }
   [[nodiscard]] double worth_finishing(const Plan& plan) const;
   [[nodiscard]] std::uint64_t most_in_vain() const;
+  [[nodiscard]] std::uint64_t exchanges_left() const;
   [[nodiscard]] bool pays() const;
   // See Note [Guided is never worse than online].
   [[nodiscard]] bool online_is_next() const {
