@@ -118,3 +118,24 @@ def test_a_call_that_needs_more_than_the_most_is_refused() -> None:
         g(X, False)
         with pytest.raises(rematfn.BudgetError, match="aten::cat"):
             g(X, False)
+
+
+def test_what_was_measured_is_no_estimate_while_a_call_is_pending() -> None:
+    """Two forwards before the backward: the second is held to the fraction as the first is."""
+    w = torch.randn(64, 64) / 8
+
+    def f(x: Tensor) -> Tensor:
+        for _ in range(6):
+            x = (x @ w).tanh().sin() * x
+        return x.sum()
+
+    g = rematfn.remat(f, 0.2)
+    x = torch.randn(64, 64, requires_grad=True)
+    g(x).backward()
+    budget = int(0.2 * rematfn.stats(g).unconstrained_bytes)
+    for _ in range(3):
+        pending = g(x)
+        with MemoryTimeline() as timeline, pytest.raises(rematfn.BudgetError):
+            g(x).backward()
+        assert timeline.peak_excluding_survivors <= budget
+        del pending
