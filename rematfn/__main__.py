@@ -2,6 +2,7 @@
 """Memory budgets for PyTorch: try one, and look at what budgets do to a program."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -35,10 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         part.add(commands)
     options = parser.parse_args(arguments)
     try:
-        return int(options.command(options))
+        status = int(options.command(options))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough; as Python's library reference says
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (CommandError, RematError) as error:
         print(f"python -m rematfn: {error}", file=sys.stderr)
         return 1
+    return status
 
 
 if __name__ == "__main__":

@@ -21,10 +21,15 @@ def budget(text: str) -> str | float | None:
     decimal = re.fullmatch(r"[-+]?(\d+\.\d*|\.\d+)(e[-+]?\d+)?", text.strip(), re.IGNORECASE)
     budget = None if text.strip().lower() == "none" else float(text) if decimal else text
     try:
-        parse_budget(budget, "{}")
+        parse_budget(1 if budget == "1" else budget, "{}")
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error) + _order(text)) from None
     return budget
+
+
+def _order(text: str) -> str:
+    """Return what to say where an option has taken the script for its own argument."""
+    return f"\nWrite {text} before the options." if ".py" in text else ""
 
 
 def positive(text: str) -> int:
@@ -73,7 +78,7 @@ def add_offload(command: argparse.ArgumentParser) -> None:
 def _folder(text: str) -> Path:
     path = Path(text)
     if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {text!r}")
+        raise argparse.ArgumentTypeError(f"there is no folder {text!r}.{_order(text)}")
     return path
 
 
@@ -83,6 +88,8 @@ def writable(*endings: str) -> Callable[[str], Path]:
     def read(text: str) -> Path:
         if endings and not text.endswith(endings):
             raise argparse.ArgumentTypeError(f"it must end in {', '.join(endings)}, got {text!r}")
+        if Path(text).is_dir():
+            raise argparse.ArgumentTypeError(f"{text!r} is a folder: name a file")
         return _folder(str(Path(text).parent)) / Path(text).name
 
     return read

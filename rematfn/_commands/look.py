@@ -3,6 +3,7 @@
 
 import argparse
 import contextlib
+import functools
 import inspect
 import runpy
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import rematfn
+from rematfn._transform.deferred import refuse_deferred
 from rematfn._transform.where import asked
 from rematfn.errors import RematError
 
@@ -166,13 +168,16 @@ def _function_of(target: str) -> Callable[[], Any] | None:
         raise CommandError(f"{target!r} names no script: write {_HELP}")
     if not Path(file).is_file():
         raise CommandError(f"there is no file {file!r}")
+    if target.endswith(":"):
+        raise CommandError(f"{target!r} names no function: write {_HELP}")
     if not name:
         return None
     folder = str(Path(file).resolve().parent)  # as Python does for a script
     if folder not in sys.path:
         sys.path.insert(0, folder)
     names = runpy.run_path(file, run_name="rematfn_target")
-    found = names.get(name)
+    first, *attributes = name.split(".")
+    found = functools.reduce(lambda x, part: getattr(x, part, None), attributes, names.get(first))
     if not callable(found):
         public = [n for n, v in names.items() if callable(v) and not n.startswith("_")]
         raise CommandError(
@@ -186,6 +191,10 @@ def _function_of(target: str) -> Callable[[], Any] | None:
                 f"{target!r}: {error}; name a function without arguments, such as "
                 f"lambda: {name}(...)"
             ) from None
+    try:
+        refuse_deferred(found, target)
+    except TypeError as error:
+        raise CommandError(str(error)) from None
     called: Callable[[], Any] = found
     return called
 

@@ -33,8 +33,8 @@ class Stats:
             convolutions and attention have some.
         min_budget: The largest need of a single operator, in bytes: no smaller budget can do, and
             with one as small replays may need more. Known only for calls with a budget.
-        moves: How often a version was moved to a tier, among the evictions; ``moved_bytes``, its
-            bytes in all.
+        moves: How often a version has begun to move to a tier, among the evictions;
+            ``moved_bytes``, its bytes in all.
         returns: How often one came back, with ``returned_bytes``.
         late_returns: How many of them an operator waited for.
         turned_back: How many began too early: their room was wanted for something else.

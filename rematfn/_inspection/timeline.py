@@ -107,15 +107,16 @@ class Timeline:
         figure = new_figure(10, 6.2)
         axes, rug, listed = figure.subplots(3, 1, gridspec_kw={"height_ratios": [8, 1.2, 2.2]})
         x = [point.position for point in self.points]
-        axes.stackplot(
-            x,
-            [[getattr(p, band) / size for p in self.points] for band in self._bands],
-            step="post",
-            colors=[_BANDS[band][1] for band in self._bands],
-            labels=[_BANDS[band][0] for band in self._bands],
-            linewidth=0,
-            zorder=2,
-        )
+        if self._bands:  # a call that was refused at once has held nothing
+            axes.stackplot(
+                x,
+                [[getattr(p, band) / size for p in self.points] for band in self._bands],
+                step="post",
+                colors=[_BANDS[band][1] for band in self._bands],
+                labels=[_BANDS[band][0] for band in self._bands],
+                linewidth=0,
+                zorder=2,
+            )
         if self.budget is not None:
             label = f"budget, {format_bytes(self.budget)}"
             axes.axhline(self.budget / size, color="#d55e00", ls="--", lw=1.4, label=label)
@@ -248,6 +249,7 @@ def _points(journal: Journal) -> list[Point]:
     names = [journal.named(i) for i in range(len(journal.calls))]
     many = Counter(event.during for event in journal.events)
     seen: Counter[int | None] = Counter()
+    has_made: set[int] = set()  # operators
     for event in journal.events:
         index, during = event.subject, event.during
         number = 0 if during is None else during + 1
@@ -272,7 +274,8 @@ def _points(journal: Journal) -> list[Point]:
                 away.discard(index)
                 moved -= value.nbytes
             # The first that an operator makes counts after it has run.
-            if event.what == "made" and during is not None and points[-1].operator < number:
+            if event.what == "made" and during is not None and during not in has_made:
+                has_made.add(during)
                 running = max(0, journal.calls[during].peak - value.nbytes)
             if event.what not in ("made", "released", "left"):
                 of = "a copy" if made_by is None else names[made_by]

@@ -35,6 +35,7 @@ import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from .. import _C
+from ..errors import expect
 from .pytrees import tensors_of
 
 P = ParamSpec("P")
@@ -71,6 +72,7 @@ def opaque(f: Callable[P, R]) -> Callable[P, R]:
         >>> rematfn.remat(lambda x: root(x.exp()).sum(), budget="1KiB")(torch.zeros(4))
         tensor(4.)
     """
+    expect(callable(f), "opaque(f)", "a function", f)
 
     @functools.wraps(f)
     def outside(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -61,5 +61,6 @@ def materialize(x: torch.Tensor) -> torch.Tensor:
     Raises:
         BudgetError: The replays do not fit in the budget.
     """
+    expect(isinstance(x, torch.Tensor), "materialize(x)", "a tensor", x)
     _C.materialize([x], "materialize(x)")
     return x

@@ -104,13 +104,14 @@ class Profile:
         self._link = link
         costs = self.trace._core.costs()
         self._times = [taken for taken, _ in costs]
-        # See Note [What a profile predicts]
-        self._by_model = self.trace._core.with_costs([given or taken for taken, given in costs])
-        program = _C.Program(self._by_model)
+        # See Note [What a profile predicts]. What moves is compared with times.
+        by_model = self.trace._core.with_costs([given or taken for taken, given in costs])
+        self._planned = by_model if link is None else self.trace._core
+        program = _C.Program(self._planned)
         online, peak = DEFAULT_POLICY.core(), self.peak_bytes
         whole: Any = _C.simulate(self.trace._core, max(1, peak), online, None, "", 0)
         least = max(1, whole["min_budget"])  # what the largest operator needs at once
-        self.min_budget = min(program.enough_for(online, least, math.inf), peak)
+        self.min_budget = min(program.enough_for(online, least, math.inf, link), peak)
         self.costs = [self._cost_within(nbytes) for nbytes in budgets]
 
     def predict(self, budget: BudgetLike) -> Cost:
@@ -127,14 +128,12 @@ class Profile:
 
     def _overhead(self, budget: int) -> float:
         """Return the seconds of replays and of waiting; infinite if it does not fit."""
-        # What moves is compared with times.
-        trace = self._by_model if self._link is None else self.trace._core
-        plan = _C.Program(trace)
+        plan = _C.Program(self._planned)
         _POLICY.begin(plan, budget, link=self._link)
         plan.finish()
         if self._link is not None:
             return plan.overhead()
-        replays = _C.replays_of(trace, budget, _POLICY.core(), plan)
+        replays = _C.replays_of(self._planned, budget, _POLICY.core(), plan)
         return math.inf if replays is None else sum(self._times[call] for call in replays)
 
     def budget_for(self, time: float) -> int:
@@ -149,6 +148,8 @@ class Profile:
         Raises:
             ValueError: A call is predicted to take longer even where nothing is evicted.
         """
+        is_number = isinstance(time, int | float)
+        expect(is_number, "budget_for(time)", "a multiple of a call's time, such as 1.1,", time)
         low, high = self.min_budget, self.peak_bytes
         least = self.predict(high).time
         if not time >= least:
@@ -266,8 +267,10 @@ def profile(
         True
     """
     name = "profile(f)"
-    expect(callable(f), name, "a function", f)
+    expect(callable(f) and not isinstance(f, type), name, "a function", f)
     refuse_deferred(f, name)
+    is_several = isinstance(budgets, Sequence) and not isinstance(budgets, str)
+    expect(is_several, "profile(f, budgets=...)", "a list of budgets", budgets)
     limits = [parse_budget(budget, "profile(f, budgets=[{}])") for budget in budgets]
     given = dict(kwargs or {})
     tiers = tiers_of(offload, f"{name}, offload=...")

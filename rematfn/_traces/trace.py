@@ -230,11 +230,12 @@ def simulate(
         kind = "online" if program is None else "guided"
         return Stats(**found, call=kind, why="it was simulated")
     enough, kept, thrashes = found
-    why = (
-        "replays evict each other's inputs"
-        if thrashes
-        else f"{format_bytes(kept, parsed.unit)} cannot go"
-    )
+    if thrashes:
+        why = "replays evict each other's inputs"
+    elif kept == 0:
+        why = "one operator needs more at once"
+    else:
+        why = f"{format_bytes(kept, parsed.unit)} cannot go"
     raise BudgetError(
         f"simulate(trace, budget={parsed}): the trace does not fit, {why}. "
         f"Raise the budget to {enough}."

@@ -43,7 +43,7 @@ class MemoryTimeline:
         device: The device whose allocator is read, ``"cpu"`` or an accelerator such as ``"cuda"``.
 
     Raises:
-        RuntimeError: On entry, from torch, if a profiler already runs in this thread.
+        RuntimeError: On entry, if a profiler runs already; on exit, if torch has recorded nothing.
 
     Example:
         >>> x = torch.ones(1000, 1000)
@@ -85,6 +85,11 @@ class MemoryTimeline:
         return max(self.bytes_excluding_survivors, default=0)
 
     def __enter__(self) -> MemoryTimeline:
+        if torch._C._autograd._profiler_enabled():
+            raise RuntimeError(
+                "MemoryTimeline: a profiler runs already, and torch has one at a time. Leave the "
+                "other MemoryTimeline or torch.profiler first, or read torch.cuda's own counts."
+            )
         if self._device_counts:
             torch.accelerator.synchronize(self.device)
             torch.accelerator.reset_peak_memory_stats(self.device)
@@ -105,8 +110,8 @@ class MemoryTimeline:
             self.device_peak = most - self._device_bytes_at_entry
         running.stop()
         inner = running.profiler
-        if inner is None or inner.kineto_results is None:  # torch could not start its profiler
-            return
+        if inner is None or inner.kineto_results is None:
+            raise RuntimeError("MemoryTimeline: torch's profiler has recorded nothing.")
         results = inner.kineto_results
         events = sorted(_allocator_events(results.experimental_event_tree(), self.device))
         self._count(events, start=results.trace_start_ns())

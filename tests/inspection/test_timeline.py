@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """`timeline`: its points, its picture, its trace."""
 
+import contextlib
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from test_journal import Net
+from torch import Tensor
 
 import rematfn
 from rematfn._inspection.timeline import Timeline
@@ -81,3 +84,23 @@ def test_the_chrome_trace(shown: Timeline, tmp_path: Path) -> None:
     shown.save(tmp_path / "trace.json.gz")
     assert json.loads((tmp_path / "trace.json").read_text()) == trace
     assert json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes())) == trace
+
+
+def test_what_an_operator_allocates_is_drawn_where_room_was_made_for_it() -> None:
+    """The highest point is the peak, though events of the same operator come before its results."""
+    net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
+    g = rematfn.remat(lambda x: net(x).softmax(-1).sort(-1)[0].sum(), 0.5, where=True)
+    for _ in range(2):
+        g(torch.randn(64, 64)).backward()
+    drawn = rematfn.timeline(g)
+    assert rematfn.stats(g).evictions
+    assert max(point.used for point in drawn.points) == drawn.peak_bytes
+
+
+@pytest.mark.parametrize(("f", "budget"), [(torch.sin, "1KiB"), (lambda x: x, "1MiB")])
+def test_a_call_that_held_nothing(f: Callable[..., Tensor], budget: str, tmp_path: Path) -> None:
+    g = rematfn.remat(f, budget, where=True)
+    with contextlib.suppress(rematfn.BudgetError):
+        g(torch.ones(64, 64))
+    rematfn.timeline(g).save(tmp_path / "empty.png")
+    assert (tmp_path / "empty.png").stat().st_size > 1000

@@ -33,6 +33,9 @@ def step():
 def wants(x):
     return x
 
+def later():
+    yield WEIGHTS
+
 if __name__ == "__main__":
     g = rematfn.remat(step, 0.6)
     for _ in range(2):
@@ -127,6 +130,8 @@ def test_info(tmp_path: Path) -> None:
         ("module:step", "'module:step' names no script"),
         ("program.py:nothing", "it has step, wants"),
         ("program.py:wants", "missing a required argument: 'x'; name a function without"),
+        ("program.py:", "'program.py:' names no function"),
+        ("program.py:later", "later is a generator function"),
     ],
 )
 def test_a_target_that_cannot_be_run(run: Run, target: str, message: str) -> None:
@@ -150,6 +155,9 @@ def test_what_the_program_raises_is_raised(run: Run, target: str) -> None:
         (["profile", "x.py:f", "--out", "picture.gif"], "must end in .png, .svg, .pdf"),
         (["timeline", "x.py:f", "--out", "picture.gif"], "must end in .png, .svg, .pdf"),
         (["explain", "x.py:f", "--budget", "2G"], 'Did you mean "2GiB"'),
+        (["explain", "x.py:f", "--budget", "1"], "1.0 is the whole peak"),
+        (["profile", "--offload", "x.py:f"], "Write x.py:f before the options"),
+        (["profile", "--budgets", "0.5", "x.py:f"], "Write x.py:f before the options"),
     ],
 )
 def test_what_is_not_known_is_refused_before_anything_runs(

@@ -90,3 +90,13 @@ def test_counts_of_a_cuda_device_agree_with_torchs_own():
         x.sin().cos()
     assert timeline.peak == timeline.device_peak == 2 * x.nbytes
     assert timeline.final == 0
+
+
+@pytest.mark.parametrize("other", [MemoryTimeline, lambda: torch.profiler.profile()])
+def test_one_profiler_at_a_time(other):
+    with other() as outer:
+        with pytest.raises(RuntimeError, match="a profiler runs already"), MemoryTimeline():
+            pass
+        kept = torch.ones(1000).exp()
+    if isinstance(outer, MemoryTimeline):
+        assert outer.survivors == kept.nbytes

@@ -74,6 +74,23 @@ costly.register_fake(torch.empty_like)
 costly.register_autograd(lambda ctx, grad: grad)
 
 
+def test_with_a_tier_less_is_enough() -> None:
+    """What finds no room may move, so the least budget is not that of replays alone."""
+    params, x = [torch.randn(128, 128) / 11 for _ in range(16)], torch.randn(512, 128)
+
+    def loss(params: list[Tensor], x: Tensor) -> Tensor:
+        for p in params:
+            x = torch.tanh(x @ p)
+        return x.square().mean()
+
+    step = torch.func.grad(loss)
+    alone = rematfn.profile(step, params, x, budgets=[])
+    with_disk = rematfn.profile(step, params, x, budgets=[], offload=rematfn.Disk(bandwidth=1e9))
+    assert with_disk.min_budget < 0.9 * alone.min_budget
+    assert with_disk.predict(with_disk.min_budget).time < math.inf
+    assert alone.predict(with_disk.min_budget).time == math.inf
+
+
 def test_a_disk_that_nobody_has_used_is_measured() -> None:
     disk = rematfn.Disk(bandwidth=4e6)
     rematfn.profile(STEP, X, budgets=[0.5], offload=disk)
