@@ -2,9 +2,7 @@
 #include "planning/search_thread.h"
 
 #include <pthread.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -20,7 +18,6 @@ namespace {
 
 constexpr std::size_t kMostWaiting = 256;  // beyond, those that have waited longest are forgotten
 constexpr std::uint64_t kTurn = 25'000;  // operators: some plans of settings, and a schedule
-constexpr int kNicer = 10;
 
 // Of this process; a forked child has one of its own. Never destroyed.
 struct Searcher {
@@ -58,11 +55,11 @@ Searcher& the_searcher() {
   return *searcher;
 }
 
+// See Note [A search takes what nobody wants]
 void give_way() {
-#ifdef __linux__  // where threads have priorities of their own
-  const auto self = static_cast<id_t>(syscall(SYS_gettid));
-  const int now = getpriority(PRIO_PROCESS, self);
-  static_cast<void>(setpriority(PRIO_PROCESS, self, std::min(now + kNicer, 19)));
+#ifdef __linux__
+  const sched_param none{};
+  static_cast<void>(sched_setscheduler(0, SCHED_IDLE, &none));  // of this thread
 #endif
 }
 

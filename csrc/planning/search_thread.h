@@ -14,6 +14,21 @@
 //   - by _exit(), a signal or an abort: with the process. Nothing of it is to be destroyed.
 //   - A fork: it holds no lock but one, which the fork waits for, and it is not in the child. The plan
 //     that it was simulating is simulated anew there, when a plan is asked for again.
+//
+// Note [A search takes what nobody wants]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// On Linux the thread runs only where no other thread would (SCHED_IDLE). A nicer thread would not do: OpenMP's
+// threads spin as they wait for one another, and one that wakes up is put beside one that spins rather than on a
+// core that a nicer thread keeps busy. The slowest of calls 2 to 8 over the median of calls 46 to 60, two threads on
+// two cores, with a thread that is nicer by 10 and with SCHED_IDLE (two processes):
+//
+//   LSTM at 0.15              3.5   2.2, 1.5
+//   DenseNet at 0.3           3.3   1.5
+//   GPT at 0.2                2.1   1.7, 1.4
+//   mixtures of experts, 0.5  2.3   1.1
+//
+// Forty calls take as long together. Where all cores are always busy, a search may take hundreds of calls; these
+// follow the best plan so far.
 
 #pragma once
 
