@@ -204,8 +204,8 @@ void register_kernels() {
   auto& dispatcher = c10::Dispatcher::singleton();
   TORCH_CHECK(!dispatcher.hasBackendFallbackForDispatchKey(kLevelKey),
               "rematfn needs the dispatch key ", c10::toString(kLevelKey),
-              ", and another library in this process has a fallback on it (torchcsprng does). "
-              "The two cannot be used together.");
+              ", which has a fallback already: of another library in this process (torchcsprng has one), with "
+              "which rematfn cannot be used together, or of rematfn itself, imported a second time.");
   registrations.handles.push_back(dispatcher.registerFallback(
       kLevelKey, c10::KernelFunction::makeFromBoxedFunction<&level_kernel>(), "rematfn"));
   register_operators(dispatcher.getAllOpNames());
