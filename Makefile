@@ -26,7 +26,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-compiled bench-device bench-floor bench-models bench-offload bench-overhead bench-packed bench-steps bench-varying docs lint notebooks clean
+.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-compiled bench-device bench-floor bench-models bench-offload bench-overhead bench-packed bench-steps bench-summary bench-varying docs lint notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -132,6 +132,9 @@ bench-floor: $(INSTALLED)  ## what the rules near the least budget buy
 
 bench-models: $(LIBRARIES)/.installed  ## models of libraries, beside their own checkpointing
 	PYTHONPATH=$(CURDIR) $(LIBRARIES)/bin/python benchmarks/library_models.py $(ARGS)
+
+bench-summary: $(LIBRARIES)/.installed  ## every peer in one table, from what the two above have recorded
+	PYTHONPATH=$(CURDIR) $(LIBRARIES)/bin/python benchmarks/summary.py $(ARGS)
 
 bench-steps: $(STEPS)/.installed  ## steps of libraries, each call with another batch
 	PYTHONPATH=$(CURDIR) $(STEPS)/bin/python benchmarks/library_steps.py $(ARGS)

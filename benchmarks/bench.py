@@ -13,6 +13,8 @@ import json
 import os
 import shlex
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import torch
 import traces
 from cells import Bench, budget_rows, peer_row
 from measure import RESULTS, machine
-from networks import NETWORKS, TINY, Network
+from networks import NETWORKS, TINY
 from peers import PEERS
 from report import write
 from tqdm import tqdm
@@ -52,11 +54,11 @@ def command() -> str:
     return shlex.join(["benchmarks/bench.py", *arguments])
 
 
-def measure_network(
-    network: Network, options: argparse.Namespace, bar: tqdm[Any]
-) -> dict[str, Any]:
+def measure_network(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the record of one network."""
-    bar.set_description(network.name)
+    faulthandler.enable()  # a compiler that crashes should leave a trace
+    torch.set_num_threads(options.threads)
+    network = TINY if name == TINY.name else NETWORKS[name]
     bench = Bench(network)
     record: dict[str, Any] = {
         "about": network.about,
@@ -71,12 +73,9 @@ def measure_network(
     except rematfn.BudgetError:
         record["simulated"] = True
     for fraction in options.budgets:
-        bar.set_description(f"{network.name} at {fraction:g}")
         record["budgets"] += budget_rows(bench, fraction, options.repeats)
-        bar.update()
     failed: dict[str, str] = {}  # what a compiler refuses once, it refuses at every setting
     for peer in () if options.no_peers else PEERS:
-        bar.set_description(f"{network.name}, {peer.name}")
         if peer.compiler in failed:
             row: dict[str, Any] = {"peer": peer.name, "refused": failed[peer.compiler]}
         else:
@@ -84,11 +83,16 @@ def measure_network(
         if peer.compiler and "refused" in row:
             failed[peer.compiler] = row["refused"]
         record["peers"].append(row)
-        bar.update()
     seconds = [row["seconds"] / row["time ratio"] for row in record["budgets"] if "seconds" in row]
     if seconds:
         record["eager"]["seconds"] = min(seconds)
     return record
+
+
+def in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the record of one network, of a fresh process: some peers leave hooks behind."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measure_network, name, options).result()
 
 
 def measure_traces(folder: Path, bar: tqdm[Any]) -> dict[str, Any]:
@@ -135,22 +139,21 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     """Measure what was asked for; save after each network."""
-    faulthandler.enable()  # a compiler that crashes should leave a trace
     options = parse()
-    networks = [NETWORKS[name] for name in options.networks]
+    networks = list(options.networks)
     if options.quick:
-        networks, options.budgets, options.repeats = [TINY], [0.7, 0.4], 1
+        networks, options.budgets, options.repeats = [TINY.name], [0.7, 0.4], 1
         options.no_peers, options.traces = True, None
-    torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "bench.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"networks": {}}
-    cells = len(networks) * (len(options.budgets) + (0 if options.no_peers else len(PEERS)))
     steps = 0 if options.traces is None else len(traces.REFERENCE) * len(traces.FRACTIONS)
-    with tqdm(total=cells + steps, unit="cell", file=sys.stderr) as bar:
-        for network in networks:
-            results["networks"][network.name] = measure_network(network, options, bar)
+    with tqdm(total=len(networks) + steps, file=sys.stderr) as bar:
+        for name in networks:
+            bar.set_description(name)
+            results["networks"][name] = in_a_process(name, options)
             path.write_text(json.dumps(results, indent=1) + "\n")
+            bar.update()
         if options.traces is not None:
             results["traces"] = measure_traces(options.traces, bar)
             path.write_text(json.dumps(results, indent=1) + "\n")

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -63,6 +64,15 @@ def _checkpoint_segments(blocks: Sequence[Callable[..., State]], state: State) -
     return _checkpoint_each()(chained, state)
 
 
+def _returnn_scope(blocks: Sequence[Callable[..., State]], state: State) -> State:
+    from returnn.torch.util.gradient_checkpoint import gradient_checkpoint_scope
+
+    for block in blocks:
+        with gradient_checkpoint_scope():
+            state = block(*state)
+    return state
+
+
 def _compiled(backend: str, budget: float) -> Transform:
     def transform(f: Callable[..., Any]) -> Callable[..., Any]:
         fast = torch.compile(f, backend=backend)
@@ -92,6 +102,7 @@ PEERS = [
         )
         for budget in COMPILED_BUDGETS
     ),
+    *([Peer("RETURNN's scope, each block", run=_returnn_scope)] if find_spec("returnn") else ()),
 ]
 
 

@@ -117,6 +117,36 @@ def draw_models(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     figure.savefig(path)
 
 
+def draw_summary(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Save a picture of time over peak: each tool's, and rematfn's in the same peak."""
+    figure = Figure(figsize=(9, 4.8), dpi=90, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    timed = [row for row in rows if isinstance(row["time, rematfn"], float) and row["time, tool"]]
+    for row in timed:
+        ends = (row["time, tool"], row["time, rematfn"])
+        axes.plot([row["peak"]] * 2, ends, color="#cccccc", linewidth=1, zorder=1)
+    tools = list(dict.fromkeys(kind(row["tool"]) for row in timed))
+    for tool, marker in zip(tools, _MARKERS, strict=False):
+        found = [row for row in timed if kind(row["tool"]) == tool]
+        at = [row["peak"] for row in found], [row["time, tool"] for row in found]
+        axes.scatter(*at, s=28, marker=marker, color="#888888", label=tool, zorder=2)
+    at = [row["peak"] for row in timed], [row["time, rematfn"] for row in timed]
+    axes.scatter(*at, s=20, color=_OURS["guided"], label="rematfn, in that peak", zorder=3)
+    axes.axhline(1, color="#888888", linewidth=1)
+    axes.set_xlabel("peak / the plain step's")
+    axes.set_ylabel("time / the plain step's")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#dddddd", linewidth=0.6)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.savefig(path)
+
+
+def kind(tool: str) -> str:
+    """Return a tool's name without its setting; one name for all libraries' own checkpointing."""
+    return "a library's own checkpointing" if tool.endswith("'s own") else tool.rpartition(", ")[0]
+
+
 def _share(row: Mapping[str, Any], who: str) -> float | None:
     plain, other = row["resident, plain"], row[f"resident, {who}"]
     return None if plain is None or other is None else other / plain

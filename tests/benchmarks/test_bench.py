@@ -69,3 +69,17 @@ def test_a_broken_promise_is_seen() -> None:
     assert "guided beside other" in broken
     (broken,) = broken_promises(record(cell(0.5, 0.1), simulated="3 replays, not 4"))
     assert "3 replays" in broken
+
+
+def test_a_summary_has_the_peers_that_save_memory() -> None:
+    from summary import peers
+
+    def peer(name: str, peak: int, **more: Any) -> dict[str, Any]:
+        ours = {"guided": {"replayed cost": 0.1, "time ratio": 1.1}}
+        row = {"peer": name, "peak": peak, "of eager's": peak / 1000, "exact": True, "ours": ours}
+        return {**row, "time ratio": 1.2, **more}
+
+    found = [peer("saves", 300), peer("saves nothing", 1000), {"peer": "x", "refused": "why"}]
+    (row,) = peers(record(peers=found, eager={"peak": 1000}))
+    assert (row["tool"], row["peak"]) == ("saves", 0.3)
+    assert (row["time, tool"], row["time, rematfn"]) == (1.2, 1.1)
