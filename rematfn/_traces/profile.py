@@ -7,7 +7,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -225,7 +225,7 @@ def profile(
     f: Callable[..., Any],
     *args: Any,
     kwargs: Mapping[str, Any] | None = None,
-    budgets: Sequence[BudgetLike] = BUDGETS,
+    budgets: Iterable[BudgetLike] = BUDGETS,
     offload: bool | TierLike = False,
     cap: BudgetLike = None,
     calls: int = 1,
@@ -269,7 +269,7 @@ def profile(
     name = "profile(f)"
     expect(callable(f) and not isinstance(f, type), name, "a function", f)
     refuse_deferred(f, name)
-    is_several = isinstance(budgets, Sequence) and not isinstance(budgets, str)
+    is_several = isinstance(budgets, Iterable) and not isinstance(budgets, str)
     expect(is_several, "profile(f, budgets=...)", "a list of budgets", budgets)
     limits = [parse_budget(budget, "profile(f, budgets=[{}])") for budget in budgets]
     given = dict(kwargs or {})

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from time import sleep
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -72,6 +73,14 @@ def costly(x: Tensor) -> Tensor:
 
 costly.register_fake(torch.empty_like)
 costly.register_autograd(lambda ctx, grad: grad)
+
+
+def test_budgets_are_several() -> None:
+    found = rematfn.profile(STEP, X, budgets=np.linspace(0.5, 1, 3))
+    assert [cost.fraction for cost in found.costs] == pytest.approx([0.5, 0.75, 1], abs=1e-3)
+    for given in ("0.5", 0.5):
+        with pytest.raises(TypeError, match="a list of budgets is needed"):
+            rematfn.profile(STEP, X, budgets=given)  # type: ignore[arg-type]
 
 
 def test_with_a_tier_less_is_enough() -> None:
