@@ -13,8 +13,6 @@ import json
 import os
 import shlex
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler is chatty
 import torch
 import traces
 from cells import Bench, budget_rows, peer_row
-from measure import RESULTS, machine
+from measure import RESULTS, in_fresh_process, machine
 from networks import NETWORKS, TINY
 from peers import PEERS
 from report import write
@@ -89,12 +87,6 @@ def measure_network(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return record
 
 
-def in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the record of one network, of a fresh process: some peers leave hooks behind."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(measure_network, name, options).result()
-
-
 def measure_traces(folder: Path, bar: tqdm[Any]) -> dict[str, Any]:
     """Return the record of the public traces."""
     rows = []
@@ -151,7 +143,8 @@ def main() -> None:
     with tqdm(total=len(networks) + steps, file=sys.stderr) as bar:
         for name in networks:
             bar.set_description(name)
-            results["networks"][name] = in_a_process(name, options)
+            # Some peers leave hooks behind.
+            results["networks"][name] = in_fresh_process(measure_network, name, options)
             path.write_text(json.dumps(results, indent=1) + "\n")
             bar.update()
         if options.traces is not None:

@@ -14,8 +14,6 @@ import bisect
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler is chatty
 
 import torch
 from cells import Bench, Ours
-from measure import RESULTS, OthersLoad, interleaved, machine, place, table
+from measure import RESULTS, OthersLoad, in_fresh_process, interleaved, machine, place, table
 from networks import Network, Program, Runner, State, Step, Transform, untransformed
 from torch import Tensor, nn
 
@@ -312,8 +310,9 @@ def floor(step: Step, peak: int, steps: int = 100) -> float:
     return bisect.bisect_left(range(steps), True, lo=1, key=fits) / steps
 
 
-def measure(name: str, repeats: int) -> dict[str, Any]:
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the row of a model."""
+    torch.set_num_threads(options.threads)
     without_torchvision_operators()
     library, make = MODELS[name]
 
@@ -344,8 +343,8 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     for who, step in steps.items():
         added = bench.resident(step)
         row[f"resident, {who}"] = None if added is None else added / MIB
-    if repeats:
-        row |= times(bench, steps, repeats)
+    if options.repeats:
+        row |= times(bench, steps, options.repeats)
     return row
 
 
@@ -373,17 +372,6 @@ def times(bench: Bench, steps: dict[str, Step], repeats: int) -> dict[str, Any]:
         "plain, s": statistics.median(measured["plain"]),
         "others' load": others.cores,
     }
-
-
-def in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the row of a model, measured in a fresh process."""
-    command = [sys.executable, __file__, "--cell", name]
-    command += ["--repeats", str(options.repeats), "--threads", str(options.threads)]
-    found = subprocess.run(command, capture_output=True, text=True)
-    lines = [line for line in found.stdout.splitlines() if line.startswith("{")]
-    if found.returncode or not lines:
-        raise RuntimeError(f"{name}: {found.stderr[-2000:]}")
-    return json.loads(lines[-1])  # type: ignore[no-any-return]
 
 
 def broken(rows: list[dict[str, Any]]) -> list[str]:
@@ -440,19 +428,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="timed rounds; with 0, no times")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS, help="a folder for the results")
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if options.cell:
-        print(json.dumps(measure(options.cell, options.repeats)))
-        return
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "library_models.json"
     known = json.loads(path.read_text()) if path.exists() else {"rows": [], "machine": {}}
     rows = {row["model"]: row for row in known["rows"]}
     where = {**machine(), **versions()} if options.models else known["machine"]
     for name in options.models:
-        rows[name] = in_a_process(name, options)
+        rows[name] = in_fresh_process(measure, name, options)
         write(options.out, [rows[model] for model in MODELS if model in rows], where)
     print(write(options.out, [rows[model] for model in MODELS if model in rows], where))
 

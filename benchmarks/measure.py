@@ -11,14 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from tqdm import tqdm
 
 RESULTS = Path(__file__).parent / "results"
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def interleaved(
@@ -112,6 +116,12 @@ def in_a_process(script: str, part: str, arguments: Sequence[str]) -> Iterator[d
             yield record
     if process.returncode:
         raise RuntimeError(f"{command} ended with status {process.returncode}")
+
+
+def in_fresh_process(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Return what ``f`` does in a process of its own, which nothing before has touched."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(f, *args, **kwargs).result()
 
 
 def print_found(found: Iterable[Mapping[str, Any]]) -> None:

@@ -117,12 +117,11 @@ def draw_models(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     figure.savefig(path)
 
 
-def draw_summary(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def draw_summary(path: Path, timed: Sequence[Mapping[str, Any]]) -> None:
     """Save a picture of time over peak: each tool's, and rematfn's in the same peak."""
     figure = Figure(figsize=(9, 4.8), dpi=90, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    timed = [row for row in rows if isinstance(row["time, rematfn"], float) and row["time, tool"]]
     for row in timed:
         ends = (row["time, tool"], row["time, rematfn"])
         axes.plot([row["peak"]] * 2, ends, color="#cccccc", linewidth=1, zorder=1)

@@ -119,8 +119,8 @@ def main() -> None:
     bench = json.loads((RESULTS / "bench.json").read_text())["networks"]
     models = json.loads((RESULTS / "library_models.json").read_text())
     rows = [*peers(bench), *libraries(models["rows"])]
-    draw_summary(RESULTS / "summary.png", rows)
     timed = [r for r in rows if isinstance(r["time, rematfn"], float) and r["time, tool"]]
+    draw_summary(RESULTS / "summary.png", timed)
     behind = Counter(kind(r["tool"]) for r in timed if r["time, rematfn"] >= r["time, tool"])
     others = ", ".join(f"{tool} ({count})" for tool, count in behind.items())
     places = dict.fromkeys(place(record["machine"]) for record in [*bench.values(), models])

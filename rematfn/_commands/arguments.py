@@ -21,7 +21,7 @@ def budget(text: str) -> str | float | None:
     decimal = re.fullmatch(r"[-+]?(\d+\.\d*|\.\d+)(e[-+]?\d+)?", text.strip(), re.IGNORECASE)
     budget = None if text.strip().lower() == "none" else float(text) if decimal else text
     try:
-        parse_budget(1 if budget == "1" else budget, "{}")
+        parse_budget(1 if text.strip() == "1" else budget, "{}")  # hardly one byte, as in remat()
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error) + _order(text)) from None
     return budget

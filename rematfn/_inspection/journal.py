@@ -121,16 +121,22 @@ class Journal:
     def peak(self) -> tuple[int, int]:
         """The event before which most bytes were in use, what ran included; and how many."""
         most, at = 0, 0
-        made: dict[int, int] = {}  # by call: the event at which what it makes begins to count
         for i, event in enumerate(self.events):
             if event.used > most:
                 most, at = event.used, i + 1
-            if event.during is not None and event.what == "made":
-                made.setdefault(event.during, i)
         for index, call in enumerate(self.calls):
             if call.used + call.peak > most:
-                most, at = call.used + call.peak, made.get(index, at)
+                most, at = call.used + call.peak, self.first_made.get(index, at)
         return at, most
+
+    @functools.cached_property
+    def first_made(self) -> dict[int, int]:
+        """By call: the event at which what it makes begins to count."""
+        found: dict[int, int] = {}
+        for i, event in enumerate(self.events):
+            if event.during is not None and event.what == "made":
+                found.setdefault(event.during, i)
+        return found
 
     def resident_at(self, event: int) -> set[int]:
         """Return the values that had their bytes before an event."""

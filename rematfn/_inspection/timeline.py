@@ -249,8 +249,7 @@ def _points(journal: Journal) -> list[Point]:
     names = [journal.named(i) for i in range(len(journal.calls))]
     many = Counter(event.during for event in journal.events)
     seen: Counter[int | None] = Counter()
-    has_made: set[int] = set()  # operators
-    for event in journal.events:
+    for i, event in enumerate(journal.events):
         index, during = event.subject, event.during
         number = 0 if during is None else during + 1
         what = "" if during is None else names[during]
@@ -274,8 +273,7 @@ def _points(journal: Journal) -> list[Point]:
                 away.discard(index)
                 moved -= value.nbytes
             # The first that an operator makes counts after it has run.
-            if event.what == "made" and during is not None and during not in has_made:
-                has_made.add(during)
+            if during is not None and journal.first_made.get(during) == i:
                 running = max(0, journal.calls[during].peak - value.nbytes)
             if event.what not in ("made", "released", "left"):
                 of = "a copy" if made_by is None else names[made_by]

@@ -177,7 +177,7 @@ class History:
             kind="online",
             why=f"as the last call with {'the same' if same_numbers else 'other'} numbers",
             expected_bytes=before.peak_bytes,
-            # What an earlier call has measured is no estimate because this one is pending.
+            # A peak that some call has measured stays known while the last one is pending.
             is_estimate=not same_numbers or (before.is_estimate and not before.report.is_over()),
             gives_way=not before.was_too_tight(),
         )
