@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from models import ENVIRONMENT, SANITIZE, TORCH, built_once
 
+from rematfn import _C
+
 SOURCES = Path(__file__).with_name("device")
 
 DEVICE = "fake"  # what the tests of devices run on: `--device` names another
@@ -55,12 +57,18 @@ def built() -> Path:
 
 
 def load(device: str = "fake") -> None:
-    """Make the device known to torch in this process, as ``"fake"``; or take a real one for it."""
+    """Make the device known to torch in this process, as ``"fake"``; or take a real one for it.
+
+    As ``"silent"`` it is a fake one whose allocator does not ask levels for room.
+    """
     global _library, DEVICE
-    DEVICE = device
-    if _library is not None or device != "fake":
+    asks = device != "silent"
+    DEVICE = device if asks else "fake"
+    if _library is not None or DEVICE != "fake":
         return
     _library = ctypes.CDLL(str(built()))
+    if asks:
+        _library.fake_tell_freed(ctypes.c_void_p(_C.testing.have_asked()))
     _library.fake_close_gate.restype = ctypes.c_void_p
     _library.fake_pinned_bytes.restype = ctypes.c_size_t
     torch.utils.rename_privateuse1_backend("fake")

@@ -3,12 +3,15 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace rematfn {
 
 void Room::make_room(Table& table, std::size_t nbytes) {
   for (Table* t = &table; t != nullptr; t = t->enclosing.get()) {
     if (t->budget == kNoBudget) continue;
-    if (t->shared ? claim(*t, nbytes) : t->used_bytes() + nbytes <= t->budget) continue;
+    const std::size_t rounded = t->rounded_up();
+    if (t->shared ? claim(*t, nbytes) : t->used_bytes() + nbytes + rounded <= t->budget) continue;
     list_candidates();
     if (is_moving()) note_arrivals();
     // Whoever cannot have enough takes nothing.
@@ -21,16 +24,17 @@ void Room::make_room(Table& table, std::size_t nbytes) {
       take_from_others(*t, nbytes);
       continue;
     }
-    const std::size_t wanted = t->used_bytes() + nbytes;  // by now it may fit
+    const std::size_t wanted = t->used_bytes() + nbytes + rounded;  // by now it may fit
     if (wanted > t->budget) observers.note_shortage();
     if (wanted > t->budget && evictor.prices_pending(*t)) evictor.evict_by_price(*t, wanted - t->budget);
-    while (t->used_bytes() + nbytes > t->budget) {
+    while (t->used_bytes() + nbytes + rounded > t->budget) {
       // See Note [A version goes by a way], Rule 2
       const std::size_t leaving = t->leaving();
-      const bool enough_leaves = t->used_bytes() - leaving + nbytes <= t->budget;
+      const bool enough_leaves = t->used_bytes() - leaving + nbytes + rounded <= t->budget;
       if (leaving > 0 && (enough_leaves || !evictor.evict_one(*t))) {
         let_one_leave(*t);
       } else if (leaving == 0 && !evictor.evict_one(*t) && !turn_one_back(*t)) {
+        if (t->used_bytes() + nbytes <= t->budget) break;
         if (!is_replaying && t->give_way(t->used_bytes() + nbytes, nbytes)) break;
         if (!is_replaying) t->note_need(t->used_bytes() + nbytes);
         throw NoRoom{t, t->used_bytes() + nbytes, t->used_bytes()};
@@ -55,7 +59,8 @@ bool Room::could_make_room(const Table& table, std::size_t nbytes) {
 }
 
 bool Room::evict_after_failure(std::size_t nbytes) {
-  return root != nullptr && evict_bytes(*root, 2 * nbytes) > 0;
+  // At a failure a device's allocator gives back all that it keeps, and waits for the device: better not often.
+  return root != nullptr && evict_bytes(*root, std::max(2 * nbytes, root->resident_bytes() / 16)) > 0;
 }
 
 std::size_t Room::evict_bytes(Table& table, std::size_t nbytes) {

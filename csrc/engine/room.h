@@ -22,8 +22,8 @@ class Room : public Moves {
   void make_room(Table& table, std::size_t nbytes);
   // Whether it looks as if it can.
   [[nodiscard]] bool could_make_room(const Table& table, std::size_t nbytes);
-  // An allocation of about `nbytes` failed: evicts about twice as much from all levels. False if
-  // nothing could go.
+  // An allocation of about `nbytes` failed: evicts about twice as much from all levels, and at least
+  // a sixteenth of what they hold. False if nothing could go.
   bool evict_after_failure(std::size_t nbytes);
   // Evicts about so much of `table`, as far as it can, and waits until it has gone. Returns how much has.
   std::size_t evict_bytes(Table& table, std::size_t nbytes);

@@ -109,6 +109,8 @@ class Table : public Node {
   [[nodiscard]] std::size_t results_left() const { return results_left_; }
   // Nothing of it is resident any more.
   virtual void emptied() {}
+  // What allocators have taken beyond what they were asked for: room is made for it as long as something can go.
+  [[nodiscard]] virtual std::size_t rounded_up() const { return 0; }
   // Only what is there counts in a sum.
   void settle() {
     if (shared && counted != own_bytes()) count(own_bytes());

@@ -3,20 +3,16 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <atomic>
 #include <limits>
 #include <mutex>
 #include <utility>
 
-#include "levels/governed_nodes.h"
-#include "levels/level.h"
+#include "levels/asked.h"
 #include "levels/meter.h"
-#include "levels/refusals.h"
 #include "memory/pages.h"
 #include "tensors/settings.h"
 
@@ -44,65 +40,6 @@ void fail_if_told_to() {
   --*until_failure;
 }
 
-// A block that is asked for now, which counts as long as this lives.
-class Asked {
- public:
-  explicit Asked(std::size_t nbytes) : nbytes_(nbytes) {
-    if (running_meter != nullptr) {
-      running_meter->allocated(nbytes);
-      meter_ = running_meter;
-    } else if (UnrecordedBytes::are_counted()) {
-      count_if_unrecorded();
-    }
-  }
-  ~Asked() {
-    if (meter_ != nullptr) meter_->freed(nbytes_);
-    if (beside_) beside_->subtract(nbytes_);
-  }
-  Asked(const Asked&) = delete;
-  Asked& operator=(const Asked&) = delete;
-
-  [[nodiscard]] Pages::Label label() const { return {nbytes_, beside_.get()}; }
-  // From now on it counts until it is freed.
-  void granted() {
-    meter_ = nullptr;
-    static_cast<void>(beside_.release());  // the label has it
-  }
-
- private:
-  // See Note [Bytes beside operators] and Note [The operators of a node are its level's]
-  void count_if_unrecorded() {
-    Level* level = level_of_thread(running_node());
-    if (level == nullptr || !level->unrecorded || !is_intercepting()) return;
-    beside_ = level->unrecorded;
-    beside_->add(nbytes_);
-    try {
-      const DomainLock lock(level->domain);
-      notice_unrecorded(*level);
-    } catch (NoRoom& why) {
-      beside_->subtract(nbytes_);
-      why.unevictable -= std::min(why.unevictable, nbytes_);  // of what was asked for
-      raise_budget_error(why, current_level() != nullptr
-                                  ? "a tensor made beside operators"
-                                  : "`" + torch::autograd::get_current_node()->name() + "`");
-    } catch (...) {
-      beside_->subtract(nbytes_);
-      throw;
-    }
-  }
-
-  const std::size_t nbytes_;
-  Meter* meter_ = nullptr;
-  c10::intrusive_ptr<UnrecordedBytes> beside_;  // null if it counts elsewhere
-};
-
-void stop_counting(const Pages::Label& label) {
-  if (label.owner == nullptr) return;
-  const auto counter = c10::intrusive_ptr<UnrecordedBytes>::reclaim(
-      static_cast<UnrecordedBytes*>(label.owner));
-  counter->subtract(label.nbytes);
-}
-
 void count_freed(const Pages::Label& label) {
   if (running_meter != nullptr) running_meter->freed(label.nbytes);
   stop_counting(label);
@@ -128,22 +65,13 @@ void* place(const Pages::Label& label) {
   return block + kAhead;
 }
 
-// An allocation of about `nbytes` failed: the same as Domain's, for all whose lock this thread holds.
-bool evict_after_failure(std::size_t nbytes) {
-  Meter* const meter = std::exchange(running_meter, nullptr);  // what goes is not its operator's
-  bool any = false;
-  for (const auto& domain : domains_held()) any |= domain->evict_after_failure(nbytes);
-  running_meter = meter;
-  return any;
-}
-
 // See Note [The allocation is tried again, not the operator]
 void* place_at_last(const Pages::Label& label) {
   for (;;) {
     try {
       return place(label);
     } catch (const c10::Error&) {
-      if (!pages().give_back() && !evict_after_failure(label.nbytes)) throw;
+      if (!pages().give_back() && !evict_for_allocation(label.nbytes, /*on_accelerator=*/false)) throw;
     }
   }
 }

@@ -6,15 +6,6 @@
 // that has a budget, or is recorded to learn of one; each goes back to where it came from, whenever
 // and on whichever thread that is. Levels without a budget leave all blocks to the C library: they
 // hold what memory can hold, and what they free may stay for the next.
-//
-// Note [The allocation is tried again, not the operator]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// When the system gives no more (a limit on addresses, no overcommitment), what a level holds may go.
-// By then the operator is under way and may have written its arguments; to run it once more would
-// write twice. So it is the allocation that is tried again, within the operator, each time after
-// something has been evicted, until nothing more can go. The candidates are those of domains whose
-// lock this thread holds. What the running operator reads is pinned there; of another domain a kernel
-// might be reading anything, on this thread or on another.
 
 #pragma once
 

@@ -14,6 +14,7 @@
 
 #include "engine/guide.h"
 #include "levels/allocator.h"
+#include "levels/device_memory.h"
 #include "memory/pages.h"
 #include "tensors/move.h"
 #include "tensors/rng.h"
@@ -71,17 +72,6 @@ void after_fork_in_child() {
   settle_settings_after_fork();
 }
 
-// Those that are not lost to a fork.
-std::vector<std::shared_ptr<TensorDomain>> live_domains() {
-  std::vector<std::shared_ptr<TensorDomain>> live;
-  const std::lock_guard guard(registry.mutex);
-  for (const auto& entry : registry.domains) {
-    auto domain = entry.lock();
-    if (domain && !domain->lost_to_fork()) live.push_back(std::move(domain));
-  }
-  return live;
-}
-
 std::shared_ptr<TensorDomain> make_domain() {
   static const int watching_forks =
       pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
@@ -132,6 +122,7 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       tiers(options.tiers),
       drops(options.drops),
       forks_before(forks),
+      rounded_before(count_rounded()),
       thread(at::RecordFunction::currentThreadId()),
       first_node(at::sequence_number::peek()),
       last_thread(thread),
@@ -203,6 +194,13 @@ void Level::emptied() {
   if (tenant_ != this || active) return;
   pages().trim();
   keep_pages_for_a_while();
+}
+
+// With what the next block may take.
+std::size_t Level::rounded_up() const {
+  constexpr std::int64_t kMostUnsplit = std::int64_t{1} << 20;
+  const std::int64_t grown = last_rounded() - rounded_before;
+  return grown > 0 ? static_cast<std::size_t>(grown + kMostUnsplit) : 0;
 }
 
 void Level::note_in_flight(std::int64_t nbytes) {
@@ -293,10 +291,14 @@ std::string pop_level(Level& level) {
          "outside of the function, or give each call a thread of its own.";
 }
 
-std::vector<std::shared_ptr<TensorDomain>> domains_held() {
-  auto held = live_domains();
-  std::erase_if(held, [](const auto& domain) { return !domain->is_held_here(); });
-  return held;
+std::vector<std::shared_ptr<TensorDomain>> live_domains() {
+  std::vector<std::shared_ptr<TensorDomain>> live;
+  const std::lock_guard guard(registry.mutex);
+  for (const auto& entry : registry.domains) {
+    auto domain = entry.lock();
+    if (domain && !domain->lost_to_fork()) live.push_back(std::move(domain));
+  }
+  return live;
 }
 
 // See Note [Bytes beside operators]

@@ -75,6 +75,7 @@ class Level final : public Table, public Tenant {
   [[nodiscard]] std::size_t unused() const override;
   [[nodiscard]] std::size_t handed_out() const override;
   void emptied() override;
+  [[nodiscard]] std::size_t rounded_up() const override;
   // The running operator holds so many bytes more, which the table does not count yet.
   void note_in_flight(std::int64_t nbytes);
   // The level around this one that still runs, if any: heir to what this one hands out.
@@ -96,6 +97,7 @@ class Level final : public Table, public Tenant {
   std::atomic<bool> active{false};
   const std::uint64_t forks_before;  // See Note [A forked child is under no level]
   std::size_t made_since_asked = 0;  // pressure.h
+  const std::int64_t rounded_before;  // when the level began: device_memory.h
   // The thread that the level began on, and how many autograd nodes that had made.
   // See Note [Nodes are numbered by thread]
   const std::uint64_t thread;
@@ -181,8 +183,8 @@ void bring_survivors_back(Level& level);
 //      No operator of the level comes to evict it then.
 void hand_over(Level& level, bool sealed);
 
-// Those whose lock this thread holds.
-[[nodiscard]] std::vector<std::shared_ptr<TensorDomain>> domains_held();
+// Every domain there is, but those that are lost to a fork.
+[[nodiscard]] std::vector<std::shared_ptr<TensorDomain>> live_domains();
 
 // Takes notice of what has been allocated and freed beside operators, and makes room for it. Throws
 // NoRoom.

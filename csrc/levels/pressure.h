@@ -5,8 +5,8 @@
 // Note [Passive levels]
 // ~~~~~~~~~~~~~~~~~~~~~
 // A level without a budget holds what the device can hold, as in Capuchin's passive mode (Peng et
-// al., ASPLOS 2020). An accelerator says when that is exceeded: its allocator fails, we evict and
-// try the operator again. A CPU does not say; the kernel kills the process. So a level asks what
+// al., ASPLOS 2020). An accelerator says when that is exceeded: its allocator fails, we evict, and the
+// allocation is tried again. A CPU does not say; the kernel kills the process. So a level asks what
 // memory is left (the system's or its control group's) each time it has made another 32 MiB, and
 // evicts when little is. What it frees goes back to the system, for otherwise nothing would be left
 // for others; the C library is told to. Where a CPU's allocation does fail, for a limit on addresses or
@@ -14,7 +14,7 @@
 //
 // Note [An operator that found no memory runs again]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// An accelerator's allocator is not ours, so it is the operator that is tried again. It may have gone
+// Where an accelerator's allocator does not ask us for room, it is the operator that is tried again. It may have gone
 // half of its way. If it drew random numbers, the generator is put back first. If it writes to its
 // arguments, it may have done so, and a second run would write twice: then the error stands. Batch
 // normalisation writes too, and allocates much: of an operator that does both, the bytes that are

@@ -18,6 +18,7 @@
 #include "base/errors.h"
 #include "base/interpreter.h"
 #include "levels/boundary.h"
+#include "levels/device_memory.h"
 #include "levels/governed_nodes.h"
 #include "levels/meter.h"
 #include "levels/pressure.h"
@@ -133,7 +134,7 @@ void LevelCall::run() {
     give_away_parts();
     keep_for_hooks(node_, results());  // See Note [Hooks of a leaf read by address]
     finish();
-    if (!is_bounded_) relieve_pressure(level_, output_bytes_);
+    if (!is_bounded_ && !on_accelerator_) relieve_pressure(level_, output_bytes_);
   } catch (const NoRoom& why) {
     const ObservedCall refused = refused_call();
     unpin_all();
@@ -193,6 +194,8 @@ ObservedCall LevelCall::refused_call() const {
 void LevelCall::enter_stream(c10::Device device) {
   on_accelerator_ = true;
   domain_.streams.enter(device);
+  asks_for_room_ = asks_for_room(device.type());
+  if (asks_for_room_ && is_metered_) warm_libraries(device);
 }
 
 Site LevelCall::site() const {
@@ -239,8 +242,8 @@ LevelCall::Need LevelCall::foresee() {
   foreseen_ = foresight.likely;
   const std::size_t likely_bytes = foreseen_.output_bytes + foreseen_.scratch_bytes;
   return {foresight.certain_bytes, likely_bytes,
-          // Of an accelerator's kernels nothing but the likely is known.
-          /*certain_may_do=*/likely_bytes > foresight.certain_bytes && !on_accelerator_};
+          // Where the allocator does not ask, nothing but the likely is known.
+          /*certain_may_do=*/likely_bytes > foresight.certain_bytes && (!on_accelerator_ || asks_for_room_)};
 }
 
 Ref<Version> LevelCall::copy_of(const FoundTensor& f) const {
@@ -354,8 +357,8 @@ void LevelCall::run_measured() {
 
 // See Note [An operator that found no memory runs again]
 void LevelCall::run_until_it_fits() {
-  // On a CPU the allocation is tried again.
-  if (!found_.empty() && !on_accelerator_) return invocation_.run_below();
+  // Where the allocator asks, the allocation is tried again.
+  if (!found_.empty() && (!on_accelerator_ || asks_for_room_)) return invocation_.run_below();
   run_until_device_has_room();
 }
 

@@ -95,6 +95,7 @@ class LevelCall final : private Step {
   Ref<CallTemplate> call_template_;  // once it has been asked for
   FoundTensors fresh_;  // among the results
   bool on_accelerator_ = false;  // some operand is
+  bool asks_for_room_ = false;   // so does that accelerator's allocator
   bool has_parts_ = false;  // some result is no plain tensor, and perhaps made of some that are
   bool has_objects_ = false;  // or is no value that can be looked into
   FootprintKey footprint_key_ = 0;  // once it has been asked for

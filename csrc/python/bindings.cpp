@@ -13,6 +13,7 @@
 #include "base/errors.h"
 #include "base/interpreter.h"
 #include "levels/boundary.h"
+#include "levels/device_memory.h"
 #include "levels/level.h"
 #include "levels/pressure.h"
 #include "operators/boxed_kernel.h"
@@ -331,6 +332,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("open_host", &make_host);
   m.def("open_packed", &make_packed);
   m.def("memory_left", &memory_left);
+  m.def("workspace_bytes", &workspace_bytes);
   py::class_<ActiveLevel>(m, "ActiveLevel")
       .def(py::init([](const py::object& given) { return ActiveLevel(options_from(given)); }))
       .def("__enter__", &ActiveLevel::enter)

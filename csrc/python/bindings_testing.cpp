@@ -8,6 +8,7 @@
 #include "engine/domain.h"
 #include "levels/allocator.h"
 #include "levels/contents_watch.h"
+#include "levels/device_memory.h"
 #include "levels/level.h"
 #include "levels/pressure.h"
 #include "memory/pages.h"
@@ -121,6 +122,11 @@ void bind_testing(py::module_& core) {
   m.def("use_pages", &use_pages);
   m.def("give_back_pages", [] { pages().give_back(); });
   m.def("fail_allocation", &fail_allocation);
+  // The address of what a device of tests calls for each block that is given back.
+  m.def("have_asked", [] {
+    return reinterpret_cast<std::uintptr_t>(
+        have_asked(c10::kPrivateUse1, *c10::GetAllocator(c10::kPrivateUse1)));
+  });
   m.def("pretend_memory_left", &pretend_memory_left);
 
   // See Note [Near the floor]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import _C
 from .._transform.budget import format_bytes
 from .._transform.transformed import transformed_of
 
@@ -45,6 +46,8 @@ class Stats:
             and freed blocks that the allocator keeps. Counted since the last
             ``torch.accelerator.reset_peak_memory_stats()``. None without an accelerator, or where
             its allocator does not tell.
+        workspace_bytes: What cuBLAS has taken on CUDA for the threads that run levels, and keeps
+            for the process: it comes on top of every budget. Elsewhere as ``reserved_bytes``.
         call: What the call was: ``"first"``, of which nothing was known; ``"estimated"``, whose
             peak was estimated from other calls; ``"guided"`` by a recorded one; else ``"online"``.
         why: Why it was that, in words.
@@ -70,6 +73,7 @@ class Stats:
     turned_back: int | None = None
     waited: float | None = None
     reserved_bytes: int | None = None
+    workspace_bytes: int | None = None
     call: str | None = None
     why: str | None = None
     settled: bool | None = None
@@ -99,6 +103,10 @@ class Stats:
             )
         if self.reserved_bytes is not None:
             reserved = f"reserved   {_bytes(self.reserved_bytes)} by the process, at the driver\n"
+        if self.workspace_bytes:
+            reserved += (
+                f"workspaces {_bytes(self.workspace_bytes)} of libraries, beside the budget\n"
+            )
         return (
             f"budget     {_bytes(self.budget, 'none')}\n"
             f"peak       {_bytes(self.peak_bytes)}\n"
@@ -142,7 +150,9 @@ def stats(g: Callable[..., Any]) -> Stats:
     ran = transformed_of(g, "stats")[0].last_call
     if ran is None:
         return Stats()
-    return Stats(**ran.read(), reserved_bytes=_reserved_on_the_accelerator())
+    reserved = _reserved_on_the_accelerator()
+    workspaces = None if reserved is None else _C.workspace_bytes()
+    return Stats(**ran.read(), reserved_bytes=reserved, workspace_bytes=workspaces)
 
 
 def _reserved_on_the_accelerator() -> int | None:

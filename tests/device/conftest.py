@@ -19,7 +19,8 @@ from processes import forked
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", help="run tests/device on it in this process: fake, cuda")
+    help = "run tests/device on it in this process: fake, silent (does not ask for room), cuda"
+    parser.addoption("--device", help=help)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,7 +66,8 @@ class InItsOwnProcess(pytest.Item):
         if fake_device.compiler() is None:
             pytest.skip("needs a C++ compiler")
         fake_device.built()
-        command = ["-q", "-p", "no:cacheprovider", "--device", "fake", str(self.path)]
+        device = "silent" if "silent" in self.path.stem else "fake"
+        command = ["-q", "-p", "no:cacheprovider", "--device", device, str(self.path)]
         script = f"""
 import os, pytest, sys
 for name in [n for n in os.environ if n.startswith("PYTEST_")]:

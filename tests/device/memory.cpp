@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <bit>
 #include <cstdio>
 #include <cstring>
@@ -71,7 +72,8 @@ Block* Memory::allocate(std::size_t nbytes, std::optional<c10::StreamId> stream)
   }
   block->nbytes = nbytes;
   block->is_open = true;
-  counts_.in_use.increase(nbytes);
+  counts_.asked.increase(nbytes);
+  counts_.in_use.increase(rounded(nbytes));
   counts_.held.increase(nbytes);
   lock.unlock();
   if (stream) {
@@ -94,7 +96,8 @@ void Memory::retire(Block* block) {
 void Memory::free(Block* block) {
   std::unique_lock lock(mutex_);
   block->is_open = false;
-  counts_.in_use.decrease(block->nbytes);
+  counts_.asked.decrease(block->nbytes);
+  counts_.in_use.decrease(rounded(block->nbytes));
   std::set<c10::StreamId> users = std::exchange(block->used_on, {});
   if (block->stream) users.insert(*block->stream);
   if (block->stream && users.size() == 1) {
@@ -138,6 +141,12 @@ bool Memory::may_own(const void* data) {
   return !lock.owns_lock() || find(data) != nullptr;
 }
 
+// As CUDA's allocator, which leaves a part of a large block unsplit.
+std::size_t Memory::rounded(std::size_t nbytes) {
+  constexpr std::size_t kSmall = std::size_t{1} << 20;
+  return nbytes <= kSmall ? nbytes : (nbytes + kSmall / 2 - 1) / (kSmall / 2) * (kSmall / 2);
+}
+
 Memory::Counts Memory::counts() {
   const std::lock_guard lock(mutex_);
   return counts_;
@@ -145,7 +154,7 @@ Memory::Counts Memory::counts() {
 
 void Memory::forget_peak() {
   const std::lock_guard lock(mutex_);
-  for (auto* stat : {&counts_.in_use, &counts_.held, &counts_.mapped}) stat->reset_peak();
+  for (auto* stat : {&counts_.asked, &counts_.in_use, &counts_.held, &counts_.mapped}) stat->reset_peak();
 }
 
 void Memory::give_back_free() {
@@ -217,8 +226,11 @@ namespace {
 
 const c10::Device kDevice(kFake, 0);
 
+std::atomic<TellFreed> tell_freed{nullptr};
+
 void free_on_device(void* context) {
   auto* block = static_cast<Block*>(context);
+  if (const TellFreed tell = tell_freed) tell(block->data, block->nbytes);
   c10::reportMemoryUsageToProfiler(block->data, -static_cast<std::int64_t>(block->nbytes), 0, 0,
                                    kDevice);
   device_memory().free(block);
@@ -255,7 +267,8 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
     const Memory::Counts counts = device_memory().counts();
     c10::CachingDeviceAllocator::DeviceStats stats;
-    stats.allocated_bytes[0] = stats.requested_bytes[0] = counts.in_use;
+    stats.allocated_bytes[0] = counts.in_use;
+    stats.requested_bytes[0] = counts.asked;
     stats.active_bytes[0] = counts.held;
     stats.reserved_bytes[0] = counts.mapped;
     stats.num_ooms = counts.failures;
@@ -306,6 +319,7 @@ const at::HostAllocatorRegistry<kFake> host_allocator(new HostAllocator);
 
 extern "C" {
 
+void fake_tell_freed(fake::TellFreed tell) { fake::tell_freed = tell; }
 void fake_limit_memory(std::size_t nbytes) { fake::device_memory().limit_to(nbytes); }
 void fake_limit_pinned(std::size_t nbytes) { fake::pinned_memory().limit_to(nbytes); }
 std::size_t fake_pinned_bytes() {

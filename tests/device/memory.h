@@ -45,7 +45,8 @@ class Memory {
  public:
   // Bytes in use now and at most; `held` counts what waits for streams too.
   struct Counts {
-    c10::CachingAllocator::Stat in_use;
+    c10::CachingAllocator::Stat asked;
+    c10::CachingAllocator::Stat in_use;  // rounded up
     c10::CachingAllocator::Stat held;
     c10::CachingAllocator::Stat mapped;
     std::int64_t failures = 0;
@@ -68,6 +69,7 @@ class Memory {
 
  private:
   using Kind = std::pair<c10::StreamId, std::size_t>;
+  static std::size_t rounded(std::size_t nbytes);
   static Kind kind_of(const Block& block) { return {block.stream.value_or(-1), block.mapped}; }
   Block* find(const void* data);
   Block* map(std::size_t mapped, std::optional<c10::StreamId> stream);
@@ -79,6 +81,9 @@ class Memory {
   Counts counts_;
   std::size_t limit_ = std::size_t{8} << 30;
 };
+
+// Who is to know of each block of device memory that is given back.
+using TellFreed = void (*)(const void* data, std::size_t nbytes);
 
 [[nodiscard]] Memory& device_memory();
 [[nodiscard]] Memory& pinned_memory();

@@ -30,7 +30,7 @@ def wave(x: Tensor) -> Tensor:
 OPERATORS = 9
 FIELDS = [field.name for field in dataclasses.fields(Stats)]
 
-ON_AN_ACCELERATOR = ["reserved_bytes"]
+ON_AN_ACCELERATOR = ["reserved_bytes", "workspace_bytes"]
 OF_A_PLAN = ["settled"]
 
 

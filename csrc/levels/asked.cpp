@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "levels/asked.h"
+
+#include <torch/csrc/autograd/function.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "levels/governed_nodes.h"
+#include "levels/level.h"
+#include "levels/refusals.h"
+
+namespace rematfn {
+
+Asked::Asked(std::size_t nbytes) : nbytes_(nbytes) {
+  if (running_meter != nullptr) {
+    running_meter->allocated(nbytes);
+    meter_ = running_meter;
+  } else if (UnrecordedBytes::are_counted()) {
+    count_if_unrecorded();
+  }
+}
+
+Asked::~Asked() {
+  if (meter_ != nullptr) meter_->freed(nbytes_);
+  if (beside_) beside_->subtract(nbytes_);
+}
+
+void Asked::granted() {
+  meter_ = nullptr;
+  static_cast<void>(beside_.release());  // the label has it
+}
+
+// See Note [Bytes beside operators] and Note [The operators of a node are its level's]
+void Asked::count_if_unrecorded() {
+  Level* level = level_of_thread(running_node());
+  if (level == nullptr || !level->unrecorded || !is_intercepting()) return;
+  beside_ = level->unrecorded;
+  beside_->add(nbytes_);
+  try {
+    const DomainLock lock(level->domain);
+    notice_unrecorded(*level);
+  } catch (NoRoom& why) {
+    beside_->subtract(nbytes_);
+    why.unevictable -= std::min(why.unevictable, nbytes_);  // of what was asked for
+    raise_budget_error(why, current_level() != nullptr
+                                ? "a tensor made beside operators"
+                                : "`" + torch::autograd::get_current_node()->name() + "`");
+  } catch (...) {
+    beside_->subtract(nbytes_);
+    throw;
+  }
+}
+
+void stop_counting(const Pages::Label& label) {
+  if (label.owner == nullptr) return;
+  const auto counter = c10::intrusive_ptr<UnrecordedBytes>::reclaim(
+      static_cast<UnrecordedBytes*>(label.owner));
+  counter->subtract(label.nbytes);
+}
+
+// See Note [The allocation is tried again, not the operator]
+bool evict_for_allocation(std::size_t nbytes, bool on_accelerator) {
+  Meter* const meter = std::exchange(running_meter, nullptr);  // what goes is not its operator's
+  const bool of_others = on_accelerator && !DomainLock::is_held();
+  bool any = false;
+  for (const auto& domain : live_domains()) {
+    if (domain->is_held_here()) {
+      any |= domain->evict_after_failure(nbytes);
+    } else if (of_others && domain->streams.any()) {
+      if (const DomainLock lock(domain, std::try_to_lock); lock) any |= domain->evict_after_failure(nbytes);
+    }
+  }
+  running_meter = meter;
+  return any;
+}
+
+}  // namespace rematfn

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// See CUDAStream.h: nothing of it is needed.
+
+#pragma once

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An accelerator's allocator asks levels for room: for scratch, and for operators outside."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from fake_device import DEVICE, ONE, big, chain, room_for
+from helpers import assert_bitwise_equal
+from torch import Tensor, func
+
+import rematfn
+from rematfn.testing import EvictEverything
+
+only_fake = pytest.mark.skipif(DEVICE != "fake", reason="only the fake device has this operator")
+
+
+POLICIES: dict[str, dict[str, Any]] = {"tight": {}, "everything": {"policy": EvictEverything()}}
+
+
+@pytest.fixture(autouse=True)
+def on_the_device() -> Iterator[None]:
+    with torch.device(DEVICE):
+        yield
+
+
+def peak_of(call: Callable[[], Any]) -> tuple[Any, int]:
+    """Return what `call` returns, and its peak as the device's own allocator counts."""
+    torch.accelerator.synchronize()
+    torch.accelerator.reset_peak_memory_stats()
+    before = torch.accelerator.memory_allocated()
+    found = call()
+    torch.accelerator.synchronize()
+    return found, torch.accelerator.max_memory_allocated() - before
+
+
+# --- scratch --------------------------------------------------------------------------------------
+
+
+def with_scratch(x: Tensor, times: int = 3) -> Tensor:
+    """Three values are held while an operator takes `times` as much for the while."""
+    kept = [(x * k).sin() for k in range(3)]
+    y = torch.ops.fake_device.doubled(x.detach(), times * ONE)
+    return sum(k.square().sum() for k in kept) + y.sum()
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "plain": with_scratch,
+    "grad": func.grad(with_scratch),
+    "jvp": lambda x: func.jvp(with_scratch, (x,), (x.cos(),)),
+}
+
+
+@only_fake
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("options", POLICIES.values(), ids=POLICIES)
+def test_room_for_scratch_is_made_at_the_first_call(name: str, options: dict[str, Any]) -> None:
+    """Nothing tells of it in advance: the allocator asks as it is asked."""
+    f = FUNCTIONS[name]
+    x = big()
+    expected, most = peak_of(lambda: f(x))
+    budget = most - 2 * ONE
+    g = rematfn.remat(f, budget, **options)
+    for _ in range(3):
+        found, peak = peak_of(lambda: g(x))
+        assert_bitwise_equal(found, expected)
+        assert peak <= budget
+    assert rematfn.stats(g).evictions > 0
+
+
+@only_fake
+def test_scratch_that_fits_nowhere_is_a_budget_error_before_it_is_taken() -> None:
+    x = big()
+    before = torch.accelerator.memory_allocated()
+    g = rematfn.remat(with_scratch, 5 * ONE)
+    torch.accelerator.reset_peak_memory_stats()
+    with pytest.raises(rematfn.BudgetError, match=r"fake_device::doubled"):
+        g(x, 8)
+    assert torch.accelerator.max_memory_allocated() - before <= 5 * ONE
+    torch.accelerator.synchronize()
+    assert torch.accelerator.memory_allocated() == before
+    assert_bitwise_equal(g(x, 2), with_scratch(x, 2))
+
+
+@only_fake
+def test_scratch_counts_while_it_is_held_alone() -> None:
+    """What a kernel takes and gives back five times over is needed once."""
+    x = big()
+
+    def f(x: Tensor) -> Tensor:
+        for _ in range(5):
+            x = torch.ops.fake_device.doubled(x, ONE)
+        return x
+
+    g = rematfn.remat(f, 4 * ONE)
+    found, peak = peak_of(lambda: g(x))
+    assert_bitwise_equal(found, f(x))
+    assert peak <= 4 * ONE
+    assert rematfn.stats(g).min_budget <= 3 * ONE
+
+
+@pytest.mark.parametrize("options", POLICIES.values(), ids=POLICIES)
+def test_what_the_allocator_rounds_up_is_made_room_for(options: dict[str, Any]) -> None:
+    """Each of these values takes a tenth more than it has."""
+    x = torch.linspace(0, 1, 15 * ONE // 32)  # bytes: 15/8
+
+    expected, most = peak_of(lambda: chain(x))
+    budget = most * 3 // 4
+    g = rematfn.remat(chain, budget, **options)
+    for _ in range(4):
+        found, peak = peak_of(lambda: g(x))
+        assert_bitwise_equal(found, expected)
+        assert rematfn.stats(g).peak_bytes <= peak <= budget
+
+
+# --- out of memory --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [None, 64 * ONE], ids=["no budget", "a large one"])
+def test_an_operator_outside_of_levels_has_them_evict(budget: int | None) -> None:
+    """A graph that waits for its backward holds what only it needs."""
+    x = big().requires_grad_()
+    expected = torch.autograd.grad(chain(x).sum(), x)
+    g = rematfn.remat(chain, budget)
+    y = g(x).sum()
+    assert rematfn.stats(g).evictions == 0
+    with room_for(4):
+        other = torch.ones(8 * ONE // 4)  # eight values' room
+        assert rematfn.stats(g).evictions > 0
+        del other
+        found = torch.autograd.grad(y, x)
+    assert_bitwise_equal(found, expected)
+    assert rematfn.stats(g).replays > 0
+
+
+def test_what_does_not_fit_without_any_level_is_torch_s_error() -> None:
+    x = big().requires_grad_()
+    expected = torch.autograd.grad(chain(x).sum(), x)
+    y = rematfn.remat(chain)(x).sum()
+    with room_for(4), pytest.raises(torch.OutOfMemoryError):
+        torch.ones(200 * ONE // 4)
+    assert_bitwise_equal(torch.autograd.grad(y, x), expected)
+
+
+def test_a_level_that_another_thread_works_in_is_left_alone() -> None:
+    """The domain's lock is tried: whoever holds it may read what would go."""
+    x = big()
+    expected = chain(x)
+    inside, go_on = threading.Event(), threading.Event()
+    found: list[Tensor] = []
+
+    class Waits(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: Tensor) -> Tensor:
+            inside.set()
+            assert go_on.wait(60)
+            return y * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient
+
+    def f(x: Tensor) -> Tensor:
+        return chain(Waits.apply(x))
+
+    def work() -> None:
+        with torch.device(DEVICE):
+            found.append(rematfn.remat(f)(x))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(60)
+    with room_for(2), pytest.raises(torch.OutOfMemoryError):
+        torch.ones(200 * ONE // 4)
+    go_on.set()
+    thread.join()
+    assert_bitwise_equal(found[0], expected)
