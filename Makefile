@@ -26,7 +26,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-compiled bench-device bench-floor bench-models bench-offload bench-overhead bench-packed bench-steps bench-summary bench-varying docs lint notebooks clean
+.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-compiled bench-device bench-floor bench-hollow bench-models bench-offload bench-overhead bench-packed bench-steps bench-summary bench-varying docs lint notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -153,6 +153,9 @@ bench-packed: $(INSTALLED)  ## values packed in memory, beside replays and a dis
 
 bench-device: $(INSTALLED)  ## on an accelerator: moved to the host, computed again, or chosen
 	$(BIN)/python benchmarks/device.py $(ARGS)
+
+bench-hollow: $(INSTALLED)  ## budgets as CUDA's allocator counts, without a GPU; wants a torch for CUDA
+	$(BIN)/python benchmarks/hollow.py $(ARGS)
 
 bench-overhead: $(INSTALLED)  ## the price of a level that has nothing to evict
 	$(BIN)/python benchmarks/overhead.py $(ARGS)

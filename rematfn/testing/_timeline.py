@@ -2,12 +2,14 @@
 """Counting tensor bytes at the allocator, without asking rematfn.
 
 A budget that is checked with the table that enforces it proves little. The counter here reads the
-memory events of torch's profiler: one for each block the tensor allocator hands out or takes back,
-scratch inside kernels included, with its address and size.
+memory events of torch's profiler, or on CUDA the history of its allocator: one for each block that
+the tensor allocator hands out or takes back, scratch inside kernels included, with its address and
+size.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
@@ -37,13 +39,15 @@ class MemoryTimeline:
     To check that, compare `survivors` with the bytes of the results.
 
     The profiler slows the block down (roughly by 1.4 for small operators), and its figures for one
-    thread include the threads that autograd starts on that thread's behalf, but no others.
+    thread include the threads that autograd starts on that thread's behalf, but no others. The
+    history of CUDA's allocator is of all threads.
 
     Args:
         device: The device whose allocator is read, ``"cpu"`` or an accelerator such as ``"cuda"``.
 
     Raises:
-        RuntimeError: On entry, if a profiler runs already; on exit, if torch has recorded nothing.
+        RuntimeError: On entry, if a profiler runs already, or CUDA's history is recorded; on exit,
+            if torch has recorded nothing.
 
     Example:
         >>> x = torch.ones(1000, 1000)
@@ -64,6 +68,11 @@ class MemoryTimeline:
         self._device_bytes_at_entry = 0
         self._device_counts = _counts_itself(self.device)
         self._profile: profile | None = None
+        # Of what CUDA's allocator takes back, the profiler does not see all.
+        self._by_history = (
+            self.device.type == "cuda" and torch.cuda.get_allocator_backend() == "native"
+        )
+        self._start = 0  # nanoseconds
 
     @property
     def peak(self) -> int:
@@ -85,15 +94,24 @@ class MemoryTimeline:
         return max(self.bytes_excluding_survivors, default=0)
 
     def __enter__(self) -> MemoryTimeline:
-        if torch._C._autograd._profiler_enabled():
+        if self._by_history and torch._C._cuda_isHistoryEnabled():
+            raise RuntimeError(
+                "MemoryTimeline: the history of CUDA's memory is being recorded already, and torch "
+                "has one. Call torch.cuda.memory._record_memory_history(enabled=None) first."
+            )
+        if not self._by_history and torch._C._autograd._profiler_enabled():
             raise RuntimeError(
                 "MemoryTimeline: a profiler runs already, and torch has one at a time. Leave the "
                 "other MemoryTimeline or torch.profiler first, or read torch.cuda's own counts."
             )
         if self._device_counts:
-            torch.accelerator.synchronize(self.device)
+            _finish(self.device)
             torch.accelerator.reset_peak_memory_stats(self.device)
             self._device_bytes_at_entry = torch.accelerator.memory_allocated(self.device)
+        if self._by_history:
+            self._start = time.time_ns()
+            _record_history("all")
+            return self
         # Without `acc_events` torch 2.12 warns of a second cycle, and there is none.
         self._profile = profile(
             activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
@@ -102,12 +120,17 @@ class MemoryTimeline:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        running, self._profile = self._profile, None
-        assert running is not None, "MemoryTimeline left without having been entered"
         if self._device_counts:
-            torch.accelerator.synchronize(self.device)
+            _finish(self.device)
             most = torch.accelerator.max_memory_allocated(self.device)
             self.device_peak = most - self._device_bytes_at_entry
+        if self._by_history:
+            events = list(_history_of(self.device))
+            _record_history(None)
+            self._count(events, self._start)
+            return
+        running, self._profile = self._profile, None
+        assert running is not None, "MemoryTimeline left without having been entered"
         running.stop()
         inner = running.profiler
         if inner is None or inner.kineto_results is None:
@@ -154,6 +177,29 @@ def _counts_itself(device: torch.device) -> bool:
     except RuntimeError:  # its allocator does not tell
         return False
     return True
+
+
+def _finish(device: torch.device) -> None:
+    """Wait for the device, and until autograd's thread for it has freed what it has run.
+
+    A backward returns before that. The thread runs the next one, which has no bytes, after it.
+    """
+    with torch.enable_grad():
+        x = torch.empty(0, device=device, requires_grad=True)
+        torch.autograd.grad(x * 1, x, x.detach())
+    torch.accelerator.synchronize(device)
+
+
+def _record_history(enabled: str | None) -> None:
+    torch.cuda.memory._record_memory_history(enabled, context=None, clear_history=True)  # type: ignore[arg-type]
+
+
+def _history_of(device: torch.device) -> Iterable[AllocatorEvent]:
+    """Yield the events of CUDA's allocator since its history has been recorded, in their order."""
+    for event in torch.cuda.memory._snapshot()["device_traces"][device.index]:
+        if event["action"] in ("alloc", "free_requested"):
+            nbytes = event["size"] if event["action"] == "alloc" else -event["size"]
+            yield AllocatorEvent(event["time_us"] * 1000, event["addr"], nbytes)
 
 
 def _allocator_events(

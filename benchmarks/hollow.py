@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budgets as CUDA's own allocator counts, without a GPU.
+
+`hollow.cpp` takes the place of CUDA's runtime and of cuBLAS: torch's code for CUDA runs, kernels
+compute nothing. So the memory of a step is what it would be on a GPU, byte for byte, and so is what
+the host does; its values are not, nor is its time. It needs a build of torch for CUDA 13, and its
+networks take no memory of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import optree
+import torch
+from device import REAL, SMALL, on
+from measure import save, table
+from networks import Program, Step, functional, in_order, plain, untransformed
+
+import rematfn
+from rematfn import _C
+
+MIB = 2**20
+ABOUT = """
+`peak`: `torch.cuda.max_memory_allocated()` above the start of a call. `results`: gradients, which
+are the caller's one by one, as soon as each is complete; they come on top of the budget, as do the
+workspaces of cuBLAS in the call that makes them. `own`: what rematfn counts. `reserved`: what the
+driver sees above the start, after `empty_cache()`. *Half* is a device that has half of eager's peak
+for the step. None of this is a GPU's figure: kernels compute nothing.
+"""
+Row = dict[str, object]
+
+
+def build(folder: Path) -> Path:
+    """Compile the runtime; torch's package for CUDA has the headers, and triton what they lack."""
+    site = Path(torch.__file__).parents[1]
+    headers = [site / "nvidia/cu13/include", site / "triton/backends/nvidia/include"]
+    library = folder / "libcuda.so.1"
+    source = Path(__file__).with_name("hollow.cpp")
+    command = [*shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-O1", "-fPIC", "-shared"]
+    command += [*(f"-isystem{path}" for path in headers), str(source), "-o", str(library)]
+    subprocess.run([*command, "-pthread", f"-Wl,-soname,{library.name}"], check=True)
+    return library
+
+
+def settle() -> None:
+    """Wait until autograd's thread has freed what it has run: the next backward is run after it."""
+    x = torch.empty(0, device="cuda", requires_grad=True)
+    torch.autograd.grad(x * 1, x, x.detach())
+    gc.collect()
+
+
+def peak_of(step: Step) -> tuple[int, int]:
+    """Return what the step takes at the allocator and at the driver, in bytes."""
+    settle()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    step()
+    return (
+        torch.cuda.max_memory_allocated() - before,
+        torch.cuda.max_memory_reserved() - reserved,
+    )
+
+
+def bytes_of(results: object) -> int:
+    """Return what the tensors in the results hold."""
+    tensors: list[torch.Tensor] = optree.tree_leaves(results)  # type: ignore[arg-type]
+    return sum(t.untyped_storage().nbytes() for t in tensors)
+
+
+def in_budgets(name: str, made: Program) -> Iterator[Row]:
+    """Yield a row for eager, and one for each budget."""
+    eager = made.make_step(untransformed, in_order)
+    results = bytes_of(eager())
+    most, reserved = peak_of(eager)
+    yield {
+        "network": name,
+        "way": "eager",
+        "peak, calls 1 to 4, MiB": f"{most / MIB:.1f}",
+        "results, MiB": results / MIB,
+        "reserved, MiB": reserved / MIB,
+    }
+    for fraction in (0.6, 0.4):
+        budget = int(fraction * most)
+        found: list[Callable[..., object]] = []
+
+        def remat(f: Callable[..., object]) -> Callable[..., object]:
+            found.append(rematfn.remat(f, budget))  # noqa: B023
+            return found[0]  # noqa: B023
+
+        step = made.make_step(remat, in_order)
+        workspaces = _C.workspace_bytes()
+        row: Row = {"network": name, "way": f"remat, {fraction}", "budget, MiB": budget / MIB}
+        try:
+            counts = [peak_of(step) for _ in range(4)]
+        except rematfn.BudgetError as error:
+            yield row | {"peak, calls 1 to 4, MiB": f"BudgetError, {error.needed_bytes / MIB:.0f}"}
+            continue
+        stats = rematfn.stats(found[0])
+        peaks = [peak for peak, _ in counts]
+        yield row | {
+            "peak, calls 1 to 4, MiB": ", ".join(f"{peak / MIB:.1f}" for peak in peaks),
+            "own, MiB": (stats.peak_bytes or 0) / MIB,
+            "reserved, MiB": counts[-1][1] / MIB,
+            "replayed": stats.replayed_cost,
+            "within": max(peaks) <= budget + results + _C.workspace_bytes() - workspaces,
+        }
+
+
+def in_half(name: str, made: Program) -> Iterator[Row]:
+    """Yield rows for a device that has half of eager's peak for the step."""
+    most, _ = peak_of(made.make_step(untransformed, in_order))
+    settle()
+    torch.cuda.empty_cache()
+    limit = torch.cuda.memory_allocated() + most // 2
+    torch.cuda.set_per_process_memory_fraction(
+        limit / torch.cuda.get_device_properties(0).total_memory
+    )
+    for way, transform in {"eager": untransformed, "remat, no budget": rematfn.remat}.items():
+        step = made.make_step(transform, in_order)
+        try:
+            peaks = [peak_of(step)[0] for _ in range(4)]
+            told = ", ".join(f"{peak / MIB:.1f}" for peak in peaks)
+        except torch.OutOfMemoryError:
+            told = "out of memory"
+        yield {"network": name, "way": f"{way}, half", "peak, calls 1 to 4, MiB": told}
+        settle()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def main() -> None:
+    """Run on the hollow device: in this process if it has it, else in one that does."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true", help="small networks, nothing is saved")
+    options = parser.parse_args()
+    if torch.version.cuda is None:
+        sys.exit("hollow.py: this torch is built for CPUs; a build for CUDA 13 is needed.")
+    if "REMATFN_HOLLOW" not in os.environ:
+        with tempfile.TemporaryDirectory() as folder:
+            extra = {"LD_PRELOAD": str(build(Path(folder))), "REMATFN_HOLLOW": "1"}
+            command = [sys.executable, *sys.argv]
+            sys.exit(subprocess.run(command, env=os.environ | extra, check=False).returncode)
+    torch.backends.cudnn.enabled = False
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    rows: list[Row] = []
+    for network in SMALL if options.small else REAL:
+        chain, x, y = on(torch.device("cuda"), network.make(network.batch))
+        programs = {network.name: plain(chain, x, y)}
+        if "GPT" in network.name:  # batch norms write to what torch.func captures
+            programs[f"{network.name}, torch.func"] = functional(chain, x, y)
+        for name, program in programs.items():
+            rows += in_budgets(name, program)
+            if not options.small:  # a segment of the allocator's is larger than these
+                rows += in_half(name, program)
+    if options.small:
+        print(table(rows))
+    else:
+        save("hollow", "On CUDA without a GPU (`benchmarks/hollow.py`)", rows, about=ABOUT)
+    if any(row.get("within") is False for row in rows):
+        sys.exit("hollow.py: a peak is above its budget.")
+
+
+if __name__ == "__main__":
+    main()
