@@ -65,7 +65,7 @@ struct Call final : TensorOperation, Pooled<Call> {
   [[nodiscard]] bool may_overwrite(const Version& version) const override;
   [[nodiscard]] std::optional<View> read_by(std::size_t input) const override;
 
-  const Ref<CallTemplate> call_template;
+  Ref<CallTemplate> call_template;
   c10::SmallVector<OutputPlace, 2> places;
   std::shared_ptr<const RandomState> random;
   // One for each output, if the level verifies. See Note [What a fingerprint can tell]

@@ -73,6 +73,18 @@ CallTemplate::CallTemplate(const Invocation& invocation, const FoundTensors& fou
   for (std::size_t i = 0; i < found.size(); ++i) take_tensor(found[i], first_that_is(found, i));
 }
 
+CallTemplate::CallTemplate(const CallTemplate& like)
+    : op(like.op),
+      keys(like.keys),
+      selects_backend(like.selects_backend),
+      reads_shapes_only(like.reads_shapes_only),
+      grad_mode(like.grad_mode),
+      settings(Settings::present()),
+      footprint_key(like.footprint_key),
+      arguments(like.arguments),
+      tensors(like.tensors),
+      geometry(like.geometry) {}
+
 // See Note [A recorded call holds no tensors]
 void CallTemplate::take_arguments(c10::ArrayRef<c10::IValue> from) {
   arguments.reserve(from.size());

@@ -44,6 +44,8 @@ struct TensorArgument {
 
 struct CallTemplate final : Node {
   CallTemplate(const Invocation& invocation, const FoundTensors& found);
+  // The same, with the settings that are there now.
+  explicit CallTemplate(const CallTemplate& like);
   // Whether it is the template of this call as well.
   [[nodiscard]] bool fits(const Invocation& invocation, const FoundTensors& found,
                           const Settings& now) const;

@@ -323,6 +323,10 @@ void LevelCall::run_kernel() {
     if (writes_) note_failed_write();
     throw;
   }
+  // See Note [A thread takes over torch's number of threads]
+  if (operation_ && !call().call_template->settings.has_threads()) {
+    call().call_template = Ref<CallTemplate>(new CallTemplate(*call().call_template));
+  }
   if (facts_.ends_work) note_communicated(false);
 }
 

@@ -153,9 +153,13 @@ void set_processor_control([[maybe_unused]] std::uint64_t control) {
 
 }  // namespace
 
+int Settings::OfThread::threads_now() {
+  return omp_get_max_threads == nullptr ? at::get_num_threads() : omp_get_max_threads();
+}
+
 Settings::OfThread Settings::OfThread::now() {
   static const bool is_rocm = at::Context::hasROCM();
-  return {.threads = omp_get_max_threads == nullptr ? at::get_num_threads() : omp_get_max_threads(),
+  return {.threads = threads_now(),
           .arithmetic = processor_control(),
           .without_tf32 = at::NoTF32Guard::should_disable_tf32(),
           .in_backward = is_rocm && at::ROCmBackwardPassGuard::is_backward_pass()};
@@ -230,8 +234,14 @@ std::string Settings::changes_to(const Settings& now) const {
   return text.empty() ? "a setting of torch's differs" : text;
 }
 
+// See Note [A thread takes over torch's number of threads]
+const Settings& Settings::present_of_begun_thread() {
+  static_cast<void>(at::get_num_threads());
+  return present();
+}
+
 SettingsScope::SettingsScope(const Settings& then, const std::string& op)
-    : then_(then), now_(Settings::present()), op_(op) {
+    : then_(then), now_(Settings::present_of_begun_thread()), op_(op) {
   if (&then_ == &now_) return;
   if (!then_.are_of_same_process(now_)) {
     std::uint32_t changes = settings_changes;

@@ -32,6 +32,14 @@
 // numbers: rng.h. What an accelerator's library has chosen by timing is no setting and cannot be
 // restored: docs/limitations.md.
 //
+// Note [A thread takes over torch's number of threads]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A new thread has OpenMP's number of threads, the system's or OMP_NUM_THREADS, until its first loop that torch
+// divides; there, once, torch sets its own. So the operator in which that happens has run with a number that
+// was not there when it began: it is replayed with the one that is there after it. A replay may be what has a
+// thread's first loop. Under settings of its own it would use up torch's once, and what the program runs next
+// would keep OpenMP's number for good: so a replay has torch set its number before it looks what is there.
+//
 // Note [Settings of the process are changed for a replay]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A kernel reads Context itself, so the only way to have it see another state is to write that there, for
@@ -63,6 +71,8 @@ class Settings {
  public:
   // Those that this thread has now. The same state has the same address.
   [[nodiscard]] static const Settings& present();
+  // Whether this thread divides its loops among as many threads.
+  [[nodiscard]] bool has_threads() const { return thread_.threads == OfThread::threads_now(); }
 
  private:
   friend class SettingsScope;
@@ -70,6 +80,7 @@ class Settings {
 
   struct OfThread {
     [[nodiscard]] static OfThread now();
+    [[nodiscard]] static int threads_now();
     bool operator==(const OfThread&) const = default;
     int threads;
     std::uint64_t arithmetic;  // the processor's control register
@@ -78,6 +89,7 @@ class Settings {
   };
 
   Settings();
+  [[nodiscard]] static const Settings& present_of_begun_thread();
   [[nodiscard]] static const Settings& find_present();
   [[nodiscard]] bool are_present() const;
   [[nodiscard]] bool are_of_same_process(const Settings& other) const;

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What chooses a kernel, or how it calculates, is for a replay what it was on the first run."""
 
+import ctypes
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pytest
 import torch
 from helpers import EVERY, EVERYTHING, Transform, assert_same_as_eager
 from processes import together
-from torch import Tensor
+from torch import Tensor, nn
 
 import rematfn
 
@@ -269,6 +270,57 @@ def mkldnn(enabled: bool) -> Iterator[None]:
 
 
 # --- other threads --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other_number_than_openmp() -> Iterator[None]:
+    """Torch divides loops among another number of threads than OpenMP gives to a new thread."""
+    before = torch.get_num_threads()
+    number = []
+    omp = ctypes.CDLL(None).omp_get_max_threads
+    together(lambda: number.append(omp()))
+    torch.set_num_threads(1 if number[0] > 1 else 3)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def normed(transform: Transform) -> list[Any]:
+    """Return the gradients of a backward on a new thread, and of a norm there after it."""
+    torch.manual_seed(1)
+    layers = [m for _ in range(3) for m in (nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU())]
+    model = nn.Sequential(*layers)
+    x = torch.linspace(-1, 1, 32 * 32).view(32, 32)
+    f = transform(model)
+    out = f(x)
+    after = nn.LayerNorm(32)
+    together(lambda: (out.sum().backward(), after(x).cos().sum().backward()))
+    return [p.grad for m in (model, after) for p in m.parameters()]
+
+
+@pytest.mark.usefixtures("other_number_than_openmp")
+def test_a_replay_may_be_the_first_operator_on_a_thread() -> None:
+    """Torch sets a thread's number of threads once: a replay must not use that up."""
+    assert_same_as_eager(normed, EVERY)
+
+
+@pytest.mark.usefixtures("other_number_than_openmp")
+def test_the_first_operator_on_a_thread_is_replayed_with_the_threads_that_it_had() -> None:
+    x = torch.linspace(-1, 1, 32 * 32).view(32, 32)
+    weight, cotangent = torch.ones(32), x.cos()
+    _, mean, rstd = torch.native_layer_norm(x, [32], weight, None, 1e-5)
+
+    def gradient(cotangent: Tensor) -> Any:
+        found = torch.ops.aten.native_layer_norm_backward(
+            cotangent, x, [32], mean, rstd, weight, None, [False, True, False]
+        )
+        return found[1] * 1, found[1] * 2
+
+    def run(transform: Transform) -> Any:
+        return together(lambda: transform(gradient)(cotangent))
+
+    assert_same_as_eager(run, EVERY)
 
 
 def beside(meanwhile: Callable[[], Any], name: str) -> Callable[[Tensor], Tensor]:
