@@ -217,7 +217,7 @@ void Step::make_room() {
 
 void Step::account(const CallFacts& taken, std::size_t peak_bytes) {
   level_.note_peak(peak_bytes);
-  if (peak_bytes > need_.certain_bytes) {
+  if (is_metered_ && peak_bytes > need_.certain_bytes) {
     const std::size_t needed = input_bytes_in(level_) + peak_bytes;
     for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) note_need(*t, needed);
   }

@@ -36,7 +36,7 @@ void Meter::allocated(std::size_t nbytes) {
     } catch (const NoRoom& why) {
       running_meter = this;
       refused_ = live;
-      raise_budget_error(why, "`" + c10::toString(op_.operator_name()) + "`");
+      raise_budget_error(why, "`" + c10::toString(op_.operator_name()) + "`", nullptr, /*in_kernel=*/true);
     }
     running_meter = this;
     granted_ = live;

@@ -51,12 +51,14 @@ std::string tiers_of(const Level& level) {
         text += "\n  packed      " + format_bytes(now.held) + ", in the budget";
         continue;
       }
-      text += "\n  on the " + std::string(tier->name) + " " + format_bytes(now.held) + " of " +
-              format_bytes(now.capacity);
-      if (!now.trouble.empty()) text += ": " + now.trouble;
-      if (l->tiers.size() > 1 || tier->for_accelerators == on_accelerator) continue;
-      text += on_accelerator ? "; values on an accelerator do" : "; values on a CPU do";
-      text += " not go there: name no tier, and each goes where it can";
+      std::string line = "\n  on the " + std::string(tier->name) + " " + format_bytes(now.held) + " of " +
+                         format_bytes(now.capacity);
+      if (!now.trouble.empty()) line += ": " + now.trouble;
+      if (l->tiers.size() == 1 && tier->for_accelerators != on_accelerator) {
+        line += on_accelerator ? "; values on an accelerator do" : "; values on a CPU do";
+        line += " not go there: name no tier, and each goes where it can";
+      }
+      if (text.find(line) == std::string::npos) text += line;  // two levels' tiers may have the same to say
     }
   }
   return text;
@@ -161,15 +163,18 @@ void stop_if_thrashing(Level& level) {
             " Or give most_replays a larger number." + changes_of(outermost));
 }
 
-void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused) {
+void raise_budget_error(const NoRoom& why, const std::string& what, const ObservedCall* refused, bool in_kernel) {
   const auto& level = static_cast<const Level&>(*why.table);
   const auto written = [&](std::size_t nbytes) { return format_bytes(nbytes, level.wording); };
   const std::string budget = written(level.budget);
   const Advice advice = advice_for(why, refused);
   const std::string place = place_of(level);
   const std::string holders = level.shared ? holders_of(*level.shared) : "";
-  const std::string raise_it =
-      "\nRaise the budget to " + advice.in_words() + ".";
+  std::string raise_it = "\nRaise the budget to " + advice.in_words() + ".";
+  if (in_kernel) {
+    raise_it += " The kernel had begun, and may ask for more: once it has run in a larger budget, "
+                "rematfn.stats(...).min_budget says how much.";
+  }
   const std::string message =
       why.thrashing
           ? level.name + ": the inputs of " + what + place + " were evicted, and within " + budget +

@@ -24,7 +24,8 @@ void materialize_for(Level& level, c10::ArrayRef<Version*> wanted, const std::st
 // is still to come. Of a few replays nothing can be told. What passes the limit only at its end is
 // judged when it is over. A call is stopped before an operator begins, so that nothing is half done.
 void stop_if_thrashing(Level& level);
+// `in_kernel`: what has begun, and may ask for more.
 [[noreturn]] void raise_budget_error(const NoRoom& why, const std::string& what,
-                                     const ObservedCall* refused = nullptr);
+                                     const ObservedCall* refused = nullptr, bool in_kernel = false);
 
 }  // namespace rematfn

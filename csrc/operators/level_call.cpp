@@ -336,8 +336,9 @@ void LevelCall::run_measured() {
   if (level_.timed && on_accelerator_) on_device.emplace(footprint_key(), accelerator());
   const auto start = level_.timed ? std::chrono::steady_clock::now()
                                   : std::chrono::steady_clock::time_point();
-  if (is_metered_ && !facts_.is_view) {
-    Meter meter(level_, granted_, op_);
+  if (!facts_.is_view) {
+    // Without a budget it is counted, and may have what it likes.
+    Meter meter(level_, is_metered_ ? granted_ : kNoBudget / 2, op_);
     try {
       run_until_it_fits();
     } catch (...) {

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import rematfn
 from rematfn._inspection.stats import Stats
 from rematfn._transform.recorded import finish_searches
+from rematfn.testing import MemoryTimeline
 
 X = torch.linspace(-1, 1, 64)
 
@@ -46,6 +47,24 @@ def test_what_is_not_known_is_none() -> None:
     unknown = [field for field in known if getattr(rematfn.stats(free), field) is None]
     assert unknown == ["budget", "min_budget"]
     assert "min budget unknown" in str(rematfn.stats(free))
+
+
+@pytest.mark.parametrize("budget", [None, 1.0, "1GiB"])
+def test_the_peak_is_the_allocator_s_with_a_budget_and_without(budget: str | float | None) -> None:
+    """The scratch of a kernel counts, whoever may decide about it."""
+    x = torch.rand(1, 4, 64, 64)
+    weight = torch.ones(4, 4, 3, 3)
+
+    def f(x: Tensor) -> Tensor:
+        y = torch.nn.functional.interpolate(x, scale_factor=2, mode="bicubic")
+        return torch.nn.functional.conv2d(y, weight, padding=1).sum()
+
+    with MemoryTimeline() as timeline:
+        f(x)
+    g = rematfn.remat(f, budget)
+    for _ in range(3):
+        g(x)
+        assert rematfn.stats(g).unconstrained_bytes == timeline.peak
 
 
 def test_a_plan_is_settled_once_nothing_else_is_tried() -> None:

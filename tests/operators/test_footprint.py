@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import assert_bitwise_equal
 from processes import forked
 from torch import Tensor
 from torch.nn import functional
@@ -141,6 +142,21 @@ print(json.dumps(test_footprint.shuffled({seed})))
     assert fits > 10
     assert refused > 10
     assert not wrong, "\n\n".join(map(str, wrong[:5]))
+
+
+def test_a_refusal_within_a_kernel_says_that_it_may_ask_for_more() -> None:
+    x = torch.ones(1, 4, 64, 64)
+
+    def f(x: Tensor) -> Tensor:
+        return torch.nn.functional.interpolate(x, scale_factor=2, mode="bicubic").sum()
+
+    with pytest.raises(rematfn.BudgetError, match="The kernel had begun, and may ask for more"):
+        rematfn.remat(f, "256KiB")(x)
+    with pytest.raises(rematfn.BudgetError, match=r"which all fits up to here\.\n"):
+        rematfn.remat(f, "250KiB")(x)
+    roomy = rematfn.remat(f, "1MiB")
+    roomy(x)
+    assert_bitwise_equal(rematfn.remat(f, rematfn.stats(roomy).min_budget)(x), f(x))
 
 
 def test_what_fits_after_a_larger_scratch_was_seen() -> None:
