@@ -85,13 +85,17 @@ void note_freed(const void* block, std::size_t nbytes) {
   if (const auto label = take_label(block)) stop_counting(*label);
 }
 
+REMATFN_THREAD_LOCAL std::uint64_t failed = 0;
+
 // See Note [The allocation is tried again, not the operator]
 c10::DataPtr allocate_at_last(Allocate theirs, c10::Allocator* its, std::size_t nbytes) {
   for (;;) {
     try {
       return theirs(its, nbytes);
     } catch (const c10::OutOfMemoryError&) {
-      if (!evict_for_allocation(nbytes, /*on_accelerator=*/true)) throw;
+      if (evict_for_allocation(nbytes, /*on_accelerator=*/true)) continue;
+      ++failed;
+      throw;
     }
   }
 }
@@ -186,6 +190,8 @@ std::int64_t count_rounded() {
   }
   return last_rounded();
 }
+
+std::uint64_t failed_allocations() { return failed; }
 
 // See Note [cuBLAS's workspace is nobody's]
 void warm_libraries(c10::Device device) {

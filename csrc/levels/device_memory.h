@@ -29,6 +29,12 @@
 // process. Counted as scratch of that product it would be foreseen for the next one too, and a first call in
 // a fresh process would be refused where a second one fits. So a small product runs before the first
 // operator of a level on a thread: outside of every count.
+//
+// Note [What found no memory may have taken another way]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Where there is no memory for a convolution's workspace, torch takes the next of cuDNN's algorithms, and tells
+// nobody. Run again with more memory, or with less, it would give other bits. So an operator that ended well
+// though an allocation in it failed is not replayed, and a replay in which one fails is an error.
 
 #pragma once
 
@@ -42,6 +48,8 @@ namespace rematfn {
 
 // Whether the allocator of that device asks levels for room; from the first call on it does, if it can.
 [[nodiscard]] bool asks_for_room(c10::DeviceType type);
+// How many allocations on this thread have ended without memory, after all that could go had gone.
+[[nodiscard]] std::uint64_t failed_allocations();
 // Makes this thread's workspaces on a device whose allocator asks, once.
 void warm_libraries(c10::Device device);
 // What they took, of all threads.

@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "base/errors.h"
+#include "levels/device_memory.h"
 #include "levels/meter.h"
-#include "levels/pressure.h"
 #include "tensors/profiled.h"
 #include "tensors/stack_utils.h"
 #include "tensors/tensor_store.h"
@@ -189,8 +189,13 @@ void Call::replay(Room& room) {
       stack = filled_in(own, written);
       const HeldArguments held(call_template->op, stack);
       SettingsScope settings(call_template->settings, call_template->op.schema().name());
+      const std::uint64_t failed = failed_allocations();
       run_below(call_template->op, call_template->keys, call_template->selects_backend, &stack);
       settings.end();
+      // See Note [What found no memory may have taken another way]
+      check_replay(failed == failed_allocations(),
+                   "`" + call_template->op.schema().name() + "` found no memory for what it takes while it runs, "
+                   "and had it on its first run. Leave the device more memory, or give it a smaller budget");
       break;
     } catch (const c10::OutOfMemoryError&) {
       // See Note [An operator that found no memory runs again]

@@ -317,12 +317,15 @@ void LevelCall::run_kernel() {
   if (on_accelerator_) {
     for (const FoundTensor& f : found_) domain_.streams.note_use(*f.storage);
   }
+  const std::uint64_t failed = failed_allocations();
   try {
     run_measured();
   } catch (...) {
     if (writes_) note_failed_write();
     throw;
   }
+  // See Note [What found no memory may have taken another way]
+  if (failed != failed_allocations()) operation_.reset();
   // See Note [A thread takes over torch's number of threads]
   if (operation_ && !call().call_template->settings.has_threads()) {
     call().call_template = Ref<CallTemplate>(new CallTemplate(*call().call_template));

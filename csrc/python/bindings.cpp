@@ -333,6 +333,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("open_packed", &make_packed);
   m.def("memory_left", &memory_left);
   m.def("workspace_bytes", &workspace_bytes);
+  m.def("asks_for_room", [](const at::Device& device) { return asks_for_room(device.type()); });
   py::class_<ActiveLevel>(m, "ActiveLevel")
       .def(py::init([](const py::object& given) { return ActiveLevel(options_from(given)); }))
       .def("__enter__", &ActiveLevel::enter)

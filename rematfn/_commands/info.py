@@ -28,8 +28,6 @@ def add(commands: Any) -> None:
 
 
 def _info(options: argparse.Namespace) -> int:
-    accelerator = torch.accelerator.current_accelerator()
-    count = torch.accelerator.device_count()
     rows = [
         ("rematfn", _version("rematfn")),
         *_cores(),
@@ -39,12 +37,22 @@ def _info(options: argparse.Namespace) -> int:
         ("processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"),
         ("memory", f"{format_bytes(_C.memory_left())} free"),
         *((name, _version(name)) for name in _BESIDE),
-        ("accelerator", f"{count} of {accelerator.type}" if accelerator and count else "none"),
+        ("accelerator", _accelerator()),
     ]
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         print(f"{name:<{width}}  {text}")
     return 0
+
+
+def _accelerator() -> str:
+    device = torch.accelerator.current_accelerator()
+    count = torch.accelerator.device_count()
+    if device is None or not count:
+        return "none"
+    torch.empty(0, device=device)  # its allocator is there from the first tensor on
+    asks = "asks" if _C.asks_for_room(device) else "does not ask"
+    return f"{count} of {device.type}, whose allocator {asks} levels for room"
 
 
 def _cores() -> list[tuple[str, str]]:

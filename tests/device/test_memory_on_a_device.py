@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fake_device import DEVICE, ONE, big, chain, room_for
-from helpers import assert_bitwise_equal
+from helpers import EVERYTHING, assert_bitwise_equal
 from torch import Tensor, func
 
 import rematfn
@@ -142,6 +142,33 @@ def test_what_does_not_fit_without_any_level_is_torch_s_error() -> None:
     with room_for(4), pytest.raises(torch.OutOfMemoryError):
         torch.ones(200 * ONE // 4)
     assert_bitwise_equal(torch.autograd.grad(y, x), expected)
+
+
+@only_fake
+def test_what_took_another_way_for_want_of_memory_is_not_replayed() -> None:
+    """With the memory that there is later it would be another value."""
+    x = big()
+
+    def f(x: Tensor) -> Tensor:
+        with room_for(4):
+            y = torch.ops.fake_device.falls_back(x, 16 * ONE)
+        return y.sin() + y
+
+    for transform in (rematfn.remat, EVERYTHING):
+        assert_bitwise_equal(transform(f)(x), (x * 3).sin() + x * 3)
+
+
+@only_fake
+def test_a_replay_that_finds_no_memory_where_the_first_run_did_is_an_error() -> None:
+    x = big()
+
+    def f(x: Tensor) -> Tensor:
+        y = torch.ops.fake_device.falls_back(x, 16 * ONE)
+        with room_for(4):
+            return y.sin() + y
+
+    with pytest.raises(rematfn.ReplayError, match="found no memory for what it takes"):
+        EVERYTHING(f)(x)
 
 
 def test_a_level_that_another_thread_works_in_is_left_alone() -> None:

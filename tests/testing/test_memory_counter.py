@@ -92,7 +92,7 @@ def test_counts_of_a_cuda_device_agree_with_torchs_own():
     assert timeline.final == 0
 
 
-@pytest.mark.parametrize("other", [MemoryTimeline, lambda: torch.profiler.profile()])
+@pytest.mark.parametrize("other", [MemoryTimeline, lambda: torch.profiler.profile(acc_events=True)])
 def test_one_profiler_at_a_time(other):
     with other() as outer:
         with pytest.raises(RuntimeError, match="a profiler runs already"), MemoryTimeline():
