@@ -8,6 +8,7 @@
 // not: it is to be switched off.
 
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <sys/mman.h>
 
 #include <chrono>
@@ -39,6 +40,8 @@ struct Configuration {
 thread_local Configuration configuration;
 
 cudaError_t launch() { return cudaSuccess; }
+
+int not_supported() { return 801; }  // CUDA_ERROR_NOT_SUPPORTED
 
 cudaError_t fail(cudaError_t error) { return last = error; }
 
@@ -155,11 +158,15 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, 
   *blocks = 2;
   return cudaSuccess;
 }
-cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, unsigned long long,
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
-  *function = nullptr;
-  if (result != nullptr) *result = cudaDriverEntryPointSymbolNotFound;
-  return cudaErrorNotSupported;
+  Dl_info ours;
+  dladdr(reinterpret_cast<void*>(&cudaGetDriverEntryPointByVersion), &ours);
+  static void* const library = dlopen(ours.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+  *function = dlsym(library, symbol);
+  if (*function == nullptr) *function = reinterpret_cast<void*>(&not_supported);
+  if (result != nullptr) *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
 }
 cudaError_t cudaGetLastError() { return std::exchange(last, cudaSuccess); }
 cudaError_t cudaPeekAtLastError() { return last; }
@@ -336,8 +343,37 @@ int cuDeviceGetAttribute(int* value, int, int) { *value = 1; return 0; }
 int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) { *flags = 0; *active = 1; return 0; }
 int cuDevicePrimaryCtxRetain(void** context, int) { *context = nullptr; return 0; }
 int cuGetErrorString(int, const char** text) { *text = "hollow error"; return 0; }
+// Segments that grow: addresses are reserved, and memory is put behind them piece by piece.
+int cuMemGetAllocationGranularity(std::size_t* size, const void*, int) { *size = 2 * kMiB; return 0; }
+int cuMemAddressReserve(void** data, std::size_t size, std::size_t, void*, unsigned long long) {
+  *data = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return *data == MAP_FAILED ? 2 : 0;  // CUDA_ERROR_OUT_OF_MEMORY
+}
+int cuMemAddressFree(void* data, std::size_t size) { return munmap(data, size); }
+int cuMemCreate(std::size_t** handle, std::size_t size, const void*, unsigned long long) {
+  const std::lock_guard lock(mutex);
+  if (used + size > total) return 2;
+  used += size;
+  *handle = new std::size_t(size);
+  return 0;
+}
+int cuMemRelease(std::size_t* handle) {
+  const std::lock_guard lock(mutex);
+  used -= *handle;
+  delete handle;
+  return 0;
+}
+int cuMemMap(void* data, std::size_t size, std::size_t, void*, unsigned long long) {
+  return mprotect(data, size, PROT_READ | PROT_WRITE);
+}
+int cuMemSetAccess(void*, std::size_t, const void*, std::size_t) { return 0; }
+int cuMemUnmap(void* data, std::size_t size) {
+  madvise(data, size, MADV_DONTNEED);
+  return mprotect(data, size, PROT_NONE);
+}
+
 #define HOLLOW_MISSING(name) \
-  int name() { return 801; }  // CUDA_ERROR_NOT_SUPPORTED
+  int name() { return not_supported(); }
 HOLLOW_MISSING(cuFuncGetAttribute) HOLLOW_MISSING(cuFuncSetAttribute) HOLLOW_MISSING(cuFuncSetCacheConfig)
 HOLLOW_MISSING(cuLaunchCooperativeKernel) HOLLOW_MISSING(cuLaunchKernel) HOLLOW_MISSING(cuLinkAddData_v2)
 HOLLOW_MISSING(cuLinkComplete) HOLLOW_MISSING(cuLinkCreate_v2) HOLLOW_MISSING(cuModuleGetFunction)

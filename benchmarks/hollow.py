@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import shlex
 import subprocess
@@ -33,7 +34,8 @@ ABOUT = """
 `peak`: `torch.cuda.max_memory_allocated()` above the start of a call. `results`: gradients, which
 are the caller's one by one, as soon as each is complete; they come on top of the budget, as do the
 workspaces of cuBLAS in the call that makes them. `own`: what rematfn counts. `reserved`: what the
-driver sees above the start, after `empty_cache()`. *Half* is a device that has half of eager's peak
+driver sees above the start, after `empty_cache()`; `expandable`: the same with
+`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. *Half* is a device that has half of eager's peak
 for the step. None of this is a GPU's figure: kernels compute nothing.
 """
 Row = dict[str, object]
@@ -137,35 +139,54 @@ def in_half(name: str, made: Program) -> Iterator[Row]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def main() -> None:
-    """Run on the hollow device: in this process if it has it, else in one that does."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true", help="small networks, nothing is saved")
-    options = parser.parse_args()
-    if torch.version.cuda is None:
-        sys.exit("hollow.py: this torch is built for CPUs; a build for CUDA 13 is needed.")
-    if "REMATFN_HOLLOW" not in os.environ:
-        with tempfile.TemporaryDirectory() as folder:
-            extra = {"LD_PRELOAD": str(build(Path(folder))), "REMATFN_HOLLOW": "1"}
-            command = [sys.executable, *sys.argv]
-            sys.exit(subprocess.run(command, env=os.environ | extra, check=False).returncode)
+def measure(small: bool) -> Iterator[Row]:
+    """Yield the rows of all networks, in a process that has the hollow device."""
     torch.backends.cudnn.enabled = False
     torch.backends.cuda.enable_cudnn_sdp(False)
-    rows: list[Row] = []
-    for network in SMALL if options.small else REAL:
+    for network in SMALL if small else REAL:
         chain, x, y = on(torch.device("cuda"), network.make(network.batch))
         programs = {network.name: plain(chain, x, y)}
         if "GPT" in network.name:  # batch norms write to what torch.func captures
             programs[f"{network.name}, torch.func"] = functional(chain, x, y)
         for name, program in programs.items():
-            rows += in_budgets(name, program)
-            if not options.small:  # a segment of the allocator's is larger than these
-                rows += in_half(name, program)
+            yield from in_budgets(name, program)
+            if not small:  # a segment of the allocator's is larger than these
+                yield from in_half(name, program)
+
+
+def measured(library: Path, *, small: bool, allocator: str) -> list[Row]:
+    """Return the rows of a process that has the device, and these settings of the allocator."""
+    found = library.with_name("rows.json")
+    extra = {"LD_PRELOAD": str(library), "PYTORCH_CUDA_ALLOC_CONF": allocator}
+    command = [sys.executable, __file__, "--rows", str(found), *(["--small"] if small else [])]
+    subprocess.run(command, env=os.environ | extra, check=True)
+    rows: list[Row] = json.loads(found.read_text())
+    return rows
+
+
+def main() -> None:
+    """Measure with segments of either kind, print and save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true", help="small networks, nothing is saved")
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if torch.version.cuda is None:
+        sys.exit("hollow.py: this torch is built for CPUs; a build for CUDA 13 is needed.")
+    if options.rows:
+        options.rows.write_text(json.dumps(list(measure(options.small))))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        library = build(Path(folder))
+        rows = measured(library, small=options.small, allocator="")
+        other = measured(library, small=options.small, allocator="expandable_segments:True")
+    for row, its in zip(rows, other, strict=True):
+        if "reserved, MiB" in row:
+            row["expandable, MiB"] = its["reserved, MiB"]
     if options.small:
         print(table(rows))
     else:
         save("hollow", "On CUDA without a GPU (`benchmarks/hollow.py`)", rows, about=ABOUT)
-    if any(row.get("within") is False for row in rows):
+    if any(row.get("within") is False for row in rows + other):
         sys.exit("hollow.py: a peak is above its budget.")
 
 
