@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "levels/asked.h"
+#include "levels/device_memory.h"
 #include "levels/meter.h"
 #include "memory/pages.h"
 #include "tensors/settings.h"
@@ -124,7 +125,9 @@ class Allocator final : public c10::Allocator {
 }  // namespace
 
 void count_no_more(c10::StorageImpl& storage) {
-  Allocator::count_no_more(storage._mutable_data_ptr_no_checks());
+  const c10::DataPtr& bytes = storage._mutable_data_ptr_no_checks();
+  if (!bytes.device().is_cpu()) return count_no_more_on_device(bytes);
+  Allocator::count_no_more(bytes);
 }
 
 void use_pages(bool on) { uses_pages = on && kMayUsePages; }

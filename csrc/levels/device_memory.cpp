@@ -5,6 +5,7 @@
 #include <ATen/ops/ones.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/ScopeExit.h>
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -15,6 +16,7 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <mutex>
 #include <optional>
@@ -139,10 +141,10 @@ bool replace(c10::Allocator& its, Allocate ours, Asking& asks) {
 
 namespace cuda = c10::cuda::CUDACachingAllocator;
 
-// Null if there is none yet, or it is another one.
+// Null if there is none yet, or it is another one, or keeps nothing, and so tells of nothing.
 cuda::CUDAAllocator* native_cuda_allocator() {
   static void* const found = dlsym(RTLD_DEFAULT, "_ZN3c104cuda20CUDACachingAllocator9allocatorE");
-  if (found == nullptr) return nullptr;
+  if (found == nullptr || std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr) return nullptr;
   cuda::CUDAAllocator* its = *static_cast<std::atomic<cuda::CUDAAllocator*>*>(found);
   return its != nullptr && its->initialized() && its->name() == "native" ? its : nullptr;
 }
@@ -191,6 +193,10 @@ std::int64_t count_rounded() {
   return last_rounded();
 }
 
+void count_no_more_on_device(const c10::DataPtr& bytes) {
+  if (const auto label = take_label(bytes.get())) stop_counting(*label);
+}
+
 std::uint64_t failed_allocations() { return failed; }
 
 // See Note [cuBLAS's workspace is nobody's]
@@ -202,16 +208,19 @@ void warm_libraries(c10::Device device) {
     return native_cuda_allocator()->getDeviceStats(device.index()).requested_bytes[0].current;
   };
   Meter* const meter = std::exchange(running_meter, nullptr);
+  const auto put_back = c10::make_scope_exit([&] { running_meter = meter; });
   const std::int64_t before = in_use();
-  {
+  try {
     const BackendScope scope;
     const auto options = at::TensorOptions(device).dtype(at::kFloat);
     const at::Tensor matrix = at::ones({16, 16}, options);
     // With a bias cuBLASLt may be chosen, which has another.
     static_cast<void>(at::addmm(matrix, matrix, matrix));
     static_cast<void>(at::addmm(at::ones({16}, options), matrix, matrix));
+  } catch (const c10::Error&) {
+    // There is no memory, or deterministic algorithms are wanted and cuBLAS is not set up for them: the
+    // program's own products will say so, if it has any.
   }
-  running_meter = meter;
   const std::int64_t kept = in_use() - before;
   if (kept > 0) in_workspaces += static_cast<std::size_t>(kept);
 }

@@ -20,7 +20,7 @@
 //      unsplit: one or two hundredths of a step. After each large block it is asked by how much that has grown
 //      since the level began, and room for that is made as long as something can go: no call is refused for
 //      it, since it depends on what the process has freed before.
-//   4. With another allocator (`cudaMallocAsync`, a pluggable one) nothing is replaced: budgets hold by the
+//   4. With another allocator (`cudaMallocAsync`, a pluggable one, or one that keeps no memory) nothing is replaced: budgets hold by the
 //      sizes of tensors alone, and an operator that found no memory runs again, as on any other device.
 //
 // Note [cuBLAS's workspace is nobody's]
@@ -48,6 +48,8 @@ namespace rematfn {
 
 // Whether the allocator of that device asks levels for room; from the first call on it does, if it can.
 [[nodiscard]] bool asks_for_room(c10::DeviceType type);
+// As count_no_more() of allocator.h.
+void count_no_more_on_device(const c10::DataPtr& bytes);
 // How many allocations on this thread have ended without memory, after all that could go had gone.
 [[nodiscard]] std::uint64_t failed_allocations();
 // Makes this thread's workspaces on a device whose allocator asks, once.

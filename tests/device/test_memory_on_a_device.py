@@ -115,6 +115,30 @@ def test_what_the_allocator_rounds_up_is_made_room_for(options: dict[str, Any]) 
         assert rematfn.stats(g).peak_bytes <= peak <= budget
 
 
+def with_storage(x: Tensor, units: int = 3) -> Tensor:
+    """Hold bytes that no operator has made beside four values."""
+    kept = [(x * k).sin() for k in range(4)]
+    held = torch.UntypedStorage(units * ONE, device=DEVICE)
+    total = sum(k.square().sum() for k in kept)
+    assert held.nbytes() == units * ONE
+    return total
+
+
+@pytest.mark.parametrize("name", ["plain", "grad"])
+def test_bytes_beside_operators_count_while_they_live(name: str) -> None:
+    f = func.grad(with_storage) if name == "grad" else with_storage
+    x = big()
+    expected, most = peak_of(lambda: f(x))
+    budget = most - 2 * ONE
+    g = rematfn.remat(f, budget)
+    for _ in range(3):
+        found, peak = peak_of(lambda: g(x))
+        assert_bitwise_equal(found, expected)
+        assert peak <= budget
+    with pytest.raises(rematfn.BudgetError, match="a tensor made beside operators"):
+        rematfn.remat(with_storage, budget)(x, 32)
+
+
 # --- out of memory --------------------------------------------------------------------------------
 
 
