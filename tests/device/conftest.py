@@ -17,6 +17,8 @@ import pytest
 import torch
 from processes import forked
 
+from rematfn import _C
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = "run tests/device on it in this process: fake, silent (does not ask for room), cuda"
@@ -44,8 +46,8 @@ def the_device_is_empty_again() -> Iterator[None]:
 def allocated() -> int:
     torch.accelerator.synchronize()
     if fake_device.DEVICE == "cuda":
-        torch._C._cuda_clearCublasWorkspaces()  # kept for each stream
-    return torch.accelerator.memory_allocated()
+        torch._C._cuda_clearCublasWorkspaces()  # kept for each stream; cuBLASLt's stay
+    return torch.accelerator.memory_allocated() - _C.workspace_bytes()
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Module | None:
