@@ -12,7 +12,7 @@ from helpers import EVERYTHING, assert_bitwise_equal
 from torch import Tensor, func
 
 import rematfn
-from rematfn.testing import EvictEverything
+from rematfn.testing import EvictEverything, MemoryTimeline
 
 only_fake = pytest.mark.skipif(DEVICE != "fake", reason="only the fake device has this operator, or a limit")
 
@@ -30,12 +30,9 @@ def on_the_device() -> Iterator[None]:
 
 def peak_of(call: Callable[[], Any]) -> tuple[Any, int]:
     """Return what `call` returns, and its peak as the device's own allocator counts."""
-    torch.accelerator.synchronize()
-    torch.accelerator.reset_peak_memory_stats()
-    before = torch.accelerator.memory_allocated()
-    found = call()
-    torch.accelerator.synchronize()
-    return found, torch.accelerator.max_memory_allocated() - before
+    with MemoryTimeline(DEVICE) as timeline:
+        found = call()
+    return found, timeline.device_peak
 
 
 # --- scratch --------------------------------------------------------------------------------------
