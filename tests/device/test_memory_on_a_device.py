@@ -14,7 +14,9 @@ from torch import Tensor, func
 import rematfn
 from rematfn.testing import EvictEverything, MemoryTimeline
 
-only_fake = pytest.mark.skipif(DEVICE != "fake", reason="only the fake device has this operator, or a limit")
+only_fake = pytest.mark.skipif(
+    DEVICE != "fake", reason="only the fake device has this operator or limit"
+)
 
 
 POLICIES: dict[str, dict[str, Any]] = {"tight": {}, "everything": {"policy": EvictEverything()}}
