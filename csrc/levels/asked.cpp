@@ -60,16 +60,29 @@ void stop_counting(const Pages::Label& label) {
   counter->subtract(label.nbytes);
 }
 
+namespace {
+
+// Of one that has run on an accelerator, and is not over. Under its lock.
+bool is_idle(const TensorDomain& domain) {
+  if (domain.levels.empty() || !domain.streams.any() || domain.was_in_backward) return false;
+  return std::ranges::none_of(domain.levels, [](const Table* level) {
+    return static_cast<const Level*>(level)->active.load();
+  });
+}
+
+}  // namespace
+
 // See Note [The allocation is tried again, not the operator]
 bool evict_for_allocation(std::size_t nbytes, bool on_accelerator) {
   Meter* const meter = std::exchange(running_meter, nullptr);  // what goes is not its operator's
-  const bool of_others = on_accelerator && !DomainLock::is_held();
   bool any = false;
   for (const auto& domain : live_domains()) {
     if (domain->is_held_here()) {
       any |= domain->evict_after_failure(nbytes);
-    } else if (of_others && domain->streams.any()) {
-      if (const DomainLock lock(domain, std::try_to_lock); lock) any |= domain->evict_after_failure(nbytes);
+    } else if (on_accelerator) {
+      if (const DomainLock lock(domain, std::try_to_lock); lock && is_idle(*domain)) {
+        any |= domain->evict_after_failure(nbytes);
+      }
     }
   }
   running_meter = meter;

@@ -13,8 +13,10 @@
 // or on another.
 //
 // On an accelerator what is freed is handed out again in the order of its stream, after what reads it. So
-// where no level's operator runs on this thread, every domain's values may go that no thread works on:
-// what an operator outside of levels reads is no level's any more.
+// there the values of idle domains may go as well: those that only wait for a backward. What an operator
+// reads of another domain has been sealed, and is that domain's no more. That a domain's lock is free does not
+// mean that it is idle: between two operators autograd's engine works on gradients without us. So no level
+// of it may be active, and its last operator must have run outside of a backward.
 
 #pragma once
 

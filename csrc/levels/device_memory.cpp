@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
@@ -21,6 +22,7 @@
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+#include <vector>
 
 #include "engine/domain.h"
 #include "levels/asked.h"
@@ -82,7 +84,12 @@ std::optional<Pages::Label> take_label(const void* block) {
   return label;
 }
 
+// What this thread takes as it makes workspaces.
+REMATFN_THREAD_LOCAL bool is_warming = false;
+REMATFN_THREAD_LOCAL std::int64_t kept_here = 0;
+
 void note_freed(const void* block, std::size_t nbytes) {
+  if (is_warming) kept_here -= static_cast<std::int64_t>(nbytes);
   if (running_meter != nullptr) running_meter->freed(nbytes);
   if (const auto label = take_label(block)) stop_counting(*label);
 }
@@ -108,6 +115,7 @@ c10::DataPtr allocate(c10::Allocator* its, std::size_t nbytes) {
   if (nbytes == 0) return theirs(its, nbytes);
   Asked asked(nbytes);
   c10::DataPtr block = allocate_at_last(theirs, its, nbytes);
+  if (is_warming) kept_here += static_cast<std::int64_t>(nbytes);
   put_label(block.get(), asked.label());
   asked.granted();
   if (nbytes > kSmallBlock && DomainLock::is_held()) count_rounded_of(*its, block.device().index());
@@ -200,19 +208,21 @@ void count_no_more_on_device(const c10::DataPtr& bytes) {
 std::uint64_t failed_allocations() { return failed; }
 
 // See Note [cuBLAS's workspace is nobody's]
-void warm_libraries(c10::Device device) {
-  REMATFN_THREAD_LOCAL static c10::DeviceIndex warm = -1;
-  if (device.type() != c10::kCUDA || warm == device.index()) return;
-  warm = device.index();
-  const auto in_use = [&] {
-    return native_cuda_allocator()->getDeviceStats(device.index()).requested_bytes[0].current;
-  };
+void warm_libraries(c10::Stream stream) {
+  thread_local std::vector<c10::Stream> warm;
+  if (stream.device_type() != c10::kCUDA || std::ranges::find(warm, stream) != warm.end()) return;
+  warm.push_back(stream);
   Meter* const meter = std::exchange(running_meter, nullptr);
-  const auto put_back = c10::make_scope_exit([&] { running_meter = meter; });
-  const std::int64_t before = in_use();
+  is_warming = true;
+  kept_here = 0;
+  const auto put_back = c10::make_scope_exit([&] {
+    running_meter = meter;
+    is_warming = false;
+    if (kept_here > 0) in_workspaces += static_cast<std::size_t>(kept_here);
+  });
   try {
     const BackendScope scope;
-    const auto options = at::TensorOptions(device).dtype(at::kFloat);
+    const auto options = at::TensorOptions(stream.device()).dtype(at::kFloat);
     const at::Tensor matrix = at::ones({16, 16}, options);
     // With a bias cuBLASLt may be chosen, which has another.
     static_cast<void>(at::addmm(matrix, matrix, matrix));
@@ -221,8 +231,6 @@ void warm_libraries(c10::Device device) {
     // There is no memory, or deterministic algorithms are wanted and cuBLAS is not set up for them: the
     // program's own products will say so, if it has any.
   }
-  const std::int64_t kept = in_use() - before;
-  if (kept > 0) in_workspaces += static_cast<std::size_t>(kept);
 }
 
 std::size_t workspace_bytes() { return in_workspaces; }

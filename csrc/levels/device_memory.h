@@ -25,10 +25,10 @@
 //
 // Note [cuBLAS's workspace is nobody's]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// The first matrix product on a thread makes a workspace for it, of 32 MiB on Hopper, which stays for the
-// process. Counted as scratch of that product it would be foreseen for the next one too, and a first call in
-// a fresh process would be refused where a second one fits. So a small product runs before the first
-// operator of a level on a thread: outside of every count.
+// The first matrix product of a thread on a stream makes a workspace for it, of 32 MiB on Hopper, which stays
+// for the process. Counted as scratch of that product it would be foreseen for the next one too, and a first
+// call in a fresh process would be refused where a second one fits. So a small product runs before the first
+// operator of a level there: outside of every count.
 //
 // Note [What found no memory may have taken another way]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -52,8 +52,8 @@ namespace rematfn {
 void count_no_more_on_device(const c10::DataPtr& bytes);
 // How many allocations on this thread have ended without memory, after all that could go had gone.
 [[nodiscard]] std::uint64_t failed_allocations();
-// Makes this thread's workspaces on a device whose allocator asks, once.
-void warm_libraries(c10::Device device);
+// Makes this thread's workspaces for a stream that is current, of a device whose allocator asks, once.
+void warm_libraries(c10::Stream stream);
 // What they took, of all threads.
 [[nodiscard]] std::size_t workspace_bytes();
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "levels/governed_nodes.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -109,6 +110,22 @@ Level* level_of_running_node(const GraphNode* node) {
   if (now == nullptr || !now->level) return nullptr;
   if (node == nullptr || (node->sequence_nr() == kAccumulator && node != now->node)) return nullptr;
   return &now->level->level();
+}
+
+// See Note [The operators of a node are its level's], Rule 5
+void govern_thread(const std::shared_ptr<LevelHandle>& level) {
+  if (!at::getAccelerator()) return;
+  c10::ThreadLocalDebugInfo::_push(own_slot(), std::make_shared<Governor>(level, running_node()));
+}
+
+void leave_thread(const Level& level) {
+  const Governor* now = governor();
+  if (now == nullptr || !now->level || &now->level->level() != &level) return;
+  try {
+    c10::ThreadLocalDebugInfo::_pop(own_slot());
+  } catch (const c10::Error&) {  // something else has come into the state in `f`, and stays
+    end_to_govern();
+  }
 }
 
 bool is_backward_governed(const Level* by) {

@@ -20,6 +20,9 @@
 //      level's, and if they were sealed, its lineage would hold them all. Where it accumulates one,
 //      AccumulateGrad is nobody's, and the gradient has left.
 //   4. Neither is a leaf's own gradient the level's: the hooks of a leaf are, and not what comes after.
+//   5. In `f` itself nodes have no hook of ours yet, and need none: its thread has a stack of levels. But an
+//      accelerator's nodes run on a thread of autograd's, which has none. So where there is an accelerator, a
+//      level that runs lies in its thread's state as well, which the engine takes along.
 
 #pragma once
 
@@ -66,6 +69,10 @@ class WatchingHook : public torch::autograd::FunctionPreHook {
 }
 // Whether a node of some level has begun the running backward; of `by` or of one inside it, if given.
 [[nodiscard]] bool is_backward_governed(const Level* by = nullptr);
+
+// While it runs, the operators of nodes that run on other threads for this one are the level's.
+void govern_thread(const std::shared_ptr<LevelHandle>& level);
+void leave_thread(const Level& level);
 
 // From now on the operators of `node` are the level's, and those of the hooks that it has. False if they
 // were already.

@@ -15,6 +15,7 @@
 #include "engine/guide.h"
 #include "levels/allocator.h"
 #include "levels/device_memory.h"
+#include "levels/governed_nodes.h"
 #include "memory/pages.h"
 #include "tensors/move.h"
 #include "tensors/rng.h"
@@ -263,6 +264,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
   auto handle = std::make_shared<LevelHandle>(*level);
   level->active = true;
   push(*level);
+  govern_thread(handle);
   return handle;
 }
 
@@ -275,6 +277,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
 // one's upward are over: this call says so, and each of the others when it ends. Whatever it computes
 // until then, it computes under no level.
 std::string pop_level(Level& level) {
+  leave_thread(level);
   if (level.forks_before != forks) return {};  // See Note [A forked child is under no level]
   const Level* between = top_level;
   const bool on_top = between == &level;

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -194,8 +195,9 @@ ObservedCall LevelCall::refused_call() const {
 void LevelCall::enter_stream(c10::Device device) {
   on_accelerator_ = true;
   domain_.streams.enter(device);
+  domain_.was_in_backward = torch::autograd::get_current_graph_task_id() >= 0;
   asks_for_room_ = asks_for_room(device.type());
-  if (asks_for_room_ && is_metered_) warm_libraries(device);
+  if (asks_for_room_ && is_metered_) warm_libraries(domain_.streams.last(device));
 }
 
 Site LevelCall::site() const {

@@ -218,6 +218,7 @@ class TensorDomain final : public Domain {
   OutsideContents outside;
   Savers savers;
   Streams streams;
+  bool was_in_backward = false;  // the last operator of an accelerator was
 
  private:
   // Of bury_unreported(), which has last looked at so many versions.

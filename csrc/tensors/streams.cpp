@@ -46,6 +46,13 @@ void Streams::enter_current(c10::Device device) {
   used->last = now;
 }
 
+c10::Stream Streams::last(c10::Device device) const {
+  const auto used = std::find_if(used_.begin(), used_.end(), [&](const Used& u) {
+    return u.last.device() == device || !device.has_index();
+  });
+  return used->last;
+}
+
 std::vector<c10::Device> Streams::devices() const {
   std::vector<c10::Device> devices;
   for (const Used& used : used_) devices.push_back(used.last.device());

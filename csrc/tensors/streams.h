@@ -43,6 +43,8 @@ class Streams {
   void enter(c10::Device device) {
     if (!device.is_cpu()) enter_current(device);
   }
+  // The one of `device` that was current when it was entered last.
+  [[nodiscard]] c10::Stream last(c10::Device device) const;
   // The current stream is about to read or write the bytes of `storage`.
   void note_use(const c10::StorageImpl& storage) const {
     if (several_) tell_allocator(storage.data_ptr());

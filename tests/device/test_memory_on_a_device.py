@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An accelerator's allocator asks levels for room: for scratch, and for operators outside."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -140,6 +141,66 @@ def test_bytes_beside_operators_count_while_they_live(name: str) -> None:
         rematfn.remat(with_storage, budget)(x, 32)
 
 
+# --- autograd's thread ----------------------------------------------------------------------------
+
+
+class MakesMuch(torch.autograd.Function):
+    """Its backward makes eight values of nothing."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        made = [torch.full((ONE // 4,), float(k), device=DEVICE).cos() for k in range(8)]
+        return gradient * 2 + sum(y[0] for y in made)
+
+
+@pytest.mark.parametrize("options", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("way", ["autograd", "func"])
+def test_a_backward_inside_of_f_counts(way: str, options: dict[str, Any]) -> None:
+    """Its nodes run on a thread that has no stack of levels, and read no level tensor."""
+
+    def loss(x: Tensor) -> Tensor:
+        return MakesMuch.apply(x).square().sum()
+
+    def f(x: Tensor) -> Tensor:
+        if way == "func":
+            return func.grad(loss)(x)
+        return torch.autograd.grad(loss(x), x)[0]
+
+    x = big().requires_grad_(way == "autograd")
+    expected, most = peak_of(lambda: f(x))
+    budget = most - 3 * ONE
+    g = rematfn.remat(f, budget, **options)
+    for _ in range(3):
+        found, peak = peak_of(lambda: g(x))
+        assert_bitwise_equal(found, expected)
+        assert peak <= budget
+
+
+def test_a_call_leaves_nothing_in_its_thread_s_state() -> None:
+    x = big().requires_grad_()
+
+    def f(x: Tensor) -> Tensor:
+        rematfn.remat(lambda y: y.sin(), "8MiB")(x)
+        return torch.autograd.grad(x.square().sum(), x)[0]
+
+    for budget in ("8MiB", "1KiB", "8MiB"):
+        with contextlib.suppress(rematfn.BudgetError):
+            rematfn.remat(f, budget)(x)
+    before = torch.accelerator.memory_allocated()
+    y = x.square().sum()
+    (gradient,) = torch.autograd.grad(y, x)
+    gradient *= 2
+    assert_bitwise_equal(gradient, 4 * x.detach())
+    assert torch.accelerator.memory_allocated() - before <= 2 * ONE
+
+
 # --- out of memory --------------------------------------------------------------------------------
 
 
@@ -158,6 +219,46 @@ def test_an_operator_outside_of_levels_has_them_evict(budget: int | None) -> Non
         found = torch.autograd.grad(y, x)
     assert_bitwise_equal(found, expected)
     assert rematfn.stats(g).replays > 0
+
+
+def test_idle_levels_give_to_an_operator_inside_of_another() -> None:
+    x = big().requires_grad_()
+    expected = torch.autograd.grad(chain(x).sum(), x)
+    g = rematfn.remat(chain)
+    y = g(x).sum()
+    with room_for(4):
+        other = rematfn.remat(lambda: torch.ones(2 * ONE).sum())()  # eight values' room
+    assert rematfn.stats(g).evictions > 0
+    assert other.item() == 2 * ONE
+    assert_bitwise_equal(torch.autograd.grad(y, x), expected)
+
+
+@only_fake
+def test_calls_may_end_while_other_threads_find_no_memory() -> None:
+    x = big()
+    expected = chain(x)
+    over = threading.Event()
+    failures: list[int] = []
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                torch.ones(200 * ONE // 4, device=DEVICE)
+            except torch.OutOfMemoryError:
+                failures.append(1)
+
+    with room_for(40):
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(60):
+                assert_bitwise_equal(rematfn.remat(chain)(x), expected)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+    assert failures
 
 
 def test_what_does_not_fit_without_any_level_is_torch_s_error() -> None:
