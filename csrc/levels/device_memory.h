@@ -20,8 +20,9 @@
 //      unsplit: one or two hundredths of a step. After each large block it is asked by how much that has grown
 //      since the level began, and room for that is made as long as something can go: no call is refused for
 //      it, since it depends on what the process has freed before.
-//   4. With another allocator (`cudaMallocAsync`, a pluggable one, or one that keeps no memory) nothing is replaced: budgets hold by the
-//      sizes of tensors alone, and an operator that found no memory runs again, as on any other device.
+//   4. With another allocator (`cudaMallocAsync`, a pluggable one, or one that keeps no memory) nothing is
+//      replaced: budgets hold by the sizes of tensors alone, and an operator that found no memory runs again,
+//      as on any other device.
 //
 // Note [cuBLAS's workspace is nobody's]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -40,6 +41,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 
 #include <cstddef>
 #include <cstdint>
