@@ -45,6 +45,8 @@ def build(folder: Path) -> Path:
     """Compile the runtime; torch's package for CUDA has the headers, and triton what they lack."""
     site = Path(torch.__file__).parents[1]
     headers = [site / "nvidia/cu13/include", site / "triton/backends/nvidia/include"]
+    if missing := [str(path) for path in headers if not path.exists()]:
+        sys.exit(f"hollow.py: {', '.join(missing)}: not found; a build for CUDA 13 brings them.")
     library = folder / "libcuda.so.1"
     source = Path(__file__).with_name("hollow.cpp")
     command = [*shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-O1", "-fPIC", "-shared"]
