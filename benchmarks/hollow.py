@@ -28,6 +28,7 @@ from networks import Program, Step, functional, in_order, plain, untransformed
 
 import rematfn
 from rematfn import _C
+from rematfn.testing._timeline import finish_on
 
 MIB = 2**20
 ABOUT = """
@@ -55,17 +56,16 @@ def build(folder: Path) -> Path:
     return library
 
 
-def settle() -> None:
-    """Wait until autograd's thread has freed what it has run: the next backward is run after it."""
-    x = torch.empty(0, device="cuda", requires_grad=True)
-    torch.autograd.grad(x * 1, x, x.detach())
+def empty_device() -> None:
+    """Have freed what nobody holds any more, and given back to the driver."""
+    finish_on(torch.device("cuda"))
     gc.collect()
+    torch.cuda.empty_cache()
 
 
 def peak_of(step: Step) -> tuple[int, int]:
     """Return what the step takes at the allocator and at the driver, in bytes."""
-    settle()
-    torch.cuda.empty_cache()
+    empty_device()
     torch.cuda.reset_peak_memory_stats()
     before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     step()
@@ -123,8 +123,7 @@ def in_budgets(name: str, made: Program) -> Iterator[Row]:
 def in_half(name: str, made: Program) -> Iterator[Row]:
     """Yield rows for a device that has half of eager's peak for the step."""
     most, _ = peak_of(made.make_step(untransformed, in_order))
-    settle()
-    torch.cuda.empty_cache()
+    empty_device()
     limit = torch.cuda.memory_allocated() + most // 2
     torch.cuda.set_per_process_memory_fraction(
         limit / torch.cuda.get_device_properties(0).total_memory
@@ -137,7 +136,7 @@ def in_half(name: str, made: Program) -> Iterator[Row]:
         except torch.OutOfMemoryError:
             told = "out of memory"
         yield {"network": name, "way": f"{way}, half", "peak, calls 1 to 4, MiB": told}
-        settle()
+        empty_device()
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 

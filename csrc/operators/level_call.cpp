@@ -119,6 +119,7 @@ void LevelCall::run() {
                 f.written);
     if (!is_on_cpu(f)) enter_stream(f.tensor->device());
   }
+  if (on_accelerator_) note_accelerator(accelerator());
   count_inputs();
   saver_ = note_operator(level_, found_);
   if (facts_.casts && level_.active) note_casts();
@@ -195,6 +196,9 @@ ObservedCall LevelCall::refused_call() const {
 void LevelCall::enter_stream(c10::Device device) {
   on_accelerator_ = true;
   domain_.streams.enter(device);
+}
+
+void LevelCall::note_accelerator(c10::Device device) {
   domain_.was_in_backward = torch::autograd::get_current_graph_task_id() >= 0;
   asks_for_room_ = asks_for_room(device.type());
   if (asks_for_room_ && is_metered_) warm_libraries(domain_.streams.last(device));

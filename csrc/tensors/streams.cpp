@@ -47,10 +47,7 @@ void Streams::enter_current(c10::Device device) {
 }
 
 c10::Stream Streams::last(c10::Device device) const {
-  const auto used = std::find_if(used_.begin(), used_.end(), [&](const Used& u) {
-    return u.last.device() == device || !device.has_index();
-  });
-  return used->last;
+  return std::ranges::find(used_, device, [](const Used& u) { return u.last.device(); })->last;
 }
 
 std::vector<c10::Device> Streams::devices() const {

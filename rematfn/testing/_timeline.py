@@ -105,7 +105,7 @@ class MemoryTimeline:
                 "other MemoryTimeline or torch.profiler first, or read torch.cuda's own counts."
             )
         if self._device_counts:
-            _finish(self.device)
+            finish_on(self.device)
             torch.accelerator.reset_peak_memory_stats(self.device)
             self._device_bytes_at_entry = torch.accelerator.memory_allocated(self.device)
         if self._by_history:
@@ -121,7 +121,7 @@ class MemoryTimeline:
 
     def __exit__(self, *exception: object) -> None:
         if self._device_counts:
-            _finish(self.device)
+            finish_on(self.device)
             most = torch.accelerator.max_memory_allocated(self.device)
             self.device_peak = most - self._device_bytes_at_entry
         if self._by_history:
@@ -179,7 +179,7 @@ def _counts_itself(device: torch.device) -> bool:
     return True
 
 
-def _finish(device: torch.device) -> None:
+def finish_on(device: torch.device) -> None:
     """Wait for the device, and until autograd's thread for it has freed what it has run.
 
     A backward returns before that. The thread runs the next one, which has no bytes, after it.

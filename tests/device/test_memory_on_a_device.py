@@ -39,6 +39,18 @@ def peak_of(call: Callable[[], Any]) -> tuple[Any, int]:
     return found, timeline.device_peak
 
 
+def assert_within(f: Callable[[Tensor], Any], x: Tensor, less: int, **options: Any) -> Any:
+    """Three calls in a budget that is `less` below eager's peak give its bits, and keep it."""
+    expected, most = peak_of(lambda: f(x))
+    budget = most - less
+    g = rematfn.remat(f, budget, **options)
+    for _ in range(3):
+        found, peak = peak_of(lambda: g(x))
+        assert_bitwise_equal(found, expected)
+        assert peak <= budget
+    return rematfn.stats(g)
+
+
 # --- scratch --------------------------------------------------------------------------------------
 
 
@@ -61,16 +73,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("options", POLICIES.values(), ids=POLICIES)
 def test_room_for_scratch_is_made_at_the_first_call(name: str, options: dict[str, Any]) -> None:
     """Nothing tells of it in advance: the allocator asks as it is asked."""
-    f = FUNCTIONS[name]
-    x = big()
-    expected, most = peak_of(lambda: f(x))
-    budget = most - 2 * ONE
-    g = rematfn.remat(f, budget, **options)
-    for _ in range(3):
-        found, peak = peak_of(lambda: g(x))
-        assert_bitwise_equal(found, expected)
-        assert peak <= budget
-    assert rematfn.stats(g).evictions > 0
+    assert assert_within(FUNCTIONS[name], big(), 2 * ONE, **options).evictions > 0
 
 
 @only_fake
@@ -130,16 +133,9 @@ def with_storage(x: Tensor, units: int = 3) -> Tensor:
 @pytest.mark.parametrize("name", ["plain", "grad"])
 def test_bytes_beside_operators_count_while_they_live(name: str) -> None:
     f = func.grad(with_storage) if name == "grad" else with_storage
-    x = big()
-    expected, most = peak_of(lambda: f(x))
-    budget = most - 2 * ONE
-    g = rematfn.remat(f, budget)
-    for _ in range(3):
-        found, peak = peak_of(lambda: g(x))
-        assert_bitwise_equal(found, expected)
-        assert peak <= budget
+    budget = assert_within(f, big(), 2 * ONE).budget
     with pytest.raises(rematfn.BudgetError, match="a tensor made beside operators"):
-        rematfn.remat(with_storage, budget)(x, 32)
+        rematfn.remat(with_storage, budget)(big(), 32)
 
 
 # --- autograd's thread ----------------------------------------------------------------------------
@@ -174,14 +170,7 @@ def test_a_backward_inside_of_f_counts(way: str, options: dict[str, Any]) -> Non
             return func.grad(loss)(x)
         return torch.autograd.grad(loss(x), x)[0]
 
-    x = big().requires_grad_(way == "autograd")
-    expected, most = peak_of(lambda: f(x))
-    budget = most - 3 * ONE
-    g = rematfn.remat(f, budget, **options)
-    for _ in range(3):
-        found, peak = peak_of(lambda: g(x))
-        assert_bitwise_equal(found, expected)
-        assert peak <= budget
+    assert_within(f, big().requires_grad_(way == "autograd"), 3 * ONE, **options)
 
 
 def test_a_call_leaves_nothing_in_its_thread_s_state() -> None:
