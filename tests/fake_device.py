@@ -13,8 +13,8 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,6 +69,7 @@ def load(device: str = "fake") -> None:
     _library = ctypes.CDLL(str(built()))
     if asks:
         _library.fake_tell_freed(ctypes.c_void_p(_C.testing.have_asked()))
+    _library.fake_begin_capture.restype = ctypes.c_void_p
     _library.fake_close_gate.restype = ctypes.c_void_p
     _library.fake_pinned_bytes.restype = ctypes.c_size_t
     torch.utils.rename_privateuse1_backend("fake")
@@ -225,24 +226,31 @@ def room_for(values: int) -> Iterator[None]:
 
 
 @contextmanager
-def _switched_on(name: str) -> Iterator[None]:
-    _only_fake("fails, or captures, when told")
-    switch = getattr(_library, name)
-    switch(True)
+def failed() -> Iterator[None]:
+    """Have the device refuse all that concerns events for the while, as after a kernel's assert."""
+    _only_fake("fails when told")
+    _library.fake_fail(True)
     try:
         yield
     finally:
-        switch(False)
+        _library.fake_fail(False)
 
 
-def failed() -> AbstractContextManager[None]:
-    """Have the device refuse all that concerns events for the while, as after a kernel's assert."""
-    return _switched_on("fake_fail")
-
-
-def captured() -> AbstractContextManager[None]:
-    """Have streams say that they are being captured in a graph for the while."""
-    return _switched_on("fake_capture")
+@contextmanager
+def captured() -> Iterator[Callable[[], None]]:
+    """Capture what runs in a graph for the while; what is yielded replays it."""
+    torch.accelerator.synchronize()
+    if DEVICE != "fake":
+        real = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(real):
+            yield real.replay
+        return
+    stream = ctypes.c_int64(torch.accelerator.current_stream().stream_id)
+    graph = ctypes.c_void_p(_library.fake_begin_capture(stream))
+    try:
+        yield lambda: _library.fake_replay(graph, stream)
+    finally:
+        _library.fake_end_capture()
 
 
 def pinned_bytes() -> int:

@@ -81,6 +81,7 @@ bool evict_for_allocation(std::size_t nbytes, bool on_accelerator) {
       any |= domain->evict_after_failure(nbytes);
     } else if (on_accelerator) {
       if (const DomainLock lock(domain, std::try_to_lock); lock && is_idle(*domain)) {
+        domain->streams.see_captures();
         any |= domain->evict_after_failure(nbytes);
       }
     }

@@ -191,6 +191,7 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
 
 void materialize_for(Level& level, c10::ArrayRef<Version*> wanted, const std::string& what) {
   level.tensor_domain().bury_unreported();
+  level.tensor_domain().streams.see_captures();
   try {
     level.domain->materialize({wanted.data(), wanted.size()});
   } catch (const NoRoom& why) {

@@ -25,6 +25,7 @@
 #include "levels/pressure.h"
 #include "levels/refusals.h"
 #include "operators/device_time.h"
+#include "operators/raw_access.h"
 #include "tensors/stack_utils.h"
 #include "tensors/thread_keys.h"
 
@@ -120,6 +121,8 @@ void LevelCall::run() {
     if (!is_on_cpu(f)) enter_stream(f.tensor->device());
   }
   if (on_accelerator_) note_accelerator(accelerator());
+  if (facts_.draws_random && nature_.replayable) enter_stream_of_generator();
+  if (domain_.streams.is_captured()) enter_capture();
   count_inputs();
   saver_ = note_operator(level_, found_);
   if (facts_.casts && level_.active) note_casts();
@@ -202,6 +205,26 @@ void LevelCall::note_accelerator(c10::Device device) {
   domain_.was_in_backward = torch::autograd::get_current_graph_task_id() >= 0;
   asks_for_room_ = asks_for_room(device.type());
   if (asks_for_room_ && is_metered_) warm_libraries(domain_.streams.last(device));
+}
+
+void LevelCall::enter_stream_of_generator() {
+  const c10::Device device = generator_of(arguments()).device();
+  draws_on_cpu_ = device.is_cpu();
+  domain_.streams.enter(device);
+}
+
+// See Note [A captured call keeps to itself], 2 and 4
+void LevelCall::enter_capture() {
+  check_replay(!level_.verify, "`verify=True` reads back what operators have given, which is there only while the "
+                               "graph runs. Capture a function without it");
+  if (facts_.draws_random && !draws_on_cpu_) nature_.replayable = false;
+  for (const FoundTensor& f : found_) {
+    if (f.cell == nullptr || f.tensor->is_cpu()) continue;
+    TensorVersion& version = *f.cell->version;
+    if (version.captured || version.outside != nullptr || !version.is_here()) continue;
+    domain_.note_addressed(version);
+    keep_contents(domain_, version);
+  }
 }
 
 Site LevelCall::site() const {
@@ -302,9 +325,7 @@ void LevelCall::take_inputs() {
     if (input.readings) input.note_reader(call(), i);
   }
   if (!facts_.draws_random) return;
-  const at::Generator generator = generator_of(arguments());
-  draws_on_cpu_ = generator.device().is_cpu();
-  call().random = std::make_shared<const RandomState>(generator);
+  call().random = std::make_shared<const RandomState>(generator_of(arguments()));
 }
 
 void LevelCall::run_kernel() {
@@ -371,8 +392,9 @@ void LevelCall::run_measured() {
 
 // See Note [An operator that found no memory runs again]
 void LevelCall::run_until_it_fits() {
-  // Where the allocator asks, the allocation is tried again.
-  if (!found_.empty() && (!on_accelerator_ || asks_for_room_)) return invocation_.run_below();
+  // Where the allocator asks, the allocation is tried again; in a capture, what has drawn cannot draw again.
+  const bool is_tried_once = !found_.empty() && (!on_accelerator_ || asks_for_room_);
+  if (is_tried_once || domain_.streams.is_captured()) return invocation_.run_below();
   run_until_device_has_room();
 }
 

@@ -49,6 +49,8 @@ class LevelCall final : private Step {
   void note_casts();
   void run_measured();
   void enter_stream(c10::Device device);
+  void enter_stream_of_generator();
+  void enter_capture();
   void note_accelerator(c10::Device device);
   void run_until_it_fits();
   void run_until_device_has_room();

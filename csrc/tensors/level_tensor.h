@@ -118,6 +118,7 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   bool lost_to_resize = false;
   bool lost_for_want_of_room = false;  // it was overwritten, and there was none for a copy
   bool handed_over = false;  // and its tensors still have their handles
+  bool captured = false;     // made in a graph's capture: Note [A captured call keeps to itself]
 
   NodeRange savers;  // See Note [What autograd may have saved]
 
@@ -211,6 +212,8 @@ class TensorDomain final : public Domain {
   void bury_unreported(bool at_once = true);
   // `version` becomes the caller's: resident, uncounted, a constant.
   void make_outside(TensorVersion& version);
+  // Raises if it cannot be had again where the streams are now. See Note [A captured call keeps to itself].
+  void check_captures(const TensorVersion& version) const;
 
   std::vector<Table*> levels;  // the domain's, alive in Python or in a tensor
   std::vector<std::unique_ptr<Way>> ways;  // of its levels, beside dropping

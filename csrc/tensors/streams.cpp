@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "tensors/torch_compat.h"
+
 namespace rematfn {
 namespace {
 
@@ -28,6 +30,7 @@ void Streams::enter_current(c10::Device device) {
   const auto* guard = guard_if_any(device);
   if (guard == nullptr) return;
   const c10::Stream now = guard->getStream(device);
+  captured_ = is_capturing(*guard, now);
   const auto used = std::find_if(used_.begin(), used_.end(), [&](const Used& u) {
     return u.last.device() == now.device();
   });
@@ -37,6 +40,10 @@ void Streams::enter_current(c10::Device device) {
   }
   settled_ = !several_;
   if (used->last == now) return;
+  if (is_capturing(*guard, used->last) != captured_) {  // See Note [A captured call keeps to itself], 5
+    *used = {now, {}};
+    return;
+  }
   several_ = true;
   settled_ = false;
   wait_for(used->last, now);
@@ -44,6 +51,14 @@ void Streams::enter_current(c10::Device device) {
   others.erase(std::remove(others.begin(), others.end(), now), others.end());
   others.push_back(used->last);
   used->last = now;
+}
+
+bool Streams::see_captures() {
+  captured_ = std::ranges::any_of(used_, [](const Used& used) {
+    const auto* guard = guard_if_any(used.last.device());
+    return is_capturing(*guard, guard->getStream(used.last.device()));
+  });
+  return captured_;
 }
 
 c10::Stream Streams::last(c10::Device device) const {

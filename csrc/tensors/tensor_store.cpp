@@ -109,6 +109,8 @@ void TensorStore::drop(Version& version) {
 
 bool TensorStore::held_elsewhere(const Version& version) {
   const auto& v = static_cast<const TensorVersion&>(version);
+  // See Note [A captured call keeps to itself], 1
+  if (v.captured != static_cast<const TensorDomain&>(*v.table->domain).streams.is_captured()) return true;
   const bool is_shared = is_shared_with_cell(v);
   if (v.storage && !is_shared) return holders_of(*v.storage.unsafeGetStorageImpl()) > 1;
   const auto storage = v.cell()->storage.lock();
@@ -165,6 +167,7 @@ void TensorStore::copy(Version& version) {
   }
   v.leave_cell();
   v.storage = copy;
+  v.captured = domain.streams.is_captured();
 }
 
 void TensorStore::overwritten(Version& version) {

@@ -12,6 +12,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/version.h>
 
+#include <dlfcn.h>
+
 #include <memory>
 #include <string>
 #include <string_view>
@@ -60,14 +62,16 @@ inline void allow_access(c10::StorageImpl& storage) {
 #endif
 }
 
-// Until 2.13 nobody could ask that of every device.
+// Until 2.13 nobody could ask that of every device; of CUDA its runtime tells.
 inline bool is_capturing(const c10::impl::DeviceGuardImplInterface& guard, const c10::Stream& stream) {
 #if REMATFN_TORCH_AT_LEAST(13)
   return guard.isStreamCapturing(stream);
 #else
-  (void)guard;
-  (void)stream;
-  return false;
+  if (stream.device_type() != c10::kCUDA) return false;
+  using Ask = int (*)(void* stream, int* status);
+  static const auto ask = reinterpret_cast<Ask>(dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing"));
+  int status = 0;
+  return ask != nullptr && ask(guard.getStreamNativeHandle(stream), &status) == 0 && status != 0;
 #endif
 }
 

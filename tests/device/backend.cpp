@@ -25,8 +25,7 @@ c10::Stream as_torch(const Stream& stream) {
 }
 Event& event_of(void* opaque) { return *static_cast<Event*>(opaque); }
 
-std::atomic<bool> has_failed{false};    // as after an assert in a kernel: every call throws from then on
-std::atomic<bool> is_capturing{false};  // which changes nothing for the streams
+std::atomic<bool> has_failed{false};  // as after an assert in a kernel: every call throws from then on
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -53,7 +52,10 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   bool queryStream(const c10::Stream& s) const override { return stream(s.id()).is_idle(); }
   void synchronizeStream(const c10::Stream& s) const override { stream(s.id()).wait(); }
-  void synchronizeDevice(c10::DeviceIndex) const override { wait_for_all_streams(); }
+  void synchronizeDevice(c10::DeviceIndex) const override {
+    TORCH_CHECK(!is_any_captured(), "not permitted while a stream is captured");
+    wait_for_all_streams();
+  }
 
   void record(void** event, const c10::Stream& s, c10::DeviceIndex, c10::EventFlag) const override {
     if (*event == nullptr) *event = new Event;
@@ -65,7 +67,6 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   bool queryEvent(void* event) const override {
     TORCH_CHECK(!has_failed, "the fake device has failed");
-    TORCH_CHECK(!is_capturing, "not permitted while a stream is captured");
     return event == nullptr || event_of(event).is_reached();
   }
   void synchronizeEvent(void* event) const override {
@@ -80,7 +81,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
         event_of(second).time() - event_of(first).time();
     return between.count();
   }
-  bool isStreamCapturing(const c10::Stream&) const { return is_capturing; }  // torch 2.13 asks
+  bool isStreamCapturing(const c10::Stream& s) const { return captured_on(s.id()) != nullptr; }  // torch 2.13 asks
   void recordDataPtrOnStream(const c10::DataPtr& bytes, const c10::Stream& s) const override {
     TORCH_CHECK(!has_failed, "the fake device has failed");
     record_use(bytes, s);
@@ -140,6 +141,5 @@ const bool hooked = [] {
 extern "C" {
 
 void fake_fail(int fails) { fake::has_failed = fails != 0; }
-void fake_capture(int captures) { fake::is_capturing = captures != 0; }
 
 }  // extern "C"

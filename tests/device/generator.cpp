@@ -31,7 +31,9 @@ std::uint64_t Generator::seed() {
 }
 
 // Two numbers in a tensor of bytes on the CPU, as for the generators of other devices.
+// Neither may be done while a stream is captured, as in CUDA.
 c10::intrusive_ptr<c10::TensorImpl> Generator::get_state() const {
+  refuse_if_captured(current_stream().id);
   const std::uint64_t numbers[] = {seed_, drawn_};
   at::Tensor state = at::empty({sizeof numbers}, at::kByte);
   std::memcpy(state.data_ptr(), numbers, sizeof numbers);
@@ -39,6 +41,7 @@ c10::intrusive_ptr<c10::TensorImpl> Generator::get_state() const {
 }
 
 void Generator::set_state(const c10::TensorImpl& state) {
+  refuse_if_captured(current_stream().id);
   std::uint64_t numbers[2];
   TORCH_CHECK(state.dtype() == at::kByte && state.numel() == sizeof numbers,
               "the state of a fake generator has ", sizeof numbers, " bytes");

@@ -34,10 +34,10 @@ Block* Memory::find(const void* data) {
   return address < block->data + block->mapped ? block : nullptr;
 }
 
-Block* Memory::map(std::size_t mapped, std::optional<c10::StreamId> stream) {
+Block* Memory::map(std::size_t mapped, std::optional<c10::StreamId> stream, int pool) {
   void* data = mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   TORCH_CHECK(data != MAP_FAILED, "mmap fails");
-  auto* block = new Block{static_cast<char*>(data), mapped, 0, stream, {}, false};
+  auto* block = new Block{static_cast<char*>(data), mapped, 0, stream, pool, {}, false};
   blocks_.emplace(block->data, block);
   counts_.mapped.increase(mapped);
   return block;
@@ -62,10 +62,12 @@ Block* Memory::allocate(std::size_t nbytes, std::optional<c10::StreamId> stream)
                      " bytes were asked for, ", counts_.held.current, " of ", limit_,
                      " are held.");
   }
-  auto& reusable = free_[{stream.value_or(-1), mapped}];
+  const Graph* const graph = stream ? captured_on(*stream) : nullptr;
+  const int pool = graph == nullptr ? 0 : graph->pool;
+  auto& reusable = free_[{stream.value_or(-1), mapped, pool}];
   Block* block = nullptr;
   if (reusable.empty()) {
-    block = map(mapped, stream);
+    block = map(mapped, stream, pool);
   } else {
     block = reusable.back();
     reusable.pop_back();
@@ -103,14 +105,20 @@ void Memory::free(Block* block) {
   if (block->stream && users.size() == 1) {
     counts_.held.decrease(block->nbytes);
     // Enqueued under the lock: whoever gets the block next opens it later.
-    fake::stream(*block->stream).enqueue("the closing of a block", [block] { close(*block); });
+    Stream& its = fake::stream(*block->stream);
+    const Graph* const graph = captured_on(its.id);
+    if (graph != nullptr && graph->pool == block->pool) {
+      its.enqueue("the closing of a block", [block] { close(*block); });
+    } else {
+      its.enqueue_uncaptured("the closing of a block", [block] { close(*block); });
+    }
     free_[kind_of(*block)].push_back(block);
     return;
   }
   lock.unlock();
   const std::shared_ptr<Block> last(block, [this](Block* b) { retire(b); });
   for (const c10::StreamId user : users) {
-    fake::stream(user).enqueue("the closing of a block", [last] {});
+    fake::stream(user).enqueue_uncaptured("the closing of a block", [last] {});
   }
 }
 
@@ -160,15 +168,16 @@ void Memory::forget_peak() {
 void Memory::give_back_free() {
   wait_for_all_streams();
   const std::lock_guard lock(mutex_);
-  for (auto& [_, blocks] : free_) {
+  for (auto& [kind, blocks] : free_) {
+    if (std::get<int>(kind) != 0) continue;  // a graph may be replayed
     for (Block* block : blocks) {
       munmap(block->data, block->mapped);
       counts_.mapped.decrease(block->mapped);
       blocks_.erase(block->data);
       delete block;
     }
+    blocks.clear();
   }
-  free_.clear();
 }
 
 void Memory::limit_to(std::size_t nbytes) {

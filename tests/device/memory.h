@@ -13,7 +13,8 @@
 // order, so the block can be handed out again at once, on that stream. It is closed, and opened again,
 // by jobs of that stream. Other streams nobody knows of, unless record_stream told: then the block
 // waits until each of them has come to the point at which it was freed. Pinned memory belongs to no
-// stream.
+// stream. While a stream is captured, its blocks are the graph's, which opens and closes them each time that it
+// is replayed. Other blocks are closed at once: a graph that reads one ends the process.
 
 #pragma once
 
@@ -25,6 +26,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -37,6 +39,7 @@ struct Block {
   std::size_t mapped;                   // whole pages
   std::size_t nbytes;                   // what was asked for
   std::optional<c10::StreamId> stream;  // none: it is the host's
+  int pool;                             // a graph's own; 0: none's
   std::set<c10::StreamId> used_on;      // beside `stream`
   bool is_open;
 };
@@ -68,11 +71,11 @@ class Memory {
   [[nodiscard]] std::size_t limit();
 
  private:
-  using Kind = std::pair<c10::StreamId, std::size_t>;
+  using Kind = std::tuple<c10::StreamId, std::size_t, int>;
   static std::size_t rounded(std::size_t nbytes);
-  static Kind kind_of(const Block& block) { return {block.stream.value_or(-1), block.mapped}; }
+  static Kind kind_of(const Block& block) { return {block.stream.value_or(-1), block.mapped, block.pool}; }
   Block* find(const void* data);
-  Block* map(std::size_t mapped, std::optional<c10::StreamId> stream);
+  Block* map(std::size_t mapped, std::optional<c10::StreamId> stream, int pool);
   void retire(Block* block);
 
   std::mutex mutex_;

@@ -221,12 +221,13 @@ class Call {
     // `cpu` has our storages, which a stream must not keep.
     current_stream().enqueue(name_of(op_), [op = op_, inputs = std::move(inputs),
                                             fresh = std::move(fresh),
-                                            skip = skipped_results()]() mutable {
-      op.callBoxed(&inputs);
+                                            skip = skipped_results()] {
+      Stack results = inputs;
+      op.callBoxed(&results);
       auto to = fresh.begin();
-      for (std::size_t i = 0; i < inputs.size(); ++i) {
+      for (std::size_t i = 0; i < results.size(); ++i) {
         if (skip[i]) continue;
-        for_each_tensor(inputs[i], [&](const at::Tensor& made) {
+        for_each_tensor(results[i], [&](const at::Tensor& made) {
           TORCH_CHECK(to != fresh.end() && made.defined() == to->defined() &&
                           (!made.defined() || made.sizes() == to->sizes()),
                       op.schema().name(), ": the shapes were not as foreseen");

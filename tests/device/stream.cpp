@@ -92,6 +92,13 @@ void Stream::work() {
 }
 
 void Stream::enqueue(const char* what, std::function<void()> job) {
+  Graph* const graph = captured_on(id);
+  if (graph == nullptr) return enqueue_uncaptured(what, std::move(job));
+  const std::lock_guard lock(mutex_);
+  graph->jobs.push_back({what, std::move(job)});
+}
+
+void Stream::enqueue_uncaptured(const char* what, std::function<void()> job) {
   const std::lock_guard lock(mutex_);
   queue_.push_back({what, std::move(job)});
   ++enqueued_;
@@ -99,11 +106,13 @@ void Stream::enqueue(const char* what, std::function<void()> job) {
 }
 
 bool Stream::is_idle() {
+  refuse_if_captured(id);
   const std::lock_guard lock(mutex_);
   return done_ == enqueued_;
 }
 
 void Stream::wait() {
+  refuse_if_captured(id);
   const WithoutInterpreter without;
   std::unique_lock lock(mutex_);
   const std::uint64_t until = enqueued_;
@@ -173,7 +182,32 @@ void wait_for_all_streams() {
     const std::lock_guard lock(s.mutex);
     all = s.all;
   }
-  for (Stream* s : all) s->wait();
+  for (Stream* s : all) {
+    if (captured_on(s->id) == nullptr) s->wait();
+  }
+}
+
+// ---- graphs ---------------------------------------------------------------------------------
+
+namespace {
+
+std::atomic<Graph*> capturing{nullptr};
+
+}  // namespace
+
+bool is_any_captured() { return capturing.load() != nullptr; }
+
+Graph* captured_on(c10::StreamId id) {
+  Graph* const graph = capturing;
+  return graph != nullptr && graph->stream == id ? graph : nullptr;
+}
+
+void refuse_if_captured(c10::StreamId id) {
+  TORCH_CHECK(captured_on(id) == nullptr, "not permitted while a stream is captured");
+}
+
+void Graph::replay(Stream& on) const {
+  for (const Job& job : jobs) on.enqueue(job.what, job.run);
 }
 
 // ---- events ---------------------------------------------------------------------------------
@@ -187,6 +221,8 @@ void Event::record(Stream& stream) {
   std::uint64_t version = 0;
   {
     const std::lock_guard lock(state_->mutex);
+    state_->captured = captured_on(stream.id) != nullptr;
+    if (state_->captured) return;
     version = ++state_->recorded;
   }
   stream.enqueue("an event", [state = state_, version] {
@@ -199,6 +235,9 @@ void Event::record(Stream& stream) {
 
 void Event::block(Stream& stream) {
   std::unique_lock lock(state_->mutex);
+  TORCH_CHECK(state_->captured == (captured_on(stream.id) != nullptr),
+              "a captured stream may not wait for one that is not, nor that for it");
+  if (state_->captured) return;
   const std::uint64_t version = state_->recorded;
   if (state_->reached >= version) return;
   lock.unlock();
@@ -206,11 +245,13 @@ void Event::block(Stream& stream) {
 }
 
 bool Event::is_reached() {
+  TORCH_CHECK(!is_any_captured(), "not permitted while a stream is captured");
   const std::lock_guard lock(state_->mutex);
   return state_->reached == state_->recorded;
 }
 
 void Event::wait() {
+  TORCH_CHECK(!is_any_captured(), "not permitted while a stream is captured");
   const WithoutInterpreter without;
   std::unique_lock lock(state_->mutex);
   const std::uint64_t version = state_->recorded;
@@ -240,6 +281,19 @@ void* fake_close_gate(std::int64_t stream) {
   auto* gate = new std::shared_ptr<std::atomic<bool>>(new std::atomic<bool>(false));
   fake::stream(stream).enqueue("a gate", [open = *gate] { open->wait(false); });
   return gate;
+}
+
+void* fake_begin_capture(std::int64_t stream) {
+  static int graphs = 0;
+  auto* graph = new fake::Graph{stream, ++graphs, {}};
+  fake::capturing = graph;
+  return graph;
+}
+
+void fake_end_capture() { fake::capturing = nullptr; }
+
+void fake_replay(const void* graph, std::int64_t stream) {
+  static_cast<const fake::Graph*>(graph)->replay(fake::stream(stream));
 }
 
 void fake_open_gate(void* opaque) {

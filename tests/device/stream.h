@@ -14,17 +14,25 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 namespace fake {
 
 inline constexpr c10::DeviceType kFake = c10::DeviceType::PrivateUse1;
 
+struct Job {
+  const char* what;  // must outlive the process
+  std::function<void()> run;
+};
+
 class Stream {
  public:
   explicit Stream(c10::StreamId id);
 
-  // Has `job` run after all that was enqueued before. `what` must outlive the process.
+  // Has `job` run after all that was enqueued before; or, while the stream is captured, whenever the graph is
+  // replayed.
   void enqueue(const char* what, std::function<void()> job);
+  void enqueue_uncaptured(const char* what, std::function<void()> job);
   [[nodiscard]] bool is_idle();
   // Until all that is enqueued now has run. Raises the first error of a job since the last time.
   void wait();
@@ -32,10 +40,6 @@ class Stream {
   const c10::StreamId id;
 
  private:
-  struct Job {
-    const char* what;
-    std::function<void()> run;
-  };
   void work();
 
   std::mutex mutex_;
@@ -45,6 +49,22 @@ class Stream {
   std::uint64_t done_ = 0;
   std::exception_ptr error_;
 };
+
+// What is enqueued on a stream while it is captured. As in CUDA, nobody may wait for a stream, or ask it
+// something, that is captured, nor have it wait for what is not; the memory that is asked for then is the graph's.
+struct Graph {
+  const c10::StreamId stream;
+  const int pool;
+  std::vector<Job> jobs;
+
+  void replay(Stream& on) const;
+};
+
+// Null: none. One at a time, on one stream.
+[[nodiscard]] Graph* captured_on(c10::StreamId id);
+[[nodiscard]] bool is_any_captured();
+// Raises if the stream is captured.
+void refuse_if_captured(c10::StreamId id);
 
 // Streams are numbered from 0, the default stream, and live until the process ends.
 [[nodiscard]] Stream& stream(c10::StreamId id);
@@ -80,6 +100,7 @@ class Event {
     std::condition_variable changed;
     std::uint64_t recorded = 0;
     std::uint64_t reached = 0;
+    bool captured = false;  // in a graph, when it was recorded last
     std::chrono::steady_clock::time_point time;
 
     void wait_until(std::uint64_t version);
