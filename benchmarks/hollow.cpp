@@ -5,7 +5,8 @@
 // torch's own code for CUDA runs on it: its dispatch, its autograd, its caching allocator. Kernels compute
 // nothing. Device memory is host memory that has only been reserved, so that copies from and to the host copy.
 // Everything is done as it is asked for: streams and events order nothing. cuBLAS is here too, and cuDNN is
-// not: it is to be switched off.
+// not: it is to be switched off. A stream may be captured in a graph, which counts its kernels; what CUDA forbids
+// meanwhile is an error here, too.
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -17,6 +18,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 
 namespace {
@@ -39,11 +41,41 @@ struct Configuration {
 };
 thread_local Configuration configuration;
 
-cudaError_t launch() { return cudaSuccess; }
-
 int not_supported() { return 801; }  // CUDA_ERROR_NOT_SUPPORTED
 
 cudaError_t fail(cudaError_t error) { return last = error; }
+
+// The one capture that there may be at a time.
+struct Capture {
+  void* origin = nullptr;             // the stream that it began on; null: there is none
+  std::set<void*> streams;            // it, and those that wait for it
+  std::set<void*> forks;              // of these, what has not been waited for in turn
+  std::map<void*, void*> events;      // recorded in it, and on which stream
+  std::size_t kernels = 0;
+  bool is_broken = false;
+  unsigned long long id = 0;
+};
+Capture capture;
+std::mutex capture_mutex;
+thread_local cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+
+bool is_captured(void* stream) {
+  const std::lock_guard lock(capture_mutex);
+  return capture.streams.contains(stream);
+}
+// What would wait, or ask how far the device is.
+cudaError_t unless_captured() {
+  const std::lock_guard lock(capture_mutex);
+  if (capture.origin == nullptr || mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
+  capture.is_broken = true;
+  return fail(cudaErrorStreamCaptureUnsupported);
+}
+
+cudaError_t launch(void* stream) {
+  const std::lock_guard lock(capture_mutex);
+  if (capture.streams.contains(stream)) ++capture.kernels;
+  return cudaSuccess;
+}
 
 double now() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -82,16 +114,20 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(function));
   return cudaSuccess;
 }
-cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, std::size_t, cudaStream_t) { return launch(); }
-cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, std::size_t, cudaStream_t) { return launch(); }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { return launch(); }
+cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, std::size_t, cudaStream_t stream) {
+  return launch(stream);
+}
+cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, std::size_t, cudaStream_t stream) {
+  return launch(stream);
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* how, const void*, void**) { return launch(how->stream); }
 
 // ---- the device ----------------------------------------------------------------------------------
 
 cudaError_t cudaGetDeviceCount(int* count) { *count = 1; return cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() { return unless_captured(); }
 cudaError_t cudaDriverGetVersion(int* version) { *version = 13000; return cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int* version) { *version = 13000; return cudaSuccess; }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
@@ -180,6 +216,7 @@ cudaError_t cudaProfilerStop() { return cudaSuccess; }
 // ---- memory --------------------------------------------------------------------------------------
 
 cudaError_t cudaMalloc(void** out, std::size_t size) {
+  if (const cudaError_t error = unless_captured(); error != cudaSuccess) return error;
   const std::lock_guard lock(mutex);
   *out = nullptr;
   if (used + size > total) return fail(cudaErrorMemoryAllocation);
@@ -191,6 +228,7 @@ cudaError_t cudaMalloc(void** out, std::size_t size) {
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
+  if (const cudaError_t error = unless_captured(); error != cudaSuccess) return error;
   const std::lock_guard lock(mutex);
   const auto found = blocks.find(static_cast<char*>(data));
   if (found == blocks.end()) return cudaSuccess;
@@ -214,6 +252,7 @@ cudaError_t cudaFreeHost(void* data) { std::free(data); return cudaSuccess; }
 cudaError_t cudaHostRegister(void*, std::size_t, unsigned) { return cudaSuccess; }
 cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t count, cudaMemcpyKind) {
+  if (const cudaError_t error = unless_captured(); error != cudaSuccess) return error;
   std::memmove(to, from, count);
   return cudaSuccess;
 }
@@ -254,9 +293,20 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) { return make(stream); }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) { return make(stream); }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) { *priority = 0; return cudaSuccess; }
-cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaStreamQuery(cudaStream_t) { return unless_captured(); }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return unless_captured(); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  const std::lock_guard lock(capture_mutex);
+  const auto recorded = capture.events.find(event);
+  if (recorded == capture.events.end()) {
+    if (!capture.streams.contains(stream)) return cudaSuccess;
+    capture.is_broken = true;
+    return fail(cudaErrorStreamCaptureIsolation);
+  }
+  if (capture.streams.insert(stream).second) capture.forks.insert(stream);
+  if (recorded->second != stream) capture.forks.erase(recorded->second);
+  return cudaSuccess;
+}
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
   callback(stream, cudaSuccess, data);
   return cudaSuccess;
@@ -265,33 +315,63 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t function, void* data) 
   function(data);
   return cudaSuccess;
 }
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = is_captured(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id,
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
                                      cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**,
                                      std::size_t*) {
-  *status = cudaStreamCaptureStatusNone;
-  if (id != nullptr) *id = 0;
+  if (id != nullptr) *id = capture.id;
+  return cudaStreamIsCapturing(stream, status);
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* other) {
+  std::swap(mode, *other);
   return cudaSuccess;
 }
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  const std::lock_guard lock(capture_mutex);
+  if (capture.origin != nullptr) return fail(cudaErrorStreamCaptureUnsupported);
+  capture = {.origin = stream, .streams = {stream}, .id = capture.id + 1};
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+  const std::lock_guard lock(capture_mutex);
+  const Capture ended = std::exchange(capture, {.id = capture.id});
+  *graph = nullptr;
+  if (ended.is_broken) return fail(cudaErrorStreamCaptureInvalidated);
+  if (!ended.forks.empty()) return fail(cudaErrorStreamCaptureUnjoined);
+  *graph = reinterpret_cast<cudaGraph_t>(new std::size_t(ended.kernels));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, std::size_t* count) {
+  *count = *reinterpret_cast<std::size_t*>(graph);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t, unsigned long long) {
+  return make(made);
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
+cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return make(event); }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return make(event); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete reinterpret_cast<double*>(event);
   return cudaSuccess;
 }
-cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+cudaError_t cudaEventQuery(cudaEvent_t) { return unless_captured(); }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const std::lock_guard lock(capture_mutex);
+  capture.events.erase(event);
+  if (capture.streams.contains(stream)) capture.events[event] = stream;
   *reinterpret_cast<double*>(event) = now();
   return cudaSuccess;
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
   return cudaEventRecord(event, stream);
 }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return unless_captured(); }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
   *ms = static_cast<float>(*reinterpret_cast<double*>(end) - *reinterpret_cast<double*>(start));
   return cudaSuccess;
@@ -301,14 +381,15 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
 
 int cublasCreate_v2(void** handle) { *handle = new double(0); return 0; }
 int cublasDestroy_v2(void*) { return 0; }
-int cublasSetStream_v2(void*, void*) { return 0; }
+thread_local void* blas_stream = nullptr;
+int cublasSetStream_v2(void*, void* stream) { blas_stream = stream; return 0; }
 int cublasSetWorkspace_v2(void*, void*, std::size_t) { return 0; }
 int cublasSetMathMode(void*, int) { return 0; }
 int cublasGetMathMode(void*, int* mode) { *mode = 0; return 0; }
 int cublasSetPointerMode_v2(void*, int) { return 0; }
 int cublasGetPointerMode_v2(void*, int* mode) { *mode = 0; return 0; }
 #define HOLLOW_KERNEL(name) \
-  int name() { return launch(); }
+  int name() { return launch(blas_stream); }
 HOLLOW_KERNEL(cublasSgemm_v2) HOLLOW_KERNEL(cublasDgemm_v2) HOLLOW_KERNEL(cublasGemmEx)
 HOLLOW_KERNEL(cublasSgemmEx) HOLLOW_KERNEL(cublasSgemmStridedBatched) HOLLOW_KERNEL(cublasDgemmStridedBatched)
 HOLLOW_KERNEL(cublasGemmStridedBatchedEx) HOLLOW_KERNEL(cublasSgemv_v2) HOLLOW_KERNEL(cublasDgemv_v2)
