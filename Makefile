@@ -89,7 +89,7 @@ docs: $(INSTALLED)  ## the documentation's site, build/docs/index.html
 # The sanitizers' libraries are loaded first. Leaks are Python's own; an allocation that is too large
 # fails, as it does without sanitizers.
 CORE_TESTS := tests/planning/test_searches.py tests/tensors/test_inplace.py \
-  $(addprefix tests/levels/test_,exceptions.py hooks_that_compute.py levels.py threads.py) \
+  $(addprefix tests/levels/test_,hooks_that_compute.py levels.py threads.py) \
   $(addprefix tests/engine/test_,engine.py lifetime.py lineage.py shared_budget.py) \
   tests/memory/test_disk.py \
   $(addprefix tests/operators/test_,resized_storages.py uncounted_writes.py) \

@@ -430,6 +430,16 @@ def loss_of(case: Case, transform: Transform) -> Tensor:
     return scalar(g(*case.args))
 
 
+def stepped(program: Program, transform: Transform) -> Any:
+    """Call the program, and its backward if it has one; return what can be seen afterwards."""
+    if not program.differentiable:
+        return world(program, transform, calls=2)
+    case = program.make()
+    loss = loss_of(case, transform)
+    loss.backward()
+    return loss, case.args, case.held, [t.grad for t in case.leaves()], torch.rand(2)
+
+
 # --- a network of three blocks --------------------------------------------------------------------
 
 
@@ -487,19 +497,6 @@ def inner(x: Tensor) -> Tensor:
     for _ in range(4):
         x = (x.sin() * x).exp()
     return x
-
-
-# --- the derivative of (x * scale).sin(), an operator of one's own --------------------------------
-
-
-def wave_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    x, ctx.scale = inputs
-    ctx.save_for_backward(x)
-
-
-def wave_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    (x,) = ctx.saved_tensors
-    return grad * (x * ctx.scale).cos() * ctx.scale, None
 
 
 @contextmanager

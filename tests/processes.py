@@ -109,14 +109,23 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
+def python(*arguments: str, cwd: Path | None = None) -> Ended:
+    """Run this interpreter, with our package."""
+    found = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=environment(),
+        timeout=SECONDS,
+        capture_output=True,
+        text=True,
+    )
+    return Ended(found.returncode, found.stdout, found.stderr)
+
+
 def fresh(script: Path, argument: str) -> Ended:
     """Run a script in an interpreter of its own, again if torch aborts it."""
-    command = [sys.executable, str(script), argument]
     for _ in range(4):
-        found = subprocess.run(
-            command, env=environment(), timeout=SECONDS, capture_output=True, text=True
-        )
-        ended = Ended(found.returncode, found.stdout, found.stderr)
+        ended = python(str(script), argument)
         if not aborted_by_torch(ended):
             break
     return ended

@@ -2,11 +2,10 @@
 """The demo at toy size, and that it would notice a broken promise."""
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
+from processes import python
 
 from rematfn.__main__ import main
 from rematfn._inspection.stats import Stats
@@ -78,15 +77,12 @@ def test_offload_keeps_every_promise_and_says_what_was_moved(tmp_path, costs_at_
 
 def test_command_line_shows_the_table_and_fails_if_nothing_was_learnt(tmp_path):
     png = tmp_path / "step.png"
-    command = [sys.executable, "-m", "rematfn", *TWO_STEPS, "--png", str(png)]
-    run = subprocess.run(
-        [*command, "--budget", "none"], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert run.returncode == 1, run.stderr
-    complaints = [line for line in run.stderr.splitlines() if line.startswith("broken promise")]
-    assert [line.split(":")[1] for line in complaints] == [" training"], run.stderr
-    assert "bitwise eager's" in run.stdout
-    assert "2/2" in run.stderr  # the progress bar
+    run = python("-m", "rematfn", *TWO_STEPS, "--png", str(png), "--budget", "none")
+    assert run.code == 1, run.err
+    complaints = [line for line in run.err.splitlines() if line.startswith("broken promise")]
+    assert [line.split(":")[1] for line in complaints] == [" training"], run.err
+    assert "bitwise eager's" in run.out
+    assert "2/2" in run.err  # the progress bar
     assert png.exists()
 
 

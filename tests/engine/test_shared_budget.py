@@ -173,10 +173,6 @@ def test_blocks_inside_of_another_level(outer: Any) -> None:
 # --- threads --------------------------------------------------------------------------------------
 
 
-def steps(blocks: list[Any], ws: list[Tensor], x: Tensor, count: int) -> list[list[Tensor]]:
-    return [chained(blocks, ws, x) for _ in range(count)]
-
-
 @pytest.mark.parametrize("threads", [2, 4])
 @pytest.mark.parametrize("units", [6, 14])
 @pytest.mark.parametrize("policy", [rematfn.policies.Guided(), rematfn.testing.EvictEverything()])
@@ -190,7 +186,8 @@ def test_threads_take_from_each_other(
 
     def work(k: int) -> list[list[Tensor]]:
         ws = weights(3)
-        return steps([remat(block, shared, policy=policy) for _ in ws], ws, xs[k], 8)
+        blocks = [remat(block, shared, policy=policy) for _ in ws]
+        return [chained(blocks, ws, xs[k]) for _ in range(8)]
 
     with MemoryTimeline():
         found = together(*(partial(work, k) for k in range(threads)))

@@ -58,29 +58,3 @@ def records_of(program: Program, transform: Any) -> list[Any]:
     keys = [key for g in found for key in transformed_of(g, "test")[0]._history._keys.values()]
     recorded = [call for key in keys for _, call in key.pending]
     return [t for call in recorded if (t := call.report.take_trace()) is not None]
-
-
-def steps_of(events: list[tuple[str, Any]]) -> list[Any]:
-    """Return the events in order; what goes between two operators goes in any."""
-    steps: list[Any] = [[]]
-    for kind, data in events:
-        if kind == "call":
-            steps += [data, []]
-        else:
-            steps[-1] = sorted([*steps[-1], (kind, data)])
-    return steps
-
-
-def test_a_call_is_recorded_under_a_cap_as_without_one(program: Program) -> None:
-    """Evictions and replays are no part of what the program does."""
-
-    def run(transform: Callable[..., Any]) -> Any:
-        return world(program, transform)
-
-    budgets = iter(smallest_budgets(run))
-    free = records_of(program, lambda f: rematfn.remat(f, 1.0))
-    tight = records_of(program, lambda f: rematfn.remat(f, next(budgets)))
-    assert len(free) == len(tight)
-    for a, b in zip(free, tight, strict=True):
-        assert a.values() == b.values()
-        assert steps_of(a.events()) == steps_of(b.events())

@@ -177,26 +177,6 @@ class PassesOn(Function):
         return grad + ctx.x.sin()
 
 
-class BackwardByAutograd(Function):
-    """Runs autograd inside the forward and again inside the backward, as checkpoints do."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x.detach())
-        with torch.enable_grad():
-            y = x.detach().requires_grad_()
-            (ctx.slope,) = torch.autograd.grad((y.sin() * y).sum(), y)
-        return x * ctx.slope
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        with torch.enable_grad():
-            y = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad((y.cos() * ctx.slope).sum(), y)
-        return grad * slope
-
-
 def middle(f: Unary) -> Unary:
     """Put `f` between operators of its own level, so that what it gets and gives can go."""
     return lambda x: f((x * x).exp()).sin() * x.sum()
@@ -218,7 +198,6 @@ FUNCTIONS: dict[str, Unary] = {
     "returns-view": lambda x: (ReturnsView.apply(x) * x[:3]).view(-1),
     "once-only": lambda x: OnceOnly.apply(x)[0] + OnceOnly.apply(x)[1].sin(),
     "passes-on": lambda x: PassesOn.apply(PassesOn.apply(x.sin()).exp()),
-    "autograd-inside": BackwardByAutograd.apply,
 }
 TWICE = ["old-style", "new-style", "own-vmap", "returns-view"]
 SEPARATE = ["new-style", "own-vmap"]  # with setup_context, as torch.func demands

@@ -23,11 +23,6 @@ def keep_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPol
     return CheckpointPolicy.MUST_SAVE if op in products else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def offload_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    kept = keep_products(ctx, op)
-    return CheckpointPolicy.PREFER_SAVE if kept is CheckpointPolicy.MUST_SAVE else kept
-
-
 Wrap = Callable[..., Any]
 KINDS: dict[str, Wrap] = {
     "reentrant": functools.partial(checkpoint, use_reentrant=True),
@@ -37,18 +32,6 @@ KINDS: dict[str, Wrap] = {
         checkpoint,
         use_reentrant=False,
         context_fn=functools.partial(create_selective_checkpoint_contexts, keep_products),
-    ),
-    "selective-list": functools.partial(
-        checkpoint,
-        use_reentrant=False,
-        context_fn=functools.partial(
-            create_selective_checkpoint_contexts, [aten.addmm.default, aten.exp.default]
-        ),
-    ),
-    "selective-prefer": functools.partial(
-        checkpoint,
-        use_reentrant=False,
-        context_fn=functools.partial(create_selective_checkpoint_contexts, offload_products),
     ),
 }
 

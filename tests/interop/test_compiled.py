@@ -374,19 +374,6 @@ def test_an_argument_of_the_callers_is_written_once(name: str, inner: str) -> No
 # --- guards ---------------------------------------------------------------------------------------
 
 
-@same_as_eager
-def test_recompilation(transform: Transform) -> Any:
-    block = fused(lambda x, k: (x * k).sin())
-    f = {n: transform(lambda x, k: block(x.exp(), k) * 2) for n in (3, 5, 7)}
-    seen = []
-    for n, k in ((3, 1), (5, 2), (7, 3.5)):
-        x = torch.linspace(-1, 1, n * 4).view(n, 4).requires_grad_()
-        out = f[n](x, k)
-        out.sum().backward()
-        seen += [out, x.grad]
-    return seen
-
-
 @pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
 def test_sizes_that_differ_from_call_to_call(inner: str) -> None:
     block = fused(lambda x: (x @ x.t()).sin().relu() + x.shape[0], inner, dynamic=True)

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 from helpers import (
-    EVERYTHING,
     Transform,
     assert_bitwise_equal,
     assert_same_as_eager,
-    some,
 )
 from torch import Tensor, func, nn
 from torch._higher_order_ops import while_loop
@@ -81,15 +79,6 @@ def test_control_flow_runs_operator_by_operator(name: str) -> None:
     torch._dynamo.reset()
     assert_same_as_eager(lambda transform: step(transform, CONTROL_FLOW[name]))
     assert _C.stack_depth() == 0
-
-
-@pytest.mark.parametrize("name", some(CONTROL_FLOW, 2))
-def test_what_control_flow_makes_goes_and_comes_back(name: str) -> None:
-    torch._dynamo.reset()
-    g = EVERYTHING(CONTROL_FLOW[name])
-    x, w = tensors()
-    g(x, w).sum().backward()
-    assert rematfn.stats(g).replays > 0
 
 
 def test_torchscript_of_a_transformed_function_is_refused() -> None:

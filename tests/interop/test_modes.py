@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a thread can switch on and off: autocast, grad and inference mode, defaults, determinism."""
+"""What a thread can switch on and off: autocast, inference mode, defaults, determinism."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -82,30 +82,6 @@ def test_autocast_under_transforms(transform: Transform, order: str) -> Any:
     if order == "remat-grad":
         return transform(func.grad(loss))(params, x)
     return func.vmap(func.grad(transform(loss)), in_dims=(None, 0))(params, x)
-
-
-# --- grad mode ------------------------------------------------------------------------------------
-
-
-def mixed(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Switch recording off, on again inside, and off by `set_grad_enabled`."""
-    y = (x * w).sin()
-    with torch.no_grad():
-        z = y.exp() + x
-        z.mul_(w)
-        with torch.enable_grad():
-            u = (z * w).cos() * y
-    with torch.set_grad_enabled(False):
-        v = u * z
-    return u.exp(), v, z, y.detach() * 2
-
-
-@same_as_eager
-def test_switching_grad_mode_inside(transform: Transform) -> Any:
-    x, w = batch().requires_grad_(), batch().exp().requires_grad_()
-    outs = transform(mixed)(x, w)
-    outs[0].sum().backward()
-    return outs, x.grad, w.grad
 
 
 # --- inference mode -------------------------------------------------------------------------------

@@ -114,12 +114,6 @@ def unscaled(tree: Any) -> Any:
 
 
 @same_as_eager
-def test_wrapper_subclasses_as_arguments(transform: Transform) -> Any:
-    x, w = Scaled(start(), torch.tensor(1.5)), weight()
-    return unscaled(transform(body)(x, w))
-
-
-@same_as_eager
 def test_wrapper_subclasses_made_inside(transform: Transform) -> Any:
     def f(x: Tensor, w: Tensor) -> Any:
         wrapped = Scaled(x.exp(), x.mean())

@@ -89,31 +89,6 @@ def test_a_tensor_that_was_stored_away_is(transform: Transform, later: Later) ->
     return later(box[0], out, x, transform), out.detach(), x.grad
 
 
-# --- state from call to call ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("preallocated", [False, True])
-@same_as_eager
-def test_a_cache_grows_from_call_to_call(transform: Transform, preallocated: bool) -> Any:
-    torch.manual_seed(3)
-    cache: dict[str, Tensor] = {}
-    w = torch.randn(3, 3)
-
-    def f(x: Tensor, step: int) -> Tensor:
-        key = (x @ w).cos()
-        if preallocated:
-            cache.setdefault("k", torch.zeros(12, 3))[3 * step : 3 * step + 3] = key
-        else:
-            cache["k"] = torch.cat([cache["k"], key]) if cache else key
-        return (cache["k"][: 3 * step + 3].softmax(-1) @ x).sin()
-
-    g, outs = transform(f), []
-    for step in range(4):
-        outs.append(g(torch.randn(3, 3), step))
-        w.mul_(0.9)  # what is in the cache was computed from the old contents
-    return outs, cache["k"] * 1
-
-
 # --- whole training steps ------------------------------------------------------------------------
 
 

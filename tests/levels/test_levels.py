@@ -16,7 +16,6 @@ from helpers import (
     kept,
     leaf,
 )
-from processes import together
 from torch import Tensor
 
 import rematfn
@@ -114,11 +113,3 @@ def test_outputs_of_an_inner_level_can_be_evicted_by_the_outer() -> None:
     assert sum(s.replays for s in counted) >= 7
     made.clear()
     assert_bitwise_equal(out, f(x, lambda f: f))
-
-
-def test_a_backward_on_another_thread_finds_its_level() -> None:
-    x, y = leaf(), leaf()
-    loss = EVERYTHING(inner)(x).sum()
-    together(loss.backward)
-    inner(y).sum().backward()
-    assert_bitwise_equal(x.grad, y.grad)

@@ -136,16 +136,6 @@ void short_transfers() {
   expect(!error_of([&] { copy->wait(); }).empty(), "one that gets no further is an error");
 }
 
-void interrupted() {
-  TestDisk disk(options());
-  std::atomic<unsigned> calls{0};
-  on_write = on_read = [&](int, std::size_t, off_t) -> Answer {
-    return ++calls % 3 != 0 ? failing(EINTR) : Answer{};
-  };
-  Value value(500'000, 1);
-  expect(returns(value, *moved(disk, value)), "interrupted calls are made again");
-}
-
 void checksums() {
   std::map<std::uint64_t, int> seen;
   std::vector<char> bytes(200, 'a');
@@ -236,7 +226,6 @@ Tests fault_tests() {
       {"short_of_memory", short_of_memory},
       {"failing_return", failing_return},
       {"short", short_transfers},
-      {"interrupted", interrupted},
       {"checksums", checksums},
       {"not_direct", not_direct},
       {"page_cache", page_cache},

@@ -51,10 +51,6 @@ def nested(x: Tensor) -> Tensor:
     return torch.nested.as_nested_tensor(rows(x))
 
 
-def nested_copy(x: Tensor) -> Tensor:
-    return torch.nested.nested_tensor(rows(x))
-
-
 def nested_of_a_mask(x: Tensor) -> Tensor:
     padded = x.sin().view(2, 4, 8)
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]) * 1 > 0
@@ -198,7 +194,6 @@ QUANTISED: dict[str, Use] = {
 
 KINDS: dict[Make, dict[str, Use]] = {
     nested: NESTED_ALL,
-    nested_copy: NESTED_ALL,
     nested_of_a_mask: NESTED_ALL,
     nested_view: NESTED_ALL,
     jagged: {k: v for k, v in (COMMON | ARITHMETIC | NESTED).items() if k not in ("repr",)},

@@ -166,12 +166,11 @@ ARRAYS: dict[str, Write] = {
 def read_once(
     write: Write,
     transform: Transform,
-    view: Callable[[Tensor], Tensor] = lambda w: w,
-    dtype: torch.dtype = torch.float32,
+    view: Callable[[Tensor], Tensor],
 ) -> Any:
-    w = (torch.linspace(1, 2, 32 * 18).view(32, 18) * torch.ones((), dtype=dtype)).to(dtype)
-    x = torch.linspace(-1, 1, view(w).numel()).view(view(w).shape).to(dtype).requires_grad_()
-    loss = transform(lambda x: (x + view(w)).sin().exp().abs().sum())(x)
+    w = torch.linspace(1, 2, 32 * 18).view(32, 18)
+    x = torch.linspace(-1, 1, view(w).numel()).view(view(w).shape).requires_grad_()
+    loss = transform(lambda x: (x + view(w)).sin().exp().sum())(x)
     write(w)
     return torch.autograd.grad(loss, x)
 

@@ -2,23 +2,19 @@
 """``python -m rematfn``: each command, as its user runs it."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from processes import Ended
+from processes import Ended, python
 
-import rematfn
 from rematfn import _C
 from rematfn.__main__ import main
 from rematfn._interop import compat
 
-ROOT = Path(rematfn.__file__).parents[1]
 PROGRAM = """
 import torch, rematfn
 
@@ -102,17 +98,9 @@ def test_timeline(run: Run, ending: str) -> None:
 
 def test_info(tmp_path: Path) -> None:
     """By `python -m`, as its user runs it."""
-    found = subprocess.run(
-        [sys.executable, "-m", "rematfn", "info"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    rows = dict(re.split(r"  +", line, maxsplit=1) for line in found.stdout.splitlines())
+    found = python("-m", "rematfn", "info", cwd=tmp_path)
+    assert found.code == 0, found.err
+    rows = dict(re.split(r"  +", line, maxsplit=1) for line in found.out.splitlines())
     assert rows["torch"].strip() == torch.__version__
     core, _, built = rows["core"].partition(", built with ")
     assert core == _C.__file__

@@ -146,13 +146,6 @@ def test_a_page_prints_what_it_says(page: Path, ended: dict[Path, Ended], tmp_pa
         assert_as_told(out, block.printed or "", of_this_torch)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"^```.*?^```\n", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
-        assert (page.parent / target).exists(), target
-
-
 def test_figures_that_differ_are_told() -> None:
     assert_as_told("eager 12.0 MiB, 3%\n", "eager  12.1 MiB, 3%\n")
     with pytest.raises(AssertionError):

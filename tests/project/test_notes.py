@@ -45,12 +45,6 @@ def test_notes_resolve():
 CPP = "// Note [Pin before you evict]\n// ~~~~~~~~~~~\n// Because.\n"
 
 
-def test_a_note_that_is_cited_is_in_order():
-    assert faults([CPP, "// See Note [Pin before you evict]\n"]) == []
-    assert faults([CPP, "# as in Note [Pin before\n# you evict]."]) == []
-    assert faults([CPP + "\nint x;  // See Note [Pin before you evict]."]) == []
-
-
 def test_a_citation_of_nothing_is_found():
     assert faults([CPP, "see Note [Pin before you evict]", "see Note [Pinning]"]) == [
         "cited but never written: Pinning"

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 import rematfn
 from rematfn._interop import compat
@@ -85,16 +86,16 @@ def test_no_core_for_this_python_is_an_error_with_the_fix(tmp_path):
 
 
 def test_importing_under_another_torch_says_so_before_a_core_is_loaded():
-    run = python("import torch; torch.__version__ = '2.99.0'; import rematfn")
-    last = run.stderr.splitlines()[-1]
+    ended = python("-c", "import torch; torch.__version__ = '2.99.0'; import rematfn")
+    last = ended.err.splitlines()[-1]
     with pytest.raises(ImportError) as expected:
         compat.choose_core("2.99.0", compat.cores())
     assert last == f"ImportError: {expected.value}"
 
 
 def test_importing_without_torch_says_to_install_it_first():
-    run = python("import sys; sys.modules['torch'] = None; import rematfn")
-    assert "ImportError: import rematfn: torch is not installed" in run.stderr.splitlines()[-1]
+    ended = python("-c", "import sys; sys.modules['torch'] = None; import rematfn")
+    assert "ImportError: import rematfn: torch is not installed" in ended.err.splitlines()[-1]
 
 
 # --- what is built, and what it requires ----------------------------------------------------------
@@ -119,18 +120,11 @@ def fake_torch(folder, version):
     return str(folder / "torch")
 
 
-def test_a_wheel_requires_the_range_of_its_torches(tmp_path):
+def test_a_wheel_requires_the_range_of_its_torches(monkeypatch, tmp_path):
     folders = [fake_torch(tmp_path / v, v) for v in ("2.14.1+cu130", "2.12.1", "2.13.0+cpu")]
-    run = subprocess.run(
-        [sys.executable, "setup.py", "--quiet", "dist_info", "--output-dir", tmp_path],
-        cwd=ROOT,
-        env={**os.environ, "REMATFN_TORCHES": os.pathsep.join(folders)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+    monkeypatch.setenv("REMATFN_TORCHES", os.pathsep.join(folders))
+    ended = python("setup.py", "--quiet", "dist_info", "--output-dir", str(tmp_path), cwd=ROOT)
+    assert ended.code == 0, ended.err
     [metadata] = tmp_path.glob("*.dist-info/METADATA")
     required = re.findall(r"^Requires-Dist: (torch.*)", metadata.read_text(), re.M)
     assert required in (["torch>=2.12,<2.15"], ["torch<2.15,>=2.12"])
@@ -238,10 +232,10 @@ def test_what_is_done_as_an_exception_passes_is_compiled(setup_script, tmp_path)
 
 
 def test_building_without_torch_says_to_install_it_first():
-    run = python(BLOCK + "runpy.run_path('setup.py', run_name='__main__')")
-    assert run.returncode == 1
-    assert run.stderr.startswith("rematfn: building needs torch 2.11 or newer")
-    assert "pip install --no-build-isolation ." in run.stderr
+    ended = python("-c", BLOCK + "runpy.run_path('setup.py', run_name='__main__')", cwd=ROOT)
+    assert ended.code == 1
+    assert ended.err.startswith("rematfn: building needs torch 2.11 or newer")
+    assert "pip install --no-build-isolation ." in ended.err
 
 
 def test_building_without_a_compiler_says_what_was_tried(setup_script, monkeypatch, tmp_path):
@@ -252,16 +246,3 @@ def test_building_without_a_compiler_says_what_was_tried(setup_script, monkeypat
         setup_script.find_compiler()
     assert "(tried c++, g++, clang++)" in caught.value.code
     assert "apt-get install g++" in caught.value.code
-
-
-def python(program):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )

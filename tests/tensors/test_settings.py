@@ -259,16 +259,6 @@ def test_a_replay_that_fails_leaves_the_setting_alone(name: str) -> None:
         assert setting.get() == setting.values[1]
 
 
-@contextmanager
-def mkldnn(enabled: bool) -> Iterator[None]:
-    before = C._get_mkldnn_enabled()
-    C._set_mkldnn_enabled(enabled)
-    try:
-        yield
-    finally:
-        C._set_mkldnn_enabled(before)
-
-
 # --- other threads --------------------------------------------------------------------------------
 
 
@@ -337,7 +327,9 @@ def beside(meanwhile: Callable[[], Any], name: str) -> Callable[[Tensor], Tensor
     op.register_fake(torch.empty_like)
 
     def f(x: Tensor) -> Tensor:
-        with mkldnn(False):
+        setting = SETTINGS["mkldnn_enabled"]
+        with restored(setting):
+            setting.set(False)
             y = op(x)
         z = y.sin()
         assert runs == [False, False]

@@ -3,7 +3,6 @@
 
 import math
 from collections.abc import Callable
-from time import sleep
 
 import numpy as np
 import pytest
@@ -62,17 +61,6 @@ def test_budget_for() -> None:
     assert found.budget_for(math.inf) == found.min_budget
     with pytest.raises(ValueError, match="predicted to take 1 of its time already"):
         found.budget_for(0.9)
-
-
-@torch.library.custom_op("rematfn_tests::costly", mutates_args=())
-def costly(x: Tensor) -> Tensor:
-    """To compute it again takes far longer than any disk does."""
-    sleep(0.05)
-    return x.clone()
-
-
-costly.register_fake(torch.empty_like)
-costly.register_autograd(lambda ctx, grad: grad)
 
 
 def test_budgets_are_several() -> None:

@@ -8,11 +8,10 @@ import pytest
 import torch
 import torch.utils.checkpoint as theirs
 from helpers import (
-    Transform,
     assert_bitwise_equal,
     assert_nothing_keyed,
     described,
-    loss_of,
+    stepped,
     untransformed,
 )
 from programs import Program
@@ -36,15 +35,9 @@ def ours(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_any_program_and_its_gradients_are_bitwise_eager(differentiable: Program) -> None:
-    def run(transform: Transform) -> Any:
-        case = differentiable.make()
-        loss = loss_of(case, transform)
-        loss.backward()
-        return loss, case.args, case.held, [t.grad for t in case.leaves()], torch.rand(2)
-
-    found = run(ours)
+    found = stepped(differentiable, ours)
     assert_nothing_keyed(found)
-    assert_bitwise_equal(found, run(untransformed))
+    assert_bitwise_equal(found, stepped(differentiable, untransformed))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`offload` without a budget: what is not in use goes; guided calls keep to what that came to."""
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,17 +19,10 @@ from rematfn.testing import MemoryTimeline
 X = torch.randn(512, 128)  # 256 KiB: large enough to be moved
 
 
-def layers(x: Tensor, weights: list[Tensor]) -> Tensor:
+def layers(x: Tensor, weights: list[Tensor], seconds: float = 0) -> Tensor:
     for w in weights:
         x = torch.tanh(x @ w / 12)
-    return x.square().mean()
-
-
-def unhurried(x: Tensor, weights: list[Tensor]) -> Tensor:
-    """Compute the same, with time for the disk: how much waits for it is not what is tested."""
-    for w in weights:
-        x = torch.tanh(x @ w / 12)
-        time.sleep(0.01)
+        time.sleep(seconds)
     return x.square().mean()
 
 
@@ -60,7 +54,8 @@ def functional(g: Callable[..., Tensor], weights: list[Tensor]) -> list[Tensor]:
 def test_guided_calls_keep_to_what_the_first_came_to(gradients_by: Any) -> None:
     weights = [torch.randn(128, 128, requires_grad=True) for _ in range(16)]
     expected = gradients_by(layers, weights)
-    g = rematfn.offload(unhurried)
+    # With time for the disk: how much waits for it is not what is tested.
+    g = rematfn.offload(functools.partial(layers, seconds=0.01))
     kinds, held, moves = [], [], []
 
     def call() -> list[Tensor]:
@@ -85,17 +80,6 @@ def test_guided_calls_keep_to_what_the_first_came_to(gradients_by: Any) -> None:
     assert held[0] < 0.8 * eager
 
 
-def scan_of(k: Tensor) -> Callable[[], Tensor]:
-    def scan() -> Tensor:
-        a, out = torch.zeros(len(k), k.shape[2]), []
-        for t in range(k.shape[1]):
-            a = torch.exp(-a) * k[:, t] + torch.exp(k[:, t] * 0.1)
-            out.append(a / (a.square() + 1))
-        return torch.stack(out).square().mean()
-
-    return scan
-
-
 def test_without_a_cap_no_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even one that writes to a buffer, and for whose record there is no plan."""
     net = nn.Sequential(*[m for _ in range(4) for m in (nn.Linear(64, 64), nn.BatchNorm1d(64))])
@@ -109,7 +93,14 @@ def test_without_a_cap_no_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_nothing_moves_where_all_is_small() -> None:
     k = torch.randn(8, 32, 16, requires_grad=True)
-    scan = scan_of(k)
+
+    def scan() -> Tensor:
+        a, out = torch.zeros(len(k), k.shape[2]), []
+        for t in range(k.shape[1]):
+            a = torch.exp(-a) * k[:, t] + torch.exp(k[:, t] * 0.1)
+            out.append(a / (a.square() + 1))
+        return torch.stack(out).square().mean()
+
     expected = gradients(scan, [k])
     g = rematfn.offload(scan)
     for _ in range(4):

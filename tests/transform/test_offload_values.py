@@ -96,18 +96,6 @@ def test_every_dtype_and_layout_comes_back(dtype: torch.dtype, how: Transform) -
     assert_bitwise_equal(found, f(bits))
 
 
-@pytest.mark.parametrize("nbytes", [4 << 20, (4 << 20) + 4])
-def test_values_of_several_chunks_come_back(nbytes: int, how: Transform) -> None:
-    def f(x: Tensor) -> Tensor:
-        y = x * 1.5
-        z = y.flip(0)
-        moved_and_back(z)
-        return y - z * y
-
-    x = torch.arange(nbytes // 4, dtype=torch.float32)
-    assert_bitwise_equal(how(f)(x), f(x))
-
-
 # --- gradients ------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 """The notebooks' toy: a dispatcher, and vmap, grad and remat as levels of one stack."""
 
 import sys
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ try:
         KeySet,
         thread,
     )
-    from toy.remat import Remat
 finally:
     sys.path.remove(str(FOLDER))
 AMPLE = 10**9  # bytes
@@ -132,96 +130,3 @@ def test_remat_around_or_inside_changes_no_bit(name: str) -> None:
     assert tight.level.peak <= budget
     check(PROGRAMS[name](toy, toy.remat(rows_of_toy, AMPLE)))
     check(PROGRAMS[name](toy, toy.remat(rows_of_toy, budget)))
-
-
-def measured_peak(f: Callable, *args: Any) -> int:
-    """What NumPy itself asked for, as tracemalloc saw it."""
-    tracemalloc.start()
-    try:
-        f(*args)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.parametrize("order", ["grad of remat", "remat of grad"])
-def test_the_budget_holds(order: str) -> None:
-    x, w = toy.Array(numbers(256, 256)), toy.Array(numbers(256, 256))
-    one = x.nbytes
-    budget, objects = 9 * one, one // 2  # what Python's own objects may take
-
-    def with_budget(budget: int) -> tuple[Callable, Callable]:
-        if order == "grad of remat":
-            f = toy.remat(of_toy, budget)
-            return f, toy.grad(f)
-        f = toy.remat(toy.grad(of_toy), budget)
-        return f, f
-
-    _, ample = with_budget(AMPLE)
-    assert measured_peak(ample, x, w) > 2 * budget
-    f, tight = with_budget(budget)
-    assert measured_peak(tight, x, w) <= budget + objects
-    assert budget - one < f.level.peak <= budget
-    assert f.level.evictions > 0
-    assert f.level.replays > 0
-
-
-def after_everything_went(f: Callable, *shapes: tuple[int, ...]) -> tuple[list, list]:
-    """What f returns, and its arguments afterwards: plainly, and with all evicted all the time."""
-
-    class EvictEverything(Remat):
-        def run(self, op: Any, args: tuple) -> Any:
-            result = super().run(op, args)
-            for version in filter(self.may_go, list(self.versions)):
-                self.evict(version)
-            return result
-
-    def contents(transform: Callable) -> list[bytes]:
-        ops.generator.bit_generator.state = np.random.default_rng(0).bit_generator.state
-        args = [toy.Array(numbers(*shape)) for shape in shapes]
-        results = transform(f)(*args)
-        return [array.data.tobytes() for array in (*results, *args)]
-
-    return contents(lambda f: toy.remat(f, kind=EvictEverything)), contents(lambda f: f)
-
-
-def test_views_writes_and_random_numbers_come_back() -> None:
-    def everything(x: Any, y: Any) -> tuple:
-        h = x.sin()
-        before = h * 2.0
-        h.t().mul_(3.0)  # through a view
-        kept = ops.select(h, 0, 1)
-        y.add_(kept)  # from outside
-        masked = h * ops.flip(h)
-        again = h * ops.flip(h)
-        return before + y, kept, masked, again
-
-    evicted, plain = after_everything_went(everything, (3, 3), (3, 3))
-    assert evicted == plain
-
-
-def test_what_has_left_a_level_is_an_ordinary_array() -> None:
-    made = []
-
-    def keeps(x: Any) -> Any:
-        made.append(x.sin())
-        return made[0] * 2.0
-
-    result = toy.remat(keeps)(toy.Array(numbers(3)))
-    (aside,) = made
-    assert aside.storage.version is not None  # nobody has used it
-    assert (aside + 1.0).keys == result.keys == KeySet.of(Key.CPU)
-    assert aside.storage.version is None
-
-
-def test_a_long_chain_comes_back() -> None:
-    def chain(x: Any) -> Any:
-        for _ in range(1200):
-            x = -x
-        x.storage.version.level.evict(x.storage.version)
-        return x * 2.0
-
-    x = toy.Array(numbers(3))
-    f = toy.remat(chain)
-    np.testing.assert_array_equal(f(x).data, 2 * x.data)
-    assert (f.level.evictions, f.level.replays) == (1, 1200)

@@ -6,6 +6,7 @@ same again. What ran before on the same graph has to come out right as well: a b
 may be tried again.
 """
 
+import random
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -351,6 +352,37 @@ def test_an_unpack_hook_that_raises() -> None:
 
 
 # --- interrupts -----------------------------------------------------------------------------------
+
+
+def test_an_interrupt_between_any_two_statements_leaves_a_function_that_runs() -> None:
+    def stop(*_: object) -> None:
+        if armed[0]:
+            raise OwnError
+
+    armed, stopped = [False], 0
+    dice = random.Random(0)
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        for i in range(1000):
+            if i % 20 == 0:  # its first calls are those that are noted anew
+                g = rematfn.remat(lambda x: x.sin().cos().sum(), "1MiB")
+            try:
+                try:
+                    armed[0] = True
+                    signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-6, 3e-4))
+                    g(torch.ones(8))
+                    armed[0] = False
+                except OwnError:
+                    armed[0] = False
+                    stopped += 1
+            except OwnError:  # one more, while that one is served
+                armed[0] = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert stopped > 100
+    assert torch.equal(g(torch.ones(8)), torch.ones(8).sin().cos().sum())
 
 
 def test_an_interrupt_is_served_in_the_middle_of_replays() -> None:

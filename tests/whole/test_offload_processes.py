@@ -58,9 +58,7 @@ rematfn.offload(f, to=disk)(X).backward()
         4,
         "",
     ),
-    "leaves at once": (WRITING + "os._exit(5)", 5, ""),
     "is killed": (WRITING + "os.kill(os.getpid(), signal.SIGKILL)", -9, ""),
-    "is terminated": (WRITING + "os.kill(os.getpid(), signal.SIGTERM)", -15, ""),
     **{
         f"is interrupted after {delay} s": (
             f"threading.Timer({delay}, os.kill, (os.getpid(), signal.SIGINT)).start()\n"

@@ -63,10 +63,8 @@ done = []
 g = remat(f, '1MiB')
 for _ in range(3): step(g)
 """,
-    "leaves at once": TWICE + "sys.stdout.flush(); os._exit(5)",
     "raises": TWICE + "raise ValueError('mine')",
     "interrupted after 0.2 s": INTERRUPTED.format(delay=0.2),
-    "terminated": TWICE + "sys.stdout.flush(); os.kill(os.getpid(), signal.SIGTERM)",
     "daemon in f": TWICE
     + """
 def waits(w, x):
@@ -134,8 +132,6 @@ last = Last()
 """
     + TWICE
     + "del last",
-    "becomes another program": TWICE
-    + "os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(12)'])",
 }
 
 # In eager there is none, so what is expected is written down.

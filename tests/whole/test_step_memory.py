@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal, same_as_untransformed, some
+from helpers import EVERYTHING, assert_bitwise_equal, same_as_untransformed, some
 from test_optimisers import OPTIMISERS, Build, held
 from torch import Tensor, nn
 
 import rematfn
-from rematfn.testing import EvictEverything, MemoryTimeline
+from rematfn.testing import MemoryTimeline
 
 CALLS = 2  # an optimiser makes its state in the first
 Step = Callable[[], Any]
@@ -148,7 +148,7 @@ def test_a_step_of_another_kind(name: str, make: Callable[[Build], Any]) -> None
     "transform",
     [
         rematfn.remat,
-        functools.partial(rematfn.remat, policy=EvictEverything(), verify=True),
+        EVERYTHING,
         functools.partial(rematfn.remat, budget="160KiB"),
     ],
     ids=["plain", "everything", "tight"],
