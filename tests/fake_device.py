@@ -7,6 +7,7 @@ there for it load it.
 """
 
 import ctypes
+import functools
 import gc
 import os
 import shlex
@@ -245,12 +246,20 @@ def captured() -> Iterator[Callable[[], None]]:
         with torch.cuda.graph(real):
             yield real.replay
         return
-    stream = ctypes.c_int64(torch.accelerator.current_stream().stream_id)
-    graph = ctypes.c_void_p(_library.fake_begin_capture(stream))
+    stream = _stream_of_captures()
+    graph = ctypes.c_void_p(_library.fake_begin_capture(ctypes.c_int64(stream.stream_id)))
     try:
-        yield lambda: _library.fake_replay(graph, stream)
+        with stream:
+            yield lambda: _library.fake_replay(
+                graph, ctypes.c_int64(torch.accelerator.current_stream().stream_id)
+            )
     finally:
         _library.fake_end_capture()
+
+
+@functools.cache
+def _stream_of_captures() -> torch.Stream:
+    return torch.Stream(DEVICE)
 
 
 def pinned_bytes() -> int:

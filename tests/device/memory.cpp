@@ -106,11 +106,10 @@ void Memory::free(Block* block) {
     counts_.held.decrease(block->nbytes);
     // Enqueued under the lock: whoever gets the block next opens it later.
     Stream& its = fake::stream(*block->stream);
-    const Graph* const graph = captured_on(its.id);
-    if (graph != nullptr && graph->pool == block->pool) {
-      its.enqueue("the closing of a block", [block] { close(*block); });
-    } else {
+    if (block->pool == 0) {
       its.enqueue_uncaptured("the closing of a block", [block] { close(*block); });
+    } else if (captured_on(its.id) != nullptr) {  // else the graph may be running
+      its.enqueue("the closing of a block", [block] { close(*block); });
     }
     free_[kind_of(*block)].push_back(block);
     return;

@@ -14,7 +14,8 @@
 // by jobs of that stream. Other streams nobody knows of, unless record_stream told: then the block
 // waits until each of them has come to the point at which it was freed. Pinned memory belongs to no
 // stream. While a stream is captured, its blocks are the graph's, which opens and closes them each time that it
-// is replayed. Other blocks are closed at once: a graph that reads one ends the process.
+// is replayed; what is freed later stays open. Other blocks are closed at once: a graph that reads one ends the
+// process.
 
 #pragma once
 
