@@ -184,9 +184,15 @@ void Call::replay(Room& room) {
     if (present) present->restore();
   });
 
+  c10::Device entered(c10::kCPU);
+  const auto enter_stream = [&](c10::Device device) {
+    if (device.is_cpu() || device == entered) return;
+    entered = device;
+    domain.streams.enter(device);
+  };
   for (const Input& in : inputs) {
     const c10::Storage storage = static_cast<TensorVersion&>(*in.version).current_storage();
-    domain.streams.enter(storage.device());
+    enter_stream(storage.device());
     domain.streams.note_use(*storage.unsafeGetStorageImpl());
   }
   check_inputs(domain);
@@ -235,7 +241,7 @@ void Call::replay(Room& room) {
     check_replay(storage && storage.nbytes() == version->nbytes,
                  "`" + call_template->op.schema().name() + "` returned other sizes than on its first run");
     verify(k, result);
-    domain.streams.enter(storage.device());
+    enter_stream(storage.device());
     if (gives_zeros) fill_with_zeros(storage);
     refill(*version, std::move(storage));
     domain.arrive(*version);

@@ -118,7 +118,9 @@ void LevelCall::run() {
     const bool known = f.cell != nullptr;
     set_operand(i, known ? f.cell->version.get() : nullptr, known ? f.cell->level.get() : nullptr,
                 f.written);
-    if (!is_on_cpu(f)) enter_stream(f.tensor->device());
+    if (is_on_cpu(f)) continue;
+    on_accelerator_ = true;
+    enter_stream(f.tensor->device());
   }
   if (on_accelerator_) note_accelerator(accelerator());
   if (facts_.draws_random && nature_.replayable) enter_stream_of_generator();
@@ -197,7 +199,8 @@ ObservedCall LevelCall::refused_call() const {
 }
 
 void LevelCall::enter_stream(c10::Device device) {
-  on_accelerator_ = true;
+  if (device == entered_) return;
+  entered_ = device;
   domain_.streams.enter(device);
 }
 
@@ -210,7 +213,7 @@ void LevelCall::note_accelerator(c10::Device device) {
 void LevelCall::enter_stream_of_generator() {
   const c10::Device device = generator_of(arguments()).device();
   draws_on_cpu_ = device.is_cpu();
-  domain_.streams.enter(device);
+  if (!draws_on_cpu_) enter_stream(device);
 }
 
 // See Note [A captured call keeps to itself], 2 and 4

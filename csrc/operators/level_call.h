@@ -107,6 +107,7 @@ class LevelCall final : private Step {
   std::size_t input_bytes_ = 0;
   std::size_t output_bytes_ = 0;
   bool draws_on_cpu_ = false;
+  c10::Device entered_{c10::kCPU};  // whose stream was entered last
   Flops flops_;
   double seconds_ = 0;  // as measured, if the level is timed
 };

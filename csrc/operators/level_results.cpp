@@ -114,7 +114,7 @@ void LevelCall::take_results() {
   for (const FoundTensor& fresh : fresh_) {
     output_bytes_ += fresh.storage->nbytes();
     elements = std::max(elements, fresh.tensor->numel());
-    domain_.streams.enter(fresh.tensor->device());
+    if (!fresh.tensor->is_cpu()) enter_stream(fresh.tensor->device());
   }
   std::size_t written_bytes = 0;
   for (std::size_t i = 0; writes_ && i < found_.size(); ++i) {
