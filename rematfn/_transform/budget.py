@@ -7,7 +7,7 @@ import operator
 import re
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Final, SupportsIndex, TypeAlias
+from typing import Any, Final, SupportsIndex, TypeAlias
 
 from .. import _C
 
@@ -33,7 +33,17 @@ _ACCEPTED: Final = (
 )
 
 
-class Budget:
+class SharedByCopies:
+    """What copies of a model share with it, since all need memory of the same process."""
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
+        return self
+
+
+class Budget(SharedByCopies):
     """Bytes that several functions share: the sum over all their live calls stays within them.
 
     A call lives until the graph that it leaves behind is freed. So the blocks of a model, each
@@ -94,12 +104,6 @@ class Budget:
 
     def __repr__(self) -> str:
         return f"Budget({format_bytes(self.bytes, self._unit)!r})"
-
-    def __copy__(self) -> "Budget":
-        return self
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "Budget":
-        return self
 
     def __reduce__(self) -> tuple[object, ...]:
         return Budget, (self.bytes,)

@@ -9,23 +9,15 @@ import numbers
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Final, SupportsIndex
+from typing import Any, ClassVar, Final, SupportsIndex
 
 import torch
 
 from .. import _C
 from ..errors import OffloadError, expect
-from .budget import parse_bytes
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-_opening = threading.RLock()
-os.register_at_fork(
-    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release
-)
+from .budget import SharedByCopies, parse_bytes
+from .recorded import lock
 
 
 def _told(name: str, doc: str, unknown: object) -> Any:
@@ -38,7 +30,7 @@ def _told(name: str, doc: str, unknown: object) -> Any:
     return property(get, doc=doc)
 
 
-class Tier:
+class Tier(SharedByCopies):
     """What lies there, and how fast it comes and goes."""
 
     word: ClassVar[str]  # what an option calls one without settings
@@ -50,7 +42,7 @@ class Tier:
 
     def open(self) -> _C.Tier:
         """Return what the core moves to; the first time it is made, and its folder looked at."""
-        with _opening:
+        with lock:
             if self._opened is None:
                 self._opened = self._make()
             return self._opened
@@ -70,11 +62,18 @@ class Tier:
         "bandwidth_in", "Bytes per second that came back recently; None until some have.", None
     )
 
-    def __copy__(self) -> Self:
-        return self
+    def _settings(self) -> dict[str, Any]:
+        """Return what it was given, and is not the default."""
+        names = ("path", "budget", "verify", "bandwidth")
+        return {name: given for name in names if (given := getattr(self, name, None))}
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        return self
+    def __repr__(self) -> str:
+        settings = self._settings().items()
+        given = [repr(x) if name == "path" else f"{name}={x!r}" for name, x in settings]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return functools.partial(type(self), **self._settings()), ()
 
 
 class Disk(Tier):
@@ -173,16 +172,6 @@ class Disk(Tier):
         reasons = "".join(f"\n  {error}" for error in refused)
         raise OffloadError(f"{self!r}: no folder can be used:{reasons}") from refused[-1]
 
-    def __repr__(self) -> str:
-        given = [] if self.path is None else [repr(self.path)]
-        if self.budget is not None:
-            given.append(f"budget={self.budget}")
-        return f"Disk({', '.join(given)})"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        made = functools.partial(Disk, verify=self.verify, bandwidth=self.bandwidth)
-        return made, (self.path, self.budget)
-
 
 class Host(Tier):
     """Pinned memory of the host that values on an accelerator are moved to, and come back from.
@@ -228,12 +217,6 @@ class Host(Tier):
     waited: float = _told(
         "waited", "Seconds that the accelerator waited for copies, as far as known by now.", 0.0
     )
-
-    def __repr__(self) -> str:
-        return "Host()" if self.budget is None else f"Host(budget={self.budget})"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Host, (self.budget,)
 
 
 class Packed(Tier):
@@ -284,12 +267,6 @@ class Packed(Tier):
 
     def _make(self) -> _C.Tier:
         return _C.open_packed(self.verify)
-
-    def __repr__(self) -> str:
-        return "Packed(verify=True)" if self.verify else "Packed()"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return functools.partial(Packed, verify=self.verify), ()
 
 
 def _is_name(path: str | os.PathLike[str]) -> bool:
