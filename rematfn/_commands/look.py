@@ -7,7 +7,7 @@ import functools
 import inspect
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,7 @@ def _profile(options: argparse.Namespace) -> int:
     found = rematfn.profile(f, calls=options.calls, offload=options.offload, **budgets)
     print(found)
     if options.out is not None:
-        with _installed():
-            found.figure().savefig(options.out)
+        found.figure().savefig(options.out)
         print(f"picture: {options.out}")
     return 0
 
@@ -119,19 +118,10 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _timeline(options: argparse.Namespace) -> int:
     shown = rematfn.timeline(_called(options))
-    with _installed():
-        shown.save(options.out)
+    shown.save(options.out)
     print(shown)
     print(f"saved: {options.out}")
     return 0
-
-
-@contextlib.contextmanager
-def _installed() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise CommandError(str(error)) from None
 
 
 def _called(options: argparse.Namespace) -> Any:

@@ -20,6 +20,7 @@ that, and this is undone outside of the operators:
 Without a level the functions are called as they are. They are the same, and so are the bits.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ class CompiledPiece:
         self._symbols = list(_symbols_in(inputs))
         self._result_bytes = bytes_of_results(gm)
         self._products = flops_of(gm)
-        self._known: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._known = functools.cache(self._evaluate)
         self.run = compile_it()  # which may change the graph
         self._number = _C.add_piece(self._kinds, self.run, lambda args: self._known_of(args)[1])
 
@@ -70,16 +71,13 @@ class CompiledPiece:
 
     def _known_of(self, args: Sequence[Any]) -> tuple[int, int]:
         """Return the FLOPs of a call, and the bytes of its results."""
-        at = tuple(args[i] if d is None else args[i].shape[d] for _, i, d in self._symbols)
-        known = self._known.get(at)
-        if known is None:
-            values = {of[0]: value for of, value in zip(self._symbols, at, strict=True)}
-            known = (
-                sum(_number(n, values) for n in self._products),
-                sum(_number(n, values) for n in self._result_bytes),
-            )
-            self._known[at] = known
-        return known
+        sizes = (args[i] if d is None else args[i].shape[d] for _, i, d in self._symbols)
+        return self._known(*sizes)
+
+    def _evaluate(self, *sizes: int) -> tuple[int, int]:
+        values = {of[0]: size for of, size in zip(self._symbols, sizes, strict=True)}
+        flops = sum(_number(n, values) for n in self._products)
+        return flops, sum(_number(n, values) for n in self._result_bytes)
 
 
 def _kind_of(value: Any) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors among a function's arguments and results, and in a tensor subclass."""
+"""The tensors among arguments and results, and in a subclass; and what autograd made them of."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import optree
@@ -59,3 +59,17 @@ def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     else:
         held = list(vars(subclass).values())
     return [t for t in held if isinstance(t, torch.Tensor) and t is not tensor]
+
+
+def graph_behind(
+    tensors: Iterable[torch.Tensor], belongs: Callable[[Any], bool] = lambda node: True
+) -> list[Any]:
+    """Return the nodes of autograd's graph that ``tensors`` came from, as far as they belong."""
+    found: dict[Any, None] = {}
+    todo: list[Any] = [t.grad_fn for t in tensors]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in found and belongs(node):
+            found[node] = None
+            todo.extend(before for before, _ in node.next_functions)
+    return list(found)

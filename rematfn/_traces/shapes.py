@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .. import _C
-from .._interop.pytrees import tensors_of
+from .._interop.pytrees import graph_behind, tensors_of
 
 # Writes that the schema does not tell of, while training: positions.
 _UNTOLD = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4)}
@@ -210,34 +210,19 @@ def trace_on_shapes(
 def _run_backward(results: list[Tensor], shapes: _Shapes) -> None:
     """Run the backward of all the results; no tensor's ``grad`` is touched."""
     ends = [t for t in results if t.requires_grad and t.grad_fn is not None]
-    leaves = _leaves_of(ends)
+    leaves = [node.variable for node in graph_behind(ends) if hasattr(node, "variable")]
     if not leaves:
         return
     shapes.pauses = True  # the gradients that come in are the caller's
     given = [torch.ones_like(t) for t in ends]
     shapes.pauses = False
     # A gradient that has arrived is its leaf's.
-    handles = [leaf.register_hook(shapes.seal) for leaf in leaves]  # type: ignore[no-untyped-call]
+    handles = [leaf.register_hook(shapes.seal) for leaf in leaves]
     try:
         torch.autograd.grad(ends, leaves, given, allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _leaves_of(results: list[Tensor]) -> list[Tensor]:
-    todo: list[Any] = [t.grad_fn for t in results]
-    seen = set(todo)
-    leaves = []
-    while todo:
-        node = todo.pop()
-        if hasattr(node, "variable"):
-            leaves.append(node.variable)
-        for after, _ in node.next_functions:
-            if after is not None and after not in seen:
-                seen.add(after)
-                todo.append(after)
-    return leaves
 
 
 def _active() -> FakeTensorMode | None:

@@ -14,9 +14,7 @@ from .. import _C
 BINARY: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _DECIMAL: Final = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS: Final = BINARY | _DECIMAL
-_WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]+)")
-
-_PERCENT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(\s*)%")
+_WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(\s*)([A-Za-z]+|%)")
 _LETTERS: Final = {unit[0].lower(): unit for unit in ("KiB", "MiB", "GiB", "TiB")}
 
 _BYTES: Final = """
@@ -240,15 +238,14 @@ def _parse_text(text: str) -> Limit:
     stripped = text.strip()
     if re.fullmatch(r"[0-9]+", stripped):
         return Limit(bytes=int(stripped))
-    if match := _PERCENT.fullmatch(stripped):
-        number, space = match.groups()
-        if space:
-            raise ValueError(f'did you mean "{number}%"?')
-        return Limit(fraction=float(Fraction(number) / 100))
     match = _WITH_UNIT.fullmatch(stripped)
     if match is None:
         raise ValueError(_guess(stripped))
-    number, unit = match.groups()
+    number, space, unit = match.groups()
+    if unit == "%" and space:
+        raise ValueError(f'did you mean "{number}%"?')
+    if unit == "%":
+        return Limit(fraction=float(Fraction(number) / 100))
     named = next((name for name in _UNITS if name.lower() == unit.lower()), None)
     if named is None:
         meant = _LETTERS.get(unit.lower()) or _LETTERS.get(unit.lower().removesuffix("i"))

@@ -25,10 +25,10 @@ class Report:
     own_peak: int  # rematfn's table, over all steps
     counted_peak: int  # the allocator's events, over one step under remat
     eager_peak: int  # the same counter, over an eager step
-    # What the resident set rose by in a step under remat, gradients included. On an accelerator:
-    # what its allocator had reserved.
+    # What the resident set rose by in a step under remat, gradients included; None if the system
+    # does not tell, and on an accelerator, whose memory is not in it.
     resident: int | None
-    eager_resident: int | None  # in an eager step; None if the system does not tell
+    eager_resident: int | None  # in an eager step
     time_ratios: Sequence[float]  # remat / eager, pairs of steps side by side
     eager_seconds: float  # median
     unequal: Sequence[str]  # what differed from eager: "call 1: head.weight"
@@ -74,9 +74,6 @@ class Report:
 
     def __str__(self) -> str:
         """Return a table for people."""
-        on_cpu = self.device.partition(":")[0] == "cpu"
-        seen = "resident set" if on_cpu else "reserved"
-        source = "VmHWM" if on_cpu else "max_memory_reserved"
         stats = self.stats
         of_eager = against = ""
         if stats.budget is not None:
@@ -88,8 +85,8 @@ class Report:
             ("peak, remat, allocator", _bytes(self.counted_peak), against),
             ("peak, remat, own count", _bytes(self.own_peak), "largest over all steps"),
             ("peak, eager, allocator", _bytes(self.eager_peak), ""),
-            (f"{seen}, remat", _rise(self.resident), f"{source}, with the gradients"),
-            (f"{seen}, eager", _rise(self.eager_resident), "the same"),
+            ("resident set, remat", _rise(self.resident), "VmHWM, with the gradients"),
+            ("resident set, eager", _rise(self.eager_resident), "the same"),
             ("peak, remat / eager", f"{self.counted_peak / self.eager_peak:.3f}", ""),
             ("replayed cost", f"{stats.replayed_cost or 0:.1%}", "of the cost of one eager step"),
             ("step, eager", f"{self.eager_seconds:.3f} s", f"median of {len(self.time_ratios)}"),
