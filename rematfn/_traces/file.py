@@ -128,17 +128,12 @@ class _Reader:
     def _add(
         self, line: _Line, nbytes: int, reads: list[tuple[int, bool]], makes: list[tuple[int, int]]
     ) -> None:
+        cost = int(line["TIME"]) * _NANOSECOND
+        flops, scratch = float(line.get("FLOPS", 0)), int(line.get("SCRATCH", 0))
+        replayable, raw = bool(line.get("REPLAYABLE", True)), bool(line.get("RAW", False))
+        backward = bool(line.get("BACKWARD", self._backward))
         self._core.add_call(
-            line["NAME"],
-            int(line["TIME"]) * _NANOSECOND,
-            float(line.get("FLOPS", 0)),
-            nbytes,
-            int(line.get("SCRATCH", 0)),
-            bool(line.get("REPLAYABLE", True)),
-            bool(line.get("RAW", False)),
-            bool(line.get("BACKWARD", self._backward)),
-            reads,
-            makes,
+            line["NAME"], cost, flops, nbytes, scratch, replayable, raw, backward, reads, makes
         )
 
     def _name(self, name: str, source: str) -> None:

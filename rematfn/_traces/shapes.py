@@ -73,12 +73,8 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         untold = _UNTOLD.get(name, ())
         written = {*positions, *names, *(untold if untold and args[5] is True else ())}
         reads = [(self._value(t, counted=False), place in written) for place, t in given]
-        known = {t.untyped_storage()._cdata for _, t in given}
-        fresh = {}
-        for t in _tensors_in(result):
-            storage = t.untyped_storage()
-            if storage._cdata not in known and storage._cdata not in self._values:
-                fresh[storage._cdata] = t
+        results = {t.untyped_storage()._cdata: t for t in _tensors_in(result)}
+        fresh = [t for cdata, t in results.items() if cdata not in self._values]
         makes: list[tuple[int, int]] = []
         touched = 0
         for i, (place, t) in enumerate(given):
@@ -91,31 +87,18 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     makes.append((value, i))
         if not fresh and not any(w for _, w in reads) and type(result) is not bool:
             return  # a view, or a question that no level sees
-        nbytes = sum(t.untyped_storage().nbytes() for t in fresh.values())
-        makes += [(self._value(t, counted=True), -1) for t in fresh.values()]
-        example = next(iter(fresh.values()), given[0][1] if given else torch.empty(0))
-        made = [*fresh.values(), *(t for place, t in given if place in written)]
+        nbytes = sum(t.untyped_storage().nbytes() for t in fresh)
+        makes += [(self._value(t, counted=True), -1) for t in fresh]
+        example = next(iter(fresh), given[0][1] if given else torch.empty(0))
+        made = [*fresh, *(t for place, t in given if place in written)]
+        elements = max((t.numel() for t in made), default=0)
+        overload, device = func._schema.overload_name, example.device.type
         flops, cost = _C.modelled_cost(
-            name,
-            func._schema.overload_name,
-            args,
-            max((t.numel() for t in made), default=0),
-            touched + nbytes,
-            example.device.type,
-            example.itemsize,
+            name, overload, args, elements, touched + nbytes, device, example.itemsize
         )
-        self.core.add_call(
-            name,
-            cost,
-            flops,
-            nbytes,
-            0,
-            True,
-            "empty" in name and not written,
-            torch._C._current_graph_task_id() != -1,
-            reads,
-            makes,
-        )
+        raw = "empty" in name and not written
+        backward = torch._C._current_graph_task_id() != -1
+        self.core.add_call(name, cost, flops, nbytes, 0, True, raw, backward, reads, makes)
 
     def _value(self, t: Tensor, counted: bool) -> int:
         storage = t.untyped_storage()
