@@ -33,7 +33,6 @@ def _order(text: str) -> str:
 
 
 def positive(text: str) -> int:
-    """Return a whole number above 0."""
     try:
         number = int(text)
     except ValueError:
@@ -63,7 +62,6 @@ def device(text: str) -> torch.device:
 
 
 def add_offload(command: argparse.ArgumentParser) -> None:
-    """Add the option that names a tier."""
     command.add_argument(
         "--offload",
         nargs="?",

@@ -14,7 +14,6 @@ from .arguments import add_offload, budget, device, positive, writable
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser's."""
     demo = commands.add_parser(
         "demo",
         help="train a GPT inside a memory budget and check every promise",

@@ -23,7 +23,6 @@ _HELP = "script.py:function, called without arguments; or script.py, all of it"
 
 
 def add(commands: Any) -> None:
-    """Add the commands to the parser's."""
     profile = _command(
         commands,
         _profile,
@@ -127,28 +126,24 @@ def _timeline(options: argparse.Namespace) -> int:
 def _called(options: argparse.Namespace) -> Any:
     """Run the program; return the transformed function that it has called last."""
     f = _function_of(options.target)
+    if f is None and options.budget is not None:
+        options.fail("--budget is of a function: name one, script.py:function")
     with rematfn.where():
-        if f is None:
-            if options.budget is not None:
-                options.fail("--budget is of a function: name one, script.py:function")
-            try:
-                _run_script(options.target, options.arguments)
-            except RematError as error:  # the refused call can be looked at
-                print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
-            last = asked.called
-            if last is None:
-                raise CommandError(
-                    f"{options.target} has called no function that remat() or offload() returned; "
-                    f"name a function of it, {options.target}:function, and a --budget"
-                )
-            return last
-        g = rematfn.remat(f, options.budget, offload=options.offload)
         try:
-            for _ in range(options.calls):
-                g()
-        except rematfn.BudgetError as error:
+            if f is None:
+                _run_script(options.target, options.arguments)
+            else:
+                g = rematfn.remat(f, options.budget, offload=options.offload)
+                for _ in range(options.calls):
+                    g()
+        except RematError as error:  # the refused call can be looked at
             print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
-        return g
+        if asked.called is None:
+            raise CommandError(
+                f"{options.target} has called no function that remat() or offload() returned; "
+                f"name a function of it, {options.target}:function, and a --budget"
+            )
+        return asked.called
 
 
 def _function_of(target: str) -> Callable[[], Any] | None:

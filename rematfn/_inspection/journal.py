@@ -114,7 +114,6 @@ class Journal:
         return f"{name}, backward" if self.calls[call].backward else name
 
     def named(self, call: int | None) -> str:
-        """Return the operator's name, and where it was called."""
         return f"{self.operator(call)} at {self.place(call)}"
 
     @functools.cached_property
@@ -152,7 +151,6 @@ class Journal:
 
 
 def journal_of(g: Callable[..., Any], asker: str) -> Journal:
-    """Return what the last call of ``g`` has written down."""
     transformed = transformed_of(g, asker)[0]
     ran = transformed.last_call
     if ran is None:

@@ -54,7 +54,6 @@ class CompiledPiece:
         self._number = _C.add_piece(self._kinds, self.run, lambda args: self._known_of(args)[1])
 
     def run_as_operator(self, args: list[Any]) -> list[Any]:
-        """Return what `run` does, by the operator."""
         if "?" in self._kinds:
             raise NotImplementedError(
                 'torch.compile(f, backend="rematfn") inside of remat: the graph is given '

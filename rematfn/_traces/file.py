@@ -18,7 +18,6 @@ _Line: TypeAlias = dict[str, Any]
 
 
 def read(path: str | Path) -> _C.Trace:
-    """Return the trace that is in a file."""
     core = _C.Trace()
     with _open(path, "rt") as lines:
         _Reader(core, str(path)).read(lines)
@@ -26,7 +25,6 @@ def read(path: str | Path) -> _C.Trace:
 
 
 def write(core: _C.Trace, path: str | Path) -> None:
-    """Write a trace to a file."""
     with _open(path, "wt") as file:
         for line in _lines(core):
             file.write(json.dumps(line) + "\n")

@@ -82,7 +82,6 @@ class Call:
     thread: int = dataclasses.field(default_factory=threading.get_ident)
 
     def read(self) -> dict[str, Any]:
-        """Return the figures of now."""
         kind, why, settled = self.kind, self.why, self.settled
         if self.report.guide_lost:
             kind, settled = "online", None

@@ -57,7 +57,6 @@ class Options:
 
 
 def policy_of(policy: Policy | Scorer, call: str) -> Policy:
-    """Return the policy that was given to ``call``."""
     if isinstance(policy, Policy):
         return policy
     is_score = callable(policy) and not isinstance(policy, type)

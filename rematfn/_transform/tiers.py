@@ -144,12 +144,7 @@ class Disk(Tier):
         self.path = None if path is None else os.path.abspath(os.fsdecode(path))
         self.verify = verify
         self.bandwidth = None if bandwidth is None else float(bandwidth)
-        self._folder = self.path
-
-    @property
-    def folder(self) -> str | None:
-        """The folder that the file lies in; None until one has been chosen."""
-        return self._folder
+        self.folder = self.path  # that the file lies in; None until one has been chosen
 
     def _make(self) -> _C.Tier:
         bandwidth = math.inf if self.bandwidth is None else self.bandwidth
@@ -165,7 +160,7 @@ class Disk(Tier):
             except OSError as error:
                 refused.append(error)
                 continue
-            self._folder = folder
+            self.folder = folder
             return made
         if len(refused) == 1 and isinstance(refused[0], OffloadError):
             raise refused[0]

@@ -68,7 +68,6 @@ class Transformed(Generic[P, R]):
         return self._run(args, kwargs)
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Refuse :func:`torch.jit.script`, which asks for this."""
         raise TypeError(
             f"torch.jit.script of {self._described}: TorchScript would run the function without "
             "its level. Transform what is scripted instead: remat(torch.jit.script(f), budget)."

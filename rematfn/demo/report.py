@@ -73,7 +73,6 @@ class Report:
         return broken
 
     def __str__(self) -> str:
-        """Return a table for people."""
         stats = self.stats
         of_eager = against = ""
         if stats.budget is not None:
