@@ -23,6 +23,11 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
     return list(_tensors_of(tree, {}))
 
 
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors in torch's own containers, and nothing that they hold themselves."""
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
 def _tensors_of(tree: Any, seen: dict[int, Any]) -> Iterator[torch.Tensor]:
     for leaf in optree.tree_leaves(tree, namespace=_NAMESPACE):
         if isinstance(leaf, torch.Tensor):

@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from .. import _C
-from .._interop.pytrees import graph_behind, tensors_of
+from .._interop.pytrees import graph_behind, tensors_in, tensors_of
 
 # Writes that the schema does not tell of, while training: positions.
 _UNTOLD = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4)}
@@ -54,8 +54,8 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.pauses:
             return func(*args, **kwargs)
         given: list[tuple[int | str, Tensor]]
-        given = [(i, t) for i, x in enumerate(args) for t in _tensors_in(x)]
-        given += [(name, t) for name, x in kwargs.items() for t in _tensors_in(x)]
+        given = [(i, t) for i, x in enumerate(args) for t in tensors_in(x)]
+        given += [(name, t) for name, x in kwargs.items() for t in tensors_in(x)]
         result = func(*args, **kwargs)
         self._note(func, given, args, result)
         return result
@@ -73,7 +73,7 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         untold = _UNTOLD.get(name, ())
         written = {*positions, *names, *(untold if untold and args[5] is True else ())}
         reads = [(self._value(t, counted=False), place in written) for place, t in given]
-        results = {t.untyped_storage()._cdata: t for t in _tensors_in(result)}
+        results = {t.untyped_storage()._cdata: t for t in tensors_in(result)}
         fresh = [t for cdata, t in results.items() if cdata not in self._values]
         makes: list[tuple[int, int]] = []
         touched = 0
@@ -211,7 +211,3 @@ def _run_backward(results: list[Tensor], shapes: _Shapes) -> None:
 def _active() -> FakeTensorMode | None:
     found: FakeTensorMode | None = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     return found
-
-
-def _tensors_in(x: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(x) if isinstance(t, Tensor)]

@@ -60,9 +60,6 @@ class Budget(SharedByCopies):
 
     Attributes:
         bytes: How many.
-        resident_bytes: How many are in use now, including those that running operators are about to
-            allocate.
-        peak_bytes: The most that were in use at once.
 
     Raises:
         ValueError: The number of bytes means nothing.
@@ -223,8 +220,6 @@ def format_bytes(n: int, like: str = "") -> str:
         >>> format_bytes(64 * 2**20), format_bytes(100_000), format_bytes(512)
         ('64 MiB', '97.66 KiB', '512 B')
     """
-    if n < 0:
-        return f"-{format_bytes(-n, like)}"
     decimal = like in _DECIMAL
     for unit, size in ({"B": 1} | _DECIMAL if decimal else BINARY).items():
         hundredths = -(-n * 100 // size)

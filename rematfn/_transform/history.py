@@ -94,11 +94,6 @@ class Call:
         peak = self.report.unconstrained_bytes
         return peak if self.report.is_over() else max(peak, self.expected_bytes or 0)
 
-    def only_measured(self) -> bool:
-        """Whether it is over, and was there to learn the peak that the budget is a fraction of."""
-        measures = self.kind == "first" and self.limit.fraction is not None
-        return measures and self.report.is_over()
-
     def was_too_tight(self) -> bool:
         """Whether the budget had to give way, and no peak that was worth it came after.
 
@@ -345,7 +340,9 @@ class History:
                 continue
             key.pending.remove(entry)
             if not guided:
-                key.known = trace if ran.only_measured() else None
+                # A call that was there to learn the peak which the budget is a fraction of.
+                measured = ran.kind == "first" and ran.limit.fraction is not None
+                key.known = trace if measured and ran.report.is_over() else None
             elif trace is not None:
                 makes_state = ran.stored_bytes > 0 and not key.programs
                 key.on_shapes = None

@@ -197,9 +197,9 @@ class Transformed(Generic[P, R]):
             self.policy.begin(program, budget, like=like, link=link)
             program.follow()
         planned = recorded.planned
-        if planned is not None and not self._options.tiers:
-            judge_plan(self, planned, budget)
         if planned is not None:
+            if not self._options.tiers:
+                judge_plan(self, planned, budget)
             ran.settled = planned.is_settled()
             if options.leaves_early:
                 options.budget, options.is_estimate, options.leaves_early = budget, True, False
