@@ -18,8 +18,7 @@ from .._transform.advice import name_of
 from .._transform.budget import BudgetLike, format_bytes, parse_budget, parse_bytes
 from .._transform.deferred import refuse_deferred
 from .._transform.remat import DEFAULT_POLICY
-from .._transform.tier_options import TierLike, tiers_of
-from .._transform.tiers import Packed
+from .._transform.tiers import Packed, TierLike, tiers_of
 from .._transform.transformed import without_level
 from ..errors import expect
 from ..policies import Guided

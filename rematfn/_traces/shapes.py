@@ -148,16 +148,15 @@ def state_kept(f: Callable[..., Any]) -> Iterator[None]:
                 f"warmup(g): {type(owner).__name__} is lazy: `{name}` has no shape yet. Call it "
                 "once on real tensors first."
             )
-    places = [
-        place
+    before = [
+        (place, dict(place))
         for module in owner.modules()
         for place in (module.__dict__, module._parameters, module._buffers)
     ]
-    before = [dict(place) for place in places]
     try:
         yield
     finally:
-        for place, was in zip(places, before, strict=True):
+        for place, was in before:
             for name in [name for name, value in place.items() if isinstance(value, FakeTensor)]:
                 if name in was:
                     place[name] = was[name]

@@ -10,7 +10,7 @@ from ..policies import Custom, Policy
 from ..policies._custom import Scorer
 from .budget import Limit
 from .level import MAX_OPERATIONS
-from .tier_options import Tiers
+from .tiers import Tiers
 
 Cost = Literal["model", "time"]
 DEFAULT_MOST: Final = 4.0
