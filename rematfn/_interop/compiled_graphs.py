@@ -63,9 +63,6 @@ _RACES_IF_COMPILED = {
 _FLOPS_OF_A_RANDOM_NUMBER = 800  # on a CPU, by its time beside a product's
 
 
-# ---- writes --------------------------------------------------------------------------------------
-
-
 class Writes(NamedTuple):
     """The writes of a graph, taken out of it."""
 
@@ -125,9 +122,6 @@ def _part_of(
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in gives))
     return fx.GraphModule(gm, graph)
-
-
-# ---- pieces --------------------------------------------------------------------------------------
 
 
 class Piece(NamedTuple):
@@ -278,9 +272,6 @@ def _is_size(node: fx.Node) -> bool:
 
 def _packet(node: fx.Node) -> Any:
     return getattr(node.target, "overloadpacket", None)
-
-
-# ---- what a graph does ---------------------------------------------------------------------------
 
 
 def _refuse(node: fx.Node, what: str) -> None:

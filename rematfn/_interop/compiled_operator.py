@@ -33,11 +33,7 @@ from .compiled_graphs import bytes_of_results, flops_of
 
 # See Note [Compiled pieces are operators]
 class CompiledPiece:
-    """A piece of a graph, compiled.
-
-    Attributes:
-        run: The function that was compiled of it. It empties the list that it is given.
-    """
+    """A piece of a graph, compiled."""
 
     def __init__(
         self,
@@ -50,7 +46,8 @@ class CompiledPiece:
         self._result_bytes = bytes_of_results(gm)
         self._products = flops_of(gm)
         self._known = functools.cache(self._evaluate)
-        self.run = compile_it()  # which may change the graph
+        # It empties the list that it is given. To compile may change the graph.
+        self.run = compile_it()
         self._number = _C.add_piece(self._kinds, self.run, lambda args: self._known_of(args)[1])
 
     def run_as_operator(self, args: list[Any]) -> list[Any]:

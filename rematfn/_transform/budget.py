@@ -158,10 +158,8 @@ def parse_budget(
     the whole peak; ``1`` is turned away, since one byte is hardly meant. Fractions of a byte are
     dropped: a budget is an upper bound.
 
-    Args:
-        budget: What was given.
-        call: What the user has written, with braces for the budget.
-        accepted: What a budget may be there, for messages.
+    For messages: ``call`` is what the user has written, with braces for the budget, and
+    ``accepted`` what a budget may be there.
 
     Example:
         >>> parse_budget("1.5GiB")

@@ -95,13 +95,12 @@ class Transformed(Generic[P, R]):
             root = getattr(self._f, "__self__", None)
             with module_paths(root) if options.where else nullcontext():
                 result: R
-                result, stored_bytes = call(self._f, args, kwargs, options, started)
+                result, ran.stored_bytes = call(self._f, args, kwargs, options, started)
         except BaseException:
             if fail is not None:
                 fail()
             ran.to_judge = False
             raise
-        ran.stored_bytes = stored_bytes
         look_back(self, ran, of_the_last=False)
         if not self._history.result_seen:
             self._history.result_seen = True
