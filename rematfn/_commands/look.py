@@ -34,7 +34,6 @@ def add(commands: Any) -> None:
         "--budgets",
         type=budget,
         nargs="+",
-        default=None,
         metavar="BUDGET",
         help="fractions of the peak (0.3) or bytes (200MB); by default 0.9 to 0.1",
     )
@@ -78,9 +77,7 @@ def _command(
     made = commands.add_parser(run.__name__[1:], help=short, description=long)
     made.set_defaults(command=run, fail=made.error)
     made.add_argument("target", help=_HELP)
-    made.add_argument(
-        "arguments", nargs="*", default=[], help="of the script; after -- if they begin with -"
-    )
+    made.add_argument("arguments", nargs="*", help="of the script; after -- if they begin with -")
     return made
 
 

@@ -145,6 +145,8 @@ class History:
         """
         with lock:
             call = self._forecast(signature, guided, outermost)
+            if call.kind != "guided":
+                self._guide_by_nearest(call, signature, guided)
             # See Note [A fraction means bytes]
             known = (key.signature for key in self._keys.values())
             trains = signature.builds_graphs or any(other.builds_graphs for other in known)
@@ -157,15 +159,12 @@ class History:
     def _forecast(self, signature: Signature, guided: bool, outermost: bool) -> Call:
         key = self._keys.get(signature.key)
         if key is None:
-            return self._guided_by_nearest(
-                self._forecast_new(signature, outermost), signature, guided
-            )
+            return self._forecast_new(signature, outermost)
         self._keys.move_to_end(signature.key)
         self._harvest(key, guided)
         before = key.calls.get(signature.numbers, key.latest)
         if isinstance(before, int):
-            call = Call("estimated", "its peak was measured on shapes alone", outermost, before)
-            return self._guided_by_nearest(call, signature, guided)
+            return Call("estimated", "its peak was measured on shapes alone", outermost, before)
         same_numbers = signature.numbers in key.calls
         call = Call(
             kind="online",
@@ -199,10 +198,10 @@ class History:
         call.record = self.lost_in_a_row < MOST_LOST
         call.is_estimate = True
         call.program = program
-        return self._guided_by_nearest(call, signature, guided)
+        return call
 
     # See Note [A record guides calls that are not like it]
-    def _guided_by_nearest(self, call: Call, signature: Signature, guided: bool) -> Call:
+    def _guide_by_nearest(self, call: Call, signature: Signature, guided: bool) -> None:
         if call.program is None and guided:
             for key in [key for key in self._keys.values() if key.pending]:
                 self._harvest(key, guided)
@@ -212,7 +211,6 @@ class History:
         if call.program is not None:
             call.program.note_use()
             call.as_recorded = False
-        return call
 
     def _nearest_first(self, signature: Signature) -> list[RecordedProgram]:
         """Return the programs of calls in the same surroundings.
