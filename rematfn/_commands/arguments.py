@@ -33,13 +33,9 @@ def _order(text: str) -> str:
 
 
 def positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"it must be a whole number above 0, got {text!r}")
-    return number
+    return int(text)
 
 
 def device(text: str) -> torch.device:

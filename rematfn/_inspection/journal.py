@@ -66,8 +66,6 @@ class Place(NamedTuple):
     @property
     def brief(self) -> str:
         """The file's name, the line, and the module or else the function."""
-        if not self.file:
-            return str(self)
         return f"{self.file.rpartition(os.sep)[2]}:{self.line} ({self.module or self.function})"
 
     def __str__(self) -> str:

@@ -177,11 +177,8 @@ class Profile:
         unit, size = unit_of(self.peak_bytes)
         fitting = sorted((c.budget / size, c.time) for c in self.costs if c.time < math.inf)
         axes.plot([budget for budget, _ in fitting], [time for _, time in fitting], marker="o")
-        for nbytes, style, label in (
-            (self.min_budget, ":", "smallest budget"),
-            (self.peak_bytes, "-", "peak without one"),
-        ):
-            axes.axvline(nbytes / size, color="#888888", linestyle=style, label=label)
+        axes.axvline(self.min_budget / size, color="#888888", ls=":", label="smallest budget")
+        axes.axvline(self.peak_bytes / size, color="#888888", label="peak without one")
         axes.set_title(shortened(f"{self.name}: predicted time within budgets", 80), fontsize=10)
         axes.set_xlabel(f"budget, {unit}")
         axes.set_ylabel("time, in multiples of a call without a budget")

@@ -155,9 +155,7 @@ class Disk(Tier):
         for find in _DEFAULT_FOLDERS if given is None else [lambda: given]:
             try:
                 folder: str = find()
-                budget = self.budget
-                if budget is None:
-                    budget = shutil.disk_usage(folder).free // 2
+                budget = self.budget or shutil.disk_usage(folder).free // 2
                 made = _C.open_disk(os.fsencode(folder), budget, self.verify, bandwidth)
             except OSError as error:
                 refused.append(error)
@@ -206,7 +204,7 @@ class Host(Tier):
                 f"{self!r}: values on an accelerator are moved to the host's memory, and torch "
                 "knows of no accelerator here. Values on a CPU are moved to a disk: rematfn.Disk()."
             )
-        return _C.open_host(_C.memory_left() // 2 if self.budget is None else self.budget)
+        return _C.open_host(self.budget or _C.memory_left() // 2)
 
     pinned_bytes: int = _told(
         "pinned_bytes", "Bytes that are pinned, whether something lies there or not.", 0

@@ -122,11 +122,9 @@ def _leave(module: nn.Module, args: Any, result: Any) -> None:
 def _path_of(module: nn.Module) -> str:
     """Return ``"GPT.blocks.0.mlp"``: from the outermost module whose forward runs."""
     for around, path in reversed(asked.modules):
-        known = _names.get(around)
-        if known is None:
-            known = {id(inner): name for name, inner in around.named_modules()}
-            _names[around] = known
-        name = known.get(id(module))
+        if around not in _names:
+            _names[around] = {id(inner): name for name, inner in around.named_modules()}
+        name = _names[around].get(id(module))
         if name is not None:
             return f"{path}.{name}" if name else path
     return type(module).__name__
