@@ -40,14 +40,11 @@ def positive(text: str) -> int:
 
 def device(text: str) -> torch.device:
     """Return the CPU or the accelerator, if there is one."""
-    try:
-        device = torch.device(text)
-    except RuntimeError:
-        device = None
     accelerator = torch.accelerator.current_accelerator()
     name = "cuda" if accelerator is None else accelerator.type
-    if device is None or device.type not in ("cpu", name):
+    if not re.fullmatch(rf"(cpu|{name})(:[1-9]?\d)?", text):
         raise argparse.ArgumentTypeError(f"it must be cpu or {name}, got {text!r}")
+    device = torch.device(text)
     count = torch.accelerator.device_count()
     if device.type != "cpu" and (device.index or 0) >= count:
         raise argparse.ArgumentTypeError(

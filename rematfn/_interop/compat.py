@@ -23,12 +23,7 @@ _SUFFIX: Final = importlib.machinery.EXTENSION_SUFFIXES[0]  # tells Python's ver
 
 
 def load_core() -> ModuleType:
-    """Return the module `rematfn._C`: the core for the running torch.
-
-    Raises:
-        ImportError: torch is not installed, there is no core for its minor version, or none for
-            this Python at all.
-    """
+    """Return the module `rematfn._C`: the core for the running torch."""
     try:
         import torch
     except ModuleNotFoundError as error:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budgets: how they are written, what they mean, how they print."""
 
+import contextlib
 import math
 import numbers
 import operator
@@ -233,7 +234,11 @@ def _parse_text(text: str) -> Limit:
         return Limit(bytes=int(stripped))
     match = _WITH_UNIT.fullmatch(stripped)
     if match is None:
-        raise ValueError(_guess(stripped))
+        problem = "neither whole bytes nor a number with a unit."
+        with contextlib.suppress(ValueError):
+            if 0 < float(stripped) <= 1:  # bytes come whole, a fraction is a float
+                problem += f" Did you mean the fraction {float(stripped)}?"
+        raise ValueError(problem)
     number, space, unit = match.groups()
     if unit == "%" and space:
         raise ValueError(f'did you mean "{number}%"?')
@@ -245,13 +250,3 @@ def _parse_text(text: str) -> Limit:
         guess = f' Did you mean "{number}{meant}"?' if meant else ""
         raise ValueError(f"there is no unit {unit!r}.{guess}")
     return Limit(bytes=int(Fraction(number) * _UNITS[named]), unit=named)
-
-
-def _guess(text: str) -> str:
-    """Return what is wrong with a text that is neither: bytes come whole, a fraction is a float."""
-    problem = "neither whole bytes nor a number with a unit."
-    try:
-        number = float(text)
-    except ValueError:
-        return problem
-    return f"{problem} Did you mean the fraction {number}?" if 0 < number <= 1 else problem

@@ -133,10 +133,7 @@ _uses = itertools.count()
 
 
 def finish_searches() -> None:
-    """Wait until all searches that have begun are over.
-
-    For tests and measurements of calls that have been warmed up.
-    """
+    """Wait until all searches that have begun are over: for tests and measurements."""
     with lock:
         begun = list(_programs)
     for known in begun:

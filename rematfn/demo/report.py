@@ -25,8 +25,8 @@ class Report:
     own_peak: int  # rematfn's table, over all steps
     counted_peak: int  # the allocator's events, over one step under remat
     eager_peak: int  # the same counter, over an eager step
-    # What the resident set rose by in a step under remat, gradients included; None if the system
-    # does not tell, and on an accelerator, whose memory is not in it.
+    # What the resident set of the host rose by in a step under remat, gradients included; None if
+    # the system does not tell.
     resident: int | None
     eager_resident: int | None  # in an eager step
     time_ratios: Sequence[float]  # remat / eager, pairs of steps side by side

@@ -67,12 +67,7 @@ class Task:
         return results, Count.of(timeline, results)
 
     def count_resident(self, step: Step, tokens: Tensor, number: int) -> int | None:
-        """Run training step ``number``; return how far the resident set of the process rose.
-
-        Of what an accelerator holds that says nothing.
-        """
-        if self.device.type != "cpu":
-            return None
+        """Run training step ``number``; return how far the resident set of the process rose."""
         give_back()  # what steps before have left does not hide what this one takes
         with ResidentPeak() as peak:
             self.run(step, tokens, number)

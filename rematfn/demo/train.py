@@ -29,9 +29,9 @@ def run_demo(
     *,
     budget: BudgetLike,
     steps: int,
+    png: Path,
     pairs: int = 20,
     learning_rate: float = 1e-3,
-    png: Path | None = None,
     offload: bool | Path = False,
     **of_task: Any,
 ) -> Report:
@@ -108,8 +108,7 @@ def run_demo(
     eager_resident = task.count_resident(eager, tokens, steps)
     bounded_resident = task.count_resident(bounded, tokens, steps)
     stats = rematfn.stats(bounded_loss)
-    if png is not None:
-        plot_step(png, eager_memory, bounded_memory, stats.budget)
+    plot_step(png, eager_memory, bounded_memory, stats.budget)
 
     return Report(
         device=str(task.device),
