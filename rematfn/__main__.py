@@ -41,6 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough; as Python's library reference says
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except ModuleNotFoundError as error:
+        if error.name not in ("matplotlib", "tqdm"):  # the program's own
+            raise
+        needed = f"this needs {error.name}, which is not installed"
+        print(f"python -m rematfn: {needed}: pip install tqdm matplotlib", file=sys.stderr)
+        return 1
     except (CommandError, RematError) as error:
         print(f"python -m rematfn: {error}", file=sys.stderr)
         return 1

@@ -33,26 +33,18 @@ def _order(text: str) -> str:
 
 
 def positive(text: str) -> int:
-    """Return a whole number above 0."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"it must be a whole number above 0, got {text!r}")
-    return number
+    return int(text)
 
 
 def device(text: str) -> torch.device:
     """Return the CPU or the accelerator, if there is one."""
-    try:
-        device = torch.device(text)
-    except RuntimeError:
-        device = None
     accelerator = torch.accelerator.current_accelerator()
     name = "cuda" if accelerator is None else accelerator.type
-    if device is None or device.type not in ("cpu", name):
+    if not re.fullmatch(rf"(cpu|{name})(:[1-9]?\d)?", text):
         raise argparse.ArgumentTypeError(f"it must be cpu or {name}, got {text!r}")
+    device = torch.device(text)
     count = torch.accelerator.device_count()
     if device.type != "cpu" and (device.index or 0) >= count:
         raise argparse.ArgumentTypeError(
@@ -63,7 +55,6 @@ def device(text: str) -> torch.device:
 
 
 def add_offload(command: argparse.ArgumentParser) -> None:
-    """Add the option that names a tier."""
     command.add_argument(
         "--offload",
         nargs="?",

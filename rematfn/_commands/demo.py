@@ -10,11 +10,10 @@ import torch
 
 from rematfn.demo.chargpt import Sizes
 
-from .arguments import CommandError, add_offload, budget, device, positive, writable
+from .arguments import add_offload, budget, device, positive, writable
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser's."""
     demo = commands.add_parser(
         "demo",
         help="train a GPT inside a memory budget and check every promise",
@@ -56,13 +55,8 @@ def _demo(options: argparse.Namespace) -> int:
         options.fail(f"--width {options.width} is not a multiple of --heads {options.heads}")
     # The profiler that counts memory announces itself on stderr; 6 is above all its log levels.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    try:
-        from rematfn.demo.train import run_demo
-    except ModuleNotFoundError as error:
-        raise CommandError(
-            f"demo needs {error.name}, which is not installed. Install it with: "
-            "pip install tqdm matplotlib"
-        ) from None
+    from rematfn.demo.train import run_demo  # which needs libraries that the other commands do not
+
     if options.device.type == "cuda":
         # Without these, two eager runs need not agree bitwise either.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -18,7 +18,6 @@ _BESIDE = ("optree", "numpy", "functorch", "matplotlib")
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser's."""
     info = commands.add_parser(
         "info",
         help="versions and devices: for a bug report",

@@ -7,7 +7,7 @@ import functools
 import inspect
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ _HELP = "script.py:function, called without arguments; or script.py, all of it"
 
 
 def add(commands: Any) -> None:
-    """Add the commands to the parser's."""
     profile = _command(
         commands,
         _profile,
@@ -35,7 +34,6 @@ def add(commands: Any) -> None:
         "--budgets",
         type=budget,
         nargs="+",
-        default=None,
         metavar="BUDGET",
         help="fractions of the peak (0.3) or bytes (200MB); by default 0.9 to 0.1",
     )
@@ -79,9 +77,7 @@ def _command(
     made = commands.add_parser(run.__name__[1:], help=short, description=long)
     made.set_defaults(command=run, fail=made.error)
     made.add_argument("target", help=_HELP)
-    made.add_argument(
-        "arguments", nargs="*", default=[], help="of the script; after -- if they begin with -"
-    )
+    made.add_argument("arguments", nargs="*", help="of the script; after -- if they begin with -")
     return made
 
 
@@ -106,8 +102,7 @@ def _profile(options: argparse.Namespace) -> int:
     found = rematfn.profile(f, calls=options.calls, offload=options.offload, **budgets)
     print(found)
     if options.out is not None:
-        with _installed():
-            found.figure().savefig(options.out)
+        found.figure().savefig(options.out)
         print(f"picture: {options.out}")
     return 0
 
@@ -119,46 +114,33 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _timeline(options: argparse.Namespace) -> int:
     shown = rematfn.timeline(_called(options))
-    with _installed():
-        shown.save(options.out)
+    shown.save(options.out)
     print(shown)
     print(f"saved: {options.out}")
     return 0
 
 
-@contextlib.contextmanager
-def _installed() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise CommandError(str(error)) from None
-
-
 def _called(options: argparse.Namespace) -> Any:
     """Run the program; return the transformed function that it has called last."""
     f = _function_of(options.target)
+    if f is None and options.budget is not None:
+        options.fail("--budget is of a function: name one, script.py:function")
     with rematfn.where():
-        if f is None:
-            if options.budget is not None:
-                options.fail("--budget is of a function: name one, script.py:function")
-            try:
-                _run_script(options.target, options.arguments)
-            except RematError as error:  # the refused call can be looked at
-                print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
-            last = asked.called
-            if last is None:
-                raise CommandError(
-                    f"{options.target} has called no function that remat() or offload() returned; "
-                    f"name a function of it, {options.target}:function, and a --budget"
-                )
-            return last
-        g = rematfn.remat(f, options.budget, offload=options.offload)
         try:
-            for _ in range(options.calls):
-                g()
-        except rematfn.BudgetError as error:
+            if f is None:
+                _run_script(options.target, options.arguments)
+            else:
+                g = rematfn.remat(f, options.budget, offload=options.offload)
+                for _ in range(options.calls):
+                    g()
+        except RematError as error:  # the refused call can be looked at
             print(f"{type(error).__name__}: {error}\n", file=sys.stderr)
-        return g
+        if asked.called is None:
+            raise CommandError(
+                f"{options.target} has called no function that remat() or offload() returned; "
+                f"name a function of it, {options.target}:function, and a --budget"
+            )
+        return asked.called
 
 
 def _function_of(target: str) -> Callable[[], Any] | None:

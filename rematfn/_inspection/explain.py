@@ -8,12 +8,14 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from .._transform.budget import format_bytes
 from ..errors import expect
 from .journal import NOWHERE, Journal, Place, journal_of
 from .tables import shortened, table
+
+_By = Literal["module", "line", "operator"]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -88,17 +90,17 @@ class Explanation:
         self._rows = rows
         self.name = journal.name
         self.stats = journal.stats
-        self.modules = _parts(journal, _module)
+        self.modules = _parts(journal, "module")
         if all(part.place == NOWHERE for part in self.modules):
             self.modules = []
-        self.lines = _parts(journal, _line)
-        self.operators = _parts(journal, _operator)
+        self.lines = _parts(journal, "line")
+        self.operators = _parts(journal, "operator")
         self.stayed = _stayed(journal)
 
     def __str__(self) -> str:
         rows = self._rows
-        modules = self._alike(self.modules, _module)
-        operators = self._alike(self.operators, _operator)
+        modules = self._alike(self.modules, "module")
+        operators = self._alike(self.operators, "operator")
         tables = [
             *([_memory("Memory by module", "module", modules, rows)] if modules else []),
             _memory("Memory by line", "line", self.lines, rows),
@@ -131,16 +133,9 @@ class Explanation:
 
     __repr__ = __str__  # a notebook shows it
 
-    def _alike(self, parts: list[Part], key: _Key) -> list[Part]:
+    def _alike(self, parts: list[Part], by: _By) -> list[Part]:
         """Return the parts, or if many, with those as one whose paths differ in numbers alone."""
-        if len(parts) <= self._rows:
-            return parts
-
-        def starred(operator: str, place: Place) -> tuple[str, Place]:
-            path = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", place.module)
-            return key(operator, place._replace(module=path))
-
-        return _parts(self._journal, starred)
+        return parts if len(parts) <= self._rows else _parts(self._journal, by, starred=True)
 
 
 def explain(g: Callable[..., object], *, rows: int = 8) -> Explanation:
@@ -176,28 +171,23 @@ def explain(g: Callable[..., object], *, rows: int = 8) -> Explanation:
     return Explanation(journal_of(g, "explain"), rows)
 
 
-# What makes two operators parts of the same: from an operator's name and its place.
-_Key = Callable[[str, Place], tuple[str, Place]]
+def _parts(journal: Journal, by: _By, *, starred: bool = False) -> list[Part]:
+    """Return what became of each part of the program, what was made most of first.
 
-
-def _module(operator: str, place: Place) -> tuple[str, Place]:
-    return "", NOWHERE._replace(module=place.module)
-
-
-def _line(operator: str, place: Place) -> tuple[str, Place]:
-    return "", place._replace(module="")
-
-
-def _operator(operator: str, place: Place) -> tuple[str, Place]:
-    return operator, place
-
-
-def _parts(journal: Journal, key: _Key) -> list[Part]:
-    """Return what became of each part of the program, what was made most of first."""
+    ``starred``: modules whose paths differ in numbers alone are one.
+    """
     found: dict[tuple[str, Place], Part] = {}
 
     def part_of(call: int | None) -> Part:
-        operator, place = key(journal.operator(call), journal.place(call))
+        operator = journal.operator(call) if by == "operator" else ""
+        place = journal.place(call)
+        if starred:
+            path = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", place.module)
+            place = place._replace(module=path)
+        if by == "module":
+            place = NOWHERE._replace(module=place.module)
+        elif by == "line":
+            place = place._replace(module="")
         if (operator, place) not in found:
             found[operator, place] = Part(operator=operator, place=place)
         return found[operator, place]

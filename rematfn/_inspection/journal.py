@@ -66,8 +66,6 @@ class Place(NamedTuple):
     @property
     def brief(self) -> str:
         """The file's name, the line, and the module or else the function."""
-        if not self.file:
-            return str(self)
         return f"{self.file.rpartition(os.sep)[2]}:{self.line} ({self.module or self.function})"
 
     def __str__(self) -> str:
@@ -81,16 +79,7 @@ NOWHERE = Place("", 0, "", "")
 
 
 class Journal:
-    """What a call has written down, under ``where``.
-
-    Attributes:
-        stats: The figures of the call.
-        name: The call as the user wrote it.
-        events: What happened, in order.
-        calls: The program's operators, in order.
-        values: What they made.
-        begun: When it was begun: nanoseconds since 1970.
-    """
+    """What a call has written down, under ``where``."""
 
     def __init__(
         self, name: str, figures: Stats, columns: dict[str, list[tuple[Any, ...]]]
@@ -100,7 +89,7 @@ class Journal:
         self.events = [Event(*row) for row in columns["events"]]
         self.calls = [Call(*row) for row in columns["calls"]]
         self.values = [Value(*row) for row in columns["values"]]
-        self.begun: int = columns["begun"][0][0]
+        self.begun: int = columns["begun"][0][0]  # nanoseconds since 1970
 
     def place(self, call: int | None) -> Place:
         """Return where an operator was called; in a backward, what it is the gradient of."""
@@ -114,7 +103,6 @@ class Journal:
         return f"{name}, backward" if self.calls[call].backward else name
 
     def named(self, call: int | None) -> str:
-        """Return the operator's name, and where it was called."""
         return f"{self.operator(call)} at {self.place(call)}"
 
     @functools.cached_property
@@ -132,11 +120,8 @@ class Journal:
     @functools.cached_property
     def first_made(self) -> dict[int, int]:
         """By call: the event at which what it makes begins to count."""
-        found: dict[int, int] = {}
-        for i, event in enumerate(self.events):
-            if event.during is not None and event.what == "made":
-                found.setdefault(event.during, i)
-        return found
+        made = [(e.during, i) for i, e in enumerate(self.events) if e.what == "made"]
+        return {call: i for call, i in reversed(made) if call is not None}
 
     def resident_at(self, event: int) -> set[int]:
         """Return the values that had their bytes before an event."""
@@ -152,7 +137,6 @@ class Journal:
 
 
 def journal_of(g: Callable[..., Any], asker: str) -> Journal:
-    """Return what the last call of ``g`` has written down."""
     transformed = transformed_of(g, asker)[0]
     ran = transformed.last_call
     if ran is None:

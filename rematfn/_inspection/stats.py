@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the last call of a transformed function did."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -97,30 +98,31 @@ class Stats:
         moved = reserved = ""
         if self.moves:
             moved = (
-                f"moved      {self.moves} out ({_bytes(self.moved_bytes)}), "
-                f"{self.returns} back ({_bytes(self.returned_bytes)}, {self.late_returns} late)\n"
+                f"moved      {self.moves} out ({bytes_or(self.moved_bytes)}), "
+                f"{self.returns} back ({bytes_or(self.returned_bytes)}, {self.late_returns} late)\n"
                 f"waited     {self.waited:.3f} s for them\n"
             )
         if self.reserved_bytes is not None:
-            reserved = f"reserved   {_bytes(self.reserved_bytes)} by the process, at the driver\n"
+            reserved = f"reserved   {bytes_or(self.reserved_bytes)} by the process, at the driver\n"
         if self.workspace_bytes:
             reserved += (
-                f"workspaces {_bytes(self.workspace_bytes)} of libraries, beside the budget\n"
+                f"workspaces {bytes_or(self.workspace_bytes)} of libraries, beside the budget\n"
             )
         return (
-            f"budget     {_bytes(self.budget, 'none')}\n"
-            f"peak       {_bytes(self.peak_bytes)}\n"
-            f"resident   {_bytes(self.resident_bytes)}\n"
+            f"budget     {bytes_or(self.budget, 'none')}\n"
+            f"peak       {bytes_or(self.peak_bytes)}\n"
+            f"resident   {bytes_or(self.resident_bytes)}\n"
             f"operators  {self.operators}\n"
             f"evictions  {self.evictions}\n"
             f"replays    {self.replays} ({self.replayed_cost:.1%} of the cost)\n"
-            f"min budget {_bytes(self.min_budget)}\n"
+            f"min budget {bytes_or(self.min_budget)}\n"
             f"{moved}{reserved}"
             f"call       {self.call}: {self.why}"
         )
 
 
-def _bytes(nbytes: int | None, unknown: str = "unknown") -> str:
+def bytes_or(nbytes: int | None, unknown: str = "unknown") -> str:
+    """Return a count of bytes as text, or what stands for one that there is not."""
     return unknown if nbytes is None else format_bytes(nbytes)
 
 
@@ -150,15 +152,9 @@ def stats(g: Callable[..., Any]) -> Stats:
     ran = transformed_of(g, "stats")[0].last_call
     if ran is None:
         return Stats()
-    reserved = _reserved_on_the_accelerator()
-    workspaces = None if reserved is None else _C.workspace_bytes()
+    reserved = workspaces = None
+    with contextlib.suppress(RuntimeError):  # an allocator that does not tell
+        if torch.accelerator.is_available():
+            reserved = torch.accelerator.max_memory_reserved()
+            workspaces = _C.workspace_bytes()
     return Stats(**ran.read(), reserved_bytes=reserved, workspace_bytes=workspaces)
-
-
-def _reserved_on_the_accelerator() -> int | None:
-    if not torch.accelerator.is_available():
-        return None
-    try:
-        return torch.accelerator.max_memory_reserved()
-    except RuntimeError:  # its allocator does not tell
-        return None

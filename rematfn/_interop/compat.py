@@ -18,40 +18,23 @@ from typing import Final
 NAME: Final = "rematfn._C"
 REBUILD: Final = "pip install --no-build-isolation --no-deps --force-reinstall ."
 
-NO_TORCH: Final = (
-    "import rematfn: torch is not installed. rematfn is compiled against the torch it runs with: "
-    "install torch first, then run `pip install --no-build-isolation .` in rematfn's source folder."
-)
-
-NOT_BUILT: Final = (
-    "import rematfn: its C++ core rematfn._C has not been built for this Python, {python}. Run "
-    f"`{REBUILD}` in rematfn's source folder; it needs a C++20 compiler and about a minute."
-)
-
-OTHER_TORCH: Final = (
-    "import rematfn: torch {running} is running, and this rematfn has a C++ core for torch {there} "
-    "only: torch's C++ interface changes with every minor version. Install that torch, such as by "
-    "`pip install 'torch=={newest}.*'`, or build rematfn for torch {running}: "
-    f"`{REBUILD}` in its source folder."
-)
-
 _FOLDER: Final = Path(__file__).parents[1]
 _SUFFIX: Final = importlib.machinery.EXTENSION_SUFFIXES[0]  # tells Python's version and platform
 
 
 def load_core() -> ModuleType:
-    """Return the module `rematfn._C`: the core for the running torch.
-
-    Raises:
-        ImportError: torch is not installed, there is no core for its minor version, or none for
-            this Python at all.
-    """
+    """Return the module `rematfn._C`: the core for the running torch."""
     try:
         import torch
     except ModuleNotFoundError as error:
         if error.name != "torch":  # torch is there, and something that it needs is not
             raise
-        raise ImportError(NO_TORCH, name="torch") from error
+        raise ImportError(
+            "import rematfn: torch is not installed. rematfn is compiled against the torch it runs "
+            "with: install torch first, then run `pip install --no-build-isolation .` in rematfn's "
+            "source folder.",
+            name="torch",
+        ) from error
 
     path = choose_core(torch.__version__, cores())
     spec = importlib.util.spec_from_file_location(NAME, path)
@@ -80,12 +63,21 @@ def choose_core(running: str, among: dict[str, Path]) -> Path:
             that builds one.
     """
     if not among:
-        raise ImportError(NOT_BUILT.format(python=sys.version.split()[0]), name=NAME)
+        raise ImportError(
+            f"import rematfn: its C++ core {NAME} has not been built for this Python, "
+            f"{sys.version.split()[0]}. Run `{REBUILD}` in rematfn's source folder; it needs a "
+            "C++20 compiler and about a minute.",
+            name=NAME,
+        )
     path = among.get(".".join(running.split("+")[0].split(".")[:2]))
     if path is None:
         *others, newest = among
         there = f"{', '.join(others)} or {newest}" if others else newest
         raise ImportError(
-            OTHER_TORCH.format(running=running, there=there, newest=newest), name=NAME
+            f"import rematfn: torch {running} is running, and this rematfn has a C++ core for "
+            f"torch {there} only: torch's C++ interface changes with every minor version. Install "
+            f"that torch, such as by `pip install 'torch=={newest}.*'`, or build rematfn for torch "
+            f"{running}: `{REBUILD}` in its source folder.",
+            name=NAME,
         )
     return path

@@ -35,10 +35,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from .. import _C
+from .pytrees import tensors_in
 
 aten = torch.ops.aten
 # torch counts no FLOPs for a CPU's attention, which is called as a GPU's is.
@@ -61,9 +61,6 @@ _RACES_IF_COMPILED = {
     "scatter_reduce",
 }
 _FLOPS_OF_A_RANDOM_NUMBER = 800  # on a CPU, by its time beside a product's
-
-
-# ---- writes --------------------------------------------------------------------------------------
 
 
 class Writes(NamedTuple):
@@ -127,9 +124,6 @@ def _part_of(
     return fx.GraphModule(gm, graph)
 
 
-# ---- pieces --------------------------------------------------------------------------------------
-
-
 class Piece(NamedTuple):
     """A part of a graph, as a graph of its own."""
 
@@ -168,8 +162,7 @@ def cut(gm: fx.GraphModule) -> list[Piece]:
     for place in sorted(places):
         gives = [node for node in places[place] if node in wanted]
         part = _part_of(gm, taken[place], bodies[place], gives)
-        is_look = all(node.op == "get_attr" or _is_look(node) for node in bodies[place])
-        is_fused = not is_look and not any(map(_stays, places[place]))
+        is_fused = not all(map(_is_look, bodies[place])) and not any(map(_stays, places[place]))
         if not is_fused:
             for view in part.graph.find_nodes(op="call_function", target=aten.view.default):
                 view.target = aten.reshape.default  # of whatever strides a piece gives
@@ -202,8 +195,7 @@ def _places(gm: fx.GraphModule, results: Sequence[fx.Node]) -> dict[fx.Node, int
         if node.op != "placeholder" and node not in found:
             seen = [n for n in _visit([node], _is_copied) if n.op != "placeholder"]
             made = [found[n] for n in seen if n in found]
-            is_look = all(n.op == "get_attr" or _is_look(n) for n in seen)
-            found[node] = max(made, default=place + 3 if is_look else 0)
+            found[node] = max(made, default=place + 3 if all(map(_is_look, seen)) else 0)
     return found
 
 
@@ -221,18 +213,18 @@ def _visit(nodes: Iterable[fx.Node], through: Callable[[fx.Node], bool]) -> list
 
 def _is_copied(node: fx.Node) -> bool:
     """Return whether each piece computes it by itself: no memory is held by it, or none is read."""
-    if node.op == "get_attr" or _is_look(node):
+    if _is_look(node):
         return True
     if node.op != "call_function" or _stays(node):
         return False
-    is_constant = not any(_tensors_in(n.meta.get("val")) for n in node.all_input_nodes)
+    is_constant = not any(tensors_in(n.meta.get("val")) for n in node.all_input_nodes)
     return is_constant and isinstance(node.meta.get("val"), Tensor)
 
 
 def _is_look(node: fx.Node) -> bool:
-    """Return whether a node is a view of its argument, or a size."""
+    """Return whether a node is a view of its argument, a size, or there from the beginning."""
     if node.op != "call_function":
-        return False
+        return node.op == "get_attr"
     if node.target is operator.getitem:
         return _is_look(node.args[0]) if isinstance(node.args[0], fx.Node) else False
     return getattr(node.target, "is_view", False) or _is_size(node)
@@ -249,7 +241,7 @@ def _sums_up(node: fx.Node) -> bool:
 def _elements_of(node: fx.Node) -> int:
     """Return the elements of a node's results, for the sizes with which it was traced."""
     found = 0
-    for value in _tensors_in(node.meta.get("val")):
+    for value in tensors_in(node.meta.get("val")):
         sizes: Sequence[Any] = value.shape
         hints = [s.node.hint if isinstance(s, torch.SymInt) else s for s in sizes]
         found += math.prod(hint or 0 for hint in hints)
@@ -282,9 +274,6 @@ def _packet(node: fx.Node) -> Any:
     return getattr(node.target, "overloadpacket", None)
 
 
-# ---- what a graph does ---------------------------------------------------------------------------
-
-
 def _refuse(node: fx.Node, what: str) -> None:
     raise NotImplementedError(
         f'torch.compile(f, backend="rematfn"): {node.target} {what}, and a replay would do it '
@@ -295,10 +284,10 @@ def _refuse(node: fx.Node, what: str) -> None:
 def bytes_of_results(gm: fx.GraphModule) -> list[int | torch.SymInt]:
     """Return the bytes of each storage that the graph makes, and returns something of."""
     given = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
-    seen = {value.untyped_storage()._cdata for value in _tensors_in(given)}
+    seen = {value.untyped_storage()._cdata for value in tensors_in(given)}
     found: list[int | torch.SymInt] = []
     results = [node.meta.get("val") for node in gm.graph.output_node().all_input_nodes]
-    for value in _tensors_in(results):
+    for value in tensors_in(results):
         storage = value.untyped_storage()
         if storage._cdata not in seen:
             seen.add(storage._cdata)
@@ -328,7 +317,3 @@ def _calls_in(gm: fx.GraphModule) -> Iterator[fx.Node]:
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             yield from (node for node in module.graph.nodes if node.op == "call_function")
-
-
-def _tensors_in(values: Any) -> list[Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]

@@ -20,6 +20,7 @@ that, and this is undone outside of the operators:
 Without a level the functions are called as they are. They are the same, and so are the bits.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,11 +33,7 @@ from .compiled_graphs import bytes_of_results, flops_of
 
 # See Note [Compiled pieces are operators]
 class CompiledPiece:
-    """A piece of a graph, compiled.
-
-    Attributes:
-        run: The function that was compiled of it. It empties the list that it is given.
-    """
+    """A piece of a graph, compiled."""
 
     def __init__(
         self,
@@ -48,12 +45,12 @@ class CompiledPiece:
         self._symbols = list(_symbols_in(inputs))
         self._result_bytes = bytes_of_results(gm)
         self._products = flops_of(gm)
-        self._known: dict[tuple[Any, ...], tuple[int, int]] = {}
-        self.run = compile_it()  # which may change the graph
+        self._known = functools.cache(self._evaluate)
+        # It empties the list that it is given. To compile may change the graph.
+        self.run = compile_it()
         self._number = _C.add_piece(self._kinds, self.run, lambda args: self._known_of(args)[1])
 
     def run_as_operator(self, args: list[Any]) -> list[Any]:
-        """Return what `run` does, by the operator."""
         if "?" in self._kinds:
             raise NotImplementedError(
                 'torch.compile(f, backend="rematfn") inside of remat: the graph is given '
@@ -70,16 +67,13 @@ class CompiledPiece:
 
     def _known_of(self, args: Sequence[Any]) -> tuple[int, int]:
         """Return the FLOPs of a call, and the bytes of its results."""
-        at = tuple(args[i] if d is None else args[i].shape[d] for _, i, d in self._symbols)
-        known = self._known.get(at)
-        if known is None:
-            values = {of[0]: value for of, value in zip(self._symbols, at, strict=True)}
-            known = (
-                sum(_number(n, values) for n in self._products),
-                sum(_number(n, values) for n in self._result_bytes),
-            )
-            self._known[at] = known
-        return known
+        sizes = (args[i] if d is None else args[i].shape[d] for _, i, d in self._symbols)
+        return self._known(*sizes)
+
+    def _evaluate(self, *sizes: int) -> tuple[int, int]:
+        values = {of[0]: size for of, size in zip(self._symbols, sizes, strict=True)}
+        flops = sum(_number(n, values) for n in self._products)
+        return flops, sum(_number(n, values) for n in self._result_bytes)
 
 
 def _kind_of(value: Any) -> str:

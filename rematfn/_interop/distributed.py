@@ -36,7 +36,7 @@ from torch import nn
 
 from .. import _C
 from .pytrees import tensors_of
-from .storages import tell
+from .storages import around, tell
 
 # Modules of units of several, whose results are kept by a hook of ours.
 _kept: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -69,20 +69,16 @@ def _watch_buckets() -> None:
 def _watch_units() -> None:
     unit = sys.modules[_UNITS].FSDPParamGroup
     for name in ("unshard", "wait_for_unshard", "reshard"):
-        setattr(unit, name, _outside(getattr(unit, name)))
+        around(unit, name, _outside)
     tell(unit, "pre_forward", then=_watch_arguments)
     tell(unit, "post_forward", lambda unit, *given: _keep_result(*given))
     tell(unit, "post_backward", _keep_gradients)
     tell(sys.modules[_UNITS].FSDPParam, "free_unsharded_param", _name_storages)
 
 
-def _outside(method: Any) -> Any:
-    @functools.wraps(method)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with _C.Outside():
-            return method(*args, **kwargs)
-
-    return called
+def _outside(method: Any, /, *args: Any, **kwargs: Any) -> Any:
+    with _C.Outside():
+        return method(*args, **kwargs)
 
 
 def _name_storages(parameter: Any) -> None:

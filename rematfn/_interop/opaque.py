@@ -36,7 +36,7 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 
 from .. import _C
 from ..errors import expect
-from .pytrees import tensors_of
+from .pytrees import graph_behind, tensors_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,30 +94,16 @@ def opaque(f: Callable[P, R]) -> Callable[P, R]:
         results = tensors_of(result)
         _C.share_handles(results, arguments)
         # What wrote into an argument is behind that.
-        for node in _nodes_since(first, [*results, *arguments], theirs):
-            node.register_prehook(_before_backward)
+        # What it captured has other nodes, whose numbers are less.
+        for node in graph_behind(
+            [*results, *arguments],
+            lambda node: node not in theirs and first <= node._sequence_nr() < 1 << 63,
+        ):
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                node.register_prehook(_before_backward)
         return result
 
     return outside
-
-
-def _nodes_since(first: int, tensors: list[torch.Tensor], before: set[Any]) -> list[Any]:
-    """Return the nodes of autograd functions that lead to ``tensors``, not those ``before`` them.
-
-    Those of what was captured are told by their numbers, which are less than ``first``.
-    """
-    found: list[Any] = []
-    seen = set(before)
-    todo: list[Any] = [t.grad_fn for t in tensors]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen or not first <= node._sequence_nr() < 1 << 63:
-            continue
-        seen.add(node)
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            found.append(node)
-        todo.extend(following for following, _ in node.next_functions)
-    return found
 
 
 # See Note [Compiled code reads addresses]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors among a function's arguments and results, and in a tensor subclass."""
+"""The tensors among arguments and results, and in a subclass; and what autograd made them of."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import optree
@@ -21,6 +21,11 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
     tensors have been given, each once: a result that is not sealed would stay the level's.
     """
     return list(_tensors_of(tree, {}))
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors in torch's own containers, and nothing that they hold themselves."""
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _tensors_of(tree: Any, seen: dict[int, Any]) -> Iterator[torch.Tensor]:
@@ -59,3 +64,17 @@ def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     else:
         held = list(vars(subclass).values())
     return [t for t in held if isinstance(t, torch.Tensor) and t is not tensor]
+
+
+def graph_behind(
+    tensors: Iterable[torch.Tensor], belongs: Callable[[Any], bool] = lambda node: True
+) -> list[Any]:
+    """Return the nodes of autograd's graph that ``tensors`` came from, as far as they belong."""
+    found: dict[Any, None] = {}
+    todo: list[Any] = [t.grad_fn for t in tensors]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in found and belongs(node):
+            found[node] = None
+            todo.extend(before for before, _ in node.next_functions)
+    return list(found)

@@ -47,22 +47,13 @@ from .. import _C
 def watch() -> None:
     """From now on, have storages tell the levels what is done to them. Once per process."""
     storage: Any = torch.UntypedStorage
-    resize = storage.resize_
-
-    @functools.wraps(resize)
-    def resize_(self: torch.UntypedStorage, size: int, /) -> torch.UntypedStorage:
-        if type(size) is int and size >= 0 and _C.resize_if_known(self, size):
-            return self
-        resize(self, size)
-        return self
-
-    storage.resize_ = resize_
+    around(storage, "resize_", _resize)
     storage.__new__ = staticmethod(_new_counted)
     tell(storage, "copy_", _copies)
     for name in ("is_shared", "_write_file", "__getitem__"):
-        tell(storage, name, _reads)
+        tell(storage, name, lambda storage, *_, **__: _C.materialize_storage(storage))
     for name in ("data_ptr", "fill_", "__setitem__", "byteswap", "_set_from_file"):
-        tell(storage, name, _writes)
+        tell(storage, name, lambda storage, *_, **__: _C.keep_storage(storage))
     # These move the bytes to shared memory.
     for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
         tell(storage, name, _moves)
@@ -73,7 +64,20 @@ def watch() -> None:
     for name in ("_get_tid", "_get_sid"):
         tell(torch.autograd.graph, name, _keep)
     for name in ("new", "new_tensor"):
-        _build_as_without_key(name)
+        around(torch.Tensor, name, _build_as_without_key)
+
+
+def around(owner: Any, name: str, run: Callable[..., Any]) -> None:
+    """Have a method, or a function, be run by ``run``, which is given it and its arguments."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return run(method, *args, **kwargs)
+
+    if owner in (torch.Tensor, torch.UntypedStorage):  # pickle looks for it there
+        called.__module__, called.__qualname__ = "torch", f"{owner.__name__}.{name}"
+    setattr(owner, name, called)
 
 
 def tell(
@@ -83,20 +87,22 @@ def tell(
     then: Callable[[Any, Any], object] | None = None,
 ) -> None:
     """Have a method, or a function, tell what it is given before it runs, and its result after."""
-    method = getattr(owner, name)
 
-    @functools.wraps(method)
-    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(method: Any, told: Any, /, *args: Any, **kwargs: Any) -> Any:
         if first is not None:
-            first(self, *args, **kwargs)
-        result = method(self, *args, **kwargs)
+            first(told, *args, **kwargs)
+        result = method(told, *args, **kwargs)
         if then is not None:
-            then(self, result)
+            then(told, result)
         return result
 
-    if owner in (torch.Tensor, torch.UntypedStorage):  # pickle looks for it there
-        told.__module__, told.__qualname__ = "torch", f"{owner.__name__}.{name}"
-    setattr(owner, name, told)
+    around(owner, name, run)
+
+
+def _resize(resize: Any, storage: torch.UntypedStorage, size: int, /) -> torch.UntypedStorage:
+    if not (type(size) is int and size >= 0 and _C.resize_if_known(storage, size)):
+        resize(storage, size)
+    return storage
 
 
 def _new_counted(kind: Any, /, *args: Any, **kwargs: Any) -> torch.UntypedStorage:
@@ -106,14 +112,6 @@ def _new_counted(kind: Any, /, *args: Any, **kwargs: Any) -> torch.UntypedStorag
         kwargs["allocator"] = _C.cpu_allocator()
     made: torch.UntypedStorage = torch._C.StorageBase.__new__(kind, *args, **kwargs)
     return made
-
-
-def _reads(storage: torch.UntypedStorage, *_: Any, **__: Any) -> None:
-    _C.materialize_storage(storage)
-
-
-def _writes(storage: torch.UntypedStorage, *_: Any, **__: Any) -> None:
-    _C.keep_storage(storage)
 
 
 def _moves(storage: torch.UntypedStorage, *_: Any, **__: Any) -> None:
@@ -148,17 +146,9 @@ def _note_array(tensor: torch.Tensor, _: object) -> None:
         _C.note_array(tensor)
 
 
-def _build_as_without_key(name: str) -> None:
+def _build_as_without_key(build: Any, tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
     """Have a legacy constructor, which reads the device off the keys, read none of ours there."""
-    method = getattr(torch.Tensor, name)
-
-    @functools.wraps(method)
-    def build(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        # A subclass or a mode comes first, and comes here again.
-        if _C.has_key(self) and not has_torch_function_unary(self):
-            self = _C.empty_without_key(self)
-        built: torch.Tensor = method(self, *args, **kwargs)
-        return built
-
-    build.__module__, build.__qualname__ = "torch", f"Tensor.{name}"
-    setattr(torch.Tensor, name, build)
+    # A subclass or a mode comes first, and comes here again.
+    if _C.has_key(tensor) and not has_torch_function_unary(tensor):
+        tensor = _C.empty_without_key(tensor)
+    return build(tensor, *args, **kwargs)

@@ -18,7 +18,6 @@ _Line: TypeAlias = dict[str, Any]
 
 
 def read(path: str | Path) -> _C.Trace:
-    """Return the trace that is in a file."""
     core = _C.Trace()
     with _open(path, "rt") as lines:
         _Reader(core, str(path)).read(lines)
@@ -26,7 +25,6 @@ def read(path: str | Path) -> _C.Trace:
 
 
 def write(core: _C.Trace, path: str | Path) -> None:
-    """Write a trace to a file."""
     with _open(path, "wt") as file:
         for line in _lines(core):
             file.write(json.dumps(line) + "\n")
@@ -128,17 +126,12 @@ class _Reader:
     def _add(
         self, line: _Line, nbytes: int, reads: list[tuple[int, bool]], makes: list[tuple[int, int]]
     ) -> None:
+        cost = int(line["TIME"]) * _NANOSECOND
+        flops, scratch = float(line.get("FLOPS", 0)), int(line.get("SCRATCH", 0))
+        replayable, raw = bool(line.get("REPLAYABLE", True)), bool(line.get("RAW", False))
+        backward = bool(line.get("BACKWARD", self._backward))
         self._core.add_call(
-            line["NAME"],
-            int(line["TIME"]) * _NANOSECOND,
-            float(line.get("FLOPS", 0)),
-            nbytes,
-            int(line.get("SCRATCH", 0)),
-            bool(line.get("REPLAYABLE", True)),
-            bool(line.get("RAW", False)),
-            bool(line.get("BACKWARD", self._backward)),
-            reads,
-            makes,
+            line["NAME"], cost, flops, nbytes, scratch, replayable, raw, backward, reads, makes
         )
 
     def _name(self, name: str, source: str) -> None:

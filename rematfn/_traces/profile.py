@@ -18,8 +18,7 @@ from .._transform.advice import name_of
 from .._transform.budget import BudgetLike, format_bytes, parse_budget, parse_bytes
 from .._transform.deferred import refuse_deferred
 from .._transform.remat import DEFAULT_POLICY
-from .._transform.tier_options import TierLike, tiers_of
-from .._transform.tiers import Packed
+from .._transform.tiers import Packed, TierLike, tiers_of
 from .._transform.transformed import without_level
 from ..errors import expect
 from ..policies import Guided
@@ -178,11 +177,8 @@ class Profile:
         unit, size = unit_of(self.peak_bytes)
         fitting = sorted((c.budget / size, c.time) for c in self.costs if c.time < math.inf)
         axes.plot([budget for budget, _ in fitting], [time for _, time in fitting], marker="o")
-        for nbytes, style, label in (
-            (self.min_budget, ":", "smallest budget"),
-            (self.peak_bytes, "-", "peak without one"),
-        ):
-            axes.axvline(nbytes / size, color="#888888", linestyle=style, label=label)
+        axes.axvline(self.min_budget / size, color="#888888", ls=":", label="smallest budget")
+        axes.axvline(self.peak_bytes / size, color="#888888", label="peak without one")
         axes.set_title(shortened(f"{self.name}: predicted time within budgets", 80), fontsize=10)
         axes.set_xlabel(f"budget, {unit}")
         axes.set_ylabel("time, in multiples of a call without a budget")

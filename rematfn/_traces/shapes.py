@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from .. import _C
-from .._interop.pytrees import tensors_of
+from .._interop.pytrees import graph_behind, tensors_in, tensors_of
 
 # Writes that the schema does not tell of, while training: positions.
 _UNTOLD = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4)}
@@ -54,8 +54,8 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.pauses:
             return func(*args, **kwargs)
         given: list[tuple[int | str, Tensor]]
-        given = [(i, t) for i, x in enumerate(args) for t in _tensors_in(x)]
-        given += [(name, t) for name, x in kwargs.items() for t in _tensors_in(x)]
+        given = [(i, t) for i, x in enumerate(args) for t in tensors_in(x)]
+        given += [(name, t) for name, x in kwargs.items() for t in tensors_in(x)]
         result = func(*args, **kwargs)
         self._note(func, given, args, result)
         return result
@@ -73,12 +73,8 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         untold = _UNTOLD.get(name, ())
         written = {*positions, *names, *(untold if untold and args[5] is True else ())}
         reads = [(self._value(t, counted=False), place in written) for place, t in given]
-        known = {t.untyped_storage()._cdata for _, t in given}
-        fresh = {}
-        for t in _tensors_in(result):
-            storage = t.untyped_storage()
-            if storage._cdata not in known and storage._cdata not in self._values:
-                fresh[storage._cdata] = t
+        results = {t.untyped_storage()._cdata: t for t in tensors_in(result)}
+        fresh = [t for cdata, t in results.items() if cdata not in self._values]
         makes: list[tuple[int, int]] = []
         touched = 0
         for i, (place, t) in enumerate(given):
@@ -91,31 +87,18 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     makes.append((value, i))
         if not fresh and not any(w for _, w in reads) and type(result) is not bool:
             return  # a view, or a question that no level sees
-        nbytes = sum(t.untyped_storage().nbytes() for t in fresh.values())
-        makes += [(self._value(t, counted=True), -1) for t in fresh.values()]
-        example = next(iter(fresh.values()), given[0][1] if given else torch.empty(0))
-        made = [*fresh.values(), *(t for place, t in given if place in written)]
+        nbytes = sum(t.untyped_storage().nbytes() for t in fresh)
+        makes += [(self._value(t, counted=True), -1) for t in fresh]
+        example = next(iter(fresh), given[0][1] if given else torch.empty(0))
+        made = [*fresh, *(t for place, t in given if place in written)]
+        elements = max((t.numel() for t in made), default=0)
+        overload, device = func._schema.overload_name, example.device.type
         flops, cost = _C.modelled_cost(
-            name,
-            func._schema.overload_name,
-            args,
-            max((t.numel() for t in made), default=0),
-            touched + nbytes,
-            example.device.type,
-            example.itemsize,
+            name, overload, args, elements, touched + nbytes, device, example.itemsize
         )
-        self.core.add_call(
-            name,
-            cost,
-            flops,
-            nbytes,
-            0,
-            True,
-            "empty" in name and not written,
-            torch._C._current_graph_task_id() != -1,
-            reads,
-            makes,
-        )
+        raw = "empty" in name and not written
+        backward = torch._C._current_graph_task_id() != -1
+        self.core.add_call(name, cost, flops, nbytes, 0, True, raw, backward, reads, makes)
 
     def _value(self, t: Tensor, counted: bool) -> int:
         storage = t.untyped_storage()
@@ -165,16 +148,15 @@ def state_kept(f: Callable[..., Any]) -> Iterator[None]:
                 f"warmup(g): {type(owner).__name__} is lazy: `{name}` has no shape yet. Call it "
                 "once on real tensors first."
             )
-    places = [
-        place
+    before = [
+        (place, dict(place))
         for module in owner.modules()
         for place in (module.__dict__, module._parameters, module._buffers)
     ]
-    before = [dict(place) for place in places]
     try:
         yield
     finally:
-        for place, was in zip(places, before, strict=True):
+        for place, was in before:
             for name in [name for name, value in place.items() if isinstance(value, FakeTensor)]:
                 if name in was:
                     place[name] = was[name]
@@ -210,14 +192,14 @@ def trace_on_shapes(
 def _run_backward(results: list[Tensor], shapes: _Shapes) -> None:
     """Run the backward of all the results; no tensor's ``grad`` is touched."""
     ends = [t for t in results if t.requires_grad and t.grad_fn is not None]
-    leaves = _leaves_of(ends)
+    leaves = [node.variable for node in graph_behind(ends) if hasattr(node, "variable")]
     if not leaves:
         return
     shapes.pauses = True  # the gradients that come in are the caller's
     given = [torch.ones_like(t) for t in ends]
     shapes.pauses = False
     # A gradient that has arrived is its leaf's.
-    handles = [leaf.register_hook(shapes.seal) for leaf in leaves]  # type: ignore[no-untyped-call]
+    handles = [leaf.register_hook(shapes.seal) for leaf in leaves]
     try:
         torch.autograd.grad(ends, leaves, given, allow_unused=True)
     finally:
@@ -225,25 +207,6 @@ def _run_backward(results: list[Tensor], shapes: _Shapes) -> None:
             handle.remove()
 
 
-def _leaves_of(results: list[Tensor]) -> list[Tensor]:
-    todo: list[Any] = [t.grad_fn for t in results]
-    seen = set(todo)
-    leaves = []
-    while todo:
-        node = todo.pop()
-        if hasattr(node, "variable"):
-            leaves.append(node.variable)
-        for after, _ in node.next_functions:
-            if after is not None and after not in seen:
-                seen.add(after)
-                todo.append(after)
-    return leaves
-
-
 def _active() -> FakeTensorMode | None:
     found: FakeTensorMode | None = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     return found
-
-
-def _tensors_in(x: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(x) if isinstance(t, Tensor)]

@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budgets: how they are written, what they mean, how they print."""
 
+import contextlib
 import math
 import numbers
 import operator
 import re
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Final, SupportsIndex, TypeAlias
+from typing import Any, Final, SupportsIndex, TypeAlias
 
 from .. import _C
 
 BINARY: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _DECIMAL: Final = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS: Final = BINARY | _DECIMAL
-_WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]+)")
-
-_PERCENT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(\s*)%")
+_WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(\s*)([A-Za-z]+|%)")
 _LETTERS: Final = {unit[0].lower(): unit for unit in ("KiB", "MiB", "GiB", "TiB")}
 
 _BYTES: Final = """
@@ -33,7 +32,17 @@ _ACCEPTED: Final = (
 )
 
 
-class Budget:
+class SharedByCopies:
+    """What copies of a model share with it, since all need memory of the same process."""
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
+        return self
+
+
+class Budget(SharedByCopies):
     """Bytes that several functions share: the sum over all their live calls stays within them.
 
     A call lives until the graph that it leaves behind is freed. So the blocks of a model, each
@@ -52,9 +61,6 @@ class Budget:
 
     Attributes:
         bytes: How many.
-        resident_bytes: How many are in use now, including those that running operators are about to
-            allocate.
-        peak_bytes: The most that were in use at once.
 
     Raises:
         ValueError: The number of bytes means nothing.
@@ -94,12 +100,6 @@ class Budget:
 
     def __repr__(self) -> str:
         return f"Budget({format_bytes(self.bytes, self._unit)!r})"
-
-    def __copy__(self) -> "Budget":
-        return self
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "Budget":
-        return self
 
     def __reduce__(self) -> tuple[object, ...]:
         return Budget, (self.bytes,)
@@ -159,10 +159,8 @@ def parse_budget(
     the whole peak; ``1`` is turned away, since one byte is hardly meant. Fractions of a byte are
     dropped: a budget is an upper bound.
 
-    Args:
-        budget: What was given.
-        call: What the user has written, with braces for the budget.
-        accepted: What a budget may be there, for messages.
+    For messages: ``call`` is what the user has written, with braces for the budget, and
+    ``accepted`` what a budget may be there.
 
     Example:
         >>> parse_budget("1.5GiB")
@@ -221,8 +219,6 @@ def format_bytes(n: int, like: str = "") -> str:
         >>> format_bytes(64 * 2**20), format_bytes(100_000), format_bytes(512)
         ('64 MiB', '97.66 KiB', '512 B')
     """
-    if n < 0:
-        return f"-{format_bytes(-n, like)}"
     decimal = like in _DECIMAL
     for unit, size in ({"B": 1} | _DECIMAL if decimal else BINARY).items():
         hundredths = -(-n * 100 // size)
@@ -236,28 +232,21 @@ def _parse_text(text: str) -> Limit:
     stripped = text.strip()
     if re.fullmatch(r"[0-9]+", stripped):
         return Limit(bytes=int(stripped))
-    if match := _PERCENT.fullmatch(stripped):
-        number, space = match.groups()
-        if space:
-            raise ValueError(f'did you mean "{number}%"?')
-        return Limit(fraction=float(Fraction(number) / 100))
     match = _WITH_UNIT.fullmatch(stripped)
     if match is None:
-        raise ValueError(_guess(stripped))
-    number, unit = match.groups()
+        problem = "neither whole bytes nor a number with a unit."
+        with contextlib.suppress(ValueError):
+            if 0 < float(stripped) <= 1:  # bytes come whole, a fraction is a float
+                problem += f" Did you mean the fraction {float(stripped)}?"
+        raise ValueError(problem)
+    number, space, unit = match.groups()
+    if unit == "%" and space:
+        raise ValueError(f'did you mean "{number}%"?')
+    if unit == "%":
+        return Limit(fraction=float(Fraction(number) / 100))
     named = next((name for name in _UNITS if name.lower() == unit.lower()), None)
     if named is None:
         meant = _LETTERS.get(unit.lower()) or _LETTERS.get(unit.lower().removesuffix("i"))
         guess = f' Did you mean "{number}{meant}"?' if meant else ""
         raise ValueError(f"there is no unit {unit!r}.{guess}")
     return Limit(bytes=int(Fraction(number) * _UNITS[named]), unit=named)
-
-
-def _guess(text: str) -> str:
-    """Return what is wrong with a text that is neither: bytes come whole, a fraction is a float."""
-    problem = "neither whole bytes nor a number with a unit."
-    try:
-        number = float(text)
-    except ValueError:
-        return problem
-    return f"{problem} Did you mean the fraction {number}?" if 0 < number <= 1 else problem

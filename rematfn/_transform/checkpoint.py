@@ -21,14 +21,6 @@ from .transformed import Transformed
 
 R = TypeVar("R")
 
-# Options that make no difference, and what torch takes for them.
-_TAKEN: dict[str, tuple[object, ...]] = {
-    "use_reentrant": (None, True, False),
-    "preserve_rng_state": (True, False),
-    "determinism_check": ("default", "none"),
-    "respect_saved_tensors_hooks": (None, True, False),
-}
-
 
 @not_compiled  # torch 2.11's compiler fails at the options
 def checkpoint(
@@ -81,16 +73,16 @@ def checkpoint(
         >>> torch.func.grad(loss)(torch.zeros(2))
         tensor([0.5000, 0.5000])
     """
-    given = {
-        "use_reentrant": use_reentrant,
-        "preserve_rng_state": preserve_rng_state,
-        "determinism_check": determinism_check,
-        "respect_saved_tensors_hooks": respect_saved_tensors_hooks,
-    }
-    for option, taken in _TAKEN.items():
+
+    def check(option: str, given: object, *taken: object) -> None:
         needed = " or ".join(map(repr, taken))
-        call = f"checkpoint({option}=...)"
-        expect(given[option] in taken, call, needed, given[option], ValueError)
+        expect(given in taken, f"checkpoint({option}=...)", needed, given, ValueError)
+
+    # They make no difference; these are what torch takes for them.
+    check("use_reentrant", use_reentrant, None, True, False)
+    check("preserve_rng_state", preserve_rng_state, True, False)
+    check("determinism_check", determinism_check, "default", "none")
+    check("respect_saved_tensors_hooks", respect_saved_tensors_hooks, None, True, False)
     if context_fn is not noop_context_fn:
         raise ValueError(
             "checkpoint(context_fn=...): there is no second run that a context could surround. To "

@@ -82,7 +82,6 @@ class Call:
     thread: int = dataclasses.field(default_factory=threading.get_ident)
 
     def read(self) -> dict[str, Any]:
-        """Return the figures of now."""
         kind, why, settled = self.kind, self.why, self.settled
         if self.report.guide_lost:
             kind, settled = "online", None
@@ -94,11 +93,6 @@ class Call:
         """The unconstrained peak; until the call is over, at least what was expected."""
         peak = self.report.unconstrained_bytes
         return peak if self.report.is_over() else max(peak, self.expected_bytes or 0)
-
-    def only_measured(self) -> bool:
-        """Whether it is over, and was there to learn the peak that the budget is a fraction of."""
-        measures = self.kind == "first" and self.limit.fraction is not None
-        return measures and self.report.is_over()
 
     def was_too_tight(self) -> bool:
         """Whether the budget had to give way, and no peak that was worth it came after.
@@ -151,6 +145,8 @@ class History:
         """
         with lock:
             call = self._forecast(signature, guided, outermost)
+            if call.kind != "guided":
+                self._guide_by_nearest(call, signature, guided)
             # See Note [A fraction means bytes]
             known = (key.signature for key in self._keys.values())
             trains = signature.builds_graphs or any(other.builds_graphs for other in known)
@@ -163,15 +159,12 @@ class History:
     def _forecast(self, signature: Signature, guided: bool, outermost: bool) -> Call:
         key = self._keys.get(signature.key)
         if key is None:
-            return self._guided_by_nearest(
-                self._forecast_new(signature, outermost), signature, guided
-            )
+            return self._forecast_new(signature, outermost)
         self._keys.move_to_end(signature.key)
         self._harvest(key, guided)
         before = key.calls.get(signature.numbers, key.latest)
         if isinstance(before, int):
-            call = Call("estimated", "its peak was measured on shapes alone", outermost, before)
-            return self._guided_by_nearest(call, signature, guided)
+            return Call("estimated", "its peak was measured on shapes alone", outermost, before)
         same_numbers = signature.numbers in key.calls
         call = Call(
             kind="online",
@@ -205,10 +198,10 @@ class History:
         call.record = self.lost_in_a_row < MOST_LOST
         call.is_estimate = True
         call.program = program
-        return self._guided_by_nearest(call, signature, guided)
+        return call
 
     # See Note [A record guides calls that are not like it]
-    def _guided_by_nearest(self, call: Call, signature: Signature, guided: bool) -> Call:
+    def _guide_by_nearest(self, call: Call, signature: Signature, guided: bool) -> None:
         if call.program is None and guided:
             for key in [key for key in self._keys.values() if key.pending]:
                 self._harvest(key, guided)
@@ -218,7 +211,6 @@ class History:
         if call.program is not None:
             call.program.note_use()
             call.as_recorded = False
-        return call
 
     def _nearest_first(self, signature: Signature) -> list[RecordedProgram]:
         """Return the programs of calls in the same surroundings.
@@ -346,7 +338,9 @@ class History:
                 continue
             key.pending.remove(entry)
             if not guided:
-                key.known = trace if ran.only_measured() else None
+                # A call that was there to learn the peak which the budget is a fraction of.
+                measured = ran.kind == "first" and ran.limit.fraction is not None
+                key.known = trace if measured and ran.report.is_over() else None
             elif trace is not None:
                 makes_state = ran.stored_bytes > 0 and not key.programs
                 key.on_shapes = None

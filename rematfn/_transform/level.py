@@ -47,7 +47,6 @@ class LevelOptions:
     discards: bool = False  # what is not kept goes when the function returns
 
     def level(self) -> _C.ActiveLevel:
-        """Return a level to be entered."""
         storages.watch()
         distributed.watch()
         return _C.ActiveLevel(self)

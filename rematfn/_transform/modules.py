@@ -132,9 +132,8 @@ class _Twin:
         compiled = self._compiled_call_impl  # type: ignore[attr-defined]
         return compiled if isinstance(compiled, Transformed) else self.forward  # type: ignore[attr-defined]
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        called: Transformed[..., Any] = self.__transformed__
-        called.__prepare_scriptable__()
+    def __prepare_scriptable__(self) -> None:
+        self.__transformed__.__prepare_scriptable__()
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise TypeError(

@@ -11,7 +11,7 @@ from ..policies._custom import Scorer
 from .budget import BudgetLike, parse_budget
 from .options import Options, policy_of
 from .remat import DEFAULT_POLICY, transform, transformed
-from .tier_options import TierLike, parse_tiers
+from .tiers import TierLike, parse_tiers
 
 # Note [Offload keeps to what its first call came to]
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -10,7 +10,7 @@ from ..policies import Custom, Policy
 from ..policies._custom import Scorer
 from .budget import Limit
 from .level import MAX_OPERATIONS
-from .tier_options import Tiers
+from .tiers import Tiers
 
 Cost = Literal["model", "time"]
 DEFAULT_MOST: Final = 4.0
@@ -57,7 +57,6 @@ class Options:
 
 
 def policy_of(policy: Policy | Scorer, call: str) -> Policy:
-    """Return the policy that was given to ``call``."""
     if isinstance(policy, Policy):
         return policy
     is_score = callable(policy) and not isinstance(policy, type)

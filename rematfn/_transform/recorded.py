@@ -3,12 +3,12 @@
 
 import atexit
 import copy
+import itertools
 import math
 import os
 import threading
 import warnings
 import weakref
-from collections import OrderedDict
 
 from .. import _C
 from ..policies._planned import Planned
@@ -61,12 +61,12 @@ class RecordedProgram:
         first = None if like is None else like._first
         if first is not None and first.program is not None and self.program is not None:
             self._first = first if first.program.note_same(self.program) else self
-        name = id(self)
-        _programs[name] = weakref.ref(self, lambda _: _programs.pop(name, None))
+        self._last_use = next(_uses)
+        _programs.add(self)
         # What was used longest ago loses its record, if they are too much.
         left = _MOST_OPERATORS
-        for known in [reference() for reference in reversed(list(_programs.values()))]:
-            if known is not None and (left := left - known.operators) < 0:
+        for known in sorted(_programs, key=lambda known: known._last_use, reverse=True):
+            if (left := left - known.operators) < 0:
                 known.program = None
                 known._for_others.clear()
                 known.operators = 0
@@ -124,21 +124,18 @@ class RecordedProgram:
 
     def note_use(self) -> None:
         """Note that a call is about to follow it; those that none follows are forgotten first."""
-        _programs.move_to_end(id(self._first))
-        _programs.move_to_end(id(self))
+        self._first._last_use = self._last_use = next(_uses)
 
 
-# What all functions remember together, by id; what was used last comes last.
-_programs: OrderedDict[int, weakref.ref[RecordedProgram]] = OrderedDict()
+# What all functions remember together.
+_programs: weakref.WeakSet[RecordedProgram] = weakref.WeakSet()
+_uses = itertools.count()
 
 
 def finish_searches() -> None:
-    """Wait until all searches that have begun are over.
-
-    For tests and measurements of calls that have been warmed up.
-    """
+    """Wait until all searches that have begun are over: for tests and measurements."""
     with lock:
-        begun = [known for reference in _programs.values() if (known := reference()) is not None]
+        begun = list(_programs)
     for known in begun:
         for program in (known.program, *known._for_others.values()):
             if program is not None:

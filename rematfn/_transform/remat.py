@@ -17,7 +17,7 @@ from .deferred import refuse_deferred
 from .level import MAX_OPERATIONS
 from .modules import remat_module
 from .options import Cost, Options, policy_of
-from .tier_options import TierLike, tiers_of
+from .tiers import TierLike, tiers_of
 from .transformed import Transformed
 
 P = ParamSpec("P")

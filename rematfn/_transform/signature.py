@@ -91,14 +91,12 @@ class _Walk:
         self._seen: dict[int, int] = {}  # ids of what the call holds while we look
 
     def see_all(self, values: Iterable[Any], depth: int) -> None:
-        """Look at each of the values."""
         for value in values:
             if self._left <= 0:
                 return
             self.see(value, depth + 1)
 
     def see_pairs(self, pairs: dict[Any, Any], depth: int) -> None:
-        """Look at the values of a dictionary, with their names."""
         for name, value in list(itertools.islice(dict.items(pairs), self._left)):
             if self._left <= 0:
                 return
@@ -111,7 +109,6 @@ class _Walk:
             self.see(value, depth + 1)
 
     def see(self, x: Any, depth: int) -> None:
-        """Look at one object, and at what is in it."""
         self._left -= 1
         kind = type(x)
         if isinstance(x, torch.Tensor):

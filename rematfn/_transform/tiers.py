@@ -1,31 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiers: where values go that leave their device."""
+"""Tiers: where values go that leave their device, and what an option says of them."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import numbers
 import os
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Final, SupportsIndex
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, SupportsIndex, TypeAlias
 
 import torch
 
 from .. import _C
+from .._interop.pytrees import tensors_of
 from ..errors import OffloadError, expect
-from .budget import parse_bytes
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-_opening = threading.RLock()
-os.register_at_fork(
-    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release
-)
+from .budget import SharedByCopies, parse_bytes
+from .recorded import lock
 
 
 def _told(name: str, doc: str, unknown: object) -> Any:
@@ -38,7 +32,7 @@ def _told(name: str, doc: str, unknown: object) -> Any:
     return property(get, doc=doc)
 
 
-class Tier:
+class Tier(SharedByCopies):
     """What lies there, and how fast it comes and goes."""
 
     word: ClassVar[str]  # what an option calls one without settings
@@ -50,7 +44,7 @@ class Tier:
 
     def open(self) -> _C.Tier:
         """Return what the core moves to; the first time it is made, and its folder looked at."""
-        with _opening:
+        with lock:
             if self._opened is None:
                 self._opened = self._make()
             return self._opened
@@ -70,11 +64,18 @@ class Tier:
         "bandwidth_in", "Bytes per second that came back recently; None until some have.", None
     )
 
-    def __copy__(self) -> Self:
-        return self
+    def _settings(self) -> dict[str, Any]:
+        """Return what it was given, and is not the default."""
+        names = ("path", "budget", "verify", "bandwidth")
+        return {name: given for name in names if (given := getattr(self, name, None))}
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        return self
+    def __repr__(self) -> str:
+        settings = self._settings().items()
+        given = [repr(x) if name == "path" else f"{name}={x!r}" for name, x in settings]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return functools.partial(type(self), **self._settings()), ()
 
 
 class Disk(Tier):
@@ -145,12 +146,7 @@ class Disk(Tier):
         self.path = None if path is None else os.path.abspath(os.fsdecode(path))
         self.verify = verify
         self.bandwidth = None if bandwidth is None else float(bandwidth)
-        self._folder = self.path
-
-    @property
-    def folder(self) -> str | None:
-        """The folder that the file lies in; None until one has been chosen."""
-        return self._folder
+        self.folder = self.path  # that the file lies in; None until one has been chosen
 
     def _make(self) -> _C.Tier:
         bandwidth = math.inf if self.bandwidth is None else self.bandwidth
@@ -159,29 +155,17 @@ class Disk(Tier):
         for find in _DEFAULT_FOLDERS if given is None else [lambda: given]:
             try:
                 folder: str = find()
-                budget = self.budget
-                if budget is None:
-                    budget = shutil.disk_usage(folder).free // 2
+                budget = self.budget or shutil.disk_usage(folder).free // 2
                 made = _C.open_disk(os.fsencode(folder), budget, self.verify, bandwidth)
             except OSError as error:
                 refused.append(error)
                 continue
-            self._folder = folder
+            self.folder = folder
             return made
         if len(refused) == 1 and isinstance(refused[0], OffloadError):
             raise refused[0]
         reasons = "".join(f"\n  {error}" for error in refused)
         raise OffloadError(f"{self!r}: no folder can be used:{reasons}") from refused[-1]
-
-    def __repr__(self) -> str:
-        given = [] if self.path is None else [repr(self.path)]
-        if self.budget is not None:
-            given.append(f"budget={self.budget}")
-        return f"Disk({', '.join(given)})"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        made = functools.partial(Disk, verify=self.verify, bandwidth=self.bandwidth)
-        return made, (self.path, self.budget)
 
 
 class Host(Tier):
@@ -220,7 +204,7 @@ class Host(Tier):
                 f"{self!r}: values on an accelerator are moved to the host's memory, and torch "
                 "knows of no accelerator here. Values on a CPU are moved to a disk: rematfn.Disk()."
             )
-        return _C.open_host(_C.memory_left() // 2 if self.budget is None else self.budget)
+        return _C.open_host(self.budget or _C.memory_left() // 2)
 
     pinned_bytes: int = _told(
         "pinned_bytes", "Bytes that are pinned, whether something lies there or not.", 0
@@ -228,12 +212,6 @@ class Host(Tier):
     waited: float = _told(
         "waited", "Seconds that the accelerator waited for copies, as far as known by now.", 0.0
     )
-
-    def __repr__(self) -> str:
-        return "Host()" if self.budget is None else f"Host(budget={self.budget})"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Host, (self.budget,)
 
 
 class Packed(Tier):
@@ -285,12 +263,6 @@ class Packed(Tier):
     def _make(self) -> _C.Tier:
         return _C.open_packed(self.verify)
 
-    def __repr__(self) -> str:
-        return "Packed(verify=True)" if self.verify else "Packed()"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return functools.partial(Packed, verify=self.verify), ()
-
 
 def _is_name(path: str | os.PathLike[str]) -> bool:
     """Return whether a folder could have this name."""
@@ -309,3 +281,100 @@ _DEFAULT_FOLDERS: Final[list[Callable[[], str]]] = [
 
 DEFAULTS: Final[tuple[type[Tier], ...]] = (Host, Disk)
 KINDS: Final[tuple[type[Tier], ...]] = (*DEFAULTS, Packed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiers:
+    """Where values may go: each to the cheapest of those that take it and have room."""
+
+    all: tuple[Tier, ...] = ()
+    as_there_are: bool = False  # nobody asked for any of them
+
+    def open(self) -> list[_C.Tier]:
+        """Return the tiers as the core knows them.
+
+        Raises:
+            OffloadError: One that was asked for cannot be used, or none can.
+        """
+        opened, refused = [], []
+        for tier in self.all:
+            try:
+                opened.append(tier.open())
+            except OffloadError as error:
+                # A traceback kept here would keep its frames, and what the caller holds.
+                refused.append(error.with_traceback(None))
+        if refused and not (opened and self.as_there_are):
+            raise refused.pop()
+        return opened
+
+    def link(self, drops: bool, values: object = ()) -> _C.Link | None:
+        """Return what is planned for: the way to the first that is used, beside the packed one.
+
+        Where nothing has moved yet, ``values``, which the function is called with, tell whether it
+        works on an accelerator.
+        """
+        if not self.all:
+            return None
+        packed = [kind.open() for kind in self.all if isinstance(kind, Packed)]
+        opened = [tier for tier in self.open() if tier not in packed]
+        used = [tier for tier in opened if tier.statistics()["bytes_out"] > 0]
+        if len(opened) > 1 and not used:
+            device = torch.accelerator.current_accelerator()
+            is_there = any(device and x.device.type == device.type for x in tensors_of(values))
+            used = [tier for tier in opened if tier.for_accelerators == is_there]
+        return _C.link_to([*(used or opened), *packed], drops)
+
+    def __bool__(self) -> bool:
+        return bool(self.all)
+
+    def as_option(self, transform: str) -> str:
+        """Return what one writes for these in a call of `remat` or `offload`, after the budget."""
+        if self.as_there_are or not self.all:
+            return ", offload=True" if self.all and transform == "remat" else ""
+        given = repr(self.all[0] if len(self.all) == 1 else list(self.all))
+        return f", {'offload' if transform == 'remat' else 'to'}={given}"
+
+
+_TIERS: Final = (
+    "".join(kind.written for kind in reversed(KINDS))
+    + """
+  [rematfn.Disk("/fast", "8GiB"), "/large"]  each value goes where it is back soonest"""
+)
+_DEFAULT: Final = "the host's memory for an accelerator, a disk for a CPU"
+_ACCEPTED: Final = f"""
+A tier is one of
+  None                       {_DEFAULT}{_TIERS}"""
+_ACCEPTED_BESIDE_REPLAYS: Final = f"""
+It is one of
+  False, None                nowhere: what does not fit is computed again
+  True                       {_DEFAULT}{_TIERS}"""
+_OneTier: TypeAlias = Tier | str | os.PathLike[str]
+TierLike: TypeAlias = _OneTier | Sequence[_OneTier] | None
+
+
+def tiers_of(offload: object, call: str) -> Tiers:
+    """Return the tiers that an option says, which may be True or False."""
+    if offload is False or offload is None:
+        return Tiers()
+    return parse_tiers(None if offload is True else offload, call, _ACCEPTED_BESIDE_REPLAYS)
+
+
+def parse_tiers(to: object, call: str, accepted: str = _ACCEPTED) -> Tiers:
+    """Return the tiers that ``to`` means; ``call`` is what it was given to, for messages."""
+    if to is None:
+        return Tiers(tuple(kind() for kind in DEFAULTS), as_there_are=True)
+    given = to if isinstance(to, list | tuple) and to else [to]
+    return Tiers(tuple(_parse_tier(each, call, accepted) for each in given))
+
+
+def _parse_tier(to: object, call: str, accepted: str) -> Tier:
+    for kind in KINDS:
+        if isinstance(to, kind):
+            return to
+        if to == kind.word:
+            return kind()
+    if not isinstance(to, str | os.PathLike):
+        raise TypeError(f"{call}: a tier is needed, got {to!r}.{accepted}")
+    if not os.path.isdir(to):
+        raise ValueError(f"{call}: {os.fspath(to)!r} is no folder that exists.{accepted}")
+    return Disk(to)

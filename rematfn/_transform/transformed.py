@@ -68,7 +68,6 @@ class Transformed(Generic[P, R]):
         return self._run(args, kwargs)
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Refuse :func:`torch.jit.script`, which asks for this."""
         raise TypeError(
             f"torch.jit.script of {self._described}: TorchScript would run the function without "
             "its level. Transform what is scripted instead: remat(torch.jit.script(f), budget)."
@@ -96,13 +95,12 @@ class Transformed(Generic[P, R]):
             root = getattr(self._f, "__self__", None)
             with module_paths(root) if options.where else nullcontext():
                 result: R
-                result, stored_bytes = call(self._f, args, kwargs, options, started)
+                result, ran.stored_bytes = call(self._f, args, kwargs, options, started)
         except BaseException:
             if fail is not None:
                 fail()
             ran.to_judge = False
             raise
-        ran.stored_bytes = stored_bytes
         look_back(self, ran, of_the_last=False)
         if not self._history.result_seen:
             self._history.result_seen = True
@@ -198,9 +196,9 @@ class Transformed(Generic[P, R]):
             self.policy.begin(program, budget, like=like, link=link)
             program.follow()
         planned = recorded.planned
-        if planned is not None and not self._options.tiers:
-            judge_plan(self, planned, budget)
         if planned is not None:
+            if not self._options.tiers:
+                judge_plan(self, planned, budget)
             ran.settled = planned.is_settled()
             if options.leaves_early:
                 options.budget, options.is_estimate, options.leaves_early = budget, True, False

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from .. import _C
+from .recorded import lock
 
 # Frames of these are passed over: see Note [A place is a line and a module].
 _C.set_libraries(
@@ -68,7 +69,6 @@ def where() -> Iterator[None]:
             asked.called = None
 
 
-_lock = threading.Lock()
 _blocks = 0
 _hooks: list[Any] = []
 
@@ -96,7 +96,7 @@ def module_paths(root: object = None) -> Iterator[None]:
 
 def _change_blocks(by: int) -> None:
     global _blocks
-    with _lock:
+    with lock:
         _blocks += by
         if _blocks > 0 and not _hooks:
             _hooks.append(register_module_forward_pre_hook(_enter))
@@ -122,11 +122,9 @@ def _leave(module: nn.Module, args: Any, result: Any) -> None:
 def _path_of(module: nn.Module) -> str:
     """Return ``"GPT.blocks.0.mlp"``: from the outermost module whose forward runs."""
     for around, path in reversed(asked.modules):
-        known = _names.get(around)
-        if known is None:
-            known = {id(inner): name for name, inner in around.named_modules()}
-            _names[around] = known
-        name = known.get(id(module))
+        if around not in _names:
+            _names[around] = {id(inner): name for name, inner in around.named_modules()}
+        name = _names[around].get(id(module))
         if name is not None:
             return f"{path}.{name}" if name else path
     return type(module).__name__

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from rematfn import Disk
-from rematfn._inspection.stats import Stats
+from rematfn._inspection.stats import Stats, bytes_or
 from rematfn._inspection.tables import new_figure
 from rematfn._transform.budget import format_bytes
 from rematfn.demo.task import Count
@@ -25,10 +25,10 @@ class Report:
     own_peak: int  # rematfn's table, over all steps
     counted_peak: int  # the allocator's events, over one step under remat
     eager_peak: int  # the same counter, over an eager step
-    # What the resident set rose by in a step under remat, gradients included. On an accelerator:
-    # what its allocator had reserved.
+    # What the resident set of the host rose by in a step under remat, gradients included; None if
+    # the system does not tell.
     resident: int | None
-    eager_resident: int | None  # in an eager step; None if the system does not tell
+    eager_resident: int | None  # in an eager step
     time_ratios: Sequence[float]  # remat / eager, pairs of steps side by side
     eager_seconds: float  # median
     unequal: Sequence[str]  # what differed from eager: "call 1: head.weight"
@@ -73,10 +73,6 @@ class Report:
         return broken
 
     def __str__(self) -> str:
-        """Return a table for people."""
-        on_cpu = self.device.partition(":")[0] == "cpu"
-        seen = "resident set" if on_cpu else "reserved"
-        source = "VmHWM" if on_cpu else "max_memory_reserved"
         stats = self.stats
         of_eager = against = ""
         if stats.budget is not None:
@@ -84,12 +80,12 @@ class Report:
             against = f"{self.counted_peak / stats.budget:.3f} of the budget"
         rows = [
             ("parameters", f"{self.parameters:,} on {self.device}", ""),
-            ("budget", _bytes(stats.budget), of_eager),
-            ("peak, remat, allocator", _bytes(self.counted_peak), against),
-            ("peak, remat, own count", _bytes(self.own_peak), "largest over all steps"),
-            ("peak, eager, allocator", _bytes(self.eager_peak), ""),
-            (f"{seen}, remat", _rise(self.resident), f"{source}, with the gradients"),
-            (f"{seen}, eager", _rise(self.eager_resident), "the same"),
+            ("budget", bytes_or(stats.budget, "none"), of_eager),
+            ("peak, remat, allocator", bytes_or(self.counted_peak), against),
+            ("peak, remat, own count", bytes_or(self.own_peak), "largest over all steps"),
+            ("peak, eager, allocator", bytes_or(self.eager_peak), ""),
+            ("resident set, remat", _rise(self.resident), "VmHWM, with the gradients"),
+            ("resident set, eager", _rise(self.eager_resident), "the same"),
             ("peak, remat / eager", f"{self.counted_peak / self.eager_peak:.3f}", ""),
             ("replayed cost", f"{stats.replayed_cost or 0:.1%}", "of the cost of one eager step"),
             ("step, eager", f"{self.eager_seconds:.3f} s", f"median of {len(self.time_ratios)}"),
@@ -100,10 +96,14 @@ class Report:
         if self.disk is not None:
             returned = f"{stats.returns} values, {stats.late_returns} late"
             rows += [
-                ("moved out", _bytes(stats.moved_bytes), f"{stats.moves} values in the last step"),
-                ("moved back", _bytes(stats.returned_bytes), returned),
+                (
+                    "moved out",
+                    bytes_or(stats.moved_bytes),
+                    f"{stats.moves} values in the last step",
+                ),
+                ("moved back", bytes_or(stats.returned_bytes), returned),
                 ("waited for them", f"{stats.waited or 0:.3f} s", "of the last step"),
-                ("peak on the disk", _bytes(self.disk.peak_bytes), "largest over all steps"),
+                ("peak on the disk", bytes_or(self.disk.peak_bytes), "largest over all steps"),
                 ("bandwidth out", _rate(self.disk.bandwidth_out), "of late"),
                 ("bandwidth in", _rate(self.disk.bandwidth_in), "of late"),
             ]
@@ -126,19 +126,11 @@ def _rate(bandwidth: float | None) -> str:
     return "unknown" if bandwidth is None else f"{bandwidth / 1e6:,.0f} MB/s"
 
 
-def _bytes(nbytes: int | None) -> str:
-    return "none" if nbytes is None else format_bytes(nbytes)
-
-
-def plot_step(
-    path: Path, eager: Count, bounded: Count, budget: int | None, held: Count | None = None
-) -> None:
-    """Save a PNG of both curves, the budget line and what the disk ``held`` at ``path``."""
+def plot_step(path: Path, eager: Count, bounded: Count, budget: int | None) -> None:
+    """Save a PNG of both curves and the budget line at ``path``."""
     figure = new_figure(9, 4.5)
     axes = figure.add_subplot()
     curves = [(eager, "eager", "#8c8c8c"), (bounded, "remat", "#1f6fb4")]
-    if held is not None:
-        curves.append((held, "on the disk", "#2e8b57"))
     for curve, name, colour in curves:
         seconds, mib = [0.0, *curve.seconds], [0.0, *(b / MIB for b in curve.bytes)]
         label = f"{name}, peak {curve.peak / MIB:.0f} MiB"

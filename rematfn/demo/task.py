@@ -67,27 +67,11 @@ class Task:
         return results, Count.of(timeline, results)
 
     def count_resident(self, step: Step, tokens: Tensor, number: int) -> int | None:
-        """Run training step ``number``; return how far the resident set of the process rose.
-
-        On an accelerator: what its allocator has reserved, which is what the driver sees.
-        """
-        if self.device.type != "cpu":
-            return self._count_reserved(step, tokens, number)
+        """Run training step ``number``; return how far the resident set of the process rose."""
         give_back()  # what steps before have left does not hide what this one takes
         with ResidentPeak() as peak:
             self.run(step, tokens, number)
         return peak.added
-
-    def _count_reserved(self, step: Step, tokens: Tensor, number: int) -> int | None:
-        self._finish_queued_work()
-        try:
-            torch.accelerator.empty_cache()
-            torch.accelerator.reset_peak_memory_stats(self.device)
-            before = torch.accelerator.memory_reserved(self.device)
-        except RuntimeError:  # its allocator does not tell
-            return None
-        self.run(step, tokens, number)
-        return torch.accelerator.max_memory_reserved(self.device) - before
 
     def _finish_queued_work(self) -> None:
         if self.device.type != "cpu":

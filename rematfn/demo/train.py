@@ -3,7 +3,6 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +15,7 @@ import rematfn
 from rematfn._transform.budget import BudgetLike
 from rematfn.demo.chargpt import Params
 from rematfn.demo.report import Report, plot_step
-from rematfn.demo.task import Count, Gradients, Step, Task
+from rematfn.demo.task import Gradients, Step, Task
 
 
 def bitwise_equal(a: Tensor, b: Tensor) -> bool:
@@ -30,9 +29,9 @@ def run_demo(
     *,
     budget: BudgetLike,
     steps: int,
+    png: Path,
     pairs: int = 20,
     learning_rate: float = 1e-3,
-    png: Path | None = None,
     offload: bool | Path = False,
     **of_task: Any,
 ) -> Report:
@@ -103,20 +102,13 @@ def run_demo(
     # Another step, counted and drawn now that no thread looks for a better plan beside it.
     tokens = next(task.batches)
     expected, eager_memory = task.count(eager, tokens, steps)
-    with rematfn.where() if disk is not None else nullcontext():
-        got, bounded_memory = task.count(bounded, tokens, steps)
+    got, bounded_memory = task.count(bounded, tokens, steps)
     compare("the last call", got, expected)
-    on_disk = None
-    if disk is not None:
-        points = rematfn.timeline(bounded_loss).points
-        moved = [point.moved for point in points]
-        on_disk = Count([point.time for point in points], moved, max(moved))
     del expected, got
     eager_resident = task.count_resident(eager, tokens, steps)
     bounded_resident = task.count_resident(bounded, tokens, steps)
     stats = rematfn.stats(bounded_loss)
-    if png is not None:
-        plot_step(png, eager_memory, bounded_memory, stats.budget, on_disk)
+    plot_step(png, eager_memory, bounded_memory, stats.budget)
 
     return Report(
         device=str(task.device),

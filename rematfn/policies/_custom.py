@@ -69,8 +69,6 @@ class Custom(Policy):
         expect(callable(self.scorer), "Custom(scorer)", "a function", self.scorer)
 
     def core(self) -> _C.Policy:
-        """Return the policy as the core takes it."""
-
         def score(*fields: object) -> float:
             candidate = Candidate(*fields)  # type: ignore[arg-type]
             try:

@@ -75,7 +75,6 @@ class Guided(Planned):
         expect(is_number, "Guided(search=...)", needed, self.search, ValueError)
 
     def begin(self, program: _C.Program, budget: int, **how: Any) -> None:
-        """Begin a search that goes on while it pays."""
         most = _MOST_SEARCHES * self.search
         program.search(budget, self.search, most, online=self.first.core(), **how)
 
@@ -110,7 +109,6 @@ class Sqrt(Planned):
         expect(fits, "Sqrt(segments=...)", "a number from 1 or None", found, ValueError)
 
     def begin(self, program: _C.Program, budget: int, **_: Any) -> None:
-        """Begin to try numbers of segments."""
         program.cut_into(budget, self.segments or 0)
 
 
@@ -132,5 +130,4 @@ class Memory(Planned):
     """
 
     def begin(self, program: _C.Program, budget: int, **_: Any) -> None:
-        """Begin to try cut points."""
         program.cut_at_points(budget)

@@ -59,7 +59,6 @@ class Speed(Policy):
     discards: ClassVar[bool] = True
 
     def core(self) -> _C.Policy:
-        """Return the policy as the core takes it."""
         return _C.Policy(keeping=_C.Keeping(products=True))
 
 
@@ -97,7 +96,6 @@ class Manual(Policy):
             expect(fits, f"Manual({option}=...)", needed, names)
 
     def core(self) -> _C.Policy:
-        """Return the policy as the core takes it."""
         given = (("only", self.only), ("but", self.but), ("all but", self.drop))
         marks, names = next(((m, n) for m, n in given if n is not None), ("all", ()))
         return _C.Policy(keeping=_C.Keeping(marks=marks, names=list(names)))

@@ -9,6 +9,7 @@ size.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from itertools import accumulate
@@ -66,7 +67,12 @@ class MemoryTimeline:
         self.survivors = 0  # bytes handed out inside the block and still live at its end
         self.device_peak: int | None = None  # the accelerator's own count, if it has one
         self._device_bytes_at_entry = 0
-        self._device_counts = _counts_itself(self.device)
+        self._device_counts = False
+        accelerator = torch.accelerator.current_accelerator()
+        with contextlib.suppress(RuntimeError):  # an allocator that does not tell
+            if accelerator is not None and accelerator.type == self.device.type:
+                torch.accelerator.memory_allocated(self.device)
+                self._device_counts = True
         self._profile: profile | None = None
         # Of what CUDA's allocator takes back, the profiler does not see all.
         self._by_history = (
@@ -166,17 +172,6 @@ class MemoryTimeline:
             changes[index] -= nbytes
         self.bytes_excluding_survivors = list(accumulate(changes))
         self.survivors = sum(nbytes for nbytes, _ in live.values())
-
-
-def _counts_itself(device: torch.device) -> bool:
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None or accelerator.type != device.type:
-        return False
-    try:
-        torch.accelerator.memory_allocated(device)
-    except RuntimeError:  # its allocator does not tell
-        return False
-    return True
 
 
 def finish_on(device: torch.device) -> None:

@@ -26,7 +26,6 @@ from programs import ZOO, Program
 from torch import Tensor, func
 
 import rematfn
-from rematfn.demo.task import Task
 from rematfn.testing import EvictEverything
 
 # torch has fused cells for devices, and the CPU no kernel for them; a generator of the CPU draws
@@ -130,18 +129,6 @@ def test_the_statistics_tell_what_the_driver_sees() -> None:
     assert stats.reserved_bytes == torch.accelerator.max_memory_reserved()
     assert stats.reserved_bytes >= before + 2 * ONE  # the argument, and a sine
     assert "by the process, at the driver" in str(stats)
-
-
-def test_the_demo_counts_what_is_reserved() -> None:
-    x = torch.randn(ONE // 4)
-    task = Task(lambda params, tokens: x.sum(), {}, iter([x]), x.device, seed=0)
-
-    def step(params: Any, tokens: Tensor) -> Any:
-        return {}, (tokens.sin() * tokens.cos()).sum()
-
-    counted = task.count_resident(step, x, 0)
-    assert counted is not None
-    assert 3 * ONE <= counted < 8 * ONE  # two factors, their product, and what is rounded up
 
 
 def test_a_level_with_a_backward_inside_lets_go_of_all_of_it() -> None:

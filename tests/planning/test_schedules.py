@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import rematfn
 from rematfn import _C
 from rematfn._transform.recorded import finish_searches
-from rematfn._transform.tier_options import tiers_of
+from rematfn._transform.tiers import tiers_of
 from rematfn.policies import ON, Guided
 
 SEARCH = 50_000  # operators
