@@ -93,14 +93,12 @@ class Report:
             ("bitwise eager's", "no" if self.unequal else "yes", f"{self.compared} tensors"),
             ("loss", f"{self.losses[0]:.3f} -> {self.last_loss:.3f}", f"{len(self.losses)} steps"),
         ]
+        if stats.reserved_bytes is not None:
+            rows.append(("reserved at the driver", bytes_or(stats.reserved_bytes), "by the process"))
         if self.disk is not None:
             returned = f"{stats.returns} values, {stats.late_returns} late"
             rows += [
-                (
-                    "moved out",
-                    bytes_or(stats.moved_bytes),
-                    f"{stats.moves} values in the last step",
-                ),
+                ("moved out", bytes_or(stats.moved_bytes), f"{stats.moves} values"),
                 ("moved back", bytes_or(stats.returned_bytes), returned),
                 ("waited for them", f"{stats.waited or 0:.3f} s", "of the last step"),
                 ("peak on the disk", bytes_or(self.disk.peak_bytes), "largest over all steps"),
