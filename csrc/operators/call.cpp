@@ -116,11 +116,7 @@ void Call::check_inputs(TensorDomain& domain) const {
     if (version.outside == nullptr) continue;
     const char* change = domain.outside.change_of(version, call_template->view(i));
     if (change == nullptr) continue;
-    const std::string name = name_of(version.storage);
-    check_replay(false, (name.empty() ? "an argument of `" : "`" + name + "`, an argument of `") +
-                            call_template->op.schema().name() + "` that no level made " + change +
-                            (name.empty() ? "" : ". `fully_shard` has freed it: give that "
-                                                 "reshard_after_forward=False"));
+    check_replay(false, "an argument of `" + call_template->op.schema().name() + "` that no level made " + change);
   }
 }
 

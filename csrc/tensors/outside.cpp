@@ -2,7 +2,6 @@
 #include "tensors/outside.h"
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 #include "tensors/level_tensor.h"
@@ -89,7 +88,8 @@ const char* OutsideContents::change_of(TensorVersion& version, const View& view)
   if (version.lost_to_resize) {
     return "lost its bytes after it was read: its storage was resized "
            "(`untyped_storage().resize_`), and does not hold now what it held then. Refill it with "
-           "the same values, resize it after the backward, or give the function a clone";
+           "the same values, resize it after the backward (in FSDP: reshard_after_forward=False), or give "
+           "the function a clone";
   }
   if (version.lost_for_want_of_room) {
     return "was overwritten after it was read, and the budget had no room for a copy. Raise the "
@@ -219,37 +219,6 @@ void OutsideContents::add(TensorVersion& version) {
   version.outside = &domain_;
   by_storage_[version.storage.unsafeGetStorageImpl()] = {&version, Contents(version.storage)};
   update_count();
-}
-
-namespace {
-
-struct Called {
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // lest another be at its address
-  std::string name;
-};
-std::mutex naming;
-auto& named_storages() {
-  static auto* const instance = new std::unordered_map<const c10::StorageImpl*, Called>;
-  return *instance;  // outlives the tensors of a dying process
-}
-
-}  // namespace
-
-void name_storage(const c10::Storage& storage, std::string name) {
-  const c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
-  const std::lock_guard guard(naming);
-  auto& named = named_storages();
-  if (!named.contains(impl)) {
-    std::erase_if(named, [](const auto& entry) { return entry.second.storage.expired(); });
-  }
-  named.insert_or_assign(impl, Called{storage.getWeakStorageImpl(), std::move(name)});
-}
-
-std::string name_of(const c10::Storage& storage) {
-  const std::lock_guard guard(naming);
-  const auto found = named_storages().find(storage.unsafeGetStorageImpl());
-  const bool is_named = found != named_storages().end() && !found->second.storage.expired();
-  return is_named ? found->second.name : "";
 }
 
 }  // namespace rematfn

@@ -17,7 +17,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -105,9 +104,5 @@ class OutsideContents {
   std::unordered_multimap<const void*, TensorVersion*> by_counter_;
   std::vector<Ref<TensorVersion>> bumped_;
 };
-
-// What a storage is called by whoever empties it, for messages. Any thread. Empty: it has no name.
-void name_storage(const c10::Storage& storage, std::string name);
-[[nodiscard]] std::string name_of(const c10::Storage& storage);
 
 }  // namespace rematfn
