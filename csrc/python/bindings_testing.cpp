@@ -7,7 +7,6 @@
 #include "base/errors.h"
 #include "engine/domain.h"
 #include "levels/allocator.h"
-#include "levels/contents_watch.h"
 #include "levels/device_memory.h"
 #include "levels/level.h"
 #include "levels/pressure.h"
@@ -91,9 +90,6 @@ void bind_testing(py::module_& core) {
     return program.begun()->simulated();
   });
   m.def("last_message", &last_message);
-  // See Note [Contents change by operators alone]
-  m.def("watch_contents", &watch_contents, nogil);
-  m.def("changed_contents", &changed_contents, nogil);
 
   // What is to happen.
   m.def("evict", [](const at::Tensor& tensor) {
