@@ -231,15 +231,3 @@ class testing:  # noqa: N801 -- a module
     def pretend_memory_left(nbytes: int | None) -> None: ...
     @staticmethod
     def have_asked() -> int: ...
-
-    class FloorRules:
-        mirrored: bool
-        priced: bool
-        pinned: bool
-        moved: bool
-        frugal: bool
-
-    @staticmethod
-    def replayed_by_rules(
-        trace: Trace, budget: int, floor: testing.FloorRules, most: float
-    ) -> float | None: ...
