@@ -157,8 +157,8 @@ CALLS: list[tuple[Any, ...]] = [
         *(Q, Q, Q, Q, ATTENDED[0], ATTENDED[1], 0.0, F),
     ),
 ]
-# Some are left to torch's Python: numbers that it computes wider than they are given, and lists, as optimisers
-# have them, whose own Python has imported as much.
+# Some are left to torch's Python: numbers that it computes wider than they are given, and lists, as
+# optimisers have them, whose own Python has imported as much.
 IN_PYTHON: list[tuple[Any, ...]] = [
     *((aten._foreach_add, [M, M[:2]], 1.0), (aten._foreach_div.List, [M, B], [M, B])),
     *((aten._foreach_norm, [M, B]), (aten._foreach_exp, [B]), (aten._foreach_lerp, [M], [M], 0.5)),
