@@ -26,7 +26,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-compiled bench-device bench-floor bench-hollow bench-models bench-offload bench-overhead bench-packed bench-steps bench-summary bench-varying docs lint notebooks clean
+.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-compiled bench-device bench-hollow bench-models bench-offload bench-overhead bench-packed bench-steps bench-summary bench-varying docs lint notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -126,9 +126,6 @@ bench: $(INSTALLED)  ## networks inside budgets, beside the peers; writes benchm
 
 bench-bound: $(INSTALLED)  ## what no schedule can beat, beside the plans that are found
 	$(BIN)/python benchmarks/bound.py $(ARGS)
-
-bench-floor: $(INSTALLED)  ## what the rules near the least budget buy
-	$(BIN)/python benchmarks/floor.py $(ARGS)
 
 bench-models: $(LIBRARIES)/.installed  ## models of libraries, beside their own checkpointing
 	PYTHONPATH=$(CURDIR) $(LIBRARIES)/bin/python benchmarks/library_models.py $(ARGS)

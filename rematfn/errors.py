@@ -230,10 +230,10 @@ class ReplayError(RematError, RuntimeError):
     error names them.
 
     With ``remat(..., verify=True)`` it is also raised when an operator computed other bits from the
-    same inputs. The message names the operator and the first element that differs. Make such a
-    kernel deterministic; or tag it ``nondeterministic_seeded`` (:class:`torch.Tag`) if it draws its
-    random numbers from torch's generators; or tag it ``nondeterministic_bitwise``, so that its
-    results are kept and never replayed.
+    same inputs. The message names the operator. Make such a kernel deterministic; or tag it
+    ``nondeterministic_seeded`` (:class:`torch.Tag`) if it draws its random numbers from torch's
+    generators; or tag it ``nondeterministic_bitwise``, so that its results are kept and never
+    replayed.
 
     Example:
         Between the forward and the backward pass, ``w`` is overwritten in place. The backward pass

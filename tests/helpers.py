@@ -29,7 +29,6 @@ from rematfn import _C
 from rematfn._transform.budget import format_bytes, parse_budget
 
 Transform = Callable[..., Any]
-Result = TypeVar("Result")
 Item = TypeVar("Item")
 Other = TypeVar("Other")
 Run = Callable[[Transform], Any]
@@ -202,22 +201,6 @@ def kept(how: Transform) -> tuple[Transform, list[Any]]:
         return made[-1]
 
     return transform, made
-
-
-# The backward works in its forward's workspace, and leaves there what no result depends on.
-_WORKSPACE = re.compile(r"by `aten::mkldnn_rnn_layer` .* of `aten::mkldnn_rnn_layer_backward`$")
-
-
-def watched(run: Callable[[], Result]) -> Result:
-    """Return what `run` does; assert that contents changed by recorded writes alone meanwhile."""
-    _C.testing.watch_contents(True)
-    try:
-        result = run()
-        found = [c for c in _C.testing.changed_contents() if not _WORKSPACE.search(c)]
-    finally:
-        _C.testing.watch_contents(False)
-    assert not found, "\n".join(found)
-    return result
 
 
 def untransformed(f: Transform) -> Transform:

@@ -574,37 +574,8 @@ assert float(rows[2][1 + at]) > 3 * low_bounds[at]
 # 4. *moved*: if replays go on and on, what can be moved to a disk is not dropped any more.
 # 5. *frugal*: else versions are made in the order that takes the least memory.
 #
-# The first changes the score. The others change what may go, or the order of replays. The
-# simulator can switch each off:
-
-# %%
-from rematfn import _C
-
-
-def without(rule, trace, fraction):
-    rules = _C.testing.FloorRules()
-    if rule:
-        setattr(rules, rule, False)
-    replayed = _C.testing.replayed_by_rules(
-        trace._core, int(fraction * trace.peak_bytes), rules, 1e4 * trace.cost
-    )
-    return math.inf if replayed is None else 1 + replayed / trace.cost
-
-
-rows = []
-for rule in (None, "mirrored", "priced", "pinned"):  # frugal does nothing here
-    row = [without(rule, traces["mlp"], fraction) for fraction in (0.3, 0.2, 0.18, 0.16, 0.15)]
-    rows.append([f"without {rule}" if rule else "all rules", *row])
-table(
-    [[row[0], *map(shown, row[1:])] for row in rows],
-    ["mlp, ON", "0.3", "0.2", "0.18", "0.16", "0.15"],
-)
-assert abs(rows[0][1] - total(traces["mlp"], 0.3, ON())) < 1e-6  # the same engine
-assert rows[1][1] > rows[0][1]  # without the first rule it replays more
-
-# %% [markdown]
-# The first three help at these budgets. `docs/design/floor.md` has what each buys, over many
-# programs and budgets.
+# The first changes the score. The others change what may go, or the order of replays.
+# `docs/design/floor.md` has what each buys, over many programs and budgets.
 #
 # <details><summary><b>Question.</b> Why not just use the solver's schedule?</summary>
 #

@@ -127,8 +127,7 @@ double Evictor::score_of(const Version& version) {
 // See Note [Near the floor], Rule 1
 ScoreContext Evictor::context_for(const Score& kind) {
   ScoreContext context{.now = moves_.clock, .record_now = moves_.record_clock()};
-  const bool may_mirror = moves_.floor.mirrored && kind.horizon == Horizon::kAge;
-  if (may_mirror && moves_.thrash.is_thrashing(moves_.clock)) {
+  if (kind.horizon == Horizon::kAge && moves_.thrash.is_thrashing(moves_.clock)) {
     context.front = moves_.thrash.front();
   }
   return context;
@@ -317,7 +316,7 @@ void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
 // See Note [Near the floor], Rule 2
 bool Evictor::prices_pending(const Table& table) const {
   // What a custom score says, and what inner levels do, cannot be compared with it.
-  return moves_.floor.priced && !table.policy.custom_score && table.inner.empty();
+  return !table.policy.custom_score && table.inner.empty();
 }
 
 // Makes room for `nbytes`, of what is not pinned, as far as there is any.

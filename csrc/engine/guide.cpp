@@ -29,7 +29,6 @@ Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()), cost(tr
     const auto [what, index] = trace.events[e];
     const bool is_wanted = what == Trace::What::kSeal || what == Trace::What::kFilled ||
                            what == Trace::What::kAddressed || what == Trace::What::kRead;
-    if (what == Trace::What::kRead && next[index] != clock) raw_reads_.push_back({{index, clock}, next[index]});
     if (is_wanted) next[index] = clock;
     if (what != Trace::What::kCall) continue;
     const Trace::Call& call = trace.calls[index];
@@ -39,12 +38,6 @@ Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()), cost(tr
     for (const Trace::Made& made : call.makes) next_[entry++] = next[made.value];
     for (const Trace::Read& read : call.reads) next[read.value] = clock;
   }
-  std::ranges::sort(raw_reads_, {}, &RawRead::of);
-}
-
-double Future::after_raw_read(Trace::Id value, double now, double otherwise) const {
-  const auto found = std::ranges::lower_bound(raw_reads_, std::pair(value, now), {}, &RawRead::of);
-  return found != raw_reads_.end() && found->of.first == value ? found->next : otherwise;
 }
 
 Guide::Guide(Followed followed, std::shared_ptr<Timings> timings)

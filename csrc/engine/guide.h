@@ -90,19 +90,12 @@ class Future {
   [[nodiscard]] double after_made(std::size_t call, std::size_t i) const {
     return next_[first_[call + 1] - made_[call] + i];
   }
-  // After it is read by its address, at time `now` or later; `otherwise`, if it is not.
-  [[nodiscard]] double after_raw_read(Trace::Id value, double now, double otherwise) const;
 
  private:
   std::vector<std::size_t> first_;  // where a call's entries begin
   std::vector<std::size_t> made_;
   std::vector<double> next_;
   std::vector<double> ends_;
-  struct RawRead {
-    std::pair<Trace::Id, double> of;  // and when
-    double next;
-  };
-  std::vector<RawRead> raw_reads_;  // by value, and time
   mutable std::once_flag indexed_;
   mutable std::unique_ptr<const CallIndex> index_;  // made where a call first differs
 };
@@ -139,11 +132,6 @@ class Guide {
   // The program has run this call. The versions know their next use, if it is found and the guide foresees.
   // See Note [A guide finds its place again]
   void follow(const ObservedCall& call);
-  // It has been read by its address.
-  void note_read(Version& version) {
-    const Trace::Id value = version.value;
-    if (value != kNoValue) advise(version, value, future_.after_raw_read(value, now_, version.next_use));
-  }
   // Whether it has lost its place.
   [[nodiscard]] bool is_dormant() const { return dormant_; }
   // So far, sizes included: what was simulated holds.

@@ -48,7 +48,6 @@ class Ledger {
   Observers observers;
   std::shared_ptr<const Trace> known;  // of an earlier call that was alike
   Thrash thrash;
-  FloorRules floor;
   // See Note [Whoever needs room may take it]
   std::vector<Table*> sharing;      // tables whose budget others share
   std::atomic<bool> lends{false};   // the lock's owner waits

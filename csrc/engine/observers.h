@@ -60,10 +60,7 @@ class Observers {
     if (recorder) recorder->note(what, version);
   }
   // No operator reads it: Note [What is asked before bytes are read].
-  void note_read(Version& version) {
-    note(Trace::What::kRead, version);
-    if (guide) guide->note_read(version);
-  }
+  void note_read(const Version& version) { note(Trace::What::kRead, version); }
   void note_mark(const Version& version, const std::string& name) {
     if (recorder) recorder->note_mark(version, name);
   }

@@ -113,15 +113,13 @@ NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
     return true;
   };
   if (fits([&] { run_replays(wanted, kFewReplays); })) return {};
-  const auto may_move = [&](const Version* v) {
-    return room_.floor.moved && v->table && v->table->has_copies();
-  };
+  const auto may_move = [&](const Version* v) { return v->table && v->table->has_copies(); };
   if (std::any_of(wanted.begin(), wanted.end(), may_move)) {  // See Note [Near the floor], Rule 4
     room_.evictor.move_from_now_on();
     if (fits([&] { run_replays(wanted, kManyReplays); })) return {};
   }
   room_.replays_left = most_replays(kManyReplays, room_.live_operations);
-  if (room_.floor.frugal && fits([&] { frugal_.replay(*least->table, wanted); })) return {};
+  if (fits([&] { frugal_.replay(*least->table, wanted); })) return {};
   if (fits([&] { run_replays(wanted, kManyReplays); })) return {};
   return *least;
 }
@@ -192,7 +190,6 @@ void Replayer::run_queue() {
 }
 
 void Replayer::hold(Version& version, const Operation* reader) {
-  if (!room_.floor.pinned) return;
   pin(version);
   held_.emplace_back(reader, Ref<Version>(&version));
 }

@@ -44,10 +44,8 @@ void Room::replay(Operation& operation) {
   Guide* const guide = observers.guide.get();
   if (guide == nullptr || thrash.replayed() <= guide->most_replayed(clock)) return;
   if (!guide->is_as_recorded() && guide->foresees()) give_up_plan();
-  if (floor.moved) {
-    guide->note_broken();
-    evictor.move_from_now_on();  // See Note [Near the floor], Rule 4
-  }
+  guide->note_broken();
+  evictor.move_from_now_on();  // See Note [Near the floor], Rule 4
 }
 
 void Room::fetch(Version& version) {

@@ -68,8 +68,8 @@ struct Call final : TensorOperation, Pooled<Call> {
   Ref<CallTemplate> call_template;
   c10::SmallVector<OutputPlace, 2> places;
   std::shared_ptr<const RandomState> random;
-  // One for each output, if the level verifies. See Note [What a fingerprint can tell]
-  std::unique_ptr<std::vector<Fingerprint>> fingerprints;
+  // One for each output that is compared, if the level verifies. See Note [What a fingerprint can tell]
+  std::unique_ptr<std::vector<std::optional<std::uint64_t>>> fingerprints;
   bool gives_zeros = false;  // See Note [Uninitialised memory is verified as zeros]
 
  private:

@@ -26,7 +26,7 @@
 //      what they read by address; what the others are given, and make, stays as in 4.
 //   4. Some pack a matrix for fbgemm. Their result is an object of C++'s in the place of bytes, which
 //      may refer to the arguments: none of these is evicted, moved, or made again.
-// `watch_contents` finds those that no list has: Note [Contents change by operators alone].
+// Those that no list has show where all is evicted: they find no bytes, or what they wrote is gone.
 
 #pragma once
 

@@ -198,7 +198,6 @@ class Simulation {
     }
     domain_->root = table_.get();
     domain_->observers.guide = options.guide;
-    domain_->floor = options.floor;
   }
 
   Statistics run() {

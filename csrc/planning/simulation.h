@@ -14,7 +14,6 @@
 #include "engine/link.h"
 #include "engine/table.h"
 #include "engine/trace.h"
-#include "policy/floor.h"
 
 namespace rematfn {
 
@@ -47,7 +46,6 @@ struct SimulationOptions {
   double most_overhead = kNever;  // seconds; beyond, the run is not worth finishing
   Effort* effort = nullptr;  // to add to, and to stop by
   std::optional<LinkOptions> link{};  // none: dropping
-  FloorRules floor{};
   // For tests: before each event, and after the last. The program runs in `innermost`, which it may replace.
   std::function<void(Table& outermost, Ref<Table>& innermost)> between{};
 };

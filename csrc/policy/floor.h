@@ -26,21 +26,12 @@
 //      this is Rule 6 there.
 //   5. Frugal: where two replays for each recorded operation are not enough, and nothing can be moved, versions
 //      are made in the order that takes the least memory. Note [Frugal replays]; this is Rule 5 there.
-// Each can be switched off, for benchmarks/floor.py.
 
 #pragma once
 
 #include <cstdint>
 
 namespace rematfn {
-
-struct FloorRules {
-  bool mirrored = true;
-  bool priced = true;
-  bool pinned = true;
-  bool moved = true;
-  bool frugal = true;
-};
 
 // What replays have cost, and where a backward is.
 class Thrash {

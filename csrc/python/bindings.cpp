@@ -357,7 +357,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("cpu_allocator", [] { return reinterpret_cast<std::intptr_t>(c10::GetCPUAllocator()); });
   m.def("keep_bytes", &keep_bytes, nogil);
   m.def("note_array", &note_array, nogil);
-  m.def("name_storage", &name_storage, nogil);
   m.def("mark", &mark, nogil);
   m.def("share_handles",
         [](const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& arguments) {

@@ -7,14 +7,12 @@
 #include "base/errors.h"
 #include "engine/domain.h"
 #include "levels/allocator.h"
-#include "levels/contents_watch.h"
 #include "levels/device_memory.h"
 #include "levels/level.h"
 #include "levels/pressure.h"
 #include "memory/pages.h"
 #include "planning/program.h"
 #include "planning/search_thread.h"
-#include "planning/simulation.h"
 #include "python/bindings.h"
 #include "tensors/host.h"
 #include "tensors/packed.h"
@@ -24,21 +22,6 @@ namespace py = pybind11;
 
 namespace rematfn {
 namespace {
-
-// What a simulation with ON() replays, in seconds; none if it does not fit or replays more than `most`.
-std::optional<double> replayed_by_rules(const Trace& trace, std::size_t budget,
-                                        const FloorRules& floor, double most) {
-  SimulationOptions options;
-  options.budget = budget;
-  options.floor = floor;
-  options.most_overhead = most;
-  try {
-    const double cost = simulate(trace, options).replayed_cost;
-    return cost <= most ? std::optional(cost) : std::nullopt;
-  } catch (const NoRoom&) {
-    return std::nullopt;
-  }
-}
 
 // What `what` returns for the contents of a level tensor, under the lock; false if it is none.
 template <class What>
@@ -91,9 +74,6 @@ void bind_testing(py::module_& core) {
     return program.begun()->simulated();
   });
   m.def("last_message", &last_message);
-  // See Note [Contents change by operators alone]
-  m.def("watch_contents", &watch_contents, nogil);
-  m.def("changed_contents", &changed_contents, nogil);
 
   // What is to happen.
   m.def("evict", [](const at::Tensor& tensor) {
@@ -128,16 +108,6 @@ void bind_testing(py::module_& core) {
         have_asked(c10::kPrivateUse1, *c10::GetAllocator(c10::kPrivateUse1)));
   });
   m.def("pretend_memory_left", &pretend_memory_left);
-
-  // See Note [Near the floor]
-  py::class_<FloorRules>(m, "FloorRules")
-      .def(py::init())
-      .def_readwrite("mirrored", &FloorRules::mirrored)
-      .def_readwrite("priced", &FloorRules::priced)
-      .def_readwrite("pinned", &FloorRules::pinned)
-      .def_readwrite("moved", &FloorRules::moved)
-      .def_readwrite("frugal", &FloorRules::frugal);
-  m.def("replayed_by_rules", &replayed_by_rules, nogil);
 }
 
 }  // namespace rematfn

@@ -2,7 +2,6 @@
 #include "tensors/outside.h"
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 #include "tensors/level_tensor.h"
@@ -19,7 +18,6 @@ Ref<TensorVersion> OutsideContents::version_of(c10::TensorImpl& tensor, bool rea
     entry.version->storage = storage;
     entry.version->nbytes = storage.nbytes();
     entry.version->outside = &domain_;
-    take_name(*entry.version);
     update_count();
     // functionalize bumps the counters of tensors it does not write.
     const bool counts =
@@ -89,7 +87,8 @@ const char* OutsideContents::change_of(TensorVersion& version, const View& view)
   if (version.lost_to_resize) {
     return "lost its bytes after it was read: its storage was resized "
            "(`untyped_storage().resize_`), and does not hold now what it held then. Refill it with "
-           "the same values, resize it after the backward, or give the function a clone";
+           "the same values, resize it after the backward (in FSDP: reshard_after_forward=False), or give "
+           "the function a clone";
   }
   if (version.lost_for_want_of_room) {
     return "was overwritten after it was read, and the budget had no room for a copy. Raise the "
@@ -119,7 +118,6 @@ void OutsideContents::forget(const c10::StorageImpl& storage, bool for_want_of_r
 }
 
 void OutsideContents::note_write(const c10::StorageImpl& storage) {
-  names_.erase(&storage);
   const auto found = by_storage_.find(&storage);
   if (found == by_storage_.end() || found->second.version->readers != nullptr) return;
   TensorVersion& version = *found->second.version;
@@ -141,25 +139,6 @@ void OutsideContents::erase(TensorVersion& version) {
   drop_counter(version);
   if (entry_of(version) != nullptr) by_storage_.erase(version.storage.unsafeGetStorageImpl());
   update_count();
-}
-
-void OutsideContents::bury(TensorVersion& version) {
-  const bool is_named = version.value != kNoValue || version.recorded != kNoValue;
-  if (is_named && entry_of(version) != nullptr) {
-    names_[version.storage.unsafeGetStorageImpl()] = {version.storage.getWeakStorageImpl(), version.value,
-                                                      version.recorded};
-  }
-  erase(version);
-}
-
-void OutsideContents::take_name(TensorVersion& version) {
-  const auto found = names_.find(version.storage.unsafeGetStorageImpl());
-  if (found == names_.end()) return;
-  if (!found->second.storage.expired()) {
-    version.value = found->second.value;
-    version.recorded = found->second.recorded;
-  }
-  names_.erase(found);
 }
 
 namespace {
@@ -219,37 +198,6 @@ void OutsideContents::add(TensorVersion& version) {
   version.outside = &domain_;
   by_storage_[version.storage.unsafeGetStorageImpl()] = {&version, Contents(version.storage)};
   update_count();
-}
-
-namespace {
-
-struct Called {
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // lest another be at its address
-  std::string name;
-};
-std::mutex naming;
-auto& named_storages() {
-  static auto* const instance = new std::unordered_map<const c10::StorageImpl*, Called>;
-  return *instance;  // outlives the tensors of a dying process
-}
-
-}  // namespace
-
-void name_storage(const c10::Storage& storage, std::string name) {
-  const c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
-  const std::lock_guard guard(naming);
-  auto& named = named_storages();
-  if (!named.contains(impl)) {
-    std::erase_if(named, [](const auto& entry) { return entry.second.storage.expired(); });
-  }
-  named.insert_or_assign(impl, Called{storage.getWeakStorageImpl(), std::move(name)});
-}
-
-std::string name_of(const c10::Storage& storage) {
-  const std::lock_guard guard(naming);
-  const auto found = named_storages().find(storage.unsafeGetStorageImpl());
-  const bool is_named = found != named_storages().end() && !found->second.storage.expired();
-  return is_named ? found->second.name : "";
 }
 
 }  // namespace rematfn

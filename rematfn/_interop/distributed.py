@@ -73,18 +73,11 @@ def _watch_units() -> None:
     tell(unit, "pre_forward", then=_watch_arguments)
     tell(unit, "post_forward", lambda unit, *given: _keep_result(*given))
     tell(unit, "post_backward", _keep_gradients)
-    tell(sys.modules[_UNITS].FSDPParam, "free_unsharded_param", _name_storages)
 
 
 def _outside(method: Any, /, *args: Any, **kwargs: Any) -> Any:
     with _C.Outside():
         return method(*args, **kwargs)
-
-
-def _name_storages(parameter: Any) -> None:
-    name = parameter._param_fqn or "a parameter"
-    for tensor in (*parameter.all_gather_outputs, *parameter._unsharded_inner_tensors):
-        _C.name_storage(tensor.untyped_storage(), name)
 
 
 def _keep_gradients(unit: Any, *_: Any) -> None:

@@ -100,9 +100,8 @@ def remat(
         cost: ``"model"`` estimates an operator's cost from bytes and FLOPs, the same on every run
             and machine; ``"time"`` measures it. With ``offload`` it is always measured.
         verify: Compare the results of each replay with those of the operator's first run, and raise
-            a :class:`ReplayError` that names the operator and the first element that differs. For
-            trying out kernels of your own, best with ``policy=EvictEverything()``. It reads every
-            result once more, and keeps two bytes for each of its elements, outside of the budget.
+            a :class:`ReplayError` that names the operator. For trying out kernels of your own,
+            best with ``policy=EvictEverything()``. It reads every result once more.
         max_operations: How many operators the record of a call may have before it is trimmed;
             262,144 unless given. An operator takes some 530 bytes of host memory, outside of the
             budget, and 330 more for a number among its arguments. In the first call of a signature,

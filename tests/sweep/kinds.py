@@ -12,7 +12,7 @@ from typing import Any
 
 import optree
 import torch
-from helpers import Transform, scalar, untransformed, watched, weights_like
+from helpers import Transform, scalar, untransformed, weights_like
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
@@ -182,20 +182,6 @@ def moved(program: Program) -> Program:
     )
 
 
-# --- with contents watched ------------------------------------------------------------------------
-
-
-def seen(program: Program) -> Program:
-    """Return the program with nothing evicted, and whatever changes unrecorded a failure."""
-
-    def run(info: Any, sample: Sample, transform: Transform) -> Any:
-        if transform is untransformed:
-            return program(info, sample, transform)
-        return watched(lambda: program(info, sample, rematfn.remat))
-
-    return run
-
-
 # --- the table ------------------------------------------------------------------------------------
 
 
@@ -248,9 +234,5 @@ KINDS = {
         Kind("offload forward", moved(forward), always),
         Kind("offload backward", moved(backward), has_gradient, requires_grad=True),
         Kind("remat(grad)", inside(pulled_back), has_gradient, requires_grad=True),
-        Kind("watched forward", seen(forward), always),
-        Kind("watched in-place", seen(in_place), has_in_place),
-        Kind("watched out=", seen(into_out), has_out),
-        Kind("watched backward", seen(backward), has_gradient, requires_grad=True),
     )
 }

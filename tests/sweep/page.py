@@ -59,10 +59,6 @@ MEANINGS = {
     "double backward": "the same, and of that again, with `create_graph`",
     "offload forward": "`offload(f)`, with all values moved to a disk",
     "offload backward": "`torch.autograd.grad` of that",
-    "watched forward": "`remat(f)` with nothing evicted: contents change by recorded writes alone",
-    "watched in-place": "the same with the operator's in-place variant",
-    "watched out=": "the same with the operator's `out=` variant",
-    "watched backward": "`torch.autograd.grad` of `remat(f)`, watched so",
 }
 
 

@@ -54,11 +54,14 @@ def with_operator(op: Any) -> Callable[[Tensor], Tensor]:
 X = torch.linspace(-1, 1, 12).view(3, 4)
 
 
-def test_an_operator_that_computes_something_else_is_named_with_the_element() -> None:
+def named(op: Any) -> str:
+    return re.escape(f"`{op._opoverload.name()}` gave other bits")
+
+
+def test_an_operator_that_computes_something_else_is_named() -> None:
     op = define(spoil_element)
-    with pytest.raises(rematfn.ReplayError, match=re.escape("element [1, 2] of Float[3, 4]")) as e:
+    with pytest.raises(rematfn.ReplayError, match=named(op)):
         VERIFIED(with_operator(op))(X)
-    assert str(op._opoverload.name()) in str(e.value)
 
 
 def test_a_replay_that_fails_does_not_hide_the_exception_before_it() -> None:
@@ -72,7 +75,7 @@ def test_a_replay_that_fails_does_not_hide_the_exception_before_it() -> None:
 
     with pytest.raises(LookupError, match="own"):
         VERIFIED(f)(X)
-    with pytest.raises(rematfn.ReplayError, match=r"element \[1, 2\]"):
+    with pytest.raises(rematfn.ReplayError, match=named(op)):
         kept[0].cos()
 
 
@@ -84,7 +87,7 @@ def test_what_is_written_in_place_is_verified() -> None:
         op(y)
         return y.cos() * y
 
-    with pytest.raises(rematfn.ReplayError, match=re.escape("element [1, 2] of Float[3, 4]")):
+    with pytest.raises(rematfn.ReplayError, match=named(op)):
         VERIFIED(f)(X)
 
 
@@ -97,8 +100,9 @@ def test_one_nan_is_told_from_another() -> None:
     def spoil(y: Tensor, run: int) -> None:
         y.view(torch.int32)[0, 1] = 0x7FC00000 + (run > 0)
 
-    with pytest.raises(rematfn.ReplayError, match=r"element \[0, 1\]"):
-        VERIFIED(with_operator(define(spoil)))(X)
+    op = define(spoil)
+    with pytest.raises(rematfn.ReplayError, match=named(op)):
+        VERIFIED(with_operator(op))(X)
 
 
 def test_uninitialised_memory_may_be_read_by_copies_that_are_overwritten() -> None:
