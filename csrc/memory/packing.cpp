@@ -57,6 +57,27 @@ struct Upper {
   static constexpr Element widen(Narrow x) { return Element{x} << 16; }
 };
 
+// A float that was a half: zero, or normal as a half. The exponents differ by 112.
+struct Half {
+  using Element = std::uint32_t;
+  using Narrow = std::uint16_t;
+  static constexpr Element kBias = 112U << 23;
+  static constexpr bool fits(Element x) {
+    const Element magnitude = x & 0x7fffffffU;
+    const bool is_normal = magnitude - (kBias + (1U << 23)) < (30U << 23);
+    return (x & 0x1fffU) == 0 && (is_normal || magnitude == 0);
+  }
+  static constexpr Narrow narrow(Element x) {
+    const Element magnitude = x & 0x7fffffffU;
+    const Element half = magnitude == 0 ? 0 : (magnitude - kBias) >> 13;
+    return static_cast<Narrow>(((x >> 16) & 0x8000U) | half);
+  }
+  static constexpr Element widen(Narrow x) {
+    const Element magnitude = x & 0x7fffU;
+    return (Element{x} & 0x8000U) << 16 | (magnitude == 0 ? 0 : (magnitude << 13) + kBias);
+  }
+};
+
 template <class T>
 struct Integer {
   using Element = std::uint64_t;
@@ -211,7 +232,7 @@ namespace {
 constexpr std::array kCodecs{
     &CodecOf<Same<std::uint8_t>>::codec,  &CodecOf<Same<std::uint16_t>>::codec,
     &CodecOf<Same<std::uint32_t>>::codec, &CodecOf<Same<std::uint64_t>>::codec,
-    &CodecOf<Upper>::codec,
+    &CodecOf<Upper>::codec,               &CodecOf<Half>::codec,
     &CodecOf<Integer<std::int8_t>>::codec, &CodecOf<Integer<std::int16_t>>::codec,
     &CodecOf<Integer<std::int32_t>>::codec,
 };

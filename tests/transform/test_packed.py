@@ -21,7 +21,7 @@ N = 1 << 18
 
 
 def words(dtype: torch.dtype, n: int = N) -> Tensor:
-    """Return every pattern of 16 bits, as the upper half of a float, or of a half."""
+    """Return every pattern of 16 bits, as the upper half of a float or as a half."""
     patterns = torch.arange(n, dtype=torch.int32) % (1 << 16)
     halves = (patterns - (1 << 15)).to(torch.int16).view(dtype)
     return halves.float()
@@ -42,7 +42,7 @@ CONTENTS: dict[str, tuple[Callable[[], Tensor], float]] = {
     "truth values": (lambda: torch.rand(N) < 0.5, 0.13),
     "equal": (lambda: torch.full((N,), 3.0), 0.01),
     "from bfloat16": (lambda: torch.randn(N).bfloat16().float(), 0.51),
-    "from half": (lambda: torch.rand(N).add(1).half().float(), 1),
+    "from half": (lambda: torch.rand(N).add(1).half().float(), 0.51),
     "relu from bfloat16": (lambda: torch.randn(N).bfloat16().float().relu(), 0.29),
     "every bfloat16": (lambda: words(torch.bfloat16), 0.51),
     "every half": (lambda: words(torch.float16), 1),
