@@ -4,7 +4,9 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace rematfn {
 namespace {
@@ -12,6 +14,11 @@ namespace {
 void add_once(std::vector<Ref<Version>>& versions, Version& version) {
   const auto is_it = [&](const Ref<Version>& v) { return v.get() == &version; };
   if (std::none_of(versions.begin(), versions.end(), is_it)) versions.emplace_back(&version);
+}
+
+// It comes, or would come, from a copy.
+bool comes_by_copy(const Version& version) {
+  return version.copied_by() != nullptr || (version.is_candidate() && version.way->keeps_copy());
 }
 
 }  // namespace
@@ -31,7 +38,6 @@ struct FrugalReplayer::Sweep {
   std::vector<Operation*> operations;  // in program order
   std::vector<Version*> order;         // in which the versions were reached: the same in every process
   std::unordered_map<Version*, Reads> versions;
-  bool has_copies = false;  // something comes from a copy: that is not swept
   std::size_t peak = 0;  // bytes, what was resident and cannot go included
 };
 
@@ -44,15 +50,16 @@ struct FrugalReplayer::Frame {
 FrugalReplayer::FrugalReplayer(Room& room) : room_(room) {}
 FrugalReplayer::~FrugalReplayer() = default;
 
-// The sweep that makes `missing` and keeps `kept`.
+// The sweep that makes `missing` and keeps `kept`. With `first` given: once that is there, pinned,
+// and all that may go has gone.
 FrugalReplayer::Sweep FrugalReplayer::foresee(Table& table, std::span<Version* const> missing,
-                                              std::span<Version* const> kept) {
+                              std::span<Version* const> kept, const Version* first) {
   Sweep sweep;
   // What is lost is found out on the way, which takes a walk: then this one begins again.
-  while (!reach(sweep, missing, kept)) sweep = {};
+  while (!reach(sweep, missing, kept, first)) sweep = {};
   std::sort(sweep.operations.begin(), sweep.operations.end(),
             [](const Operation* a, const Operation* b) { return a->order < b->order; });
-  sweep.peak = sweep.has_copies ? kNoBudget : peak_of(sweep, table);
+  sweep.peak = peak_of(sweep, table, first);
   if (sweep.operations.size() > lookahead_left_) throw Room::thrashing(table);
   lookahead_left_ -= sweep.operations.size();
   room_.store.note_lookahead(sweep.operations.size());
@@ -60,12 +67,12 @@ FrugalReplayer::Sweep FrugalReplayer::foresee(Table& table, std::span<Version* c
 }
 
 bool FrugalReplayer::reach(Sweep& sweep, std::span<Version* const> missing,
-                           std::span<Version* const> kept) {
+                           std::span<Version* const> kept, const Version* first) {
   Walk walk(room_.walks);
   const auto visit_producer = [&](Version& version) {
-    if (!room_.is_missing(version)) return;
-    sweep.has_copies |= version.can_be_fetched();
-    if (version.must_be_replayed()) walk.visit(*version.producer);
+    if (&version == first) return;
+    if (!room_.is_missing(version) && (first == nullptr || !version.may_go())) return;
+    if (!comes_by_copy(version)) walk.visit(*version.producer);
   };
   for (Version* v : missing) {
     sweep[*v].to_the_end = true;
@@ -84,20 +91,29 @@ bool FrugalReplayer::reach(Sweep& sweep, std::span<Version* const> missing,
 }
 
 // See Note [Frugal replays]
-std::size_t FrugalReplayer::peak_of(const Sweep& sweep, const Table& table) const {
+std::size_t FrugalReplayer::peak_of(const Sweep& sweep, const Table& table, const Version* first) const {
   std::unordered_map<const Version*, std::size_t> left;
   // Of what comes and goes with the sweep; the others count throughout.
   const auto bytes_of = [&](const Version& v) {
     const bool comes_and_goes = v.has_bytes() ? v.may_go() : true;
-    return comes_and_goes && is_within(v.table.get(), table) ? v.nbytes : 0;
+    return &v != first && comes_and_goes && is_within(v.table.get(), table) ? v.nbytes : 0;
   };
   std::size_t live = table.used_bytes() - table.evictable_bytes();
+  if (first != nullptr && is_within(first->table.get(), table)) live += first->nbytes;
   for (const auto& [version, reads] : sweep.versions) {
     left[version] = reads.left + (reads.to_the_end ? 1 : 0);
-    if (version->has_bytes()) live += bytes_of(*version);
+    if (version->has_bytes() && first == nullptr) live += bytes_of(*version);
   }
   std::size_t peak = live;
+  std::unordered_set<const Version*> fetched;
+  const auto fetch = [&](const Version& v) {
+    const bool is_there = v.has_bytes() && first == nullptr;
+    if (is_there || !comes_by_copy(v) || !fetched.insert(&v).second) return;
+    live += bytes_of(v);
+    peak = std::max(peak, live);
+  };
   for (const Operation* operation : sweep.operations) {
+    for (const Input& input : operation->inputs) fetch(*input.version);
     std::size_t allocated = operation->output_bytes + operation->scratch_bytes;
     std::size_t overwritten = 0;
     for (std::size_t i = 0; i < operation->inputs.size(); ++i) {
@@ -109,12 +125,17 @@ std::size_t FrugalReplayer::peak_of(const Sweep& sweep, const Table& table) cons
     }
     if (is_within(operation->table.get(), table)) peak = std::max(peak, live + allocated);
     for (const Version* output : operation->outputs) {
-      if (output != nullptr && !output->has_bytes() && left.contains(output)) live += bytes_of(*output);
+      if (output == nullptr || (output->has_bytes() && first == nullptr)) continue;
+      if (comes_by_copy(*output)) continue;
+      if (left.contains(output)) live += bytes_of(*output);
     }
     peak = std::max(peak, live - std::min(live, overwritten));
     for (const Input& input : operation->inputs) {
       if (--left[input.version.get()] == 0) live -= bytes_of(*input.version);
     }
+  }
+  for (Version* v : sweep.order) {
+    if (sweep.versions.at(v).to_the_end) fetch(*v);
   }
   return peak;
 }
@@ -126,6 +147,10 @@ void FrugalReplayer::run(Sweep& sweep) {
     if (place == sweep.versions.end() || place->second.pinned || !version.is_here()) return;
     pin(version);
     place->second.pinned = true;
+  };
+  const auto have = [&](Version& version) {
+    if (room_.is_missing(version) && version.can_be_fetched()) room_.fetch(version);
+    pin_in_sweep(version);
   };
   for (Version* version : sweep.order) pin_in_sweep(*version);
   for (Operation* operation : sweep.operations) {
@@ -142,7 +167,9 @@ void FrugalReplayer::run(Sweep& sweep) {
   });
   while (done < sweep.operations.size()) {
     Operation& operation = *sweep.operations[done];
-    for (Input& input : operation.inputs) pin_in_sweep(*input.version);
+    for (Input& input : operation.inputs) have(*input.version);
+    const auto is_lost = [](const Input& input) { return !input.version->is_here(); };
+    if (std::ranges::any_of(operation.inputs, is_lost)) return;  // with its copy
     room_.replay(operation);
     ++done;
     for (Version* output : operation.outputs) {
@@ -156,6 +183,9 @@ void FrugalReplayer::run(Sweep& sweep) {
       unpin(*input.version);
       room_.drop_if_useless(*input.version);
     }
+  }
+  for (Version* version : sweep.order) {
+    if (sweep[*version].to_the_end) have(*version);
   }
   for (Version* version : sweep.order) {
     if (sweep[*version].to_the_end) pin_in_frame(*version);
@@ -211,7 +241,7 @@ void FrugalReplayer::replay(Table& table, std::span<Version* const> wanted) {
       run(all);
       continue;
     }
-    Version* first = missing.front();
+    Version* first = easiest_first(table, missing, kept);
     if (Sweep alone = foresee(table, {&first, 1}, {}); alone.peak <= table.available_bytes()) {
       run(alone);
     } else if (first->must_be_replayed()) {
@@ -232,6 +262,24 @@ void FrugalReplayer::finish_frame() {
   for (const Ref<Version>& v : frames_.back().inputs) {
     if (v->is_here() && v->producer.get() == operation.get()) pin_in_frame(*v);
   }
+}
+
+// See Note [Frugal replays], 3
+Version* FrugalReplayer::easiest_first(Table& table, std::span<Version* const> missing,
+                               std::span<Version* const> kept) {
+  if (missing.size() == 1) return missing.front();
+  Version* easiest = nullptr;
+  std::size_t least = 0;
+  for (Version* v : missing) {
+    std::vector<Version*> rest;
+    std::copy_if(missing.begin(), missing.end(), std::back_inserter(rest),
+                 [&](const Version* other) { return other != v; });
+    const std::size_t peak = foresee(table, rest, kept, v).peak;
+    if (easiest != nullptr && peak >= least) continue;
+    easiest = v;
+    least = peak;
+  }
+  return easiest;
 }
 
 }  // namespace rematfn

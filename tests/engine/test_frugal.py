@@ -91,7 +91,7 @@ class Case:
 CASES = [
     Case(residual_backward, 1.4),
     Case(transformer_gradients, 2.52),
-    Case(transformer_grad, 2.0),
+    Case(transformer_grad, 1.8),
 ]
 
 
