@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
-from rematfn import Disk
 from rematfn._inspection.stats import Stats, bytes_or
 from rematfn._inspection.tables import new_figure
 from rematfn._transform.budget import format_bytes
@@ -34,7 +33,6 @@ class Report:
     unequal: Sequence[str]  # what differed from eager: "call 1: head.weight"
     compared: int  # tensors compared
     losses: Sequence[float]
-    disk: Disk | None = None  # that values could be moved to
 
     @property
     def time_ratio(self) -> float:
@@ -93,19 +91,10 @@ class Report:
             ("bitwise eager's", "no" if self.unequal else "yes", f"{self.compared} tensors"),
             ("loss", f"{self.losses[0]:.3f} -> {self.last_loss:.3f}", f"{len(self.losses)} steps"),
         ]
-        if stats.reserved_bytes is not None:
-            rows.append(("reserved at the driver", bytes_or(stats.reserved_bytes), "by the process"))
-        if self.disk is not None:
-            returned = f"{stats.returns} values, {stats.late_returns} late"
-            rows += [
-                ("moved out", bytes_or(stats.moved_bytes), f"{stats.moves} values"),
-                ("moved back", bytes_or(stats.returned_bytes), returned),
-                ("waited for them", f"{stats.waited or 0:.3f} s", "of the last step"),
-                ("peak on the disk", bytes_or(self.disk.peak_bytes), "largest over all steps"),
-                ("bandwidth out", _rate(self.disk.bandwidth_out), "of late"),
-                ("bandwidth in", _rate(self.disk.bandwidth_in), "of late"),
-            ]
-        return "\n".join(f"{name:<26} {value:>20}  {note}".rstrip() for name, value, note in rows)
+        lines = [f"{name:<26} {value:>20}  {note}".rstrip() for name, value, note in rows]
+        if stats.moves or stats.reserved_bytes is not None:
+            lines += ["", "the last step", str(stats)]
+        return "\n".join(lines)
 
 
 def _of_pairs(ratios: Sequence[float]) -> str:
@@ -118,10 +107,6 @@ def _of_pairs(ratios: Sequence[float]) -> str:
 
 def _rise(nbytes: int | None) -> str:
     return "unknown" if nbytes is None else f"+{format_bytes(nbytes)}"
-
-
-def _rate(bandwidth: float | None) -> str:
-    return "unknown" if bandwidth is None else f"{bandwidth / 1e6:,.0f} MB/s"
 
 
 def plot_step(path: Path, eager: Count, bounded: Count, budget: int | None) -> None:

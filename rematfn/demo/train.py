@@ -37,15 +37,11 @@ def run_demo(
 ) -> Report:
     """Train inside the budget, with eager steps in between to compare with; save the picture.
 
-    Eager takes about so many of the steps, in ``pairs``, as well. ``offload`` is the folder of a
-    disk that values may be moved to, or True, for that of temporary files; ``of_task`` is as
-    `Task.of_python_manual` takes it.
+    Eager takes about so many of the steps, in ``pairs``, as well. ``offload`` is as
+    `remat` takes it, ``of_task`` as `Task.of_python_manual`.
     """
     task = Task.of_python_manual(**of_task)
-    disk = None
-    if offload is not False:
-        disk = rematfn.Disk(None if offload is True else offload)
-    bounded_loss = rematfn.remat(task.loss_fn, budget, offload=disk)
+    bounded_loss = rematfn.remat(task.loss_fn, budget, offload=offload)
     bounded: Step = torch.func.grad_and_value(bounded_loss)
     eager: Step = torch.func.grad_and_value(task.loss_fn)
     unequal: list[str] = []
@@ -124,7 +120,6 @@ def run_demo(
         unequal=unequal,
         compared=compared,
         losses=losses,
-        disk=disk,
     )
 
 

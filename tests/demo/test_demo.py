@@ -65,12 +65,8 @@ def test_offload_keeps_every_promise_and_says_what_was_moved(tmp_path, costs_at_
     png = tmp_path / "step.png"
     report = run_demo(budget=0.3, steps=40, **TOY, learning_rate=1e-2, png=png, offload=tmp_path)
     assert report.broken_promises() == []
-    assert report.disk is not None
-    assert report.disk.peak_bytes > 0
-    assert report.disk.bandwidth_out is not None
-    for row in ("moved out", "moved back", "waited for them", "peak on the disk", "bandwidth in"):
-        assert f"\n{row} " in str(report)
-        assert f"\n{row} " not in str(replace(report, disk=None))
+    assert report.stats.moves > 0
+    assert str(report).endswith(f"the last step\n{report.stats}")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == [png]
 
