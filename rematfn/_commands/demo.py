@@ -49,8 +49,6 @@ def add(commands: Any) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    if options.offload and options.device.type != "cpu":
-        options.fail("--offload moves values on the CPU to a disk; it needs --device cpu")
     if options.width % options.heads:
         options.fail(f"--width {options.width} is not a multiple of --heads {options.heads}")
     # The profiler that counts memory announces itself on stderr; 6 is above all its log levels.

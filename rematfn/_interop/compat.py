@@ -38,7 +38,8 @@ def load_core() -> ModuleType:
 
     path = choose_core(torch.__version__, cores())
     spec = importlib.util.spec_from_file_location(NAME, path)
-    assert spec is not None and spec.loader is not None, "its suffix is an extension's"
+    assert spec is not None, "its suffix is an extension's"
+    assert spec.loader is not None, "its suffix is an extension's"
     core = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(core)
     sys.modules[NAME] = core
