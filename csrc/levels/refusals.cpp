@@ -171,6 +171,10 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
   const std::string place = place_of(level);
   const std::string holders = level.shared ? holders_of(*level.shared) : "";
   std::string raise_it = "\nRaise the budget to " + advice.in_words() + ".";
+  if (level.tensor_domain().streams.is_captured()) {  // See Note [A captured call keeps to itself], 4
+    raise_it = "\nRaise the budget above " + written(why.smallest_budget) + ". How much all of the call needs is not "
+               "known while a graph captures it: what draws random numbers is kept in a capture.";
+  }
   if (in_kernel) {
     raise_it += " The kernel had begun, and may ask for more: once it has run in a larger budget, "
                 "rematfn.stats(...).min_budget says how much.";

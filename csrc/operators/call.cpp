@@ -119,15 +119,12 @@ void Call::check_inputs(TensorDomain& domain) const {
   }
 }
 
-// See Note [A captured call keeps to itself]. What is no level's, or has been kept, stays where it is.
-void Call::check_captures(const TensorDomain& domain) const {
+// See Note [A captured call keeps to itself]
+void Call::check_sides(const TensorDomain& domain) const {
   for (const Version* output : outputs) {
-    if (output != nullptr && output->must_be_replayed()) domain.check_captures(tensor_version(*output));
+    if (output != nullptr && output->must_be_replayed()) domain.check_side(tensor_version(*output));
   }
-  for (const Input& in : inputs) {
-    const TensorVersion& version = tensor_version(*in.version);
-    if (version.captured || version.producer) domain.check_captures(version);
-  }
+  for (const Input& in : inputs) domain.check_side(tensor_version(*in.version));
 }
 
 std::optional<View> Call::read_by(std::size_t i) const {
@@ -191,7 +188,7 @@ void Call::replay(Room& room) {
     domain.streams.note_use(*storage.unsafeGetStorageImpl());
   }
   check_inputs(domain);
-  check_captures(domain);
+  check_sides(domain);
   const Meter meter(*table, replay_bytes(), call_template->op);
   std::vector<c10::Storage> own;
   std::vector<at::Tensor> written;

@@ -74,7 +74,7 @@ struct Call final : TensorOperation, Pooled<Call> {
 
  private:
   void check_inputs(TensorDomain& domain) const;
-  void check_captures(const TensorDomain& domain) const;
+  void check_sides(const TensorDomain& domain) const;
   void check_reading(const TensorVersion& version, std::size_t i) const;
   void verify(std::size_t output, const at::Tensor& again) const;
   [[nodiscard]] const TensorVersion& input(std::size_t i) const;

@@ -35,7 +35,7 @@ DeviceTime::DeviceTime(FootprintKey key, c10::Device device) : key_(key), device
   if (known_of(key).times == kTimes) return;
   const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
   const c10::Stream stream = guard->getStream(device);
-  if (is_capturing(*guard, stream)) return;
+  if (capture_of(*guard, stream) != 0) return;
   begin_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
   begin_->record(stream);
 }

@@ -124,6 +124,7 @@ void LevelCall::run() {
   }
   if (on_accelerator_) note_accelerator(accelerator());
   if (facts_.draws_random && nature_.replayable) enter_stream_of_generator();
+  if (!on_accelerator_ && domain_.streams.any()) domain_.streams.see_captures();
   if (domain_.streams.is_captured()) enter_capture();
   count_inputs();
   saver_ = note_operator(level_, found_);
@@ -216,18 +217,23 @@ void LevelCall::enter_stream_of_generator() {
   if (!draws_on_cpu_) enter_stream(device);
 }
 
-// See Note [A captured call keeps to itself], 2 and 4
+// See Note [A captured call keeps to itself]
 void LevelCall::enter_capture() {
-  check_replay(!level_.verify, "`verify=True` reads back what operators have given, which is there only while the "
-                               "graph runs. Capture a function without it");
+  const bool is_on_device = on_accelerator_ || found_.empty();
+  check_replay(!level_.verify || !is_on_device, "`verify=True` reads back what operators have given, which is there "
+                                                "only while the graph runs. Capture a function without it");
   if (facts_.draws_random && !draws_on_cpu_) nature_.replayable = false;
+  domain_.enter_capture();
   for (const FoundTensor& f : found_) {
-    if (f.cell == nullptr || f.tensor->is_cpu()) continue;
-    TensorVersion& version = *f.cell->version;
-    if (version.captured || version.outside != nullptr || !version.is_here()) continue;
-    domain_.note_addressed(version);
-    keep_contents(domain_, version);
+    if (f.cell == nullptr || !f.cell->version->is_here()) continue;
+    if (!domain_.is_on_this_side(*f.cell->version)) keep_for_graph(*f.cell->version);
+    if (!facts_.is_view) domain_.check_side(*f.cell->version);
   }
+}
+
+void LevelCall::keep_for_graph(TensorVersion& version) {
+  domain_.note_addressed(version);
+  keep_contents(domain_, version);
 }
 
 Site LevelCall::site() const {

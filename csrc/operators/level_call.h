@@ -51,6 +51,7 @@ class LevelCall final : private Step {
   void enter_stream(c10::Device device);
   void enter_stream_of_generator();
   void enter_capture();
+  void keep_for_graph(TensorVersion& version);
   void note_accelerator(c10::Device device);
   void run_until_it_fits();
   void run_until_device_has_room();

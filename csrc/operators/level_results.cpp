@@ -172,13 +172,14 @@ void LevelCall::record_write(std::size_t argument) {
   const bool replayable = begin(*contents, over);
   // What a storage is grown by may be filled by address: Note [Uninitialised memory is kept].
   contents->raw = facts_.resizes_storage && nature_.replayable;
-  contents->captured = !f.tensor->is_cpu() && domain_.streams.is_captured();
+  contents->capture.side = domain_.side_of_captures(f.tensor->device());
   contents->savers = old->savers;  // of the same tensors
   if (replayable) record_result(*contents, {static_cast<std::uint16_t>(argument), -1, true}, *f.tensor);
   contents->enter(c10::intrusive_ptr<Cell>::reclaim_copy(f.cell));
   f.cell->version = contents;
   admit(contents, over);
   if (old->readings) contents->note_address_of(*old);
+  if (old->capture.side != contents->capture.side) keep_for_graph(*contents);
 }
 
 // The program's tensor has its bytes yet, and lineage a copy of them.
@@ -208,7 +209,7 @@ void LevelCall::record_fresh(const FoundTensor& fresh) {
   }
   Ref<TensorVersion> contents(new TensorVersion);
   contents->nbytes = fresh.storage->nbytes();
-  contents->captured = !tensor.is_cpu() && domain_.streams.is_captured();
+  contents->capture.side = domain_.side_of_captures(tensor.device());
   const bool replayable = begin(*contents, kFresh);
   contents->savers.add(saver_);
   if (replayable && level_.verify && facts_.leaves_raw && !fills_uninitialised_memory()) {

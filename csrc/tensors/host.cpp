@@ -52,7 +52,7 @@ void if_the_device_works(F&& tell) noexcept {
 // Whether the current stream of the device is. See Note [Nothing moves while a stream is captured].
 bool is_captured(c10::Device device) {
   const c10::impl::DeviceGuardImplInterface& guard = guard_of(device);
-  return is_capturing(guard, guard.getStream(device));
+  return capture_of(guard, guard.getStream(device)) != 0;
 }
 
 // See Note [Nothing moves while a stream is captured]

@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/errors.h"
 #include "tensors/tensor_store.h"
 
 namespace rematfn {
@@ -218,19 +217,8 @@ void TensorDomain::make_outside(TensorVersion& version) {
   }
   version.leave_cell();
   version.has_tensor = false;
-  version.captured = false;
+  version.capture = {};
   outside.add(version);
-}
-
-void TensorDomain::check_captures(const TensorVersion& version) const {
-  if (version.captured == streams.is_captured()) return;
-  check_replay(false, version.captured
-                          ? "what a graph's capture made, and evicted, is there only while the graph runs. Return it "
-                            "from the transformed function in the capture, call rematfn.materialize(x) there, or "
-                            "raise the budget"
-                          : "what was made before a graph's capture, and evicted, is needed in it. Capture the whole "
-                            "call, its backward included, call rematfn.materialize(x) before the capture, or raise "
-                            "the budget");
 }
 
 at::Tensor bytes_of(const c10::Storage& storage) { return bytes_of(storage, 0, storage.nbytes()); }

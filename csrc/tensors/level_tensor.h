@@ -56,6 +56,7 @@
 
 #include "base/pool.h"
 #include "engine/domain.h"
+#include "tensors/captures.h"
 #include "tensors/contents.h"
 #include "tensors/dispatch_key.h"
 #include "tensors/outside.h"
@@ -118,7 +119,7 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   bool lost_to_resize = false;
   bool lost_for_want_of_room = false;  // it was overwritten, and there was none for a copy
   bool handed_over = false;  // and its tensors still have their handles
-  bool captured = false;     // made in a graph's capture: Note [A captured call keeps to itself]
+  Capture capture;
 
   NodeRange savers;  // See Note [What autograd may have saved]
 
@@ -212,8 +213,16 @@ class TensorDomain final : public Domain {
   void bury_unreported(bool at_once = true);
   // `version` becomes the caller's: resident, uncounted, a constant.
   void make_outside(TensorVersion& version);
-  // Raises if it cannot be had again where the streams are now. See Note [A captured call keeps to itself].
-  void check_captures(const TensorVersion& version) const;
+  // See Note [A captured call keeps to itself]. On which side of captures a device's streams are now.
+  [[nodiscard]] Capture::Side side_of_captures(c10::Device device) const;
+  // Whether `version` is of that side.
+  [[nodiscard]] bool is_on_this_side(const TensorVersion& version) const;
+  // Raises if it cannot be had again, or read again, on this side.
+  void check_side(const TensorVersion& version) const;
+  // An operator is about to run in a capture.
+  void enter_capture();
+  // Where what is brought back now is so: which capture of a backward; 0: none.
+  [[nodiscard]] std::uint64_t capture_of_return() const;
 
   std::vector<Table*> levels;  // the domain's, alive in Python or in a tensor
   std::vector<std::unique_ptr<Way>> ways;  // of its levels, beside dropping
@@ -224,6 +233,10 @@ class TensorDomain final : public Domain {
   bool was_in_backward = false;  // the last operator of an accelerator was
 
  private:
+  [[nodiscard]] std::uint64_t capture_here() const;
+  [[nodiscard]] bool is_anothers(const TensorVersion& version) const;
+
+  std::uint64_t last_capture_ = 0;  // that an operator ran in
   // Of bury_unreported(), which has last looked at so many versions.
   std::size_t looked_at_ = 0;
   std::size_t operators_since_look_ = 0;

@@ -101,7 +101,7 @@ Place Move::wait(Version& version) {
 }
 
 Place Move::bring_back(Version& version) {
-  if (packs_) static_cast<TensorDomain&>(ledger_).check_captures(tensor_version(version));
+  if (packs_) static_cast<TensorDomain&>(ledger_).check_side(tensor_version(version));
   const Profiled range("rematfn::move from the", tier_->name);
   const BackendScope scope;
   const WillBeFilled filled;

@@ -30,7 +30,7 @@ void Streams::enter_current(c10::Device device) {
   const auto* guard = guard_if_any(device);
   if (guard == nullptr) return;
   const c10::Stream now = guard->getStream(device);
-  captured_ = is_capturing(*guard, now);
+  capture_ = capture_of(*guard, now);
   const auto used = std::find_if(used_.begin(), used_.end(), [&](const Used& u) {
     return u.last.device() == now.device();
   });
@@ -40,7 +40,7 @@ void Streams::enter_current(c10::Device device) {
   }
   settled_ = !several_;
   if (used->last == now) return;
-  if (is_capturing(*guard, used->last) != captured_) {  // See Note [A captured call keeps to itself], 5
+  if (capture_of(*guard, used->last) != capture_) {  // See Note [A captured call keeps to itself], 5
     *used = {now, {}};
     return;
   }
@@ -53,12 +53,12 @@ void Streams::enter_current(c10::Device device) {
   used->last = now;
 }
 
-bool Streams::see_captures() {
-  captured_ = std::ranges::any_of(used_, [](const Used& used) {
+void Streams::see_captures() {
+  capture_ = 0;
+  for (const Used& used : used_) {
     const auto* guard = guard_if_any(used.last.device());
-    return is_capturing(*guard, guard->getStream(used.last.device()));
-  });
-  return captured_;
+    capture_ = std::max(capture_, capture_of(*guard, guard->getStream(used.last.device())));
+  }
 }
 
 c10::Stream Streams::last(c10::Device device) const {

@@ -21,24 +21,6 @@
 //
 // The current stream is asked for at each call: it is the thread's, and autograd changes it for each
 // node.
-//
-// Note [A captured call keeps to itself]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// What runs on a stream that is captured in a graph does not run: it is written down, to run each time that the
-// graph is replayed, at the same addresses. A call that is captured evicts and replays as any other does, and
-// the graph has its replays. But the contents of a value that the capture made are there only while the graph
-// runs, and then are others each time. So nothing crosses the border of a capture:
-//   1. What a capture made is evicted, and made again, within captures alone; what was made outside of them,
-//      outside alone. Whoever needs something evicted on the other side gets a ReplayError.
-//   2. What was made outside and is read in a capture may not go any more: the graph has its address.
-//   3. What is read in a capture's operators beside that comes from outside of all levels: the caller's
-//      static inputs. No counter tells what a graph writes there later.
-//   4. Numbers drawn in a capture cannot be drawn again: torch refuses to tell the generator's state. What has
-//      drawn them is kept.
-//   5. A stream that is captured waits for no event from outside of its capture. torch.cuda.graph() waits for
-//      the device before it begins, so that there is nothing to wait for.
-// Several captures count as one: forward and backward in graphs of their own, as make_graphed_callables()
-// has them, run in the order of their captures.
 
 #pragma once
 
@@ -46,6 +28,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/Stream.h>
 
+#include <cstdint>
 #include <vector>
 
 namespace rematfn {
@@ -62,9 +45,11 @@ class Streams {
     if (!device.is_cpu()) enter_current(device);
   }
   // Whether the stream that was entered last was captured then. See Note [A captured call keeps to itself].
-  [[nodiscard]] bool is_captured() const { return captured_; }
+  [[nodiscard]] bool is_captured() const { return capture_ != 0; }
+  // In which; capture_of() has the numbers.
+  [[nodiscard]] std::uint64_t capture() const { return capture_; }
   // The same, of the streams that are current now.
-  bool see_captures();
+  void see_captures();
   // The one of `device` that was current when it was entered last.
   [[nodiscard]] c10::Stream last(c10::Device device) const;
   // The current stream is about to read or write the bytes of `storage`.
@@ -89,7 +74,7 @@ class Streams {
   std::vector<Used> used_;  // one for each device
   bool several_ = false;
   bool settled_ = true;
-  bool captured_ = false;
+  std::uint64_t capture_ = 0;
 };
 
 }  // namespace rematfn

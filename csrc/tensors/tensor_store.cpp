@@ -109,8 +109,7 @@ void TensorStore::drop(Version& version) {
 
 bool TensorStore::held_elsewhere(const Version& version) {
   const auto& v = static_cast<const TensorVersion&>(version);
-  // See Note [A captured call keeps to itself], 1
-  if (v.captured != static_cast<const TensorDomain&>(*v.table->domain).streams.is_captured()) return true;
+  if (!static_cast<const TensorDomain&>(*v.table->domain).is_on_this_side(v)) return true;
   const bool is_shared = is_shared_with_cell(v);
   if (v.storage && !is_shared) return holders_of(*v.storage.unsafeGetStorageImpl()) > 1;
   const auto storage = v.cell()->storage.lock();
@@ -167,7 +166,7 @@ void TensorStore::copy(Version& version) {
   }
   v.leave_cell();
   v.storage = copy;
-  v.captured = domain.streams.is_captured();
+  v.capture = {.side = domain.side_of_captures(original.device()), .is_copy = true};
 }
 
 void TensorStore::overwritten(Version& version) {
@@ -182,6 +181,7 @@ void TensorStore::keep_alive(Version& version) {
 }
 
 void refill(TensorVersion& version, c10::Storage from) {
+  version.capture.brought_back = static_cast<TensorDomain&>(*version.table->domain).capture_of_return();
   const c10::intrusive_ptr<Cell> cell = version.own_cell();
   auto storage = cell ? cell->storage.lock() : c10::intrusive_ptr<c10::StorageImpl>();
   if (!storage) {  // See Note [A handle may outlive its storage]

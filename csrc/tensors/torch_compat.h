@@ -14,6 +14,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -62,16 +63,24 @@ inline void allow_access(c10::StorageImpl& storage) {
 #endif
 }
 
-// Until 2.13 nobody could ask that of every device; of CUDA its runtime tells.
-inline bool is_capturing(const c10::impl::DeviceGuardImplInterface& guard, const c10::Stream& stream) {
+// In which capture a stream is; 0: in none. CUDA's runtime tells them apart. Of other devices nobody could ask
+// until 2.13, and since then whether there is one: kSomeCapture.
+inline constexpr std::uint64_t kSomeCapture = 1;
+inline std::uint64_t capture_of(const c10::impl::DeviceGuardImplInterface& guard, const c10::Stream& stream) {
+  if (stream.device_type() == c10::kCUDA) {
+    // Before CUDA 13 there are three arguments, and the others are not looked at.
+    using Ask = int (*)(void* stream, int* status, unsigned long long* id, void*, void*, void*, void*);
+    static const auto ask = reinterpret_cast<Ask>(dlsym(RTLD_DEFAULT, "cudaStreamGetCaptureInfo"));
+    int status = 0;
+    unsigned long long id = 0;
+    if (ask != nullptr && ask(guard.getStreamNativeHandle(stream), &status, &id, nullptr, nullptr, nullptr, nullptr) == 0) {
+      return status == 0 ? 0 : id + kSomeCapture + 1;
+    }
+  }
 #if REMATFN_TORCH_AT_LEAST(13)
-  return guard.isStreamCapturing(stream);
+  return guard.isStreamCapturing(stream) ? kSomeCapture : 0;
 #else
-  if (stream.device_type() != c10::kCUDA) return false;
-  using Ask = int (*)(void* stream, int* status);
-  static const auto ask = reinterpret_cast<Ask>(dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing"));
-  int status = 0;
-  return ask != nullptr && ask(guard.getStreamNativeHandle(stream), &status) == 0 && status != 0;
+  return 0;
 #endif
 }
 

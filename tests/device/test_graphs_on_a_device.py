@@ -196,6 +196,77 @@ def test_what_a_capture_reads_or_made_stays_afterwards() -> None:
     assert rematfn.stats(g).evictions > 0
 
 
+def test_what_is_overwritten_between_two_captures_is_refused_in_the_second() -> None:
+    """A copy of it would be what it was while the first was captured."""
+
+    def f(x: Tensor) -> None:
+        x = x.clone()
+        w = (x * 0.3).detach().requires_grad_()
+        with captured():
+            value = chain(x * 1 + w).sum()
+        x.mul_(0.5)
+        with captured():
+            x.exp()
+            with pytest.raises(rematfn.ReplayError, match="or overwritten, is needed in it"):
+                torch.autograd.grad(value, w)
+
+    rematfn.remat(f, 12 * ONE)(big())
+
+
+@pytest.mark.parametrize("way", ["it failed", "it is not replayed"])
+def test_a_backward_needs_no_graph_of_another_one(way: str) -> None:
+    static, w = big() + 1, big().requires_grad_()
+    loss = rematfn.remat(lambda x: chain(x * w).sum(), 7 * ONE)
+    with captured() as forward:
+        value = loss(static)
+    with contextlib.suppress(KeyError), captured():
+        torch.autograd.grad(value, w, retain_graph=True)
+        if way == "it failed":
+            raise KeyError
+    with captured() as backward:
+        (grad,) = torch.autograd.grad(value, w)
+    for k in range(2):
+        static.copy_(big() + 3 + k)
+        forward()
+        backward()
+        leaf = w.detach().requires_grad_()
+        assert_bitwise_equal((grad,), torch.autograd.grad(chain(static * leaf).sum(), leaf))
+
+
+def test_values_of_the_cpu_are_evicted_in_a_capture_as_outside() -> None:
+    with torch.device("cpu"):
+        c = torch.randn(64)
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        made = c.sin()
+        y = x.sin()
+        number = (made.cos() * made).sum().item()
+        return y.exp() * y * number, made
+
+    step = EVERYTHING(f)
+    static = big()
+    with captured() as replay:
+        out = step(static)
+    replay()
+    assert_bitwise_equal(out, f(static))
+
+
+@pytest.mark.parametrize("budget", [20 * ONE, 6 * ONE])
+def test_what_a_capture_made_may_be_written_outside(budget: int) -> None:
+    def f(x: Tensor) -> Tensor:
+        with captured() as replay:
+            made = rematfn.materialize(x.cos())
+        replay()
+        made.mul_(2)
+        later = [(x * k).exp() for k in range(8)]
+        return made + torch.stack([y.sum() for y in later]).sum()
+
+    def plain(x: Tensor) -> Tensor:
+        return x.cos().mul_(2) + torch.stack([(x * k).exp().sum() for k in range(8)]).sum()
+
+    assert_bitwise_equal(rematfn.remat(f, budget)(big()), plain(big()))
+
+
 def test_random_numbers_in_a_capture_are_drawn_once() -> None:
     def loss(x: Tensor) -> Tensor:
         y = nn.functional.dropout(x.sin(), 0.5) * torch.rand(64)
