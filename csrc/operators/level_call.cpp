@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "operators/level_call.h"
 
-#include <ATen/Context.h>
 #include <ATen/FuncTorchTLS.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -25,7 +22,6 @@
 #include "levels/pressure.h"
 #include "levels/refusals.h"
 #include "operators/device_time.h"
-#include "operators/raw_access.h"
 #include "tensors/stack_utils.h"
 #include "tensors/thread_keys.h"
 
@@ -37,27 +33,12 @@ bool is_leaf_with_gradient(const c10::TensorImpl& tensor) {
   return meta != nullptr && meta->requires_grad_ && !meta->grad_fn_;
 }
 
-// The generator a random operator draws from: the one passed in, else its device's own.
-at::Generator generator_of(c10::ArrayRef<c10::IValue> arguments) {
-  c10::Device device(c10::kCPU);
-  for (const c10::IValue& value : arguments) {
-    if (value.isGenerator()) return value.toGenerator();
-    if (value.isDevice()) device = value.toDevice();
-    for_each_tensor(value, [&](const at::Tensor& tensor, int) {
-      if (!tensor.is_cpu()) device = tensor.device();
-    });
-  }
-  return at::globalContext().defaultGenerator(device);
-}
-
 // What is left of a storage without bytes takes nothing to have again.
 bool empties(const Invocation& invocation) {
   const c10::IValue* size =
       invocation.facts.resizes_storage ? &invocation.arguments()[1] : nullptr;
   return size != nullptr && size->isInt() && size->toInt() == 0;
 }
-
-bool is_on_cpu(const FoundTensor& f) { return f.tensor->device().is_cpu(); }
 
 // Below functorch nobody can tell whether autograd made a node before it called us; that it has is then the
 // safer answer.
@@ -118,7 +99,7 @@ void LevelCall::run() {
     const bool known = f.cell != nullptr;
     set_operand(i, known ? f.cell->version.get() : nullptr, known ? f.cell->level.get() : nullptr,
                 f.written);
-    if (is_on_cpu(f)) continue;
+    if (f.tensor->device().is_cpu()) continue;
     on_accelerator_ = true;
     enter_stream(f.tensor->device());
   }
@@ -199,43 +180,6 @@ ObservedCall LevelCall::refused_call() const {
   return call;
 }
 
-void LevelCall::enter_stream(c10::Device device) {
-  if (device == entered_) return;
-  entered_ = device;
-  domain_.streams.enter(device);
-}
-
-void LevelCall::note_accelerator(c10::Device device) {
-  domain_.was_in_backward = torch::autograd::get_current_graph_task_id() >= 0;
-  asks_for_room_ = asks_for_room(device.type());
-  if (asks_for_room_ && is_metered_) warm_libraries(domain_.streams.last(device));
-}
-
-void LevelCall::enter_stream_of_generator() {
-  const c10::Device device = generator_of(arguments()).device();
-  draws_on_cpu_ = device.is_cpu();
-  if (!draws_on_cpu_) enter_stream(device);
-}
-
-// See Note [A captured call keeps to itself]
-void LevelCall::enter_capture() {
-  const bool is_on_device = on_accelerator_ || found_.empty();
-  check_replay(!level_.verify || !is_on_device, "`verify=True` reads back what operators have given, which is there "
-                                                "only while the graph runs. Capture a function without it");
-  if (facts_.draws_random && !draws_on_cpu_) nature_.replayable = false;
-  domain_.enter_capture();
-  for (const FoundTensor& f : found_) {
-    if (f.cell == nullptr || !f.cell->version->is_here()) continue;
-    if (!domain_.is_on_this_side(*f.cell->version)) keep_for_graph(*f.cell->version);
-    if (!facts_.is_view) domain_.check_side(*f.cell->version);
-  }
-}
-
-void LevelCall::keep_for_graph(TensorVersion& version) {
-  domain_.note_addressed(version);
-  keep_contents(domain_, version);
-}
-
 Site LevelCall::site() const {
   const bool numbers_are_its = at::RecordFunction::currentThreadId() == level_.thread;
   Site site{.nodes = numbers_are_its ? at::sequence_number::peek() : 0};
@@ -267,10 +211,6 @@ FootprintKey LevelCall::footprint_key() {
                                         : footprint_key_of(op_, arguments());
   }
   return footprint_key_;
-}
-
-c10::Device LevelCall::accelerator() const {
-  return std::find_if_not(found_.begin(), found_.end(), is_on_cpu)->tensor->device();
 }
 
 // ---- the step -----------------------------------------------------------------------------------
@@ -334,7 +274,7 @@ void LevelCall::take_inputs() {
     if (input.readings) input.note_reader(call(), i);
   }
   if (!facts_.draws_random) return;
-  call().random = std::make_shared<const RandomState>(generator_of(arguments()));
+  call().random = std::make_shared<const RandomState>(generator());
 }
 
 void LevelCall::run_kernel() {
@@ -396,46 +336,6 @@ void LevelCall::run_measured() {
     seconds_ = on_device->seconds();
   } else if (level_.timed) {
     seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  }
-}
-
-// See Note [An operator that found no memory runs again]
-void LevelCall::run_until_it_fits() {
-  // Where the allocator asks, the allocation is tried again; in a capture, what has drawn cannot draw again.
-  const bool is_tried_once = !found_.empty() && (!on_accelerator_ || asks_for_room_);
-  if (is_tried_once || domain_.streams.is_captured()) return invocation_.run_below();
-  run_until_device_has_room();
-}
-
-void LevelCall::run_until_device_has_room() {
-  if (writes_ && facts_.makes_fresh) reserve();
-  std::shared_ptr<const RandomState> random;
-  if (facts_.draws_random) {
-    random = operation_ ? call().random
-                        : std::make_shared<const RandomState>(generator_of(arguments()));
-  }
-  for (;;) {
-    try {
-      return invocation_.run_below();
-    } catch (const c10::OutOfMemoryError&) {
-      if (writes_ || !domain_.evict_after_failure(std::max(granted_, input_bytes_))) throw;
-      if (random) random->restore();
-    }
-  }
-}
-
-// Sees to it that an accelerator has the bytes that are foreseen.
-void LevelCall::reserve() {
-  const std::size_t nbytes = (is_metered_ ? need_ : foresee()).likely_bytes;
-  const c10::Device device = accelerator();
-  const BackendScope scope;
-  for (;;) {
-    try {
-      at::empty({static_cast<std::int64_t>(nbytes)}, at::TensorOptions(device).dtype(at::kByte));
-      return;
-    } catch (const c10::OutOfMemoryError&) {
-      if (!domain_.evict_after_failure(nbytes)) throw;
-    }
   }
 }
 

@@ -48,6 +48,7 @@ class LevelCall final : private Step {
   void note_communicated(bool communicated);
   void note_casts();
   void run_measured();
+  // level_on_device.cpp
   void enter_stream(c10::Device device);
   void enter_stream_of_generator();
   void enter_capture();
@@ -56,6 +57,9 @@ class LevelCall final : private Step {
   void run_until_it_fits();
   void run_until_device_has_room();
   void reserve();
+  // That a random operator draws from: the one passed in, else its device's own.
+  [[nodiscard]] at::Generator generator() const;
+
   void sort_results();
   void give_away_parts();
   void give_away(Cell& cell, c10::TensorImpl& tensor);
