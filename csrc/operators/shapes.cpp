@@ -140,6 +140,41 @@ Bytes like_floats(Arguments arguments) {
   return is_floating(self) && !is_complex ? Bytes{bytes_like(self)} : Bytes{};
 }
 
+// Lists of one dtype and as many bytes: a result like each of the first.
+Bytes like_lists(Arguments arguments) {
+  const c10::ScalarType dtype = arguments[0].toTensorList().get(0).scalar_type();
+  std::size_t first = 0;
+  bool alike = !std::ranges::any_of(arguments, &c10::IValue::isComplexDouble);
+  for (const c10::IValue& argument : arguments) {
+    if (!is_tensor_list(argument)) continue;
+    std::size_t sum = 0;
+    for_each_tensor(argument, [&](const at::Tensor& t, int) {
+      sum += bytes_like(t);
+      alike &= is_floating(t) && t.scalar_type() == dtype;
+    });
+    if (&argument == arguments.begin()) first = sum;
+    alike &= sum == first;
+  }
+  return alike ? Bytes{first} : Bytes{};
+}
+
+// (self, ord, dtype): a number for each tensor.
+Bytes norms(Arguments arguments) {
+  const auto self = arguments[0].toTensorList();
+  const at::Tensor& first = self.get(0);
+  const bool alike = std::ranges::all_of(
+      self.vec(), [&](const at::Tensor& t) { return is_floating(t) && t.dtype() == first.dtype(); });
+  return alike ? Bytes{self.size() * itemsize_of(arguments, 2, first.scalar_type())} : Bytes{};
+}
+
+// Whether it makes of each tensor of a list one that is as large.
+bool is_listwise(std::string_view name) {
+  constexpr std::string_view kPrefix = "aten::_foreach_";
+  if (!name.starts_with(kPrefix) || name == "aten::_foreach_pow.ScalarAndTensor") return false;
+  const std::string_view base = name.substr(kPrefix.size(), name.find('.') - kPrefix.size());
+  return base != "max" && base != "powsum" && base != "mm";
+}
+
 Bytes masked_fill(Arguments arguments) {
   const at::Tensor& self = tensor(arguments, 0);
   return product(at::infer_size_dimvector(self.sizes(), tensor(arguments, 1).sizes())) *
@@ -456,6 +491,7 @@ const std::unordered_map<std::string, Bytes (*)(Arguments)>& in_a_line() {
       {"aten::var_mean.correction", of_rows<2>},
       {"aten::logsumexp", of_rows<1>},
       {"aten::stack", stack},
+      {"aten::_foreach_norm.Scalar", norms},
       {"aten::_unsafe_view", nothing},
       {"aten::unsafe_split.Tensor", nothing},
       {"aten::convolution", convolution},
@@ -517,9 +553,9 @@ const c10::KernelFunction* shape_function_of(const c10::OperatorHandle& op) {
 std::optional<std::size_t> bytes_added_by(const c10::OperatorHandle& op, Arguments arguments) {
   const std::string name = c10::toString(op.operator_name());
   const auto found = in_a_line().find(name);
-  if (found == in_a_line().end()) return {};
+  if (found == in_a_line().end() && !is_listwise(name)) return {};
   try {
-    return found->second(arguments);
+    return found == in_a_line().end() ? like_lists(arguments) : found->second(arguments);
   } catch (const std::exception&) {
     return {};  // arguments that the operator itself will refuse
   }

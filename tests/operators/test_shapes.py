@@ -64,6 +64,8 @@ CALLS: list[tuple[Any, ...]] = [
     *((aten.full, [5], T), (aten.full_like, M, 2), (aten.rand, [3, 4]), (aten.randn, [5])),
     *((aten.constant_pad_nd, M, [1, 2]), (aten.constant_pad_nd, X, [1, -2, 0, 3], 2.0)),
     *((aten.native_dropout, M, 0.5, T), (aten.native_dropout_backward, M, M > 0.5, 2.0)),
+    *((aten._foreach_add, [M, M[:2]], 1.0), (aten._foreach_div.List, [M, B], [M, B])),
+    *((aten._foreach_norm, [M, B]), (aten._foreach_exp, [B]), (aten._foreach_lerp, [M], [M], 0.5)),
     *(
         (aten._adaptive_avg_pool2d, X, [4, 3]),
         (aten._adaptive_avg_pool2d_backward, X[:, :, :2, :3], X),
@@ -157,11 +159,8 @@ CALLS: list[tuple[Any, ...]] = [
         *(Q, Q, Q, Q, ATTENDED[0], ATTENDED[1], 0.0, F),
     ),
 ]
-# Some are left to torch's Python: numbers that it computes wider than they are given, and lists, as
-# optimisers have them, whose own Python has imported as much.
-IN_PYTHON: list[tuple[Any, ...]] = [
-    *((aten._foreach_add, [M, M[:2]], 1.0), (aten._foreach_div.List, [M, B], [M, B])),
-    *((aten._foreach_norm, [M, B]), (aten._foreach_exp, [B]), (aten._foreach_lerp, [M], [M], 0.5)),
+# Numbers that torch computes wider than they are given: some are left to its Python.
+PROMOTED: list[tuple[Any, ...]] = [
     *((getattr(aten, name).Scalar, I, 2.5) for name in BINARY if name != "pow"),
     *((aten.sum, I), (aten.abs, M + 1j), (aten.stack, [M, M.double()])),
 ]
@@ -172,12 +171,12 @@ def fresh_bytes(results: Any) -> int:
     return sum(t.untyped_storage().nbytes() for t in tensors if isinstance(t, Tensor))
 
 
-@pytest.mark.parametrize("number", range(len(CALLS + IN_PYTHON)))
+@pytest.mark.parametrize("number", range(len(CALLS + PROMOTED)))
 def test_a_budget_one_byte_too_small_is_refused_for_what_the_operator_would_make(
     number: int,
 ) -> None:
     op: Callable[..., Any]
-    op, *args = (CALLS + IN_PYTHON)[number]
+    op, *args = (CALLS + PROMOTED)[number]
     made = fresh_bytes(op(*args))
     if made == 1:
         pytest.skip("there is no smaller budget")
