@@ -58,11 +58,6 @@ void bind_testing(py::module_& core) {
     for_each_live_domain([&](TensorDomain& domain) { count += domain.live_operations; });
     return count;
   }, nogil);
-  // Bytes live and waiting in the pool of pages.
-  m.def("pages", [] {
-    const Pages::Usage usage = pages().usage();
-    return std::tuple(usage.live, usage.waiting);
-  });
   m.def("is_searching", &is_searching);
   m.def("kept", [](const Program& program) { return program.plan().kept; });
   m.def("replays_scheduled", [](const Program& program) {
