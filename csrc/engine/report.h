@@ -46,6 +46,18 @@ struct Statistics {
   [[nodiscard]] double overhead() const { return replayed_cost + waited; }
 };
 
+// A number of bytes that changes under the domain's lock, and is read by anybody.
+class ByteCount {
+ public:
+  operator std::size_t() const { return nbytes_.load(std::memory_order_relaxed); }
+  void operator+=(std::size_t n) { nbytes_.store(*this + n, std::memory_order_relaxed); }
+  void operator-=(std::size_t n) { nbytes_.store(*this - n, std::memory_order_relaxed); }
+  void operator=(std::size_t n) { nbytes_.store(n, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::size_t> nbytes_{0};
+};
+
 // Note [Nothing of a call outlives it but numbers]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Whoever asks what a call did may ask long after it, and after its backward, whose figures are the
@@ -53,10 +65,9 @@ struct Statistics {
 // among their arguments. So a level writes its figures where they can be read without it.
 struct Report {
   Statistics statistics;
-  // These change under the domain's lock, and are read by anybody.
-  std::atomic<std::size_t> budget{0};
-  std::atomic<std::size_t> resident_bytes{0};
-  std::atomic<std::size_t> unconstrained_bytes{0};  // as in the statistics
+  ByteCount budget;
+  ByteCount resident_bytes;
+  ByteCount unconstrained_bytes;  // as in the statistics
   bool guide_lost = false;  // at some time
   std::string lost_at;      // the operator at which it last was, or changed its plan
   std::string neediest;  // the operator that needs most at once: it sets the least budget

@@ -155,14 +155,14 @@ class Table : public Node {
   }
   void raise_budget(double bytes);
 
-  std::atomic<std::size_t>& resident_bytes_;
+  ByteCount& resident_bytes_;
   std::size_t unconstrained_bytes_ = 0;  // inner tables' included; see Note [What a call would have held]
   // As last taken notice of; inner tables' included. See Note [Bytes beside operators].
-  std::atomic<std::size_t> unrecorded_bytes_{0};
-  std::atomic<std::size_t> results_ahead_{0};
-  std::atomic<std::size_t> results_left_{0};
+  ByteCount unrecorded_bytes_;
+  ByteCount results_ahead_;
+  ByteCount results_left_;
   // Of those, the ones that still count. See Note [Results count until the last is there]
-  std::atomic<std::size_t> results_waiting_{0};
+  ByteCount results_waiting_;
   std::size_t loose_bytes_ = 0;    // of candidates that are not pinned
   std::size_t leaving_bytes_ = 0;  // of what is leaving
   std::size_t coming_bytes_ = 0;   // of what comes before it is asked for

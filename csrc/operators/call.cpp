@@ -121,6 +121,7 @@ void Call::check_inputs(TensorDomain& domain) const {
 
 // See Note [A captured call keeps to itself]
 void Call::check_sides(const TensorDomain& domain) const {
+  if (!domain.streams.any()) return;
   for (const Version* output : outputs) {
     if (output != nullptr && output->must_be_replayed()) domain.check_side(tensor_version(*output));
   }

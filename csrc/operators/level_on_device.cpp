@@ -86,8 +86,7 @@ void LevelCall::run_until_device_has_room() {
   if (writes_ && facts_.makes_fresh) reserve();
   std::shared_ptr<const RandomState> random;
   if (facts_.draws_random) {
-    random = operation_ ? call().random
-                        : std::make_shared<const RandomState>(generator());
+    random = operation_ ? call().random : std::make_shared<const RandomState>(generator());
   }
   for (;;) {
     try {

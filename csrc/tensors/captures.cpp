@@ -29,8 +29,8 @@ std::uint64_t TensorDomain::capture_here() const {
 }
 
 std::uint64_t TensorDomain::capture_of_return() const {
-  const bool in_backward = torch::autograd::get_current_graph_task_id() >= 0;
-  return streams.is_captured() && in_backward ? capture_here() : 0;
+  if (!streams.is_captured()) return 0;
+  return torch::autograd::get_current_graph_task_id() >= 0 ? capture_here() : 0;
 }
 
 bool TensorDomain::is_anothers(const TensorVersion& version) const {
