@@ -15,7 +15,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -40,10 +42,12 @@ _UNTOLD = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4)}
 class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down what the operators inside read, make and overwrite."""
 
-    def __init__(self, fakes: FakeTensorMode) -> None:
+    def __init__(self, fakes: FakeTensorMode, state: "_State") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.core = _C.Trace()
+        self.ran_backward = False
         self._fakes = fakes
+        self._state = state
         self._values: dict[int, int] = {}  # by storage
         self._counted: set[int] = set()
         self._watched: dict[int, weakref.ref[Any]] = {}
@@ -62,8 +66,10 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def faked(self, x: Any) -> Any:
         """Return what the operators are given instead of ``x``."""
-        is_real = isinstance(x, Tensor) and not isinstance(x, FakeTensor)
-        return self._fakes.from_tensor(x) if is_real else x
+        if not isinstance(x, Tensor) or isinstance(x, FakeTensor):
+            return x
+        self._state.note_leaf(x)
+        return self._fakes.from_tensor(x)
 
     def _note(
         self, func: Any, given: list[tuple[int | str, Tensor]], args: Any, result: Any
@@ -98,6 +104,7 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         raw = "empty" in name and not written
         backward = torch._C._current_graph_task_id() != -1
+        self.ran_backward |= backward
         self.core.add_call(name, cost, flops, nbytes, 0, True, raw, backward, reads, makes)
 
     def _value(self, t: Tensor, counted: bool) -> int:
@@ -131,37 +138,75 @@ def is_on_shapes(args: Any) -> bool:
     return _active() is not None or any(isinstance(t, FakeTensor) for t in tensors_of(args))
 
 
-@contextmanager
-def state_kept(f: Callable[..., Any]) -> Iterator[None]:
-    """Take fake tensors back out of the module whose method ``f`` is: a mask that it caches, say.
+class _State:
+    """What a call on shapes would leave fake: it is put back as it was.
 
-    Raises:
-        RuntimeError: It has parameters or buffers without a shape, which the call would make fake.
+    Those are the attributes of modules and the state of optimisers that run, and the gradients of
+    leaves that are read.
     """
-    owner = getattr(f, "__self__", None)
-    if not isinstance(owner, torch.nn.Module):
-        yield
-        return
-    for name, tensor in (*owner.named_parameters(), *owner.named_buffers()):
-        if is_lazy(tensor):
-            raise RuntimeError(
-                f"warmup(g): {type(owner).__name__} is lazy: `{name}` has no shape yet. Call it "
-                "once on real tensors first."
-            )
-    before = [
-        (place, dict(place))
-        for module in owner.modules()
-        for place in (module.__dict__, module._parameters, module._buffers)
-    ]
-    try:
-        yield
-    finally:
-        for place, was in before:
-            for name in [name for name, value in place.items() if isinstance(value, FakeTensor)]:
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[Any, dict[Any, Any]]] = {}  # by the mapping
+        self._leaves: dict[int, tuple[Tensor, Tensor | None]] = {}
+
+    def note_module(self, module: torch.nn.Module) -> None:
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and is_lazy(tensor):
+                raise RuntimeError(
+                    f"a call on shapes alone: {type(module).__name__} is lazy: `{name}` has no "
+                    "shape yet. Call it once on real tensors first."
+                )
+        for place in (module.__dict__, module._parameters, module._buffers):
+            self._note(place)
+
+    def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        for place in (optimizer.state, *optimizer.state.values()):
+            self._note(place)
+
+    def _note(self, place: Any) -> None:
+        self._before.setdefault(id(place), (place, dict(place)))
+
+    def note_leaf(self, t: Tensor) -> None:
+        if t.is_leaf and t.requires_grad:
+            self._leaves.setdefault(id(t), (t, t.grad))
+
+    def put_back(self) -> None:
+        for place, was in reversed(self._before.values()):  # an optimiser's whole state at last
+            for name in [name for name, value in place.items() if _is_fake(value)]:
                 if name in was:
                     place[name] = was[name]
                 else:
                     del place[name]
+        for leaf, gradient in self._leaves.values():
+            if isinstance(leaf.grad, FakeTensor):
+                leaf.grad = gradient
+
+
+def _is_fake(value: Any) -> bool:
+    return any(isinstance(t, FakeTensor) for t in tensors_in(value))
+
+
+@contextmanager
+def _state_kept(f: Callable[..., Any]) -> Iterator[_State]:
+    """Put back what ``f`` makes fake inside, also where it fails.
+
+    Raises:
+        RuntimeError: A module has parameters or buffers without a shape, which would become fake.
+    """
+    state = _State()
+    owner = getattr(f, "__self__", None)
+    for module in owner.modules() if isinstance(owner, torch.nn.Module) else ():
+        state.note_module(module)
+    hooks = (
+        register_module_forward_pre_hook(lambda module, args: state.note_module(module)),
+        register_optimizer_step_pre_hook(lambda optimizer, *_: state.note_optimizer(optimizer)),
+    )
+    try:
+        yield state
+    finally:
+        for hook in hooks:
+            hook.remove()
+        state.put_back()
 
 
 def trace_on_shapes(
@@ -170,17 +215,18 @@ def trace_on_shapes(
     """Return the trace of a call of ``f`` on fake tensors, and of a backward of its results."""
     given = [t for t in tensors_of((args, kwargs)) if isinstance(t, FakeTensor)]
     fakes = _active() or (given[0].fake_mode if given else FakeTensorMode())
-    shapes = _Shapes(fakes)
-    args, kwargs = tree_map(shapes.faked, (args, kwargs))
     try:
-        with torch.random.fork_rng(devices=()), fakes, shapes:
-            results = f(*args, **kwargs)
-            leaving = tensors_of(results)
-            for t in leaving:
-                shapes.seal(t)
-            if backward:
-                _run_backward(leaving, shapes)
-            del results, leaving
+        with _state_kept(f) as state:
+            shapes = _Shapes(fakes, state)
+            args, kwargs = tree_map(shapes.faked, (args, kwargs))
+            with torch.random.fork_rng(devices=()), fakes, shapes:
+                results = f(*args, **kwargs)
+                leaving = tensors_of(results)
+                for t in leaving:
+                    shapes.seal(t)
+                if backward:
+                    _run_backward(leaving, shapes)
+                del results, leaving
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise RuntimeError(
             f"`{error.func}` asks for the contents of a tensor; on shapes alone there are none. "
@@ -192,6 +238,9 @@ def trace_on_shapes(
 def _run_backward(results: list[Tensor], shapes: _Shapes) -> None:
     """Run the backward of all the results; no tensor's ``grad`` is touched."""
     ends = [t for t in results if t.requires_grad and t.grad_fn is not None]
+    if shapes.ran_backward:  # a loss, say, that ``f`` has called backward() of
+        freed = {node for node in graph_behind(ends) if _is_freed(node, shapes)}
+        ends = [t for t in ends if freed.isdisjoint(graph_behind([t]))]
     leaves = [node.variable for node in graph_behind(ends) if hasattr(node, "variable")]
     if not leaves:
         return
@@ -205,6 +254,20 @@ def _run_backward(results: list[Tensor], shapes: _Shapes) -> None:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _is_freed(node: Any, shapes: _Shapes) -> bool:
+    """Whether a backward has freed what ``node`` had saved."""
+    names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
+    shapes.pauses = True  # hooks on saved tensors may compute
+    try:
+        for name in names:
+            getattr(node, name)
+    except RuntimeError:  # torch's own: a second time through the graph
+        return True
+    finally:
+        shapes.pauses = False
+    return False
 
 
 def _active() -> FakeTensorMode | None:

@@ -21,7 +21,7 @@ from ..policies import Policy
 from ..policies._custom import Scorer
 from ..policies._planned import Planned
 from . import file
-from .shapes import is_on_shapes, state_kept, trace_on_shapes
+from .shapes import is_on_shapes, trace_on_shapes
 
 
 class Trace:
@@ -181,8 +181,7 @@ def warmup(g: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     """
     transformed, given, named = transformed_of(g, "warmup")
     args, kwargs = (*given, *args), {**named, **kwargs}
-    with state_kept(transformed._f):
-        trace = Trace(trace_on_shapes(transformed._f, args, kwargs, backward=True))
+    trace = Trace(trace_on_shapes(transformed._f, args, kwargs, backward=True))
     signature = signature_of(args, kwargs, getattr(transformed._f, "__self__", None))
     transformed._history.know(signature, trace.peak_bytes, trace._core)
     return trace
