@@ -153,6 +153,11 @@ void govern(Invocation& invocation) {
   if (registrations.any_pending.load(std::memory_order_relaxed)) register_new_operators();
   FoundTensors found;
   ArgumentKind kind = find_tensors(invocation, found);
+  // See Note [Who waits for other ranks holds no lock]
+  if (invocation.facts.waits_for_ranks && kind != ArgumentKind::kAbstract && !DomainLock::is_held()) {
+    invocation.run_below();
+    if (!invocation.facts.ends_work) return;
+  }
   {
     // See Note [Another thread may seal a tensor]
     const FoundDomain domain = find_domain(found);

@@ -72,25 +72,20 @@ struct Hash {
       return add(std::bit_cast<std::uint64_t>(value.toDouble()));
     }
     if (value.isBool()) return add_kind(value.toBool() ? 't' : 'f');
-    if (value.isIntList()) {
-      const auto list = value.toIntList();
-      add_kind('I');
-      add(list.size());
-      for (const std::int64_t item : list) add(static_cast<std::uint64_t>(item));
+    if (value.isTensor()) {
+      add_kind('T');
+      if (value.toTensor().defined()) add(*value.toTensor().unsafeGetTensorImpl());
       return;
     }
-    if (value.isTensor() || is_tensor_list(value)) {
-      add_kind('T');
-      add(value.isList() ? value.toListRef().size() : std::size_t{1});
-      for_each_tensor(value, [&](const at::Tensor& tensor, int index) {
-        add(static_cast<std::uint64_t>(index));
-        add(*tensor.unsafeGetTensorImpl());
-      });
+    if (value.isList()) {  // of lists, too, which collectives take
+      add_kind('L');
+      add(value.toListRef().size());
+      for (const c10::IValue& each : value.toListRef()) add(each);
       return;
     }
     add_kind('s');
     if (value.isString()) return add(std::hash<std::string>{}(value.toStringRef()));
-    // Devices, scalar lists, complex numbers: rare, so by what they print as.
+    // Devices, complex numbers: rare, so by what they print as.
     std::ostringstream text;
     text << value;
     add(std::hash<std::string>{}(text.str()));
@@ -166,18 +161,9 @@ class MetaArguments {
     if (value.isTensor()) {
       return value.toTensor().defined() ? c10::IValue(convert(value.toTensor())) : value;
     }
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& tensor : value.toTensorVector()) {
-        list.push_back(tensor.defined() ? convert(tensor) : tensor);
-      }
-      return list;
-    }
-    if (is_tensor_list(value)) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const c10::IValue& each : value.toListRef()) {
-        list.push_back(convert(each).toOptional<at::Tensor>());
-      }
+    if (value.isList()) {
+      c10::impl::GenericList list(value.toList().elementType());
+      for (const c10::IValue& each : value.toListRef()) list.push_back(convert(each));
       return list;
     }
     return value;

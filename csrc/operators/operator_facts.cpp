@@ -52,6 +52,15 @@ constexpr std::array<HiddenWrite, 10> kHiddenWrites{{
 // where there is a tier, these may be moved once `wait_tensor` has returned. A wait by a c10d `Work`
 // is no operator: nothing that it waits for is moved. Of the c10d operators, all that is not called an
 // input is written.
+//
+// Note [Who waits for other ranks holds no lock]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A kernel runs under its domain's lock, and an operator that writes what autograd does not count asks every
+// domain. If a kernel waited for another rank meanwhile, where that rank's thread waits for such an operator of
+// a thread that waits in its turn for us, all would wait for ever. So a barrier, which is given a dummy and
+// computes nothing, runs without the lock and is not recorded; a wait for a tensor runs without it first, and
+// as an operator finds the work done. A collective that connects the ranks as it is called first, as NCCL's
+// do, still waits under the lock.
 constexpr std::array<std::string_view, 7> kCommunication{
     "c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::",
     "_dtensor::", "symm_mem::", "fsdp::"};
@@ -208,6 +217,7 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   facts.communicates = std::any_of(kCommunication.begin(), kCommunication.end(),
                                    [&](std::string_view prefix) { return name.starts_with(prefix); });
   facts.ends_work = facts.communicates && name.ends_with("::wait_tensor");
+  facts.waits_for_ranks = facts.ends_work || name == "c10d::barrier" || name == "c10d::monitored_barrier_";
   if (name.starts_with("c10d::") && name != "c10d::send") {
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       if (!mentions_tensor(*arguments[i].real_type()) || arguments[i].name().starts_with("input")) {

@@ -30,6 +30,7 @@ struct OperatorFacts {
   bool resizes_storage = false;   // to as many bytes as its second argument says
   bool communicates = false;      // its kernel may read and write after it has returned
   bool ends_work = false;         // `wait_tensor`: what another kernel did to its argument is done
+  bool waits_for_ranks = false;   // its kernel, and does nothing else
   bool writes_uncounted = false;  // autograd counts no write of some argument
   // Its writes may be counted before the kernel runs, as are those of operators defined in Python.
   bool may_count_first = false;

@@ -3,6 +3,7 @@
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,9 @@ def asynchronous(transform: Transform) -> Any:
         work.wait()
         parts = [torch.empty_like(x) for _ in range(distributed.get_world_size())]
         distributed.all_gather(parts, z)
+        distributed.reduce_scatter(parts[0], [z.sin() for _ in parts])
+        given = [z.cos() for _ in parts] if distributed.get_rank() == 0 else None
+        distributed.scatter(parts[1], given, 0)
         distributed.all_reduce(z.detach())  # and z with it, of which no schema speaks
         whole = torch.empty(len(parts) * len(x), WIDTH)
         distributed.all_gather_into_tensor(whole, (z * w).detach())
@@ -303,6 +307,43 @@ def freed_or_refused() -> None:
         fsdp1(EVERYTHING, at="model")
 
 
+def one_evicts() -> None:
+    """Whatever communicated again would wait for a rank that does not."""
+    for run in (asynchronous, differentiable, tensor_parallel):
+        expected = run(untransformed)
+        for rank in range(distributed.get_world_size()):
+            evicts = functools.partial(EVERYTHING, budget="1GiB")
+            mine = evicts if distributed.get_rank() == rank else untransformed
+            assert_bitwise_equal(run(mine), expected)
+
+
+def threads_wait_for_ranks() -> None:
+    """Each rank's first thread waits for the other's second one, whose operators ask all levels."""
+    rank, x, ended = distributed.get_rank(), torch.linspace(0, 1, 4096).view(64, 64), []
+    groups = [distributed.new_group([0, 1]) for _ in range(2)]
+    first_waits = threading.Event()
+
+    def f(x: Tensor, thread: int) -> Tensor:
+        if thread != rank:
+            first_waits.wait(60)
+        y = nn.functional.batch_norm(x.sin(), torch.zeros(64), torch.ones(64), training=True)
+        y = torch.ops._c10d_functional.all_reduce(y, "sum", groups[thread].group_name)
+        if thread == rank:
+            threading.Timer(0.5, first_waits.set).start()
+        distributed.monitored_barrier(groups[thread])
+        return torch.ops._c10d_functional.wait_tensor(y)
+
+    def run(thread: int) -> None:
+        ended.append(rematfn.remat(f, "10MiB")(x, thread))
+
+    threads = [threading.Thread(target=run, args=(k,), daemon=True) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(ended) == 2, "a deadlock"
+
+
 def one_fails() -> None:
     before = remains()
     model = DistributedDataParallel(network())
@@ -356,7 +397,7 @@ def freed() -> None:
 
 
 def all_of_it() -> None:
-    for work in (programs, freed_or_refused, one_fails):
+    for work in (programs, freed_or_refused, one_evicts, threads_wait_for_ranks, one_fails):
         work()
 
 
