@@ -133,6 +133,7 @@ class History:
         self._keys: OrderedDict[tuple[object, ...], _Key] = OrderedDict()
         self._running: deque[Call] = deque()  # or over, and not looked at since
         self._largest_bytes = 0  # of calls that are over
+        self.threads: set[int] = set()  # that are in a call
         self.warned_of: set[type[Warning]] = set()
         self.result_seen = False  # and looked at for what computes later
         self.lost_in_a_row = 0  # guided calls that took another way than their record

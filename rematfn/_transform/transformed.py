@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -76,7 +77,9 @@ class Transformed(Generic[P, R]):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         if self.last_call is not None:
             look_back(self, self.last_call, of_the_last=True)
-        options, ran = self._resolve(args, kwargs)
+        threads = self._history.threads
+        recurs = threading.get_ident() in threads
+        options, ran = self._resolve(args, kwargs, recurs)
         ran.limit = self.budget
         fail: Callable[[], None] | None = None
 
@@ -91,6 +94,7 @@ class Transformed(Generic[P, R]):
             if ran.signature is not None:
                 fail = self._history.begin(ran.signature, ran)
 
+        threads.add(ran.thread)
         try:
             root = getattr(self._f, "__self__", None)
             with module_paths(root) if options.where else nullcontext():
@@ -101,13 +105,18 @@ class Transformed(Generic[P, R]):
                 fail()
             ran.to_judge = False
             raise
+        finally:
+            if not recurs:
+                threads.discard(ran.thread)
         look_back(self, ran, of_the_last=False)
         if not self._history.result_seen:
             self._history.result_seen = True
             look_at_result(self, self._f, result, (*args, *kwargs.values()), ran)
         return result
 
-    def _resolve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[LevelOptions, Call]:
+    def _resolve(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], recurs: bool
+    ) -> tuple[LevelOptions, Call]:
         """Return how to call, and what is known of the call."""
         options = self._level_options()
         fraction, shared = self.budget.fraction, self.budget.shared
@@ -125,6 +134,9 @@ class Transformed(Generic[P, R]):
                 else "there is no budget"
             )
             return options, Call("online", why)
+        if recurs and not outermost and fraction is not None:
+            # What the call around it has held so far is no peak, and its cap is the same.
+            return options, Call("online", "the call of the function around it has the budget")
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return options, Call("online", "it runs on shapes alone")
         guided = outermost and isinstance(self.policy, Planned)

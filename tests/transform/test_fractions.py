@@ -139,3 +139,24 @@ def test_what_was_measured_is_no_estimate_while_a_call_is_pending() -> None:
             g(x).backward()
         assert timeline.peak_excluding_survivors <= budget
         del pending
+
+
+def test_a_function_that_calls_itself_is_held_to_its_fraction_as_a_whole() -> None:
+    w = torch.randn(64, 64, requires_grad=True)
+
+    def f(x: Tensor, depth: int) -> Tensor:
+        return inner((x @ w).tanh(), depth - 1).sin() if depth else x
+
+    def step(outermost: Callable[[Tensor, int], Tensor]) -> Tensor:
+        outermost(torch.ones(64, 64), 12).sum().backward()
+        gradient, w.grad = w.grad, None
+        return gradient
+
+    inner = f
+    with MemoryTimeline() as timeline:
+        expected = step(f)
+    inner = rematfn.remat(f, 0.6)
+    for _ in range(3):
+        with MemoryTimeline() as capped:
+            assert_bitwise_equal(step(inner), expected)
+    assert capped.peak <= 0.6 * timeline.peak + expected.nbytes
