@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The engine without tensors: long chains, and random programs by sizes whose every event leaves the
-// tables in order. Prints what went wrong, if anything did. What moves is in moving_model.cpp.
-#include <cstdlib>
-#include <exception>
+// tables in order. What moves is in moving_model.cpp.
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -17,7 +14,6 @@
 
 #include "engine/domain.h"
 #include "move.h"
-#include "moving_model.h"
 #include "planning/program.h"
 #include "planning/search_thread.h"
 #include "random_plan.h"
@@ -380,37 +376,20 @@ void transitions_are_printed() {
   }
 }
 
-// A quarter of so many; `make test-exhaustive` takes all.
-unsigned some(unsigned count) { return std::getenv("REMATFN_EXHAUSTIVE") != nullptr ? count : count / 4; }
-
-const std::map<std::string, std::function<void()>> kTests{
-    {"transitions", transitions_are_printed},
-    {"chain", a_chain_dies},
-    {"programs", [] { random_programs(0, some(4000)); }},
-    {"moves", [] { what_replays_wait_for_may_be_moved(); moves(3000); moves_where_replays_thrash(1000); }},
-    {"leave", [] { programs_that_leave_their_record(some(6000)); }},
-    {"searches", [] { searches(400); }},
-    {"early", what_is_not_in_use_leaves},
-    {"packs", [] { packs(400); }},
-    {"ahead", returns_come_ahead},
-    {"too soon", what_comes_back_too_soon_stays_longer},
-    {"by value", plans_decide_by_value},
-    {"addressed", what_is_addressed_stays},
-    {"word", [] { plans_that_break_their_word(400); }},
-    {"broken", [] { plans_that_broke(200); }},
-    {"timings", [] { calls_are_timed(); pauses_hide_copies(); }},
-};
+Tests other_tests() {
+  return {
+      {"transitions", transitions_are_printed},
+      {"chain", a_chain_dies},
+      {"programs", [] { random_programs(0, some(4000)); }},
+      {"waited for", what_replays_wait_for_may_be_moved},
+      {"searches", [] { searches(400); }},
+  };
+}
 
 }  // namespace
 
-// Without an argument it prints what there is.
 int main(int count, char** arguments) {
-  if (count == 1) {
-    for (const auto& test : kTests) std::printf("%s\n", test.first.c_str());
-  }
-  try {
-    for (int i = 1; i < count; ++i) kTests.at(arguments[i])();
-  } catch (const std::exception& error) {
-    expect(false, error.what());
-  }
+  Tests tests = moving_tests();
+  tests.merge(other_tests());
+  run_named(tests, count - 1, arguments + 1);
 }

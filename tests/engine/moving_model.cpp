@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The engine without tensors where values may move: a way that moves numbers, and plans over a link.
-#include "moving_model.h"
-
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -22,6 +20,7 @@
 #include "random_plan.h"
 
 namespace rematfn {
+namespace {
 
 // ---- a way that moves -------------------------------------------------------------------------
 
@@ -188,8 +187,6 @@ void moves(unsigned count) {
          "moving is put to the test");
 }
 
-namespace {
-
 // The same program up to some event. There it drops some of its values, and reads the others.
 Trace left_early(const Trace& record, Dice& dice) {
   Trace program = record;
@@ -234,8 +231,6 @@ Trace left_early(const Trace& record, Dice& dice) {
   return program;
 }
 
-}  // namespace
-
 // What was on its way for a reader that does not come may be what others are to be replayed from.
 void programs_that_leave_their_record(unsigned count) {
   unsigned fitted = 0;
@@ -272,8 +267,6 @@ void programs_that_leave_their_record(unsigned count) {
 }
 
 // ---- what leaves early ------------------------------------------------------------------------
-
-namespace {
 
 // It counts how often it is asked whether a version may go.
 class Asked final : public Way {
@@ -312,8 +305,6 @@ Trace held_to_the_end(std::size_t operators) {
   return trace;
 }
 
-}  // namespace
-
 // What two operators have not touched goes, also after it has come back. What stays since there is no room
 // is not looked at by each operator that comes.
 void what_is_not_in_use_leaves() {
@@ -339,8 +330,6 @@ void what_is_not_in_use_leaves() {
 }
 
 // ---- plans over a link ---------------------------------------------------------------------------
-
-namespace {
 
 constexpr std::size_t kBytes = std::size_t{1} << 20;
 constexpr std::size_t kLayers = 12;
@@ -393,8 +382,6 @@ RunOptions moving_by(const Plan& plan, const Trace& trace) {
   options.link = quick_link(/*drops=*/false);
   return options;
 }
-
-}  // namespace
 
 // What the program holds on to and never reads again makes room for what comes back; what goes early is
 // not fetched at once.
@@ -612,6 +599,26 @@ void calls_are_timed() {
   const auto timed = timings->applied_to(*trace);
   expect(timed != nullptr && timed->calls[1].pause >= 0.02, "a pause is what nothing else explains");
   expect(timed->calls[0].pause == 0 && timed->calls[2].pause == 0, "or nothing");
+}
+
+}  // namespace
+
+Tests moving_tests() {
+  return {
+      {"moves", [] { moves(3000); }},
+      {"moves, thrashing", [] { moves_where_replays_thrash(1000); }},
+      {"leave", [] { programs_that_leave_their_record(some(6000)); }},
+      {"early", what_is_not_in_use_leaves},
+      {"packs", [] { packs(400); }},
+      {"ahead", returns_come_ahead},
+      {"too soon", what_comes_back_too_soon_stays_longer},
+      {"by value", plans_decide_by_value},
+      {"addressed", what_is_addressed_stays},
+      {"word", [] { plans_that_break_their_word(400); }},
+      {"broken", [] { plans_that_broke(200); }},
+      {"timings", calls_are_timed},
+      {"pauses", pauses_hide_copies},
+  };
 }
 
 }  // namespace rematfn
