@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import EXHAUSTIVE, assert_bitwise_equal
+from processes import together
 from torch import Tensor
 
 import rematfn
@@ -60,23 +61,11 @@ def test_one_replay_of_a_long_chain_needs_no_stack() -> None:
 
 def in_a_small_thread(work: Any) -> None:
     """Run `work` on a thread of 256 KiB of stack, where any deep recursion is the end."""
-    failures: list[BaseException] = []
-
-    def target() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failures.append(error)
-
     before = threading.stack_size(256 * 1024)
     try:
-        thread = threading.Thread(target=target)
-        thread.start()
-        thread.join()
+        together(work)
     finally:
         threading.stack_size(before)
-    if failures:
-        raise failures[0]
 
 
 def test_long_lineage_is_destroyed_without_recursion() -> None:
