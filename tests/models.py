@@ -50,7 +50,8 @@ def compile_model(name: str, sources: Iterable[Path], *, with_c10: bool = False)
     compiler = os.environ.get("CXX", "c++")
     if not shutil.which(compiler):
         pytest.skip("needs a C++ compiler")
-    flags = ["-std=c++20", "-O1", *SANITIZE, f"-I{CORE}", f"-I{HERE}", f"-isystem{TORCH / 'include'}"]
+    includes = [f"-I{CORE}", f"-I{HERE}", f"-isystem{TORCH / 'include'}"]
+    flags = ["-std=c++20", "-O1", *SANITIZE, *includes]
     libraries = ["-pthread"]
     if with_c10:
         libraries += [f"-L{TORCH / 'lib'}", "-lc10", f"-Wl,-rpath,{TORCH / 'lib'}"]

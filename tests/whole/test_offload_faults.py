@@ -4,6 +4,7 @@
 The file has no name; here it is found among the process's open files, and spoiled for real.
 """
 
+import functools
 import gc
 import os
 import signal
@@ -243,24 +244,24 @@ def test_what_cannot_be_written_stays_or_is_dropped(
 ) -> None:
     """It breaks after each operator in turn: what has left before comes back."""
     right = gradient(chain)
+
+    def f(x: Tensor, at: int, stack: ExitStack) -> Tensor:
+        for i in range(LINKS):
+            if i == at:
+                stack.enter_context(breaks(tmp_path))
+            x = (x * 1.01).sin()
+        return x.square().sum()
+
+    def step(disk: rematfn.Disk, x: Tensor, at: int) -> None:
+        with ExitStack() as stack:
+            loss = how(disk)(f)(x, at, stack)
+            wait_for(disk)
+        loss.backward()
+
     for at in range(0, LINKS, 3):
         disk = opened(tmp_path)
         x = argument()
-
-        def f(x: Tensor, stack: ExitStack, at: int = at) -> Tensor:
-            for i in range(LINKS):
-                if i == at:
-                    stack.enter_context(breaks(tmp_path))
-                x = (x * 1.01).sin()
-            return x.square().sum()
-
-        def step() -> None:
-            with ExitStack() as stack:
-                loss = how(disk)(f)(x, stack)  # noqa: B023
-                wait_for(disk)  # noqa: B023
-            loss.backward()
-
-        refusal = refusal_of(step)
+        refusal = refusal_of(functools.partial(step, disk, x, at))
         if refusal:
             assert how is TRANSFORMS["moves, tight"]
             assert str(tmp_path) in str(refusal)
