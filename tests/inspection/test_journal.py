@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What calls write down under `where`: what it says, and that it changes nothing."""
 
-
 import pytest
 import torch
 from helpers import assert_bitwise_equal
