@@ -37,45 +37,61 @@ struct Link final : Operation {
   }
 };
 
+// A domain with a table, whose versions are made by hand.
+struct Made {
+  explicit Made(Sizes& sizes)
+      : domain(std::make_shared<Domain>(sizes)),
+        table(new Table(domain, *domain, nullptr, kNoBudget, Policy{})) {
+    domain->root = table.get();
+  }
+
+  // One that the program has.
+  Ref<Version> version(double cost = 0, const Ref<Version>& from = {}) {
+    Ref<Version> made(new Version);
+    made->nbytes = 8;
+    made->has_tensor = true;
+    const Ref<Link> operation(new Link);
+    operation->table = table;
+    operation->order = domain->next_order++;
+    operation->cost = cost;
+    operation->output_bytes = 8;
+    ++domain->live_operations;
+    operation->inputs.reserve(1);
+    if (from) operation->add_input(from);
+    operation->add_output(*made);
+    domain->admit(*table, *made);
+    return made;
+  }
+  void drop(Ref<Version> version) { domain->release(std::move(version), table, &Store::no_bytes); }
+
+  const std::shared_ptr<Domain> domain;
+  const Ref<Table> table;
+};
+
 // A chain of so many values, of which the last is the program's; no call of the stack for each.
 void a_chain_dies() {
-  Sizes sizes;
   constexpr int kLinks = 1'000'000;
-  const auto domain = std::make_shared<Domain>(sizes);
-  domain->limit_operations(2 * kLinks);
-  Ref<Table> table(new Table(domain, *domain, nullptr, kNoBudget, Policy{}));
-  domain->root = table.get();
+  Sizes sizes;
+  Made all(sizes);
+  all.domain->limit_operations(2 * kLinks);
   Ref<Version> latest;
   {
-    const DomainLock lock(domain);
+    const DomainLock lock(all.domain);
     for (int i = 0; i < kLinks; ++i) {
-      Ref<Version> version(new Version);
-      version->nbytes = 8;
-      version->has_tensor = true;
-      const Ref<Link> operation(new Link);
-      operation->table = table;
-      operation->order = domain->next_order++;
-      operation->output_bytes = 8;
-      ++domain->live_operations;
-      operation->inputs.reserve(1);
-      if (latest) operation->add_input(latest);
-      operation->add_output(*version);
-      domain->admit(*table, *version);
-      Ref<Version> before = std::move(latest);
-      latest = std::move(version);
-      if (before) domain->release(std::move(before), table, &Store::no_bytes);
+      Ref<Version> before = std::exchange(latest, all.version(0, latest));
+      if (before) all.drop(std::move(before));
     }
   }
   {
-    const DomainLock lock(domain);
-    table->check();
-    expect(domain->live_operations == kLinks, "the chain is there");
-    expect(table->resident_bytes() == 8, "what the program has dropped is gone");
-    domain->release(std::move(latest), table, &Store::no_bytes);
+    const DomainLock lock(all.domain);
+    all.table->check();
+    expect(all.domain->live_operations == kLinks, "the chain is there");
+    expect(all.table->resident_bytes() == 8, "what the program has dropped is gone");
+    all.drop(std::move(latest));
   }
-  const DomainLock lock(domain);
-  table->check();
-  expect(domain->live_operations == 0 && table->resident_bytes() == 0, "and goes as a whole");
+  const DomainLock lock(all.domain);
+  all.table->check();
+  expect(all.domain->live_operations == 0 && all.table->resident_bytes() == 0, "and goes as a whole");
 }
 
 // ---- what is never read again -------------------------------------------------------------------
@@ -84,23 +100,13 @@ void a_chain_dies() {
 // replay waits for it. See Note [A version goes by a way], Rule 7.
 void what_replays_wait_for_may_be_moved() {
   Sizes sizes;
-  const auto domain = std::make_shared<Domain>(sizes);
-  const Ref<Table> table(new Table(domain, *domain, nullptr, kNoBudget, Policy{}));
-  domain->root = table.get();
+  Made all(sizes);
+  const auto& domain = all.domain;
   Move move(1 << 20);
-  table->evict_by({&domain->drop_and_replay, &move});
+  all.table->evict_by({&domain->drop_and_replay, &move});
   const DomainLock lock(domain);
   domain->list_candidates();
-  Ref<Version> version(new Version);
-  version->nbytes = 8;
-  version->has_tensor = true;
-  const Ref<Link> operation(new Link);
-  operation->table = table;
-  operation->order = domain->next_order++;
-  operation->cost = 1;  // to move it is far cheaper
-  ++domain->live_operations;
-  operation->add_output(*version);
-  domain->admit(*table, *version);
+  Ref<Version> version = all.version(/*cost=*/1);  // to move it is far cheaper
   const auto ways = [&] {
     std::vector<const Way*> found;
     domain->for_each_way(*version, [&](Way& way) { found.push_back(&way); });
@@ -113,11 +119,11 @@ void what_replays_wait_for_may_be_moved() {
   expect(ways() == Ways{drop}, "what will not be read is dropped");
   rematfn::expect(*version);  // one more pending reader
   expect(ways() == Ways{drop, &move}, "what a replay waits for goes either way");
-  expect(domain->evictor.evict_one(*table, /*spare_pending=*/false), "it goes");
-  domain->end_moves(*table);
+  expect(domain->evictor.evict_one(*all.table, /*spare_pending=*/false), "it goes");
+  domain->end_moves(*all.table);
   expect(version->copied_by() == &move, "and is moved, which is cheaper");
   unexpect(*version);
-  domain->release(std::move(version), table, &Store::no_bytes);
+  all.drop(std::move(version));
 }
 
 // ---- random programs --------------------------------------------------------------------------
@@ -176,8 +182,7 @@ bool search_for_a_plan(const std::shared_ptr<const Trace>& trace, RunOptions opt
   expect(guided->overhead() == program.plan().overhead, where + "a plan costs what it says");
   // Other runs leave other addresses to be given out.
   run(*trace, {});
-  options.guide = std::make_shared<Guide>(Followed{trace, std::make_shared<const Future>(*trace),
-                                                   std::make_shared<const Plan>(program.plan())});
+  options.guide = guide_of(trace, program.plan());
   const auto again = run(*trace, options);
   expect(again != nullptr && same(*guided, *again), where + "wherever its values lie");
   options.guide = program.guide();
@@ -311,9 +316,8 @@ struct Courier final : Way {
 // Prints each transition of the ledger that may happen in a state, and the state it leads to.
 void transitions_are_printed() {
   Sizes sizes;
-  const auto domain = std::make_shared<Domain>(sizes);
-  const Ref<Table> table(new Table(domain, *domain, nullptr, kNoBudget, Policy{}));
-  domain->root = table.get();
+  Made all(sizes);
+  const auto& domain = all.domain;
   Courier courier;
   const DomainLock lock(domain);
   using Change = std::function<void(Version&)>;
@@ -352,14 +356,7 @@ void transitions_are_printed() {
   };
   for (const auto& [state, enter] : states) {
     for (const auto& [name, change] : transitions) {
-      const Ref<Version> version(new Version);
-      version->nbytes = 8;
-      const Ref<Link> operation(new Link);
-      operation->table = table;
-      operation->order = domain->next_order++;
-      ++domain->live_operations;
-      operation->add_output(*version);
-      domain->admit(*table, *version);
+      const Ref<Version> version = all.version();
       enter(*version);
       expect(state_of(*version) == state, "it is in that state");
       try {
@@ -368,10 +365,10 @@ void transitions_are_printed() {
       } catch (const std::logic_error&) {
         expect(state_of(*version) == state, "what may not happen has not happened");
       }
-      table->check();
+      all.table->check();
       domain->expel(*version);
-      table->check();
-      expect(table->used_bytes() == 0, "and counts no more");
+      all.table->check();
+      expect(all.table->used_bytes() == 0, "and counts no more");
     }
   }
 }

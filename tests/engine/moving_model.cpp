@@ -28,19 +28,17 @@ namespace {
 // move does. See Note [Near the floor], Rule 4.
 void moves_where_replays_thrash(unsigned count) {
   unsigned refused = 0;
-  const auto plan = std::make_shared<const Plan>(Plan{.prefers = Preference::kDropping});
   Sizes sizes;
   Drop drop(sizes);
   for (unsigned seed = 0; seed < count; ++seed) {
     std::mt19937 random(seed);
     const auto trace = std::make_shared<const Trace>(random_program(random));
-    const auto future = std::make_shared<const Future>(*trace);
     const auto run_by = [&](std::size_t budget, bool drops) {
       Move move(std::size_t{1} << 30);
       RunOptions options;
       options.budget = budget;
       options.ways = drops ? std::vector<Way*>{&drop, &move} : std::vector<Way*>{&move};
-      if (drops) options.guide = std::make_shared<Guide>(Followed{trace, future, plan});
+      if (drops) options.guide = guide_of(trace, {.prefers = Preference::kDropping});
       return run(*trace, options);
     };
     std::size_t least = 1;
@@ -376,9 +374,7 @@ Plan moving() {
 // In half of what the layers take, where nothing is dropped.
 RunOptions moving_by(const Plan& plan, const Trace& trace) {
   RunOptions options{{.budget = 6 * kBytes}};
-  options.guide = std::make_shared<Guide>(Followed{std::make_shared<const Trace>(trace),
-                                                   std::make_shared<const Future>(trace),
-                                                   std::make_shared<const Plan>(plan)});
+  options.guide = guide_of(std::make_shared<const Trace>(trace), plan);
   options.link = quick_link(/*drops=*/false);
   return options;
 }
@@ -467,7 +463,6 @@ void what_is_addressed_stays() {
 // A value goes by the way that the plan says, whatever is cheaper.
 void plans_decide_by_value() {
   const auto trace = std::make_shared<const Trace>(layers());
-  const auto future = std::make_shared<const Future>(*trace);
   Plan plan{.prefers = Preference::kByValue};
   plan.score.horizon = Horizon::kNext;
   plan.moved.resize(trace->values.size());
@@ -475,7 +470,7 @@ void plans_decide_by_value() {
     plan.moved[trace->calls[call].makes.front().value] = call % 2 == 0;
   }
   RunOptions options{{.budget = 6 * kBytes}};
-  options.guide = std::make_shared<Guide>(Followed{trace, future, std::make_shared<const Plan>(plan)});
+  options.guide = guide_of(trace, plan);
   options.link = quick_link(/*drops=*/true);
   Deeds deeds;
   const Statistics found = simulate(*trace, options, &deeds);
@@ -497,11 +492,9 @@ void plans_that_break_their_word(unsigned count) {
   for (unsigned seed = 0; seed < count; ++seed) {
     std::mt19937 random(seed);
     const auto trace = std::make_shared<const Trace>(random_program(random));
-    const auto future = std::make_shared<const Future>(*trace);
     const auto replays_by = [&](double predicted) -> std::optional<std::uint64_t> {
-      Plan plan{.prefers = Preference::kDropping, .replayed = predicted};
       RunOptions options{{.budget = run(*trace, {})->peak_bytes * 6 / 10}};
-      options.guide = std::make_shared<Guide>(Followed{trace, future, std::make_shared<const Plan>(plan)});
+      options.guide = guide_of(trace, {.prefers = Preference::kDropping, .replayed = predicted});
       options.link = LinkOptions{{1e-7, 1e-9, 1e-9}, std::size_t{1} << 20, /*drops=*/true};
       const auto found = run(*trace, options);
       if (!found) return std::nullopt;

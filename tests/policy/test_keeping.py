@@ -9,11 +9,11 @@ import pytest
 import torch
 from helpers import assert_bitwise_equal, described
 from nesting import spell
-from programs_traced import UNIT, X, block, loss, step, weights, without_marks
+from programs_traced import UNIT, X, block, loss, rebuilt, step, weights
 from torch import Tensor
 
 import rematfn
-from rematfn import _C, Trace, keep
+from rematfn import Trace, keep
 from rematfn._transform.recorded import finish_searches
 from rematfn.policies import ON, Custom, Guided, Manual, Memory, Policy, Speed, Sqrt
 from rematfn.policies.reference import DTR, LRU, MSPS, Largest, Local
@@ -39,19 +39,7 @@ EPSILON = 2.0**-20
 
 def tell_apart(trace: Trace, is_kept: Callable[[str, list[int]], bool]) -> Trace:
     """Return the trace with costs that are all but equal, and tell what was replayed."""
-    core = _C.Trace()
-    for nbytes, counted in trace._core.values():
-        core.add_value(nbytes, counted)
-    for kind, data in trace._core.events():
-        if kind == "call":
-            name, _, *rest, reads, makes = data
-            cost = 1.0 if is_kept(name, [v for v, _ in makes]) else 1.0 + EPSILON
-            core.add_call(name, cost, *rest, reads, makes)
-        elif kind == "mark":
-            core.add_mark(*data)
-        else:
-            getattr(core, f"add_{kind}")(data)
-    return Trace(core)
+    return rebuilt(trace, lambda name, made: 1.0 if is_kept(name, made) else 1.0 + EPSILON)
 
 
 def counts(trace: Trace, budget: float, policy: Policy) -> tuple[int, int]:
@@ -65,7 +53,7 @@ def counts(trace: Trace, budget: float, policy: Policy) -> tuple[int, int]:
 def test_speed_replays_no_product_while_anything_else_can_go(
     program: Callable[[], Trace],
 ) -> None:
-    trace = tell_apart(without_marks(program()), lambda name, _: name in PRODUCTS)
+    trace = tell_apart(rebuilt(program(), marks=False), lambda name, _: name in PRODUCTS)
     products, others = counts(trace, 0.8, Speed())
     assert products == 0
     assert others > 0
