@@ -76,8 +76,7 @@ def start(script: str) -> subprocess.Popen[str]:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     jobs = {end: (DEFAULT + BEGUN + script, "") for end, (script, _) in ENDS.items()}
-    folder = tmp_path_factory.mktemp("scripts")
-    return once(tmp_path_factory, "searches", lambda: forked(folder, jobs))
+    return once(tmp_path_factory, "searches", lambda folder: forked(folder, jobs))
 
 
 @pytest.mark.forking
