@@ -48,13 +48,11 @@ def test_a_gradient_that_comes_in_twice_is_no_new_value() -> None:
     assert rematfn.stats(g).call == "guided"
 
 
-def dense_block(
-    norm: Callable[[int], nn.Module], x: Tensor, layers: int = 8, width: int = 16
-) -> Any:
+def dense_block(norm: Callable[[int], nn.Module], x: Tensor) -> Any:
     """Concatenations are cheap and large, products are costly and small."""
     torch.manual_seed(0)
-    widths = range(16, 16 + layers * width, width)
-    blocks = [nn.Sequential(norm(c), nn.ReLU(), nn.Linear(c, width)) for c in widths]
+    widths = range(16, 16 + 20 * 48, 48)
+    blocks = [nn.Sequential(norm(c), nn.ReLU(), nn.Linear(c, 48)) for c in widths]
     for block in blocks:
         x = torch.cat([x, block(x)], 1)
     parameters = [p for block in blocks for p in block.parameters()]
@@ -66,16 +64,10 @@ NORMS = [nn.LayerNorm, nn.BatchNorm1d]
 
 
 @pytest.mark.parametrize("norm", some(NORMS, 2))
-def test_the_search_is_no_worse_than_speed(norm: Callable[[int], nn.Module]) -> None:
-    trace = rematfn.record(functools.partial(dense_block, norm), torch.randn(256, 16))
-    budget = int(0.35 * trace.peak_bytes)
-    speed = rematfn.simulate(trace, budget, rematfn.policies.Speed()).replayed_cost
-    assert 0 < rematfn.simulate(trace, budget).replayed_cost < speed
-
-
-@pytest.mark.parametrize("norm", some(NORMS[::-1], 2))
 def test_the_search_tries_what_keeps_products(norm: Callable[[int], nn.Module]) -> None:
     """Scores and local search come to 0.162 and 0.153, with products kept to 0.115 and 0.106."""
-    block = functools.partial(dense_block, norm, layers=20, width=48)
+    block = functools.partial(dense_block, norm)
     trace = rematfn.record(block, torch.randn(256, 16))
-    assert rematfn.simulate(trace, int(0.4 * trace.peak_bytes)).replayed_cost < 0.13
+    budget = int(0.4 * trace.peak_bytes)
+    speed = rematfn.simulate(trace, budget, rematfn.policies.Speed()).replayed_cost
+    assert 0 < rematfn.simulate(trace, budget).replayed_cost < min(0.13, speed)

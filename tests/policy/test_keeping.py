@@ -49,15 +49,25 @@ def counts(trace: Trace, budget: float, policy: Policy) -> tuple[int, int]:
     return stats.replays - others, others
 
 
+def assert_others_go(
+    trace: Trace, budget: float, policy: Policy, is_kept: Callable[[str, list[int]], bool]
+) -> None:
+    """Assert that operators are replayed, and none whose result is kept."""
+    those, others = counts(tell_apart(trace, is_kept), budget, policy)
+    assert those == 0
+    assert others > 0
+
+
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_speed_replays_no_product_while_anything_else_can_go(
     program: Callable[[], Trace],
 ) -> None:
-    trace = tell_apart(rebuilt(program(), marks=False), lambda name, _: name in PRODUCTS)
-    products, others = counts(trace, 0.8, Speed())
-    assert products == 0
-    assert others > 0
-    assert counts(trace, 0.75, LRU())[0] > 0
+    def is_product(name: str, _: object) -> bool:
+        return name in PRODUCTS
+
+    trace = rebuilt(program(), marks=False)
+    assert_others_go(trace, 0.8, Speed(), is_product)
+    assert counts(tell_apart(trace, is_product), 0.75, LRU())[0] > 0
 
 
 def marked(trace: Trace, names: tuple[str, ...]) -> set[int]:
@@ -80,10 +90,7 @@ def test_only_what_is_not_kept_is_replayed(
     recorded = rematfn.record(step, weights(), X)
     values = marked(recorded, kept)
     assert len(values) == 6 * len(kept)
-    trace = tell_apart(recorded, lambda _, made: bool(values & set(made)))
-    those, others = counts(trace, budget, policy)
-    assert those == 0
-    assert others > 0
+    assert_others_go(recorded, budget, policy, lambda _, made: bool(values & set(made)))
 
 
 RESIDENT = {
@@ -181,11 +188,7 @@ def test_a_marked_value_goes_only_when_nothing_else_can(policy: Policy) -> None:
     recorded = rematfn.record(f, leaf, keep)
     values = marked(recorded, ("",))
     assert len(values) == 4
-    those, others = counts(
-        tell_apart(recorded, lambda _, made: bool(values & set(made))), 0.75, policy
-    )
-    assert those == 0
-    assert others > 0
+    assert_others_go(recorded, 0.75, policy, lambda _, made: bool(values & set(made)))
     expected = f(leaf, keep)
     g = rematfn.remat(f, 12 * UNIT, policy=policy)
     for _ in range(3):
