@@ -256,7 +256,9 @@ def test_what_cannot_be_written_stays_or_is_dropped(
         with ExitStack() as stack:
             loss = how(disk)(f)(x, at, stack)
             wait_for(disk)
-        loss.backward()
+            if at > 0:
+                stack.close()  # what has left before is read
+            loss.backward()
 
     for at in range(0, LINKS, 3):
         disk = opened(tmp_path)
