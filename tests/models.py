@@ -50,7 +50,8 @@ def compile_model(name: str, sources: Iterable[Path], *, with_c10: bool = False)
     compiler = os.environ.get("CXX", "c++")
     if not shutil.which(compiler):
         pytest.skip("needs a C++ compiler")
-    flags = ["-std=c++20", "-O1", *SANITIZE, f"-I{CORE}", f"-isystem{TORCH / 'include'}"]
+    includes = [f"-I{CORE}", f"-I{HERE}", f"-isystem{TORCH / 'include'}"]
+    flags = ["-std=c++20", "-O1", *SANITIZE, *includes]
     libraries = ["-pthread"]
     if with_c10:
         libraries += [f"-L{TORCH / 'lib'}", "-lc10", f"-Wl,-rpath,{TORCH / 'lib'}"]
@@ -75,7 +76,8 @@ def compile_model(name: str, sources: Iterable[Path], *, with_c10: bool = False)
         for found in objects:
             Path(found).unlink()
 
-    headers = sorted([*CORE.rglob("*.h"), *{h for s in sources for h in s.parent.glob("*.h")}])
+    folders = {HERE, *(source.parent for source in sources)} - {CORE}
+    headers = sorted({*CORE.rglob("*.h"), *(h for f in folders for h in f.glob("*.h"))})
     return built_once(name, [*flags, *libraries], [*sources, *headers], make)
 
 
@@ -87,3 +89,9 @@ def run_model(program: Path, *arguments: str, timeout: float = 300) -> str:
     )
     assert found.returncode == 0, f"{' '.join(arguments)}: {found.stdout}{found.stderr}"
     return found.stdout
+
+
+def run_all(program: Path, *arguments: str) -> None:
+    """Run each test of a program in a process of its own."""
+    for name in run_model(program, *arguments).splitlines():
+        run_model(program, *arguments, name)

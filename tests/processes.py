@@ -219,13 +219,13 @@ def forked(
     return found
 
 
-def once(factory: pytest.TempPathFactory, name: str, work: Callable[[], R]) -> R:
-    """Return what ``work()`` returns, which one of the processes that run the tests calls.
+def once(factory: pytest.TempPathFactory, name: str, work: Callable[[Path], R]) -> R:
+    """Return what ``work`` returns, which one of the processes that run the tests gives a folder.
 
     The others wait for it: a module's fixture would do the same in each of them.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        return work()
+        return work(factory.mktemp(name))
     folder = factory.getbasetemp().parent / f"once-{name}"
     done = folder / "done"
     try:
@@ -237,7 +237,7 @@ def once(factory: pytest.TempPathFactory, name: str, work: Callable[[], R]) -> R
             time.sleep(0.1)
     else:
         try:
-            outcome: tuple[Any, BaseException | None] = (work(), None)
+            outcome: tuple[Any, BaseException | None] = (work(factory.mktemp(name)), None)
         except BaseException as error:
             outcome = (None, error)
         (folder / "being written").write_bytes(pickle.dumps(outcome))

@@ -128,14 +128,20 @@ def step(ws: list[Tensor], x: Tensor) -> Any:
 X = torch.linspace(-1, 1, SIDE * SIDE).view(SIDE, SIDE)
 
 
-def without_marks(trace: Trace) -> Trace:
-    """Return the same program, in which nothing is marked."""
+def rebuilt(
+    trace: Trace, cost: Callable[[str, list[int]], float] | None = None, *, marks: bool = True
+) -> Trace:
+    """Return the same program, with a cost by name and results of each call, or without marks."""
     core = _C.Trace()
     for nbytes, counted in trace._core.values():
         core.add_value(nbytes, counted)
     for kind, data in trace._core.events():
         if kind == "call":
-            core.add_call(*data)
+            name, known, *rest, makes = data
+            made = [value for value, _ in makes]
+            core.add_call(name, known if cost is None else cost(name, made), *rest, makes)
         elif kind != "mark":
             getattr(core, f"add_{kind}")(data)
+        elif marks:
+            core.add_mark(*data)
     return Trace(core)

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The engine without tensors: long chains, and random programs by sizes whose every event leaves the
-// tables in order. Prints what went wrong, if anything did. What moves is in moving_model.cpp.
-#include <cstdlib>
-#include <exception>
+// tables in order. What moves is in moving_model.cpp.
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -17,7 +14,6 @@
 
 #include "engine/domain.h"
 #include "move.h"
-#include "moving_model.h"
 #include "planning/program.h"
 #include "planning/search_thread.h"
 #include "random_plan.h"
@@ -41,45 +37,61 @@ struct Link final : Operation {
   }
 };
 
+// A domain with a table, whose versions are made by hand.
+struct Made {
+  explicit Made(Sizes& sizes)
+      : domain(std::make_shared<Domain>(sizes)),
+        table(new Table(domain, *domain, nullptr, kNoBudget, Policy{})) {
+    domain->root = table.get();
+  }
+
+  // One that the program has.
+  Ref<Version> version(double cost = 0, const Ref<Version>& from = {}) {
+    Ref<Version> made(new Version);
+    made->nbytes = 8;
+    made->has_tensor = true;
+    const Ref<Link> operation(new Link);
+    operation->table = table;
+    operation->order = domain->next_order++;
+    operation->cost = cost;
+    operation->output_bytes = 8;
+    ++domain->live_operations;
+    operation->inputs.reserve(1);
+    if (from) operation->add_input(from);
+    operation->add_output(*made);
+    domain->admit(*table, *made);
+    return made;
+  }
+  void drop(Ref<Version> version) { domain->release(std::move(version), table, &Store::no_bytes); }
+
+  const std::shared_ptr<Domain> domain;
+  const Ref<Table> table;
+};
+
 // A chain of so many values, of which the last is the program's; no call of the stack for each.
 void a_chain_dies() {
-  Sizes sizes;
   constexpr int kLinks = 1'000'000;
-  const auto domain = std::make_shared<Domain>(sizes);
-  domain->limit_operations(2 * kLinks);
-  Ref<Table> table(new Table(domain, *domain, nullptr, kNoBudget, Policy{}));
-  domain->root = table.get();
+  Sizes sizes;
+  Made all(sizes);
+  all.domain->limit_operations(2 * kLinks);
   Ref<Version> latest;
   {
-    const DomainLock lock(domain);
+    const DomainLock lock(all.domain);
     for (int i = 0; i < kLinks; ++i) {
-      Ref<Version> version(new Version);
-      version->nbytes = 8;
-      version->has_tensor = true;
-      const Ref<Link> operation(new Link);
-      operation->table = table;
-      operation->order = domain->next_order++;
-      operation->output_bytes = 8;
-      ++domain->live_operations;
-      operation->inputs.reserve(1);
-      if (latest) operation->add_input(latest);
-      operation->add_output(*version);
-      domain->admit(*table, *version);
-      Ref<Version> before = std::move(latest);
-      latest = std::move(version);
-      if (before) domain->release(std::move(before), table, &Store::no_bytes);
+      Ref<Version> before = std::exchange(latest, all.version(0, latest));
+      if (before) all.drop(std::move(before));
     }
   }
   {
-    const DomainLock lock(domain);
-    table->check();
-    expect(domain->live_operations == kLinks, "the chain is there");
-    expect(table->resident_bytes() == 8, "what the program has dropped is gone");
-    domain->release(std::move(latest), table, &Store::no_bytes);
+    const DomainLock lock(all.domain);
+    all.table->check();
+    expect(all.domain->live_operations == kLinks, "the chain is there");
+    expect(all.table->resident_bytes() == 8, "what the program has dropped is gone");
+    all.drop(std::move(latest));
   }
-  const DomainLock lock(domain);
-  table->check();
-  expect(domain->live_operations == 0 && table->resident_bytes() == 0, "and goes as a whole");
+  const DomainLock lock(all.domain);
+  all.table->check();
+  expect(all.domain->live_operations == 0 && all.table->resident_bytes() == 0, "and goes as a whole");
 }
 
 // ---- what is never read again -------------------------------------------------------------------
@@ -88,23 +100,13 @@ void a_chain_dies() {
 // replay waits for it. See Note [A version goes by a way], Rule 7.
 void what_replays_wait_for_may_be_moved() {
   Sizes sizes;
-  const auto domain = std::make_shared<Domain>(sizes);
-  const Ref<Table> table(new Table(domain, *domain, nullptr, kNoBudget, Policy{}));
-  domain->root = table.get();
+  Made all(sizes);
+  const auto& domain = all.domain;
   Move move(1 << 20);
-  table->evict_by({&domain->drop_and_replay, &move});
+  all.table->evict_by({&domain->drop_and_replay, &move});
   const DomainLock lock(domain);
   domain->list_candidates();
-  Ref<Version> version(new Version);
-  version->nbytes = 8;
-  version->has_tensor = true;
-  const Ref<Link> operation(new Link);
-  operation->table = table;
-  operation->order = domain->next_order++;
-  operation->cost = 1;  // to move it is far cheaper
-  ++domain->live_operations;
-  operation->add_output(*version);
-  domain->admit(*table, *version);
+  Ref<Version> version = all.version(/*cost=*/1);  // to move it is far cheaper
   const auto ways = [&] {
     std::vector<const Way*> found;
     domain->for_each_way(*version, [&](Way& way) { found.push_back(&way); });
@@ -117,11 +119,11 @@ void what_replays_wait_for_may_be_moved() {
   expect(ways() == Ways{drop}, "what will not be read is dropped");
   rematfn::expect(*version);  // one more pending reader
   expect(ways() == Ways{drop, &move}, "what a replay waits for goes either way");
-  expect(domain->evictor.evict_one(*table, /*spare_pending=*/false), "it goes");
-  domain->end_moves(*table);
+  expect(domain->evictor.evict_one(*all.table, /*spare_pending=*/false), "it goes");
+  domain->end_moves(*all.table);
   expect(version->copied_by() == &move, "and is moved, which is cheaper");
   unexpect(*version);
-  domain->release(std::move(version), table, &Store::no_bytes);
+  all.drop(std::move(version));
 }
 
 // ---- random programs --------------------------------------------------------------------------
@@ -180,8 +182,7 @@ bool search_for_a_plan(const std::shared_ptr<const Trace>& trace, RunOptions opt
   expect(guided->overhead() == program.plan().overhead, where + "a plan costs what it says");
   // Other runs leave other addresses to be given out.
   run(*trace, {});
-  options.guide = std::make_shared<Guide>(Followed{trace, std::make_shared<const Future>(*trace),
-                                                   std::make_shared<const Plan>(program.plan())});
+  options.guide = guide_of(trace, program.plan());
   const auto again = run(*trace, options);
   expect(again != nullptr && same(*guided, *again), where + "wherever its values lie");
   options.guide = program.guide();
@@ -315,9 +316,8 @@ struct Courier final : Way {
 // Prints each transition of the ledger that may happen in a state, and the state it leads to.
 void transitions_are_printed() {
   Sizes sizes;
-  const auto domain = std::make_shared<Domain>(sizes);
-  const Ref<Table> table(new Table(domain, *domain, nullptr, kNoBudget, Policy{}));
-  domain->root = table.get();
+  Made all(sizes);
+  const auto& domain = all.domain;
   Courier courier;
   const DomainLock lock(domain);
   using Change = std::function<void(Version&)>;
@@ -356,14 +356,7 @@ void transitions_are_printed() {
   };
   for (const auto& [state, enter] : states) {
     for (const auto& [name, change] : transitions) {
-      const Ref<Version> version(new Version);
-      version->nbytes = 8;
-      const Ref<Link> operation(new Link);
-      operation->table = table;
-      operation->order = domain->next_order++;
-      ++domain->live_operations;
-      operation->add_output(*version);
-      domain->admit(*table, *version);
+      const Ref<Version> version = all.version();
       enter(*version);
       expect(state_of(*version) == state, "it is in that state");
       try {
@@ -372,45 +365,28 @@ void transitions_are_printed() {
       } catch (const std::logic_error&) {
         expect(state_of(*version) == state, "what may not happen has not happened");
       }
-      table->check();
+      all.table->check();
       domain->expel(*version);
-      table->check();
-      expect(table->used_bytes() == 0, "and counts no more");
+      all.table->check();
+      expect(all.table->used_bytes() == 0, "and counts no more");
     }
   }
 }
 
-// A quarter of so many; `make test-exhaustive` takes all.
-unsigned some(unsigned count) { return std::getenv("REMATFN_EXHAUSTIVE") != nullptr ? count : count / 4; }
-
-const std::map<std::string, std::function<void()>> kTests{
-    {"transitions", transitions_are_printed},
-    {"chain", a_chain_dies},
-    {"programs", [] { random_programs(0, some(4000)); }},
-    {"moves", [] { what_replays_wait_for_may_be_moved(); moves(3000); moves_where_replays_thrash(1000); }},
-    {"leave", [] { programs_that_leave_their_record(some(6000)); }},
-    {"searches", [] { searches(400); }},
-    {"early", what_is_not_in_use_leaves},
-    {"packs", [] { packs(400); }},
-    {"ahead", returns_come_ahead},
-    {"too soon", what_comes_back_too_soon_stays_longer},
-    {"by value", plans_decide_by_value},
-    {"addressed", what_is_addressed_stays},
-    {"word", [] { plans_that_break_their_word(400); }},
-    {"broken", [] { plans_that_broke(200); }},
-    {"timings", [] { calls_are_timed(); pauses_hide_copies(); }},
-};
+Tests other_tests() {
+  return {
+      {"transitions", transitions_are_printed},
+      {"chain", a_chain_dies},
+      {"programs", [] { random_programs(0, some(4000)); }},
+      {"waited for", what_replays_wait_for_may_be_moved},
+      {"searches", [] { searches(400); }},
+  };
+}
 
 }  // namespace
 
-// Without an argument it prints what there is.
 int main(int count, char** arguments) {
-  if (count == 1) {
-    for (const auto& test : kTests) std::printf("%s\n", test.first.c_str());
-  }
-  try {
-    for (int i = 1; i < count; ++i) kTests.at(arguments[i])();
-  } catch (const std::exception& error) {
-    expect(false, error.what());
-  }
+  Tests tests = moving_tests();
+  tests.merge(other_tests());
+  run_named(tests, count - 1, arguments + 1);
 }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The engine without tensors where values may move: a way that moves numbers, and plans over a link.
-#include "moving_model.h"
-
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -22,6 +20,7 @@
 #include "random_plan.h"
 
 namespace rematfn {
+namespace {
 
 // ---- a way that moves -------------------------------------------------------------------------
 
@@ -29,19 +28,17 @@ namespace rematfn {
 // move does. See Note [Near the floor], Rule 4.
 void moves_where_replays_thrash(unsigned count) {
   unsigned refused = 0;
-  const auto plan = std::make_shared<const Plan>(Plan{.prefers = Preference::kDropping});
   Sizes sizes;
   Drop drop(sizes);
   for (unsigned seed = 0; seed < count; ++seed) {
     std::mt19937 random(seed);
     const auto trace = std::make_shared<const Trace>(random_program(random));
-    const auto future = std::make_shared<const Future>(*trace);
     const auto run_by = [&](std::size_t budget, bool drops) {
       Move move(std::size_t{1} << 30);
       RunOptions options;
       options.budget = budget;
       options.ways = drops ? std::vector<Way*>{&drop, &move} : std::vector<Way*>{&move};
-      if (drops) options.guide = std::make_shared<Guide>(Followed{trace, future, plan});
+      if (drops) options.guide = guide_of(trace, {.prefers = Preference::kDropping});
       return run(*trace, options);
     };
     std::size_t least = 1;
@@ -188,8 +185,6 @@ void moves(unsigned count) {
          "moving is put to the test");
 }
 
-namespace {
-
 // The same program up to some event. There it drops some of its values, and reads the others.
 Trace left_early(const Trace& record, Dice& dice) {
   Trace program = record;
@@ -234,8 +229,6 @@ Trace left_early(const Trace& record, Dice& dice) {
   return program;
 }
 
-}  // namespace
-
 // What was on its way for a reader that does not come may be what others are to be replayed from.
 void programs_that_leave_their_record(unsigned count) {
   unsigned fitted = 0;
@@ -272,8 +265,6 @@ void programs_that_leave_their_record(unsigned count) {
 }
 
 // ---- what leaves early ------------------------------------------------------------------------
-
-namespace {
 
 // It counts how often it is asked whether a version may go.
 class Asked final : public Way {
@@ -312,8 +303,6 @@ Trace held_to_the_end(std::size_t operators) {
   return trace;
 }
 
-}  // namespace
-
 // What two operators have not touched goes, also after it has come back. What stays since there is no room
 // is not looked at by each operator that comes.
 void what_is_not_in_use_leaves() {
@@ -339,8 +328,6 @@ void what_is_not_in_use_leaves() {
 }
 
 // ---- plans over a link ---------------------------------------------------------------------------
-
-namespace {
 
 constexpr std::size_t kBytes = std::size_t{1} << 20;
 constexpr std::size_t kLayers = 12;
@@ -387,14 +374,10 @@ Plan moving() {
 // In half of what the layers take, where nothing is dropped.
 RunOptions moving_by(const Plan& plan, const Trace& trace) {
   RunOptions options{{.budget = 6 * kBytes}};
-  options.guide = std::make_shared<Guide>(Followed{std::make_shared<const Trace>(trace),
-                                                   std::make_shared<const Future>(trace),
-                                                   std::make_shared<const Plan>(plan)});
+  options.guide = guide_of(std::make_shared<const Trace>(trace), plan);
   options.link = quick_link(/*drops=*/false);
   return options;
 }
-
-}  // namespace
 
 // What the program holds on to and never reads again makes room for what comes back; what goes early is
 // not fetched at once.
@@ -480,7 +463,6 @@ void what_is_addressed_stays() {
 // A value goes by the way that the plan says, whatever is cheaper.
 void plans_decide_by_value() {
   const auto trace = std::make_shared<const Trace>(layers());
-  const auto future = std::make_shared<const Future>(*trace);
   Plan plan{.prefers = Preference::kByValue};
   plan.score.horizon = Horizon::kNext;
   plan.moved.resize(trace->values.size());
@@ -488,7 +470,7 @@ void plans_decide_by_value() {
     plan.moved[trace->calls[call].makes.front().value] = call % 2 == 0;
   }
   RunOptions options{{.budget = 6 * kBytes}};
-  options.guide = std::make_shared<Guide>(Followed{trace, future, std::make_shared<const Plan>(plan)});
+  options.guide = guide_of(trace, plan);
   options.link = quick_link(/*drops=*/true);
   Deeds deeds;
   const Statistics found = simulate(*trace, options, &deeds);
@@ -510,11 +492,9 @@ void plans_that_break_their_word(unsigned count) {
   for (unsigned seed = 0; seed < count; ++seed) {
     std::mt19937 random(seed);
     const auto trace = std::make_shared<const Trace>(random_program(random));
-    const auto future = std::make_shared<const Future>(*trace);
     const auto replays_by = [&](double predicted) -> std::optional<std::uint64_t> {
-      Plan plan{.prefers = Preference::kDropping, .replayed = predicted};
       RunOptions options{{.budget = run(*trace, {})->peak_bytes * 6 / 10}};
-      options.guide = std::make_shared<Guide>(Followed{trace, future, std::make_shared<const Plan>(plan)});
+      options.guide = guide_of(trace, {.prefers = Preference::kDropping, .replayed = predicted});
       options.link = LinkOptions{{1e-7, 1e-9, 1e-9}, std::size_t{1} << 20, /*drops=*/true};
       const auto found = run(*trace, options);
       if (!found) return std::nullopt;
@@ -612,6 +592,26 @@ void calls_are_timed() {
   const auto timed = timings->applied_to(*trace);
   expect(timed != nullptr && timed->calls[1].pause >= 0.02, "a pause is what nothing else explains");
   expect(timed->calls[0].pause == 0 && timed->calls[2].pause == 0, "or nothing");
+}
+
+}  // namespace
+
+Tests moving_tests() {
+  return {
+      {"moves", [] { moves(3000); }},
+      {"moves, thrashing", [] { moves_where_replays_thrash(1000); }},
+      {"leave", [] { programs_that_leave_their_record(some(6000)); }},
+      {"early", what_is_not_in_use_leaves},
+      {"packs", [] { packs(400); }},
+      {"ahead", returns_come_ahead},
+      {"too soon", what_comes_back_too_soon_stays_longer},
+      {"by value", plans_decide_by_value},
+      {"addressed", what_is_addressed_stays},
+      {"word", [] { plans_that_break_their_word(400); }},
+      {"broken", [] { plans_that_broke(200); }},
+      {"timings", calls_are_timed},
+      {"pauses", pauses_hide_copies},
+  };
 }
 
 }  // namespace rematfn

@@ -25,6 +25,11 @@ inline void begin_search(Program& program, std::size_t budget, std::int64_t plan
   program.begin(budget, [=](Search& search) { search.try_settings(limits, {}); }, link);
 }
 
+inline std::shared_ptr<Guide> guide_of(const std::shared_ptr<const Trace>& trace, Plan plan) {
+  return std::make_shared<Guide>(Followed{trace, std::make_shared<const Future>(*trace),
+                                          std::make_shared<const Plan>(std::move(plan))});
+}
+
 inline Score random_score(Dice& dice) {
   const auto among = [&](std::initializer_list<double> all) {
     return all.begin()[dice.below(all.size())];

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -17,14 +16,17 @@
 #include <c10/util/Exception.h>
 
 #include "engine/domain.h"
+#include "model.h"
 #include "planning/simulation.h"
 
 namespace rematfn {
 
-inline void expect(bool holds, const std::string& what) {
-  if (holds) return;
-  std::printf("failed: %s\n", what.c_str());
-  std::exit(1);
+// Of an engine whose values may move.
+Tests moving_tests();
+
+// A quarter of so many; `make test-exhaustive` takes all.
+inline unsigned some(unsigned count) {
+  return std::getenv("REMATFN_EXHAUSTIVE") != nullptr ? count : count / 4;
 }
 
 struct Sizes final : Store {};

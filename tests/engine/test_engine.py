@@ -3,19 +3,10 @@
 
 from pathlib import Path
 
-import pytest
-from models import CORE, compile_model, run_model
+from models import CORE, compile_model, run_all, run_model
 
 STATES = CORE.parent / "docs" / "design" / "states.md"
 PARTS = ("base", "memory", "policy", "engine", "planning")
-
-
-@pytest.fixture(scope="module")
-def model() -> Path:
-    """Compile these parts and the tests of them; nothing else of torch is linked."""
-    sources = [path for part in PARTS for path in sorted((CORE / part).glob("*.cpp"))]
-    sources += sorted(Path(__file__).parent.glob("*_model.cpp"))
-    return compile_model("engine", sources, with_c10=True)
 
 
 def transitions_in(page: Path) -> set[tuple[str, ...]]:
@@ -30,8 +21,10 @@ def transitions_in(page: Path) -> set[tuple[str, ...]]:
 
 
 # One test, so that not every process compiles.
-def test_the_engine_keeps_its_promises_without_tensors(model: Path) -> None:
+def test_the_engine_keeps_its_promises_without_tensors() -> None:
+    sources = [path for part in PARTS for path in sorted((CORE / part).glob("*.cpp"))]
+    sources += sorted(Path(__file__).parent.glob("*_model.cpp"))
+    model = compile_model("engine", sources, with_c10=True)
     printed = run_model(model, "transitions").splitlines()
     assert {tuple(line.split(" | ")) for line in printed} == transitions_in(STATES)
-    for name in run_model(model).splitlines():
-        run_model(model, name)
+    run_all(model)

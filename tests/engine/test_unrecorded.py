@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers import EVERYTHING, asked_for, assert_bitwise_equal
+from helpers import EVERYTHING, assert_bitwise_equal
 from torch import Tensor
 
 import rematfn
@@ -94,12 +94,6 @@ def test_numbers_that_do_not_fit_are_an_error_before_they_are_made() -> None:
         g(X)
     assert timeline.peak <= budget
     assert rematfn.stats(g).peak_bytes <= budget
-
-    with pytest.raises(rematfn.BudgetError) as caught:
-        rematfn.simulate(rematfn.record(f, X), budget, rematfn.policies.ON())
-    g = rematfn.remat(f, asked_for(caught.value), policy=rematfn.policies.ON())
-    assert_bitwise_equal(g(X), f(X))
-    assert rematfn.stats(g).peak_bytes <= (rematfn.stats(g).budget or 0)
 
 
 STATE = [torch.linspace(0, 1, 1 << 16) for _ in range(8)]

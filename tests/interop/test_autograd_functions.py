@@ -15,23 +15,6 @@ from torch.autograd.function import once_differentiable
 Unary = Callable[[Tensor], Tensor]
 
 
-class OldStyle(Function):
-    """`forward` takes the context: saves an input, an intermediate and an output."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, power: float) -> Tensor:
-        square = x * x
-        out = square * x * power
-        ctx.save_for_backward(x, square, out)
-        ctx.power = power
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, square, out = ctx.saved_tensors
-        return grad * (square * ctx.power + out / x + ctx.power * x * x), None
-
-
 class NewStyle(Function):
     """`setup_context` beside a `forward` without one, and a `vmap` that torch derives."""
 
@@ -190,7 +173,6 @@ def writing(x: Tensor) -> Tensor:
 
 
 FUNCTIONS: dict[str, Unary] = {
-    "old-style": lambda x: OldStyle.apply(x, 1.5),
     "new-style": lambda x: sum(NewStyle.apply(x, 1.5)),
     "own-vmap": lambda x: OwnVmap.apply(x)[0] * OwnVmap.apply(x.sin())[1],
     "keeps-on-context": KeepsOnContext.apply,
@@ -199,7 +181,7 @@ FUNCTIONS: dict[str, Unary] = {
     "once-only": lambda x: OnceOnly.apply(x)[0] + OnceOnly.apply(x)[1].sin(),
     "passes-on": lambda x: PassesOn.apply(PassesOn.apply(x.sin()).exp()),
 }
-TWICE = ["old-style", "new-style", "own-vmap", "returns-view"]
+TWICE = ["new-style", "own-vmap", "returns-view"]
 SEPARATE = ["new-style", "own-vmap"]  # with setup_context, as torch.func demands
 
 

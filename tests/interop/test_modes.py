@@ -15,7 +15,6 @@ from helpers import (
 from torch import Tensor, func, nn
 
 import rematfn
-from rematfn.testing import EvictEverything
 
 
 def model() -> nn.Sequential:
@@ -104,18 +103,6 @@ def test_inference_tensors_from_outside_are_read_and_written(transform: Transfor
 
 
 # --- defaults -------------------------------------------------------------------------------------
-
-
-def test_a_replay_leaves_warnings_of_determinism_as_they_are() -> None:
-    loss = rematfn.remat(lambda x: x.sin().exp().sum(), policy=EvictEverything())(
-        torch.ones(8, requires_grad=True)
-    )
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        loss.backward()
-        assert torch.is_deterministic_algorithms_warn_only_enabled()
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def test_a_cast_of_the_programs_own_fills_no_cache_of_autocast() -> None:

@@ -6,11 +6,12 @@ See Note [TorchScript has lists of its own].
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from helpers import Transform, assert_bitwise_equal
-from torch import Tensor, nn
+from torch import Tensor, func, nn
 
 import rematfn
 from rematfn.testing import EvictEverything
@@ -65,3 +66,40 @@ def test_gradients_are_eager_s(make: Callable[[], nn.Module], way: str) -> None:
 
     run(lambda f: f)  # what it has learnt is known to later modules of the class
     assert_bitwise_equal(run(WAYS[way]), run(lambda f: f))
+
+
+def test_torchscript_of_a_transformed_function_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"remat\(torch\.jit\.script\(f\), budget\)"):
+        torch.jit.script(rematfn.remat(lambda x: x.sin(), "1MiB"))
+    within = nn.Sequential(nn.Tanh(), rematfn.remat(nn.Linear(2, 2), "1MiB"))
+    for module in within[1], within:
+        with pytest.raises(TypeError, match=r"script of remat\(Linear.*\(torch\.jit\.script\(f\)"):
+            torch.jit.script(module)
+
+
+@torch.jit.script
+def sizes_that_change(x: Tensor) -> Tensor:
+    size = [2]
+    p = torch.ones(size)
+    size[0] = 4
+    return x * torch.ones(size) + p.sum()
+
+
+@torch.jit.script
+def dimensions_that_change(x: Tensor) -> Tensor:
+    dims = [0]
+    s = x.sum(dims)
+    dims[0] = 1
+    return s + x.sum(dims)
+
+
+@pytest.mark.parametrize("f", [sizes_that_change, dimensions_that_change])
+def test_lists_of_a_script_may_change_after_an_operator(f: Any) -> None:
+    x = torch.linspace(0, 1, 16).view(4, 4)
+    with torch.inference_mode():
+        g = rematfn.remat(lambda x: f(x), policy=EvictEverything())
+        assert_bitwise_equal(g(x), f(x))
+    slopes = [func.grad(lambda x, h=h: h(x).square().sum())(x) for h in (g, f)]
+    batches = [func.vmap(h)(torch.stack([x, x * 2])) for h in (g, f)]
+    assert_bitwise_equal(*slopes)
+    assert_bitwise_equal(*batches)

@@ -9,16 +9,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "model.h"
 #include "tensors/disk.h"
 
 namespace rematfn {
@@ -30,12 +28,6 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 inline std::string folder;  // on a disk
-
-inline void expect(bool holds, const std::string& what) {
-  if (holds) return;
-  std::printf("failed: %s\n", what.c_str());
-  std::exit(1);
-}
 
 inline double since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -200,7 +192,6 @@ inline std::size_t entries(const char* path) {
   return count;
 }
 
-using Tests = std::map<std::string, std::function<void()>>;
 Tests random_tests();
 Tests fault_tests();
 Tests order_tests();

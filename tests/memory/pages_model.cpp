@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The pool of pages beside a naive one, without torch: blocks of random sizes come and go while budgets
-// change. Prints what went wrong, if anything did.
+// change.
 #include "memory/pages.h"
 
 #include <sys/mman.h>
@@ -10,29 +10,22 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <random>
-#include <string>
 #include <thread>
 #include <vector>
 
-using rematfn::Pages;
+#include "model.h"
+
+using rematfn::expect, rematfn::Pages;
 
 namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kMiB = std::size_t{1} << 20;
-
-void expect(bool holds, const char* what) {
-  if (holds) return;
-  std::printf("failed: %s\n", what);
-  std::exit(1);
-}
 
 struct Budget final : rematfn::Tenant {
   explicit Budget(std::size_t nbytes) : left(nbytes) {}
@@ -346,7 +339,7 @@ void few_mappings() {
   pages.leave(budget);
 }
 
-const std::map<std::string, std::function<void()>> kTests{
+const rematfn::Tests kTests{
     {"random", [] { for (unsigned seed = 0; seed < 4; ++seed) random_blocks(seed); }},
     {"kept", kept_between_tenants},
     {"threads", threads},
@@ -358,6 +351,4 @@ const std::map<std::string, std::function<void()>> kTests{
 
 }  // namespace
 
-int main(int count, char** arguments) {
-  for (int i = 1; i < count; ++i) kTests.at(arguments[i])();
-}
+int main(int count, char** arguments) { rematfn::run_named(kTests, count - 1, arguments + 1); }

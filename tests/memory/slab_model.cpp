@@ -1,28 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The slab beside a naive one, without torch. Prints what went wrong, if anything did.
+// The slab beside a naive one, without torch.
 #include "memory/slab.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <iterator>
 #include <map>
 #include <optional>
 #include <random>
 #include <vector>
 
-using rematfn::Slab;
+#include "model.h"
+
+using rematfn::expect, rematfn::Slab;
 
 namespace {
 
 constexpr std::size_t kPage = Slab::kAlignment;
-
-void expect(bool holds, const char* what) {
-  if (holds) return;
-  std::printf("failed: %s\n", what);
-  std::exit(1);
-}
 
 // By units, one at a time.
 struct NaiveSlab {

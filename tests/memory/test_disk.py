@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from models import CORE, compile_model, run_model
+from models import CORE, compile_model, run_all, run_model
 
 HERE = Path(__file__).parent
 SLAB = [CORE / "memory" / name for name in ("slab.cpp", "stretches.cpp")]
@@ -36,4 +36,4 @@ def test_the_slab_is_a_naive_one() -> None:
 def test_what_is_moved_to_a_disk_comes_back(tmp_path: Path) -> None:
     sources = [*sorted(HERE.glob("disk_*.cpp")), *TIER, *SLAB]
     program = compile_model("disk", sources, with_c10=True)
-    run_model(program, str(folder_on_a_disk(tmp_path, HERE)))
+    run_all(program, str(folder_on_a_disk(tmp_path, HERE)))

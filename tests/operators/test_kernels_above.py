@@ -45,13 +45,10 @@ def compressed_of_evicted_values(x: Tensor) -> Tensor:
     return a @ x.cos() + values.exp()
 
 
-SPARSE = [write_by_a_sparse_one, compressed_of_evicted_values]
-
-
-@pytest.mark.parametrize("f", SPARSE, ids=lambda f: f.__name__)
-def test_sparse_kernels_find_level_tensors_bytes(f: Callable[..., Any]) -> None:
-    with torch.no_grad():
-        assert_same_as_eager(lambda transform: transform(f)(matrix()))
+def check_invariants(x: Tensor) -> Tensor:
+    indices = torch.stack([torch.arange(4), torch.arange(4)]) * 1
+    whole = torch.sparse_coo_tensor(indices, x[0].sin(), (4, 4), check_invariants=True)
+    return whole.to_dense() + indices.sum()
 
 
 # --- operators that decompose, and read on the way ------------------------------------------------
@@ -170,7 +167,10 @@ def linear_in_fp16(x: Tensor) -> Any:
     return torch.fbgemm_linear_fp16_weight_fp32_activation(out.sin(), packed, x[1] * 3) * 2
 
 
-BY_ADDRESS = [
+UNRECORDED = [
+    write_by_a_sparse_one,
+    compressed_of_evicted_values,
+    check_invariants,
     points_of_an_engine_made_inside,
     prune,
     choose,
@@ -181,8 +181,8 @@ BY_ADDRESS = [
 
 
 @pytest.mark.filterwarnings("ignore:(fbgemm|FOUND weight)")
-@pytest.mark.parametrize("f", BY_ADDRESS, ids=lambda f: f.__name__)
-def test_an_operator_that_works_by_address_is_replayed(f: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("f", UNRECORDED, ids=lambda f: f.__name__)
+def test_a_kernel_that_works_by_address_finds_bytes_and_is_replayed(f: Callable[..., Any]) -> None:
     with torch.no_grad():
         assert_same_as_eager(lambda transform: transform(f)(matrix()))
 
@@ -193,15 +193,6 @@ def test_points_of_an_engine_that_outlives_the_level(transform: Transform) -> An
     g = transform(lambda w: points(engine, w))
     found = [torch.autograd.grad(g(w).sum(), w) for _ in range(2)]
     return found, engine.quasi, engine.sobolstate, engine.draw(2)
-
-
-def test_invariants_of_a_sparse_tensor_are_checked() -> None:
-    def f(x: Tensor) -> Tensor:
-        indices = torch.stack([torch.arange(4), torch.arange(4)]) * 1
-        whole = torch.sparse_coo_tensor(indices, x[0].sin(), (4, 4), check_invariants=True)
-        return whole.to_dense() + indices.sum()
-
-    assert_same_as_eager(lambda transform: transform(f)(matrix()))
 
 
 # --- a composite kernel that no list has ----------------------------------------------------------

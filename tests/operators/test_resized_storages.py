@@ -124,15 +124,11 @@ def test_contents_that_are_still_there(do: Write) -> None:
 # --- inside the function --------------------------------------------------------------------------
 
 
-def by_method(t: Tensor, elements: int) -> None:
-    resize(t, elements)
-
-
 def by_operator(t: Tensor, elements: int) -> None:
     torch.ops.inductor.resize_storage_bytes_(t, elements * t.itemsize)
 
 
-@pytest.mark.parametrize("by", [by_method, by_operator])
+@pytest.mark.parametrize("by", [resize, by_operator])
 @pytest.mark.parametrize("elements", [0, 16, 4096, 10_000])
 @same_as_eager
 def test_an_intermediate_is_resized(

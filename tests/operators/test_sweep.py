@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweep itself: it can fail, is strict, and outlives an operator that kills its process."""
+"""A slice of the sweep over torch's operator database: every operator, on its first sample.
+
+Values and gradients of each, and one in four of the further kinds. `make sweep` is all of it: every
+sample, in every dtype and kind. And the sweep itself: it can fail, and outlives an operator that
+kills its process.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +12,43 @@ from typing import Any
 import optree
 import pytest
 import torch
-from sweep import expectations, verdicts
-from sweep.expectations import disagreements
+from helpers import EXHAUSTIVE
+from sweep import verdicts
 from sweep.kinds import KINDS
 from sweep.page import page
 from sweep.run import Row, Worker
-from sweep.samples import operators, samples
-from sweep.verdicts import FAILED, REFUSED, judge
+from sweep.samples import DTYPES, dtypes_of, operators, samples
+from sweep.verdicts import FAILED, REFUSED, filled_memory, judge
+
+# --- a slice of it --------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about its operators
+@pytest.mark.parametrize("name", [name for name, info in operators().items() if dtypes_of(info)])
+def test_an_operator_is_bitwise_eagers_under_every_transform(name: str) -> None:
+    info, dtype = operators()[name], dtypes_of(operators()[name])[0]
+    first = list(operators()).index(name)
+    chosen = [*KINDS.values()] if EXHAUSTIVE else [*KINDS.values()][first % 4 :: 4]
+    chosen += [kind for kind in (KINDS["forward"], KINDS["backward"]) if kind not in chosen]
+    failures = []
+    with filled_memory(info):
+        for requires_grad in (False, True):
+            kinds = [
+                kind
+                for kind in chosen
+                if kind.requires_grad == requires_grad and kind.applies(info, DTYPES[dtype])
+            ]
+            if not kinds:
+                continue
+            sample = next(samples(info, DTYPES[dtype], requires_grad))
+            for kind in kinds:
+                verdict, why = judge(info, kind, sample)
+                if verdict == FAILED:
+                    failures.append(f"{kind.name}: {why}")
+    assert not failures, "\n".join(failures)
+
+
+# --- the sweep itself ----------------------------------------------------------------------------
 
 
 def verdict(operator: str, kind: str = "forward") -> tuple[str, str]:
@@ -54,18 +89,6 @@ def test_an_operator_that_kills_its_process_fails_alone() -> None:
     assert found.passed > 0
     assert found.failed == 0
     worker.stop()
-
-
-def test_exceptions_are_strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = ("sin", "forward", "float32")
-    monkeypatch.setattr(expectations, "EXCEPTIONS", {listed: "a reason"})
-    failing, passing = Row(*listed, failed=1, failure="why"), Row(*listed, passed=1)
-    other = Row("cos", "forward", "float32", failed=1, failure="why")
-    assert disagreements([failing], complete=True) == []
-    assert disagreements([passing], complete=False)
-    assert disagreements([], complete=True)
-    assert disagreements([], complete=False) == []
-    assert disagreements([failing, other], complete=True) == ["cos, forward, float32: why"]
 
 
 def test_the_page_has_the_counts() -> None:

@@ -7,63 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal, some, untransformed, weighted
+from helpers import assert_bitwise_equal, some
 from programs_traced import waves
 from torch import Tensor, nn
 
 import rematfn
 from rematfn.policies import Guided
-from rematfn.testing import MemoryTimeline
 
 AT_ONCE = Guided(search=0)  # only the portfolio's first plan that fits: the same on each machine
 X = torch.linspace(-1, 1, 4096)
-
-
-def noisy(x: Tensor) -> Tensor:
-    for _ in range(20):
-        x = (torch.dropout(x, 0.1, True).sin() * x).exp().tanh()
-    return weighted(x)
-
-
-LONG: dict[str, Callable[[Callable[[Callable[..., Any]], Callable[..., Any]], Tensor], Any]] = {
-    "remat(grad)": lambda transform, x: transform(torch.func.grad(noisy))(x),
-    "grad(remat)": lambda transform, x: torch.func.grad(transform(noisy))(x),
-    "remat(vmap(grad))": lambda transform, x: transform(
-        torch.func.vmap(torch.func.grad(noisy), randomness="different")
-    )(x.view(4, -1)),
-    "remat(jvp(grad))": lambda transform, x: transform(
-        lambda x: torch.func.jvp(torch.func.grad(noisy), (x,), (x.cos(),))
-    )(x),
-}
-
-
-@pytest.mark.parametrize("nesting", LONG)
-def test_guided_calls_of_a_long_program_under_transforms(nesting: str) -> None:
-    """Chains of evicted values longer than the walks that a guided level makes."""
-
-    def run(transform: Callable[..., Any]) -> Any:
-        torch.manual_seed(3)
-        return LONG[nesting](transform, X), torch.rand(2)
-
-    expected = run(untransformed)
-    everything = rematfn.testing.EvictEverything()
-    assert_bitwise_equal(run(lambda f: rematfn.remat(f, policy=everything)), expected)
-    g: Any = None
-
-    def kept(f: Callable[..., Any]) -> Any:
-        nonlocal g
-        g = g or rematfn.remat(f, 0.1, policy=AT_ONCE)
-        return g
-
-    for guided in (False, True, True):
-        with MemoryTimeline() as timeline:
-            found = run(kept)
-        assert_bitwise_equal(found, expected)
-        if not guided:
-            continue  # it has measured what the fraction is of
-        assert rematfn.stats(g).replays > 50
-        assert rematfn.stats(g).peak_bytes <= rematfn.stats(g).budget
-        assert timeline.peak_excluding_survivors <= rematfn.stats(g).budget
 
 
 def test_the_backward_after_the_call_is_guided_too() -> None:
@@ -96,13 +48,11 @@ def test_a_gradient_that_comes_in_twice_is_no_new_value() -> None:
     assert rematfn.stats(g).call == "guided"
 
 
-def dense_block(
-    norm: Callable[[int], nn.Module], x: Tensor, layers: int = 8, width: int = 16
-) -> Any:
+def dense_block(norm: Callable[[int], nn.Module], x: Tensor) -> Any:
     """Concatenations are cheap and large, products are costly and small."""
     torch.manual_seed(0)
-    widths = range(16, 16 + layers * width, width)
-    blocks = [nn.Sequential(norm(c), nn.ReLU(), nn.Linear(c, width)) for c in widths]
+    widths = range(16, 16 + 20 * 48, 48)
+    blocks = [nn.Sequential(norm(c), nn.ReLU(), nn.Linear(c, 48)) for c in widths]
     for block in blocks:
         x = torch.cat([x, block(x)], 1)
     parameters = [p for block in blocks for p in block.parameters()]
@@ -114,16 +64,10 @@ NORMS = [nn.LayerNorm, nn.BatchNorm1d]
 
 
 @pytest.mark.parametrize("norm", some(NORMS, 2))
-def test_the_search_is_no_worse_than_speed(norm: Callable[[int], nn.Module]) -> None:
-    trace = rematfn.record(functools.partial(dense_block, norm), torch.randn(256, 16))
-    budget = int(0.35 * trace.peak_bytes)
-    speed = rematfn.simulate(trace, budget, rematfn.policies.Speed()).replayed_cost
-    assert 0 < rematfn.simulate(trace, budget).replayed_cost < speed
-
-
-@pytest.mark.parametrize("norm", some(NORMS[::-1], 2))
 def test_the_search_tries_what_keeps_products(norm: Callable[[int], nn.Module]) -> None:
     """Scores and local search come to 0.162 and 0.153, with products kept to 0.115 and 0.106."""
-    block = functools.partial(dense_block, norm, layers=20, width=48)
+    block = functools.partial(dense_block, norm)
     trace = rematfn.record(block, torch.randn(256, 16))
-    assert rematfn.simulate(trace, int(0.4 * trace.peak_bytes)).replayed_cost < 0.13
+    budget = int(0.4 * trace.peak_bytes)
+    speed = rematfn.simulate(trace, budget, rematfn.policies.Speed()).replayed_cost
+    assert 0 < rematfn.simulate(trace, budget).replayed_cost < min(0.13, speed)

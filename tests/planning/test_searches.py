@@ -16,7 +16,6 @@ from programs_traced import waves
 
 import rematfn
 from rematfn import _C
-from rematfn.policies import Guided
 
 # Two calls, so that a search runs when the third line is reached; it would go on for minutes.
 BEGUN = """
@@ -77,8 +76,7 @@ def start(script: str) -> subprocess.Popen[str]:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     jobs = {end: (DEFAULT + BEGUN + script, "") for end, (script, _) in ENDS.items()}
-    folder = tmp_path_factory.mktemp("scripts")
-    return once(tmp_path_factory, "searches", lambda: forked(folder, jobs))
+    return once(tmp_path_factory, "searches", lambda folder: forked(folder, jobs))
 
 
 @pytest.mark.forking
@@ -137,31 +135,6 @@ assert not _C.testing.is_searching()
 # --- within a process -----------------------------------------------------------------------------
 
 X = torch.linspace(-1, 1, 4096)
-
-
-def wait_for_searches() -> None:
-    end = time.monotonic() + 100
-    while _C.testing.is_searching():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_what_a_search_finds_is_the_same_each_time() -> None:
-    """It is bounded by operators, not by seconds."""
-    trace = rematfn.record(torch.func.grad(waves), X)
-    now = rematfn.simulate(trace, 100_000, Guided(search=50_000)).replayed_cost
-    later = []
-    for _ in range(2):
-        program = _C.Program(trace._core)
-        program.search(100_000, 50_000, 500_000)
-        program.follow()
-        program.follow()  # it runs already
-        wait_for_searches()
-        program.finish()
-        later.append(program.overhead() / trace.cost)
-    assert later == [pytest.approx(now)] * 2
-    program.follow()
-    assert not _C.testing.is_searching(), "it has been searched for"
 
 
 @pytest.mark.parametrize("fraction", [0.3, 0.1])

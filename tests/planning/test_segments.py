@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from programs_traced import X as SQUARE
-from programs_traced import step, weights, without_marks
+from programs_traced import rebuilt, step, weights
 from torch import Tensor
 
 import rematfn
@@ -78,7 +78,7 @@ def kept(trace: Trace, budget: float, policy: Sqrt | Memory) -> set[int]:
 
 @pytest.mark.parametrize("f", [step, masked])
 def test_streams_between_residual_blocks_are_the_cut_points(f: Callable[..., Any]) -> None:
-    trace = without_marks(rematfn.record(f, weights(), SQUARE))
+    trace = rebuilt(rematfn.record(f, weights(), SQUARE), marks=False)
     budget = 0.75  # the gradients alone are 0.57 of the peak
     found = kept(trace, budget, Memory())
     assert found

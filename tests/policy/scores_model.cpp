@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Scores and the choice of victims on candidates made by hand, against figures worked out by hand.
-// Prints what went wrong, if anything did.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <initializer_list>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "model.h"
 #include "policy/eviction.h"
 
 using namespace rematfn;
@@ -20,19 +18,12 @@ namespace {
 constexpr double kTick = kOperatorCost;  // the least age
 constexpr Score kPlain{.exponent = 1};
 
-void expect(bool holds, const std::string& what) {
-  if (holds) return;
-  std::printf("failed: %s\n", what.c_str());
-  std::exit(1);
-}
-
 // To the precision of the power in it, which is a float's.
 void expect_score(const Score& s, const Candidate& c, const ScoreContext& context,
                   double expected, const std::string& what) {
   const double found = score(s, c, context);
-  if (std::abs(found - expected) <= 1e-6 * std::abs(expected)) return;
-  std::printf("failed: %s: %.9g instead of %.9g\n", what.c_str(), found, expected);
-  std::exit(1);
+  expect(std::abs(found - expected) <= 1e-6 * std::abs(expected),
+         what + ": " + std::to_string(found) + " instead of " + std::to_string(expected));
 }
 
 Candidate read_candidate() {

@@ -9,11 +9,11 @@ import pytest
 import torch
 from helpers import assert_bitwise_equal, described
 from nesting import spell
-from programs_traced import UNIT, X, block, loss, step, weights, without_marks
+from programs_traced import UNIT, X, block, loss, rebuilt, step, weights
 from torch import Tensor
 
 import rematfn
-from rematfn import _C, Trace, keep
+from rematfn import Trace, keep
 from rematfn._transform.recorded import finish_searches
 from rematfn.policies import ON, Custom, Guided, Manual, Memory, Policy, Speed, Sqrt
 from rematfn.policies.reference import DTR, LRU, MSPS, Largest, Local
@@ -39,19 +39,7 @@ EPSILON = 2.0**-20
 
 def tell_apart(trace: Trace, is_kept: Callable[[str, list[int]], bool]) -> Trace:
     """Return the trace with costs that are all but equal, and tell what was replayed."""
-    core = _C.Trace()
-    for nbytes, counted in trace._core.values():
-        core.add_value(nbytes, counted)
-    for kind, data in trace._core.events():
-        if kind == "call":
-            name, _, *rest, reads, makes = data
-            cost = 1.0 if is_kept(name, [v for v, _ in makes]) else 1.0 + EPSILON
-            core.add_call(name, cost, *rest, reads, makes)
-        elif kind == "mark":
-            core.add_mark(*data)
-        else:
-            getattr(core, f"add_{kind}")(data)
-    return Trace(core)
+    return rebuilt(trace, lambda name, made: 1.0 if is_kept(name, made) else 1.0 + EPSILON)
 
 
 def counts(trace: Trace, budget: float, policy: Policy) -> tuple[int, int]:
@@ -61,15 +49,25 @@ def counts(trace: Trace, budget: float, policy: Policy) -> tuple[int, int]:
     return stats.replays - others, others
 
 
+def assert_others_go(
+    trace: Trace, budget: float, policy: Policy, is_kept: Callable[[str, list[int]], bool]
+) -> None:
+    """Assert that operators are replayed, and none whose result is kept."""
+    those, others = counts(tell_apart(trace, is_kept), budget, policy)
+    assert those == 0
+    assert others > 0
+
+
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_speed_replays_no_product_while_anything_else_can_go(
     program: Callable[[], Trace],
 ) -> None:
-    trace = tell_apart(without_marks(program()), lambda name, _: name in PRODUCTS)
-    products, others = counts(trace, 0.8, Speed())
-    assert products == 0
-    assert others > 0
-    assert counts(trace, 0.75, LRU())[0] > 0
+    def is_product(name: str, _: object) -> bool:
+        return name in PRODUCTS
+
+    trace = rebuilt(program(), marks=False)
+    assert_others_go(trace, 0.8, Speed(), is_product)
+    assert counts(tell_apart(trace, is_product), 0.75, LRU())[0] > 0
 
 
 def marked(trace: Trace, names: tuple[str, ...]) -> set[int]:
@@ -92,10 +90,7 @@ def test_only_what_is_not_kept_is_replayed(
     recorded = rematfn.record(step, weights(), X)
     values = marked(recorded, kept)
     assert len(values) == 6 * len(kept)
-    trace = tell_apart(recorded, lambda _, made: bool(values & set(made)))
-    those, others = counts(trace, budget, policy)
-    assert those == 0
-    assert others > 0
+    assert_others_go(recorded, budget, policy, lambda _, made: bool(values & set(made)))
 
 
 RESIDENT = {
@@ -193,11 +188,7 @@ def test_a_marked_value_goes_only_when_nothing_else_can(policy: Policy) -> None:
     recorded = rematfn.record(f, leaf, keep)
     values = marked(recorded, ("",))
     assert len(values) == 4
-    those, others = counts(
-        tell_apart(recorded, lambda _, made: bool(values & set(made))), 0.75, policy
-    )
-    assert those == 0
-    assert others > 0
+    assert_others_go(recorded, 0.75, policy, lambda _, made: bool(values & set(made)))
     expected = f(leaf, keep)
     g = rematfn.remat(f, 12 * UNIT, policy=policy)
     for _ in range(3):

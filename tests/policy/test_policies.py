@@ -2,6 +2,7 @@
 """Every policy gives the bits of eager and keeps the bound; policies are checked as values."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from helpers import (
     spread,
     untransformed,
 )
+from models import CORE, compile_model, run_model
 from programs import ZOO, Program
 
 import rematfn
@@ -62,6 +64,11 @@ def test_any_program_is_bitwise_eager_and_within_the_budget(
     assert_bitwise_equal(found, run(untransformed))
     for g in made:
         assert rematfn.stats(g).peak_bytes <= rematfn.stats(g).budget
+
+
+def test_scores_and_choices_are_those_worked_out_by_hand() -> None:
+    sources = [Path(__file__).with_name("scores_model.cpp"), CORE / "policy" / "eviction.cpp"]
+    run_model(compile_model("scores", sources))
 
 
 def test_a_plan_takes_the_whole_of_the_policy_it_begins_with() -> None:

@@ -13,47 +13,30 @@ import importlib.util
 import re
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from helpers import EXHAUSTIVE
 from processes import Ended, forked, once
+from test_pages import PIECE, pieces
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted((DOCS / "how-to").glob("*.md")), DOCS / "comparison.md", DOCS / "migration.md"]
 IMPORTED = ["torch._dynamo"]  # by an optimizer: once, and not for each page
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)(%?)")
 END = "\x1e"  # printed after each block
 RANKS = re.compile(r"torchrun --nproc-per-node (\d+)")
 NEEDS = re.compile(r"^<!-- needs (.+) -->$", re.M)
 
 
-class Block(NamedTuple):
-    """A block of Python, the first line of it in its page, and what it prints, if that is told."""
-
-    code: str
-    line: int
-    printed: str | None
-
-
-def blocks(text: str) -> Iterator[Block]:
-    for found in BLOCK.finditer(text):
-        if found[1] == "python":
-            yield Block(found[2], text.count("\n", 0, found.start()) + 2, found[3])
-
-
 def program(page: Path, text: str) -> str:
     """Return a script that runs a page's blocks. A traceback in it has the page's lines."""
-    runs = []
-    for block in blocks(text):
-        code = "\n" * (block.line - 1) + block.code
-        runs.append(f"exec(compile({code!r}, {str(page)!r}, 'exec'))\nprint({END!r}, end='')\n")
-    return "".join(runs)
+    return "".join(
+        f"exec(compile({piece.code!r}, {str(page)!r}, 'exec'))\nprint({END!r}, end='')\n"
+        for piece in pieces(text)
+    )
 
 
 def absent(text: str) -> list[str]:
@@ -125,8 +108,7 @@ def can_run(page: Path) -> bool:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Ended]:
     pages = [p for p in PAGES if can_run(p) and not ranks_of(p.read_text(encoding="utf-8"))]
-    folder = tmp_path_factory.mktemp("pages")
-    return once(tmp_path_factory, "pages", lambda: run_pages(pages, folder))
+    return once(tmp_path_factory, "pages", lambda folder: run_pages(pages, folder))
 
 
 @pytest.mark.forking
@@ -142,8 +124,8 @@ def test_a_page_prints_what_it_says(page: Path, ended: dict[Path, Ended], tmp_pa
         printed = ended[page].out.split(END)[:-1]
     # What is compiled takes 0.5 MiB more on torch 2.12.
     of_this_torch = "torch.compile(" not in text or torch.__version__ >= "2.13"
-    for block, out in zip(blocks(text), printed, strict=True):
-        assert_as_told(out, block.printed or "", of_this_torch)
+    for piece, out in zip(pieces(text), printed, strict=True):
+        assert_as_told(out, piece.printed or "", of_this_torch)
 
 
 def test_figures_that_differ_are_told() -> None:
@@ -155,8 +137,8 @@ def test_figures_that_differ_are_told() -> None:
     with pytest.raises(AssertionError):
         assert_as_told("eager 12.0 MiB\n", "budget 12.0 MiB\n")
     page = "```python\na = 1\n```\n\nwords\n\n```python\nprint(a)\n```\n\n```text\n1\n```\n"
-    assert [block.printed for block in blocks(page)] == [None, "1\n"]
-    assert [block.line for block in blocks(page)] == [2, 8]
+    assert [piece.printed for piece in pieces(page)] == [None, "1\n"]
+    assert [piece.code.count("\n") for piece in pieces(page)] == [2, 8]  # the page's lines
     assert absent("<!-- needs torch, no_such_library -->\n") == ["no_such_library"]
     assert absent(page) == []
 
@@ -173,14 +155,13 @@ def write_anew(page: Path) -> None:
             printed = iter(run_pages([page], Path(folder))[page].out.split(END)[:-1])
 
     def renewed(found: re.Match[str]) -> str:
-        if found[1] != "python":
-            return found[0]
         output = next(printed)
-        if found[3] is None:
+        if found["printed"] is None:
             return found[0]
-        return f"```python\n{found[2]}```\n\n```text\n{output}```\n"
+        start, end = (at - found.start() for at in found.span("printed"))
+        return found[0][:start] + output + found[0][end:]
 
-    page.write_text(BLOCK.sub(renewed, text), encoding="utf-8")
+    page.write_text(PIECE.sub(renewed, text), encoding="utf-8")
 
 
 if __name__ == "__main__":

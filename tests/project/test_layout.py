@@ -3,6 +3,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -19,6 +20,7 @@ PARTS = [
 ]
 WITHOUT_TENSORS = PARTS[: PARTS.index("tensors")]
 SUFFIXES = {".cpp", ".h"}
+WRITTEN = {".md", ".py"}
 
 
 def faults(part: str, text: str) -> list[str]:
@@ -157,6 +159,39 @@ def test_the_stub_names_what_is_in_the_core() -> None:
 
 # --- the prose ------------------------------------------------------------------------------------
 
+# A Note starts with its title on a line of its own, underlined with tildes. Every other mention of
+# a title is a citation; `torch's Note [...]` is about a Note of torch's.
+DEFINED = re.compile(r"^\W*Note \[([^\]]+)\]\s*\n\W*~{4,}", re.MULTILINE)
+CITED = re.compile(r"(?<![Tt]orch's )Notes? \[([^\]]+)\]")
+LINE_BREAK = re.compile(r"\s*\n\s*(?://+|#+|\*+)?\s*")
+
+
+def faults_of_notes(texts: list[str]) -> list[str]:
+    """Return what is wrong with the Notes of these sources, a sentence for each fault."""
+    defined = Counter(title for text in texts for title in DEFINED.findall(text))
+    bare = (LINE_BREAK.sub(" ", DEFINED.sub("", text)) for text in texts)
+    cited = {title for text in bare for title in CITED.findall(text)}
+    return [
+        *(f"written {n} times: {title}" for title, n in sorted(defined.items()) if n > 1),
+        *(f"cited but never written: {title}" for title in sorted(cited - set(defined))),
+        *(f"written but never cited: {title}" for title in sorted(set(defined) - cited)),
+    ]
+
+
+def test_a_note_is_written_once_and_cited() -> None:
+    """A subtle point is written beside the code it is about, and cited from elsewhere."""
+    folders = (ROOT / folder for folder in ("csrc", "rematfn", "docs"))
+    paths = [p for f in folders for p in f.rglob("*") if p.suffix in {*SUFFIXES, *WRITTEN, ".pyi"}]
+    assert faults_of_notes([path.read_text(encoding="utf-8") for path in paths]) == []
+
+
+def test_a_note_that_is_not_written_or_that_nobody_cites_is_found() -> None:
+    written = "// Note [Pin before you evict]\n// ~~~~~~~~~~~\n// Because.\n"
+    assert faults_of_notes([written]) == ["written but never cited: Pin before you evict"]
+    cites = "see Note [Pin before you\n// evict] and Note [Pinning]"
+    assert faults_of_notes([written, cites]) == ["cited but never written: Pinning"]
+
+
 FOLDERS = ("csrc", "rematfn", "tests", "docs", "benchmarks", "tutorials")
 NAMED = re.compile(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/[\w/]+\.(?:cpp|h|json|md|png|py|supp)\b")
 
@@ -164,7 +199,7 @@ NAMED = re.compile(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/[\w/]+\.(?:cpp|h|json|
 def test_files_that_are_named_exist() -> None:
     texts = [ROOT / "Makefile", *ROOT.glob("*.md")]
     for folder in FOLDERS:
-        texts += [p for p in (ROOT / folder).rglob("*") if p.suffix in {*SUFFIXES, ".md", ".py"}]
+        texts += [p for p in (ROOT / folder).rglob("*") if p.suffix in {*SUFFIXES, *WRITTEN}]
     named = {name for path in texts for name in NAMED.findall(path.read_text(encoding="utf-8"))}
     assert len(named) > 20
     assert {name for name in named if not (ROOT / name).exists()} == set()

@@ -36,7 +36,7 @@ PAGES = [
 PIECE = re.compile(
     r"^<!-- run\n(?P<hidden>.*?)^-->$"
     r"|^(?:<!-- (?:(?P<inside>inside)|raises (?P<error>\w+)|not run: (?P<why>.+?)) -->\n\n)?"
-    r"```python\n(?P<code>.*?)^```$",
+    r"```python\n(?P<code>.*?)^```$(?:\n\n```text\n(?P<printed>.*?)^```$)?",
     re.M | re.S,
 )
 MARK = re.compile(r"^<!-- (?:run|inside|raises|not run)\b", re.M)
@@ -51,6 +51,7 @@ class Piece(NamedTuple):
     is_inside: bool
     error: str | None
     why_not: str | None
+    printed: str | None  # in a block of text right after it
 
 
 def pieces(text: str) -> Iterator[Piece]:
@@ -58,7 +59,8 @@ def pieces(text: str) -> Iterator[Piece]:
         name = "code" if found["hidden"] is None else "hidden"
         above = "\n" * text.count("\n", 0, found.start(name))
         inside = found["inside"] is not None
-        yield Piece(above + found[name], name == "hidden", inside, found["error"], found["why"])
+        rest = found["error"], found["why"], found["printed"]
+        yield Piece(above + found[name], name == "hidden", inside, *rest)
 
 
 def error_named(name: str) -> type[BaseException]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .expectations import disagreements
 from .kinds import KINDS
 from .page import page
 from .run import Row, sweep_all
@@ -55,11 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
                     bar.write(f"{row.operator}, {row.kind}, {row.dtype}: {row.failure}")
             bar.set_postfix(passed=sum(r.passed for r in rows), failed=sum(r.failed for r in rows))
             bar.update()
-    wrong = disagreements(rows, complete=everything)
-    print("\n".join(wrong) or "As expected.")
+    failed = any(row.failed for row in rows)
     if everything:
         PAGE.write_text(page(rows, time.monotonic() - began, options.jobs))
-    return 1 if wrong else 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

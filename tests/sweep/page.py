@@ -6,10 +6,9 @@ from collections import Counter
 
 import torch
 
-from .expectations import EXCEPTIONS, UNINITIALISED
 from .kinds import KINDS
 from .run import Row
-from .samples import DTYPES, dtypes_of, operators
+from .samples import DTYPES, UNINITIALISED, dtypes_of, operators
 
 PAGE = """\
 # Operators
@@ -34,9 +33,9 @@ untransformed, and then so, with the same exception, under `remat`.
 |---|---|
 {kinds}
 
-## Exceptions
+## Failures
 
-{exceptions}
+{failures}
 
 ## Not on a CPU
 
@@ -85,7 +84,7 @@ def page(rows: list[Row], seconds: float, jobs: int) -> str:
         refusals = f" ({refused[kind, dtype]:,})" if refused[kind, dtype] else ""
         return f"{passed[kind, dtype]:,}{refusals}"
 
-    failures = {(row.operator, row.kind, row.dtype): row for row in rows if row.failed}
+    failed = sorted((row for row in rows if row.failed), key=lambda row: row.operator)
     return PAGE.format(
         minutes=round(seconds / 60),
         jobs=jobs,
@@ -99,10 +98,10 @@ def page(rows: list[Row], seconds: float, jobs: int) -> str:
             f"| {kind} | {' | '.join(cell(kind, dtype) for dtype in columns)} |" for kind in KINDS
         ),
         kinds="\n".join(f"| {kind} | {meaning(kind)} |" for kind in KINDS),
-        exceptions="\n".join(
-            f"- `{key[0]}`, {key[1]}, {key[2]}: {EXCEPTIONS.get(key, row.failure)} "
+        failures="\n".join(
+            f"- `{row.operator}`, {row.kind}, {row.dtype}: {row.failure} "
             f"({row.failed} of {row.failed + row.passed + row.refused})"
-            for key, row in sorted(failures.items())
+            for row in failed
         )
         or "None.",
         elsewhere="\n".join(f"- `{n}`" for n, info in operators().items() if not dtypes_of(info)),

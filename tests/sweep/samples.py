@@ -34,6 +34,21 @@ FOREACH = (
     database.foreach_other_op_db,
 )
 
+# Operators that give what happens to be in uninitialised memory, or read it, and why. They are
+# compared with torch filling such memory, as it does when deterministic algorithms are asked for.
+UNINITIALISED = {
+    "empty": "its contents are undefined",
+    "empty_like": "its contents are undefined",
+    "empty_permuted": "its contents are undefined",
+    "empty_strided": "its contents are undefined",
+    "new_empty": "its contents are undefined",
+    "new_empty_strided": "its contents are undefined",
+    "resize_": "the contents it adds are undefined",
+    "resize_as_": "the contents it adds are undefined",
+    "linalg.lstsq": "LAPACK's gelsy is given an uninitialised vector of pivots, and reads it",
+    "linalg.lstsq.grad_oriented": "LAPACK's gelsy is given an uninitialised vector of pivots",
+}
+
 
 def name_of(info: Any) -> str:
     """Return the operator's name, and that of the database's entry where it has several."""

@@ -21,9 +21,8 @@ from helpers import (
 
 import rematfn
 
-from .expectations import UNINITIALISED
 from .kinds import KINDS, Kind
-from .samples import DTYPES, Sample, dtypes_of, name_of, samples
+from .samples import DTYPES, UNINITIALISED, Sample, dtypes_of, name_of, samples
 
 PASSED, REFUSED, FAILED = "passed", "refused", "failed"
 

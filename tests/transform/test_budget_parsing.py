@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budgets: what is accepted, what is meant, how it prints, what is refused and in which words."""
 
-import re
 from fractions import Fraction
 
 import numpy as np
@@ -45,7 +44,7 @@ def test_bytes_are_read_as_written(written, meant):
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("budget", "problem"),
     [
         (1, "that is one byte. 1.0 is the whole peak."),
         (np.int64(1), "that is one byte. 1.0 is the whole peak."),
@@ -56,16 +55,6 @@ def test_bytes_are_read_as_written(written, meant):
         ("0.3", "Did you mean the fraction 0.3?"),
         ("150%", "as a fraction it must be in (0, 1]."),
         ("0%", "as a fraction it must be in (0, 1]."),
-    ],
-)
-def test_what_was_probably_meant_is_named(written, meant):
-    with pytest.raises(ValueError, match=re.escape(meant)):
-        parse_budget(written)
-
-
-@pytest.mark.parametrize(
-    ("budget", "problem"),
-    [
         (0, "at least one byte"),
         ("0GiB", "at least one byte"),
         ("0.5B", "at least one byte"),

@@ -117,18 +117,6 @@ def test_what_inspect_functools_and_typing_ask_for() -> None:
     assert functools.wraps(transformed)(lambda x: x).__name__ == "wave"
 
 
-@functools.singledispatch
-@remat(budget="1MiB")
-def dispatched(x: Any) -> Any:
-    return x
-
-
-@dispatched.register
-@remat(budget="1MiB")
-def of_tensor(x: Tensor) -> Tensor:
-    return wave(x)
-
-
 # --- copies ---------------------------------------------------------------------------------------
 
 
@@ -151,7 +139,7 @@ eachway = pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES.keys())
 
 @eachway
 def test_under_its_own_name_a_copy_is_the_same_function(copied: Callable[..., Any]) -> None:
-    for g in (decorated, Waves.method, Waves.static_inside, Waves.static_outside, of_tensor):
+    for g in (decorated, Waves.method, Waves.static_inside, Waves.static_outside):
         if g is not Waves.method:
             g(X)
         assert copied(g) is g

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hazards of checkpointing by running the function again, and what becomes of them under `remat`.
+"""Beside `torch.utils.checkpoint`: hazards of running the function again, and `rematfn.checkpoint`.
 
-Each test shows first what `torch.utils.checkpoint` (non-reentrant) does, so that the day on which
-torch does otherwise is noticed, and then that `remat` gives the bits of the function itself.
+Each test of a hazard shows first what torch's (non-reentrant) does, so that the day on which torch
+does otherwise is noticed, and then that `remat` gives the bits of the function itself.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERYTHING, Transform, assert_same_as_eager, difference, untransformed
+from helpers import (
+    EVERYTHING,
+    Transform,
+    assert_bitwise_equal,
+    assert_nothing_keyed,
+    assert_same_as_eager,
+    described,
+    difference,
+    stepped,
+    untransformed,
+)
+from programs import Program
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import rematfn
+from rematfn.testing import MemoryTimeline
 
 
 def checkpointed(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +129,7 @@ def counted_in_a_buffer(transform: Transform) -> list[Any]:
     return [backward(f, transform), steps]
 
 
-def stepped(transform: Transform) -> list[Any]:
+def overwritten_by_an_optimiser(transform: Transform) -> list[Any]:
     x, w = torch.linspace(-1, 1, 12).requires_grad_(), torch.linspace(0.5, 1.5, 12)
     loss = transform(lambda x: ((x + w).sin() * 2).exp().sum())(x)
     w.grad = torch.ones(12)
@@ -137,7 +149,7 @@ HAZARDS: dict[Callable[[Transform], list[Any]], tuple[type[Exception], str] | No
     # Run again, the function writes into it again; autograd finds it changed.
     writes_into_its_argument: (RuntimeError, "modified by an inplace operation"),
     counted_in_a_buffer: None,
-    stepped: None,
+    overwritten_by_an_optimiser: None,
 }
 
 
@@ -187,3 +199,68 @@ def test_transforms_of_torch_func(
     with pytest.raises(RuntimeError, match=r"saved tensor hooks|_NoopSaveInputs"):
         run(checkpointed)
     assert_same_as_eager(run)
+
+
+# --- rematfn.checkpoint, in the place of torch's --------------------------------------------------
+
+
+def ours(f: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: rematfn.checkpoint(f, *args)
+
+
+def test_any_program_and_its_gradients_are_bitwise_eager(differentiable: Program) -> None:
+    found = stepped(differentiable, ours)
+    assert_nothing_keyed(found)
+    assert_bitwise_equal(found, stepped(differentiable, untransformed))
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"context_fn": lambda: None}, r"context_fn.*keep\(x\).*Speed"),
+        ({"debug": True}, "debug.*verify=True"),
+        ({"determinism_check": "strict"}, "determinism_check.*none"),
+        ({"use_reentrant": "no"}, "use_reentrant"),
+        ({"preserve_rng_state": "no"}, "preserve_rng_state"),
+        ({"respect_saved_tensors_hooks": "no"}, "respect_saved_tensors_hooks"),
+    ],
+    ids=described,
+)
+def test_options_that_cannot_be_meant_are_refused_with_the_way_out(
+    option: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        rematfn.checkpoint(torch.sin, torch.ones(3), **option)
+
+
+WIDTH, DEPTH = 64, 16
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(x)).sin().exp().cos()
+
+
+@pytest.mark.parametrize("depth", [1, 4, DEPTH])
+def test_without_a_budget_nothing_is_kept_as_with_theirs(depth: int) -> None:
+    """What lives between the forward and the backward, and the peak of the whole step."""
+
+    def held(transform: Transform) -> tuple[Any, int, int]:
+        torch.manual_seed(0)
+        net = nn.Sequential(*(Layer() for _ in range(depth)))
+        x = torch.randn(WIDTH, WIDTH, requires_grad=True)
+        with MemoryTimeline() as forward:
+            out = transform(net)(x)
+        with MemoryTimeline() as backward:
+            out.sum().backward()
+        return [x.grad, *(p.grad for p in net.parameters())], forward.final, backward.peak
+
+    expected, left, peak = held(checkpointed)
+    found, left_by_ours, peak_of_ours = held(ours)
+    assert_bitwise_equal(found, expected)
+    assert left_by_ours <= left
+    assert peak_of_ours <= peak

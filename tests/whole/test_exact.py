@@ -39,14 +39,3 @@ def test_outputs_may_be_written_after_they_left(transform: Transform) -> Any:
     copy.fill_(100.0)
     out.sum().backward()
     return out, copy, x.grad
-
-
-@same_as_eager
-def test_results_are_the_same_with_two_threads(transform: Transform) -> Any:
-    torch.set_num_threads(2)
-    torch.manual_seed(3)
-    x = torch.randn(64, 64, 32, requires_grad=True)
-    w = torch.randn(32, 32, requires_grad=True)
-    y = transform(lambda x, w: torch.softmax((x @ w).tanh(), -1).sum(0))(x, w)
-    y.square().sum().backward()
-    return y, x.grad, w.grad

@@ -4,6 +4,8 @@
 The disk is so slow that transfers are under way wherever a script ends.
 """
 
+from pathlib import Path
+
 import pytest
 from processes import Ended, forked, once
 
@@ -164,8 +166,8 @@ Run = tuple[dict[str, Ended], list[str]]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return how all scripts ended, and the files that they have left."""
 
-    def work() -> Run:
-        scratch, scripts = (tmp_path_factory.mktemp(name) for name in ("scratch", "scripts"))
+    def work(scripts: Path) -> Run:
+        scratch = tmp_path_factory.mktemp("scratch")
         jobs = {name: (PRELUDE + text + "\n", str(scratch)) for name, (text, *_) in SCRIPTS.items()}
         return forked(scripts, jobs), [path.name for path in scratch.iterdir()]
 

@@ -141,8 +141,7 @@ BUDGET_ERROR = "step(g); step(remat(f, 512))"
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """Return how each script ended, in eager and under a budget."""
-    folder = tmp_path_factory.mktemp("scripts")
-    return once(tmp_path_factory, "processes", lambda: run_scripts(folder))
+    return once(tmp_path_factory, "processes", run_scripts)
 
 
 def run_scripts(folder: Path) -> dict[str, Ended]:
