@@ -18,23 +18,19 @@ namespace {
 // What the first call runs with, by default.
 constexpr Score kLooksBack;
 
+// That of segments and cut points too, which decide for themselves what is held.
+constexpr Score kAmongTheRest{0.5, 0.75, 1, Horizon::kNext};
+
 // The settings of the score among which a trace decides. What differs: how the past and the future
-// are weighed, how much the ancestors count, and whether what nobody has read yet is spared.
-constexpr std::array<Score, 10> kPortfolio{{
+// are weighed, how much the ancestors count, and whether what nobody has read yet is spared. With five more
+// the plans of 61 cells (networks and traces) replay no less.
+constexpr std::array<Score, 5> kPortfolio{{
     {0.5, 0.75, 4, Horizon::kGeometric},
-    {1.0, 0.75, 1, Horizon::kGeometric},
     {1.0, 1.0, 1, Horizon::kNext},
-    {0.5, 0.75, 1, Horizon::kNext},
-    {0.5, 0.5, 4, Horizon::kNext},
-    {0.1, 0.75, 1, Horizon::kGeometric},
+    kAmongTheRest,
     {0.5, 1.0, 1, Horizon::kGeometric},
-    {0.5, 1.5, 1, Horizon::kHarmonic},
-    {0.5, 0.75, 4, Horizon::kNearer},
     kLooksBack,
 }};
-
-// That of segments and cut points, which decide for themselves what is held.
-constexpr Score kAmongTheRest{0.5, 0.75, 1, Horizon::kNext};
 
 // The values that `Speed` keeps.
 std::vector<bool> products_of(const Trace& trace) {
@@ -81,7 +77,10 @@ void Search::try_settings(const SearchLimits& limits, const Start& start, std::o
 void Search::try_segments(std::size_t count) {
   limits_ = kNoLimits;
   const Segments segments(*trace_);
-  if (count > 0) return queue_.push_back({.score = kAmongTheRest, .kept = segments.across(count)});
+  if (count > 0) {
+    count = std::min(count, segments.calls());
+    return queue_.push_back({.score = kAmongTheRest, .kept = segments.across(count)});
+  }
   for (count = 1; count <= segments.calls(); count += count / 4 + 1) {
     queue_.push_back({.score = kAmongTheRest, .kept = segments.across(count)});
   }
