@@ -25,6 +25,14 @@ void TierAccount::limit(std::size_t capacity, const std::string& why) {
   if (capacity >= slab_.capacity()) return;
   slab_.set_capacity(capacity);
   trouble_ = why;
+  may_have_room_again_ = false;
+}
+
+void TierAccount::try_again() {
+  if (!may_have_room_again_) return;
+  slab_.set_capacity(budget_);
+  trouble_.clear();
+  may_have_room_again_ = false;
 }
 
 TierFigures TierAccount::figures() const {

@@ -48,7 +48,7 @@ class TierAccount {
     double recent_seconds_ = 0;
   };
 
-  explicit TierAccount(std::size_t budget) : slab_(budget) {}
+  explicit TierAccount(std::size_t budget) : budget_(budget), slab_(budget) {}
 
   [[nodiscard]] bool has_room(std::size_t nbytes) const { return nbytes <= slab_.largest(); }
   [[nodiscard]] std::size_t capacity() const { return slab_.capacity(); }
@@ -58,13 +58,20 @@ class TierAccount {
   // There is no room beyond that any more, and why.
   void limit(std::size_t capacity, const std::string& why);
   // There is room for what is held, and no more.
-  void limit_to_held(const std::string& why) { limit(slab_.held(), why); }
+  void limit_to_held(const std::string& why) {
+    limit(slab_.held(), why);
+    may_have_room_again_ = true;
+  }
+  // What such limits have taken.
+  void try_again();
   [[nodiscard]] TierFigures figures() const;
 
   Traffic out, in;
 
  private:
+  const std::size_t budget_;
   Slab slab_;
+  bool may_have_room_again_ = false;
   std::size_t peak_held_ = 0;
   std::string trouble_;
 };

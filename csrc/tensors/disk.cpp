@@ -31,6 +31,10 @@ class Disk final : public Tier, public std::enable_shared_from_this<Disk> {
                                           std::shared_ptr<Waits> waits) override;
   [[nodiscard]] bool has_room_for_copy(std::size_t nbytes) const override { return account().has_room(nbytes); }
   [[nodiscard]] std::unique_ptr<Copy> take_over(const Copy& packed, std::shared_ptr<Waits> waits) override;
+  void try_again() override {
+    const std::lock_guard guard(state_->transfers.mutex);
+    state_->account.try_again();
+  }
   // Writes and reads some MiB, which are not counted.
   void find_bandwidth() override;
   [[nodiscard]] TierFigures figures() override {
@@ -199,8 +203,8 @@ class Disk::Bytes final : public Tier::Copy, private Transfers::Transfer {
     return error == 0 && verifies && sum() != kept() ? kCorrupted : error;
   }
 
-  // Where the disk is full before its budget, copies can be made as others go; where it fails, none can
-  // be any more. That memory is short passes.
+  // Where the disk is full before its budget, copies can be made as others go, and by later calls; where it
+  // fails, none can be any more. That memory is short passes.
   void end(bool out, int error) override {
     if (error == 0) {
       written_ = true;

@@ -140,6 +140,7 @@ void Move::learn_of_waits() {
 }
 
 Way& way_to(TensorDomain& domain, const std::shared_ptr<Tier>& tier, bool drops) {
+  tier->try_again();
   if (drops) tier->find_bandwidth();
   for (const std::unique_ptr<Way>& way : domain.ways) {
     const auto* move = dynamic_cast<const Move*>(way.get());

@@ -102,6 +102,8 @@ class Tier {
   }
   // As measured of late. If only one bandwidth is known, they are taken to be the same.
   [[nodiscard]] LinkFigures link() const;
+  // A call begins: what was full may have room again.
+  virtual void try_again() {}
   // Measures if nothing is known yet: what moving takes is to be compared with replays before anything
   // has moved. Where all moves, transfers tell soon enough.
   virtual void find_bandwidth() {}

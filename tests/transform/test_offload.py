@@ -5,6 +5,7 @@ import functools
 import gc
 import os
 import re
+import resource
 import time
 import weakref
 from collections.abc import Callable
@@ -205,6 +206,21 @@ def test_a_full_tier_is_a_hard_cap() -> None:
         rematfn.offload(chain, 5 * UNIT + 64, to=disk)(x).backward()
     assert disk.peak_bytes <= 4 * UNIT
     assert disk.held_bytes == 0
+
+
+def test_a_disk_that_was_full_is_tried_again_by_the_next_call(tmp_path: Path) -> None:
+    g = rematfn.offload(chain, 6 * UNIT + 64, to=rematfn.Disk(tmp_path))
+    x = leaf()
+    g(x).backward()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (UNIT, limits[1]))
+        with pytest.raises(rematfn.BudgetError, match="could not write"):
+            g(x).backward()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    g(x).backward()
+    assert rematfn.stats(g).moved_bytes > 0
 
 
 def test_what_finds_no_room_in_one_tier_goes_to_the_next() -> None:
