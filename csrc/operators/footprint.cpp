@@ -249,17 +249,14 @@ Foresight predict(FootprintKey key, const c10::OperatorHandle& op, const Operato
   auto& map = known();
   if (const auto found = map.find(key); found != map.end()) return found->second;
   const std::size_t inferred = infer(op, facts, arguments);
-  const Foresight foresight{.certain_bytes = inferred, .likely = {.output_bytes = inferred}};
+  const std::size_t certain = facts.dynamic_shape ? 0 : inferred;
+  const Foresight foresight{.certain_bytes = certain, .likely = {.output_bytes = inferred}};
   if (map.size() >= kMostFootprints) map.clear();
   known()[key] = foresight;
   return foresight;
 }
 
-void remember(FootprintKey key, const OperatorFacts& facts, Footprint seen) {
-  Foresight& entry = known()[key];
-  if (facts.dynamic_shape) seen.output_bytes = entry.certain_bytes;
-  entry.likely = seen;
-}
+void remember(FootprintKey key, Footprint seen) { known()[key].likely = seen; }
 
 // See Note [Cost is a model]
 Flops flops_of(const OperatorFacts& facts, Arguments arguments) {

@@ -37,13 +37,13 @@ struct Foresight {
   Footprint likely;               // what the last such call did, else that
 };
 
-// Where shape inference fails, nothing is certain; where a shape depends on data, an upper bound
-// takes its place.
+// Where shape inference fails, or a shape depends on data, nothing is certain; of the latter an upper bound
+// is likely, until one has been seen.
 [[nodiscard]] Foresight predict(FootprintKey key, const c10::OperatorHandle& op,
                                 const OperatorFacts& facts,
                                 c10::ArrayRef<c10::IValue> arguments);
-// What the call really did. Operators whose output size depends on data keep their bound.
-void remember(FootprintKey key, const OperatorFacts& facts, Footprint seen);
+// What the call really did.
+void remember(FootprintKey key, Footprint seen);
 
 // Note [Cost is a model]
 // ~~~~~~~~~~~~~~~~~~~~~~

@@ -324,7 +324,7 @@ void LevelCall::run_measured() {
       // See Note [Scratch is made room for as it is asked for]
       if (meter.refused() > granted_) {
         const std::size_t outputs = std::min(need_.certain_bytes, meter.refused());
-        remember(footprint_key(), facts_, {outputs, meter.refused() - outputs});
+        remember(footprint_key(), {outputs, meter.refused() - outputs});
       }
       throw;
     }

@@ -146,7 +146,7 @@ void LevelCall::take_results() {
     if (!is_shared && !is_object(*fresh.storage)) record_fresh(fresh);
   }
   const Footprint seen{output_bytes_, scratch_bytes};
-  if (is_metered_ && seen != foreseen_) remember(footprint_key(), facts_, seen);
+  if (is_metered_ && seen != foreseen_) remember(footprint_key(), seen);
 }
 
 Rates LevelCall::rates() const {

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from helpers import assert_bitwise_equal
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -134,3 +135,18 @@ def test_what_wraps_a_transformed_function_is_profiled_too() -> None:
         assert found.peak_bytes == plain.peak_bytes
     method = rematfn.profile(Waves().method, X, kwargs={"scale": 2.0}, budgets=[])
     assert method.trace.operators == rematfn.record(lambda x: chain(x * 2.0), X).operators
+
+
+def test_a_budget_that_is_named_does_for_outputs_whose_size_depends_on_data() -> None:
+    """Few elements are found; their bound is four times the argument."""
+
+    def step(x: Tensor) -> tuple[Tensor, ...]:
+        y = x.tanh()
+        i = (y > 0.99).nonzero()
+        loss = y[i[:, 0], i[:, 1]].sum() + y[y > 0.9].square().sum() + y.square().mean()
+        return loss.detach(), *torch.autograd.grad(loss, x)
+
+    x = torch.randn(256, 256, requires_grad=True)
+    g = rematfn.remat(step, rematfn.profile(step, x).min_budget)
+    for _ in range(2):
+        assert_bitwise_equal(g(x), step(x))
