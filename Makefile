@@ -90,7 +90,7 @@ docs: $(INSTALLED)  ## the documentation's site, build/docs/index.html
 # fails, as it does without sanitizers.
 CORE_TESTS := tests/planning/test_searches.py tests/tensors/test_inplace.py \
   $(addprefix tests/levels/test_,hooks_that_compute.py levels.py threads.py) \
-  $(addprefix tests/engine/test_,engine.py lifetime.py lineage.py shared_budget.py) \
+  $(addprefix tests/engine/test_,engine.py lifetime.py shared_budget.py) \
   tests/memory/test_disk.py \
   $(addprefix tests/operators/test_,resized_storages.py uncounted_writes.py) \
   $(addprefix tests/whole/test_,faults.py random_programs.py regressions.py stateful.py)
