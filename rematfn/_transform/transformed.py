@@ -115,7 +115,7 @@ class Transformed(Generic[P, R]):
         return result
 
     def _resolve(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], recurs: bool
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], recurs: bool = False
     ) -> tuple[LevelOptions, Call]:
         """Return how to call, and what is known of the call."""
         options = self._level_options()
