@@ -114,7 +114,12 @@ class RecordedProgram:
         return int(min(budget / max(peak_bytes, 1), 1) * self.peak_bytes)
 
     def _planned_for(self, budget: int) -> _C.Program | None:
-        """Return the program with its best plan for no more than a budget, or the next higher."""
+        """Return the program with its best plan for no more than a budget, or the next higher.
+
+        None where nothing has to go: a plan for less evicts all the same.
+        """
+        if budget >= self.peak_bytes:
+            return None
         known = [self.program, *self._for_others.values()]
         planned = [one for one in known if one is not None and one.overhead() < math.inf]
         fits = [program for program in planned if program.budget <= budget]

@@ -204,7 +204,9 @@ class Transformed(Generic[P, R]):
         if program is not None:
             like = None
             if recorded.planned is None:
-                like = recorded.start_for(budget) or self._history.like(signature)
+                like = recorded.start_for(budget)
+                if like is None and budget < recorded.peak_bytes:
+                    like = self._history.like(signature)
             self.policy.begin(program, budget, like=like, link=link)
             program.follow()
         planned = recorded.planned
