@@ -249,8 +249,7 @@ Foresight predict(FootprintKey key, const c10::OperatorHandle& op, const Operato
   auto& map = known();
   if (const auto found = map.find(key); found != map.end()) return found->second;
   const std::size_t inferred = infer(op, facts, arguments);
-  const std::size_t certain = facts.dynamic_shape ? 0 : inferred;
-  const Foresight foresight{.certain_bytes = certain, .likely = {.output_bytes = inferred}};
+  const Foresight foresight{.certain_bytes = inferred, .likely = {.output_bytes = inferred}};
   if (map.size() >= kMostFootprints) map.clear();
   known()[key] = foresight;
   return foresight;

@@ -37,8 +37,8 @@ struct Foresight {
   Footprint likely;               // what the last such call did, else that
 };
 
-// Where shape inference fails, or a shape depends on data, nothing is certain; of the latter an upper bound
-// is likely, until one has been seen.
+// Where shape inference fails, nothing is certain; where a shape depends on data, an upper bound
+// takes its place.
 [[nodiscard]] Foresight predict(FootprintKey key, const c10::OperatorHandle& op,
                                 const OperatorFacts& facts,
                                 c10::ArrayRef<c10::IValue> arguments);

@@ -219,9 +219,12 @@ LevelCall::Need LevelCall::foresee() {
   const Foresight foresight = predict(footprint_key(), op_, facts_, arguments());
   foreseen_ = foresight.likely;
   const std::size_t likely_bytes = foreseen_.output_bytes + foreseen_.scratch_bytes;
-  return {foresight.certain_bytes, likely_bytes,
-          // Where the allocator does not ask, nothing but the likely is known.
-          /*certain_may_do=*/likely_bytes > foresight.certain_bytes && (!on_accelerator_ || asks_for_room_)};
+  if (on_accelerator_ && !asks_for_room_) {  // what is not foreseen is not counted
+    return {foresight.certain_bytes, std::max(likely_bytes, foresight.certain_bytes)};
+  }
+  // The allocator asks: an upper bound of what depends on data need not be there.
+  const std::size_t certain_bytes = facts_.dynamic_shape ? 0 : foresight.certain_bytes;
+  return {certain_bytes, likely_bytes, /*certain_may_do=*/likely_bytes > certain_bytes};
 }
 
 Ref<Version> LevelCall::copy_of(const FoundTensor& f) const {
