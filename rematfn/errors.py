@@ -62,8 +62,8 @@ class BudgetError(RematError, MemoryError):
         unit, or a fraction. If it was simulated on a record of the whole call, it is enough.
         *About* means that it is enough for what the call has done so far, as in a first call; the
         rest may need more. *At least* means that no smaller budget is enough.
-        ``stats(g).min_budget`` is the largest need of one operator so far. Or let the operator do
-        less at once: split the batch, or compute the loss in chunks. Where one operator
+        In these two cases ``rematfn.profile(step, ...).min_budget`` is the budget that a whole step
+        needs. Or let the operator do less at once: split the batch, or compute the loss in chunks. Where one operator
         alone needs more than the budget, the message says so: no eviction helps then.
 
         >>> rematfn.remat(loss, budget="1MiB")(x) == loss(x)

@@ -175,9 +175,9 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
     raise_it = "\nRaise the budget above " + written(why.smallest_budget) + ". How much all of the call needs is not "
                "known while a graph captures it: what draws random numbers is kept in a capture.";
   }
-  if (in_kernel) {
-    raise_it += " The kernel had begun, and may ask for more: once it has run in a larger budget, "
-                "rematfn.stats(...).min_budget says how much.";
+  if (in_kernel) raise_it += " The kernel had begun, and may ask for more.";
+  if (advice.covers != Advice::Covers::kAll) {
+    raise_it += " rematfn.profile(step, ...).min_budget tells what a whole step needs.";
   }
   const std::string message =
       why.thrashing

@@ -60,6 +60,31 @@ def test_in_a_forward_the_figure_allows_for_its_backward(
     assert_bitwise_equal(gradient(enough, x), gradient(spread, x))
 
 
+PROFILE = "rematfn.profile(step, ...).min_budget tells what a whole step needs."
+
+
+@pytest.mark.parametrize("where", ["alone", "inside", "shared"])
+def test_where_a_figure_is_not_for_the_whole_step_a_profile_has_it(where: str) -> None:
+    torch.manual_seed(0)
+    network = nn.GRU(32, 64, 2, batch_first=True)
+    x = torch.randn(16, 40, 32)
+
+    def step(budget: int | None) -> list[Tensor]:
+        capped = rematfn.Budget(budget) if where == "shared" and budget else budget
+        bounded = rematfn.remat(network, capped)
+        loss = bounded(x)[0].square().mean()
+        return list(torch.autograd.grad(loss, list(network.parameters())))
+
+    def run(budget: int | None) -> list[Tensor]:
+        return rematfn.remat(step)(budget) if where == "inside" else step(budget)
+
+    found = rematfn.profile(step, None)
+    error = refusal_of(lambda: run(found.min_budget // 2))
+    assert error is not None
+    assert PROFILE in str(error)
+    assert_bitwise_equal(run(found.min_budget), step(None))
+
+
 POLICIES: list[Policy] = [
     rematfn.policies.Guided(search=0),
     rematfn.policies.Guided(search=20_000),
@@ -180,7 +205,7 @@ def test_in_a_first_calls_backward_the_figure_allows_for_the_rest(
             continue
         assert "about" in str(error)
         rest = "" if "what it returns" in str(error) else ", and the rest of the backward"
-        assert f"in which all fits up to here{rest}." in str(error)
+        assert f"in which all fits up to here{rest}. {PROFILE}" in str(error)
         enough = rematfn.remat(program.f, asked_for(error), policy=policy)
         assert_bitwise_equal(program.run(enough), expected)
         followed += 1
