@@ -28,7 +28,7 @@ void set_keys(c10::TensorImpl& tensor, c10::DispatchKeySet keys) {
 }  // namespace
 
 TensorVersion::~TensorVersion() {
-  if (outside != nullptr) outside->outside.erase(*this);
+  if (outside != nullptr) outside->outside.bury(*this);
   if (table) table->ledger.expel(*this);  // a copy may be read from the bytes, which go with `storage`
 }
 

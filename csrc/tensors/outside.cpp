@@ -18,6 +18,7 @@ Ref<TensorVersion> OutsideContents::version_of(c10::TensorImpl& tensor, bool rea
     entry.version->storage = storage;
     entry.version->nbytes = storage.nbytes();
     entry.version->outside = &domain_;
+    take_name(*entry.version);
     update_count();
     // functionalize bumps the counters of tensors it does not write.
     const bool counts =
@@ -118,6 +119,7 @@ void OutsideContents::forget(const c10::StorageImpl& storage, bool for_want_of_r
 }
 
 void OutsideContents::note_write(const c10::StorageImpl& storage) {
+  names_.erase(&storage);
   const auto found = by_storage_.find(&storage);
   if (found == by_storage_.end() || found->second.version->readers != nullptr) return;
   TensorVersion& version = *found->second.version;
@@ -139,6 +141,25 @@ void OutsideContents::erase(TensorVersion& version) {
   drop_counter(version);
   if (entry_of(version) != nullptr) by_storage_.erase(version.storage.unsafeGetStorageImpl());
   update_count();
+}
+
+void OutsideContents::bury(TensorVersion& version) {
+  const bool is_named = version.value != kNoValue || version.recorded != kNoValue;
+  if (is_named && entry_of(version) != nullptr) {
+    names_[version.storage.unsafeGetStorageImpl()] = {version.storage.getWeakStorageImpl(), version.value,
+                                                      version.recorded};
+  }
+  erase(version);
+}
+
+void OutsideContents::take_name(TensorVersion& version) {
+  const auto found = names_.find(version.storage.unsafeGetStorageImpl());
+  if (found == names_.end()) return;
+  if (!found->second.storage.expired()) {
+    version.value = found->second.value;
+    version.recorded = found->second.recorded;
+  }
+  names_.erase(found);
 }
 
 namespace {

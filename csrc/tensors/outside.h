@@ -68,6 +68,8 @@ class OutsideContents {
   // `version`, whose storage is its own, is from outside from now on.
   void add(TensorVersion& version);
   void erase(TensorVersion& version);
+  // The same for one that nothing refers to any more: its contents are there still.
+  void bury(TensorVersion& version);
   // Whether any other domain than `ours` knows any.
   [[nodiscard]] static bool others_know(const Domain* ours);
 
@@ -78,9 +80,18 @@ class OutsideContents {
     Contents contents;
   };
 
+  // What a record calls the contents of a storage that no lineage refers to any more. Which lineage is
+  // left differs from call to call, and the record must not.
+  struct Name {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
+    std::uint32_t value = kNoValue;
+    std::uint32_t recorded = kNoValue;
+  };
+
   // Where it stands, or null.
   [[nodiscard]] Entry* entry_of(const TensorVersion& version);
   void drop_counter(TensorVersion& version);
+  void take_name(TensorVersion& version);
   void check_resized(Entry& entry);
   [[nodiscard]] bool has_moved_counter(const TensorVersion& version, std::uint32_t bumps = 0) const;
   [[nodiscard]] static bool agrees_with_readers(const Entry& entry);
@@ -88,6 +99,7 @@ class OutsideContents {
 
   TensorDomain& domain_;
   ska::flat_hash_map<const c10::StorageImpl*, Entry> by_storage_;
+  ska::flat_hash_map<const c10::StorageImpl*, Name> names_;
   std::atomic<std::size_t> count_{0};  // as others may ask for it
   std::unordered_multimap<const void*, TensorVersion*> by_counter_;
   std::vector<Ref<TensorVersion>> bumped_;

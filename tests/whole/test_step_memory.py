@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import EVERYTHING, assert_bitwise_equal, same_as_untransformed, some
+from helpers import EVERYTHING, assert_bitwise_equal, refusal_of, same_as_untransformed, some
 from test_optimisers import OPTIMISERS, Build, held
 from torch import Tensor, nn
 
@@ -250,3 +250,28 @@ def test_a_step_that_does_not_fit_changes_nothing(name: str) -> None:
         with pytest.raises(rematfn.BudgetError, match="nothing has been changed"):
             bounded()
         assert_bitwise_equal([p.detach() for p in net.parameters()], before)
+
+
+@pytest.mark.parametrize("share", [0.6, 0.5, 0.4])
+@pytest.mark.parametrize("name", ["SGD", "SGD, momentum", "RMSprop"])
+def test_a_record_tells_whether_later_steps_fit(name: str, share: float) -> None:
+    """What is written must be known for what was read, or the record has no copies of it."""
+    torch.manual_seed(3)
+    layers = [layer for _ in range(6) for layer in (nn.Tanh(), nn.Linear(128, 128))]
+    net, x = nn.Sequential(nn.Linear(32, 128), *layers), torch.randn(256, 32)
+    optimiser = OPTIMISERS[name](list(net.parameters()))
+
+    def step() -> None:
+        net(x).square().mean().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    bounded = rematfn.remat(step, share)
+    for _ in range(1 if name == "SGD" else 2):
+        bounded()
+    for _ in range(3):
+        before = [p.detach().clone() for p in net.parameters()]
+        error = refusal_of(bounded)
+        if error is not None:
+            assert "nothing has been changed" in str(error)
+            assert_bitwise_equal([p.detach() for p in net.parameters()], before)
