@@ -21,7 +21,11 @@ void Step::run() {
   if (Journal* const journal = domain_.observers.journal.get()) {
     journal->begin(operator_name(), site(), nature_.backward);
   }
-  if (is_metered_) require_room();
+  if (is_metered_) {
+    need_ = foresee();
+    granted_ = need_.likely_bytes;
+    require_room();
+  }
   prepare();
   is_recorded_ = nature_.replayable && (nature_.makes_fresh || overwrites_only_replayable());
   try {
@@ -79,10 +83,9 @@ void Step::evict_spent() {
 
 // See Note [Before, not after]
 void Step::require_room() {
-  need_ = foresee();
-  granted_ = need_.likely_bytes;
+  inputs_in_.clear();
   for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
-    const std::size_t inputs = input_bytes_in(*t);
+    const std::size_t inputs = inputs_in_.emplace_back(input_bytes_in(*t));
     const std::size_t needed = inputs + need_.certain_bytes;
     note_need(*t, needed);
     if (!t->enclosing && domain_.observers.journal) domain_.observers.journal->note_need(needed);
@@ -202,7 +205,7 @@ void Step::unpin_all() {
 
 // See Note [What one call teaches decides no other]
 void Step::make_room() {
-  if (need_.certain_may_do) {
+  if (granted_ > need_.certain_bytes) {
     if (domain_.could_make_room(level_, granted_)) {
       try {
         return domain_.make_room(level_, granted_);
@@ -217,10 +220,8 @@ void Step::make_room() {
 
 void Step::account(const CallFacts& taken, std::size_t peak_bytes) {
   level_.note_peak(peak_bytes);
-  if (is_metered_ && peak_bytes > need_.certain_bytes) {
-    const std::size_t needed = input_bytes_in(level_) + peak_bytes;
-    for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) note_need(*t, needed);
-  }
+  const std::size_t* inputs = inputs_in_.begin();
+  for (Table* t = &level_; is_metered_ && t != nullptr; t = t->enclosing.get()) note_need(*t, *inputs++ + peak_bytes);
   // See Note [A guided call keeps its record's time]
   Observers& observers = domain_.observers;
   const double cost = observers.note_taken(taken.cost, taken.output_bytes, domain_.spent(), domain_.copying);
@@ -232,7 +233,7 @@ void Step::account(const CallFacts& taken, std::size_t peak_bytes) {
     operation_->output_bytes = taken.output_bytes;
     operation_->scratch_bytes = taken.scratch_bytes;
   }
-  if (observers.journal) observers.journal->note_need(input_bytes_in(*domain_.root) + peak_bytes);
+  if (observers.journal) observers.journal->note_need(inputs_in_.back() + peak_bytes);
   observers.note_run(level_, cost, taken.flops, peak_bytes);
   if (observers.see_calls()) observe(taken);
   for (const Operand& operand : operands_) {

@@ -12,8 +12,8 @@
 // Note [Before, not after]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~
 // A budget that evicts once an operator has run is exceeded by that operator's outputs each time.
-// So what a call will allocate is found out first, room for it is made, and an operator that cannot
-// fit is refused before it has touched anything.
+// So room for what a call allocates is made first: for what is known of it before it runs, and for the rest as
+// its kernel asks. What is known not to fit is refused before it has touched anything.
 //
 // Note [Mutation is a new version]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -57,8 +57,7 @@ class Step {
   // What the operator will allocate.
   struct Need {
     std::size_t certain_bytes = 0;
-    std::size_t likely_bytes = 0;
-    bool certain_may_do = false;  // what is likely beyond that is a guess
+    std::size_t likely_bytes = 0;  // what is likely beyond the certain is a guess
   };
   // Of what it makes.
   struct Nature {
@@ -100,8 +99,8 @@ class Step {
     pin(version);
     pinned_.emplace_back(&version);
   }
-  // Bytes of the operands that count in `table`.
-  [[nodiscard]] std::size_t input_bytes_in(const Table& table) const;
+  // The operator needs what is certain. Throws NoRoom if that is more than a budget.
+  void require_room();
 
   // To be called by take_results(): first this. `taken`: what it has, in seconds and bytes; `peak_bytes`: of
   // what it allocated,
@@ -145,7 +144,8 @@ class Step {
   virtual void run_kernel() {}
   virtual void take_results() = 0;
 
-  void require_room();
+  // Bytes of the operands that count in `table`.
+  [[nodiscard]] std::size_t input_bytes_in(const Table& table) const;
   // It sets the least budget of `table`, so far.
   void note_need(Table& table, std::size_t nbytes) const;
   void save_what_is_overwritten();
@@ -162,6 +162,7 @@ class Step {
   Domain& domain_;
   Table& level_;
   double before_ = 0;  // program time
+  c10::SmallVector<std::size_t, 2> inputs_in_;  // bytes that count, in the level and in each table around it
   c10::SmallVector<Ref<Version>, 6> pinned_;
   c10::SmallVector<std::pair<std::size_t, Ref<Version>>, 1> overwritten_;  // by operand
   std::optional<ObservedCall> seen_;           // if somebody records or guides

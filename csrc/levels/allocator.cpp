@@ -122,12 +122,18 @@ class Allocator final : public c10::Allocator {
   }
 };
 
+Allocator* ours = nullptr;
+
 }  // namespace
 
 void count_no_more(c10::StorageImpl& storage) {
   const c10::DataPtr& bytes = storage._mutable_data_ptr_no_checks();
   if (!bytes.device().is_cpu()) return count_no_more_on_device(bytes);
   Allocator::count_no_more(bytes);
+}
+
+bool is_allocator_installed() {
+  return ours != nullptr && c10::GetCPUAllocator() == ours;
 }
 
 void use_pages(bool on) { uses_pages = on && kMayUsePages; }
@@ -141,11 +147,12 @@ std::optional<std::size_t> fail_allocation(std::optional<std::size_t> count) {
 void install_allocator() {
   static std::once_flag once;
   std::call_once(once, [] {
-    // Somebody else's allocator stays: then shape inference alone bounds the peak.
+    // Then shape inference alone bounds the peak.
     if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return;
     // Registered before those of levels, so that in a fork this lock is the last to be taken.
     pthread_atfork([] { pages().lock(); }, [] { pages().unlock(); }, [] { pages().unlock(); });
-    c10::SetCPUAllocator(new Allocator, /*priority=*/255);
+    ours = new Allocator;
+    c10::SetCPUAllocator(ours, /*priority=*/255);
   });
 }
 

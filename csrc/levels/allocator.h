@@ -18,6 +18,8 @@ namespace rematfn {
 
 // Puts our allocator around torch's. Once per process; later calls do nothing.
 void install_allocator();
+// Whether it is there: somebody else's stays.
+[[nodiscard]] bool is_allocator_installed();
 
 // For measurements: without, all blocks come from the C library.
 void use_pages(bool on);

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "levels/meter.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <utility>
-
-#include "levels/refusals.h"
 
 namespace rematfn {
 
 REMATFN_THREAD_LOCAL Meter* running_meter = nullptr;
 
-Meter::Meter(Table& level, std::size_t granted, const c10::OperatorHandle& op)
+Meter::Meter(Table& level, std::size_t granted, Refuse refuse)
     : level_(level),
       granted_(static_cast<std::int64_t>(granted)),
-      op_(op),
+      refuse_(refuse),
       outer_(std::exchange(running_meter, this)) {}
 
 Meter::~Meter() {
@@ -31,14 +31,13 @@ void Meter::allocated(std::size_t nbytes) {
   const std::int64_t live = live_ + static_cast<std::int64_t>(nbytes);
   if (live > granted_) {
     running_meter = nullptr;  // what eviction frees is not the operator's
+    const auto put_back = c10::make_scope_exit([&] { running_meter = this; });
     try {
       level_.domain->make_room(level_, static_cast<std::size_t>(live));
     } catch (const NoRoom& why) {
-      running_meter = this;
       refused_ = live;
-      raise_budget_error(why, "`" + c10::toString(op_.operator_name()) + "`", nullptr, /*in_kernel=*/true);
+      refuse_(why, static_cast<std::size_t>(live));
     }
-    running_meter = this;
     granted_ = live;
   }
   add(static_cast<std::int64_t>(nbytes));

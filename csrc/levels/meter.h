@@ -13,7 +13,7 @@
 
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/FunctionRef.h>
 
 #include "base/thread_local.h"
 #include "levels/level.h"
@@ -24,7 +24,10 @@ namespace rematfn {
 // `granted` bytes has been made.
 class Meter {
  public:
-  Meter(Table& level, std::size_t granted, const c10::OperatorHandle& op);
+  // Raises an error: there is no room for `asked` bytes, which the operator would have had then.
+  using Refuse = c10::function_ref<void(const NoRoom& why, std::size_t asked)>;
+
+  Meter(Table& level, std::size_t granted, Refuse refuse);
   ~Meter();
   Meter(const Meter&) = delete;
   Meter& operator=(const Meter&) = delete;
@@ -45,7 +48,7 @@ class Meter {
 
   Table& level_;
   std::int64_t granted_;
-  const c10::OperatorHandle& op_;
+  const Refuse refuse_;
   std::int64_t live_ = 0;
   std::int64_t peak_ = 0;
   std::int64_t refused_ = 0;

@@ -11,6 +11,7 @@
 #include "base/errors.h"
 #include "levels/device_memory.h"
 #include "levels/meter.h"
+#include "levels/refusals.h"
 #include "tensors/profiled.h"
 #include "tensors/stack_utils.h"
 #include "tensors/tensor_store.h"
@@ -190,7 +191,11 @@ void Call::replay(Room& room) {
   }
   check_inputs(domain);
   check_sides(domain);
-  const Meter meter(*table, replay_bytes(), call_template->op);
+  const auto refuse = [&](const NoRoom& why, std::size_t /*asked*/) {
+    const std::string name = "`" + c10::toString(call_template->op.operator_name()) + "`";
+    raise_budget_error(why, name, nullptr, /*in_kernel=*/true);
+  };
+  const Meter meter(*table, replay_bytes(), refuse);
   std::vector<c10::Storage> own;
   std::vector<at::Tensor> written;
   torch::jit::Stack stack;

@@ -14,7 +14,6 @@
 
 #include "base/golden_ratio.h"
 #include "base/interpreter.h"
-#include "operators/shapes.h"
 #include "tensors/level_tensor.h"
 #include "tensors/thread_keys.h"
 #include "tensors/stack_utils.h"
@@ -27,8 +26,8 @@ using Arguments = c10::ArrayRef<c10::IValue>;
 
 constexpr std::size_t kMostFootprints = std::size_t{1} << 16;
 
-ska::flat_hash_map<FootprintKey, Foresight>& known() {
-  thread_local ska::flat_hash_map<FootprintKey, Foresight> map;
+ska::flat_hash_map<FootprintKey, Footprint>& known() {
+  thread_local ska::flat_hash_map<FootprintKey, Footprint> map;
   return map;
 }
 
@@ -206,31 +205,25 @@ std::optional<std::size_t> bound_of(std::string_view name, Arguments arguments) 
   return elements * (self.itemsize() + (has_indices ? 2 * sizeof(std::int64_t) : 0));
 }
 
-// Bytes of the outputs.
-std::size_t infer(const c10::OperatorHandle& op, const OperatorFacts& facts, Arguments arguments) {
+}  // namespace
+
+// See Note [Shapes are asked for where they decide]
+std::size_t infer_outputs(const c10::OperatorHandle& op, const OperatorFacts& facts, Arguments arguments) {
   if (facts.dynamic_shape) {
     if (const auto bound = bound_of(op.schema().name(), arguments)) return *bound;
   }
   if (facts.adds_no_bytes) return 0;
-  // See Note [Shapes without Python]
-  if (const auto bytes = bytes_added_by(op, arguments)) return *bytes;
   try {
     const BackendScope scope;
     MetaArguments meta(op, arguments);
     const HeldArguments held(op, meta.stack);
-    if (const c10::KernelFunction* function = shape_function_of(op)) {
-      function->callBoxed(op, c10::DispatchKeySet(c10::DispatchKey::Meta), &meta.stack);
-    } else {
-      op.callBoxed(meta.stack);
-    }
+    op.callBoxed(meta.stack);
     return meta.added();
   } catch (const std::exception& error) {
     if (is_stop(error)) throw;
     return 0;  // no shape function; the first run will tell
   }
 }
-
-}  // namespace
 
 FootprintKey footprint_key_of(const c10::OperatorHandle& op, Arguments arguments) {
   Hash hash;
@@ -244,18 +237,17 @@ FootprintKey footprint_key_of(const c10::OperatorHandle& op, Arguments arguments
 }
 
 // See Note [What one call teaches decides no other]
-Foresight predict(FootprintKey key, const c10::OperatorHandle& op, const OperatorFacts& facts,
-                  Arguments arguments) {
-  auto& map = known();
-  if (const auto found = map.find(key); found != map.end()) return found->second;
-  const std::size_t inferred = infer(op, facts, arguments);
-  const Foresight foresight{.certain_bytes = inferred, .likely = {.output_bytes = inferred}};
-  if (map.size() >= kMostFootprints) map.clear();
-  known()[key] = foresight;
-  return foresight;
+Footprint last_footprint(FootprintKey key, c10::function_ref<Footprint()> guess) {
+  if (const auto found = known().find(key); found != known().end()) return found->second;
+  const Footprint guessed = guess();
+  remember(key, guessed);
+  return guessed;
 }
 
-void remember(FootprintKey key, Footprint seen) { known()[key].likely = seen; }
+void remember(FootprintKey key, Footprint seen) {
+  if (known().size() >= kMostFootprints) known().clear();
+  known()[key] = seen;
+}
 
 // See Note [Cost is a model]
 Flops flops_of(const OperatorFacts& facts, Arguments arguments) {

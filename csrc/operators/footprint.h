@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// footprint.h: what a call will allocate, known before it runs; and what it costs.
+// footprint.h: what a call will allocate, as far as it is known; and what it costs.
 
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/util/FunctionRef.h>
 
 #include "operators/operator_facts.h"
 
@@ -29,20 +30,22 @@ using FootprintKey = std::uint64_t;
 // (`matrix_exp` sorts matrices by their norms), on the number of threads, on the flags of its
 // library, on what its library still has from the last call. So room is made in
 // advance for what the last call that was alike took, and no more: what does not fit by that figure is not
-// refused. A call is refused in advance by what shape inference says of its own arguments, and
-// otherwise by its own requests, in the allocator. So it does not matter what a process has run
+// refused. A call is refused by its own requests, in the allocator; where that does not ask, in advance, by what
+// shape inference says of its own arguments. So it does not matter what a process has run
 // before: what fits in a fresh one fits, and what is refused is refused with the same figure.
-struct Foresight {
-  std::size_t certain_bytes = 0;  // of outputs, by shape inference
-  Footprint likely;               // what the last such call did, else that
-};
 
-// Where shape inference fails, nothing is certain; where a shape depends on data, an upper bound
-// takes its place.
-[[nodiscard]] Foresight predict(FootprintKey key, const c10::OperatorHandle& op,
-                                const OperatorFacts& facts,
-                                c10::ArrayRef<c10::IValue> arguments);
-// What the call really did.
+// Note [Shapes are asked for where they decide]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// torch has put shape functions in Python on top of most of those that it has in C++. The first one that runs
+// imports the compiler, sympy and onnx, some 800 modules, which takes seconds. Where the allocator asks for room, it
+// is made as kernels ask for it. Only a call that is refused is asked what all of its outputs take: the figure that
+// its error names is theirs. Where the allocator does not ask, each call that is like none before is.
+
+// Bytes of the outputs: 0 where shape inference fails, an upper bound where they depend on data.
+[[nodiscard]] std::size_t infer_outputs(const c10::OperatorHandle& op, const OperatorFacts& facts,
+                                        c10::ArrayRef<c10::IValue> arguments);
+// What the last call that was alike did; if there was none, what `guess` returns.
+[[nodiscard]] Footprint last_footprint(FootprintKey key, c10::function_ref<Footprint()> guess);
 void remember(FootprintKey key, Footprint seen);
 
 // Note [Cost is a model]

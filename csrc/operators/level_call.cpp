@@ -15,6 +15,7 @@
 
 #include "base/errors.h"
 #include "base/interpreter.h"
+#include "levels/allocator.h"
 #include "levels/boundary.h"
 #include "levels/device_memory.h"
 #include "levels/governed_nodes.h"
@@ -125,9 +126,8 @@ void LevelCall::run() {
     finish();
     if (!is_bounded_ && !on_accelerator_) relieve_pressure(level_, output_bytes_);
   } catch (const NoRoom& why) {
-    const ObservedCall refused = refused_call();
     unpin_all();
-    raise_budget_error(why, name(), &refused);
+    refuse(why, /*asked=*/0);
   }
 }
 
@@ -216,15 +216,38 @@ FootprintKey LevelCall::footprint_key() {
 // ---- the step -----------------------------------------------------------------------------------
 
 LevelCall::Need LevelCall::foresee() {
-  const Foresight foresight = predict(footprint_key(), op_, facts_, arguments());
-  foreseen_ = foresight.likely;
+  const bool is_asked = makes_on_allocator_that_asks();
+  foreseen_ = last_footprint(footprint_key(), [&] {
+    return is_asked ? Footprint() : Footprint{.output_bytes = infer_outputs(op_, facts_, arguments())};
+  });
   const std::size_t likely_bytes = foreseen_.output_bytes + foreseen_.scratch_bytes;
-  if (on_accelerator_ && !asks_for_room_) {  // what is not foreseen is not counted
-    return {foresight.certain_bytes, std::max(likely_bytes, foresight.certain_bytes)};
+  return {is_asked ? 0 : likely_bytes, likely_bytes};  // where nobody asks, what is not foreseen is not counted
+}
+
+bool LevelCall::makes_on_allocator_that_asks() const {
+  c10::Device device = on_accelerator_ ? accelerator() : c10::Device(c10::kCPU);
+  for (const c10::IValue& value : arguments()) {
+    if (value.isDevice()) device = value.toDevice();
   }
-  // The allocator asks: an upper bound of what depends on data need not be there.
-  const std::size_t certain_bytes = facts_.dynamic_shape ? 0 : foresight.certain_bytes;
-  return {certain_bytes, likely_bytes, /*certain_may_do=*/likely_bytes > certain_bytes};
+  return device.is_cpu() ? is_allocator_installed() : asks_for_room(device.type());
+}
+
+// See Note [Shapes are asked for where they decide]. `asked`: by its kernel, so far.
+void LevelCall::refuse(NoRoom why, std::size_t asked) {
+  bool in_kernel = false;
+  if (is_metered_ && makes_on_allocator_that_asks() && !facts_.dynamic_shape) {
+    need_.certain_bytes = infer_outputs(op_, facts_, arguments());
+  }
+  try {
+    require_room();
+    in_kernel = asked > need_.certain_bytes;
+    if (asked > 0 && !in_kernel) why.smallest_budget += need_.certain_bytes - asked;
+    why.table->note_need(why.smallest_budget);
+  } catch (const NoRoom& by_itself) {
+    why = by_itself;
+  }
+  const ObservedCall refused = refused_call();
+  raise_budget_error(why, name(), in_kernel ? nullptr : &refused, in_kernel);
 }
 
 Ref<Version> LevelCall::copy_of(const FoundTensor& f) const {
@@ -320,7 +343,8 @@ void LevelCall::run_measured() {
                                   : std::chrono::steady_clock::time_point();
   if (!facts_.is_view) {
     // Without a budget it is counted, and may have what it likes.
-    Meter meter(level_, is_metered_ ? granted_ : kNoBudget / 2, op_);
+    const auto refused = [&](const NoRoom& why, std::size_t asked) { refuse(why, asked); };
+    Meter meter(level_, is_metered_ ? granted_ : kNoBudget / 2, refused);
     try {
       run_until_it_fits();
     } catch (...) {

@@ -76,6 +76,8 @@ class LevelCall final : private Step {
     return found_[operand].storage == found_[other].storage;
   }
   [[nodiscard]] Need foresee() override;
+  [[nodiscard]] bool makes_on_allocator_that_asks() const;
+  [[noreturn]] void refuse(NoRoom why, std::size_t asked);
   void prepare() override;
   [[nodiscard]] Ref<Version> find_overwritten(std::size_t operand) override;
   [[nodiscard]] Ref<Version> find_outside(std::size_t operand) override;

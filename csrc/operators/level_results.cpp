@@ -146,7 +146,8 @@ void LevelCall::take_results() {
     if (!is_shared && !is_object(*fresh.storage)) record_fresh(fresh);
   }
   const Footprint seen{output_bytes_, scratch_bytes};
-  if (is_metered_ && seen != foreseen_) remember(footprint_key(), seen);
+  const bool is_more = output_bytes_ + scratch_bytes >= need_.certain_bytes;
+  if (is_metered_ && is_more && seen != foreseen_) remember(footprint_key(), seen);
 }
 
 Rates LevelCall::rates() const {

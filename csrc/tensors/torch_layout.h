@@ -72,19 +72,8 @@ struct Reveal {
   template struct Reveal<Name, &member>;
 
 REMATFN_REVEAL(DefinitionOf, c10::OperatorHandle::operatorDef_)
-REMATFN_REVEAL(KernelsOf, c10::impl::OperatorEntry::kernels_)
 REMATFN_REVEAL(SignatureOf, c10::impl::OperatorEntry::cpp_signature_)
 REMATFN_REVEAL(SymbolicSignatureOf, c10::impl::OperatorEntry::sym_cpp_signature_)
-
-// The kernel that an operator had first at a key, if others have come since; else null. torch keeps them,
-// but tells only of the last. Assumes that the first one is the last in the list. Were the order another
-// one, tests/operators/test_shapes.py would find Python's modules imported.
-inline const c10::KernelFunction* first_kernel_of(const c10::OperatorHandle& op, c10::DispatchKey key) {
-  const auto& kernels = (op.*reveal(DefinitionOf()))->op.*reveal(KernelsOf());
-  const auto found = kernels.find(key);
-  const bool was_replaced = found != kernels.end() && found->second.size() > 1;
-  return was_replaced ? &found->second.back().kernel : nullptr;
-}
 
 // Whether the dispatcher passes an operator's arguments and results as a function of this type does.
 template <class Function>
