@@ -26,8 +26,8 @@ using Arguments = c10::ArrayRef<c10::IValue>;
 
 constexpr std::size_t kMostFootprints = std::size_t{1} << 16;
 
-ska::flat_hash_map<FootprintKey, Footprint>& known() {
-  thread_local ska::flat_hash_map<FootprintKey, Footprint> map;
+ska::flat_hash_map<FootprintKey, std::size_t>& known() {
+  thread_local ska::flat_hash_map<FootprintKey, std::size_t> map;
   return map;
 }
 
@@ -118,7 +118,7 @@ class MetaArguments {
     }
     for (const c10::IValue& value : stack) {
       for_each_tensor(value, [&](const at::Tensor& tensor, int) {
-        if (!tensor.has_storage()) return;
+        if (!tensor.has_storage() || tensor._is_zerotensor()) return;
         const auto* storage = tensor.storage().unsafeGetStorageImpl();
         if (std::find(seen.begin(), seen.end(), storage) != seen.end()) return;
         seen.push_back(storage);
@@ -212,7 +212,6 @@ std::size_t infer_outputs(const c10::OperatorHandle& op, const OperatorFacts& fa
   if (facts.dynamic_shape) {
     if (const auto bound = bound_of(op.schema().name(), arguments)) return *bound;
   }
-  if (facts.adds_no_bytes) return 0;
   try {
     const BackendScope scope;
     MetaArguments meta(op, arguments);
@@ -237,16 +236,16 @@ FootprintKey footprint_key_of(const c10::OperatorHandle& op, Arguments arguments
 }
 
 // See Note [What one call teaches decides no other]
-Footprint last_footprint(FootprintKey key, c10::function_ref<Footprint()> guess) {
+std::size_t last_footprint(FootprintKey key, c10::function_ref<std::size_t()> guess) {
   if (const auto found = known().find(key); found != known().end()) return found->second;
-  const Footprint guessed = guess();
+  const std::size_t guessed = guess();
   remember(key, guessed);
   return guessed;
 }
 
-void remember(FootprintKey key, Footprint seen) {
+void remember(FootprintKey key, std::size_t nbytes) {
   if (known().size() >= kMostFootprints) known().clear();
-  known()[key] = seen;
+  known()[key] = nbytes;
 }
 
 // See Note [Cost is a model]

@@ -12,12 +12,6 @@
 
 namespace rematfn {
 
-struct Footprint {
-  std::size_t output_bytes = 0;
-  std::size_t scratch_bytes = 0;  // beyond inputs and outputs, at the worst moment of the kernel
-  bool operator==(const Footprint&) const = default;
-};
-
 // A call's operator, the geometry, dtypes and storages' sizes of its tensors and its plain arguments,
 // as one number.
 using FootprintKey = std::uint64_t;
@@ -44,9 +38,9 @@ using FootprintKey = std::uint64_t;
 // Bytes of the outputs: 0 where shape inference fails, an upper bound where they depend on data.
 [[nodiscard]] std::size_t infer_outputs(const c10::OperatorHandle& op, const OperatorFacts& facts,
                                         c10::ArrayRef<c10::IValue> arguments);
-// What the last call that was alike did; if there was none, what `guess` returns.
-[[nodiscard]] Footprint last_footprint(FootprintKey key, c10::function_ref<Footprint()> guess);
-void remember(FootprintKey key, Footprint seen);
+// What the last call that was alike had allocated at once, in bytes; if there was none, what `guess` returns.
+[[nodiscard]] std::size_t last_footprint(FootprintKey key, c10::function_ref<std::size_t()> guess);
+void remember(FootprintKey key, std::size_t nbytes);
 
 // Note [Cost is a model]
 // ~~~~~~~~~~~~~~~~~~~~~~

@@ -217,11 +217,9 @@ FootprintKey LevelCall::footprint_key() {
 
 LevelCall::Need LevelCall::foresee() {
   const bool is_asked = makes_on_allocator_that_asks();
-  foreseen_ = last_footprint(footprint_key(), [&] {
-    return is_asked ? Footprint() : Footprint{.output_bytes = infer_outputs(op_, facts_, arguments())};
-  });
-  const std::size_t likely_bytes = foreseen_.output_bytes + foreseen_.scratch_bytes;
-  return {is_asked ? 0 : likely_bytes, likely_bytes};  // where nobody asks, what is not foreseen is not counted
+  const std::size_t likely = last_footprint(
+      footprint_key(), [&] { return is_asked ? 0 : infer_outputs(op_, facts_, arguments()); });
+  return {is_asked ? 0 : likely, likely};  // where nobody asks, what is not foreseen is not counted
 }
 
 bool LevelCall::makes_on_allocator_that_asks() const {
@@ -349,10 +347,7 @@ void LevelCall::run_measured() {
       run_until_it_fits();
     } catch (...) {
       // See Note [Scratch is made room for as it is asked for]
-      if (meter.refused() > granted_) {
-        const std::size_t outputs = std::min(need_.certain_bytes, meter.refused());
-        remember(footprint_key(), {outputs, meter.refused() - outputs});
-      }
+      if (meter.refused() > granted_) remember(footprint_key(), meter.refused());
       throw;
     }
     peak_ = meter.peak();

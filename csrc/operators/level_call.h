@@ -109,7 +109,6 @@ class LevelCall final : private Step {
   bool has_parts_ = false;  // some result is no plain tensor, and perhaps made of some that are
   bool has_objects_ = false;  // or is no value that can be looked into
   FootprintKey footprint_key_ = 0;  // once it has been asked for
-  Footprint foreseen_;
   std::size_t peak_ = 0;     // what the kernel allocated at once
   std::size_t input_bytes_ = 0;
   std::size_t output_bytes_ = 0;

@@ -145,9 +145,8 @@ void LevelCall::take_results() {
     const bool is_shared = holders_of(*fresh.storage) != owners(fresh);
     if (!is_shared && !is_object(*fresh.storage)) record_fresh(fresh);
   }
-  const Footprint seen{output_bytes_, scratch_bytes};
-  const bool is_more = output_bytes_ + scratch_bytes >= need_.certain_bytes;
-  if (is_metered_ && is_more && seen != foreseen_) remember(footprint_key(), seen);
+  const std::size_t took = output_bytes_ + scratch_bytes;
+  if (is_metered_ && took >= need_.certain_bytes && took != need_.likely_bytes) remember(footprint_key(), took);
 }
 
 Rates LevelCall::rates() const {

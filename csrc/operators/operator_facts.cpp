@@ -104,7 +104,6 @@ constexpr Exception kExceptions[] = {
     {"aten::set_", &OperatorFacts::moves_storage},
     {kResize, &OperatorFacts::resizes_storage},
     {"aten::_to_copy", &OperatorFacts::casts},
-    {"aten::_efficientzerotensor", &OperatorFacts::adds_no_bytes},  // a shape alone
     // See Note [Uninitialised memory is kept]
     {"aten::lift_fresh", &OperatorFacts::ends_filling},
     {"aten::copy_", &OperatorFacts::overwrites},
@@ -161,23 +160,6 @@ bool mentions_tensor(const c10::Type& type) {
   const auto contained = type.containedTypes();
   return std::any_of(contained.begin(), contained.end(),
                      [](const c10::TypePtr& t) { return mentions_tensor(*t); });
-}
-
-// Whether all that the operator returns is what it was given and has written, at the size it had.
-bool returns_what_it_writes(const c10::FunctionSchema& schema) {
-  const std::string& name = schema.name();
-  if (!name.starts_with("aten::") || name.find("resize") != std::string::npos ||
-      name.find("set_") != std::string::npos) {
-    return false;
-  }
-  const auto writes = [](const c10::Argument& a) {
-    return a.alias_info() != nullptr && a.alias_info()->isWrite();
-  };
-  const auto& arguments = schema.arguments();
-  return std::any_of(arguments.begin(), arguments.end(), writes) &&
-         std::none_of(arguments.begin(), arguments.end(),
-                      [](const c10::Argument& a) { return a.is_out(); }) &&
-         std::all_of(schema.returns().begin(), schema.returns().end(), writes);
 }
 
 OperatorFacts read_facts(const c10::OperatorHandle& op) {
@@ -249,7 +231,6 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
       op.hasTag(at::Tag::nondeterministic_seeded) ||
       std::find(kRandomPrims.begin(), kRandomPrims.end(), name) != kRandomPrims.end();
   facts.dynamic_shape = op.hasTag(at::Tag::dynamic_output_shape);
-  facts.adds_no_bytes |= returns_what_it_writes(schema);
   facts.never_replayed |= op.hasTag(at::Tag::nondeterministic_bitwise) || facts.communicates;
   facts.selects_backend = op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect);
   facts.work = work_of(name);

@@ -44,7 +44,6 @@ struct OperatorFacts {
   Races races = Races::kNever;
   bool selects_backend = false;   // has a BackendSelect kernel: a factory
   bool dynamic_shape = false;     // the size of an output depends on data
-  bool adds_no_bytes = false;     // its results have none, or are what it was given and has written
   bool ends_filling = false;      // `lift_fresh`: its argument has been filled by address
   bool casts = false;             // `_to_copy`
   Work work = Work::kBytes;
