@@ -149,7 +149,6 @@ void LevelCall::pass() {
   for (const FoundTensor& f : found_) {
     if (!facts_.announces_read || f.cell == nullptr) continue;
     f.cell->version->exposed = domain_.next_order;
-    f.cell->version->shared_bytes.reset();  // record_stream() asks the allocator whose they are
   }
   if (facts_.announces_address) {
     keep_arguments();

@@ -2,7 +2,6 @@
 #include "tensors/level_tensor.h"
 
 #include <ATen/record_function.h>
-#include <c10/core/impl/COW.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -86,16 +85,8 @@ void TensorDomain::bury_unreported(bool at_once) {
   for (const Table* level : levels) {
     for (Version* v = level->oldest; v != nullptr; v = v->next, ++looked_at_) {
       auto& version = static_cast<TensorVersion&>(*v);
-      if (version.cell() == nullptr) continue;
-      if (version.cell()->storage.expired()) {
-        if (auto cell = version.own_cell()) dead.push_back(std::move(cell));
-        continue;
-      }
-      const bool has_own = version.storage || version.shared_bytes;
-      if (!version.kept || !version.producer || !version.is_readable() || has_own) continue;
-      const c10::Storage storage = version.current_storage();
-      // torch would take what is to be copied when it is written for what is not.
-      if (!c10::impl::cow::is_cow_data_ptr(storage.data_ptr())) version.shared_bytes = SharedBytes(storage);
+      if (version.cell() == nullptr || !version.cell()->storage.expired()) continue;
+      if (auto cell = version.own_cell()) dead.push_back(std::move(cell));
     }
   }
   std::vector<Ref<Table>> alive;

@@ -32,8 +32,7 @@
 // go on to count, be evicted, and be replayed for nobody. So while somebody is shown arguments,
 // whoever is about to make room looks first for those whose storage has died, and buries them. That is
 // before each operator, and between two of them no level does anything; of a long record, before every
-// so many, or else its time would be quadratic. What is to be kept when the program drops it has no bytes
-// by then; so the version itself has a share in those, until it is buried.
+// so many, or else its time would be quadratic. What a policy would keep has no bytes by then: it goes.
 //
 // Note [Another thread may seal a tensor]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -61,7 +60,6 @@
 #include "tensors/dispatch_key.h"
 #include "tensors/outside.h"
 #include "tensors/savers.h"
-#include "tensors/shared_bytes.h"
 #include "tensors/streams.h"
 #include "tensors/torch_layout.h"
 
@@ -96,17 +94,11 @@ struct TensorVersion final : Version, Pooled<TensorVersion> {
   [[nodiscard]] Cell* cell() const { return cell_._unsafe_get_target(); }
   [[nodiscard]] c10::intrusive_ptr<Cell> own_cell() const { return cell_.lock(); }
   void enter(const c10::intrusive_ptr<Cell>& cell);
-  void leave_cell() {
-    cell_.reset();
-    shared_bytes.reset();
-  }
+  void leave_cell() { cell_.reset(); }
 
   // Ours alone: recomputed without a cell, a snapshot, a constant that lineage reads, or the storage
   // of a tensor from outside.
   c10::Storage storage;
-
-  // Those of the cell's storage. See Note [A profiler keeps tensors from dying]
-  SharedBytes shared_bytes;
 
   // Once somebody has asked for the address; or null. See Note [Evidence of contents]
   std::unique_ptr<Readings> readings;

@@ -26,8 +26,6 @@ SharedBytes::SharedBytes(const c10::Storage& storage) {
     block_ = c10::intrusive_ptr<Block>::reclaim_copy(block);
   } else {
     block_ = c10::make_intrusive<Block>();
-    block_->nbytes = impl.nbytes();
-    block_->allocator = impl.allocator();
     block_->bytes = std::move(bytes);
     bytes = share(block_);
   }
@@ -52,16 +50,6 @@ void SharedBytes::reset() {
   c10::DataPtr& bytes = storage->_mutable_data_ptr_no_checks();
   const bool is_last = block_of(bytes) == block.get() && block.use_count() == 2;
   if (is_last) bytes = std::move(block->bytes);
-}
-
-c10::Storage SharedBytes::take() {
-  c10::intrusive_ptr<Block> block = std::move(block_);
-  const std::size_t nbytes = block->nbytes;
-  c10::Allocator* const allocator = block->allocator;
-  const bool is_last = block.use_count() == 1;
-  return c10::Storage(c10::Storage::use_byte_size_t(), nbytes,
-                      is_last ? std::move(block->bytes) : share(std::move(block)), allocator,
-                      /*resizable=*/allocator != nullptr);
 }
 
 }  // namespace rematfn

@@ -18,8 +18,6 @@
 #include <c10/core/Storage.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <cstddef>
-
 namespace rematfn {
 
 class SharedBytes {
@@ -34,14 +32,10 @@ class SharedBytes {
   // As they were allocated.
   [[nodiscard]] const c10::DataPtr& data_ptr() const;
   void reset();
-  // A storage of their own, once the one that they were of has died. There is no share left here.
-  [[nodiscard]] c10::Storage take();
 
  private:
   struct Block final : c10::intrusive_ptr_target {
     c10::DataPtr bytes;
-    std::size_t nbytes = 0;
-    c10::Allocator* allocator = nullptr;
     c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
   };
 

@@ -99,7 +99,6 @@ void TensorStore::drop(Version& version) {
   const bool only_ours = v.storage && !is_shared_with_cell(v);
   v.storage = c10::Storage();
   if (only_ours) return;
-  v.shared_bytes.reset();
   const auto storage = v.cell()->storage.lock();
   if (!storage) return;  // See Note [A handle may outlive its storage]
   storage->set_data_ptr_noswap(instead_of_bytes(v.own_cell(), storage->device()));
@@ -131,15 +130,10 @@ bool TensorStore::lost(const Version& version) {
 // See Note [A kept value outlives the program's tensors]
 bool TensorStore::retain(Version& version, const Bytes& bytes) {
   auto& v = static_cast<TensorVersion&>(version);
+  if (!v.storage && !bytes) return false;
   if (!v.storage) {
-    if (bytes) {
-      v.storage = c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
-          static_cast<c10::StorageImpl*>(bytes.get())));
-    } else if (v.shared_bytes) {
-      v.storage = v.shared_bytes.take();
-    } else {
-      return false;
-    }
+    v.storage = c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+        static_cast<c10::StorageImpl*>(bytes.get())));
   }
   v.leave_cell();
   return true;
