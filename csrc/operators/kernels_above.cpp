@@ -112,10 +112,9 @@ void govern_theirs(Theirs theirs, Operator op, c10::DispatchKeySet keys, Stack* 
   govern(op, keys, stack, &theirs);
 }
 
-// Rule 2, and 3 where a derivative is wanted
-template <Held what>
-void hold(Theirs theirs, Operator op, c10::DispatchKeySet keys, Stack* stack) {
-  HoldScope scope(what);
+// Rule 2
+void hold_integers(Theirs theirs, Operator op, c10::DispatchKeySet keys, Stack* stack) {
+  HoldScope scope(Held::kIntegers);
   for (const at::Tensor& tensor : tensors_in(arguments_of(op, *stack))) {
     if (scope.wants(tensor.dtype())) scope.hold(tensor, op);
   }
@@ -241,7 +240,7 @@ void register_kernels_above() {
   };
   put(&bring_back, {{"aten::resolve_conj", ""}, {"aten::resolve_neg", ""}});
   put(&find_size_below, {{"aten::sparse_coo_tensor", "indices"}});
-  put(&hold<Held::kIntegers>, {
+  put(&hold_integers, {
       {"aten::tensor_split", "tensor_indices_or_sections"},
       {"aten::ctc_loss", "Tensor"},
       {"aten::lstm", "data"},
@@ -272,8 +271,6 @@ void register_kernels_above() {
       {"aten::fbgemm_linear_int8_weight", ""},
       {"aten::fbgemm_linear_int8_weight_fp32_activation", ""},
       {"aten::fbgemm_linear_quantize_weight", ""},
-  });
-  put_by_address(&govern_as_one<&hold<Held::kAll>>, {
       {"aten::fbgemm_linear_fp16_weight", ""},
       {"aten::fbgemm_linear_fp16_weight", "out"},
       {"aten::fbgemm_linear_fp16_weight_fp32_activation", ""},

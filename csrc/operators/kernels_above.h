@@ -22,8 +22,7 @@
 //      themselves, as Sobol engines do. What they write no operator tells of, and a replay would not
 //      write it. Each of them is one operator of the level, as it is one kernel; unless a derivative is
 //      wanted, or somebody above would not see what it decomposes into. max_pool1d then is made of
-//      operators that need nothing. fbgemm's linear layers have a derivative by their bias, and hold
-//      what they read by address; what the others are given, and make, stays as in 4.
+//      operators that need nothing; what the others are given, and make, stays as in 4.
 //   4. Some pack a matrix for fbgemm. Their result is an object of C++'s in the place of bytes, which
 //      may refer to the arguments: none of these is evicted, moved, or made again.
 // Those that no list has show where all is evicted: they find no bytes, or what they wrote is gone.
