@@ -24,7 +24,7 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t bits) {
 // Nothing, if there are no bytes where the view looks for them, or they are not a CPU's.
 std::optional<std::uint64_t> sample(const c10::Storage& storage, const View& view) {
   if (storage.device_type() != c10::kCPU || storage.data() == nullptr) return {};
-  Dimensions dimensions = dimensions_of(view.sizes, view.strides);
+  const Dimensions dimensions = dimensions_of(view.sizes, view.strides);
   std::int64_t last = 0;
   for (const Dimension& d : dimensions) {
     if (d.size == 0) return {};

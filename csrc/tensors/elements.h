@@ -18,8 +18,6 @@ namespace rematfn {
 struct Dimension {
   std::int64_t size;
   std::int64_t stride;
-  std::int64_t index = 0;  // of the element that is being visited
-  std::int64_t step = 0;   // from one to the next
 };
 // Sizes and strides, innermost first, without dimensions of one element; contiguous neighbours are merged.
 using Dimensions = c10::SmallVector<Dimension, 4>;
@@ -52,43 +50,27 @@ std::uint64_t bits_at(const char* element) {
 // Calls `visit` with the bits of so many elements in row-major order: that at `first`, and every `step`-th
 // after it. Allocates nothing: it runs while a budget is being kept.
 template <std::size_t kSize, class Visit>
-void for_each_element(const char* first, Dimensions& dimensions, std::int64_t count,
+void for_each_element(const char* first, const Dimensions& dimensions, std::int64_t count,
                       std::int64_t step, const Visit& visit) {
-  if (count == 0) return;
-  const bool stays_in_row = !dimensions.empty() && step < dimensions.front().size;
-  std::int64_t distance = 0;
-  for (Dimension& d : dimensions) {
-    d.index = 0;
-    d.step = step % d.size;
-    distance += d.step * d.stride;
-    step /= d.size;
-  }
-  std::int64_t place = 0;
-  for (std::int64_t left = count; left > 0;) {
-    std::int64_t run = 1;
-    if (stays_in_row) {  // most walks spend their time here
-      Dimension& row = dimensions.front();
-      run = std::min(left, (row.size - row.index + row.step - 1) / row.step);
-      row.index += (run - 1) * row.step;
+  const std::int64_t distance = dimensions.empty() ? 0 : step * dimensions.front().stride;
+  for (std::int64_t done = 0; done < count;) {
+    std::int64_t rest = done * step;
+    std::int64_t place = 0;
+    std::int64_t run = count - done;  // in one row
+    for (const Dimension& d : dimensions) {
+      const std::int64_t index = rest % d.size;
+      if (&d == dimensions.begin()) run = std::min(run, (d.size - index + step - 1) / step);
+      place += index * d.stride;
+      rest /= d.size;
     }
-    left -= run;
-    for (; run > 0; --run, place += distance) {
+    for (done += run; run > 0; --run, place += distance) {
       visit(bits_at<kSize>(first + place * static_cast<std::int64_t>(kSize)));
-    }
-    bool carries = false;
-    for (Dimension& d : dimensions) {
-      d.index += d.step + (carries ? 1 : 0);
-      if (carries) place += d.stride;
-      carries = d.index >= d.size;
-      if (!carries) continue;
-      d.index -= d.size;
-      place -= d.size * d.stride;
     }
   }
 }
 
 template <class Visit>
-void for_each_element(std::size_t itemsize, const char* first, Dimensions& dimensions,
+void for_each_element(std::size_t itemsize, const char* first, const Dimensions& dimensions,
                       std::int64_t count, std::int64_t step, const Visit& visit) {
   switch (itemsize) {
     case 1: return for_each_element<1>(first, dimensions, count, step, visit);

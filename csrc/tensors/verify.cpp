@@ -35,7 +35,7 @@ std::uint64_t fingerprint_of(const at::Tensor& tensor) {
     const std::uint64_t mixed = bits * kGoldenRatio;
     whole = (whole ^ mixed ^ (mixed >> 29U)) * kGoldenRatio + 1;
   };
-  Dimensions dimensions = dimensions_of(here.sizes(), here.strides());
+  const Dimensions dimensions = dimensions_of(here.sizes(), here.strides());
   for_each_element(here.itemsize(), static_cast<const char*>(here.const_data_ptr()), dimensions,
                    here.numel(), 1, add);
   return whole;
