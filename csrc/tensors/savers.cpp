@@ -99,7 +99,6 @@ void Savers::enter_backward(TensorDomain& domain, std::uint32_t latest) {
   });
   // Where there are several roots, they have one more for the while.
   if (backward.graph_roots_.size() > 1 && seen_ > 0) numbers.push_back(seen_);
-  std::sort(numbers.begin(), numbers.end());
   const auto ended = [weak = domain.weak_from_this(), numbers = std::move(numbers), id] {
     const auto owner = std::static_pointer_cast<TensorDomain>(weak.lock());
     if (!owner) return;
@@ -117,29 +116,17 @@ std::uint32_t Savers::number_of(const GraphNode& node) const {
 }
 
 void Savers::note_freed(const std::vector<std::uint32_t>& numbers) {
-  for (auto first = numbers.begin(); first != numbers.end();) {
-    auto last = first;
-    while (std::next(last) != numbers.end() && *std::next(last) == *last + 1) ++last;
-    add_run(*first, *last);
-    first = std::next(last);
+  for (const std::uint32_t number : numbers) {
+    if (number >= freed_.size()) freed_.resize(number + std::size_t{1});
+    freed_[number] = true;
   }
-}
-
-// What it overlaps or touches becomes a part of it.
-void Savers::add_run(std::uint32_t first, std::uint32_t last) {
-  auto next = freed_.upper_bound(first);
-  if (next != freed_.begin() && std::prev(next)->second + 1 >= first) first = (--next)->first;
-  while (next != freed_.end() && next->first <= last + 1) {
-    last = std::max(last, next->second);
-    next = freed_.erase(next);
-  }
-  freed_.emplace_hint(next, first, last);
 }
 
 bool Savers::have_freed(const NodeRange& nodes) const {
   if (nodes.first == 0) return true;
-  const auto next = freed_.upper_bound(nodes.first);
-  return next != freed_.begin() && std::prev(next)->second >= nodes.last;
+  if (nodes.last >= freed_.size()) return false;
+  const auto end = freed_.begin() + nodes.last + 1;
+  return std::find(freed_.begin() + nodes.first, end, false) == end;
 }
 
 bool Savers::has_freed(const GraphNode& node) const {

@@ -24,7 +24,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <set>
 #include <vector>
 
@@ -73,15 +72,14 @@ class Savers {
   void see_backward(TensorDomain& domain, std::uint32_t latest);
   void enter_backward(TensorDomain& domain, std::uint32_t latest);
   [[nodiscard]] std::uint32_t number_of(const torch::autograd::Node& node) const;
-  void note_freed(const std::vector<std::uint32_t>& numbers);  // in their order
-  void add_run(std::uint32_t first, std::uint32_t last);
+  void note_freed(const std::vector<std::uint32_t>& numbers);
 
   const std::uint64_t base_;
   const std::uint64_t thread_;
   std::uint32_t seen_ = 0;  // the latest under grad mode
   int backward_ = -1;       // that the last operator ran in
   std::set<int> noted_;     // backwards that have not ended
-  std::map<std::uint32_t, std::uint32_t> freed_;  // from the first of a run to its last
+  std::vector<bool> freed_;  // by number
 };
 
 }  // namespace rematfn
