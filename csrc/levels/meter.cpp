@@ -35,7 +35,6 @@ void Meter::allocated(std::size_t nbytes) {
     try {
       level_.domain->make_room(level_, static_cast<std::size_t>(live));
     } catch (const NoRoom& why) {
-      refused_ = live;
       refuse_(why, static_cast<std::size_t>(live));
     }
     granted_ = live;

@@ -34,8 +34,6 @@ class Meter {
 
   // The most bytes the operator had allocated at once.
   [[nodiscard]] std::size_t peak() const { return static_cast<std::size_t>(peak_); }
-  // What it would have had, had the request that failed been granted; 0 if none failed.
-  [[nodiscard]] std::size_t refused() const { return static_cast<std::size_t>(refused_); }
 
   // Whether a budget decides what it may allocate.
   [[nodiscard]] bool is_bounded() const { return level_.is_bounded; }
@@ -51,7 +49,6 @@ class Meter {
   const Refuse refuse_;
   std::int64_t live_ = 0;
   std::int64_t peak_ = 0;
-  std::int64_t refused_ = 0;
   Meter* outer_;
 };
 

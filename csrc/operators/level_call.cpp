@@ -341,14 +341,8 @@ void LevelCall::run_measured() {
   if (!facts_.is_view) {
     // Without a budget it is counted, and may have what it likes.
     const auto refused = [&](const NoRoom& why, std::size_t asked) { refuse(why, asked); };
-    Meter meter(level_, is_metered_ ? granted_ : kNoBudget / 2, refused);
-    try {
-      run_until_it_fits();
-    } catch (...) {
-      // See Note [Scratch is made room for as it is asked for]
-      if (meter.refused() > granted_) remember(footprint_key(), meter.refused());
-      throw;
-    }
+    const Meter meter(level_, is_metered_ ? granted_ : kNoBudget / 2, refused);
+    run_until_it_fits();
     peak_ = meter.peak();
   } else {
     run_until_it_fits();
