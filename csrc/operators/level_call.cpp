@@ -226,6 +226,7 @@ bool LevelCall::makes_on_allocator_that_asks() const {
   for (const c10::IValue& value : arguments()) {
     if (value.isDevice()) device = value.toDevice();
   }
+  if (device.is_meta()) return true;  // there are no bytes to ask for
   return device.is_cpu() ? is_allocator_installed() : asks_for_room(device.type());
 }
 
