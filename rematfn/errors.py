@@ -36,11 +36,11 @@ class RematError(Exception):
 class BudgetError(RematError, MemoryError):
     """One operator needs more bytes at once than the budget has.
 
-    A running operator needs its inputs and its outputs resident together. That number of bytes is
-    known before the operator runs, and the error is raised then: the budget has not been exceeded.
-    Two cases are found later. The inputs may not fit together while one of them is replayed. And a
-    kernel's scratch memory is known only when the kernel first asks for it, while it runs. After
-    that, such a call is refused before it runs.
+    A running operator needs its inputs and its outputs resident together. The error names that
+    number of bytes, and is raised when the kernel asks for memory that does not fit, or before it
+    runs: the budget has not been exceeded. Two cases differ. The inputs may not fit together while
+    one of them is replayed. And a kernel's scratch memory is known only when the kernel first asks
+    for it. After that, such a call is refused before it runs.
 
     With ``remat(..., most_replays=...)`` it is also raised when replays cost more than that. A call
     that follows a plan is refused before it begins. Another call is stopped while it runs, once its

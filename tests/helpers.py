@@ -484,7 +484,10 @@ def inner(x: Tensor) -> Tensor:
 
 @contextmanager
 def no_shape_function_in_python() -> Iterator[None]:
-    """Fail if torch asks Python for the shape of a result: Note [Shapes are asked for where they decide]."""
+    """Fail if torch asks Python for the shape of a result.
+
+    See Note [Shapes are asked for where they decide].
+    """
     asked: set[str] = set()
     parts = ("_decomp", "_refs", "_prims_common")
 

@@ -136,7 +136,7 @@ print(f"both together: {shared.peak_bytes / 2**20:.1f} MiB")
 assert shared.peak_bytes <= 6 << 20
 
 # %% [markdown]
-# If one operator alone needs more than the budget, a `BudgetError` says so before it runs, and
+# If one operator alone needs more than the budget, a `BudgetError` says so, and
 # names the least budget in which the function gets past this operator.
 
 # %%

@@ -239,8 +239,10 @@ void LevelCall::refuse(NoRoom why, std::size_t asked) {
   try {
     require_room();
     in_kernel = asked > need_.certain_bytes;
-    if (asked > 0 && !in_kernel) why.smallest_budget += need_.certain_bytes - asked;
-    why.table->note_need(why.smallest_budget);
+    if (asked > 0 && !in_kernel) {
+      why.smallest_budget += need_.certain_bytes - asked;
+      why.table->note_need(why.smallest_budget);
+    }
   } catch (const NoRoom& by_itself) {
     why = by_itself;
   }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a refused operator would have allocated is known to the byte; what runs is not asked for it."""
+"""What a refused operator would make is known to the byte; of what runs nobody asks."""
 
 import sys
 from collections.abc import Callable
