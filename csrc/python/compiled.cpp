@@ -3,8 +3,11 @@
 // compiled.cpp: the operator `rematfn::compiled`. See Note [Compiled pieces are operators]
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/slice.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
@@ -36,13 +39,23 @@ struct Piece {
 // What has compiled a graph may be gone when a level replays it, so all that ran stay.
 std::deque<Piece>& pieces = *new std::deque<Piece>;  // outlives the interpreter
 
+using Extents = c10::SmallVector<std::int64_t, 5>;
+
+// How a view reads a storage.
+struct Reading {
+  Extents sizes;
+  Extents strides;
+  std::int64_t offset;
+  at::ScalarType dtype;
+  bool is_conj;
+  bool is_neg;
+};
+
 // What a result is: no tensor, or one of the arguments and what is fresh, or a view of that.
 struct Part {
   py::object other;
   std::size_t source = 0;  // what is fresh comes after the arguments
-  std::optional<c10::SmallVector<std::int64_t, 5>> sizes;  // of a view
-  c10::SmallVector<std::int64_t, 5> strides;
-  std::int64_t offset = 0;
+  std::optional<Reading> view;
 };
 using Parts = std::optional<std::vector<Part>>;
 
@@ -102,17 +115,35 @@ Tensors take_apart(const py::object& results, at::TensorList arguments, std::vec
     });
     if (part.source == all.size()) {
       all.push_back(tensor);
-    } else if (all[part.source].scalar_type() != tensor.scalar_type()) {
-      part.source = all.size();
-      all.push_back(tensor.clone());
     } else {
-      part.sizes.emplace(tensor.sizes());
-      part.strides = tensor.strides();
-      part.offset = tensor.storage_offset();
+      part.view = Reading{.sizes = Extents(tensor.sizes()),
+                          .strides = Extents(tensor.strides()),
+                          .offset = tensor.storage_offset(),
+                          .dtype = tensor.scalar_type(),
+                          .is_conj = tensor.is_conj(),
+                          .is_neg = tensor.is_neg()};
     }
   }
   all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(arguments.size()));
   return all;
+}
+
+at::Tensor with_bits(at::Tensor tensor, bool is_conj, bool is_neg) {
+  if (tensor.is_conj() != is_conj) tensor = at::_conj(tensor);
+  return tensor.is_neg() == is_neg ? tensor : at::_neg_view(tensor);
+}
+
+// By operators, since it is a view to levels, too.
+at::Tensor view_of(at::Tensor source, const Reading& view) {
+  if (source.scalar_type() != view.dtype) {
+    const auto nbytes = static_cast<std::int64_t>(source.storage().nbytes());
+    const auto elements = nbytes / source.element_size();
+    const auto taken = nbytes - nbytes % static_cast<std::int64_t>(c10::elementSize(view.dtype));
+    source = at::as_strided(with_bits(std::move(source), false, false), {elements}, {1}, 0);
+    source = at::slice(source.view(at::kByte), 0, 0, taken).view(view.dtype);
+  }
+  source = at::as_strided(source, view.sizes, view.strides, view.offset);
+  return with_bits(std::move(source), view.is_conj, view.is_neg);
 }
 
 Tensors run(at::TensorList tensors, at::IntArrayRef sizes, at::ArrayRef<double> numbers,
@@ -172,8 +203,7 @@ std::optional<py::list> run_piece(std::size_t number, std::int64_t flops, const 
   for (Py_ssize_t i = 0; Part& part : *parts) {
     if (!part.other) {
       const at::Tensor& source = all[part.source];
-      part.other = checked(THPVariable_Wrap(
-          part.sizes ? source.as_strided(*part.sizes, part.strides, part.offset) : source));
+      part.other = checked(THPVariable_Wrap(part.view ? view_of(source, *part.view) : source));
     }
     PyList_SET_ITEM(results.ptr(), i++, part.other.release().ptr());
   }

@@ -371,6 +371,45 @@ def test_an_argument_of_the_callers_is_written_once(name: str, inner: str) -> No
     assert_same_as_eager(run)
 
 
+RESULTS_OF_A_PIECE: dict[str, Callable[[Tensor], Any]] = {
+    "conjugate": lambda z: (z, z.conj()),
+    "conjugate first": lambda z: (z.conj(), z, z[1:]),
+    "negative": lambda z: (torch._neg_view(z), z),
+    "negative part of the conjugate": lambda z: (z[:, 1:], z.conj().imag, z.conj()),
+    "real part": lambda z: (z, z.real),
+    "real part first": lambda z: (z.real[1:], z.imag, z),
+    "negative part first": lambda z: (z.conj().imag, z),
+    "as real": lambda z: (z, torch.view_as_real(z)[:, 1:]),
+    "other bits": lambda z: (z, z.view(torch.int32)[..., ::3], z.view(torch.uint8)),
+    "odd number of bytes": lambda z: (z, z.real.clone().view(-1)[3:].view(torch.int16)),
+}
+
+
+@pytest.mark.parametrize("of", ["a result", "an argument"])
+@pytest.mark.parametrize("name", RESULTS_OF_A_PIECE)
+def test_results_that_read_one_storage_in_several_ways(name: str, of: str) -> None:
+    """As another type, conjugated or negated: a write to one of them is a write to all."""
+    views = RESULTS_OF_A_PIECE[name]
+    block = fused((lambda v: views(v.sin())) if of == "a result" else views)
+    x = torch.view_as_complex(torch.linspace(0.2, 1.1, 32).view(4, 4, 2))
+
+    def run(transform: Transform) -> Any:
+        def f(x: Tensor) -> Any:
+            first, *others = block(x.cos())
+            others[0].mul_(2)
+            return first, *others, [t.exp() for t in (first, *others) if t.is_floating_point()]
+
+        return transform(f)(x)
+
+    assert_same_as_eager(run, EVERY)
+
+
+def test_views_by_the_compiler() -> None:
+    block = fused(lambda x: (lambda z: (z, z.conj(), torch.view_as_real(z)))(x.sin()), "inductor")
+    x = torch.view_as_complex(torch.linspace(0.2, 1.1, 32).view(4, 4, 2))
+    assert_same_as_eager(lambda transform: transform(lambda x: block(x.cos()))(x), EVERY)
+
+
 # --- guards ---------------------------------------------------------------------------------------
 
 
