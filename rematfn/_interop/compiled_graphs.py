@@ -10,9 +10,10 @@ but no matrix product, convolution or attention: these are calls of a library. S
 each of them. A product stays the operator that it is. What is between two is a piece, one operator.
 
 An operator that a level has to treat in its own way stays one, too: what draws from a generator,
-writes or adds up in an order that differs from run to run, or talks to other processes. So a piece
-gives the same bits whenever it runs. Random numbers of a given seed are a piece of their own: on a
-CPU they take longer than all that is done with them.
+writes or adds up in an order that differs from run to run, or talks to other processes. So does a
+higher-order operator that is given such an operator, or of which nobody can tell what it does. So a
+piece gives the same bits whenever it runs. Random numbers of a given seed are a piece of their own:
+on a CPU they take longer than all that is done with them.
 
 A sum of a piece's results belongs to it, although the graph has it later: a bias's part of a
 backward reads a gradient that is at hand. So does a mask of random numbers. Views, constants and
@@ -35,6 +36,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from .. import _C
@@ -136,11 +138,12 @@ class Piece(NamedTuple):
 # See Note [A graph is cut at its products]
 def cut(gm: fx.GraphModule) -> list[Piece]:
     """Cut a graph into pieces, in the order in which they run."""
+    _fill_in_values(gm)
     for node in _calls_in(gm):
         if str(node.target) in ("with_effects", "print", "call_torchbind"):
             _refuse(node, "has effects beside its results")
         if node.graph is not gm.graph and _stays(node) and _packet(node) not in _FLOPS:
-            _refuse(node, "has other bits each time, and is in a branch or a loop")
+            _refuse(node, "may have other bits each time, and is in a branch or a loop")
     gm.graph.eliminate_dead_code()
     results = list(dict.fromkeys(gm.graph.output_node().all_input_nodes))
     places: dict[int, list[fx.Node]] = {}
@@ -166,9 +169,20 @@ def cut(gm: fx.GraphModule) -> list[Piece]:
         if not is_fused:
             for view in part.graph.find_nodes(op="call_function", target=aten.view.default):
                 view.target = aten.reshape.default  # of whatever strides a piece gives
+            for node in part.graph.nodes:
+                if isinstance(node.target, torch._ops.HigherOrderOperator):
+                    node.target = _for_levels(node.target)
             part.recompile()
         pieces.append(Piece(part, taken[place], gives, is_fused))
     return pieces
+
+
+def _fill_in_values(gm: fx.GraphModule) -> None:
+    """Note what a node comes to where torch has not: in nodes that its partitioner adds."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and "val" not in node.meta:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+            node.meta["val"] = node.target(*args, **kwargs)
 
 
 def _places(gm: fx.GraphModule, results: Sequence[fx.Node]) -> dict[fx.Node, int]:
@@ -250,11 +264,37 @@ def _elements_of(node: fx.Node) -> int:
 
 def _stays(node: fx.Node) -> bool:
     """Return whether a node stays the operator that it is."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, torch._ops.HigherOrderOperator):
+        return _stays_itself(node.target)
+    # One that carries neither an operator nor a graph, into which `cut` looks, may do anything.
+    leaves = tree_leaves([node.args, node.kwargs])
+    operators = [leaf for leaf in leaves if isinstance(leaf, torch._ops.OpOverload)]
+    return any(map(_stays_itself, operators)) or not (operators or any(map(_is_graph, leaves)))
+
+
+def _for_levels(target: Any) -> Callable[..., Any]:
+    """Return a function for an operator that chooses by dispatch keys, and knows nothing of ours."""
+    by_device = target.py_kernels.get(torch._C.DispatchKey.BackendSelect, target)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        is_seen = any(isinstance(value, Tensor) and _C.has_key(value) for value in args)
+        return (by_device if is_seen else target)(*args, **kwargs)
+
+    return run
+
+
+def _is_graph(value: Any) -> bool:
+    if not isinstance(value, fx.Node) or value.op != "get_attr":
         return False
-    schema = node.target._schema
+    return isinstance(operator.attrgetter(value.target)(value.graph.owning_module), fx.GraphModule)
+
+
+def _stays_itself(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    schema = target._schema
     return (
-        node.target.overloadpacket in _FLOPS
+        target.overloadpacket in _FLOPS
         or schema.name.removeprefix("aten::") in _RACES_IF_COMPILED
         or not _C.has_one_result(schema.name, schema.overload_name)
     )

@@ -194,6 +194,60 @@ def test_what_may_have_other_bits_is_not_fused(inner: str) -> None:
         assert any(operator in name for name in names), names
 
 
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "tag", [torch.Tag.nondeterministic_seeded, torch.Tag.nondeterministic_bitwise], ids=str
+)
+def test_a_custom_operator_that_writes_random_numbers(tag: torch.Tag, inner: str) -> None:
+    """It hides in the higher-order operator that makes it one which writes nothing."""
+    with torch.library._scoped_library("tested", "FRAGMENT") as library:
+        library.define("scale(Tensor(a!) x) -> ()", tags=(tag,))
+
+        def scale(x: Tensor) -> None:
+            x.mul_(torch.rand_like(x))
+
+        library.impl("scale", scale, "CPU")
+        library.impl("scale", lambda x: None, "Meta")
+
+        def body(x: Tensor) -> Tensor:
+            y = x.sin().detach()
+            torch.ops.tested.scale(y)
+            return y * x
+
+        block = fused(body, inner)
+
+        def run(transform: Transform) -> Any:
+            torch.manual_seed(0)
+            x, _ = leaves()
+            out = transform(lambda x: block(x.exp()).sin().exp())(x)
+            out.sum().backward()
+            return out, x.grad, torch.rand(2)
+
+        assert_same_as_eager(run, EVERY)
+        message = r"may have other bits each time, and is in a branch or a loop"
+        with pytest.raises(Exception, match=message):
+            fused(lambda x: torch.cond(x.sum() > 0, body, torch.sin, (x,)))(leaves()[0].detach())
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_checkpoint_inside_that_draws(times: int) -> None:
+    """Torch's partitioner hides what draws in higher-order operators, which keep or set a state."""
+    w = leaves()[1]
+
+    def part(x: Tensor) -> Tensor:
+        return F.dropout(functools.reduce(F.dropout, [0.2] * (times - 1), x) @ w, 0.5)
+
+    block = fused(lambda x: checkpoint(part, x.sin(), use_reentrant=False).exp())
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(0)
+        x = leaves()[0]
+        out = transform(lambda x: block(x.cos()).sin())(x)
+        return out, *torch.autograd.grad(out.sum(), (x, w)), torch.rand(2)
+
+    assert_same_as_eager(run, EVERY)
+
+
 def test_the_compiler_is_not_recorded() -> None:
     """The call that compiles is the same program as those after it."""
     f = rematfn.remat(fused(lambda x, w: (x @ w).sin()))
