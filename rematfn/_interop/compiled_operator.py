@@ -101,5 +101,5 @@ def _number(size: int | torch.SymInt, values: dict[Any, int]) -> int:
     """Return what a size comes to; 0 where that depends on data."""
     if not isinstance(size, torch.SymInt):
         return int(size)
-    found = size.node.expr.xreplace(values)
-    return int(found) if found.is_number else 0
+    found = size.node.expr.xreplace(values)  # a Python number, where it was a symbol alone
+    return int(found) if isinstance(found, int) or found.is_number else 0

@@ -483,6 +483,15 @@ def test_sizes_that_differ_from_call_to_call(inner: str) -> None:
     assert_same_as_eager(run, EVERY)
 
 
+def test_a_result_of_as_many_bytes_as_the_size_that_differs() -> None:
+    block = fused(lambda x: (x.sin(), x > 0), dynamic=True)
+
+    def run(transform: Transform) -> Any:
+        return [transform(lambda x: block(x.cos()))(torch.linspace(-4, 4, n)) for n in (5, 7)]
+
+    assert_same_as_eager(run, EVERY)
+
+
 def test_a_result_that_would_not_fit_is_refused_before_it_is_made() -> None:
     """The sizes of results are known from the graph, of each size that it is called with."""
     block = fused(lambda x: (x + 1).repeat(100, 1), dynamic=True)
