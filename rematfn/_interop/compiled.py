@@ -176,6 +176,9 @@ class _Graph:
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []  # None is taken for some by what runs it
         writes = take_writes(gm)
+            # Who runs it would bump the counters before it runs, and a level take what is still to
+            # be written for overwritten. The writes below bump them.
+            context.fw_metadata.mutated_graph_handled_indices_seen_by_autograd = []
         output = gm.graph.output_node()
         results: Any = output.args[0]
         shown = [results[i] for i in output.meta.get("user_visible_output_idxs", ())]

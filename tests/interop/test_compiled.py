@@ -464,6 +464,58 @@ def test_views_by_the_compiler() -> None:
     assert_same_as_eager(lambda transform: transform(lambda x: block(x.cos()))(x), EVERY)
 
 
+def test_a_write_comes_when_it_is_made() -> None:
+    """What is evicted until then, the block's arguments too, is replayed from the old contents."""
+
+    def update(w: Tensor, g: Tensor) -> None:
+        with torch.no_grad():
+            w.lerp_(g, 0.1)
+
+    updated = fused(update)
+
+    def argument_is_away(x: Tensor, w: Tensor) -> Tensor:
+        g = w.sin()
+        y = (x @ x).exp()
+        updated(w, g)
+        return (y @ x).tanh()
+
+    def read_later(x: Tensor, w: Tensor) -> Any:
+        h = (x @ w).sin()
+        q = h.exp()
+        updated(w, x.cos())
+        return (h * q).sum(), (h @ w).sum()
+
+    for f in (argument_is_away, read_later):
+
+        def run(transform: Transform, f: Program = f) -> Any:
+            x, w = (t.detach() for t in leaves())
+            versions = w._version
+            g = transform(f)
+            return g(x, w), g(x, w), w, w._version - versions
+
+        assert run(untransformed)[-1] == 2
+        assert_same_as_eager(run, EVERY)
+        assert_same_as_eager(run)
+
+
+@same_as_eager(mode=EVERY)
+def test_a_compiled_step_of_an_optimizer(transform: Transform) -> Any:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    update = fused(optimizer.step)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = net(x).square().sum()
+        loss.backward()
+        update()
+        return loss.detach()
+
+    f = transform(step)
+    return [f(leaves()[0].detach()) for _ in range(3)], list(net.parameters())
+
+
 # --- guards ---------------------------------------------------------------------------------------
 
 
