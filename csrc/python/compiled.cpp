@@ -74,6 +74,26 @@ py::object checked(PyObject* made) {
   throw std::move(error);
 }
 
+// Where dynamo watches this thread's frames it would compile those of a piece that is replayed there.
+class WithoutDynamo {
+ public:
+  WithoutDynamo() : outer_(set_callback(py::none())) {}
+  ~WithoutDynamo() {
+    if (!outer_.is_none()) set_callback(outer_);
+  }
+  WithoutDynamo(const WithoutDynamo&) = delete;
+  WithoutDynamo& operator=(const WithoutDynamo&) = delete;
+
+ private:
+  static py::object set_callback(const py::object& callback) {
+    static const auto& set = *new py::object(
+        py::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame"));
+    return checked(PyObject_CallOneArg(set.ptr(), callback.ptr()));
+  }
+
+  const py::object outer_;
+};
+
 py::object call(const Piece& piece, const py::object& function, at::TensorList tensors,
                 at::IntArrayRef sizes, at::ArrayRef<double> numbers) {
   py::list given(piece.kinds.size());
@@ -92,6 +112,7 @@ py::object call(const Piece& piece, const py::object& function, at::TensorList t
     }
     PyList_SET_ITEM(given.ptr(), static_cast<Py_ssize_t>(place++), checked(item).release().ptr());
   }
+  const WithoutDynamo scope;
   return checked(PyObject_CallOneArg(function.ptr(), given.ptr()));
 }
 

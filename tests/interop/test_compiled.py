@@ -628,6 +628,27 @@ def test_what_was_compiled_outlives_its_function() -> None:
     assert rematfn.stats(g).replays > 0
 
 
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+def test_a_replay_between_the_graphs_of_a_function(inner: str) -> None:
+    """Dynamo watches the frames there, and is not to compile those of a piece."""
+    x, w = leaves()
+
+    def f(x: Tensor) -> Any:
+        y = (x @ w).tanh()
+        z = (y @ w).sin().exp()
+        if z.sum() > 0:
+            z = z * 2
+        return z.exp() + len(y.tolist()), y
+
+    block = fused(f, inner)
+
+    def run(transform: Transform) -> Any:
+        out, y = transform(lambda x: block(x.cos()))(x)
+        return out, y, torch.autograd.grad(out.sum(), x)
+
+    assert_same_as_eager(run, EVERY)
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 
