@@ -13,14 +13,15 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <deque>
 #include <iterator>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/thread_local.h"
+#include "levels/level.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -36,8 +37,15 @@ struct Piece {
   py::object bytes_of_results;
 };
 
-// What has compiled a graph may be gone when a level replays it, so all that ran stay.
-std::deque<Piece>& pieces = *new std::deque<Piece>;  // outlives the interpreter
+// Note [A piece outlives its function]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// What has compiled a graph may be gone when a level replays a piece of it. So the pieces are here, by
+// numbers. Those of a function that is gone go before the next one is compiled, if no level has any
+// operation on record by then. Who compiled it may be collected at any moment, also within an operator,
+// so only the numbers are noted then.
+using Pieces = std::unordered_map<std::int64_t, Piece>;
+Pieces& pieces = *new Pieces;  // outlives the interpreter
+std::vector<std::int64_t>& forgotten = *new std::vector<std::int64_t>;
 
 using Extents = c10::SmallVector<std::int64_t, 5>;
 
@@ -171,7 +179,7 @@ Tensors run(at::TensorList tensors, at::IntArrayRef sizes, at::ArrayRef<double> 
             std::int64_t number, std::int64_t) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const py::gil_scoped_acquire gil;
-  const Piece& piece = pieces[static_cast<std::size_t>(number)];
+  const Piece& piece = pieces.at(number);
   const py::object results = call(piece, piece.run, tensors, sizes, numbers);
   std::vector<Part> parts;
   Tensors fresh = take_apart(results, tensors, parts);
@@ -183,25 +191,46 @@ Tensors run(at::TensorList tensors, at::IntArrayRef sizes, at::ArrayRef<double> 
 Tensors run_on_shapes(at::TensorList tensors, at::IntArrayRef sizes, at::ArrayRef<double> numbers,
                       std::int64_t number, std::int64_t) {
   const py::gil_scoped_acquire gil;
-  const Piece& piece = pieces[static_cast<std::size_t>(number)];
+  const Piece& piece = pieces.at(number);
   const auto nbytes = call(piece, piece.bytes_of_results, tensors, sizes, numbers).cast<std::int64_t>();
   return {at::empty({nbytes}, at::dtype(at::kByte).device(at::kMeta))};
 }
 
-std::size_t add_piece(std::string kinds, py::object run, py::object bytes_of_results) {
-  pieces.push_back({std::move(kinds), std::move(run), std::move(bytes_of_results)});
-  return pieces.size() - 1;
+// See Note [A piece outlives its function]
+void free_forgotten() {
+  if (forgotten.empty()) return;
+  std::size_t operations = 0;
+  {
+    const py::gil_scoped_release no_gil;
+    for_each_live_domain([&](TensorDomain& domain) { operations += domain.live_operations; });
+  }
+  if (operations > 0) return;
+  std::vector<Piece> freed;  // which runs Python
+  for (const std::int64_t number : std::exchange(forgotten, {})) {
+    freed.push_back(std::move(pieces.extract(number).mapped()));
+  }
+}
+
+std::int64_t add_piece(std::string kinds, py::object run, py::object bytes_of_results) {
+  static std::int64_t added = 0;
+  free_forgotten();
+  pieces.emplace(added, Piece{std::move(kinds), std::move(run), std::move(bytes_of_results)});
+  return added++;
+}
+
+void forget_pieces(const std::vector<std::int64_t>& numbers) {
+  forgotten.insert(forgotten.end(), numbers.begin(), numbers.end());
 }
 
 // The results of a piece, by the operator; None if it has not run. Empties the list.
-std::optional<py::list> run_piece(std::size_t number, std::int64_t flops, const py::list& given) {
+std::optional<py::list> run_piece(std::int64_t number, std::int64_t flops, const py::list& given) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("rematfn::compiled", "")
                              .typed<decltype(run)>();
   Tensors all;
   c10::SmallVector<std::int64_t, 4> sizes;
   c10::SmallVector<double, 4> numbers;
-  for (std::size_t i = 0; const char kind : pieces[number].kinds) {
+  for (std::size_t i = 0; const char kind : pieces.at(number).kinds) {
     const py::handle item = PyList_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i++));
     if (kind == 'T') {
       all.push_back(THPVariable_Unpack(item.ptr()));
@@ -216,7 +245,7 @@ std::optional<py::list> run_piece(std::size_t number, std::int64_t flops, const 
   {
     const py::gil_scoped_release no_gil;
     const WantedScope scope(parts);
-    Tensors fresh = op.call(all, sizes, numbers, static_cast<std::int64_t>(number), flops);
+    Tensors fresh = op.call(all, sizes, numbers, number, flops);
     std::ranges::move(fresh, std::back_inserter(all));
   }
   if (!parts) return std::nullopt;
@@ -242,6 +271,7 @@ TORCH_LIBRARY(rematfn, m) {
 
 void bind_compiled(py::module_& m) {
   m.def("add_piece", &add_piece);
+  m.def("forget_pieces", &forget_pieces);
   m.def("run_piece", &run_piece);
 }
 

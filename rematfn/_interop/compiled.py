@@ -31,6 +31,7 @@ its caller is known.
 
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -175,10 +176,10 @@ class _Graph:
         context = TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []  # None is taken for some by what runs it
-        writes = take_writes(gm)
             # Who runs it would bump the counters before it runs, and a level take what is still to
             # be written for overwritten. The writes below bump them.
             context.fw_metadata.mutated_graph_handled_indices_seen_by_autograd = []
+        writes = take_writes(gm)
         output = gm.graph.output_node()
         results: Any = output.args[0]
         shown = [results[i] for i in output.meta.get("user_visible_output_idxs", ())]
@@ -187,6 +188,8 @@ class _Graph:
         values = dict(zip(placeholders, inputs, strict=True))
         strides: dict[fx.Node, tuple[int, ...] | None] = {}
         self._steps: list[_Step] = []
+        numbers: list[int] = []  # of pieces
+        weakref.finalize(self, _C.forget_pieces, numbers).atexit = False
 
         def add_step(piece: Piece, compile_piece: _Compile) -> None:
             takes = [places[node] for node in piece.takes]
@@ -201,6 +204,7 @@ class _Graph:
                         piece.gm, given, lambda: compile_piece(piece.gm, given, takes)
                     )
                 run, run_as_operator = made.run, made.run_as_operator
+                numbers.append(made.number)
                 for node, stride in zip(piece.gives, found or [], strict=False):
                     strides[node] = stride
                 values.update((n, _laid_out(n.meta["val"], strides.get(n))) for n in piece.gives)

@@ -7,7 +7,8 @@ AOTAutograd makes a forward and a backward graph of a block. These are cut into 
 (Note [A graph is cut at its products]), and inductor makes a function of each, which takes the
 addresses of what it is given. As the kernel of an operator it may: a level has the arguments of an
 operator in place, and meters what it allocates. So each piece is one call of `rematfn::compiled`,
-which is counted, evicted and replayed as any other. A replay finds the function by its number.
+which is counted, evicted and replayed as any other. A replay finds the function by its number:
+Note [A piece outlives its function].
 
 An operator reads its arguments and returns fresh tensors. A graph of AOTAutograd's does more than
 that, and this is undone outside of the operators:
@@ -48,7 +49,7 @@ class CompiledPiece:
         self._known = functools.cache(self._evaluate)
         # It empties the list that it is given. To compile may change the graph.
         self.run = compile_it()
-        self._number = _C.add_piece(self._kinds, self.run, lambda args: self._known_of(args)[1])
+        self.number = _C.add_piece(self._kinds, self.run, lambda args: self._known_of(args)[1])
 
     def run_as_operator(self, args: list[Any]) -> list[Any]:
         if "?" in self._kinds:
@@ -57,7 +58,7 @@ class CompiledPiece:
                 f"{args[self._kinds.index('?')]!r}, which cannot be written down. Compile with "
                 "another backend, and wrap that: rematfn.opaque(torch.compile(f))."
             )
-        results: list[Any] | None = _C.run_piece(self._number, self._known_of(args)[0], args)
+        results: list[Any] | None = _C.run_piece(self.number, self._known_of(args)[0], args)
         if results is None:
             raise RuntimeError(
                 'torch.compile(f, backend="rematfn"): nothing was computed, since what runs '

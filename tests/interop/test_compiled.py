@@ -2,6 +2,7 @@
 """`torch.compile(block, backend="rematfn")` inside of `remat`: each graph is an operator."""
 
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -647,6 +648,19 @@ def test_a_replay_between_the_graphs_of_a_function(inner: str) -> None:
         return out, y, torch.autograd.grad(out.sum(), x)
 
     assert_same_as_eager(run, EVERY)
+
+
+def test_pieces_go_after_their_function() -> None:
+    def count_after_a_call() -> int:
+        g = rematfn.remat(fused(lambda x: (x @ x).sin().exp()), policy=EvictEverything())
+        g(leaves()[0]).sum().backward()
+        del g
+        torch._dynamo.reset()
+        gc.collect()
+        return sum(isinstance(o, torch.fx.GraphModule) for o in gc.get_objects())
+
+    counts = [count_after_a_call() for _ in range(4)]
+    assert counts[1] == counts[3]
 
 
 # --- refusals -------------------------------------------------------------------------------------
