@@ -158,6 +158,7 @@ class _Step(NamedTuple):
     takes: list[int]
     ends: list[int]  # of these: no later step takes them
     gives: list[int]
+    writes: list[tuple[int, int]]  # an input, and what of these is written there
 
 
 # See Note [Compiled pieces are operators]
@@ -179,10 +180,10 @@ class _Graph:
             # Who runs it would bump the counters before it runs, and a level take what is still to
             # be written for overwritten. The writes below bump them.
             context.fw_metadata.mutated_graph_handled_indices_seen_by_autograd = []
-        writes = take_writes(gm)
         output = gm.graph.output_node()
-        results: Any = output.args[0]
-        shown = [results[i] for i in output.meta.get("user_visible_output_idxs", ())]
+        own: Any = output.args[0]
+        updates = take_writes(gm)
+        shown = [own[i] for i in output.meta.get("user_visible_output_idxs", ())]
         placeholders = gm.graph.find_nodes(op="placeholder")
         places = {node: place for place, node in enumerate(placeholders)}
         values = dict(zip(placeholders, inputs, strict=True))
@@ -214,23 +215,21 @@ class _Graph:
             for node in piece.gives:
                 places[node] = len(places)
             gives = [places[node] for node in piece.gives]
-            self._steps.append(_Step(run, run_as_operator, takes, [], gives))
+            self._steps.append(_Step(run, run_as_operator, takes, [], gives, []))
 
         for piece in cut(gm):
             add_step(piece, compile_piece)
-        own = results if writes is None else results[: len(results) - writes.extra]
         self._results = [
             (places[node], None) if isinstance(node, fx.Node) else (-1, node) for node in own
         ]
-        self._writes: list[tuple[int, int]] = []
-        if writes is not None:
-            written = [placeholders[i] for i in writes.written]
-            taken = [*written, *results[len(own) :]]
-            new: Any = writes.update.graph.output_node().args[0]
-            contents = list(new)
-            add_step(Piece(writes.update, taken, contents, True), _as_it_is)
-            self._writes = [(places[w], places[c]) for w, c in zip(written, contents, strict=True)]
-        stay = {place for place, _ in self._results} | {p for pair in self._writes for p in pair}
+        for update in updates:
+            contents: Any = update.gm.graph.output_node().args[0]
+            takes = [*update.written, *update.others]
+            add_step(Piece(update.gm, takes, list(contents), True), _as_it_is)
+            self._steps[-1].writes.extend(
+                (places[w], places[c]) for w, c in zip(update.written, contents, strict=True)
+            )
+        stay = {place for place, _ in self._results}
         for step in reversed(self._steps):
             step.ends.extend(place for place in step.takes if place not in stay)
             stay.update(step.takes)
@@ -258,16 +257,17 @@ class _Graph:
             values[place] = None
         for step in self._steps:
             given = [values[place] for place in step.takes]
+            written = [values[place] for place, _ in step.writes]
             for place in step.ends:
                 values[place] = None
             made = step.run_as_operator(given) if is_seen else step.run(given)
             for place, value in zip(step.gives, made, strict=True):
                 values[place] = value
             del made
-        if self._writes:
             with torch.no_grad():
-                for place, contents in self._writes:
-                    values[place].copy_(values[contents])
+                for (_, place), tensor in zip(step.writes, written, strict=True):
+                    tensor.copy_(values[place])
+                    values[place] = None
         return [other if place < 0 else values[place] for place, other in self._results]
 
 

@@ -26,7 +26,9 @@ block's operators, then once they are overwritten these could not be replayed wi
 them, and all that the block saves would stay (Note [What an old value is needed for]). But nothing
 else in the block depends on them. So what depends on the old contents of an input that is written,
 and serves the new ones alone, is taken out, and runs after the block: an operator of its own, whose
-results are gone once they are written.
+results are gone once they are written. An optimizer's step is hardly anything else. So there is one
+operator for each input, or for those that depend on each other: else all new parameters would be
+there at once.
 """
 
 import math
@@ -65,17 +67,20 @@ _RACES_IF_COMPILED = {
 _FLOPS_OF_A_RANDOM_NUMBER = 800  # on a CPU, by its time beside a product's
 
 
-class Writes(NamedTuple):
-    """The writes of a graph, taken out of it."""
+class Update(NamedTuple):
+    """Writes of inputs, taken out of a graph."""
 
-    written: list[int]  # which of its inputs
-    update: fx.GraphModule  # makes the new contents of the old ones and of what the graph returns
-    extra: int  # results that the graph returns for it, which are the last
+    gm: fx.GraphModule  # makes the new contents
+    written: list[fx.Node]
+    others: list[fx.Node]  # what it takes after these
 
 
 # See Note [Statistics are no input of their block]
-def take_writes(gm: fx.GraphModule) -> Writes | None:
-    """Take the writes of inputs out of a graph, if there are any."""
+def take_writes(gm: fx.GraphModule) -> list[Update]:
+    """Take the writes of inputs out of a graph: those together that depend on each other.
+
+    What they need of the graph it returns after its own results.
+    """
     inputs = gm.graph.find_nodes(op="placeholder")
     output = gm.graph.output_node()
     contents: dict[fx.Node, fx.Node] = {}
@@ -88,8 +93,6 @@ def take_writes(gm: fx.GraphModule) -> Writes | None:
         contents[node.args[0]] = node.args[1]
         node.replace_all_uses_with(node.args[1])
         gm.graph.erase_node(node)
-    if not contents:
-        return None
     needed = set(_visit(output.all_input_nodes, lambda n: True))
     reads: set[fx.Node] = set(contents)
     for node in gm.graph.nodes:
@@ -101,14 +104,24 @@ def take_writes(gm: fx.GraphModule) -> Writes | None:
         is_part = node.target is operator.getitem and node.args[0] not in moved
         if node.op != "placeholder" and node in apart and not is_part:
             moved.append(node)
-    sources = [n for node in moved for n in node.all_input_nodes] + list(contents.values())
-    returned = [n for n in dict.fromkeys(sources) if n not in contents and n not in moved]
-    update = _part_of(gm, [*contents, *returned], moved, list(contents.values()))
+    groups: list[set[fx.Node]] = []
+    for node, new in contents.items():
+        group = {node, *_visit([new], moved.__contains__)} & {*contents, *moved}
+        joined = [other for other in groups if other & group]
+        groups = [*(g for g in groups if g not in joined), group.union(*joined)]
+    updates: list[Update] = []
+    for group in groups:
+        written = [node for node in contents if node in group]
+        body = [node for node in moved if node in group]
+        news = [contents[node] for node in written]
+        sources = [*(n for node in body for n in node.all_input_nodes), *news]
+        others = [n for n in dict.fromkeys(sources) if n not in group]
+        updates.append(Update(_part_of(gm, [*written, *others], body, news), written, others))
     results: Any = output.args[0]
-    output.args = ((*results, *returned),)
+    output.args = ((*results, *dict.fromkeys(n for update in updates for n in update.others)),)
     for node in reversed(moved):
         gm.graph.erase_node(node)
-    return Writes([inputs.index(node) for node in contents], update, len(returned))
+    return updates
 
 
 def _part_of(
