@@ -43,7 +43,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
 from .. import _C
-from .compiled_graphs import Piece, aten, cut, take_writes
+from .compiled_graphs import Piece, aten, cut, sees_level, take_writes
 from .compiled_operator import CompiledPiece
 from .opaque import show_levels
 
@@ -248,9 +248,7 @@ class _Graph:
                 "need second derivatives."
             )
         show_levels()
-        is_seen = _C.is_intercepting() or any(
-            isinstance(value, Tensor) and _C.has_key(value) for value in args
-        )
+        is_seen = sees_level(args)
         values = [*args, *self._blank]
         args.clear()
         for place in self._unused:

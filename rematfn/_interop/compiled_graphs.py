@@ -286,12 +286,11 @@ def _stays(node: fx.Node) -> bool:
 
 
 def _for_levels(target: Any) -> Callable[..., Any]:
-    """Return a function for an operator that chooses by dispatch keys, and knows nothing of ours."""
+    """Return a function for an operator that chooses by dispatch keys, and does not know ours."""
     by_device = target.py_kernels.get(torch._C.DispatchKey.BackendSelect, target)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        is_seen = any(isinstance(value, Tensor) and _C.has_key(value) for value in args)
-        return (by_device if is_seen else target)(*args, **kwargs)
+        return (by_device if sees_level(args) else target)(*args, **kwargs)
 
     return run
 
@@ -332,6 +331,11 @@ def _refuse(node: fx.Node, what: str) -> None:
         f'torch.compile(f, backend="rematfn"): {node.target} {what}, and a replay would do it '
         "again. Compile with another backend, and wrap that: rematfn.opaque(torch.compile(f))."
     )
+
+
+def sees_level(args: Iterable[Any]) -> bool:
+    """Return whether a level sees what is done with these."""
+    return _C.is_intercepting() or any(isinstance(v, Tensor) and _C.has_key(v) for v in args)
 
 
 def bytes_of_results(gm: fx.GraphModule) -> list[int | torch.SymInt]:

@@ -236,7 +236,8 @@ def test_a_checkpoint_inside_that_draws(times: int) -> None:
     w = leaves()[1]
 
     def part(x: Tensor) -> Tensor:
-        return F.dropout(functools.reduce(F.dropout, [0.2] * (times - 1), x) @ w, 0.5)
+        x = functools.reduce(F.dropout, [0.2] * (times - 1), x)
+        return F.dropout(x @ w, 0.5) * torch.rand(6, 6)
 
     block = fused(lambda x: checkpoint(part, x.sin(), use_reentrant=False).exp())
 
@@ -497,6 +498,23 @@ def test_a_write_comes_when_it_is_made() -> None:
         assert run(untransformed)[-1] == 2
         assert_same_as_eager(run, EVERY)
         assert_same_as_eager(run)
+
+
+def test_new_contents_are_made_one_after_the_other() -> None:
+    def update(tensors: list[Tensor], others: list[Tensor]) -> None:
+        for t, other in zip(tensors, others, strict=True):
+            t.mul_(2).add_(other)
+        tensors[0].add_(tensors[1])
+
+    def run(transform: Transform) -> Any:
+        tensors = [torch.full((1024,), float(n)) for n in range(8)]
+        transform(functools.partial(fused(update), tensors, tensors[::-1]))()
+        return tensors
+
+    nbytes = 4 * 1024
+    expected = run(untransformed)
+    assert_bitwise_equal(run(EVERYTHING), expected)
+    assert_bitwise_equal(run(lambda f: rematfn.remat(f, 5 * nbytes)), expected)
 
 
 @same_as_eager(mode=EVERY)
