@@ -93,6 +93,8 @@ def take_writes(gm: fx.GraphModule) -> list[Update]:
         contents[node.args[0]] = node.args[1]
         node.replace_all_uses_with(node.args[1])
         gm.graph.erase_node(node)
+    if not contents:
+        return []
     needed = set(_visit(output.all_input_nodes, lambda n: True))
     reads: set[fx.Node] = set(contents)
     for node in gm.graph.nodes:
@@ -193,7 +195,8 @@ def cut(gm: fx.GraphModule) -> list[Piece]:
 def _fill_in_values(gm: fx.GraphModule) -> None:
     """Note what a node comes to where torch has not: in nodes that its partitioner adds."""
     for node in gm.graph.nodes:
-        if node.op == "call_function" and "val" not in node.meta:
+        is_added = isinstance(node.target, torch._ops.HigherOrderOperator)
+        if (is_added or node.target is operator.getitem) and "val" not in node.meta:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
             node.meta["val"] = node.target(*args, **kwargs)
 
@@ -298,7 +301,8 @@ def _for_levels(target: Any) -> Callable[..., Any]:
 def _is_graph(value: Any) -> bool:
     if not isinstance(value, fx.Node) or value.op != "get_attr":
         return False
-    return isinstance(operator.attrgetter(value.target)(value.graph.owning_module), fx.GraphModule)
+    attribute = operator.attrgetter(str(value.target))
+    return isinstance(attribute(value.graph.owning_module), fx.GraphModule)
 
 
 def _stays_itself(target: Any) -> bool:
