@@ -118,12 +118,34 @@ def take_writes(gm: fx.GraphModule) -> list[Update]:
         news = [contents[node] for node in written]
         sources = [*(n for node in body for n in node.all_input_nodes), *news]
         others = [n for n in dict.fromkeys(sources) if n not in group]
-        updates.append(Update(_part_of(gm, [*written, *others], body, news), written, others))
+        part = _part_of(gm, [*written, *others], body, news)
+        _give_contents_apart(part, len(written))
+        updates.append(Update(part, written, others))
     results: Any = output.args[0]
     output.args = ((*results, *dict.fromkeys(n for update in updates for n in update.others)),)
     for node in reversed(moved):
         gm.graph.erase_node(node)
     return updates
+
+
+def _give_contents_apart(gm: fx.GraphModule, written: int) -> None:
+    """Have a graph give no input that is written, nor a view, nor one tensor twice: but copies.
+
+    All that it gives is from before the first write.
+    """
+    end = gm.graph.output_node()
+    inputs = gm.graph.find_nodes(op="placeholder")[:written]
+    given: list[fx.Node] = []
+    results: Any = end.args[0]
+    for node in results:
+        if node in inputs or node in given or _is_look(node):
+            with gm.graph.inserting_before(end):
+                given.append(gm.graph.call_function(aten.clone.default, (node,)))
+            given[-1].meta = dict(node.meta)
+        else:
+            given.append(node)
+    end.args = (tuple(given),)
+    gm.recompile()
 
 
 def _part_of(

@@ -466,6 +466,39 @@ def test_views_by_the_compiler() -> None:
     assert_same_as_eager(lambda transform: transform(lambda x: block(x.cos()))(x), EVERY)
 
 
+def swaps(a: Tensor, b: Tensor, c: Tensor) -> None:
+    old = a.clone()
+    a.copy_(b)
+    b.copy_(old)
+
+
+def copies_twice(a: Tensor, b: Tensor, c: Tensor) -> None:
+    b.copy_(a)
+    a.mul_(2)
+    c.copy_(b)
+
+
+def transposes(a: Tensor, b: Tensor, c: Tensor) -> None:
+    old = a.t().clone()
+    a.copy_(b.t())
+    b.copy_(old)
+
+
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("f", [swaps, copies_twice, transposes])
+def test_arguments_that_are_written_into_each_other(f: Any, inner: str) -> None:
+    """Inductor removes the copies between them, since all is read before the first is written."""
+    block = fused(f, inner)
+
+    def run(transform: Transform, f: Any = block) -> Any:
+        tensors = [torch.full((6, 6), float(n)).cumsum(0) for n in range(3)]
+        transform(f)(*tensors)
+        return tensors
+
+    assert_bitwise_equal(run(untransformed), run(untransformed, f))
+    assert_same_as_eager(run, EVERY)
+
+
 def test_a_write_comes_when_it_is_made() -> None:
     """What is evicted until then, the block's arguments too, is replayed from the old contents."""
 
