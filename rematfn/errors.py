@@ -63,8 +63,9 @@ class BudgetError(RematError, MemoryError):
         *About* means that it is enough for what the call has done so far, as in a first call; the
         rest may need more. *At least* means that no smaller budget is enough.
         In these two cases ``rematfn.profile(step, ...).min_budget`` is the budget that a whole step
-        needs. Or let the operator do less at once: split the batch, or compute the loss in chunks. Where one operator
-        alone needs more than the budget, the message says so: no eviction helps then.
+        needs. Or let the operator do less at once: split the batch, or compute the loss in chunks.
+        Where one operator alone needs more than the budget, the message says so: no eviction helps
+        then.
 
         >>> rematfn.remat(loss, budget="1MiB")(x) == loss(x)
         tensor(True)

@@ -20,6 +20,22 @@ namespace rematfn {
 //   4. Where all but the named is kept, nothing stays.
 //   5. A mark alone keeps no value that the program has dropped, but where a policy around chooses what
 //      the forward leaves: in a budget that the program fits in as it is, marks must cost nothing.
+//
+// Note [What is away is made again from what is here]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A backward drops a gradient as soon as the next one is made from it. If that one has been evicted meanwhile, for
+// the replay of an activation beside it, nothing is left to make it from, and its replay is one of all of the
+// backward so far. So a value stays if the program holds something that was made from it directly and is away. It
+// goes when its dependent has been replayed, or when room is needed, by its score. Replayed cost of first calls, by
+// `ON()`, of the program's own (an MLP of eight layers; forces by double backward; a Jacobian):
+//
+//                        MLP 0.3   e3nn 0.5, 0.35   PaiNN 0.35   MACE 0.35   DenseNet 0.4   Jacobian 0.4
+//   without                 12.8     1.71, 10.33         5.35        1.54           0.30          26.9
+//   with                     2.2     0.60,  4.71         2.77        0.39           0.10           2.9
+//
+// Of 152 cells, 0.7 to 0.1 of the peak, total cost falls to 0.958 (geometric mean), and one fits that did not. A GPT
+// under torch.func at 0.1 replays 5.6 in place of 1.5. Plans know what is read next: with the rule they replayed more
+// (a DenseNet at 0.3 0.74 in place of 0.28), so it is not for them.
 void Room::bury(Ref<Version> version, Store::HoldBytes hold) {
   if (!version) return;
   lose_tensor(*version);
@@ -27,7 +43,8 @@ void Room::bury(Ref<Version> version, Store::HoldBytes hold) {
   // See Note [A schedule is carried out], 3
   const bool is_scheduled = observers.schedule() != nullptr && version->is_candidate();
   const bool stays = version->has_bytes() && version->producer &&
-                     (is_kept_for_somebody(*version) || is_scheduled) && store.retain(*version, hold());
+                     (is_kept_for_somebody(*version) || is_scheduled || makes_what_is_away(*version)) &&
+                     store.retain(*version, hold());
   if (stays) list_candidates();
   retains_ |= stays;
   if (version->table && !version->producer && !version->trimmed) free_dropped(*version);
@@ -60,6 +77,18 @@ bool Room::is_kept_for_somebody(const Version& version) {
       if (output->has_tensor && !output->backward && !is_small) return true;
       if (output->must_be_replayed() && !output->kept) walk.visit_readers(*output, kNoCap);
     }
+  }
+  return false;
+}
+
+// See Note [What is away is made again from what is here]
+bool Room::makes_what_is_away(const Version& version) const {
+  if (!lists_candidates() || foresees()) return false;
+  const auto is_missed = [](const Version* output) {
+    return output != nullptr && output->has_tensor && is_away(output);
+  };
+  for (const Input* reader = version.readers; reader != nullptr; reader = reader->next) {
+    if (std::ranges::any_of(reader->reader->outputs, is_missed)) return true;
   }
   return false;
 }

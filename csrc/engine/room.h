@@ -56,6 +56,7 @@ class Room : public Moves {
   bool clear_for(const Version& version);
   // Whether the program, or a queued replay, has something that is to be replayed from a kept value.
   [[nodiscard]] bool is_kept_for_somebody(const Version& version);
+  [[nodiscard]] bool makes_what_is_away(const Version& version) const;
   void drop_kept_for(const Version& version);
   // The program has dropped a constant, and what was made from it becomes constants, if that takes no replay,
   // nor more than it is worth. See Note [What an old value is needed for]

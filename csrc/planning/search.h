@@ -16,7 +16,8 @@
 // candidate like the others, and is followed until some plan is better by the same count. The search
 // must not begin from it: local search would then change a plan whose neighbours, which know the next
 // uses, are all worse. So it is simulated beside the sequence, once, right after its first plan, which
-// bounds what it may cost; it takes no part in what is tried next, and the better of the two is followed.
+// bounds what it may cost; it takes no part in what is tried next, and the better of the two is followed. A custom
+// score is Python's, which the search does without: calls that begin with one have no such bound.
 //
 // Note [A hybrid is never worse than dropping alone]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -152,7 +152,7 @@ def test_a_refusal_within_a_kernel_says_that_it_may_ask_for_more() -> None:
 
     with pytest.raises(rematfn.BudgetError, match="The kernel had begun, and may ask for more"):
         rematfn.remat(f, "256KiB")(x)
-    with pytest.raises(rematfn.BudgetError, match="which all fits up to here. (?!The kernel)"):
+    with pytest.raises(rematfn.BudgetError, match=r"which all fits up to here\. (?!The kernel)"):
         rematfn.remat(f, "250KiB")(x)
     roomy = rematfn.remat(f, "1MiB")
     roomy(x)
