@@ -52,6 +52,14 @@ MOST_LOST = 3  # calls in a row that left their records: later ones are not writ
 # likely to be used: for the first few sizes, and when a size comes again. Sizes that never come
 # again are not recorded. Nor are calls of a function that have left what they followed time after
 # time.
+#
+# Note [Calls in turn]
+# ~~~~~~~~~~~~~~~~~~~~
+# A GAN's generator runs without a backward, for the discriminator, and then with one. Both calls
+# have one signature. The record of the shorter one ends where the longer one goes on. If only a
+# call after one that has left its record were written down, that would be the shorter one each
+# time. So after such a call, guided ones are written down, too, and of two records the longer one
+# stays: a call that ends before its record does has left nothing.
 
 Kind = Literal["first", "estimated", "online", "guided"]
 
@@ -116,6 +124,7 @@ class _Key:
         # By numbers, the latest last: calls, or the peaks that they would have; and programs.
         self.calls: OrderedDict[int, Call | int] = OrderedDict()
         self.programs: OrderedDict[int, RecordedProgram] = OrderedDict()
+        self.has_turns = False  # a call has left the record, and perhaps does so each time
         self.on_shapes: RecordedProgram | None = None  # until a call of it was recorded
         self.pending: list[tuple[int, Call]] = []  # whose traces are still to be taken
         self.known: _C.Trace | None = None  # where nothing is planned, till a call has fitted
@@ -185,10 +194,12 @@ class History:
             latest = key.latest
             lost |= isinstance(latest, Call) and latest.report.guide_lost
             program = key.programs[next(reversed(key.programs))]
+        key.has_turns |= lost
         if program is not None and not lost and not program.makes_state:
             program.note_use()
             call.kind = "guided"
             call.program = program
+            call.record = key.has_turns and self.lost_in_a_row < MOST_LOST
             return call
         if program is None:
             call.why = "no record is at hand"
@@ -345,6 +356,12 @@ class History:
             elif trace is not None:
                 makes_state = ran.stored_bytes > 0 and not key.programs
                 key.on_shapes = None
+                # See Note [Calls in turn]
+                known = key.programs.get(numbers)
+                if key.has_turns and known is not None and known.operators > trace.operators:
+                    key.has_turns = False
+                    continue
+                key.has_turns &= known is not None and known.operators == trace.operators
                 key.programs.pop(numbers, None)
                 near = self._nearest_first(key.signature)
                 key.programs[numbers] = RecordedProgram(

@@ -209,6 +209,33 @@ def key(*args: Any, **kwargs: Any) -> Any:
     return signature_of(args, kwargs).key
 
 
+@pytest.mark.parametrize("shorter_first", [True, False])
+def test_calls_with_and_without_a_backward_in_turn_are_guided(shorter_first: bool) -> None:
+    """See Note [Calls in turn]."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(64, 64), nn.Tanh())])
+    x, parameters = torch.randn(256, 64), list(net.parameters())
+    expected = torch.autograd.grad(net(x).square().mean(), parameters)
+    g = rematfn.remat(net, 5 * x.nbytes, policy=AT_ONCE)
+
+    def shorter() -> None:
+        assert_bitwise_equal(g(x).detach(), net(x).detach())
+
+    def longer() -> None:
+        assert_bitwise_equal(torch.autograd.grad(g(x).square().mean(), parameters), expected)
+
+    replayed = []
+    for number in range(12):
+        longer() if (number % 2 == 0) != shorter_first else shorter()
+        replayed.append(rematfn.stats(g).replayed_cost)
+        if number >= 6:
+            assert rematfn.stats(g).call == "guided"
+    alone = rematfn.remat(net, 5 * x.nbytes, policy=AT_ONCE)
+    for _ in range(2):
+        torch.autograd.grad(alone(x).square().mean(), parameters)
+    assert max(replayed[6:]) <= rematfn.stats(alone).replayed_cost
+
+
 def test_a_cycle_ends_and_what_is_deep_or_long_is_cut_off() -> None:
     cycle: list[Any] = [X]
     cycle.append(cycle)
