@@ -215,7 +215,8 @@ FootprintKey LevelCall::footprint_key() {
 // ---- the step -----------------------------------------------------------------------------------
 
 LevelCall::Need LevelCall::foresee() {
-  const bool is_asked = makes_on_allocator_that_asks();
+  const bool may_write_before = writes_ && facts_.makes_fresh && !nature_.writes_aside;  // a batch norm allocates first
+  const bool is_asked = makes_on_allocator_that_asks() && !may_write_before;
   const std::size_t likely = last_footprint(
       footprint_key(), [&] { return is_asked ? 0 : infer_outputs(op_, facts_, arguments()); });
   return {is_asked ? 0 : likely, likely};  // where nobody asks, what is not foreseen is not counted

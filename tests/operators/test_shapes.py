@@ -90,6 +90,19 @@ def test_what_writes_its_argument_adds_nothing() -> None:
     assert rematfn.stats(g).min_budget == 0
 
 
+def test_what_writes_and_makes_is_refused_before_it_writes() -> None:
+    @torch.library.custom_op("rematfn_tests::doubles_and_repeats", mutates_args=("a",))
+    def doubles_and_repeats(a: Tensor, b: Tensor) -> Tensor:
+        a.mul_(2)
+        return b.repeat(8, 1)
+
+    doubles_and_repeats.register_fake(lambda a, b: b.repeat(8, 1))
+    a = M.clone()
+    with pytest.raises(rematfn.BudgetError):
+        rematfn.remat(lambda b: doubles_and_repeats(a, b), 4 * M.nbytes)(M)
+    assert torch.equal(a, M)
+
+
 NETWORKS = ("transformer-dropout", "attention-fused", "cnn-batchnorm", "u-net", "lstm")
 
 
