@@ -35,7 +35,7 @@ namespace rematfn {
 //
 // Of 152 cells, 0.7 to 0.1 of the peak, total cost falls to 0.958 (geometric mean), and one fits that did not. A GPT
 // under torch.func at 0.1 replays 5.6 in place of 1.5. Plans know what is read next: with the rule they replayed more
-// (a DenseNet at 0.3 0.74 in place of 0.28), so it is not for them.
+// (a DenseNet at 0.3 0.74 in place of 0.28), so it is not for a call that runs as recorded by one.
 void Room::bury(Ref<Version> version, Store::HoldBytes hold) {
   if (!version) return;
   lose_tensor(*version);
@@ -83,7 +83,7 @@ bool Room::is_kept_for_somebody(const Version& version) {
 
 // See Note [What is away is made again from what is here]
 bool Room::makes_what_is_away(const Version& version) const {
-  if (!lists_candidates() || foresees()) return false;
+  if (!lists_candidates() || (foresees() && observers.guide->is_as_recorded())) return false;
   const auto is_missed = [](const Version* output) {
     return output != nullptr && output->has_tensor && is_away(output);
   };
