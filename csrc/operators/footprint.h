@@ -34,7 +34,8 @@ using FootprintKey = std::uint64_t;
 // imports the compiler, sympy and onnx, some 800 modules, which takes seconds. Where the allocator asks for room, it
 // is made as kernels ask for it. Only a call that is refused is asked what all of its outputs take: the figure that
 // its error names is theirs. Each call that is like none before is asked where the allocator does not ask, and where
-// the operator writes an argument and makes a tensor as well: it may write first, and what is refused has changed nothing.
+// the operator writes an argument and makes a tensor as well: it may write first, and what is refused is to have
+// changed nothing.
 
 // Bytes of the outputs: 0 where shape inference fails, an upper bound where they depend on data.
 [[nodiscard]] std::size_t infer_outputs(const c10::OperatorHandle& op, const OperatorFacts& facts,

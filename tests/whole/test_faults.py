@@ -433,6 +433,7 @@ def test_an_interrupt_is_not_lost_while_shapes_are_inferred(stop: type[BaseExcep
     bounded = remat(f, x.nbytes * 3 // 2)  # a call that is refused is asked for its shapes
     raised.append(ValueError("no shape"))
     assert "shapeless` needs" in str(refusal_of(lambda: bounded(x)))
+    assert_bitwise_equal(remat(f, "1MiB")(x), f(x))
     raised[0] = stop()
     with pytest.raises(stop):
         bounded(x)
