@@ -211,6 +211,11 @@ class EntryHook final : public FunctionPreHook {
     watch_end_of_backward();
     return gradients;
   }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false, "compiled autograd traces a backward that comes to what remat(f) has returned, and no level sees "
+        "what it runs. Leave torch._dynamo.config.compiled_autograd off for this backward.");
+  }
   [[nodiscard]] const Level& level() const { return level_->level(); }
 
  private:

@@ -47,6 +47,8 @@ std::atomic<std::uint64_t> forks{0};
 // See Note [A fork loses the domains of other threads]
 void before_fork() {
   registry.mutex.lock();
+  const bool is_live = std::ranges::any_of(registry.domains, [](const auto& entry) { return !entry.expired(); });
+  if (is_live) end_threads_of_loops();  // See Note [A fork leaves OpenMP's threads behind]
   handle_lock.lock();
   lock_sharing();
 }

@@ -103,7 +103,7 @@ void Call::check_reading(const TensorVersion& version, std::size_t i) const {
   if (version.readings->agrees(order, i, version.current_storage(), call_template->view(i))) return;
   check_replay(false,
                "an argument of `" + call_template->op.schema().name() +
-                   "` was written by its address (`data_ptr()`, NumPy, DLPack) after it was read, and "
+                   "` was written by its address (`data_ptr()`, NumPy, DLPack, shared memory) after it was read, and "
                    "no operator told of it. Write with an operator, or to a clone");
 }
 

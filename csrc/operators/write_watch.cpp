@@ -110,6 +110,8 @@ void save_for_readers(const Invocation& invocation, const FoundTensors& found, c
 void note_move(const c10::Storage& storage) {
   for_each_live_domain([&](TensorDomain& domain) {
     domain.outside.note_resize(*storage.unsafeGetStorageImpl());
+    const Cell* cell = domain.cell_on(*storage.unsafeGetStorageImpl());
+    if (cell != nullptr) cell->version->note_array();
   });
 }
 

@@ -99,7 +99,7 @@ std::shared_ptr<const OperatorFacts> facts_by(const std::string& name, const std
 bool has_one_result(const std::string& name, const std::string& overload) {
   const auto facts = facts_by(name, overload);
   const bool races = facts->races == Races::kByIndex || facts->races == Races::kOnThreads;
-  return !facts->draws_random && !facts->never_replayed && !races;
+  return !facts->draws_random && !facts->never_replayed && !facts->leaves_raw && !races;
 }
 
 // The FLOPs of an operator, and what the model gives it: `elements` are those of its largest result.

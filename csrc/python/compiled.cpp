@@ -260,6 +260,12 @@ std::optional<py::list> run_piece(std::int64_t number, std::int64_t flops, const
   return results;
 }
 
+Tensors refuse_batches(at::TensorList, at::IntArrayRef, at::ArrayRef<double>, std::int64_t, std::int64_t) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "torch.compile(f, backend=\"rematfn\"): a block that is compiled for single tensors is given a batch of "
+      "them, by vmap or is_grads_batched=True. Compile what maps, vmap(f), or leave f uncompiled.");
+}
+
 }  // namespace
 
 // The arguments of a piece, by kind; its number here; the FLOPs that it takes.
@@ -267,6 +273,9 @@ TORCH_LIBRARY(rematfn, m) {
   m.def("compiled(Tensor[] tensors, int[] sizes, float[] numbers, int piece, int flops) -> Tensor[]");
   m.impl("compiled", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run));
   m.impl("compiled", c10::DispatchKey::Meta, TORCH_FN(run_on_shapes));
+  for (const auto key : {c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}) {
+    m.impl("compiled", key, TORCH_FN(refuse_batches));
+  }
 }
 
 void bind_compiled(py::module_& m) {

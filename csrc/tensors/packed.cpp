@@ -54,6 +54,10 @@ class Packed final : public Tier, public std::enable_shared_from_this<Packed> {
     if (bytes.nbytes() < kWorthPacking) return 1;
     return encoding_of(bytes).share;
   }
+  // Somebody else may share what has another deleter, or hand it out again as it was.
+  [[nodiscard]] bool has_room(const c10::Storage& bytes) const override {
+    return bytes.data_ptr().get_deleter() == c10::GetCPUAllocator()->raw_deleter();
+  }
   [[nodiscard]] std::unique_ptr<Copy> put(const c10::Storage& bytes, TensorDomain& domain,
                                           std::shared_ptr<Waits> waits) override;
   [[nodiscard]] TierFigures figures() override {
@@ -153,8 +157,6 @@ class Packed::Bytes final : public Tier::Copy {
 };
 
 std::unique_ptr<Tier::Copy> Packed::put(const c10::Storage& bytes, TensorDomain&, std::shared_ptr<Waits> waits) {
-  // Somebody else may share what has another deleter, or hand it out again as it was.
-  if (bytes.data_ptr().get_deleter() != c10::GetCPUAllocator()->raw_deleter()) return nullptr;
   const Clock::time_point begin = Clock::now();
   std::optional<std::uint64_t> sum;
   if (verify_) sum = checksum(static_cast<const char*>(bytes.data()), bytes.nbytes());

@@ -23,6 +23,7 @@
 extern "C" {
 __attribute__((weak)) int omp_get_max_threads();
 __attribute__((weak)) void omp_set_num_threads(int number);
+__attribute__((weak)) int omp_pause_resource_all(int kind);
 __attribute__((weak)) int MKL_Set_Num_Threads_Local(int number);
 }
 
@@ -295,6 +296,11 @@ void SettingsScope::raise_shared() const {
 
 void note_seen_by_thread() {
   if (changed_here == 0 && !at::in_parallel_region()) seen_by_others = true;
+}
+
+void end_threads_of_loops() {
+  constexpr int kHard = 2;  // omp_pause_hard
+  if (omp_pause_resource_all != nullptr) static_cast<void>(omp_pause_resource_all(kHard));
 }
 
 void settle_settings_after_fork() {

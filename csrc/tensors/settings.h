@@ -139,6 +139,13 @@ inline void note_allocation() {
   if ((settings_changes.load(std::memory_order_relaxed) & 1U) != 0) note_seen_by_thread();
 }
 
+// Note [A fork leaves OpenMP's threads behind]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A child has one thread, and OpenMP does not know: the first loop that it divides waits for others, for ever. So
+// workers set the number of threads to one, as those of a DataLoader do. A replay takes that of the first run. So
+// OpenMP ends its threads before a fork; it begins new ones, in each of the two processes, when it wants them.
+void end_threads_of_loops();
+
 // In a forked child: another thread of the parent's may have changed them for a replay.
 void settle_settings_after_fork();
 

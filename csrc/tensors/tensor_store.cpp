@@ -3,6 +3,7 @@
 
 #include <ATen/ops/clone.h>
 #include <ATen/record_function.h>
+#include <c10/core/impl/COW.h>
 #include <libshm.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -73,10 +74,11 @@ bool is_shared_with_cell(const TensorVersion& version) {
          cell->storage._unsafe_get_target() == version.storage.unsafeGetStorageImpl();
 }
 
-// Other processes may have them. torch leaves no other mark when it moves a storage's bytes there.
-bool are_in_shared_memory(const c10::DataPtr& bytes) {
-  return at::MapAllocator::fromDataPtr(bytes) != nullptr ||
-         THManagedMapAllocator::fromDataPtr(bytes) != nullptr;
+// Other processes may have them: torch leaves no other mark when it moves a storage's bytes to shared memory. Or
+// other storages, until one of them is written; and who copies them for that holds the lock that freeing takes.
+bool are_shared(const c10::DataPtr& bytes) {
+  return at::MapAllocator::fromDataPtr(bytes) != nullptr || THManagedMapAllocator::fromDataPtr(bytes) != nullptr ||
+         c10::impl::cow::is_cow_data_ptr(bytes);
 }
 
 }  // namespace
@@ -110,7 +112,9 @@ bool TensorStore::held_elsewhere(const Version& version) {
   const auto& v = static_cast<const TensorVersion&>(version);
   if (!static_cast<const TensorDomain&>(*v.table->domain).is_on_this_side(v)) return true;
   const bool is_shared = is_shared_with_cell(v);
-  if (v.storage && !is_shared) return holders_of(*v.storage.unsafeGetStorageImpl()) > 1;
+  if (v.storage && !is_shared) {
+    return holders_of(*v.storage.unsafeGetStorageImpl()) > 1 || are_shared(v.storage.data_ptr());
+  }
   const auto storage = v.cell()->storage.lock();
   // tensor.numpy() leaves the storage unresizable: an array may stand on its bytes.
   if (!storage) return false;
@@ -118,7 +122,7 @@ bool TensorStore::held_elsewhere(const Version& version) {
   const auto queue = tensors == 0 ? 1 : 0;  // the program dropped it while the lock was held
   const auto ours = 1 + is_shared;
   return !storage->resizable() || holders_of(*storage) - ours > tensors + queue ||
-         are_in_shared_memory(storage->_mutable_data_ptr_no_checks());
+         are_shared(storage->_mutable_data_ptr_no_checks());
 }
 
 // See Note [A handle may outlive its storage]

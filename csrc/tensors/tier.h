@@ -93,7 +93,7 @@ class Tier {
   // Of these bytes, the share that a copy takes up here; 1: it cannot be packed.
   [[nodiscard]] virtual double packed_share(const c10::Storage&) const { return 1; }
   // Starts to copy them out, after what has been computed. They must stay as they are until the copy is
-  // done or gone. Null if there is no room.
+  // done or gone. Null if there is no room after all, which has_room() tells from then on.
   [[nodiscard]] virtual std::unique_ptr<Copy> put(const c10::Storage& bytes, TensorDomain& domain,
                                                   std::shared_ptr<Waits> waits) = 0;
   // What `copy` holds, which takes up memory, is copied when this returns. Null if there is no room.

@@ -10,13 +10,6 @@ writes the value once more. So the partitioner goes first, without the rules by 
 (they take a longer backward for a slower one), and the level decides what goes of the rest. Torch's
 own `activation_memory_budget` begins with the same rules off.
 
-Note [The compiler is hidden from levels]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The first call of a block under a level compiles: dynamo's guards know the dispatch keys that a
-thread includes, and ours is among them. The compiler runs operators of its own. On record these
-would be the program's, and the next call, which compiles nothing, another program. So the thread's
-levels are hidden while it does. The key stays, since the guards are made from it.
-
 Note [A backward graph has no derivative]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 With `create_graph` the engine runs a backward in grad mode, and differentiates what it returns.
@@ -45,7 +38,7 @@ from torch._guards import TracingContext
 from .. import _C
 from .compiled_graphs import Piece, aten, cut, sees_level, take_writes
 from .compiled_operator import CompiledPiece
-from .opaque import show_levels
+from .compiler import show_levels
 
 # These take the running statistics though nothing depends on them. Inductor decomposes them itself.
 _READ_STATISTICS = [aten._native_batch_norm_legit_functional, aten.native_batch_norm_backward]
@@ -253,16 +246,17 @@ class _Graph:
         args.clear()
         for place in self._unused:
             values[place] = None
-        for step in self._steps:
-            given = [values[place] for place in step.takes]
-            written = [values[place] for place, _ in step.writes]
-            for place in step.ends:
-                values[place] = None
-            made = step.run_as_operator(given) if is_seen else step.run(given)
-            for place, value in zip(step.gives, made, strict=True):
-                values[place] = value
-            del made
-            with torch.no_grad():
+        # A product casts under autocast, and the graph has its casts already.
+        with torch.no_grad(), torch._C._DisableAutocast():
+            for step in self._steps:
+                given = [values[place] for place in step.takes]
+                written = [values[place] for place, _ in step.writes]
+                for place in step.ends:
+                    values[place] = None
+                made = step.run_as_operator(given) if is_seen else step.run(given)
+                for place, value in zip(step.gives, made, strict=True):
+                    values[place] = value
+                del made
                 for (_, place), tensor in zip(step.writes, written, strict=True):
                     tensor.copy_(values[place])
                     values[place] = None

@@ -106,18 +106,19 @@ def take_writes(gm: fx.GraphModule) -> list[Update]:
         is_part = node.target is operator.getitem and node.args[0] not in moved
         if node.op != "placeholder" and node in apart and not is_part:
             moved.append(node)
+    own = {*contents, *moved}
     groups: list[set[fx.Node]] = []
     for node, new in contents.items():
-        group = {node, *_visit([new], moved.__contains__)} & {*contents, *moved}
-        joined = [other for other in groups if other & group]
+        group = {node, *_visit([new], lambda n: n in moved or _is_view(n))}
+        joined = [other for other in groups if other & group & own]
         groups = [*(g for g in groups if g not in joined), group.union(*joined)]
     updates: list[Update] = []
     for group in groups:
         written = [node for node in contents if node in group]
-        body = [node for node in moved if node in group]
+        body = [n for n in gm.graph.nodes if n in group and (n in moved or _is_view(n))]
         news = [contents[node] for node in written]
         sources = [*(n for node in body for n in node.all_input_nodes), *news]
-        others = [n for n in dict.fromkeys(sources) if n not in group]
+        others = [n for n in dict.fromkeys(sources) if n not in written and n not in body]
         part = _part_of(gm, [*written, *others], body, news)
         _give_contents_apart(part, len(written))
         updates.append(Update(part, written, others))
@@ -275,17 +276,21 @@ def _is_copied(node: fx.Node) -> bool:
 
 def _is_look(node: fx.Node) -> bool:
     """Return whether a node is a view of its argument, a size, or there from the beginning."""
-    if node.op != "call_function":
-        return node.op == "get_attr"
-    if node.target is operator.getitem:
-        return _is_look(node.args[0]) if isinstance(node.args[0], fx.Node) else False
-    return getattr(node.target, "is_view", False) or _is_size(node)
+    if node.op != "call_function" or node.target is operator.getitem:
+        return node.op == "get_attr" or _is_view(node)
+    return _is_view(node) or _is_size(node)
+
+
+def _is_view(node: fx.Node) -> bool:
+    if node.op == "call_function" and node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
+    return node.op == "call_function" and getattr(node.target, "is_view", False)
 
 
 def _sums_up(node: fx.Node) -> bool:
     """Return whether a node's result is much smaller than what it reads, or a mask of that."""
     if any(map(_is_random, node.all_input_nodes)):
-        return bool(node.meta["val"].dtype == torch.bool)
+        return all(value.dtype == torch.bool for value in tensors_in(node.meta["val"]))
     read = sum(map(_elements_of, node.all_input_nodes))
     return read > 0 and _elements_of(node) * 4 <= read
 

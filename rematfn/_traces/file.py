@@ -6,6 +6,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,14 +54,21 @@ class _Reader:
 
     def read(self, lines: Iterable[str]) -> None:
         rest = self._records(lines)
+        why = "it has no line"
         try:
             for line in rest:
                 self._obey(line, rest)
-        except (KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{self._path}, line {self._number}: not a trace in the DTR simulator's format: "
-                f"{error!r}"
-            ) from error
+            if self._number > 0:
+                return
+        except (EOFError, StopIteration):
+            why = "it ends too early"
+        except (gzip.BadGzipFile, zlib.error) as error:
+            why = f"it cannot be unpacked: {error}"
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            why = repr(error)
+        raise ValueError(
+            f"{self._path}, line {self._number}: not a trace in the DTR simulator's format: {why}"
+        )
 
     def _records(self, lines: Iterable[str]) -> Iterator[_Line]:
         for line in lines:

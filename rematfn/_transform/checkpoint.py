@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch.utils.checkpoint import noop_context_fn
 
-from .._interop.opaque import not_compiled
+from .._interop.compiler import not_compiled
 from ..errors import expect
 from ..policies import Manual
 from .budget import Limit

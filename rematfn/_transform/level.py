@@ -9,7 +9,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from .. import _C
-from .._interop import distributed, storages
+from .._interop import compiler, distributed, storages
 from .._interop.pytrees import tensors_of
 from ..errors import RematError
 from .deferred import refuse_deferred_result
@@ -48,6 +48,7 @@ class LevelOptions:
 
     def level(self) -> _C.ActiveLevel:
         storages.watch()
+        compiler.watch()
         distributed.watch()
         return _C.ActiveLevel(self)
 

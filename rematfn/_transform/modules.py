@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from .._interop.compiler import not_compiled, refuse_symbolic_trace
 from .._interop.distributed import share_state
-from .._interop.opaque import not_compiled, refuse_symbolic_trace
 from .history import History
 from .options import Options
 from .transformed import Transformed

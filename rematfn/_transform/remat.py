@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overloa
 
 from torch import nn
 
-from .._interop.opaque import not_compiled
+from .._interop.compiler import not_compiled
 from ..policies import Guided, Policy
 from ..policies._custom import Scorer
 from .budget import BudgetLike, parse_budget

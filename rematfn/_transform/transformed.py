@@ -18,7 +18,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 import torch
 
 from .. import _C
-from .._interop.opaque import not_compiled, refuse_symbolic_trace, watch_compiler
+from .._interop.compiler import not_compiled, refuse_symbolic_trace
 from ..policies._planned import Planned
 from .advice import judge_plan, look_at_result, look_back, name_of, refuse
 from .budget import Limit
@@ -65,7 +65,6 @@ class Transformed(Generic[P, R]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if self is _without_level.get():
             return self._f(*args, **kwargs)
-        watch_compiler()
         return self._run(args, kwargs)
 
     def __prepare_scriptable__(self) -> NoReturn:

@@ -2,6 +2,7 @@
 """Compiled functions inside of `remat`, and `remat` inside of compiled functions."""
 
 import functools
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +22,7 @@ from helpers import (
     same_as_eager,
     untransformed,
 )
+from processes import in_a_process
 from torch import Tensor, nn
 
 import rematfn
@@ -154,6 +156,37 @@ def test_a_compiled_function_around_breaks_its_graph(mode: Mode) -> None:
         return out, x.grad, w.grad
 
     assert_same_as_eager(run, mode)
+
+
+@in_a_process
+def test_a_first_compilation_in_the_middle_of_a_call_is_seen() -> None:
+    """So are those after a reset, which forgets who listens."""
+    assert "torch._dynamo" not in sys.modules
+    x = torch.linspace(0.2, 1.1, 36).view(6, 6)
+
+    def f(x: Tensor, **how: Any) -> Tensor:
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()
+        y: Tensor = torch.compile(lambda x: (x @ x.sin()).exp(), **how)(x.cos())
+        return y * 2
+
+    ours = {"backend": "rematfn", "options": {"inner": "aot_eager"}}
+    g = rematfn.remat(f, 12 * x.nbytes)
+    for _ in range(3):
+        assert_bitwise_equal(g(x, **ours), f(x, **ours))
+        assert rematfn.stats(g).operators == 5
+        with pytest.raises(Exception, match=r'backend="aot_eager"\) inside of remat'):
+            rematfn.remat(f)(x, backend="aot_eager")
+
+
+def test_compiled_autograd_of_a_backward_is_refused() -> None:
+    x = leaves()[0]
+    out = rematfn.remat(lambda x: x.sin().exp())(x).sum()
+    with (
+        torch._dynamo.compiled_autograd._enable(lambda gm: torch.compile(gm, backend="eager")),
+        pytest.raises(NotImplementedError, match=r"compiled_autograd off for this backward"),
+    ):
+        out.backward()
 
 
 def test_a_full_graph_around_is_refused_with_the_reason() -> None:

@@ -484,18 +484,35 @@ def transposes(a: Tensor, b: Tensor, c: Tensor) -> None:
     b.copy_(old)
 
 
+def keeps_a_view(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    last = a[-1]
+    made = b * 2 + last.sin()
+    c.copy_(last.flip(0).expand(6, 6))
+    a.add_(1)
+    return made
+
+
+def gives_a_view(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    made = a.t() @ a.t()
+    c.copy_(a.t())
+    a.mul_(2)
+    return made
+
+
 @pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("f", [swaps, copies_twice, transposes])
+@pytest.mark.parametrize("f", [swaps, copies_twice, transposes, keeps_a_view, gives_a_view])
 def test_arguments_that_are_written_into_each_other(f: Any, inner: str) -> None:
     """Inductor removes the copies between them, since all is read before the first is written."""
     block = fused(f, inner)
 
     def run(transform: Transform, f: Any = block) -> Any:
         tensors = [torch.full((6, 6), float(n)).cumsum(0) for n in range(3)]
-        transform(f)(*tensors)
-        return tensors
+        made = transform(f)(*tensors)
+        return tensors, made
 
-    assert_bitwise_equal(run(untransformed), run(untransformed, f))
+    (tensors, made), (expected, by_eager) = run(untransformed), run(untransformed, f)
+    assert_bitwise_equal(tensors, expected)
+    torch.testing.assert_close(made, by_eager)
     assert_same_as_eager(run, EVERY)
 
 
@@ -754,6 +771,51 @@ def test_a_compiled_function_of_another_backend_is_named(is_known: bool) -> None
     with pytest.raises(RuntimeError, match=advice):
         rematfn.remat(lambda x: f(x.exp()))(torch.ones(3))
     assert _C.stack_depth() == 0
+
+
+@same_as_eager(mode=EVERY)
+def test_a_backward_under_autocast_of_a_block_that_was_not(transform: Transform) -> Any:
+    f = fused(lambda x, w: ((x @ w).exp().softmax(-1) @ w).tanh() * 2, "inductor")
+    x, w = leaves()
+    out = transform(f)(x, w).sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        gradients = torch.autograd.grad(out, (x, w))
+    expected = torch.autograd.grad(f(x, w).sum(), (x, w))
+    assert_bitwise_equal(gradients, expected)
+    return gradients
+
+
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.gather(x, 1, torch.rand(6, 6).argsort(1)),
+        lambda x: x + torch.empty_like(x).exponential_(),
+        F.gumbel_softmax,
+    ],
+    ids=["sorted", "filled", "gumbel"],
+)
+def test_numbers_that_are_drawn_in_a_block(draw: Any, inner: str) -> None:
+    """Several results are read off them; or they are drawn into memory that nothing has filled."""
+    f = fused(lambda x, w: (draw(x.sin()) @ w).exp(), inner)
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(0)
+        x, w = leaves()
+        return torch.autograd.grad(transform(f)(x, w).sum(), (x, w))
+
+    expected = run(untransformed)
+    verified = functools.partial(rematfn.remat, policy=EvictEverything(), verify=True)
+    for transform in (rematfn.remat, verified):
+        assert_bitwise_equal(run(transform), expected)
+
+
+def test_a_batch_of_gradients_is_refused() -> None:
+    f = fused(lambda x, w: (x @ w).sin() @ w)
+    x, w = leaves()
+    out = rematfn.remat(f)(x, w)
+    with pytest.raises(NotImplementedError, match=r"is_grads_batched=True\. Compile"):
+        torch.autograd.grad(out, x, torch.eye(36).view(36, 6, 6), is_grads_batched=True)
 
 
 def test_branches() -> None:

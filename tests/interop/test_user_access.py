@@ -277,10 +277,17 @@ def test_mutation_on_saved_tensors(transform: Transform, around: bool) -> Any:
     return loss, x.grad
 
 
+def as_another_process(y: Tensor) -> Tensor:
+    """Return the tensor that a process has which was sent ``y``."""
+    shared = torch.UntypedStorage._new_shared_fd_cpu(*y.untyped_storage()._share_fd_cpu_())
+    return torch.empty(0).set_(shared)
+
+
 ADDRESSES: dict[str, Callable[[Tensor], Callable[[], object]]] = {
     "data_ptr": lambda y: functools.partial(ctypes.memset, y.data_ptr(), 0, y.nbytes),
     "numpy": lambda y: functools.partial(y.numpy().fill, 0),
     "dlpack": lambda y: torch.from_dlpack(y).zero_,
+    "shared memory": lambda y: as_another_process(y).zero_,
 }
 
 

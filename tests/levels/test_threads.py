@@ -228,6 +228,28 @@ def test_a_fork_inside_a_level(transform: Transform) -> None:
     assert_bitwise_equal(transform(f)(x), (x.sin() * x.sin()).exp())
 
 
+@forking
+@in_a_process
+def test_a_child_replays_on_as_many_threads_as_the_first_run() -> None:
+    """OpenMP would wait there for those of the parent."""
+    torch.set_num_threads(2)
+    x = torch.randn(1 << 18)
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        total = y.sum()
+
+        def child() -> None:
+            torch.set_num_threads(1)
+            assert torch.equal(y * total, expected)
+
+        assert in_a_child(child) == 0
+        return total
+
+    expected = x.sin() * x.sin().sum()
+    EVERYTHING(f)(x)
+
+
 def test_a_call_does_not_wait_for_the_backward_of_another() -> None:
     """Who plans a call asks whether those before are over. One that computes now is not."""
     entered, leave = threading.Event(), threading.Event()

@@ -171,6 +171,18 @@ def data_is_replaced_while_recorded(x: Tensor) -> Any:
 
 
 @body(UNRECORDED)
+def lazy_clones(x: Tensor) -> Any:
+    """They share their bytes until one of them is written, inside of the kernel that does so."""
+    a = x.sin()
+    b = torch._lazy_clone(a)
+    c = torch._lazy_clone(b.cos())
+    old = b * 2, c * 2
+    for t in (b, c):
+        t.add_(1)
+    return old, a.exp() * b, (c * 1).sin().exp()
+
+
+@body(UNRECORDED)
 def swap_tensors(x: Tensor) -> Any:
     a, b, made_outside = x.sin(), x.cos(), x.clone()
     old = a * 2, b * 2

@@ -142,7 +142,7 @@ def write(path: Path, lines: list[Any]) -> Path:
     [
         ({"INSTRUCTION": "RELEASE", "NAME": "nobody"}, "nobody"),
         ({"INSTRUCTION": "JUMP"}, "JUMP"),
-        ({"INSTRUCTION": "CALL", "NAME": "f", "ARGS": [], "RESULT": ["z"]}, "MEMORY|StopIteration"),
+        ({"INSTRUCTION": "CALL", "NAME": "f", "ARGS": [], "RESULT": ["z"]}, "ends too early"),
         ({"INSTRUCTION": "CALL", "NAME": "f", "ARGS": [], "RESULT": []}, "TIME"),
         ({}, "INSTRUCTION"),
     ],
@@ -150,6 +150,24 @@ def write(path: Path, lines: list[Any]) -> Path:
 def test_a_broken_file_is_refused_with_the_line(line: Any, names: str, tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", [*HAND_WRITTEN, line])
     with pytest.raises(ValueError, match=f"line {len(HAND_WRITTEN) + 1}.*({names})"):
+        Trace.load(path)
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (lambda packed: b"", "it has no line"),
+        (lambda packed: packed[: len(packed) // 2], "it ends too early"),
+        (lambda packed: packed[:40] + bytes(20) + packed[60:], "it cannot be unpacked"),
+        (lambda packed: b"{}" + packed, "it cannot be unpacked"),
+    ],
+)
+def test_a_broken_archive_is_refused(broken: Any, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    f, args = build("mlp")
+    rematfn.record(f, *args).save(path)
+    path.write_bytes(broken(path.read_bytes()))
+    with pytest.raises(ValueError, match=f"trace.jsonl.gz, line .*{why}"):
         Trace.load(path)
 
 

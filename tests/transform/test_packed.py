@@ -317,6 +317,28 @@ def test_threads_share_one() -> None:
     assert packed.held_bytes == 0
 
 
+@pytest.mark.parametrize("budget", [None, *range(4, 12)])
+def test_what_torch_shares_until_it_is_written(budget: int | None) -> None:
+    """It is neither packed nor dropped; and room is wanted where it is copied to be written."""
+
+    def f(x: Tensor) -> Any:
+        a = x.relu().relu()
+        b = torch._lazy_clone(a)
+        c = b.relu().relu()
+        b.add_(1)
+        return c, a.relu().relu(), b.relu().relu(), a + 0
+
+    x = torch.randn(N)
+    g = rematfn.remat(f, budget and budget * x.nbytes, offload="packed")
+    for _ in range(3):
+        try:
+            made = g(x)
+        except rematfn.BudgetError:
+            assert budget in range(4, 8)
+        else:
+            assert_bitwise_equal(made, f(x))
+
+
 @forking
 def test_a_child_has_what_was_packed_before_the_fork() -> None:
     x = torch.randn(N, requires_grad=True)
