@@ -187,7 +187,7 @@ def measure(name: str, options: argparse.Namespace) -> Iterator[Row]:
         stats = rematfn.stats(made[0])
         row |= {"peak / eager's": memory.peak / bench.peak, "exact": bench.is_exact(results)}
         del results
-        row |= {"replayed": stats.replayed_cost / bench.cost, "call": stats.call}
+        row |= {"replayed": stats.replayed_cost, "call": stats.call}
         if tier is not None:
             row |= {"MiB moved": (stats.moved_bytes or 0) / MIB, "of them": stats.moves}
         with OthersLoad() as others:
@@ -208,8 +208,9 @@ def measure(name: str, options: argparse.Namespace) -> Iterator[Row]:
 
 
 ABOUT = """
-*Peak* is counted at the allocator. *Replayed* is the cost of replays as a multiple of the step's,
-by the cost model. *MiB moved* are the bytes of the values that were packed or written. *Time* is
+*Peak* is counted at the allocator. *Replayed* is the cost of replays as a multiple of the step's:
+by the cost model, and where values may be packed or written by how long the step's operators took.
+*MiB moved* are the bytes of the values that were packed or written. *Time* is
 the median over rounds of the ratio to eager, with the least and the most; *others* is how many
 cores other processes kept busy meanwhile.
 """
@@ -220,7 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.5, 0.3])
-    parser.add_argument("--calls", type=int, default=3, help="before the one that is counted")
+    parser.add_argument("--calls", type=int, default=8, help="before the one that is counted")
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds for each row")
     parser.add_argument("--quick", action="store_true", help="a tiny network, to see it work")
     parser.add_argument("--out", type=Path, default=RESULTS)
