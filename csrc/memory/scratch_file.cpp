@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/scratch_file.h"
 
-#include <linux/stat.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 
@@ -17,7 +16,7 @@
 namespace rematfn {
 namespace {
 
-constexpr std::size_t kBlock = Slab::kAlignment;
+constexpr std::size_t kBlock = TierAccount::kUnit;
 constexpr int kTries = 16;  // of a transfer that gets no further
 
 [[noreturn]] void refuse(const std::string& folder, const std::string& why) {
@@ -32,19 +31,6 @@ bool is_memory(const std::string& folder) {
   if (statfs(folder.c_str(), &found) != 0) return false;
   const auto type = static_cast<std::uint32_t>(found.f_type);
   return type == kTmpfs || type == kRamfs || type == kHugetlbfs;
-}
-
-// To which addresses may be transferred directly; zero if none.
-std::size_t direct_alignment(int file) {
-#ifdef STATX_DIOALIGN
-  struct statx found {};
-  if (statx(file, "", AT_EMPTY_PATH, STATX_DIOALIGN, &found) == 0 &&
-      (found.stx_mask & STATX_DIOALIGN) != 0) {
-    return found.stx_dio_offset_align <= kBlock ? found.stx_dio_mem_align : 0;
-  }
-#endif
-  static_cast<void>(file);
-  return kBlock;
 }
 
 bool has_no_nameless_files(int error) {
@@ -105,23 +91,28 @@ ScratchFile::ScratchFile(const std::string& folder, bool direct, const FileCalls
     : calls_(calls) {
   check_scratch_folder(folder);
   file_ = make_file(folder, calls_);
-  memory_alignment_ = direct ? direct_alignment(file_) : 0;
-  direct_ = memory_alignment_ != 0 && fcntl(file_, F_SETFL, O_RDWR | O_DIRECT) == 0;
-  if (!is_direct()) go_through_cache();
+  direct_ = direct && can_be_direct();
+  if (direct_) return;
+  fcntl(file_, F_SETFL, O_RDWR);
+  posix_fadvise(file_, 0, 0, POSIX_FADV_RANDOM);  // nothing is read ahead, into the cache
 }
 
 ScratchFile::~ScratchFile() { close(file_); }
 
-void ScratchFile::go_through_cache() {
-  direct_ = false;  // first: whoever writes through the cache from now on will flush
-  fcntl(file_, F_SETFL, O_RDWR);
-  posix_fadvise(file_, 0, 0, POSIX_FADV_RANDOM);  // nothing is read ahead, into the cache
+// Some file systems say so when something is written.
+bool ScratchFile::can_be_direct() const {
+  if (fcntl(file_, F_SETFL, O_RDWR | O_DIRECT) != 0) return false;
+  Bounce bounce;
+  char* const block = bounce.get();
+  if (block == nullptr) return true;
+  std::memset(block, 0, kBlock);
+  return calls_.pwrite(file_, block, kBlock, 0) >= 0 || errno != EINVAL;
 }
 
 // What can be transferred from or to `memory` as it lies there; the rest takes the bounce buffer.
 std::size_t ScratchFile::part_without_bounce(const char* memory, std::size_t nbytes) const {
   if (!is_direct()) return nbytes;
-  const bool is_aligned = reinterpret_cast<std::uintptr_t>(memory) % memory_alignment_ == 0;
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(memory) % kBlock == 0;
   return is_aligned ? nbytes / kBlock * kBlock : 0;
 }
 
@@ -131,18 +122,12 @@ template <class Transfer>
 int ScratchFile::complete(std::size_t nbytes, int at_end, const Transfer& transfer) {
   int tries = 0;
   for (std::size_t done = 0; done < nbytes;) {
-    const bool direct = is_direct();
     const ssize_t found = transfer(done, nbytes - done);
     if (found == 0) return at_end;
     auto more = static_cast<std::size_t>(std::max<ssize_t>(found, 0));
     if (found < 0) {
-      // Such a transfer is not to be had there; or another thread has found out, and is about to say so.
-      if (errno == EINVAL && tries < kTries) {
-        go_through_cache();
-      } else if (errno != EINTR && errno != EAGAIN) {
-        return errno;
-      }
-    } else if (more < nbytes - done && direct) {
+      if (errno != EINTR && errno != EAGAIN) return errno;
+    } else if (more < nbytes - done && is_direct()) {
       more = more / kBlock * kBlock;  // whatever follows must be aligned too
     }
     done += std::min(more, nbytes - done);
@@ -153,11 +138,7 @@ int ScratchFile::complete(std::size_t nbytes, int at_end, const Transfer& transf
 }
 
 int ScratchFile::write(const char* from, std::size_t nbytes, std::size_t offset, Bounce& bounce) {
-  if (is_direct()) {
-    const int error = write_all(from, nbytes, offset, bounce);
-    if (is_direct() || error != 0) return error;
-    // Some of it may have gone through the cache, and what became of that another thread has been told.
-  }
+  if (is_direct()) return write_all(from, nbytes, offset, bounce);
   // See Note [The page cache is no saved memory]
   const std::lock_guard guard(through_cache_);
   const int error = write_all(from, nbytes, offset, bounce);
@@ -172,7 +153,7 @@ int ScratchFile::write_all(const char* from, std::size_t nbytes, std::size_t off
       char* const buffer = bounce.get();
       if (buffer == nullptr) return errno = ENOMEM, -1;
       const std::size_t part = std::min(left, Bounce::kSize);
-      size = Slab::rounded(part);
+      size = TierAccount::rounded(part);
       std::memcpy(buffer, source, part);
       std::memset(buffer + part, 0, size - part);
       source = buffer;
@@ -189,11 +170,11 @@ int ScratchFile::read(char* to, std::size_t nbytes, std::size_t offset, Bounce& 
     char* const buffer = bounce.get();
     if (buffer == nullptr) return errno = ENOMEM, -1;
     const std::size_t part = std::min(left, Bounce::kSize);
-    const ssize_t found = calls_.pread(file_, buffer, Slab::rounded(part), at);
+    const ssize_t found = calls_.pread(file_, buffer, TierAccount::rounded(part), at);
     if (found > 0) std::memcpy(to + done, buffer, std::min<std::size_t>(found, part));
     return found;
   });
-  const auto count = static_cast<off_t>(Slab::rounded(nbytes));
+  const auto count = static_cast<off_t>(TierAccount::rounded(nbytes));
   if (!is_direct()) posix_fadvise(file_, static_cast<off_t>(offset), count, POSIX_FADV_DONTNEED);
   return error;
 }
@@ -201,7 +182,7 @@ int ScratchFile::read(char* to, std::size_t nbytes, std::size_t offset, Bounce& 
 // See Note [The page cache is no saved memory]
 int ScratchFile::flush(std::size_t offset, std::size_t nbytes) {
   const auto begin = static_cast<off_t>(offset);
-  const auto count = static_cast<off_t>(Slab::rounded(nbytes));
+  const auto count = static_cast<off_t>(TierAccount::rounded(nbytes));
   constexpr unsigned kAll =
       SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
   // Only now does the system look for room, perhaps. Some file systems cannot be asked about a range, and

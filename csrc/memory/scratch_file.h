@@ -8,14 +8,13 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <string>
 
-#include "memory/slab.h"
+#include "memory/tier_account.h"
 
 namespace rematfn {
 
@@ -36,7 +35,7 @@ class Bounce {
 
   // Null if the system gives no memory.
   [[nodiscard]] char* get() {
-    if (!memory_) memory_.reset(static_cast<char*>(std::aligned_alloc(Slab::kAlignment, kSize)));
+    if (!memory_) memory_.reset(static_cast<char*>(std::aligned_alloc(TierAccount::kUnit, kSize)));
     return memory_.get();
   }
 
@@ -51,9 +50,9 @@ void check_scratch_folder(const std::string& folder);
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // What is written to a file stays in memory until the system wants it for something else, and counts
 // there. So the file is opened past the cache (O_DIRECT). Addresses, offsets and lengths must then be
-// aligned, as the file system says (statx, since Linux 6.1), else to pages; what is not goes through a
-// bounce buffer. Where a file system cannot do that, what was written is flushed and dropped from the
-// cache, chunk by chunk, and so is what was read. That a flush has failed the system tells once for each
+// aligned to pages; what is not goes through a bounce buffer. Where a file system cannot do that, as a first
+// block tells, what was written is flushed and dropped from the cache, chunk by chunk, and so is what was
+// read. That a flush has failed the system tells once for each
 // open file, to whoever asks next, whatever range they ask about. So there one thread at a time writes
 // and flushes: else one would hear of another's failure, and the other that all went well.
 class ScratchFile {
@@ -67,15 +66,14 @@ class ScratchFile {
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
-  // All of the bytes, at an offset that is a multiple of Slab::kAlignment, and up to the next such one.
+  // All of the bytes, at an offset that is a multiple of TierAccount::kUnit, and up to the next such one.
   // Returns 0, an errno, or kTruncated. Thread-safe.
   [[nodiscard]] int write(const char* from, std::size_t nbytes, std::size_t offset, Bounce& bounce);
   [[nodiscard]] int read(char* to, std::size_t nbytes, std::size_t offset, Bounce& bounce);
-  [[nodiscard]] bool is_direct() const { return direct_.load(std::memory_order_relaxed); }
+  [[nodiscard]] bool is_direct() const { return direct_; }
 
  private:
-  // Any thread. Transfers may be under way that have begun without it.
-  void go_through_cache();
+  [[nodiscard]] bool can_be_direct() const;
   [[nodiscard]] int write_all(const char* from, std::size_t nbytes, std::size_t offset, Bounce& bounce);
   [[nodiscard]] std::size_t part_without_bounce(const char* memory, std::size_t nbytes) const;
   template <class Transfer>
@@ -83,9 +81,8 @@ class ScratchFile {
   [[nodiscard]] int flush(std::size_t offset, std::size_t nbytes);
 
   int file_ = -1;
-  std::atomic<bool> direct_{false};
+  bool direct_ = false;
   std::mutex through_cache_;  // held by who writes and flushes
-  std::size_t memory_alignment_ = 0;
   const FileCalls calls_;
 };
 

@@ -9,7 +9,7 @@
 namespace rematfn {
 
 void Stretches::add(std::size_t begin, std::size_t nbytes) {
-  const auto after = find(begin);
+  const auto after = std::ranges::lower_bound(all_, begin, {}, &Stretch::begin);
   const auto before = after == all_.begin() ? all_.end() : std::prev(after);
   const bool touches_before = before != all_.end() && before->begin + before->nbytes == begin;
   const bool touches_after = after != all_.end() && begin + nbytes == after->begin;
@@ -36,20 +36,18 @@ std::optional<std::size_t> Stretches::take(std::size_t nbytes) {
 }
 
 Stretches::Stretch Stretches::take_oldest(std::size_t nbytes) {
-  const auto oldest = std::min_element(all_.begin(), all_.end(), [](const Stretch& a, const Stretch& b) {
-    return a.freed < b.freed;
-  });
-  return take_front(oldest, nbytes);
+  return take_front(std::ranges::min_element(all_, {}, &Stretch::freed), nbytes);
 }
 
-void Stretches::take_all(std::size_t begin) {
-  const auto at = find(begin);
-  take_front(at, at->nbytes);
-}
-
-Stretches::At Stretches::find(std::size_t begin) {
-  return std::lower_bound(all_.begin(), all_.end(), begin,
-                          [](const Stretch& s, std::size_t at) { return s.begin < at; });
+std::size_t Stretches::cut_off(std::size_t end, std::size_t from) {
+  if (all_.empty() || all_.back().begin + all_.back().nbytes != end) return end;
+  Stretch& last = all_.back();
+  const std::size_t left = std::max(from, last.begin);
+  if (left >= end) return end;
+  nbytes_ -= end - left;
+  last.nbytes = left - last.begin;
+  if (last.nbytes == 0) all_.pop_back();
+  return left;
 }
 
 // What is left of it is as old as it was.

@@ -28,20 +28,17 @@ class Stretches {
   [[nodiscard]] std::optional<std::size_t> take(std::size_t nbytes);
   // From the front of the one that was freed first; at most so many bytes. There is one.
   [[nodiscard]] Stretch take_oldest(std::size_t nbytes);
-  // All of the one that begins there.
-  void take_all(std::size_t begin);
+  // Of the last one, if it reaches up to `end`, what lies beyond `from`: where it ends now.
+  [[nodiscard]] std::size_t cut_off(std::size_t end, std::size_t from);
 
   [[nodiscard]] std::size_t nbytes() const { return nbytes_; }
   [[nodiscard]] std::size_t largest() const;
-  // By where they begin.
-  [[nodiscard]] const std::vector<Stretch>& all() const { return all_; }
 
   void check() const;  // throws std::logic_error
 
  private:
   using At = std::vector<Stretch>::iterator;
 
-  [[nodiscard]] At find(std::size_t begin);  // or what comes after
   Stretch take_front(At at, std::size_t nbytes);
 
   std::vector<Stretch> all_;

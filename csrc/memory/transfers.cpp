@@ -14,22 +14,19 @@
 namespace rematfn {
 namespace {
 
-constexpr int kReturnsToWrite = 3;  // for each write, where there are both
-constexpr std::chrono::milliseconds kLag(100);
 constexpr double kThrottledChunk = 0.01;  // seconds
 
 std::size_t chunk_for(const Transfers::Options& options) {
-  const double slow = std::min(options.bandwidth * kThrottledChunk, 1e15);
+  const double slow = std::min(options.bandwidth * kThrottledChunk, 1e15);  // it may be infinite
   const auto most = std::max(static_cast<std::size_t>(slow), TierAccount::kTelling);
-  return std::min(Slab::rounded(options.chunk), Slab::rounded(most));
+  return std::min(TierAccount::rounded(options.chunk), TierAccount::rounded(most));
 }
 
 }  // namespace
 
 Transfers::Transfers(const Options& options, TierAccount& account)
     : bandwidth_(options.bandwidth),
-      throttled_(options.bandwidth < std::numeric_limits<double>::infinity()),
-      chunk_(throttled_ ? chunk_for(options) : Slab::rounded(options.chunk)),
+      chunk_(chunk_for(options)),
       most_threads_(std::max(options.threads, 1)),
       out_(account.out),
       in_(account.in) {}
@@ -53,8 +50,6 @@ void Transfers::start() {
 
 void Transfers::begin(Transfer& transfer, bool out, std::unique_lock<std::mutex> lock) {
   Lane& lane = out ? out_ : in_;
-  if (throttled_ && lane.queue.empty()) lane.due = std::max(lane.due, Clock::now());
-  if (throttled_) become_busy(lane);
   lane.queue.push_back(&transfer);
   transfer.out_ = out;
   transfer.begun_ = 0;
@@ -108,29 +103,13 @@ void Transfers::dequeue(Transfer& transfer) {
   if (std::erase(lane.queue, &transfer) > 0) lane.traffic.queued -= transfer.nbytes_ - transfer.begun_;
 }
 
-// Before something is under way where perhaps nothing was.
-void Transfers::become_busy(Lane& lane) const {
-  if (lane.under_way == 0 && (!throttled_ || lane.queue.empty())) lane.since = Clock::now();
-}
-
-std::size_t Transfers::next_chunk(const Lane& lane) const {
-  const Transfer& transfer = *lane.queue.front();
-  return std::min(chunk_, transfer.nbytes_ - transfer.begun_);
-}
-
-// When the next chunk may begin; it is then taken for done.
-Transfers::Clock::time_point Transfers::ready(const Lane& lane) const {
-  if (lane.queue.empty() || paused_) return Clock::time_point::max();
-  if (!throttled_) return Clock::time_point::min();
-  const std::chrono::duration<double> takes(static_cast<double>(next_chunk(lane)) / bandwidth_);
-  return lane.due + std::chrono::duration_cast<Clock::duration>(takes);
-}
-
 // See Note [Returns go before writes]
-Transfers::Lane* Transfers::choose(Clock::time_point now) {
-  if (ready(in_) > now) return ready(out_) <= now ? &out_ : nullptr;
-  if (ready(out_) > now) return &in_;
-  if (returns_in_a_row_ >= kReturnsToWrite) return &out_;
+Transfers::Lane* Transfers::choose() {
+  if (paused_) return nullptr;
+  const Clock::time_point now = Clock::now();  // who is to wait until `due` looks here then
+  const auto is_ready = [&](const Lane& lane) { return !lane.queue.empty() && lane.due <= now; };
+  if (!is_ready(in_)) return is_ready(out_) ? &out_ : nullptr;
+  if (!is_ready(out_)) return &in_;
   const bool awaited = in_.queue.front()->awaited_;
   if (awaited != out_.queue.front()->awaited_) return awaited ? &in_ : &out_;
   return in_.under_way <= out_.under_way ? &in_ : &out_;
@@ -145,29 +124,23 @@ void Transfers::run() {
   std::ignore = bounce.get();  // when it is needed memory may be short
   std::unique_lock lock(mutex);
   while (!stopping_) {
-    const Clock::time_point now = Clock::now();
-    if (Lane* lane = choose(now)) {
-      run_chunk(*lane, now, lock, bounce);
-      continue;
-    }
-    const Clock::time_point next = std::min(ready(in_), ready(out_));
-    if (next == Clock::time_point::max()) {
-      work_.wait(lock);
+    if (Lane* lane = choose()) {
+      run_chunk(*lane, lock, bounce);
     } else {
-      work_.wait_until(lock, next);
+      work_.wait(lock);
     }
   }
 }
 
-void Transfers::run_chunk(Lane& lane, Clock::time_point now, std::unique_lock<std::mutex>& lock,
-                          Bounce& bounce) {
-  returns_in_a_row_ = &lane == &in_ && !out_.queue.empty() ? returns_in_a_row_ + 1 : 0;
-  if (throttled_) lane.due = std::max(ready(lane), now - kLag);
+void Transfers::run_chunk(Lane& lane, std::unique_lock<std::mutex>& lock, Bounce& bounce) {
   Transfer& transfer = *lane.queue.front();
   const std::size_t begin = transfer.begun_;
-  const std::size_t nbytes = next_chunk(lane);
-  become_busy(lane);
-  ++lane.under_way;
+  const std::size_t nbytes = std::min(chunk_, transfer.nbytes_ - begin);
+  const Clock::time_point now = Clock::now();
+  const std::chrono::duration<double> least(static_cast<double>(nbytes) / bandwidth_);
+  lane.due = std::max(lane.due, now) + std::chrono::duration_cast<Clock::duration>(least);
+  const Clock::time_point due = lane.due;
+  if (lane.under_way++ == 0) lane.since = now;
   ++transfer.under_way_;
   transfer.begun_ += nbytes;
   if (transfer.begun_ == transfer.nbytes_) lane.queue.pop_front();
@@ -175,6 +148,7 @@ void Transfers::run_chunk(Lane& lane, Clock::time_point now, std::unique_lock<st
   lock.unlock();
   if (is_more) work_.notify_one();
   const int error = transfer.move(transfer.out_, begin, nbytes, bounce);
+  std::this_thread::sleep_until(due);
   lock.lock();
   // Time in which several chunks were under way counts once.
   const Clock::time_point over = Clock::now();

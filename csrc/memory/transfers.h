@@ -5,10 +5,9 @@
 // Note [Returns go before writes]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A return is waited for, by an operator that reads the value; a write hardly ever is. So what comes
-// goes first, except that every fourth transfer is a write if there are any: room that is made too late
-// is waited for as well. Where nobody waits yet, threads share themselves between the directions, each
-// of which has a bandwidth of its own. What somebody waits for overtakes all that has been asked for
-// before. Values are transferred in chunks, so that two threads share a large one, and one that is
+// goes first. Where nobody waits yet, threads share themselves between the directions, each of which has
+// a bandwidth of its own: room that is made too late is waited for as well. What somebody waits for
+// overtakes all that has been asked for before. Values are transferred in chunks, so that two threads share a large one, and one that is
 // called back need not be written to its end.
 
 #pragma once
@@ -96,20 +95,16 @@ class Transfers {
     std::deque<Transfer*> queue{};  // those with chunks that have not begun
     unsigned under_way = 0;         // chunks
     Clock::time_point since{};      // the time of what is under way is counted up to here
-    Clock::time_point due{};        // throttled: what has begun takes until then
+    Clock::time_point due{};        // what has begun takes until then at least
   };
 
   [[nodiscard]] Lane& lane_of(const Transfer& transfer) { return transfer.out_ ? out_ : in_; }
   void dequeue(Transfer& transfer);
-  void become_busy(Lane& lane) const;
-  [[nodiscard]] std::size_t next_chunk(const Lane& lane) const;
-  [[nodiscard]] Clock::time_point ready(const Lane& lane) const;
-  [[nodiscard]] Lane* choose(Clock::time_point now);
+  [[nodiscard]] Lane* choose();
   void run();
-  void run_chunk(Lane& lane, Clock::time_point now, std::unique_lock<std::mutex>& lock, Bounce& bounce);
+  void run_chunk(Lane& lane, std::unique_lock<std::mutex>& lock, Bounce& bounce);
 
   const double bandwidth_;
-  const bool throttled_;
   const std::size_t chunk_;
   const int most_threads_;
   Lane out_, in_;
@@ -117,7 +112,6 @@ class Transfers {
   std::condition_variable done_;  // a chunk
   bool stopping_ = false;
   bool paused_ = false;
-  int returns_in_a_row_ = 0;  // while there was something to write
   std::vector<std::thread> threads_;
 };
 

@@ -35,7 +35,7 @@ class Disk final : public Tier, public std::enable_shared_from_this<Disk> {
     const std::lock_guard guard(state_->transfers.mutex);
     state_->account.try_again();
   }
-  // Writes and reads some MiB, which are not counted.
+  // Writes and reads 4 MiB, which are not counted.
   void find_bandwidth() override;
   [[nodiscard]] TierFigures figures() override {
     const std::lock_guard guard(state_->transfers.mutex);
@@ -186,7 +186,7 @@ class Disk::Bytes final : public Tier::Copy, private Transfers::Transfer {
   [[nodiscard]] int move(bool out, std::size_t begin, std::size_t count, Bounce& bounce) override {
     std::unique_ptr<char, decltype(&std::free)> read{nullptr, &std::free};
     if (packed_ != nullptr) {
-      read.reset(static_cast<char*>(std::aligned_alloc(Slab::kAlignment, Slab::rounded(count))));
+      read.reset(static_cast<char*>(std::aligned_alloc(TierAccount::kUnit, TierAccount::rounded(count))));
       if (!read) return ENOMEM;
       packed_->read(begin, count, read.get());
     }
@@ -313,40 +313,31 @@ std::unique_ptr<Tier::Copy> Disk::take_over(const Copy& packed, std::shared_ptr<
   return copy->written_ ? std::move(copy) : nullptr;
 }
 
-// In a file of its own. On the disk of one machine this took 0.06 to 0.11 s.
+// In a file of its own.
 void Disk::find_bandwidth() {
-  using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::milliseconds kSoon(50);  // what takes longer is slow enough to be known by that
+  constexpr std::size_t kBytes = 4 * Bounce::kSize;
   TierAccount& account = state_->account;
-  if (account.in.bandwidth > 0) return;
+  if (account.in.bandwidth > 0 || !account.has_room(kBytes)) return;
   const detail::WithoutInterpreter scope;
   try {
     ScratchFile file(options_.folder, options_.direct, calls_);
     Bounce bounce;
-    for (const std::size_t nbytes : {std::size_t{1} << 20, std::size_t{16} << 20}) {
-      if (!account.has_room(nbytes)) return;
-      // Not zeros, which some disks are clever about; and of whole pages.
-      std::vector<char> bytes(nbytes + Slab::kAlignment);
-      std::uint32_t word = 1;
-      for (char& each : bytes) each = static_cast<char>((word = word * 1664525U + 1013904223U) >> 24);
-      void* memory = bytes.data();
-      std::size_t space = bytes.size();
-      std::align(Slab::kAlignment, nbytes, memory, space);
-      const auto moves = [&](TierAccount::Traffic& traffic, const auto& move) {
-        const Clock::time_point begin = Clock::now();
-        if (move(static_cast<char*>(memory)) != 0) return false;
-        const std::chrono::duration<double> took = Clock::now() - begin;
-        const double least = static_cast<double>(nbytes) / options_.transfers.bandwidth;
-        const std::lock_guard guard(state_->transfers.mutex);
-        traffic.note(nbytes, std::max(took.count(), least));
-        return true;
-      };
-      const Clock::time_point begin = Clock::now();
-      const bool works =
-          moves(account.out, [&](char* from) { return file.write(from, nbytes, 0, bounce); }) &&
-          moves(account.in, [&](char* to) { return file.read(to, nbytes, 0, bounce); });
-      if (!works || Clock::now() - begin > kSoon) return;
-    }
+    char* const memory = bounce.get();
+    if (memory == nullptr) return;
+    std::uint32_t word = 1;  // not zeros, which some disks are clever about
+    std::generate_n(memory, Bounce::kSize, [&] { return (word = word * 1664525U + 1013904223U) >> 24; });
+    const auto moves = [&](TierAccount::Traffic& traffic, const auto& move) {
+      const auto begin = std::chrono::steady_clock::now();
+      for (std::size_t at = 0; at < kBytes; at += Bounce::kSize) {
+        if (move(at) != 0) return false;
+      }
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      const std::lock_guard guard(state_->transfers.mutex);
+      traffic.note(kBytes, std::max(took.count(), kBytes / options_.transfers.bandwidth));
+      return true;
+    };
+    if (!moves(account.out, [&](std::size_t at) { return file.write(memory, Bounce::kSize, at, bounce); })) return;
+    moves(account.in, [&](std::size_t at) { return file.read(memory, Bounce::kSize, at, bounce); });
   } catch (const std::exception&) {
     // who writes there next is told
   }

@@ -2,7 +2,7 @@
 //
 // disk.h: a tier on a disk: bytes are written there and read back beside what else goes on.
 //
-// One file, which nobody else sees and which is divided by a Slab; a few threads, started at the first
+// One file, which nobody else sees and which is divided by an account; a few threads, started at the first
 // transfer.
 
 #pragma once

@@ -213,7 +213,7 @@ std::unique_ptr<Tier::Copy> Host::put(const c10::Storage& from, TensorDomain& do
     const std::size_t nbytes = from.nbytes();
     const std::optional<std::size_t> offset = account_.take(nbytes);
     if (!offset) return nullptr;
-    if (!grow_to(*offset + Slab::rounded(nbytes), from.device_type())) {
+    if (!grow_to(*offset + TierAccount::rounded(nbytes), from.device_type())) {
       account_.give_back(*offset, nbytes);
       return nullptr;
     }

@@ -7,7 +7,6 @@
 #include <optional>
 #include <utility>
 
-#include "memory/pages.h"
 #include "tensors/level_tensor.h"
 #include "tensors/profiled.h"
 #include "tensors/tensor_store.h"
@@ -64,7 +63,7 @@ Place Move::leave(Version& version) {
     learn_of_waits();
     return Place::kAway;
   }
-  copy->leaves = SharedBytes(bytes);
+  copy->leaves.share(bytes);
   note_copy(time_out(version.nbytes));
   copies_.emplace(&version, std::move(copy));
   learn_of_waits();
@@ -104,7 +103,6 @@ Place Move::bring_back(Version& version) {
   if (packs_) static_cast<TensorDomain&>(ledger_).check_side(tensor_version(version));
   const Profiled range("rematfn::move from the", tier_->name);
   const BackendScope scope;
-  const WillBeFilled filled;
   Tier::Copy& copy = *copies_.at(&version);
   const c10::DeviceGuard on(copy.device);
   copy.get(c10::Storage(c10::Storage::use_byte_size_t(), copy.nbytes,
@@ -134,9 +132,8 @@ void Move::note_copy(double taken) {
 }
 
 void Move::learn_of_waits() {
-  const auto [seconds, late] = waits_->take();
-  ledger_.root->statistics.waited += seconds;
-  ledger_.root->statistics.late_returns += late;
+  ledger_.root->statistics.waited += waits_->seconds.exchange(0);
+  ledger_.root->statistics.late_returns += waits_->late_returns.exchange(0);
 }
 
 Way& way_to(TensorDomain& domain, const std::shared_ptr<Tier>& tier, bool drops) {

@@ -62,10 +62,7 @@ class Packed final : public Tier, public std::enable_shared_from_this<Packed> {
                                           std::shared_ptr<Waits> waits) override;
   [[nodiscard]] TierFigures figures() override {
     const std::lock_guard lock(feedback_mutex());
-    TierFigures found = account_.figures();
-    found.held = held_;
-    found.peak_held = peak_held_;
-    return found;
+    return account_.figures();
   }
 
  private:
@@ -75,21 +72,10 @@ class Packed final : public Tier, public std::enable_shared_from_this<Packed> {
   [[nodiscard]] const TierAccount& account() const override { return account_; }
   void note(TierAccount::Traffic& traffic, std::size_t nbytes, Clock::time_point begin, Waits& waits,
             bool returning);
-  void hold(std::size_t nbytes) {
-    const std::lock_guard lock(feedback_mutex());
-    held_ += nbytes;
-    peak_held_ = std::max(peak_held_, held_);
-  }
-  void release(std::size_t nbytes) {
-    const std::lock_guard lock(feedback_mutex());
-    held_ -= nbytes;
-  }
 
   const bool verify_;
   // All below is used under feedback_mutex(), which a fork waits for: the child goes on with what was packed.
   TierAccount account_{std::numeric_limits<std::size_t>::max()};
-  std::size_t held_ = 0;
-  std::size_t peak_held_ = 0;
 };
 
 // It lies at the front of the memory that the value had, whose rest has been cut off.
@@ -102,9 +88,13 @@ class Packed::Bytes final : public Tier::Copy {
         packing_(encoding, static_cast<char*>(of.mutable_data()), nbytes, in_pieces_of(nbytes)),
         memory_(of.set_data_ptr(c10::DataPtr(nullptr, of.device()))) {
     cut_off();
-    packed_->hold(bytes_here());
+    const std::lock_guard lock(feedback_mutex());
+    packed_->account_.hold(bytes_here());
   }
-  ~Bytes() override { packed_->release(bytes_here()); }
+  ~Bytes() override {
+    const std::lock_guard lock(feedback_mutex());
+    packed_->account_.release(bytes_here());
+  }
 
   [[nodiscard]] std::size_t bytes_here() const override {
     return allocated_ + packing_.index_bytes();

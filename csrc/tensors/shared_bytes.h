@@ -9,42 +9,38 @@
 // has one element, its stride may be another. So a reference of ours to a storage that the program's
 // tensors stand on would change results, and one that is held while a copy is made would change them now
 // and then. Who needs bytes to outlive the program's tensors shares these: the storage is given a
-// pointer to the same bytes that releases a share. When nobody else has one, it gets its own back,
-// since torch tells by the deleter whose bytes they are. So it is no way to hold what the program is
-// about to ask an allocator about.
+// pointer to the same bytes that releases a share. Afterwards it gets its own back, since torch tells by
+// the deleter whose bytes they are. So it is no way to hold what the program is about to ask an allocator
+// about.
 
 #pragma once
 
 #include <c10/core/Storage.h>
-#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
 
 namespace rematfn {
 
 class SharedBytes {
  public:
   SharedBytes() = default;
-  explicit SharedBytes(const c10::Storage& storage);
-  SharedBytes(SharedBytes&&) = default;
-  SharedBytes& operator=(SharedBytes&& other) noexcept;
+  SharedBytes(const SharedBytes&) = delete;
+  SharedBytes& operator=(const SharedBytes&) = delete;
   ~SharedBytes() { reset(); }
 
-  explicit operator bool() const { return static_cast<bool>(block_); }
+  explicit operator bool() const { return bytes_ != nullptr; }
   // As they were allocated.
-  [[nodiscard]] const c10::DataPtr& data_ptr() const;
+  [[nodiscard]] const c10::DataPtr& data_ptr() const { return *bytes_; }
+  void share(const c10::Storage& storage);
   void reset();
 
  private:
-  struct Block final : c10::intrusive_ptr_target {
-    c10::DataPtr bytes;
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
-  };
+  using Share = std::shared_ptr<c10::DataPtr>;
 
-  static void release_share(void* block);
-  // By which `bytes` are shared, or null.
-  [[nodiscard]] static Block* block_of(const c10::DataPtr& bytes);
-  [[nodiscard]] static c10::DataPtr share(c10::intrusive_ptr<Block> block);
+  static void release(void* share);
 
-  c10::intrusive_ptr<Block> block_;
+  Share bytes_;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage_{c10::intrusive_ptr<c10::StorageImpl>()};
 };
 
 }  // namespace rematfn

@@ -3,17 +3,6 @@
 
 namespace rematfn {
 
-void Tier::Waits::add(double seconds, bool returning) {
-  const std::lock_guard lock(mutex_);
-  seconds_ += seconds;
-  late_ += returning;
-}
-
-std::pair<double, std::uint64_t> Tier::Waits::take() {
-  const std::lock_guard lock(mutex_);
-  return {std::exchange(seconds_, 0), std::exchange(late_, 0)};
-}
-
 LinkFigures Tier::link() const {
   LinkFigures found = unmeasured_;
   const double out = account().out.bandwidth;

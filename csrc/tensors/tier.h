@@ -7,9 +7,9 @@
 
 #include <c10/core/Storage.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -25,16 +25,14 @@ class TensorDomain;
 class Tier {
  public:
   // Seconds waited for copies. They may be found out later, on another thread.
-  class Waits {
-   public:
-    void add(double seconds, bool returning);
-    // The seconds, and the returns that were late, since the last time.
-    [[nodiscard]] std::pair<double, std::uint64_t> take();
+  struct Waits {
+    void add(double more, bool returning) {
+      seconds += more;
+      late_returns += returning;
+    }
 
-   private:
-    std::mutex mutex_;
-    double seconds_ = 0;
-    std::uint64_t late_ = 0;
+    std::atomic<double> seconds{0};
+    std::atomic<std::uint64_t> late_returns{0};
   };
 
   // The bytes of one value. To destroy it is to discard it: nothing uses the value's memory any more, but

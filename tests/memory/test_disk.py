@@ -8,9 +8,9 @@ import pytest
 from models import CORE, compile_model, run_all, run_model
 
 HERE = Path(__file__).parent
-SLAB = [CORE / "memory" / name for name in ("slab.cpp", "stretches.cpp")]
+ACCOUNT = [CORE / "memory" / name for name in ("tier_account.cpp", "stretches.cpp")]
 TIER = [
-    *(CORE / "memory" / name for name in ("scratch_file.cpp", "tier_account.cpp", "transfers.cpp")),
+    *(CORE / "memory" / name for name in ("scratch_file.cpp", "transfers.cpp")),
     *(CORE / "tensors" / name for name in ("disk.cpp", "shared_bytes.cpp", "tier.cpp")),
     *(CORE / "base" / name for name in ("errors.cpp", "interpreter.cpp")),
 ]
@@ -28,12 +28,12 @@ def folder_on_a_disk(*candidates: Path) -> Path:
     pytest.skip("needs a folder on a disk")
 
 
-def test_the_slab_is_a_naive_one() -> None:
-    run_model(compile_model("slab", [HERE / "slab_model.cpp", *SLAB]))
+def test_the_account_is_a_naive_one() -> None:
+    run_model(compile_model("account", [HERE / "account_model.cpp", *ACCOUNT]))
 
 
 # One test, so that not every process compiles.
 def test_what_is_moved_to_a_disk_comes_back(tmp_path: Path) -> None:
-    sources = [*sorted(HERE.glob("disk_*.cpp")), *TIER, *SLAB]
+    sources = [*sorted(HERE.glob("disk_*.cpp")), *TIER, *ACCOUNT]
     program = compile_model("disk", sources, with_c10=True)
     run_all(program, str(folder_on_a_disk(tmp_path, HERE)))
