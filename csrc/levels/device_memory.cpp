@@ -36,7 +36,7 @@ namespace {
 using Allocate = c10::DataPtr (*)(c10::Allocator* its, std::size_t nbytes);
 
 struct Asking {
-  std::atomic<bool> was_looked_at{false};
+  std::once_flag looked_at;
   std::atomic<Allocate> theirs{nullptr};  // null: it does not ask
   c10::Allocator* its = nullptr;
 };
@@ -172,14 +172,7 @@ std::atomic<std::size_t> in_workspaces{0};
 
 bool asks_for_room(c10::DeviceType type) {
   Asking& its = asking[static_cast<std::size_t>(type)];
-  if (!its.was_looked_at.load(std::memory_order_acquire)) {
-    static std::mutex mutex;
-    const std::lock_guard guard(mutex);
-    if (!its.was_looked_at.load(std::memory_order_relaxed)) {
-      if (type == c10::kCUDA) have_cuda_asked(its);
-      its.was_looked_at.store(true, std::memory_order_release);
-    }
-  }
+  if (type == c10::kCUDA) std::call_once(its.looked_at, [&] { have_cuda_asked(its); });
   return its.theirs.load(std::memory_order_relaxed) != nullptr;
 }
 
@@ -187,7 +180,6 @@ TellFreed have_asked(c10::DeviceType type, c10::Allocator& its) {
   TORCH_CHECK(type == c10::kPrivateUse1, "torch's own devices are known");
   Asking& asks = asking[static_cast<std::size_t>(type)];
   if (asks.theirs == nullptr) replace(its, &allocate<c10::kPrivateUse1>, asks);
-  asks.was_looked_at = true;
   return &note_freed;
 }
 

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "levels/pressure.h"
 
-#ifdef __GLIBC__
 #include <malloc.h>
-#endif
 
 #include <algorithm>
 #include <atomic>
@@ -72,12 +70,7 @@ void relieve_pressure(Level& level, std::size_t nbytes) {
   level.made_since_asked = 0;
   const std::size_t left = memory_left();
   if (left >= kKeepFree) return;
-  const std::size_t gone = level.domain->evict_bytes(level, kKeepFree - left);
-#ifdef __GLIBC__
-  if (gone > 0) malloc_trim(0);
-#else
-  static_cast<void>(gone);
-#endif
+  if (level.domain->evict_bytes(level, kKeepFree - left) > 0) malloc_trim(0);
 }
 
 }  // namespace rematfn

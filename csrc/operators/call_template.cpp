@@ -194,14 +194,14 @@ struct Unused {
 Unused& unused = *new Unused;  // outlives the tensors of a dying process
 
 // Those of a domain, for as long as it lives. In a forked child another thread's lock may be held for good.
-struct Lent final : TensorDomain::Companion {
+struct Lent {
   Lent() {
     const std::unique_lock lock(unused.mutex, std::try_to_lock);
     if (!lock || unused.templates.empty()) return;
     templates = std::move(unused.templates.back());
     unused.templates.pop_back();
   }
-  ~Lent() override {
+  ~Lent() {
     const std::unique_lock lock(unused.mutex, std::try_to_lock);
     if (lock && unused.templates.size() < kMostUnused) unused.templates.push_back(std::move(templates));
   }
@@ -219,8 +219,8 @@ bool holds_object(const CallTemplate& made) {
 }  // namespace
 
 CallTemplates& CallTemplates::of(TensorDomain& domain) {
-  if (!domain.call_templates) domain.call_templates = std::make_unique<Lent>();
-  return *static_cast<Lent&>(*domain.call_templates).templates;
+  if (!domain.call_templates) domain.call_templates = std::make_shared<Lent>();
+  return *static_cast<Lent*>(domain.call_templates.get())->templates;
 }
 
 Ref<CallTemplate> CallTemplates::of(const Invocation& invocation, const FoundTensors& found) {

@@ -192,11 +192,6 @@ void detach(c10::TensorImpl& tensor);
 
 class TensorDomain final : public Domain {
  public:
-  // What others keep with a domain.
-  struct Companion {
-    virtual ~Companion() = default;
-  };
-
   TensorDomain();
 
   // The cell of a storage, resident or not: a walk over all versions.
@@ -218,7 +213,7 @@ class TensorDomain final : public Domain {
 
   std::vector<Table*> levels;  // the domain's, alive in Python or in a tensor
   std::vector<std::unique_ptr<Way>> ways;  // of its levels, beside dropping
-  std::unique_ptr<Companion> call_templates;  // CallTemplates, whose type this folder may not know
+  std::shared_ptr<void> call_templates;  // CallTemplates, whose type this folder may not know
   OutsideContents outside;
   Savers savers;
   Streams streams;
