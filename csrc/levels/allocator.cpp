@@ -11,6 +11,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/thread_local.h"
 #include "levels/asked.h"
 #include "levels/device_memory.h"
 #include "levels/meter.h"
@@ -29,11 +30,10 @@ constexpr bool kMayUsePages = true;
 #endif
 std::atomic<bool> uses_pages{kMayUsePages};
 
-std::atomic<bool> may_be_told_to_fail{false};  // asked first: it costs less
-constinit thread_local std::optional<std::size_t> until_failure;
+REMATFN_THREAD_LOCAL std::optional<std::size_t> until_failure;
 
 void fail_if_told_to() {
-  if (!may_be_told_to_fail.load(std::memory_order_relaxed) || !until_failure) return;
+  if (!until_failure) return;
   if (*until_failure == 0) {
     until_failure.reset();
     TORCH_CHECK(false, "an allocation fails, as a test has asked for");
@@ -59,7 +59,7 @@ void* place(const Pages::Label& label) {
   if (label.nbytes >= kLeastPaged && uses_pages.load(std::memory_order_relaxed)) {
     // What a budget counts is there to be used. Elsewhere most of a block may never be touched.
     const bool counted = running_meter != nullptr && running_meter->is_bounded();
-    if (void* block = pages().allocate(label, counted || WillBeFilled::holds())) return block;
+    if (void* block = pages().allocate(label, counted)) return block;
   }
   auto* block = static_cast<char*>(c10::alloc_cpu(label.nbytes + kAhead));
   new (block) Pages::Label(label);
@@ -140,7 +140,6 @@ void use_pages(bool on) { uses_pages = on && kMayUsePages; }
 
 std::optional<std::size_t> fail_allocation(std::optional<std::size_t> count) {
   install_allocator();
-  may_be_told_to_fail = true;
   return std::exchange(until_failure, count);
 }
 

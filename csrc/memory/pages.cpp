@@ -13,12 +13,9 @@
 #include <utility>
 
 #include "base/background.h"
-#include "base/invariant.h"
 
 namespace rematfn {
 namespace {
-
-constexpr std::size_t kTried = 16;  // of what waits, to grow
 
 // Whether addresses count in a limit of the process. It may be set at any time.
 bool addresses_are_limited() {
@@ -57,8 +54,6 @@ void populate(std::size_t begin, std::size_t nbytes) {
 std::size_t added(std::size_t a, std::size_t b) { return a > SIZE_MAX - b ? SIZE_MAX : a + b; }
 
 }  // namespace
-
-REMATFN_THREAD_LOCAL int WillBeFilled::depth_ = 0;
 
 Pages& pages() {
   static auto* const pool = new Pages;  // outlives the tensors of a dying process
@@ -136,7 +131,6 @@ void* Pages::allocate(const Label& label, bool populated) {
     place = find_place(nbytes);
     if (place.begin == 0) return nullptr;
     blocks_.emplace(place.begin, label);
-    live_ += nbytes;
     trim_to(room(0));
   } catch (const std::bad_alloc&) {
     if (place.begin != 0) unmap(place.begin, nbytes);
@@ -148,7 +142,12 @@ void* Pages::allocate(const Label& label, bool populated) {
 
 Pages::Place Pages::find_place(std::size_t nbytes) {
   if (const auto begin = waiting_.take(nbytes)) return {*begin, 0, 0};
-  if (const Place grown = grow(nbytes); grown.begin != 0) return grown;
+  const auto [large, size] = waiting_.largest();
+  for (const std::size_t from : {large + size, large - (nbytes - size)}) {
+    if (size == 0 || map(from, nbytes - size) == 0) continue;
+    static_cast<void>(waiting_.take(size));
+    return {std::min(large, from), from, nbytes - size};
+  }
   std::size_t begin = map(0, nbytes);
   if (begin == 0) {
     trim_to(0);
@@ -157,55 +156,40 @@ Pages::Place Pages::find_place(std::size_t nbytes) {
   return {begin, begin, nbytes};
 }
 
-// One of the largest that wait, with what it lacks mapped beside it.
-Pages::Place Pages::grow(std::size_t nbytes) {
-  auto large = waiting_.all();
-  std::sort(large.begin(), large.end(), [](const auto& a, const auto& b) { return a.nbytes > b.nbytes; });
-  if (large.size() > kTried) large.resize(kTried);
-  for (const auto& s : large) {
-    const std::size_t lacking = nbytes - s.nbytes;
-    for (const std::size_t from : {s.begin + s.nbytes, s.begin - lacking}) {
-      if (map(from, lacking) == 0) continue;
-      waiting_.take_all(s.begin);
-      return {std::min(s.begin, from), from, lacking};
-    }
-  }
-  return {};
+template <class Change>
+std::optional<Pages::Label> Pages::with_block(void* block, const Change& change) {
+  const auto begin = reinterpret_cast<std::size_t>(block);
+  if (begin % kPage != 0) return {};  // not of this pool
+  const std::lock_guard guard(mutex_);
+  const auto found = blocks_.find(begin);
+  if (found == blocks_.end()) return {};
+  const Label label = found->second;
+  change(found);
+  return label;
 }
 
 std::optional<Pages::Label> Pages::disown(void* block) {
-  if (!may_be_ours(block)) return {};
-  const std::lock_guard guard(mutex_);
-  const auto found = blocks_.find(reinterpret_cast<std::size_t>(block));
-  if (found == blocks_.end()) return {};
-  return std::exchange(found->second, {found->second.nbytes, nullptr});
+  return with_block(block, [](Blocks::iterator at) { at->second.owner = nullptr; });
 }
 
 std::optional<Pages::Label> Pages::free(void* block) {
-  if (!may_be_ours(block)) return {};
-  const std::lock_guard guard(mutex_);
-  const auto found = blocks_.find(reinterpret_cast<std::size_t>(block));
-  if (found == blocks_.end()) return {};
-  const Label label = found->second;
-  blocks_.erase(found);
-  let_wait(reinterpret_cast<std::size_t>(block), whole_pages(label.nbytes));
-  return label;
+  return with_block(block, [&](Blocks::iterator at) {
+    const auto [begin, label] = *at;
+    blocks_.erase(at);
+    let_wait(begin, whole_pages(label.nbytes));
+  });
 }
 
 std::optional<Pages::Label> Pages::shrink(void* block, std::size_t nbytes) {
-  if (!may_be_ours(block)) return {};
-  const std::lock_guard guard(mutex_);
-  const auto found = blocks_.find(reinterpret_cast<std::size_t>(block));
-  if (found == blocks_.end()) return {};
-  const Label label = std::exchange(found->second, {nbytes, found->second.owner});
-  const std::size_t left = whole_pages(nbytes);
-  if (left < whole_pages(label.nbytes)) let_wait(found->first + left, whole_pages(label.nbytes) - left);
-  return label;
+  return with_block(block, [&](Blocks::iterator at) {
+    const std::size_t before = whole_pages(at->second.nbytes);
+    const std::size_t left = whole_pages(nbytes);
+    at->second.nbytes = nbytes;
+    if (left < before) let_wait(at->first + left, before - left);
+  });
 }
 
-// What was live.
 void Pages::let_wait(std::size_t begin, std::size_t nbytes) {
-  live_ -= nbytes;
   try {
     waiting_.add(begin, nbytes);
   } catch (const std::bad_alloc&) {
@@ -216,17 +200,14 @@ void Pages::let_wait(std::size_t begin, std::size_t nbytes) {
 
 // ---- what holds -------------------------------------------------------------------------------
 
-Pages::Usage Pages::usage() {
+std::size_t Pages::waiting() {
   const std::lock_guard guard(mutex_);
-  return {live_, waiting_.nbytes()};
+  return waiting_.nbytes();
 }
 
 void Pages::check() {
   const std::lock_guard guard(mutex_);
   waiting_.check();
-  std::size_t sum = 0;
-  for (const auto& [block, label] : blocks_) sum += whole_pages(label.nbytes);
-  require_invariant(sum == live_, "what is live is counted");
 }
 
 // ---- when nobody comes ------------------------------------------------------------------------

@@ -11,10 +11,10 @@
 // most of what there ever was. One that gives each block back at once (glibc with a low threshold for
 // mmap) has the system clear every page of every block anew. So larger blocks are mapped by us. What is
 // freed stays mapped and waits for the next block, as long as tenants leave room for it: a block is put
-// into the smallest stretch that holds it, from its front. If none does, one of the largest grows, by
-// what it lacks, at either end; else the block is mapped elsewhere. Then what is too much is unmapped,
-// what has been unused for longest first. Nothing else is mapped: neither a limit on addresses nor the
-// system, if it makes huge pages unasked, finds more than we count.
+// into the smallest stretch that holds it, from its front. If none does, the largest grows, by what it
+// lacks, at either end; else the block is mapped elsewhere. Then what is too much is unmapped, what has
+// been unused for longest first. Nothing else is mapped: neither a limit on addresses nor the system, if it
+// makes huge pages unasked, finds more than we count.
 //
 // Between two tenants as much stays as the last one would have left, and what its results took, once
 // they are freed: a step in a loop finds its pages again, and those of its gradients, where to clear
@@ -33,23 +33,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/thread_local.h"
 #include "memory/stretches.h"
 
 namespace rematfn {
-
-// Whoever allocates on this thread fills all of the block.
-class WillBeFilled {
- public:
-  WillBeFilled() { ++depth_; }
-  ~WillBeFilled() { --depth_; }
-  WillBeFilled(const WillBeFilled&) = delete;
-  WillBeFilled& operator=(const WillBeFilled&) = delete;
-  [[nodiscard]] static bool holds() { return depth_ > 0; }
-
- private:
-  REMATFN_THREAD_LOCAL static int depth_;
-};
 
 // On whose behalf pages stay resident. Asked on any thread, under the lock of the pool.
 class Tenant {
@@ -71,10 +57,6 @@ class Pages {
     std::size_t nbytes = 0;
     void* owner = nullptr;
   };
-  struct Usage {
-    std::size_t live = 0;     // bytes handed out, in whole pages
-    std::size_t waiting = 0;  // free and mapped
-  };
 
   Pages() = default;
   ~Pages() { give_back(); }
@@ -95,10 +77,6 @@ class Pages {
   // A block of whole pages, which are `populated` if all of them will be used. Null if no tenant
   // lives, or the system gives no more.
   [[nodiscard]] void* allocate(const Label& label, bool populated = false);
-  // Whether `block` may be of this pool; if not, it never was.
-  [[nodiscard]] static bool may_be_ours(const void* block) {
-    return reinterpret_cast<std::uintptr_t>(block) % kPage == 0;
-  }
   // Nothing if the block is not of this pool. For all that is known its tenant counts it still, so it
   // may wait beyond what is left, until the next request.
   std::optional<Label> free(void* block);
@@ -108,7 +86,7 @@ class Pages {
   // not of this pool.
   std::optional<Label> disown(void* block);
 
-  [[nodiscard]] Usage usage();
+  [[nodiscard]] std::size_t waiting();  // bytes that are free and mapped
   void check();  // throws std::logic_error
 
   // Around a fork.
@@ -124,11 +102,15 @@ class Pages {
     std::size_t lacks_from = 0;
     std::size_t lacking = 0;
   };
+  using Blocks = std::unordered_map<std::size_t, Label>;  // by address
 
   [[nodiscard]] static std::size_t whole_pages(std::size_t nbytes) {
     return (nbytes + kPage - 1) & ~(kPage - 1);
   }
 
+  // Calls `change` with the block's entry, and returns its label as it was; nothing, likewise.
+  template <class Change>
+  std::optional<Label> with_block(void* block, const Change& change);
   // The lock is held.
   [[nodiscard]] bool any_lives() const;
   // Bytes that may wait; the tenants may still count `freed` bytes as used.
@@ -136,14 +118,12 @@ class Pages {
   void trim_to(std::size_t nbytes);
   void let_wait(std::size_t begin, std::size_t nbytes);
   [[nodiscard]] Place find_place(std::size_t nbytes);
-  [[nodiscard]] Place grow(std::size_t nbytes);
 
   std::mutex mutex_;
   std::vector<const Tenant*> tenants_;
   std::atomic<std::size_t> tenant_count_{0};
-  std::unordered_map<std::size_t, Label> blocks_;  // by address
+  Blocks blocks_;
   Stretches waiting_;
-  std::size_t live_ = 0;
   std::atomic<std::size_t> kept_{0};  // bytes that may wait while no tenant lives
 };
 

@@ -60,10 +60,10 @@ Stretches::Stretch Stretches::take_front(At at, std::size_t nbytes) {
   return taken;
 }
 
-std::size_t Stretches::largest() const {
-  std::size_t most = 0;
-  for (const Stretch& s : all_) most = std::max(most, s.nbytes);
-  return most;
+std::pair<std::size_t, std::size_t> Stretches::largest() const {
+  if (all_.empty()) return {0, 0};
+  const Stretch& found = *std::ranges::max_element(all_, {}, &Stretch::nbytes);
+  return {found.begin, found.nbytes};
 }
 
 void Stretches::check() const {

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace rematfn {
@@ -32,7 +33,8 @@ class Stretches {
   [[nodiscard]] std::size_t cut_off(std::size_t end, std::size_t from);
 
   [[nodiscard]] std::size_t nbytes() const { return nbytes_; }
-  [[nodiscard]] std::size_t largest() const;
+  // Where it begins, and its bytes; the lowest of those.
+  [[nodiscard]] std::pair<std::size_t, std::size_t> largest() const;
 
   void check() const;  // throws std::logic_error
 

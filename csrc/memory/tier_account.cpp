@@ -36,7 +36,7 @@ void TierAccount::give_back(std::size_t offset, std::size_t nbytes) {
 void TierAccount::set_held(std::size_t nbytes) {
   held_ = nbytes;
   peak_held_ = std::max(peak_held_, held_);
-  largest_ = std::min(free_.largest(), capacity_ - std::min(held_, capacity_));
+  largest_ = std::min(free_.largest().second, capacity_ - std::min(held_, capacity_));
 }
 
 void TierAccount::set_capacity(std::size_t capacity) {

@@ -95,8 +95,8 @@ class Disk(Tier):
         budget: The most bytes that may lie there at once, as :func:`remat` takes them: ``4096``,
             ``"64GiB"``. A hard cap: what does not fit stays where it is. Values are kept in units
             of 4 KiB. None: half of the free space when a function with this tier is first called.
-            If values may be computed again, too, that call first writes and reads 4 MiB to measure the
-            bandwidth.
+            If values may be computed again, too, that call first writes and reads 4 MiB to measure
+            the bandwidth.
         verify: Compare a checksum of the bytes read with that of the bytes written.
         bandwidth: The most bytes per second in each direction, for a disk that others use too, or
             for experiments. None: no limit.

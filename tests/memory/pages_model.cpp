@@ -156,13 +156,12 @@ void random_blocks(unsigned seed) {
       pages.trim();
     }
     naive.trim(budget.left + freed);
-    const Pages::Usage usage = pages.usage();
-    expect(usage.live == live, "what is live is counted");
-    expect(usage.waiting == naive.pages.size() * kPage, "what waits is what may");
+    const std::size_t waiting = pages.waiting();
+    expect(waiting == naive.pages.size() * kPage, "what waits is what may");
     if (step % 50 != 0) continue;
     pages.check();
     const Process now = process();
-    const std::size_t counted = live + usage.waiting;
+    const std::size_t counted = live + waiting;
     expect(now.resident < before.resident + counted + kMiB, "what is resident is counted");
     expect(now.resident + kMiB > before.resident + counted, "what is counted is resident");
     expect(now.addresses < before.addresses + counted + kMiB, "so is what is mapped");
@@ -172,11 +171,10 @@ void random_blocks(unsigned seed) {
   pages.trim();  // now the tenant has heard of all
   budget.alive = false;
   pages.trim();
-  expect(pages.usage().live == 0, "nothing is live");
-  expect(pages.usage().waiting <= budget.left, "no more is kept than the budget leaves");
+  expect(pages.waiting() <= budget.left, "no more is kept than the budget leaves");
   pages.give_back_kept();
   pages.check();
-  expect(pages.usage().waiting == 0, "all goes back");
+  expect(pages.waiting() == 0, "all goes back");
   expect(process().addresses < before.addresses + kMiB, "addresses too");
   pages.leave(budget);
 }
@@ -191,22 +189,22 @@ void kept_between_tenants() {
   budget.results = kMiB;
   for (const Block& block : blocks) release(pages, block);
   pages.trim();
-  expect(pages.usage().waiting == 3 * kMiB, "what the budget leaves");
+  expect(pages.waiting() == 3 * kMiB, "what the budget leaves");
   budget.alive = false;
   pages.trim();
-  expect(pages.keeps() && pages.usage().waiting == 3 * kMiB, "nobody lives, and it is kept");
+  expect(pages.keeps() && pages.waiting() == 3 * kMiB, "nobody lives, and it is kept");
   release(pages, result);
-  expect(pages.usage().waiting == 4 * kMiB, "and what the results took");
+  expect(pages.waiting() == 4 * kMiB, "and what the results took");
   expect(pages.allocate({kMiB, nullptr}) == nullptr, "nobody gets any of it");
   budget.results = 0;
   budget.alive = true;
   pages.trim();
-  expect(pages.usage().waiting == 3 * kMiB, "until one comes that hands out less");
+  expect(pages.waiting() == 3 * kMiB, "until one comes that hands out less");
   budget.left = SIZE_MAX;
   pages.trim();
   budget.alive = false;
   pages.trim();
-  expect(!pages.keeps() && pages.usage().waiting == 0, "one without a budget leaves none");
+  expect(!pages.keeps() && pages.waiting() == 0, "one without a budget leaves none");
   pages.leave(budget);
   int outside = 0;
   expect(!pages.free(&outside) && !pages.disown(&outside), "what is not ours is left alone");
@@ -297,7 +295,7 @@ void few_addresses(int which, std::size_t used) {
   };
   expect(fill(10 * kMiB) >= 380 * kMiB, "what there is can be had");
   free_all();
-  expect(pages.usage().waiting >= 380 * kMiB, "the budget has room for all of it");
+  expect(pages.waiting() >= 380 * kMiB, "the budget has room for all of it");
   expect(fill(100 * kMiB) >= 300 * kMiB, "by larger blocks, too");
   free_all();
   expect(!others_take(350 * kMiB), "what waits has its addresses");
@@ -305,7 +303,7 @@ void few_addresses(int which, std::size_t used) {
   budget.left = 400 * kMiB;
   fill(10 * kMiB);
   free_all();
-  expect(pages.usage().waiting >= 380 * kMiB, "there is room in a budget");
+  expect(pages.waiting() >= 380 * kMiB, "there is room in a budget");
   pages.check();
   budget.alive = false;
   pages.trim();
@@ -329,7 +327,7 @@ void few_mappings() {
   for (std::size_t at = 0; at < nbytes && mprotect(many + at, kPage, PROT_READ) == 0;) at += 2 * kPage;
   const std::size_t before = process().resident;
   for (const int i : {1, 3, 5}) release(pages, blocks[i]);
-  expect(pages.give_back() && pages.usage().waiting == 0, "what waits goes back");
+  expect(pages.give_back() && pages.waiting() == 0, "what waits goes back");
   expect(process().resident < before - 2 * kMiB, "its pages at least");
   const Block block = allocate(pages, 2 * kMiB, 2);
   munmap(many, nbytes);
