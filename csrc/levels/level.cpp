@@ -41,8 +41,6 @@ Registry& registry = *new Registry;  // outlives the tensors of a dying process
 // A worker of a DataLoader that is made inside a level is a program of its own: its tensors are no
 // intermediates of `f`, and it hands them to torch's shared memory. So the levels of the parent are
 // over in the child. A child that goes on with `f` computes the same, without the budget.
-// `forks` counts: a level that is to be popped may have been pushed before one.
-std::atomic<std::uint64_t> forks{0};
 
 // See Note [A fork loses the domains of other threads]
 void before_fork() {
@@ -70,7 +68,6 @@ void after_fork_in_child() {
   registry.mutex.unlock();
   if (top_level != nullptr) set_intercepting(false);
   top_level = nullptr;
-  ++forks;
   forget_turns_after_fork();
   settle_settings_after_fork();
 }
@@ -124,7 +121,6 @@ Level::Level(const LevelOptions& options, std::shared_ptr<TensorDomain> owner, L
       most_replays(options.most_replays),
       tiers(options.tiers),
       drops(options.drops),
-      forks_before(forks),
       rounded_before(count_rounded()),
       thread(at::RecordFunction::currentThreadId()),
       first_node(at::sequence_number::peek()),
@@ -280,7 +276,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
 // until then, it computes under no level.
 std::string pop_level(Level& level) {
   leave_thread(level);
-  if (level.forks_before != forks) return {};  // See Note [A forked child is under no level]
+  if (!level.active) return {};  // See Note [A forked child is under no level]
   const Level* between = top_level;
   const bool on_top = between == &level;
   if (!pop(level)) between = level.enclosing_level();

@@ -95,7 +95,6 @@ class Level final : public Table, public Tenant {
   const std::vector<std::shared_ptr<Tier>> tiers;  // where its versions may be moved to
   const bool drops;
   std::atomic<bool> active{false};
-  const std::uint64_t forks_before;  // See Note [A forked child is under no level]
   std::size_t made_since_asked = 0;  // pressure.h
   const std::int64_t rounded_before;  // when the level began: device_memory.h
   // The thread that the level began on, and how many autograd nodes that had made.
