@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "levels/boundary.h"
 
-#include <ATen/autocast_mode.h>
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
@@ -17,11 +16,15 @@ namespace rematfn {
 
 namespace {
 
-// Of a level that did not end well: gradients of leaves stay the level's until they are used.
-void forget_leaves(Level& level) {
+// The leaves that are still there; none stays noted.
+std::vector<at::Tensor> take_leaves(Level& level) {
+  std::vector<at::Tensor> leaves;
   const DomainLock lock(level.domain);
-  level.leaves.clear();
+  for (const auto& weak : std::exchange(level.leaves, {})) {
+    if (auto impl = weak.lock()) leaves.emplace_back(std::move(impl));
+  }
   level.known_leaves.clear();
+  return leaves;
 }
 
 }  // namespace
@@ -30,7 +33,8 @@ void end_level(LevelHandle& handle, Ending ending) {
   Level& level = handle.level();
   const std::string interleaved = pop_level(level);
   const bool lost = !interleaved.empty();
-  if (ending != Ending::kReturned || lost) forget_leaves(level);
+  // Gradients of leaves stay the level's until they are used.
+  if (ending != Ending::kReturned || lost) static_cast<void>(take_leaves(level));
   // Who interrupts does not want to wait for replays; an operator will still find the bytes.
   if (ending == Ending::kFailed || lost) {
     hand_over(level, /*sealed=*/false);
@@ -102,34 +106,12 @@ void note_leaf(Level& level, c10::TensorImpl& tensor) {
   level.leaves.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&tensor));
 }
 
-// Its wrappers exclude its key while they cast, other than the program.
-bool is_cast_of_autocast(const c10::TensorImpl& leaf, const c10::IValue& dtype) {
-  const auto device = leaf.device().type();
-  return dtype.isInt() && !at::autocast::is_autocast_enabled(device) &&
-         dtype.toScalarType() == at::autocast::get_autocast_dtype(device);
-}
-
-void note_cast(Level& level, c10::TensorImpl& leaf) {
-  level.cast_leaves.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&leaf));
-}
-
 namespace {
-
-// The leaves that are still there; none stays noted.
-std::vector<at::Tensor> take_leaves(Level& level, Leaves& noted) {
-  std::vector<at::Tensor> leaves;
-  const DomainLock lock(level.domain);
-  for (const auto& weak : std::exchange(noted, {})) {
-    if (auto impl = weak.lock()) leaves.emplace_back(std::move(impl));
-  }
-  level.known_leaves.clear();
-  return leaves;
-}
 
 // Seals the gradients accumulated on leaves that operators of `level` have read.
 void seal_leaf_gradients(Level& level) {
   Level* heir = level.heir();
-  for (const at::Tensor& leaf : take_leaves(level, level.leaves)) {
+  for (const at::Tensor& leaf : take_leaves(level)) {
     if (leaf.grad().defined()) seal(leaf.grad(), level);
     {
       const DomainLock lock(level.domain);
@@ -139,21 +121,6 @@ void seal_leaf_gradients(Level& level) {
       const DomainLock lock(heir->domain);
       note_leaf(*heir, *leaf.unsafeGetTensorImpl());
     }
-  }
-}
-
-// See Note [Autocast keeps casts of weights]
-void seal_cached_casts(Level& level) {
-  if (!at::autocast::is_autocast_cache_enabled()) return;
-  Level* heir = level.heir();
-  for (const at::Tensor& leaf : take_leaves(level, level.cast_leaves)) {
-    const auto device = leaf.device().type();
-    if (!at::autocast::is_autocast_enabled(device) || leaf.scalar_type() != at::kFloat) continue;
-    // What the cache has for the leaf. It has nothing only if the program cleared it by hand.
-    seal(at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), leaf, device), level);
-    if (heir == nullptr) continue;
-    const DomainLock lock(heir->domain);
-    note_cast(*heir, *leaf.unsafeGetTensorImpl());
   }
 }
 
@@ -225,9 +192,6 @@ std::size_t hand_out(LevelHandle& handle, const std::vector<at::Tensor>& tensors
     }
     for (const at::Tensor& tensor : tensors) seal(tensor, level);
     seal_leaf_gradients(level);  // by now it is known whether a graph leads to the leaves
-    const std::size_t sealed = root.results_left();
-    seal_cached_casts(level);
-    returned += root.results_left() - sealed;
   }
   goes_on ? bring_survivors_back(level) : hand_over(level, /*sealed=*/true);
   const std::size_t left = root.results_left() - before;

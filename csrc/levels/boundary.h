@@ -62,18 +62,6 @@ void remember_leaf(const at::Tensor& leaf, WatchedLeaves& leaves);
 void give_cell(c10::TensorImpl& tensor, Cell& cell, Level* heir);
 // Notes a leaf that may be given a gradient while the level is active.
 void note_leaf(Level& level, c10::TensorImpl& tensor);
-// Whether a cast of `leaf` that is about to run may be one that autocast keeps: not `w.double()`.
-[[nodiscard]] bool is_cast_of_autocast(const c10::TensorImpl& leaf, const c10::IValue& dtype);
-// Notes that `leaf` was cast while the level is active.
-// Note [Autocast keeps casts of weights]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Autocast casts a leaf that requires gradients once, and remembers the cast until the outermost
-// autocast ends. If that is around `f`, a cast made in `f` outlives the level, and the next function
-// reads it: it leaves, without being returned. So when `f` ends under autocast, what the cache has
-// for the leaves that were cast is sealed. To ask for a cast that it does not have would make one, which
-// stays as it is when the leaf is written; so casts of the program's own do not count. If all autocast
-// ended within `f`, the cache is empty, and the casts that autograd saved are the level's to evict.
-void note_cast(Level& level, c10::TensorImpl& leaf);
 
 // Puts the handle of the argument that it is a view of on each result of an operator that we did not
 // see. See Note [Which key we borrow]: view kernels copy the key, not the handle.

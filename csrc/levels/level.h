@@ -59,7 +59,6 @@ struct LevelOptions {
   bool where = false;  // See Note [A journal is written on request]
 };
 
-using Leaves = std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>>;
 using WatchedLeaves =
     std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>>;
 
@@ -111,9 +110,8 @@ class Level final : public Table, public Tenant {
   // boundary.cpp and gradient_edges.cpp
   // A result leads back into the level's part of the autograd graph, and that is still there.
   bool graph_leaves = false;
-  Leaves leaves;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
   std::unordered_set<const c10::TensorImpl*> known_leaves;
-  Leaves cast_leaves;  // of which autocast may keep a cast
   std::weak_ptr<WatchedLeaves> watched_leaves;  // live with the graph that leads to them
 
  private:

@@ -110,7 +110,6 @@ void LevelCall::run() {
   if (domain_.streams.is_captured()) enter_capture();
   count_inputs();
   saver_ = note_operator(level_, found_);
-  if (facts_.casts && level_.active) note_casts();
   domain_.bury_unreported(/*at_once=*/false);
   try {
     if (is_metered_) notice_unrecorded(level_);
@@ -195,13 +194,6 @@ std::string LevelCall::name() const { return "`" + c10::toString(op_.operator_na
 const Ref<CallTemplate>& LevelCall::call_template() {
   if (!call_template_) call_template_ = CallTemplates::of(domain_).of(invocation_, found_);
   return call_template_;
-}
-
-void LevelCall::note_casts() {
-  for (const FoundTensor& f : found_) {
-    const bool is_leaf = f.cell == nullptr && is_leaf_with_gradient(*f.tensor);
-    if (is_leaf && is_cast_of_autocast(*f.tensor, arguments()[1])) note_cast(level_, *f.tensor);
-  }
 }
 
 FootprintKey LevelCall::footprint_key() {

@@ -46,7 +46,6 @@ class LevelCall final : private Step {
   // been waited for.
   void note_addressed();
   void note_communicated(bool communicated);
-  void note_casts();
   void run_measured();
   // level_on_device.cpp
   void enter_stream(c10::Device device);

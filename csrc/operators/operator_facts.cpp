@@ -103,7 +103,6 @@ constexpr Exception kExceptions[] = {
     {"aten::record_stream", &OperatorFacts::is_view},  // nor does it write
     {"aten::set_", &OperatorFacts::moves_storage},
     {kResize, &OperatorFacts::resizes_storage},
-    {"aten::_to_copy", &OperatorFacts::casts},
     // See Note [Uninitialised memory is kept]
     {"aten::lift_fresh", &OperatorFacts::ends_filling},
     {"aten::copy_", &OperatorFacts::overwrites},

@@ -45,7 +45,6 @@ struct OperatorFacts {
   bool selects_backend = false;   // has a BackendSelect kernel: a factory
   bool dynamic_shape = false;     // the size of an output depends on data
   bool ends_filling = false;      // `lift_fresh`: its argument has been filled by address
-  bool casts = false;             // `_to_copy`
   Work work = Work::kBytes;
 
   [[nodiscard]] bool may_write() const { return !writes.empty() || !training_writes.empty(); }

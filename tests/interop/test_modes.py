@@ -66,6 +66,27 @@ def test_the_weight_cache_keeps_no_level_tensors(transform: Transform) -> Any:
     return first, second, third, [p.grad for p in net.parameters()]
 
 
+@pytest.mark.parametrize("learns", [False, True])
+@same_as_eager
+def test_a_cast_that_is_kept_stays_as_it_is_when_its_weight_is_written(
+    transform: Transform, learns: bool
+) -> Any:
+    net, x = model(), batch()
+    results = []
+    with autocast():
+        for _ in range(3):
+            with torch.set_grad_enabled(learns):
+                out = transform(net)(x)
+            if learns:
+                out.float().sum().backward()
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.mul_(2)
+            results.append(out)
+        results.append(net(x))
+    return results, [p.grad for p in net.parameters()]
+
+
 @pytest.mark.parametrize("order", ["grad-remat", "remat-grad", "vmap-grad-remat"])
 @same_as_eager
 def test_autocast_under_transforms(transform: Transform, order: str) -> Any:
