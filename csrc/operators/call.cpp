@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 #include <c10/util/ScopeExit.h>
 
 #include <optional>
@@ -12,7 +13,6 @@
 #include "levels/device_memory.h"
 #include "levels/meter.h"
 #include "levels/refusals.h"
-#include "tensors/profiled.h"
 #include "tensors/stack_utils.h"
 #include "tensors/tensor_store.h"
 #include "tensors/torch_compat.h"
@@ -164,7 +164,7 @@ torch::jit::Stack Call::filled_in(const std::vector<c10::Storage>& own,
 
 void Call::replay(Room& room) {
   auto& domain = static_cast<TensorDomain&>(room);
-  const Profiled range("rematfn::replay", call_template->op.schema().name());
+  RECORD_FUNCTION("rematfn::replay " + call_template->op.schema().name(), {});
   const BackendScope backend;
   const c10::AutoGradMode grad_mode(call_template->grad_mode);
   std::unique_lock<std::recursive_mutex> turn;

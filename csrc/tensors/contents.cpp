@@ -105,8 +105,7 @@ void Contents::note_view(const c10::TensorImpl& tensor) {
 }
 
 const Contents::Sample* Contents::sample_of(std::uint64_t view) const {
-  const auto found = std::find_if(samples_.begin(), samples_.end(),
-                                  [&](const Sample& s) { return s.view == view; });
+  const auto found = std::ranges::find(samples_, view, &Sample::view);
   return found == samples_.end() ? nullptr : &*found;
 }
 

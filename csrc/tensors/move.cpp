@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensors/move.h"
 
+#include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "tensors/level_tensor.h"
-#include "tensors/profiled.h"
 #include "tensors/tensor_store.h"
 #include "tensors/thread_keys.h"
 
@@ -43,7 +44,7 @@ bool Move::has_room(const Version& version) const {
 bool Move::takes_copies(const Version& version) const { return tier_->has_room_for_copy(version.nbytes); }
 
 bool Move::take_copy(Version& version, Way& from) {
-  const Profiled range("rematfn::move to the", tier_->name);
+  RECORD_FUNCTION(std::string("rematfn::move to the ") + tier_->name, {});
   std::unique_ptr<Tier::Copy> copy = tier_->take_over(*static_cast<Move&>(from).copies_.at(&version), waits_);
   learn_of_waits();
   if (!copy) return false;
@@ -53,7 +54,7 @@ bool Move::take_copy(Version& version, Way& from) {
 }
 
 Place Move::leave(Version& version) {
-  const Profiled range("rematfn::move to the", tier_->name);
+  RECORD_FUNCTION(std::string("rematfn::move to the ") + tier_->name, {});
   const c10::Storage bytes = tensor_version(version).current_storage();
   std::unique_ptr<Tier::Copy> copy = tier_->put(bytes, static_cast<TensorDomain&>(ledger_), waits_);
   if (!copy) return Place::kHere;
@@ -75,8 +76,10 @@ bool Move::has_arrived(const Version& version) const { return copies_.at(&versio
 Place Move::wait(Version& version) {
   Tier::Copy& copy = *copies_.at(&version);
   const bool was_leaving = version.place() == Place::kLeaving;
-  std::optional<Profiled> range;
-  if (!copy.is_done()) range.emplace(was_leaving ? "rematfn::wait to the" : "rematfn::wait from the", tier_->name);
+  std::optional<at::RecordFunction> range;
+  if (!copy.is_done() && range.emplace(at::RecordScope::FUNCTION).isActive()) {
+    range->before(std::string(was_leaving ? "rematfn::wait to the " : "rematfn::wait from the ") + tier_->name);
+  }
   try {
     copy.wait(/*returning=*/!was_leaving);
   } catch (const CopyLost&) {
@@ -101,7 +104,7 @@ Place Move::wait(Version& version) {
 
 Place Move::bring_back(Version& version) {
   if (packs_) static_cast<TensorDomain&>(ledger_).check_side(tensor_version(version));
-  const Profiled range("rematfn::move from the", tier_->name);
+  RECORD_FUNCTION(std::string("rematfn::move from the ") + tier_->name, {});
   const BackendScope scope;
   Tier::Copy& copy = *copies_.at(&version);
   const c10::DeviceGuard on(copy.device);

@@ -47,9 +47,8 @@ void Streams::enter_current(c10::Device device) {
   several_ = true;
   settled_ = false;
   wait_for(used->last, now);
-  auto& others = used->others;
-  others.erase(std::remove(others.begin(), others.end(), now), others.end());
-  others.push_back(used->last);
+  std::erase(used->others, now);
+  used->others.push_back(used->last);
   used->last = now;
 }
 
