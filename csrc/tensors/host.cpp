@@ -15,7 +15,6 @@
 #include <optional>
 
 #include "base/errors.h"
-#include "base/interpreter.h"
 #include "tensors/level_tensor.h"
 #include "tensors/thread_keys.h"
 #include "tensors/torch_compat.h"
@@ -206,26 +205,17 @@ class Host::Bytes final : public Tier::Copy {
 std::unique_ptr<Tier::Copy> Host::put(const c10::Storage& from, TensorDomain& domain,
                                       std::shared_ptr<Waits> waits) {
   const c10::Stream now = enter(domain, from.device());
-  std::unique_ptr<Bytes> copy;
-  bool is_first = false;
-  {
-    const std::lock_guard lock(mutex_);
-    const std::size_t nbytes = from.nbytes();
-    const std::optional<std::size_t> offset = account_.take(nbytes);
-    if (!offset) return nullptr;
-    if (!grow_to(*offset + TierAccount::rounded(nbytes), from.device_type())) {
-      account_.give_back(*offset, nbytes);
-      return nullptr;
-    }
-    const Lane& lane = lane_of(from.device());
-    copy = std::make_unique<Bytes>(shared_from_this(), domain, from, std::move(waits), lane, *offset);
-    copy->done_ = this->copy(*offset, from, /*out=*/true, now, lane.out);
-    is_first = account_.out.bandwidth == 0 && nbytes >= TierAccount::kTelling;
+  const std::lock_guard lock(mutex_);
+  const std::size_t nbytes = from.nbytes();
+  const std::optional<std::size_t> offset = account_.take(nbytes);
+  if (!offset) return nullptr;
+  if (!grow_to(*offset + TierAccount::rounded(nbytes), from.device_type())) {
+    account_.give_back(*offset, nbytes);
+    return nullptr;
   }
-  if (is_first) {  // the only one that is waited for, so that its time is known at once
-    const detail::WithoutInterpreter scope;
-    copy->done_->synchronize();
-  }
+  const Lane& lane = lane_of(from.device());
+  auto copy = std::make_unique<Bytes>(shared_from_this(), domain, from, std::move(waits), lane, *offset);
+  copy->done_ = this->copy(*offset, from, /*out=*/true, now, lane.out);
   return copy;
 }
 
