@@ -198,16 +198,9 @@ void Pages::let_wait(std::size_t begin, std::size_t nbytes) {
   trim_to(room(nbytes));
 }
 
-// ---- what holds -------------------------------------------------------------------------------
-
 std::size_t Pages::waiting() {
   const std::lock_guard guard(mutex_);
   return waiting_.nbytes();
-}
-
-void Pages::check() {
-  const std::lock_guard guard(mutex_);
-  waiting_.check();
 }
 
 // ---- when nobody comes ------------------------------------------------------------------------

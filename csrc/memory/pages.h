@@ -87,7 +87,6 @@ class Pages {
   std::optional<Label> disown(void* block);
 
   [[nodiscard]] std::size_t waiting();  // bytes that are free and mapped
-  void check();  // throws std::logic_error
 
   // Around a fork.
   void lock() { mutex_.lock(); }

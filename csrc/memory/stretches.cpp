@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <iterator>
 
-#include "base/invariant.h"
-
 namespace rematfn {
 
 void Stretches::add(std::size_t begin, std::size_t nbytes) {
@@ -64,18 +62,6 @@ std::pair<std::size_t, std::size_t> Stretches::largest() const {
   if (all_.empty()) return {0, 0};
   const Stretch& found = *std::ranges::max_element(all_, {}, &Stretch::nbytes);
   return {found.begin, found.nbytes};
-}
-
-void Stretches::check() const {
-  std::size_t sum = 0;
-  const Stretch* before = nullptr;
-  for (const Stretch& s : all_) {
-    require_invariant(before == nullptr || s.begin > before->begin + before->nbytes, "no two stretches touch");
-    require_invariant(s.nbytes > 0 && s.freed <= now_, "each is of something");
-    sum += s.nbytes;
-    before = &s;
-  }
-  require_invariant(sum == nbytes_, "what is free is counted");
 }
 
 }  // namespace rematfn

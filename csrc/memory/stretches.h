@@ -36,8 +36,6 @@ class Stretches {
   // Where it begins, and its bytes; the lowest of those.
   [[nodiscard]] std::pair<std::size_t, std::size_t> largest() const;
 
-  void check() const;  // throws std::logic_error
-
  private:
   using At = std::vector<Stretch>::iterator;
 

@@ -42,7 +42,6 @@ void bind_testing(py::module_& core) {
     for_each_live_domain([](TensorDomain& domain) {
       for (const Table* level : domain.levels) level->check();
     });
-    pages().check();
   }, nogil);
   m.def("live_levels", [] {
     std::size_t count = 0;

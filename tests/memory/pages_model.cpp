@@ -159,7 +159,6 @@ void random_blocks(unsigned seed) {
     const std::size_t waiting = pages.waiting();
     expect(waiting == naive.pages.size() * kPage, "what waits is what may");
     if (step % 50 != 0) continue;
-    pages.check();
     const Process now = process();
     const std::size_t counted = live + waiting;
     expect(now.resident < before.resident + counted + kMiB, "what is resident is counted");
@@ -167,13 +166,11 @@ void random_blocks(unsigned seed) {
     expect(now.addresses < before.addresses + counted + kMiB, "so is what is mapped");
   }
   for (const Block& block : blocks) release(pages, block);
-  pages.check();
   pages.trim();  // now the tenant has heard of all
   budget.alive = false;
   pages.trim();
   expect(pages.waiting() <= budget.left, "no more is kept than the budget leaves");
   pages.give_back_kept();
-  pages.check();
   expect(pages.waiting() == 0, "all goes back");
   expect(process().addresses < before.addresses + kMiB, "addresses too");
   pages.leave(budget);
@@ -239,7 +236,6 @@ void threads() {
   std::vector<std::thread> all;
   for (unsigned seed = 0; seed < 4; ++seed) all.emplace_back(work, seed);
   for (std::thread& thread : all) thread.join();
-  pages.check();
   for (const Block& block : shared) release(pages, block);
   pages.leave(budget);
 }
@@ -256,7 +252,6 @@ void a_fork() {
     const Block own = allocate(pages, 2 * kMiB, 2);
     release(pages, before);
     release(pages, own);
-    pages.check();
     std::_Exit(0);
   }
   int status = 1;
@@ -304,7 +299,6 @@ void few_addresses(int which, std::size_t used) {
   fill(10 * kMiB);
   free_all();
   expect(pages.waiting() >= 380 * kMiB, "there is room in a budget");
-  pages.check();
   budget.alive = false;
   pages.trim();
   expect(others_take(350 * kMiB), "but between calls nothing is kept from others");
@@ -331,7 +325,6 @@ void few_mappings() {
   expect(process().resident < before - 2 * kMiB, "its pages at least");
   const Block block = allocate(pages, 2 * kMiB, 2);
   munmap(many, nbytes);
-  pages.check();
   if (block.begin != nullptr) release(pages, block);
   for (const int i : {0, 2, 4, 6, 7}) release(pages, blocks[i]);
   pages.leave(budget);
