@@ -1,38 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory budgets for PyTorch: try one, and look at what budgets do to a program."""
+"""Memory budgets for PyTorch: try one."""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
 
-from rematfn._commands import demo, info, look
-from rematfn._commands.arguments import CommandError
+from rematfn._commands import demo, info
 from rematfn.errors import RematError
-
-_EXAMPLES = """
-examples:
-  python -m rematfn demo                               train a GPT within 0.3 of its peak
-  python -m rematfn profile train.py:step              what budgets would cost that function
-  python -m rematfn explain train.py:step --budget 0.5 why it evicts what, and where
-  python -m rematfn explain train.py                   the last transformed call of a script
-  python -m rematfn timeline train.py:step --budget 2GiB --out step.png
-  python -m rematfn info                               for a bug report
-
-A command's own help: python -m rematfn COMMAND --help
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 0, or 1 if it failed or a promise was broken."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rematfn",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="python -m rematfn", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for part in (demo, look, info):
+    for part in (demo, info):
         part.add(commands)
     options = parser.parse_args(arguments)
     try:
@@ -47,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         needed = f"this needs {error.name}, which is not installed"
         print(f"python -m rematfn: {needed}: pip install tqdm matplotlib", file=sys.stderr)
         return 1
-    except (CommandError, RematError) as error:
+    except RematError as error:
         print(f"python -m rematfn: {error}", file=sys.stderr)
         return 1
     return status

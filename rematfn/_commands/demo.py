@@ -3,14 +3,15 @@
 
 import argparse
 import os
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from rematfn._transform.budget import parse_budget
 from rematfn.demo.chargpt import Sizes
-
-from .arguments import add_offload, budget, device, positive, writable
 
 
 def add(commands: Any) -> None:
@@ -25,11 +26,19 @@ def add(commands: Any) -> None:
     demo.set_defaults(command=_demo, fail=demo.error)
     demo.add_argument(
         "--budget",
-        type=budget,
+        type=_budget,
         default=0.3,
         help='bytes ("200MB", 4096), a fraction of the unconstrained peak (0.3), or "none"',
     )
-    add_offload(demo)
+    demo.add_argument(
+        "--offload",
+        nargs="?",
+        const=True,
+        default=False,
+        type=_folder,
+        metavar="FOLDER",
+        help="values may be moved to a tier: to a file in FOLDER, or to where they go by default",
+    )
     numbers = {
         "steps": (60, "training steps"),
         "pairs": (20, "about so many of them are timed beside eager, and compared"),
@@ -40,11 +49,11 @@ def add(commands: Any) -> None:
         "context": (Sizes.context, "characters in an excerpt"),
     }
     for name, (default, meaning) in numbers.items():
-        demo.add_argument(f"--{name}", type=positive, default=default, help=meaning)
-    demo.add_argument("--device", type=device, default="cpu", help="cpu, or cuda if there is one")
+        demo.add_argument(f"--{name}", type=_positive, default=default, help=meaning)
+    demo.add_argument("--device", type=_device, default="cpu", help="cpu, or cuda if there is one")
     demo.add_argument("--seed", type=int, default=0, help="of weights, batches and dropout")
     demo.add_argument(
-        "--png", type=writable(), default="rematfn-demo.png", help="where to save the picture"
+        "--png", type=_writable, default="rematfn-demo.png", help="where to save the picture"
     )
 
 
@@ -67,3 +76,51 @@ def _demo(options: argparse.Namespace) -> int:
     for promise in broken:
         print(f"broken promise: {promise}", file=sys.stderr)
     return 1 if broken else 0
+
+
+def _budget(text: str) -> str | float | None:
+    """Return the budget that a command line names; ``"none"`` is none."""
+    # A shell hands over text only, so here, other than in remat(), "0.3" is a fraction.
+    decimal = re.fullmatch(r"[-+]?(\d+\.\d*|\.\d+)(e[-+]?\d+)?", text.strip(), re.IGNORECASE)
+    budget = None if text.strip().lower() == "none" else float(text) if decimal else text
+    try:
+        parse_budget(1 if text.strip() == "1" else budget, "{}")  # hardly one byte, as in remat()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return budget
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it must be a whole number above 0, got {text!r}")
+    return int(text)
+
+
+def _device(text: str) -> torch.device:
+    """Return the CPU or the accelerator, if there is one."""
+    accelerator = torch.accelerator.current_accelerator()
+    name = "cuda" if accelerator is None else accelerator.type
+    if not re.fullmatch(rf"(cpu|{name})(:[1-9]?\d)?", text):
+        raise argparse.ArgumentTypeError(f"it must be cpu or {name}, got {text!r}")
+    device = torch.device(text)
+    count = torch.accelerator.device_count()
+    if device.type != "cpu" and (device.index or 0) >= count:
+        raise argparse.ArgumentTypeError(
+            f"there is no {text}: torch {torch.__version__} sees {count} {name} devices;"
+            " use --device cpu"
+        )
+    return device
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text!r}.")
+    return path
+
+
+def _writable(text: str) -> Path:
+    """Return a path in a folder that exists."""
+    if Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a folder: name a file")
+    return _folder(str(Path(text).parent)) / Path(text).name

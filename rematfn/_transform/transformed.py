@@ -88,8 +88,6 @@ class Transformed(Generic[P, R]):
             self.last_call = ran
             if _C.stack_depth() == 1:
                 ran.to_judge = options.budget is not None and self._options.limit < math.inf
-                if asked.blocks:
-                    asked.called = self
             if ran.signature is not None:
                 fail = self._history.begin(ran.signature, ran)
 

@@ -31,7 +31,6 @@ _C.set_libraries(
 
 class _Asked(threading.local):
     blocks = 0  # of `where` that the thread is in
-    called: Any = None  # the transformed function that was called last, inside of no other
     modules: list[tuple[nn.Module, str]]  # whose forward runs, and their paths
 
     def __init__(self) -> None:
@@ -65,8 +64,6 @@ def where() -> Iterator[None]:
             yield
     finally:
         asked.blocks -= 1
-        if asked.blocks == 0:
-            asked.called = None
 
 
 _blocks = 0
