@@ -261,6 +261,16 @@ def test_the_compiler_is_not_recorded() -> None:
     assert seen[0] == seen[1]
 
 
+def test_who_asks_where_is_not_compiled() -> None:
+    """Paths of modules differ from block to block, and the compiler has a limit."""
+    seen: list[int | None] = []
+    look = lambda f: seen.append(rematfn.stats(f).operators)  # noqa: E731
+    for transform in (rematfn.remat, functools.partial(rematfn.remat, where=True)):
+        trained("batch norm", "aot_eager", transform, look)
+        torch._dynamo.reset()
+    assert len(set(seen)) == 1, seen
+
+
 @pytest.mark.parametrize("whole", [torch.compile, nn.Module.compile], ids=["around", "in place"])
 @same_as_eager(mode=EVERY)
 def test_a_module_that_is_compiled_as_a_whole(transform: Transform, whole: Any) -> Any:
