@@ -8,7 +8,9 @@ backward, and their storages emptied after each. Lineage knows no units: to make
 again may take values of the units before it, and so their parameters, which are not there. So what
 leaves a unit is kept: the results of its forward, and in the backward the gradients of its
 arguments and parameters. What is replayed then lies in one unit, and nobody asks for it but that
-unit's backward, for which the parameters are there again, with the same bits.
+unit's backward, for which the parameters are there again, with the same bits. Of a unit whose
+arguments need no gradients FSDP learns late that its backward is over, when the root's parameters
+may have gone: so before the last of these go, all gradients are kept.
 
 What leaves must be kept before the parameters go, and so by the methods of FSDP's own that come
 first and last. A hook on the arguments as FSDP hands them on is before the node of FSDP's that ends
@@ -41,14 +43,17 @@ from .storages import around, tell
 # Modules of units of several, whose results are kept by a hook of ours.
 _kept: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-_UNITS = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+# Units of parameters that have run.
+_units: weakref.WeakSet[Any] = weakref.WeakSet()
+
+_FSDP = "torch.distributed.fsdp._fully_shard."
 
 
 def watch() -> None:
     """Have what torch.distributed wraps tell the levels, if there may be any of it."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         _watch_buckets()
-        if _UNITS in sys.modules:
+        if f"{_FSDP}_fsdp_param_group" in sys.modules:
             _watch_units()
 
 
@@ -67,12 +72,14 @@ def _watch_buckets() -> None:
 
 @functools.cache
 def _watch_units() -> None:
-    unit = sys.modules[_UNITS].FSDPParamGroup
+    unit = sys.modules[f"{_FSDP}_fsdp_param_group"].FSDPParamGroup
     for name in ("unshard", "wait_for_unshard", "reshard"):
         around(unit, name, _outside)
     tell(unit, "pre_forward", then=_watch_arguments)
     tell(unit, "post_forward", lambda unit, *given: _keep_result(*given))
     tell(unit, "post_backward", _keep_gradients)
+    state = sys.modules[f"{_FSDP}_fsdp_state"].FSDPState
+    tell(state, "_root_post_backward_final_callback", _keep_all_gradients)
 
 
 def _outside(method: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -85,7 +92,13 @@ def _keep_gradients(unit: Any, *_: Any) -> None:
     _keep(*(p.grad for p in parameters if p.grad is not None))
 
 
+def _keep_all_gradients(_: Any) -> None:
+    for unit in list(_units):
+        _keep_gradients(unit)
+
+
 def _watch_arguments(unit: Any, arguments: Any) -> None:
+    _units.add(unit)
     # Of modules before the last, after which the unit is told that its forward is over.
     for module in unit.modules if len(unit.modules) > 1 else ():
         if module not in _kept:

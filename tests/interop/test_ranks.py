@@ -290,6 +290,8 @@ PROGRAMS = {
     tensor_parallel: 0.7,
     asynchronous: None,  # a thread of gloo's decides what its peak is
     differentiable: None,  # a collective is its peak
+    # The first unit's input needs no gradient, and what comes after it is the root's.
+    functools.partial(sharded, at="step", units=(0,)): None,
 }
 
 
