@@ -2,7 +2,6 @@
 """Memory budgets for PyTorch: try one."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
@@ -18,21 +17,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         part.add(commands)
     options = parser.parse_args(arguments)
     try:
-        status = int(options.command(options))
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough; as Python's library reference says
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return int(options.command(options))
     except ModuleNotFoundError as error:
         if error.name not in ("matplotlib", "tqdm"):  # the program's own
             raise
         needed = f"this needs {error.name}, which is not installed"
         print(f"python -m rematfn: {needed}: pip install tqdm matplotlib", file=sys.stderr)
-        return 1
     except RematError as error:
         print(f"python -m rematfn: {error}", file=sys.stderr)
-        return 1
-    return status
+    return 1
 
 
 if __name__ == "__main__":

@@ -82,12 +82,12 @@ def module_paths(root: object = None) -> Iterator[None]:
     is_known = around is not None and around.__dict__ is getattr(root, "__dict__", None)
     depth = len(asked.modules)
     if isinstance(root, nn.Module) and not is_known:
-        _enter(root)
+        _enter(root, None)
     try:
         yield
     finally:
         while len(asked.modules) > depth:  # hooks do not run where an interrupt passes
-            _leave(asked.modules[-1][0])
+            _leave(asked.modules[-1][0], None, None)
         _change_blocks(-1)
 
 
@@ -96,31 +96,24 @@ def _change_blocks(by: int) -> None:
     with lock:
         _blocks += by
         if _blocks > 0 and not _hooks:
-            _hooks.append(register_module_forward_pre_hook(_before_forward))
-            _hooks.append(register_module_forward_hook(_after_forward, always_call=True))
+            _hooks.append(register_module_forward_pre_hook(_enter))
+            _hooks.append(register_module_forward_hook(_leave, always_call=True))
         elif _blocks == 0:
             while _hooks:
                 _hooks.pop().remove()
 
 
-# What is compiled has no path of its own: the compiler would compile the paths, too.
-def _before_forward(module: nn.Module, args: Any) -> None:
-    if not torch.compiler.is_compiling():
-        _enter(module)
-
-
-def _after_forward(module: nn.Module, args: Any, result: Any) -> None:
-    if not torch.compiler.is_compiling():
-        _leave(module)
-
-
-def _enter(module: nn.Module) -> None:
+def _enter(module: nn.Module, args: Any) -> None:
+    if torch.compiler.is_compiling():  # what looks for paths would be compiled, for each path anew
+        return
     path = _path_of(module)
     asked.modules.append((module, path))
     _C.enter_module(path)
 
 
-def _leave(module: nn.Module) -> None:
+def _leave(module: nn.Module, args: Any, result: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
     # It may have been entered before anybody asked.
     if asked.modules and asked.modules[-1][0] is module:
         asked.modules.pop()
