@@ -74,12 +74,14 @@ bool is_shared_with_cell(const TensorVersion& version) {
          cell->storage._unsafe_get_target() == version.storage.unsafeGetStorageImpl();
 }
 
-// Other processes may have them: torch leaves no other mark when it moves a storage's bytes to shared memory. Or
-// other storages, until one of them is written; and who copies them for that holds the lock that freeing takes.
-bool are_shared(const c10::DataPtr& bytes) {
-  return at::MapAllocator::fromDataPtr(bytes) != nullptr || THManagedMapAllocator::fromDataPtr(bytes) != nullptr ||
-         c10::impl::cow::is_cow_data_ptr(bytes);
+// Other processes may have them. torch leaves no other mark when it moves a storage's bytes there.
+bool are_in_shared_memory(const c10::DataPtr& bytes) {
+  return at::MapAllocator::fromDataPtr(bytes) != nullptr ||
+         THManagedMapAllocator::fromDataPtr(bytes) != nullptr;
 }
+
+// Other storages may have them, until one is written. Who copies them for that holds the lock that freeing takes.
+bool are_shared_until_written(const c10::DataPtr& bytes) { return c10::impl::cow::is_cow_data_ptr(bytes); }
 
 }  // namespace
 
@@ -113,7 +115,7 @@ bool TensorStore::held_elsewhere(const Version& version) {
   if (!static_cast<const TensorDomain&>(*v.table->domain).is_on_this_side(v)) return true;
   const bool is_shared = is_shared_with_cell(v);
   if (v.storage && !is_shared) {
-    return holders_of(*v.storage.unsafeGetStorageImpl()) > 1 || are_shared(v.storage.data_ptr());
+    return holders_of(*v.storage.unsafeGetStorageImpl()) > 1 || are_shared_until_written(v.storage.data_ptr());
   }
   const auto storage = v.cell()->storage.lock();
   // tensor.numpy() leaves the storage unresizable: an array may stand on its bytes.
@@ -121,8 +123,9 @@ bool TensorStore::held_elsewhere(const Version& version) {
   const auto tensors = c10::raw::intrusive_ptr::use_count(v.cell());
   const auto queue = tensors == 0 ? 1 : 0;  // the program dropped it while the lock was held
   const auto ours = 1 + is_shared;
-  return !storage->resizable() || holders_of(*storage) - ours > tensors + queue ||
-         are_shared(storage->_mutable_data_ptr_no_checks());
+  const c10::DataPtr& bytes = storage->_mutable_data_ptr_no_checks();
+  return !storage->resizable() || holders_of(*storage) - ours > tensors + queue || are_in_shared_memory(bytes) ||
+         are_shared_until_written(bytes);
 }
 
 // See Note [A handle may outlive its storage]
