@@ -54,21 +54,21 @@ class _Reader:
 
     def read(self, lines: Iterable[str]) -> None:
         rest = self._records(lines)
-        why = "it has no line"
         try:
             for line in rest:
                 self._obey(line, rest)
-            if self._number > 0:
-                return
-        except (EOFError, StopIteration):
-            why = "it ends too early"
+        except (EOFError, StopIteration) as error:
+            raise self._broken("it ends too early") from error
         except (gzip.BadGzipFile, zlib.error) as error:
-            why = f"it cannot be unpacked: {error}"
+            raise self._broken(f"it cannot be unpacked: {error}") from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            why = repr(error)
-        raise ValueError(
-            f"{self._path}, line {self._number}: not a trace in the DTR simulator's format: {why}"
-        )
+            raise self._broken(repr(error)) from error
+        if self._number == 0:
+            raise self._broken("it has no line")
+
+    def _broken(self, why: str) -> ValueError:
+        where = f"{self._path}, line {self._number}"
+        return ValueError(f"{where}: not a trace in the DTR simulator's format: {why}")
 
     def _records(self, lines: Iterable[str]) -> Iterator[_Line]:
         for line in lines:
