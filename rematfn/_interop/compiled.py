@@ -36,8 +36,9 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
 from .. import _C
-from .compiled_graphs import Piece, aten, cut, sees_level, take_writes
+from .compiled_graphs import Piece, aten, cut, sees_level
 from .compiled_operator import CompiledPiece
+from .compiled_writes import take_writes
 from .compiler import show_levels
 
 # These take the running statistics though nothing depends on them. Inductor decomposes them itself.

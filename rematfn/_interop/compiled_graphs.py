@@ -18,17 +18,6 @@ on a CPU they take longer than all that is done with them.
 A sum of a piece's results belongs to it, although the graph has it later: a bias's part of a
 backward reads a gradient that is at hand. So does a mask of random numbers. Views, constants and
 arithmetic on sizes are no reason to hold a value. Each piece has its own copy of those it uses.
-
-Note [Statistics are no input of their block]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A batch norm's graph makes the new running statistics from the old ones. Were these inputs of the
-block's operators, then once they are overwritten these could not be replayed without a copy of
-them, and all that the block saves would stay (Note [What an old value is needed for]). But nothing
-else in the block depends on them. So what depends on the old contents of an input that is written,
-and serves the new ones alone, is taken out, and runs after the block: an operator of its own, whose
-results are gone once they are written. An optimizer's step is hardly anything else. So there is one
-operator for each input, or for those that depend on each other: else all new parameters would be
-there at once.
 """
 
 import math
@@ -67,89 +56,7 @@ _RACES_IF_COMPILED = {
 _FLOPS_OF_A_RANDOM_NUMBER = 800  # on a CPU, by its time beside a product's
 
 
-class Update(NamedTuple):
-    """Writes of inputs, taken out of a graph."""
-
-    gm: fx.GraphModule  # makes the new contents
-    written: list[fx.Node]
-    others: list[fx.Node]  # what it takes after these
-
-
-# See Note [Statistics are no input of their block]
-def take_writes(gm: fx.GraphModule) -> list[Update]:
-    """Take the writes of inputs out of a graph: those together that depend on each other.
-
-    What they need of the graph it returns after its own results.
-    """
-    inputs = gm.graph.find_nodes(op="placeholder")
-    output = gm.graph.output_node()
-    contents: dict[fx.Node, fx.Node] = {}
-    for node in list(gm.graph.nodes):
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or schema is None or not schema.is_mutable:
-            continue
-        if node.target is not aten.copy_.default or node.args[0] not in inputs:
-            _refuse(node, "writes in the middle of the graph")
-        contents[node.args[0]] = node.args[1]
-        node.replace_all_uses_with(node.args[1])
-        gm.graph.erase_node(node)
-    if not contents:
-        return []
-    needed = set(_visit(output.all_input_nodes, lambda n: True))
-    reads: set[fx.Node] = set(contents)
-    for node in gm.graph.nodes:
-        if not reads.isdisjoint(node.all_input_nodes):
-            reads.add(node)
-    apart = set(_visit(contents.values(), lambda n: True)) & reads - needed
-    moved: list[fx.Node] = []
-    for node in gm.graph.nodes:
-        is_part = node.target is operator.getitem and node.args[0] not in moved
-        if node.op != "placeholder" and node in apart and not is_part:
-            moved.append(node)
-    own = {*contents, *moved}
-    groups: list[set[fx.Node]] = []
-    for node, new in contents.items():
-        group = {node, *_visit([new], lambda n: n in moved or _is_view(n))}
-        joined = [other for other in groups if other & group & own]
-        groups = [*(g for g in groups if g not in joined), group.union(*joined)]
-    updates: list[Update] = []
-    for group in groups:
-        written = [node for node in contents if node in group]
-        body = [n for n in gm.graph.nodes if n in group and (n in moved or _is_view(n))]
-        news = [contents[node] for node in written]
-        sources = [*(n for node in body for n in node.all_input_nodes), *news]
-        others = [n for n in dict.fromkeys(sources) if n not in written and n not in body]
-        part = _part_of(gm, [*written, *others], body, news)
-        _give_contents_apart(part, len(written))
-        updates.append(Update(part, written, others))
-    results: Any = output.args[0]
-    output.args = ((*results, *dict.fromkeys(n for update in updates for n in update.others)),)
-    for node in reversed(moved):
-        gm.graph.erase_node(node)
-    return updates
-
-
-def _give_contents_apart(gm: fx.GraphModule, written: int) -> None:
-    """Have a graph give no input that is written, nor a view, nor one tensor twice: but copies.
-
-    All that it gives is from before the first write.
-    """
-    end = gm.graph.output_node()
-    inputs = gm.graph.find_nodes(op="placeholder")[:written]
-    given: list[fx.Node] = []
-    results: Any = end.args[0]
-    for node in results:
-        if node in inputs or node in given or _is_look(node):
-            with gm.graph.inserting_before(end):
-                given.append(gm.graph.call_function(aten.clone.default, (node,)))
-            given[-1].meta = dict(node.meta)
-        else:
-            given.append(node)
-    end.args = (tuple(given),)
-    gm.recompile()
-
-
-def _part_of(
+def part_of(
     gm: fx.GraphModule, takes: Sequence[fx.Node], body: Sequence[fx.Node], gives: Sequence[fx.Node]
 ) -> fx.GraphModule:
     """Return the graph of these nodes alone, as a function of others."""
@@ -179,9 +86,9 @@ def cut(gm: fx.GraphModule) -> list[Piece]:
     _fill_in_values(gm)
     for node in _calls_in(gm):
         if str(node.target) in ("with_effects", "print", "call_torchbind"):
-            _refuse(node, "has effects beside its results")
+            refuse(node, "has effects beside its results")
         if node.graph is not gm.graph and _stays(node) and _packet(node) not in _FLOPS:
-            _refuse(node, "may have other bits each time, and is in a branch or a loop")
+            refuse(node, "may have other bits each time, and is in a branch or a loop")
     gm.graph.eliminate_dead_code()
     results = list(dict.fromkeys(gm.graph.output_node().all_input_nodes))
     places: dict[int, list[fx.Node]] = {}
@@ -192,7 +99,7 @@ def cut(gm: fx.GraphModule) -> list[Piece]:
     bodies: dict[int, list[fx.Node]] = {}
     for place, own in places.items():
         body, taken[place] = set(own), list(symbols)
-        for node in _visit(own, lambda n, own=set(own): n in own or _is_copied(n)):  # type: ignore[misc]
+        for node in visit(own, lambda n, own=set(own): n in own or _is_copied(n)):  # type: ignore[misc]
             if _is_copied(node):
                 body.add(node)
             elif node not in body and node not in symbols:
@@ -202,8 +109,8 @@ def cut(gm: fx.GraphModule) -> list[Piece]:
     pieces: list[Piece] = []
     for place in sorted(places):
         gives = [node for node in places[place] if node in wanted]
-        part = _part_of(gm, taken[place], bodies[place], gives)
-        is_fused = not all(map(_is_look, bodies[place])) and not any(map(_stays, places[place]))
+        part = part_of(gm, taken[place], bodies[place], gives)
+        is_fused = not all(map(is_look, bodies[place])) and not any(map(_stays, places[place]))
         if not is_fused:
             for view in part.graph.find_nodes(op="call_function", target=aten.view.default):
                 view.target = aten.reshape.default  # of whatever strides a piece gives
@@ -241,18 +148,18 @@ def _places(gm: fx.GraphModule, results: Sequence[fx.Node]) -> dict[fx.Node, int
         elif whole in found:
             found[node] = found[whole]
         else:
-            sources = [found[n] for n in _visit(node.all_input_nodes, _is_copied) if n in found]
+            sources = [found[n] for n in visit(node.all_input_nodes, _is_copied) if n in found]
             latest = max(sources, default=place)
             found[node] = latest + latest % 2 if _sums_up(node) else place
     for node in results:
         if node.op != "placeholder" and node not in found:
-            seen = [n for n in _visit([node], _is_copied) if n.op != "placeholder"]
+            seen = [n for n in visit([node], _is_copied) if n.op != "placeholder"]
             made = [found[n] for n in seen if n in found]
-            found[node] = max(made, default=place + 3 if all(map(_is_look, seen)) else 0)
+            found[node] = max(made, default=place + 3 if all(map(is_look, seen)) else 0)
     return found
 
 
-def _visit(nodes: Iterable[fx.Node], through: Callable[[fx.Node], bool]) -> list[fx.Node]:
+def visit(nodes: Iterable[fx.Node], through: Callable[[fx.Node], bool]) -> list[fx.Node]:
     """Return the nodes and what they are computed from, as far as it goes `through` nodes."""
     found = dict.fromkeys(nodes)
     todo = list(found)
@@ -266,7 +173,7 @@ def _visit(nodes: Iterable[fx.Node], through: Callable[[fx.Node], bool]) -> list
 
 def _is_copied(node: fx.Node) -> bool:
     """Return whether each piece computes it by itself: no memory is held by it, or none is read."""
-    if _is_look(node):
+    if is_look(node):
         return True
     if node.op != "call_function" or _stays(node):
         return False
@@ -274,17 +181,20 @@ def _is_copied(node: fx.Node) -> bool:
     return is_constant and isinstance(node.meta.get("val"), Tensor)
 
 
-def _is_look(node: fx.Node) -> bool:
+def is_look(node: fx.Node) -> bool:
     """Return whether a node is a view of its argument, a size, or there from the beginning."""
     if node.op != "call_function" or node.target is operator.getitem:
-        return node.op == "get_attr" or _is_view(node)
-    return _is_view(node) or _is_size(node)
+        return node.op == "get_attr" or is_view(node)
+    return is_view(node) or _is_size(node)
 
 
-def _is_view(node: fx.Node) -> bool:
-    if node.op == "call_function" and node.target is operator.getitem:
-        return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
-    return node.op == "call_function" and getattr(node.target, "is_view", False)
+def is_view(node: fx.Node) -> bool:
+    """Return whether a node is a view of its argument, or one of several."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and is_view(node.args[0])
+    return bool(getattr(node.target, "is_view", False))
 
 
 def _sums_up(node: fx.Node) -> bool:
@@ -357,7 +267,7 @@ def _packet(node: fx.Node) -> Any:
     return getattr(node.target, "overloadpacket", None)
 
 
-def _refuse(node: fx.Node, what: str) -> None:
+def refuse(node: fx.Node, what: str) -> None:
     raise NotImplementedError(
         f'torch.compile(f, backend="rematfn"): {node.target} {what}, and a replay would do it '
         "again. Compile with another backend, and wrap that: rematfn.opaque(torch.compile(f))."

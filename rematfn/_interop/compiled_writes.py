@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a graph of AOTAutograd's writes into its inputs, taken out of it.
+
+Note [Statistics are no input of their block]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A batch norm's graph makes the new running statistics from the old ones. Were these inputs of the
+block's operators, then once they are overwritten these could not be replayed without a copy of
+them, and all that the block saves would stay (Note [What an old value is needed for]). But nothing
+else in the block depends on them. So what depends on the old contents of an input that is written,
+and serves the new ones alone, is taken out, and runs after the block: an operator of its own, whose
+results are gone once they are written. An optimizer's step is hardly anything else. So there is one
+operator for each input, or for those that depend on each other: else all new parameters would be
+there at once.
+"""
+
+import operator
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from .compiled_graphs import aten, is_look, is_view, part_of, refuse, visit
+
+
+class Update(NamedTuple):
+    """Writes of inputs, taken out of a graph."""
+
+    gm: fx.GraphModule  # makes the new contents
+    written: list[fx.Node]
+    others: list[fx.Node]  # what it takes after these
+
+
+# See Note [Statistics are no input of their block]
+def take_writes(gm: fx.GraphModule) -> list[Update]:
+    """Take the writes of inputs out of a graph: those together that depend on each other.
+
+    What they need of the graph it returns after its own results.
+    """
+    inputs = gm.graph.find_nodes(op="placeholder")
+    output = gm.graph.output_node()
+    contents: dict[fx.Node, fx.Node] = {}
+    for node in list(gm.graph.nodes):
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or not schema.is_mutable:
+            continue
+        if node.target is not aten.copy_.default or node.args[0] not in inputs:
+            refuse(node, "writes in the middle of the graph")
+        contents[node.args[0]] = node.args[1]
+        node.replace_all_uses_with(node.args[1])
+        gm.graph.erase_node(node)
+    if not contents:
+        return []
+    needed = set(visit(output.all_input_nodes, lambda n: True))
+    reads: set[fx.Node] = set(contents)
+    for node in gm.graph.nodes:
+        if not reads.isdisjoint(node.all_input_nodes):
+            reads.add(node)
+    apart = set(visit(contents.values(), lambda n: True)) & reads - needed
+    places = {node: place for place, node in enumerate(gm.graph.nodes)}
+    moved: dict[fx.Node, None] = {}
+    for node in places:
+        is_part = node.target is operator.getitem and node.args[0] not in moved
+        if node.op != "placeholder" and node in apart and not is_part:
+            moved[node] = None
+    own = {*contents, *moved}
+    groups: list[set[fx.Node]] = []
+    for node, new in contents.items():
+        group = {node, *visit([new], lambda n: n in moved or is_view(n))}
+        joined = [other for other in groups if other & group & own]
+        groups = [*(g for g in groups if g not in joined), group.union(*joined)]
+    updates: list[Update] = []
+    for group in groups:
+        written = [node for node in contents if node in group]
+        body = sorted((n for n in group if n in moved or is_view(n)), key=places.__getitem__)
+        news = [contents[node] for node in written]
+        sources = [*(n for node in body for n in node.all_input_nodes), *news]
+        others = [n for n in dict.fromkeys(sources) if n not in written and n not in body]
+        part = part_of(gm, [*written, *others], body, news)
+        _give_contents_apart(part, len(written))
+        updates.append(Update(part, written, others))
+    results: Any = output.args[0]
+    output.args = ((*results, *dict.fromkeys(n for update in updates for n in update.others)),)
+    for node in reversed(moved):
+        gm.graph.erase_node(node)
+    return updates
+
+
+def _give_contents_apart(gm: fx.GraphModule, written: int) -> None:
+    """Have a graph give no input that is written, nor a view, nor one tensor twice: but copies.
+
+    All that it gives is from before the first write.
+    """
+    end = gm.graph.output_node()
+    inputs = gm.graph.find_nodes(op="placeholder")[:written]
+    given: list[fx.Node] = []
+    results: Any = end.args[0]
+    for node in results:
+        if node in inputs or node in given or is_look(node):
+            with gm.graph.inserting_before(end):
+                given.append(gm.graph.call_function(aten.clone.default, (node,)))
+            given[-1].meta = dict(node.meta)
+        else:
+            given.append(node)
+    end.args = (tuple(given),)
+    gm.recompile()
