@@ -265,9 +265,11 @@ def test_who_asks_where_is_not_compiled() -> None:
     """Paths of modules differ from block to block, and the compiler has a limit."""
     seen: list[int | None] = []
     look = lambda f: seen.append(rematfn.stats(f).operators)  # noqa: E731
-    for transform in (rematfn.remat, functools.partial(rematfn.remat, where=True)):
-        trained("batch norm", "aot_eager", transform, look)
+    expected = trained("batch norm", "aot_eager", rematfn.remat, look)
+    for how in ({}, {"policy": EvictEverything()}):
         torch._dynamo.reset()
+        asked = functools.partial(rematfn.remat, where=True, **how)
+        assert_bitwise_equal(trained("batch norm", "aot_eager", asked, look), expected)
     assert len(set(seen)) == 1, seen
 
 

@@ -106,12 +106,12 @@ from torch.profiler import ProfilerActivity, profile
 import rematfn
 
 def f(x):
-    a = x.sin()
+    a, b = x.sin(), x.exp()
     lazy = rematfn.keep(torch._lazy_clone(a))
     for _ in range(4):
         x = (x * 2).cos()  # before each of these the level looks for what has died
     lazy += 1
-    return a.sum() + lazy.sum() + x.sum()
+    return a.sum() + b.sum() + lazy.sum() + x.sum()
 
 x = torch.linspace(0, 1, 4096)
 expected = f(x)
@@ -119,6 +119,7 @@ for budget in (None, 4 * x.nbytes + 600):
     g = rematfn.remat(f, budget)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True):
         assert torch.equal(g(x), expected)
+assert rematfn.stats(g).replays
 """
 
 

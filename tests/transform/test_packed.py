@@ -287,8 +287,8 @@ def test_it_nests(nesting: str, everything: bool, beside_a_disk: bool) -> None:
     policy = {"policy": EvictEverything()} if everything else {}
     packed = rematfn.Packed(verify=True)
     x = torch.randn(4, N // 4)
-    # So tight that what is packed has to move on.
-    disk = rematfn.Disk(verify=True)
+    # So tight that what is packed has to move on; and a disk that is never faster than packing.
+    disk = rematfn.Disk(verify=True, bandwidth=1 << 28)
     tiers = {"to": [packed, disk], "budget": 4 * x.nbytes} if beside_a_disk else {"to": packed}
     how = functools.partial(rematfn.offload, **tiers, **policy)
     expected = NESTINGS[nesting](lambda g: g, f)(x)
