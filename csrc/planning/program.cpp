@@ -66,7 +66,8 @@ void Program::follow(bool alike) {
     std::unique_lock lock(plans_mutex());
     if (!search_) return;
     if (alike) time_anew();
-    if (!followed_.plan) go_on(*std::shared_ptr(search_), /*to_its_end=*/false, lock);
+    const Until until = alike || *others_run_alike_ ? Until::kScheduled : Until::kFits;
+    if (!followed_.plan) go_on(*std::shared_ptr(search_), until, lock);
     if (alike && waits_for_times()) return;
   }
   search_later(shared_from_this());
@@ -74,7 +75,7 @@ void Program::follow(bool alike) {
 
 void Program::finish() {
   std::unique_lock lock(plans_mutex());
-  if (search_) go_on(*std::shared_ptr(search_), /*to_its_end=*/true, lock);
+  if (search_) go_on(*std::shared_ptr(search_), Until::kOver, lock);
 }
 
 bool Program::is_settled() const {

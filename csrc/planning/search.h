@@ -72,6 +72,13 @@ struct Start {
   std::shared_ptr<const Plan> scheduled{};  // if the program is the same; or null
 };
 
+// How far a search goes.
+enum class Until : std::uint8_t {
+  kFits,       // until some plan fits, or there is little hope
+  kScheduled,  // the same, and the first schedule, where that plan replays much
+  kOver,
+};
+
 // For one trace in one budget.
 class Search {
  public:
@@ -101,8 +108,8 @@ class Search {
 
   // Nothing is left to try.
   [[nodiscard]] bool is_over() const { return over_ && !has_dropping_left(); }
-  // Whether something is left to try: at all, or because no plan fits yet.
-  [[nodiscard]] bool goes_on(bool to_its_end);
+  // Whether something is left to try.
+  [[nodiscard]] bool goes_on(Until until);
   // The best plan so far, or the policy as it is; null if none fits. Of those that do not prefer what is
   // broken, if there are such.
   [[nodiscard]] std::shared_ptr<const Plan> best() const;
@@ -163,7 +170,10 @@ class Search {
     return dropping_ && dropping_->best_.plan && !dropping_->over_;
   }
   [[nodiscard]] bool only_drops_next();
-  [[nodiscard]] bool is_near_floor() const;
+  [[nodiscard]] bool may_shorten() const {
+    return !moves() && stage_ != Stage::kListed && limits_.in_vain > 0;
+  }
+  [[nodiscard]] bool first_schedule_is_due() const;
   [[nodiscard]] Plan take_first();
   [[nodiscard]] const std::shared_ptr<Plan>& pend(Plan plan);
   // Puts what comes next into the queue. False if nothing does.

@@ -98,7 +98,7 @@ bool search_beside(Searcher& own, const std::shared_ptr<Program>& program,
   try {
     while (goes_on && (own.waiting.empty() || own.effort->operators < kTurn)) {
       const std::shared_ptr<Search> search = program->begun();
-      goes_on = !own.ended && program.use_count() > 1 && search->goes_on(/*to_its_end=*/true);
+      goes_on = !own.ended && program.use_count() > 1 && search->goes_on(Until::kOver);
       if (goes_on) simulate_next(own, *search, *own.effort, lock);
     }
   } catch (const Stopped&) {
@@ -139,16 +139,16 @@ void start(Searcher& own) {
 
 std::mutex& plans_mutex() { return the_searcher().mutex; }
 
-void go_on(Search& search, bool to_its_end, std::unique_lock<std::mutex>& lock) {
+void go_on(Search& search, Until until, std::unique_lock<std::mutex>& lock) {
   Effort effort;
-  while (search.goes_on(to_its_end)) simulate_next(the_searcher(), search, effort, lock);
+  while (search.goes_on(until)) simulate_next(the_searcher(), search, effort, lock);
 }
 
 void search_later(const std::shared_ptr<Program>& program) {
   Searcher& own = the_searcher();
   const std::lock_guard guard(own.mutex);
   if (own.ended || own.searched == program.get()) return;
-  if (!program->begun() || !program->begun()->goes_on(/*to_its_end=*/true)) return;
+  if (!program->begun() || !program->begun()->goes_on(Until::kOver)) return;
   const bool asked = std::any_of(own.waiting.begin(), own.waiting.end(), [&](const auto& other) {
     return !other.owner_before(program) && !program.owner_before(other);
   });

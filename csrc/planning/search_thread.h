@@ -39,10 +39,9 @@
 
 namespace rematfn {
 
-// Goes on with `search` until some plan fits or there is little hope, or to its end. Of several threads
-// that do so, the searching one among them, one simulates at a time; and no call waits for a search other
-// than its own. `lock` holds plans_mutex(), but not meanwhile.
-void go_on(Search& search, bool to_its_end, std::unique_lock<std::mutex>& lock);
+// Goes on with `search`. Of several threads that do so, the searching one among them, one simulates at a time; and
+// no call waits for a search other than its own. `lock` holds plans_mutex(), but not meanwhile.
+void go_on(Search& search, Until until, std::unique_lock<std::mutex>& lock);
 // Has the thread go on with the search that `program` has begun, unless that is over. Programs take turns, so
 // that each soon has a plan that is better than its first. A program that nobody else holds any more is
 // not searched for.

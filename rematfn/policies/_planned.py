@@ -63,7 +63,8 @@ class Guided(Planned):
             in proportion. A plan is better if it replays a hundredth less. At most ten times as
             many are simulated for each signature and budget. A million takes two to ten seconds.
             A thread simulates beside the calls, and each call follows the best plan so far; the
-            second call simulates until one fits. With 0, all calls follow the first plan that fits.
+            second call simulates until one fits, and a schedule where that replays much. With 0,
+            all calls follow the first plan that fits.
     """
 
     search: int = 1_000_000

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_bitwise_equal, assert_exact_within
+from processes import in_a_process
 from programs_traced import forces, waves
 from torch import Tensor, nn
 
@@ -100,6 +101,22 @@ def test_a_call_that_carries_out_a_schedule_is_exact_and_costs_what_was_simulate
     assert stats.replays > 0
     assert stats.peak_bytes <= budget
     assert stats.replayed_cost == pytest.approx(program.overhead() / program.cost, rel=1e-6)
+
+
+@in_a_process
+def test_the_first_guided_call_has_a_schedule_where_much_is_replayed() -> None:
+    """It does not wait for the thread, which is not there."""
+    _C.end_searches()
+    trace = rematfn.record(penalised())
+    for fraction, has_one in ((0.3, True), (0.9, False)):
+        program = _C.Program(trace._core)
+        program.search(int(fraction * trace.peak_bytes), SEARCH, SEARCH, online=ON().core())
+        program.follow()
+        assert (_C.testing.replays_scheduled(program) > 0) == has_one
+    differs = _C.Program(trace._core)  # no call that differs has run the same operators so far
+    differs.search(int(0.3 * trace.peak_bytes), SEARCH, SEARCH, online=ON().core())
+    differs.follow(alike=False)
+    assert _C.testing.replays_scheduled(differs) == 0
 
 
 @pytest.mark.parametrize("bandwidth", [1e7, 1e9])
