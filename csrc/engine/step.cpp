@@ -44,6 +44,7 @@ void Step::run() {
     take_results();
   } catch (...) {
     abandon_writes();
+    if (seen_) domain_.note_call(*seen_);
     throw;
   }
   if (seen_) domain_.note_call(*seen_);
@@ -166,6 +167,7 @@ bool Step::is_saved(const Version& version) const {
 void Step::abandon_writes() {
   for (std::size_t i = 0; i < saved_.size(); ++i) {
     if (saved_[i].home == nullptr) continue;
+    observe_failure();
     note_not_written(saved_[i].operand);
     discharge_original(*saved_[i].version);
   }
@@ -246,7 +248,7 @@ void Step::account(const CallFacts& taken, std::size_t peak_bytes) {
 // What the operator reads or overwrites, if that is to be written down: null if it neither counts nor is
 // replayed from. Which operators are recorded differs from call to call.
 Ref<Version> Step::observed(std::size_t operand) {
-  if (operation_ && operand < inputs_) return operation_->inputs[operand].version;
+  if (operation_ && operand < operation_->inputs.size()) return operation_->inputs[operand].version;
   if (operands_[operand].version != nullptr) return Ref<Version>(operands_[operand].version);
   const auto found = std::ranges::find(overwritten_, operand, [](const auto& o) { return o.first; });
   if (found != overwritten_.end()) return found->second;
@@ -266,6 +268,12 @@ void Step::observe(const CallFacts& taken) {
     read_of_[i] = static_cast<std::int32_t>(seen_->reads.size());
     seen_->reads.push_back({std::move(version), operands_[i].written});
   }
+}
+
+void Step::observe_failure() {
+  if (seen_ || !domain_.observers.see_calls()) return;
+  observe({});
+  seen_->replayable = false;
 }
 
 bool Step::begin(Version& contents, std::int32_t over) {

@@ -102,6 +102,8 @@ class Step {
   // The operator needs what is certain. Throws NoRoom if that is more than a budget.
   void require_room();
 
+  // It has failed, and what it was to overwrite is about to be recorded as contents that nobody can replay.
+  void observe_failure();
   // To be called by take_results(): first this. `taken`: what it has, in seconds and bytes; `peak_bytes`: of
   // what it allocated,
   void account(const CallFacts& taken, std::size_t peak_bytes);

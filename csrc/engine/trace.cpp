@@ -100,7 +100,12 @@ void Trace::check() const {
     for (const Made& made : call.makes) {
       require(made.over < static_cast<std::int32_t>(call.reads.size()),
               call.name + " overwrites an argument it does not have");
-      if (made.over >= 0) state(call.reads[made.over].value) = State::kGone;
+      if (made.over >= 0) {
+        const Id over = call.reads[made.over].value;
+        require(values[over].counted,
+                call.name + " makes a value over value " + std::to_string(over) + ", which is none of its own");
+        state(over) = State::kGone;
+      }
       require(state(made.value) == State::kUnborn,
               call.name + " makes value " + std::to_string(made.value) + " a second time");
       state(made.value) = State::kAlive;

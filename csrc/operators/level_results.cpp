@@ -190,6 +190,7 @@ void LevelCall::note_not_written(std::size_t argument) {
 
 // A kernel that raises may have written a part: what is there now nobody can replay.
 void LevelCall::note_failed_write() {
+  observe_failure();
   operation_.reset();
   for (std::size_t i = 0; i < found_.size(); ++i) {
     const FoundTensor& f = found_[i];

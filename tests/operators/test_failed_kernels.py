@@ -40,12 +40,36 @@ def never_written(x: Tensor) -> Tensor:
     return h * h.cos()
 
 
+def written_again(x: Tensor) -> Tensor:
+    h = x.sin()
+    with pytest.raises(IndexError):
+        h[torch.tensor([99])] = 1.0
+    h.view(-1).mul_(2)
+    for _ in range(4):
+        h = h.sin() * 1.1
+    return h
+
+
+FUNCTIONS = [half_written, constant_half_written, never_written, written_again]
+
+
 @pytest.mark.parametrize("transform", [rematfn.remat, EVERYTHING])
-@pytest.mark.parametrize("f", [half_written, constant_half_written, never_written])
+@pytest.mark.parametrize("f", FUNCTIONS)
 def test_what_a_failed_kernel_has_written_stays(f: Any, transform: Transform) -> None:
     x = torch.tensor([0.1, 0.2, 0.3, 0.4])
     assert_bitwise_equal(transform(f)(x), untransformed(f)(x))
     rematfn.testing.check()
+
+
+@pytest.mark.parametrize("f", FUNCTIONS)
+def test_a_call_after_one_with_a_failed_kernel_has_a_plan(f: Any) -> None:
+    x = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    g = rematfn.remat(f, 1.0)
+    for _ in range(3):
+        assert_bitwise_equal(g(x), f(x))
+    assert rematfn.stats(g).call == "guided"
+    trace = rematfn.record(f, x)
+    assert rematfn.simulate(trace, trace.peak_bytes).peak_bytes == trace.peak_bytes
 
 
 def test_a_write_that_is_refused_after_its_copy_was_made() -> None:
