@@ -2,7 +2,6 @@
 //
 // compiled.cpp: the operator `rematfn::compiled`. See Note [Compiled pieces are operators]
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/as_strided.h>
@@ -23,6 +22,7 @@
 #include "base/thread_local.h"
 #include "levels/level.h"
 #include "python/bindings.h"
+#include "tensors/thread_keys.h"
 
 namespace py = pybind11;
 
@@ -177,7 +177,7 @@ at::Tensor view_of(at::Tensor source, const Reading& view) {
 
 Tensors run(at::TensorList tensors, at::IntArrayRef sizes, at::ArrayRef<double> numbers,
             std::int64_t number, std::int64_t) {
-  const at::AutoDispatchBelowADInplaceOrView below;
+  const BackendScope scope;  // See Note [A kernel may be Python]
   const py::gil_scoped_acquire gil;
   const Piece& piece = pieces.at(number);
   const py::object results = call(piece, piece.run, tensors, sizes, numbers);

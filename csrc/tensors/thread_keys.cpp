@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensors/thread_keys.h"
 
+#include <ATen/functorch/DynamicLayer.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/function.h>
+
+#include <vector>
 
 #include "base/thread_local.h"
 
 namespace rematfn {
 namespace {
 
+using c10::impl::TorchDispatchModeTLS;
 using c10::impl::tls_local_dispatch_key_set;
 
 REMATFN_THREAD_LOCAL bool is_under_level = false;
@@ -23,7 +28,7 @@ c10::impl::LocalDispatchKeySet below(c10::impl::LocalDispatchKeySet keys) {
 c10::impl::LocalDispatchKeySet keys_of_kernels() {
   auto keys = tls_local_dispatch_key_set();
   keys.included_ = c10::default_included_set;
-  keys.excluded_ = c10::default_excluded_set | kAboveLevels;
+  keys.excluded_ = c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView | kLevelKeySet;
   return keys;
 }
 
@@ -67,6 +72,26 @@ void stay_outside() {
   c10::impl::_force_tls_local_dispatch_key_set(below(tls_local_dispatch_key_set()));
 }
 
-BackendScope::BackendScope() : ForceDispatchKeyGuard(keys_of_kernels()) {}
+struct BackendScope::Stacks {
+  const std::vector<at::functorch::DynamicLayer> layers = at::functorch::getDynamicLayerStack();
+  const TorchDispatchModeTLS modes = TorchDispatchModeTLS::get_state();
+};
+
+BackendScope::BackendScope() : keys_(tls_local_dispatch_key_set()) {
+  if (TorchDispatchModeTLS::any_modes_set() || !at::functorch::getDynamicLayerStack().empty()) {
+    stacks_ = std::make_unique<const Stacks>();
+    at::functorch::setDynamicLayerStack({});
+    TorchDispatchModeTLS::set_state({});
+  }
+  c10::impl::_force_tls_local_dispatch_key_set(keys_of_kernels());
+}
+
+BackendScope::~BackendScope() {
+  if (stacks_) {
+    at::functorch::setDynamicLayerStack(stacks_->layers);
+    TorchDispatchModeTLS::set_state(stacks_->modes);
+  }
+  c10::impl::_force_tls_local_dispatch_key_set(keys_);
+}
 
 }  // namespace rematfn

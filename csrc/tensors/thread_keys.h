@@ -2,9 +2,18 @@
 //
 // thread_keys.h: which operators of a thread come to us: the dispatch keys that are on for it.
 
+// Note [A kernel may be Python]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A custom operator's kernel may use `torch.func`, a mode or the compiler. Each of these includes the keys that it
+// wants, and a key that is excluded stays off. So what surrounds a replay is turned off by what it has included, and
+// by the stacks of functorch's levels and of modes: the kernel would find them below its own. Only what a first
+// run excludes, too, is excluded.
+
 #pragma once
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <memory>
 
 #include "tensors/dispatch_key.h"
 
@@ -36,8 +45,19 @@ struct BelowLevels : private c10::impl::ForceDispatchKeyGuard {
 void stay_outside();
 
 // For a scope: operators run as kernels do, with nothing that interprets them above the backends.
-struct BackendScope : private c10::impl::ForceDispatchKeyGuard {
+// See Note [A kernel may be Python]
+class BackendScope {
+ public:
   BackendScope();
+  ~BackendScope();
+  BackendScope(const BackendScope&) = delete;
+  BackendScope& operator=(const BackendScope&) = delete;
+
+ private:
+  struct Stacks;
+
+  const c10::impl::LocalDispatchKeySet keys_;  // of before
+  std::unique_ptr<const Stacks> stacks_;       // the same; null if both were empty
 };
 
 }  // namespace rematfn

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import Transform, assert_same_as_eager, same_as_eager
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import rematfn
 from rematfn.testing import EvictEverything
@@ -64,6 +65,52 @@ def test_a_python_operator_is_replayed_and_differentiated(
     (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     return out, first, second
+
+
+class Doubled(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})) * 2
+
+
+def in_mode(x: Tensor) -> Tensor:
+    with Doubled():
+        return x.sin()
+
+
+TRANSFORMING = {
+    "mode": in_mode,
+    "functionalize": torch.func.functionalize(lambda x: x.clone().mul_(2)),
+    "vmap": torch.vmap(lambda row: torch.where(torch.arange(6) >= row, row, row.sum())),
+    "grad": torch.func.grad(lambda x: x.sin().square().sum()),
+    "jvp": lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1],
+    "compiled": torch.compile(lambda x: x.sin() * 2, backend="aot_eager"),
+}
+
+
+@pytest.mark.parametrize("around", ["nothing", "vmap", "grad"])
+@pytest.mark.parametrize("kind", TRANSFORMING)
+@same_as_eager
+def test_a_kernel_that_transforms(transform: Transform, kind: str, around: str) -> Any:
+    """Its replay, too, wherever that comes: Note [A kernel may be Python]."""
+    operator = torch.library.custom_op(
+        f"{NAMESPACE}::{fresh_name()}",
+        TRANSFORMING[kind],
+        mutates_args=(),
+        schema="(Tensor x) -> Tensor",
+    )
+    operator.register_fake(torch.empty_like)
+    operator.register_vmap(lambda info, dims, x: (torch.stack([*map(operator, x)]), 0))
+
+    def f(x: Tensor) -> Tensor:
+        y = operator(x.detach().sin())
+        return y.exp() * y * x
+
+    g, x = transform(f), torch.linspace(-1, 1, 72).view(2, 6, 6)
+    if around == "vmap":
+        return torch.vmap(g)(x)
+    if around == "grad":
+        return torch.func.grad(lambda x: g(x[0]).sum())(x)
+    return g(x[0])
 
 
 @same_as_eager
