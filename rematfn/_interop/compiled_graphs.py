@@ -80,12 +80,19 @@ class Piece(NamedTuple):
     is_fused: bool  # else it stays the operator that it is, or looks at what it takes
 
 
+def _has_effects(node: fx.Node) -> bool:
+    name = str(node.target)
+    # An error is no effect that a replay does again: it finds what the first run has found.
+    is_check = name == "with_effects" and node.args[1] is aten._linalg_check_errors.default
+    return name in ("with_effects", "print", "call_torchbind") and not is_check
+
+
 # See Note [A graph is cut at its products]
 def cut(gm: fx.GraphModule) -> list[Piece]:
     """Cut a graph into pieces, in the order in which they run."""
     _fill_in_values(gm)
     for node in _calls_in(gm):
-        if str(node.target) in ("with_effects", "print", "call_torchbind"):
+        if _has_effects(node):
             refuse(node, "has effects beside its results")
         if node.graph is not gm.graph and _stays(node) and _packet(node) not in _FLOPS:
             refuse(node, "may have other bits each time, and is in a branch or a loop")
@@ -222,7 +229,8 @@ def _stays(node: fx.Node) -> bool:
     # One that carries neither an operator nor a graph, into which `cut` looks, may do anything.
     leaves = tree_leaves([node.args, node.kwargs])
     operators = [leaf for leaf in leaves if isinstance(leaf, torch._ops.OpOverload)]
-    return any(map(_stays_itself, operators)) or not (operators or any(map(_is_graph, leaves)))
+    stays = any(map(_stays_itself, operators)) or not (operators or any(map(_is_graph, leaves)))
+    return stays or str(node.target) == "with_effects"
 
 
 def _for_levels(target: Any) -> Callable[..., Any]:

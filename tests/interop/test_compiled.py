@@ -273,11 +273,19 @@ def test_who_asks_where_is_not_compiled() -> None:
     assert len(set(seen)) == 1, seen
 
 
+class Net(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)
+        return x
+
+
 @pytest.mark.parametrize("whole", [torch.compile, nn.Module.compile], ids=["around", "in place"])
 @same_as_eager(mode=EVERY)
 def test_a_module_that_is_compiled_as_a_whole(transform: Transform, whole: Any) -> Any:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 6))
+    # A class of torch's own is not compiled in place.
+    net = Net(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 6))
     net = whole(net, backend="rematfn", options=EAGERLY) or net
     x, _ = leaves()
     out = transform(net)(x)
@@ -840,6 +848,42 @@ def test_branches() -> None:
     assert_bitwise_equal(EVERYTHING(fused(f))(x), expected)
     with pytest.raises(Exception, match=r"native_dropout.* is in a branch or a loop"):
         fused(lambda x: f(x, lambda x: F.dropout(x, 0.5)))(x)
+
+
+@pytest.mark.parametrize("solve", [torch.linalg.solve, torch.linalg.inv, torch.linalg.cholesky])
+@same_as_eager(mode=EVERY)
+def test_a_solver_checks_its_matrix(transform: Transform, solve: Any) -> Any:
+    x, y = leaves()
+    arguments = (y,) if solve is torch.linalg.solve else ()
+
+    def f(x: Tensor) -> Tensor:
+        h = (x.sin() @ x.sin().mT) / 6 + torch.eye(len(x))
+        return fused(lambda h, *rest: solve(h.exp() + h, *rest).cos())(h, *arguments)
+
+    out = transform(f)(x)
+    out.sum().backward()
+    with pytest.raises(torch.linalg.LinAlgError):
+        transform(fused(lambda h: torch.linalg.inv(h * 0)))(x)
+    return out, x.grad
+
+
+@torch.library.custom_op("rematfn_tests::rows_summed", mutates_args=())
+def rows_summed(x: Tensor) -> Tensor:
+    return torch.vmap(lambda row: torch.where(row > 0, row, 0.0).sum() * row)(x)
+
+
+rows_summed.register_fake(torch.empty_like)
+
+
+def test_a_piece_that_calls_a_kernel_which_transforms() -> None:
+    """In the first call of a graph, too, which torch runs inside of a mode."""
+    x = torch.linspace(-1, 1, 36).view(6, 6)
+    f = lambda x: rows_summed(x.sin()).cos() * 2  # noqa: E731
+    for transform in (rematfn.remat, EVERYTHING):
+        torch._dynamo.reset()
+        g = transform(fused(f))
+        for _ in range(2):
+            assert_bitwise_equal(g(x), f(x))
 
 
 def test_a_graph_with_effects_is_refused() -> None:
